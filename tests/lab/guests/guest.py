@@ -1,0 +1,370 @@
+"""Test guests that tell whether RAM and disks are of the same instant."""
+
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import libvirt
+
+from guests import disks, sector, serial
+from guests.artefacts import artefact
+from guests.disks import Disk, Format, Image
+from guests.domain_xml import (
+    DirectBoot,
+    Firmware,
+    Machine,
+    Mutate,
+    disk_sources,
+    domain_xml,
+)
+
+Kind = Literal["probe", "busy", "linux"]
+
+LOG_DIRECTORY = Path("/var/log/snaporch-guests")
+URI = "qemu:///system"
+
+_STATES = {
+    libvirt.VIR_DOMAIN_RUNNING: "running",
+    libvirt.VIR_DOMAIN_BLOCKED: "running",
+    libvirt.VIR_DOMAIN_PAUSED: "paused",
+    libvirt.VIR_DOMAIN_SHUTDOWN: "shutting down",
+    libvirt.VIR_DOMAIN_SHUTOFF: "shut off",
+    libvirt.VIR_DOMAIN_CRASHED: "crashed",
+    libvirt.VIR_DOMAIN_PMSUSPENDED: "suspended",
+}
+_UNDEFINE = (
+    libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+    | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
+)
+# Memory the guests can do with, by (kind, firmware).
+_MEMORY_MIB = {
+    ("probe", "bios"): 16,
+    ("busy", "bios"): 16,
+    ("probe", "uefi"): 96,
+    ("busy", "uefi"): 96,
+    ("linux", "bios"): 160,
+    ("linux", "uefi"): 256,
+}
+
+
+class Guest:
+    """One libvirt domain with a probe in it, and its disks.
+
+    Marks are places in the serial log, from mark(). Everything that waits
+    takes seconds and raises TimeoutError with the end of the log.
+    """
+
+    def __init__(self, machine: Machine, images: Sequence[Image]) -> None:
+        self.name = machine.name
+        self.machine = machine
+        self.images = list(images)
+        self.log = serial.Log(machine.serial_log)
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        disks: Sequence[Disk],
+        *,
+        firmware: Firmware = "bios",
+        kind: Kind = "probe",
+        memory_mib: int | None = None,
+        vcpus: int = 1,
+        machine: str = "pc",
+        title: str | None = None,
+        format: Format = "raw",  # noqa: A002
+        cache: str | None = None,
+        command_line: str = "",
+        mutate: Mutate | None = None,
+        start: bool = True,
+        timeout: float = 120,
+    ) -> "Guest":
+        """Makes the disks and the domain; with ``start`` waits for a count.
+
+        ``command_line`` is added to the Linux guest's. ``mutate`` may change
+        the domain XML before it is defined. What was made is removed again if
+        this fails.
+        """
+        stem = file_stem(name)
+        LOG_DIRECTORY.mkdir(parents=True, exist_ok=True)
+        log = LOG_DIRECTORY / f"{stem}.serial"
+        log.unlink(missing_ok=True)
+        guest = cls(
+            Machine(
+                name=name,
+                title=title,
+                firmware=firmware,
+                machine=machine,
+                memory_mib=memory_mib or _MEMORY_MIB[kind, firmware],
+                vcpus=vcpus,
+                serial_log=log,
+                boot=_direct_boot(kind, command_line),
+                agent=kind == "linux",
+            ),
+            [],
+        )
+        try:
+            guest._make_disks(disks, stem, kind, format, cache)
+            connect().defineXML(domain_xml(guest.machine, guest.images, mutate))
+            if start:
+                guest.start(timeout=timeout)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                guest.remove()
+            raise
+        return guest
+
+    def _make_disks(
+        self,
+        wanted: Sequence[Disk],
+        stem: str,
+        kind: Kind,
+        form: Format,
+        cache_mode: str | None,
+    ) -> None:
+        for index, disk in enumerate(wanted):
+            content = b""
+            if index == 0:
+                content = _first_disk(kind, self.machine.firmware)
+            self.images.append(
+                disks.create(disk, index, stem, form, cache_mode, content)
+            )
+
+    # -- the domain --------------------------------------------------------
+
+    def domain(self) -> Any:
+        """The libvirt domain. Raises libvirt.libvirtError if undefined."""
+        return connect().lookupByName(self.name)
+
+    def start(self, wait: bool = True, timeout: float = 120) -> int | None:
+        """Powers on; with ``wait`` until it counts, giving the first count."""
+        mark = self.mark()
+        self.domain().create()
+        return self.first_count_since(mark, timeout) if wait else None
+
+    def destroy(self) -> None:
+        """Pulls the plug. A guest that is off, or not defined, stays so."""
+        with contextlib.suppress(libvirt.libvirtError):
+            self.domain().destroy()
+
+    def undefine(self) -> None:
+        """Undefines the domain, if it is defined; the disks stay.
+
+        Its NVRAM, managed save and libvirt's snapshot metadata go too.
+        """
+        with contextlib.suppress(libvirt.libvirtError):
+            self.domain().undefineFlags(_UNDEFINE)
+
+    def remove(self) -> None:
+        """Destroys and undefines the guest, its disks and datasets.
+
+        Snapshots, holds and clones of the datasets go too; parents stay.
+        """
+        self.destroy()
+        self.undefine()
+        for dataset in {image.dataset for image in self.images}:
+            if dataset is not None:
+                disks.destroy(dataset)
+        for image in self.images:
+            if image.dataset is None:
+                image.path.unlink(missing_ok=True)
+        self.images.clear()
+
+    def state(self) -> str:
+        """Give "running", "paused", "shut off", "undefined" and the like."""
+        try:
+            return _STATES.get(self.domain().state()[0], "unknown")
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return "undefined"
+            raise
+
+    def xml(self, inactive: bool = False) -> str:
+        """The domain's XML, as it runs or as it will be started next."""
+        flags = libvirt.VIR_DOMAIN_XML_INACTIVE if inactive else 0
+        return str(self.domain().XMLDesc(flags))
+
+    def sources(self, inactive: bool = False) -> dict[str, str]:
+        """Target (vda, ...) to source path, live or in the inactive XML."""
+        return disk_sources(self.xml(inactive))
+
+    # -- what it says ------------------------------------------------------
+
+    def serial(self) -> str:
+        """The serial log from the beginning, over all starts and restores."""
+        return self.log.since(0).decode("ascii", "replace")
+
+    def mark(self) -> int:
+        """The present end of the serial log."""
+        return self.log.mark()
+
+    def counts_since(self, mark: int) -> list[int]:
+        """The counts printed since the mark."""
+        return self.log.report(mark).counts
+
+    def cold_boots_since(self, mark: int) -> list[dict[int, int]]:
+        """For each power-on since the mark: the count found on each disk."""
+        return self.log.report(mark).cold
+
+    def bad_since(self, mark: int) -> list[str]:
+        """The guest's complaints since the mark."""
+        return self.log.report(mark).bad
+
+    def first_count_since(self, mark: int, timeout: float = 60) -> int:
+        """Waits for the first count after the mark."""
+        return self._wait(mark, timeout, None)
+
+    def wait_count(self, beyond: int | None = None, timeout: float = 60) -> int:
+        """Waits for a count printed from now on, greater than ``beyond``."""
+        return self._wait(self.mark(), timeout, beyond)
+
+    def wait_bad(self, mark: int, timeout: float = 60) -> str:
+        """Waits for the first complaint after the mark."""
+        end = time.monotonic() + timeout
+        while not (found := self.bad_since(mark)):
+            self._still_waiting(end, "a complaint")
+        return found[0]
+
+    def _wait(self, mark: int, timeout: float, beyond: int | None) -> int:
+        end = time.monotonic() + timeout
+        while True:
+            for count in self.counts_since(mark):
+                if beyond is None or count > beyond:
+                    return count
+            self._still_waiting(end, "a new count")
+
+    def _still_waiting(self, end: float, wanted: str) -> None:
+        if time.monotonic() > end:
+            raise TimeoutError(
+                f"{self.name!r} ({self.state()}) printed no sign of {wanted}; "
+                f"end of {self.log.path}:\n{self.log.tail()}"
+            )
+        time.sleep(0.02)
+
+    # -- what is on its disks ----------------------------------------------
+
+    def disk_counts(self, snapshot: str | None = None) -> list[int]:
+        """The count on every disk, live or in the ZFS snapshots @snapshot.
+
+        What a running guest wrote to overlays is not seen. See
+        assert_continues for how this relates to what the guest prints.
+        Raises guests.sector.DiskContentError for a torn or foreign sector.
+        """
+        return [image.count(snapshot) for image in self.images]
+
+    def snapshot_count(self, snapshot: str) -> int:
+        """The count all disks agree on in @snapshot, to be continued from.
+
+        Raises guests.sector.DiskContentError if they are not of one instant.
+        """
+        return sector.agreed_count(self.disk_counts(snapshot))
+
+    # -- the oracle ----------------------------------------------------------
+
+    def assert_continues(self, mark: int, expected: int, timeout: float = 60) -> int:
+        """The guest went on after the mark from exactly that count on disk.
+
+        To be called after a restore, with a mark taken before the guest ran
+        again and expected = snapshot_count(NAME): no cold boot, no complaint,
+        and the first count printed is ``expected`` or ``expected`` + 1.
+
+        Which of the two: a cycle adds one in RAM (to R), writes R to each
+        disk in turn, verifies, and prints R. At the frozen instant the disks
+        hold, and the first line after the restore is:
+
+        =========================  ==============  ===================
+        frozen                     snapshot_count  first full line
+        =========================  ==============  ===================
+        after printing R           R               R + 1
+        while printing R           R               R + 1 (the rest of R's
+                                                   line is no full line)
+        after writing, not printed R               R
+        while writing, some disks  R (the others   R
+        done                       R - 1)
+        before the first write     R - 1           R
+        =========================  ==============  ===================
+
+        So the count on the disks may be one ahead of the last printed one,
+        never two, and never behind it. Waits until the guest has gone through
+        three cycles, which has it check all its disks; counts must be without
+        gaps. Returns the first count.
+        """
+        first = self.first_count_since(mark, timeout)
+        self._wait(mark, timeout, first + 2)
+        said = self.log.report(mark)
+        assert not said.cold, f"cold boot instead of a resume: {said.cold}"
+        assert not said.bad, f"the guest complains: {said.bad[:4]}"
+        assert first in (expected, expected + 1), (
+            f"went on at {first:#x}, the disks were at {expected:#x}"
+        )
+        _assert_gapless(said.counts)
+        return first
+
+    def assert_undisturbed(self, mark: int) -> list[int]:
+        """Since the mark no boot, no complaint and no count left out.
+
+        Returns the counts.
+        """
+        said = self.log.report(mark)
+        assert not said.cold, f"booted: {said.cold}"
+        assert not said.bad, f"the guest complains: {said.bad[:4]}"
+        _assert_gapless(said.counts)
+        return said.counts
+
+
+_opened: dict[str, Any] = {}
+
+
+def connect() -> Any:
+    """The connection guests are driven over; a new one if libvirtd went."""
+    connection = _opened.get(URI)
+    if connection is None or not _alive(connection):
+        libvirt.registerErrorHandler(lambda _context, _error: None, None)
+        connection = _opened[URI] = libvirt.open(URI)
+    return connection
+
+
+def _alive(connection: Any) -> bool:
+    try:
+        return bool(connection.isAlive())
+    except libvirt.libvirtError:
+        return False
+
+
+def file_stem(name: str) -> str:
+    """A file name for a domain name; different for different names."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    if safe == name and not safe.startswith((".", "-")):
+        return safe
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{safe.lstrip('.-')}-{digest}"
+
+
+def _first_disk(kind: Kind, firmware: Firmware) -> bytes:
+    if kind == "linux":
+        return b""
+    suffix = "-busy" if kind == "busy" else ""
+    image = "probe{}.bin" if firmware == "bios" else "probe-efi{}.img"
+    return artefact(image.format(suffix)).read_bytes()
+
+
+def _direct_boot(kind: Kind, command_line: str) -> DirectBoot | None:
+    if kind != "linux":
+        return None
+    return DirectBoot(
+        artefact("vmlinuz"),
+        artefact("initrd"),
+        f"console=ttyS0 quiet {command_line}".strip(),
+    )
+
+
+def _assert_gapless(counts: Sequence[int]) -> None:
+    if counts:
+        expected = list(range(counts[0], counts[0] + len(counts)))
+        assert list(counts) == expected, f"counts left out: {counts}"
