@@ -1,0 +1,125 @@
+"""Start the lab's kernel as a process that cannot outlive its runner.
+
+Two processes stand between the caller and the kernel: the runner, and a
+guardian which is the kernel's parent. The guardian ends the kernel and removes
+the run's directory as soon as the runner is gone, in whichever way it went
+(SIGKILL included); the kernel in turn dies with the guardian, and the kernel's
+own children (one for each address space inside) die with the kernel.
+"""
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent():
+    """Have the calling process killed when its parent goes."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def memory_directory(size):
+    """A directory whose file system can hold SIZE bytes of guest memory."""
+    for path in ("/dev/shm", os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp"):
+        if path and os.path.isdir(path) and os.access(path, os.W_OK):
+            stat = os.statvfs(path)
+            if stat.f_bavail * stat.f_frsize > size:
+                return path
+    return "/tmp"
+
+
+def arguments(kernel, root, disks, run_dir, mem, lines):
+    """The kernel's command line.
+
+    :param root: ``cow,base`` or one image
+    :param mem: bytes
+    :param lines: what UML calls channels, by name (``ssl0``: ``fd:4,fd:5``)
+    """
+    return [
+        kernel,
+        f"mem={mem // 2**20}M",
+        "ncpus=1",  # two make the emulator two times slower
+        "seccomp=on",
+        f"ubd0={root}",
+        *(f"ubd{n}={path}" for n, path in enumerate(disks, 1)),
+        "root=/dev/ubda",
+        "rw",
+        "rootflags=noinit_itable",
+        "init=/sbin/lab-init",
+        "con=null",
+        "ssl=null",
+        *(f"{name}={channel}" for name, channel in lines.items()),
+        f"uml_dir={run_dir}/",
+        "umid=uml",
+        f"lab={run_dir}",
+        "zfs.zfs_arc_max=268435456",
+        "panic=-1",
+        "quiet",
+    ]
+
+
+class Machine:
+    """A started lab: a guardian with the kernel below it."""
+
+    def __init__(self, words, run_dir, fds, log_fd, mem):
+        """Start the kernel with WORDS, keeping FDS open for it.
+
+        Closes FDS in the calling process: they are the kernel's now.
+        """
+        self.run_dir = run_dir
+        alive, self._alive = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(self._alive)
+                _guard(words, run_dir, fds, log_fd, mem, alive)
+            finally:
+                os._exit(1)
+        os.close(alive)
+        for fd in fds:
+            os.close(fd)
+        self.pid = pid
+
+    def end(self):
+        """Kill the lab and wait until nothing of it is left."""
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
+            os.waitpid(self.pid, 0)
+
+
+def _guard(words, run_dir, fds, log_fd, mem, alive):
+    """The guardian: never returns."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.setsid()
+    kernel = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=log_fd,
+        stderr=log_fd,
+        pass_fds=fds,
+        preexec_fn=die_with_parent,
+        env={"TMPDIR": memory_directory(mem), "PATH": os.environ["PATH"]},
+    )
+    # Nothing of the caller's may be kept open by the guardian.
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, alive)
+    os.closerange(alive + 1, os.sysconf("SC_OPEN_MAX"))
+    poll = select.poll()
+    poll.register(alive, select.POLLIN)
+    poll.register(os.pidfd_open(kernel.pid), select.POLLIN)
+    poll.poll()
+    kernel.kill()
+    kernel.wait()
+    # The kernel may have ended by itself: its log stays as long as the runner.
+    os.read(alive, 1)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    os._exit(0)
