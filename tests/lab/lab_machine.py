@@ -69,7 +69,8 @@ class Machine:
     def __init__(self, words, run_dir, fds, log_fd, mem):
         """Start the kernel with WORDS, keeping FDS open for it.
 
-        Closes FDS in the calling process: they are the kernel's now.
+        Closes FDS in the calling process: they are the kernel's now. Its
+        memory is a file of up to MEM bytes which nobody else can see.
         """
         self.run_dir = run_dir
         alive, self._alive = os.pipe()
