@@ -21,7 +21,7 @@ def folder() -> Path:
     if host and "SNAPORCH_GUESTS" not in os.environ and not chosen.is_mount():
         chosen.mkdir(parents=True, exist_ok=True)
         subprocess.run(
-            ["mount", "-t", "hostfs", "-o", host, "none", str(chosen)],
+            ["mount", "-t", "hostfs", "-o", f"hostfs={host}", "none", str(chosen)],
             check=True,
         )
     if not (chosen / "probe.bin").is_file():

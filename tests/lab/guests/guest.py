@@ -168,9 +168,8 @@ class Guest:
         """
         self.destroy()
         self.undefine()
-        for dataset in {image.dataset for image in self.images}:
-            if dataset is not None:
-                disks.destroy(dataset)
+        for dataset in self.datasets():
+            disks.destroy(dataset)
         for image in self.images:
             if image.dataset is None:
                 image.path.unlink(missing_ok=True)
@@ -193,6 +192,11 @@ class Guest:
     def sources(self, inactive: bool = False) -> dict[str, str]:
         """Target (vda, ...) to source path, live or in the inactive XML."""
         return disk_sources(self.xml(inactive))
+
+    def datasets(self) -> list[str]:
+        """The datasets and volumes its disks are on, each once."""
+        found = (image.dataset for image in self.images)
+        return list(dict.fromkeys(name for name in found if name is not None))
 
     # -- what it says ------------------------------------------------------
 
