@@ -1,0 +1,179 @@
+"""The nouns of the field as plain frozen data. Imports nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """How consistent a snapshot is, best first."""
+
+    RAM = "ram"
+    QUIESCED = "quiesced"
+    PAUSED = "paused"
+    CRASH = "crash"
+    OFF = "off"
+
+
+class BundleState(StrEnum):
+    """Whether what belongs to a snapshot is there."""
+
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+    MISSING = "missing"
+
+
+class DomainState(StrEnum):
+    """A domain's state, as far as a run must tell them apart."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    OFF = "off"
+    CRASHED = "crashed"
+    SUSPENDED = "suspended"
+    STOPPING = "stopping"
+
+
+class DatasetKind(StrEnum):
+    """What ``zfs list -o type`` calls a dataset that can hold a disk."""
+
+    FILESYSTEM = "filesystem"
+    VOLUME = "volume"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Dataset:
+    """A ZFS file system or volume."""
+
+    name: str
+    kind: DatasetKind
+
+    @property
+    def pool(self) -> str:
+        """The pool the dataset lives in."""
+        return self.name.split("/", 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """One ZFS snapshot of one dataset.
+
+    ``guid`` and ``createtxg`` identify it: a name comes back after a destroy, they do not.
+    """
+
+    dataset: str
+    name: str
+    guid: int
+    createtxg: int
+    created: datetime
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def full_name(self) -> str:
+        """``dataset@name``."""
+        return f"{self.dataset}@{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk of a domain as its XML describes it."""
+
+    target: str
+    """The guest's name for it: ``vda``."""
+    source: str | None
+    """Path of the image or block device; ``None`` for an empty drive or a network disk."""
+    kind: str
+    """libvirt's ``<disk type=…>``: file, block, volume, network, …"""
+    device: str
+    """libvirt's ``<disk device=…>``: disk, cdrom, floppy, lun."""
+    format: str
+    readonly: bool
+    cache: str | None = None
+    transient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The user and group an emulator process runs as."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A libvirt domain at one moment."""
+
+    name: str
+    uuid: str
+    state: DomainState
+    disks: tuple[Disk, ...]
+    live_xml: str | None
+    inactive_xml: str | None
+    nvram: str | None
+    tpm_state: str | None
+    machine: str
+    managed_save: bool
+    emulator_owner: Owner | None
+
+    @property
+    def active(self) -> bool:
+        """Whether an emulator process exists."""
+        return self.live_xml is not None
+
+    def disk(self, target: str) -> Disk | None:
+        """The disk the guest calls ``target``."""
+        return next((disk for disk in self.disks if disk.target == target), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What made a bundle, as text; empty when unknown."""
+
+    snaporch: str
+    libvirt: str
+    emulator: str
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """A snapshot of a whole domain: what ``list`` shows and ``--json`` prints."""
+
+    domain: str
+    uuid: str
+    snapshot: str
+    run: str
+    level: Level
+    datasets: tuple[str, ...]
+    created: datetime
+    ram_bytes: int | None
+    stored_bytes: int
+    pause_ms: float | None
+    bundle: str | None
+    state: BundleState
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object (``docs/json.md``)."""
+        return {
+            "domain": self.domain,
+            "uuid": self.uuid,
+            "snapshot": self.snapshot,
+            "run": self.run,
+            "level": self.level.value,
+            "datasets": list(self.datasets),
+            "created": iso(self.created),
+            "ram_bytes": self.ram_bytes,
+            "stored_bytes": self.stored_bytes,
+            "pause_ms": self.pause_ms,
+            "bundle": self.bundle,
+            "state": self.state.value,
+        }
+
+
+def iso(moment: datetime) -> str:
+    """``moment`` as ISO 8601 in UTC with a trailing ``Z``, to the second."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
