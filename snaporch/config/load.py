@@ -1,0 +1,60 @@
+"""Reading ``snaporch.toml``; every refusal names the file, the key and what is allowed."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from snaporch.config.schema import Config, DomainSettings
+from snaporch.errors import ConfigError
+
+DEFAULT_PATH = Path("/etc/snaporch/snaporch.toml")
+_STEP = "see docs/configuration.md"
+
+
+def load_config(path: Path | None) -> Config:
+    """The configuration in ``path``; with ``None``, the default file if there is one.
+
+    Raises:
+        ConfigError: unreadable, not TOML, or not what the schema allows.
+    """
+    chosen = path or DEFAULT_PATH
+    try:
+        text = chosen.read_text("utf-8")
+    except FileNotFoundError as error:
+        if path is None:
+            return Config()
+        raise ConfigError(
+            str(chosen), "no such file", "give the path of a snaporch.toml"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise ConfigError(str(chosen), reason, "check its type and permissions") from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(chosen), f"is not TOML: {error}", _STEP) from error
+    return _validate(chosen, document)
+
+
+def _validate(path: Path, document: dict[str, object]) -> Config:
+    prefix: list[str] = []
+    try:
+        config = Config.model_validate(document)
+        for name, section in config.domain.items():
+            prefix = ["domain", name]
+            DomainSettings.model_validate(section)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join([*prefix, *(str(step) for step in first["loc"])]) or "document"
+        raise ConfigError(f"{path}: {key}", _allowed(dict(first)), _STEP) from error
+    return config
+
+
+def _allowed(problem: dict[str, object]) -> str:
+    """What pydantic says, with the value that was given."""
+    if problem["type"] == "extra_forbidden":
+        return "is no option of snaporch"
+    return f"{str(problem['msg'])[:1].lower()}{str(problem['msg'])[1:]}, not {problem['input']!r}"

@@ -1,0 +1,79 @@
+"""``docs/configuration.md`` from the schema: ``python3 -m snaporch.config.reference``."""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from snaporch.config.load import DEFAULT_PATH
+from snaporch.config.schema import Config, DomainSettings, Paths
+
+_HEAD = f"""# Configuration
+
+Generated from `snaporch/config/schema.py`; change it there and run `make docs`.
+
+snaporch works without a configuration file. It reads `{DEFAULT_PATH}`, or the file
+named by `--config` or by `SNAPORCH_CONFIG`. The format is TOML; an option that does not exist, or a
+value of the wrong type, is an error that names the file and the key.
+"""
+_DOMAIN_INTRO = (
+    '`[defaults]` holds for every domain; a `[domain."NAME"]` section (the domain\'s name or '
+    "UUID) overrides it option by option."
+)
+_DOMAIN_INTRO = (
+    '`[defaults]` holds for every domain; a `[domain."NAME"]` section (the domain\'s name or UUID) '
+    "overrides it option by option."
+)
+_SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
+    ("Top level", Config, ""),
+    ("`[paths]`", Paths, ""),
+    ('`[defaults]` and `[domain."NAME"]`', DomainSettings, _DOMAIN_INTRO),
+)
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    parts = [_HEAD]
+    for title, model, intro in _SECTIONS:
+        parts.append(f"## {title}\n")
+        if intro:
+            parts.append(intro + "\n")
+        for name, field in model.model_fields.items():
+            if isinstance(field.default, BaseModel) or name == "domain":
+                continue
+            parts.append(_entry(name, field))
+    return "\n".join(parts)
+
+
+def _entry(name: str, field: FieldInfo) -> str:
+    return (
+        f"### `{name}`\n\n{field.description}\n\n"
+        f"Type: {_type(field)}. Default: `{_value(field.default)}`.\n"
+    )
+
+
+def _type(field: FieldInfo) -> str:
+    annotation: Any = field.annotation
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(f'`"{choice}"`' for choice in get_args(annotation))
+    if origin in (tuple, list, types.GenericAlias):
+        return "list of strings"
+    if annotation is int:
+        bounds = {type(m).__name__: m for m in field.metadata}
+        low, high = bounds.get("Ge"), bounds.get("Le")
+        return f"integer, {getattr(low, 'ge', '…')} to {getattr(high, 'le', '…')}"
+    return "absolute path" if annotation is Path else "string"
+
+
+def _value(value: object) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, default=str)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,106 @@
+"""Every option of ``snaporch.toml``. ``docs/configuration.md`` is generated from this module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute() or ".." in path.parts:
+        raise ValueError("must be an absolute path without '..'")
+    return path
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]+$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class Paths(_Section):
+    """Where snaporch keeps things."""
+
+    overlays: AbsolutePath = Field(
+        default=Path("/var/lib/snaporch/overlays"),
+        description="Directory for disk overlays, which hold a guest's writes for the seconds of a "
+        "run. Must not lie in a dataset that is snapshotted with a guest, and needs room for what "
+        "guests write meanwhile.",
+    )
+    overlay_reserve_mib: int = Field(
+        default=256,
+        ge=1,
+        le=1 << 30,
+        description="Free space in MiB that the overlay file system must have before a guest is "
+        "switched to overlays.",
+    )
+    bundles: AbsolutePath = Field(
+        default=Path("/var/lib/snaporch/bundles"),
+        description="The bundle store: compressed RAM, NVRAM, TPM state and XML of each snapshot.",
+    )
+    journal: AbsolutePath = Field(
+        default=Path("/var/lib/snaporch/journal"),
+        description="Journals of runs under way; must survive a reboot.",
+    )
+    runtime: AbsolutePath = Field(
+        default=Path("/run/snaporch"),
+        description="Locks and the pipes through which RAM is streamed; need not survive a reboot.",
+    )
+
+
+class DomainSettings(_Section):
+    """How a domain is snapshotted."""
+
+    exclude_disks: tuple[Target, ...] = Field(
+        default=(),
+        description='Disks to leave out, by target name: `["vdb"]`. A restore does not touch them.',
+    )
+    ram_capture: Literal["auto", "stream", "file"] = Field(
+        default="auto",
+        description="How RAM travels: `stream` compresses it on the fly through a pipe: the "
+        "pause does not grow with the guest's memory; `file` lets libvirt write it raw into the "
+        "bundle store first; `auto` streams, and repeats with a file if streaming fails.",
+    )
+    compression: Literal["auto", "zstd", "gzip", "none"] = Field(
+        default="auto",
+        description="Compression of the RAM image, undone by libvirt itself on restore. `auto` is "
+        "zstd with libvirt 10.4 or later, gzip (pigz) with an older one.",
+    )
+    compression_level: int = Field(
+        default=1, ge=1, le=19, description="The compressor's level; gzip takes at most 9."
+    )
+    compression_threads: int = Field(
+        default=0, ge=0, le=256, description="Compressor threads; 0 for one per core."
+    )
+    wait: int = Field(
+        default=0,
+        ge=0,
+        le=86400,
+        description="Seconds to wait for another run on the same domain; `--wait` overrides it.",
+    )
+
+
+class Config(_Section):
+    """The whole file."""
+
+    libvirt_uri: Annotated[str, StringConstraints(min_length=1, pattern=r"^[\x21-\x7e]+$")] = Field(
+        default="qemu:///system", description="The libvirt connection. Must be of this host."
+    )
+    paths: Paths = Field(default=Paths(), description="Where snaporch keeps things.")
+    defaults: DomainSettings = Field(
+        default=DomainSettings(), description="Settings of every domain."
+    )
+    domain: dict[str, dict[str, Any]] = Field(
+        default={},
+        description='Settings of one domain: `[domain."web 1"]`, by name or UUID.',
+    )
+
+    def settings(self, name: str, uuid: str) -> DomainSettings:
+        """The settings of a domain: the defaults, overridden by its section."""
+        own = self.domain.get(name) or self.domain.get(uuid) or {}
+        merged = self.defaults.model_dump(exclude_unset=True) | own
+        return DomainSettings.model_validate(merged)
