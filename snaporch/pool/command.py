@@ -1,0 +1,201 @@
+"""The pool through the ``zfs`` command: listings for everyone, and the fallback for the rest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.errors import UnavailableError
+from snaporch.model import Dataset, DatasetKind, PoolSnapshot
+from snaporch.pool.protocol import PoolError
+
+PROPERTIES = ("run", "level", "bundle", "uuid", "domain")
+"""The ``snaporch:`` user properties, the free-text one last so that a line splits safely."""
+
+PREFIX = "snaporch:"
+_ARG_BYTES = 100_000
+"""Keep one command line well below the kernel's limit (execve(2), ARG_MAX)."""
+
+
+class ZfsCommand:
+    """:class:`~snaporch.pool.protocol.Pool` by running ``zfs``."""
+
+    def __init__(self, executable: str) -> None:
+        self._zfs = executable
+
+    @classmethod
+    def open(cls) -> ZfsCommand:
+        """Find ``zfs`` and see that its kernel side answers.
+
+        Raises:
+            UnavailableError: no command, no module, or no permission.
+        """
+        executable = shutil.which("zfs") or shutil.which("zfs", path="/usr/sbin:/sbin")
+        if executable is None:
+            raise UnavailableError(
+                "zfs", "the command is not installed", "apt install zfsutils-linux"
+            )
+        if not os.path.exists("/dev/zfs"):
+            raise UnavailableError("zfs", "the kernel module is not loaded", "modprobe zfs")
+        if not os.access("/dev/zfs", os.R_OK | os.W_OK):
+            raise UnavailableError("/dev/zfs", "permission denied", "run snaporch as root")
+        return cls(executable)
+
+    def _run(self, *arguments: str) -> str:
+        try:
+            done = subprocess.run(
+                [self._zfs, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except OSError as error:
+            raise PoolError(self._zfs, f"cannot be run: {error.strerror}") from error
+        if done.returncode != 0:
+            reason = done.stderr.decode("utf-8", "replace").strip()
+            raise PoolError(f"zfs {arguments[0]}", reason or f"exit status {done.returncode}")
+        return done.stdout.decode("utf-8", "surrogateescape")
+
+    def datasets(self) -> list[Dataset]:
+        lines = self._run("list", "-Hp", "-t", "filesystem,volume", "-o", "name,type").splitlines()
+        pairs = (line.split("\t") for line in lines)
+        return [Dataset(name, DatasetKind(kind)) for name, kind in pairs]
+
+    def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
+        columns = ["name", "guid", "createtxg", "creation"]
+        columns += [PREFIX + key for key in PROPERTIES]
+        listing = ["list", "-Hp", "-t", "snapshot", "-s", "createtxg", "-o", ",".join(columns)]
+        if datasets is not None:
+            present = {dataset.name for dataset in self.datasets()}
+            wanted = [name for name in datasets if name in present]
+            if not wanted:
+                return []
+            listing += ["-d", "1", *wanted]
+        return [_parse_snapshot(line) for line in self._run(*listing).split("\n") if line]
+
+    def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
+        self._run("snapshot", *options, *names)
+
+    def destroy_snapshots(self, names: Sequence[str]) -> None:
+        present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
+        wanted = [name for name in names if name in present]
+        blocked = [name for name in wanted if self.holds(name)] + list(self.clones(wanted))
+        if blocked:
+            raise PoolError(", ".join(sorted(blocked)), "held or cloned, not destroyed")
+        for name in wanted:
+            self._run("destroy", name)
+
+    def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        pairs = ["=".join(pair) for pair in properties.items()]
+        for chunk in _chunks(names):
+            self._run("set", *pairs, *chunk)
+
+    def hold(self, names: Sequence[str], tag: str) -> None:
+        self._run("hold", tag, *names)
+
+    def release(self, names: Sequence[str], tag: str) -> None:
+        for name in names:
+            if tag in self.holds(name):
+                self._run("release", tag, name)
+
+    def holds(self, name: str) -> list[str]:
+        lines = self._run("holds", "-H", name).splitlines()
+        return [line.split("\t")[1] for line in lines]
+
+    def clone(self, origin: str, dataset: str) -> None:
+        self._run("clone", origin, dataset)
+
+    def destroy_dataset(self, dataset: str) -> None:
+        self._run("destroy", dataset)
+
+    def rollback(self, snapshot: str) -> None:
+        self._run("rollback", snapshot)
+
+    def newer(self, snapshot: str) -> list[str]:
+        dataset = snapshot.split("@", 1)[0]
+        lines = self._run(
+            "list", "-Hp", "-d", "1", "-t", "snapshot,bookmark", "-o", "name,createtxg", dataset
+        ).splitlines()
+        born = {name: int(txg) for name, txg in (line.split("\t") for line in lines)}
+        if snapshot not in born:
+            raise PoolError(snapshot, "no such snapshot")
+        return [name for name, txg in born.items() if txg > born[snapshot]]
+
+    def destroy_bookmark(self, name: str) -> None:
+        self._run("destroy", name)
+
+    def clones(self, snapshots: Sequence[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for chunk in _chunks(snapshots):
+            for line in self._run("get", "-Hp", "-o", "name,value", "clones", *chunk).splitlines():
+                name, value = line.split("\t")
+                if value not in ("", "-"):
+                    found[name] = value.split(",")
+        return found
+
+    def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
+        with open(path, "wb", opener=_private) as stream:
+            done = subprocess.run(
+                [self._zfs, "send", *self._send_flags(origin, snapshot)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+            os.fsync(stream.fileno())
+        if done.returncode != 0:
+            path.unlink()
+            raise PoolError(f"zfs send {snapshot}", done.stderr.decode("utf-8", "replace"))
+        return path.stat().st_size
+
+    def increment_size(self, origin: str, snapshot: str) -> int:
+        report = self._run("send", "-nP", *self._send_flags(origin, snapshot))
+        sizes = [line.split("\t")[1] for line in report.splitlines() if line.startswith("size\t")]
+        return int(sizes[-1])
+
+    def written_since(self, snapshot: str) -> int:
+        dataset, _, name = snapshot.partition("@")
+        return int(self._run("get", "-Hp", "-o", "value", f"written@{name}", dataset))
+
+    def _send_flags(self, origin: str, snapshot: str) -> list[str]:
+        """Compressed blocks as they are; raw if encrypted, so that no clear text leaves."""
+        dataset = snapshot.split("@", 1)[0]
+        encryption = self._run("get", "-Hp", "-o", "value", "encryption", dataset).strip()
+        raw = ["-w"] if encryption not in ("off", "-") else ["-L", "-c", "-e"]
+        return [*raw, "-I", origin, snapshot]
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _chunks(names: Sequence[str]) -> list[list[str]]:
+    chunks: list[list[str]] = []
+    size = _ARG_BYTES
+    for name in names:
+        if size + len(name) > _ARG_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(name)
+        size += len(name) + 1
+    return chunks
+
+
+def _parse_snapshot(line: str) -> PoolSnapshot:
+    full_name, guid, txg, creation, *values = line.split("\t", 3 + len(PROPERTIES))
+    dataset, name = full_name.split("@", 1)
+    properties = {key: value for key, value in zip(PROPERTIES, values, strict=True) if value != "-"}
+    return PoolSnapshot(
+        dataset=dataset,
+        name=name,
+        guid=int(guid),
+        createtxg=int(txg),
+        created=datetime.fromtimestamp(int(creation), UTC),
+        properties=properties,
+    )

@@ -1,0 +1,94 @@
+"""What snaporch needs of ZFS, and nothing more.
+
+Three things satisfy :class:`Pool`: libzfs_core, the ``zfs`` command, and the fake of the unit
+tests. One contract test holds all three to the same behaviour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from snaporch.errors import ExitCode, SnaporchError
+from snaporch.model import Dataset, PoolSnapshot
+
+
+class PoolError(SnaporchError):
+    """ZFS refused or failed an operation."""
+
+    exit_code = ExitCode.FAILED
+
+
+class Pool(Protocol):
+    """Operations on datasets and snapshots; names are ``dataset`` or ``dataset@snapshot``."""
+
+    def datasets(self) -> list[Dataset]:
+        """Every file system and volume of every imported pool."""
+
+    def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
+        """Snapshots of exactly these datasets (all when ``None``), oldest first.
+
+        Datasets that do not exist have no snapshots. ``properties`` holds the ``snaporch:…``
+        properties set on each.
+
+        Raises:
+            PoolError: the listing failed; never an empty list in its place.
+        """
+
+    def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        """Take all of ``names`` (of one pool) atomically, with user properties.
+
+        Raises:
+            PoolError: none of them was taken.
+        """
+
+    def destroy_snapshots(self, names: Sequence[str]) -> None:
+        """Destroy snapshots of one pool, all or none; absent ones are not an error.
+
+        Raises:
+            PoolError: one is held or has clones; none was destroyed.
+        """
+
+    def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        """Set user properties on datasets or snapshots."""
+
+    def hold(self, names: Sequence[str], tag: str) -> None:
+        """Put the user hold ``tag`` on snapshots of one pool, all or none."""
+
+    def release(self, names: Sequence[str], tag: str) -> None:
+        """Release the user hold ``tag``; a hold that is not there is not an error."""
+
+    def holds(self, name: str) -> list[str]:
+        """The tags of the user holds on a snapshot."""
+
+    def clone(self, origin: str, dataset: str) -> None:
+        """Create ``dataset`` as a clone of the snapshot ``origin``."""
+
+    def destroy_dataset(self, dataset: str) -> None:
+        """Destroy one dataset that has no snapshots and no children."""
+
+    def rollback(self, snapshot: str) -> None:
+        """Roll a dataset back to its *latest* snapshot.
+
+        Raises:
+            PoolError: newer snapshots or bookmarks exist, or the dataset is busy.
+        """
+
+    def newer(self, snapshot: str) -> list[str]:
+        """Snapshots (``d@s``) and bookmarks (``d#b``) of the dataset newer than ``snapshot``."""
+
+    def destroy_bookmark(self, name: str) -> None:
+        """Destroy the bookmark ``dataset#bookmark``."""
+
+    def clones(self, snapshots: Sequence[str]) -> dict[str, list[str]]:
+        """The clones of each snapshot that has any."""
+
+    def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
+        """Write all that lies between two snapshots of a dataset to ``path``; its size in bytes."""
+
+    def increment_size(self, origin: str, snapshot: str) -> int:
+        """Bytes that :meth:`send_increment` is expected to write."""
+
+    def written_since(self, snapshot: str) -> int:
+        """Bytes written to the dataset since its snapshot (``written@…`` of zfsprops(7))."""

@@ -1,0 +1,121 @@
+"""From a disk's path to the dataset or volume that holds its bytes.
+
+Nothing is guessed from names: a file belongs to the mount its device number belongs to, and a
+block device is asked which volume it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch.errors import SnaporchError
+from snaporch.model import Dataset, DatasetKind
+
+_MAX_DATASET_NAME = 256
+"""ZFS_MAX_DATASET_NAME_LEN of the OpenZFS headers."""
+
+_BLKZNAME = (2 << 30) | (_MAX_DATASET_NAME << 16) | (0x12 << 8) | 125
+"""_IOR(0x12, 125, char[256]): the question ``zvol_id`` of OpenZFS asks a volume's node."""
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+class NotOnZfsError(SnaporchError):
+    """The path is readable but its bytes are not in a dataset that can be snapshotted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A line of /proc/self/mountinfo (proc(5))."""
+
+    device: str
+    mount_point: str
+    filesystem: str
+    source: str
+
+
+def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
+    """The mounts this process sees."""
+    return [
+        parse_mount(line) for line in mountinfo.read_text("utf-8", "surrogateescape").splitlines()
+    ]
+
+
+def parse_mount(line: str) -> Mount:
+    """One mountinfo line; octal escapes (space, tab, backslash) are undone."""
+    head, _, tail = line.partition(" - ")
+    fields = head.split(" ")
+    filesystem, source = tail.split(" ")[:2]
+    return Mount(fields[2], _unescape(fields[4]), filesystem, _unescape(source))
+
+
+def _unescape(text: str) -> str:
+    """mountinfo writes the bytes of a name; those it escapes come as octal."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def resolve(path: str) -> Dataset:
+    """The dataset of a disk image or the volume of a block device.
+
+    Raises:
+        NotOnZfsError: it exists but not on ZFS, or only in a snapshot.
+        OSError: it cannot be read.
+    """
+    status = os.stat(path)
+    if stat.S_ISBLK(status.st_mode):
+        return Dataset(_volume_name(path, status.st_rdev), DatasetKind.VOLUME)
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    for mount in read_mounts():
+        if mount.device == device:
+            return _dataset_of(path, mount)
+    raise NotOnZfsError(path, f"no mount has its device number {device}")
+
+
+def _dataset_of(path: str, mount: Mount) -> Dataset:
+    if mount.filesystem != "zfs":
+        raise NotOnZfsError(path, f"not on ZFS but on {mount.filesystem}")
+    if "@" in mount.source:
+        raise NotOnZfsError(path, f"inside the read-only snapshot {mount.source}")
+    return Dataset(mount.source, DatasetKind.FILESYSTEM)
+
+
+def _volume_name(path: str, rdev: int) -> str:
+    """Ask the node; a partition's answer is that of its whole disk."""
+    node = _whole_disk(rdev) or path
+    descriptor = os.open(node, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        answer = fcntl.ioctl(descriptor, _BLKZNAME, bytes(_MAX_DATASET_NAME))
+    except OSError as error:
+        raise NotOnZfsError(path, "a block device, but not a ZFS volume") from error
+    finally:
+        os.close(descriptor)
+    name = answer.split(b"\0", 1)[0].decode()
+    if "@" in name:
+        raise NotOnZfsError(path, f"the read-only snapshot {name}")
+    return name
+
+
+def _whole_disk(rdev: int) -> str | None:
+    entry = Path(f"/sys/dev/block/{os.major(rdev)}:{os.minor(rdev)}")
+    if not (entry / "partition").exists():
+        return None
+    return f"/dev/{entry.resolve().parent.name}"
+
+
+def flush_device(path: str) -> None:
+    """Write the host's page cache of a block device to its volume.
+
+    A volume that the emulator opened without O_DIRECT has dirty pages in the host's cache which
+    are not yet in the pool when QEMU's own flush was to a file descriptor of another process;
+    fsync of the node reaches them all.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
