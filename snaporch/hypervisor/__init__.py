@@ -1,0 +1,37 @@
+"""The only room that talks to libvirt."""
+
+from snaporch.hypervisor.protocol import (
+    CaptureRequest,
+    Hypervisor,
+    HypervisorError,
+    OverlayDisk,
+    Pause,
+)
+
+__all__ = [
+    "CaptureRequest",
+    "Hypervisor",
+    "HypervisorError",
+    "OverlayDisk",
+    "Pause",
+    "open_hypervisor",
+]
+
+
+def open_hypervisor(uri: str) -> Hypervisor:
+    """Connect to libvirt.
+
+    Raises:
+        UnavailableError: the bindings are not installed or nobody answers at ``uri``.
+    """
+    from snaporch.errors import UnavailableError
+
+    try:
+        from snaporch.hypervisor.facade import LibvirtHypervisor
+    except ImportError as error:
+        raise UnavailableError(
+            "libvirt",
+            f"the Python bindings cannot be loaded ({error})",
+            "apt install python3-libvirt",
+        ) from error
+    return LibvirtHypervisor(uri)

@@ -1,0 +1,91 @@
+"""libvirt's events: one loop for the process, and what each wait needs of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+import libvirt
+
+
+@functools.cache
+def start_event_loop() -> None:
+    """Run libvirt's event loop in a daemon thread, once; must come before the first connection."""
+    libvirt.virEventRegisterDefaultImpl()
+    threading.Thread(target=_run_loop, name="libvirt-events", daemon=True).start()
+
+
+def _run_loop() -> None:
+    while True:
+        libvirt.virEventRunDefaultImpl()
+
+
+@dataclass
+class DomainEvents:
+    """Lifecycle and block job events of one domain, from ``with`` to its end.
+
+    Events only wake the waiter and take times; what *is* gets read from the domain, because an
+    event can be missed (a job that dismisses itself, a reconnect).
+    """
+
+    connection: Any
+    domain: Any
+    suspended: float | None = None
+    suspended_at: datetime | None = None
+    resumed: float | None = None
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _pending: bool = False
+    _callbacks: list[int] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        register = self.connection.domainEventRegisterAny
+        self._callbacks = [
+            register(self.domain, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None),
+            register(
+                self.domain, libvirt.VIR_DOMAIN_EVENT_ID_BLOCK_JOB_2, self._on_block_job, None
+            ),
+        ]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for callback in self._callbacks:
+            with contextlib.suppress(libvirt.libvirtError):
+                self.connection.domainEventDeregisterAny(callback)
+
+    def _on_lifecycle(self, _conn: Any, _dom: Any, event: int, _detail: int, _opaque: Any) -> None:
+        now = time.monotonic()
+        if event == libvirt.VIR_DOMAIN_EVENT_SUSPENDED:
+            self.suspended, self.resumed = now, None
+            self.suspended_at = datetime.now(UTC)
+        elif event == libvirt.VIR_DOMAIN_EVENT_RESUMED:
+            self.resumed = now
+        self.wake()
+
+    def _on_block_job(
+        self, _conn: Any, _dom: Any, _disk: str, _kind: int, _status: int, _opaque: Any
+    ) -> None:
+        self.wake()
+
+    def wake(self) -> None:
+        """End the current or the next :meth:`wait`."""
+        with self._changed:
+            self._pending = True
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Until something happened, at most ``seconds``."""
+        with self._changed:
+            if not self._pending:
+                self._changed.wait(seconds)
+            self._pending = False

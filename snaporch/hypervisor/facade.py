@@ -1,0 +1,246 @@
+"""libvirt behind the :class:`~snaporch.hypervisor.protocol.Hypervisor` protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import libvirt
+
+from snaporch import __version__
+from snaporch.errors import NotFoundError, UnavailableError
+from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor.capture import capture
+from snaporch.hypervisor.commit import commit_overlays
+from snaporch.hypervisor.events import DomainEvents, start_event_loop
+from snaporch.hypervisor.inventory import DomainReader
+from snaporch.hypervisor.protocol import CaptureRequest, HypervisorError, OverlayDisk, Pause, Tick
+from snaporch.model import Domain, DomainState, Versions
+
+_ZSTD_SINCE = 10_004_000
+"""libvirt 10.4.0 reads and writes zstd save images (its news.rst)."""
+_KEEPALIVE = (5, 6)
+_AGENT_SECONDS = 5
+_CLOCK_TRIES = 3
+_ABSENT = {libvirt.VIR_ERR_NO_DOMAIN}
+
+
+class LibvirtHypervisor:
+    """One connection, opened anew when libvirtd went away."""
+
+    def __init__(self, uri: str) -> None:
+        libvirt.registerErrorHandler(lambda _context, _error: None, None)
+        start_event_loop()
+        self._uri = uri
+        self._connection: Any = None
+        self._conn()
+
+    def _conn(self) -> Any:
+        if self._connection is not None and self._alive():
+            return self._connection
+        try:
+            self._connection = libvirt.open(self._uri)
+        except libvirt.libvirtError as error:
+            raise UnavailableError(
+                self._uri,
+                f"libvirt does not answer ({error.get_error_message()})",
+                "see `systemctl status libvirtd` and the libvirt_uri setting",
+            ) from error
+        with contextlib.suppress(libvirt.libvirtError):  # not every driver has it
+            self._connection.setKeepAlive(*_KEEPALIVE)
+        return self._connection
+
+    def _alive(self) -> bool:
+        try:
+            return bool(self._connection.isAlive())
+        except libvirt.libvirtError:
+            return False
+
+    @contextlib.contextmanager
+    def _explained(self, thing: str, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except libvirt.libvirtError as error:
+            raise HypervisorError(thing, f"{operation}: {error.get_error_message()}") from error
+
+    def _handle(self, uuid: str) -> Any:
+        try:
+            return self._conn().lookupByUUIDString(uuid)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() in _ABSENT:
+                raise NotFoundError(uuid, "no such domain") from error
+            raise HypervisorError(uuid, error.get_error_message()) from error
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def domains(self) -> list[Domain]:
+        with self._explained("libvirt", "listing domains"):
+            handles = self._conn().listAllDomains(0)
+        reader = DomainReader(self._conn())
+        found = [reader.read(handle) for handle in handles]
+        return sorted((domain for domain in found if domain), key=lambda domain: domain.name)
+
+    def domain(self, name: str) -> Domain:
+        connection = self._conn()
+        for lookup in (connection.lookupByName, connection.lookupByUUIDString):
+            try:
+                found = DomainReader(connection).read(lookup(name))
+            except libvirt.libvirtError:
+                continue
+            if found is not None:
+                return found
+        raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")
+
+    def find(self, uuid: str) -> Domain | None:
+        try:
+            handle = self._handle(uuid)
+        except NotFoundError:
+            return None
+        return DomainReader(self._conn()).read(handle)
+
+    def versions(self, domain: Domain) -> Versions:
+        with self._explained(domain.name, "asking for versions"):
+            library, emulator = self._conn().getLibVersion(), self._conn().getVersion()
+        return Versions(__version__, _dotted(library), _dotted(emulator), domain.machine)
+
+    def reads_zstd(self) -> bool:
+        with self._explained("libvirt", "asking for its version"):
+            return bool(self._conn().getLibVersion() >= _ZSTD_SINCE)
+
+    def state(self, uuid: str) -> DomainState:
+        found = self.find(uuid)
+        return found.state if found else DomainState.OFF
+
+    def paused_by(self, uuid: str) -> str | None:
+        with self._explained(uuid, "asking for its state"):
+            state, reason = self._handle(uuid).state()
+        if state != libvirt.VIR_DOMAIN_PAUSED:
+            return None
+        return _constant_name("VIR_DOMAIN_PAUSED_", reason)
+
+    def busy_with(self, uuid: str) -> str | None:
+        with self._explained(uuid, "asking for its job"):
+            handle = self._handle(uuid)
+            if not handle.isActive():
+                return None
+            job = handle.jobStats()
+        if job.get("type", libvirt.VIR_DOMAIN_JOB_NONE) == libvirt.VIR_DOMAIN_JOB_NONE:
+            return None
+        return _constant_name("VIR_DOMAIN_JOB_OPERATION_", job.get("operation", 0)) or "a job"
+
+    def ram_progress(self, uuid: str) -> tuple[int, int] | None:
+        try:
+            job = self._handle(uuid).jobStats()
+        except libvirt.libvirtError:
+            return None
+        total = job.get(libvirt.VIR_DOMAIN_JOB_MEMORY_TOTAL, 0)
+        return (job.get(libvirt.VIR_DOMAIN_JOB_MEMORY_PROCESSED, 0), total) if total else None
+
+    def disk_capacity(self, uuid: str, target: str) -> int:
+        with self._explained(target, "asking for its size"):
+            return int(self._handle(uuid).blockInfo(target, 0)[0])
+
+    def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
+        found = self.find(uuid)
+        if found is None:
+            return None, None
+        return _paths(found.live_xml), _paths(found.inactive_xml)
+
+    # -- acting -----------------------------------------------------------------------------
+
+    def capture(self, request: CaptureRequest, tick: Tick) -> Pause:
+        handle = self._handle(request.uuid)
+        with self._explained(request.uuid, "capture"), self._events(handle) as events:
+            return capture(handle, events, request, tick)
+
+    def abort_job(self, uuid: str) -> None:
+        with contextlib.suppress(libvirt.libvirtError, NotFoundError):
+            self._handle(uuid).abortJob()
+
+    def commit(self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick) -> None:
+        handle = self._handle(uuid)
+        with self._explained(uuid, "commit"), self._events(handle) as events:
+            commit_overlays(handle, events, disks, tick)
+        self.rebase_inactive(uuid, disks)
+
+    def _events(self, handle: Any) -> DomainEvents:
+        return DomainEvents(self._conn(), handle)
+
+    def rebase_inactive(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
+        found = self.find(uuid)
+        if found is None or found.inactive_xml is None:
+            return
+        mended = domain_xml.with_bases(found.inactive_xml, disks)
+        if mended is not None:
+            self.define(mended)
+
+    def resume(self, uuid: str) -> None:
+        with self._explained(uuid, "resume"):
+            self._handle(uuid).resume()
+
+    def destroy(self, uuid: str) -> None:
+        handle = self._handle(uuid)
+        with self._explained(uuid, "destroy"):
+            if handle.isActive():
+                handle.destroy()
+
+    def define(self, xml: str) -> None:
+        with self._explained("domain XML", "define"):
+            self._conn().defineXML(xml)
+
+    def drop_managed_save(self, uuid: str) -> None:
+        handle = self._handle(uuid)
+        with self._explained(uuid, "removing its managed save image"):
+            if handle.hasManagedSaveImage(0):
+                handle.managedSaveRemove(0)
+
+    def restore(self, ram_path: Path, *, running: bool) -> None:
+        flag = libvirt.VIR_DOMAIN_SAVE_RUNNING if running else libvirt.VIR_DOMAIN_SAVE_PAUSED
+        with self._explained(str(ram_path), "restore"):
+            self._conn().restoreFlags(str(ram_path), None, flag)
+
+    def start(self, uuid: str, *, paused: bool) -> None:
+        flag = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
+        with self._explained(uuid, "start"):
+            self._handle(uuid).createWithFlags(flag)
+
+    def set_guest_clock(self, uuid: str) -> bool:
+        handle = self._handle(uuid)
+        for _ in range(_CLOCK_TRIES):
+            root = domain_xml.parse(handle.XMLDesc(0))
+            channel = root.find("devices/channel/target[@name='org.qemu.guest_agent.0']")
+            if channel is None or channel.get("state") != "connected":
+                return False
+            now = time.time()
+            moment = {"seconds": int(now), "nseconds": int(now % 1 * 1e9)}
+            with contextlib.suppress(libvirt.libvirtError):
+                handle.agentSetResponseTimeout(_AGENT_SECONDS, 0)
+                handle.setTime(moment, 0)
+                return True
+        return False
+
+
+def _paths(xml: str | None) -> dict[str, str] | None:
+    if xml is None:
+        return None
+    disks = domain_xml.disks(domain_xml.parse(xml))
+    return {disk.target: disk.source for disk in disks if disk.source}
+
+
+def _dotted(version: int) -> str:
+    """libvirt's packed version number: 11003000 is 11.3.0."""
+    return f"{version // 1_000_000}.{version // 1000 % 1000}.{version % 1000}"
+
+
+def _constant_name(prefix: str, value: int) -> str:
+    for name in dir(libvirt):
+        if (
+            name.startswith(prefix)
+            and getattr(libvirt, name) == value
+            and not name.endswith("LAST")
+        ):
+            return name.removeprefix(prefix).lower().replace("_", " ")
+    return f"reason {value}"

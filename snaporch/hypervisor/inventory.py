@@ -1,0 +1,90 @@
+"""From libvirt's handles to :class:`~snaporch.model.Domain`."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import libvirt
+
+from snaporch.hypervisor import xml as domain_xml
+from snaporch.model import Disk, Domain, DomainState
+
+_STATES = {
+    libvirt.VIR_DOMAIN_RUNNING: DomainState.RUNNING,
+    libvirt.VIR_DOMAIN_BLOCKED: DomainState.RUNNING,
+    libvirt.VIR_DOMAIN_PAUSED: DomainState.PAUSED,
+    libvirt.VIR_DOMAIN_SHUTDOWN: DomainState.STOPPING,
+    libvirt.VIR_DOMAIN_SHUTOFF: DomainState.OFF,
+    libvirt.VIR_DOMAIN_CRASHED: DomainState.CRASHED,
+    libvirt.VIR_DOMAIN_PMSUSPENDED: DomainState.SUSPENDED,
+}
+_SECURE = libvirt.VIR_DOMAIN_XML_SECURE
+_INACTIVE = libvirt.VIR_DOMAIN_XML_INACTIVE
+
+
+class DomainReader:
+    """Reads domains over one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def read(self, handle: Any) -> Domain | None:
+        """The domain behind a handle, or ``None`` when it went away meanwhile."""
+        try:
+            return self._read(handle)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise
+
+    def _read(self, handle: Any) -> Domain:
+        live = self._live_xml(handle)
+        inactive = self._xml(handle, _SECURE | _INACTIVE) if handle.isPersistent() else None
+        root = domain_xml.parse(live or inactive or "")
+        kind = root.find("os/type")
+        return Domain(
+            name=handle.name(),
+            uuid=handle.UUIDString(),
+            state=_STATES.get(handle.state()[0], DomainState.STOPPING),
+            disks=self._disks(root),
+            live_xml=live,
+            inactive_xml=inactive,
+            nvram=domain_xml.nvram(root),
+            tpm_state=domain_xml.tpm_state(root),
+            machine=(kind.get("machine") if kind is not None else None) or "",
+            managed_save=self._has_managed_save(handle),
+            emulator_owner=domain_xml.emulator_owner(root) if live else None,
+        )
+
+    def _has_managed_save(self, handle: Any) -> bool:
+        try:
+            return bool(handle.hasManagedSaveImage(0))
+        except libvirt.libvirtError:  # a driver without managed save
+            return False
+
+    def _live_xml(self, handle: Any) -> str | None:
+        return self._xml(handle, _SECURE) if handle.isActive() else None
+
+    def _xml(self, handle: Any, flags: int) -> str:
+        """With secrets where we may see them; a read-only or test connection may not."""
+        try:
+            return str(handle.XMLDesc(flags))
+        except libvirt.libvirtError:
+            return str(handle.XMLDesc(flags & ~_SECURE))
+
+    def _disks(self, root: Any) -> tuple[Disk, ...]:
+        volumes = domain_xml.volume_references(root)
+        return tuple(
+            replace(disk, source=self._volume_path(*volumes[disk.target]))
+            if disk.target in volumes
+            else disk
+            for disk in domain_xml.disks(root)
+        )
+
+    def _volume_path(self, pool: str, volume: str) -> str | None:
+        with contextlib.suppress(libvirt.libvirtError):
+            storage = self._connection.storagePoolLookupByName(pool)
+            return str(storage.storageVolLookupByName(volume).path())
+        return None

@@ -1,0 +1,177 @@
+"""Reading domain XML and writing snapshot XML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import fromstring
+
+from snaporch.errors import RefusedError
+from snaporch.hypervisor.protocol import CaptureRequest, OverlayDisk
+from snaporch.model import Disk, Owner
+
+_SOURCE_ATTRIBUTES = {"file": "file", "block": "dev", "dir": "dir"}
+_SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
+"""Where libvirt keeps the state of emulated TPMs (docs/formatdomain, "TPM device")."""
+
+
+def parse(xml: str) -> Element:
+    """A ``<domain>`` document.
+
+    Raises:
+        RefusedError: not XML, not a domain, or XML that tries to load something.
+    """
+    try:
+        root: Element = fromstring(xml, forbid_dtd=True)
+    except (ElementTree.ParseError, DefusedXmlException, ValueError) as error:
+        raise RefusedError(
+            "domain XML", f"cannot be read ({type(error).__name__}: {error})"
+        ) from error
+    if root.tag != "domain":
+        raise RefusedError("domain XML", f"is a <{root.tag}>, not a <domain>")
+    return root
+
+
+def text(root: Element, path: str) -> str:
+    """The text at ``path``, stripped; empty when absent."""
+    return (root.findtext(path) or "").strip()
+
+
+def source_path(element: Element, kind: str) -> str | None:
+    """The local path in the ``<source>`` of a disk or backing store."""
+    attribute = _SOURCE_ATTRIBUTES.get(kind)
+    source = element.find("source")
+    return source.get(attribute) if attribute and source is not None else None
+
+
+def disks(root: Element) -> list[Disk]:
+    """Every disk in the XML's own order."""
+    return [_disk(element) for element in root.findall("devices/disk")]
+
+
+def _disk(element: Element) -> Disk:
+    kind = element.get("type", "file")
+    driver = element.find("driver")
+    target = element.find("target")
+    return Disk(
+        target=(target.get("dev") if target is not None else None) or "",
+        source=source_path(element, kind),
+        kind=kind,
+        device=element.get("device", "disk"),
+        format=(driver.get("type") if driver is not None else None) or "raw",
+        readonly=element.find("readonly") is not None,
+        cache=driver.get("cache") if driver is not None else None,
+        transient=element.find("transient") is not None,
+    )
+
+
+def volume_references(root: Element) -> dict[str, tuple[str, str]]:
+    """For each ``type='volume'`` disk: target → (storage pool, volume)."""
+    found = {}
+    for element in root.findall("devices/disk[@type='volume']"):
+        source, target = element.find("source"), element.find("target")
+        if source is not None and target is not None:
+            found[target.get("dev", "")] = (source.get("pool", ""), source.get("volume", ""))
+    return found
+
+
+def nvram(root: Element) -> str | None:
+    """The file of the UEFI variable store."""
+    element = root.find("os/nvram")
+    if element is None:
+        return None
+    return source_path(element, element.get("type", "file")) or (element.text or "").strip() or None
+
+
+def tpm_state(root: Element) -> str | None:
+    """The state directory of an emulated TPM."""
+    backend = root.find("devices/tpm/backend[@type='emulator']")
+    if backend is None:
+        return None
+    source = backend.find("source[@type='dir']")
+    if source is not None:
+        return source.get("path")
+    flavour = "tpm1.2" if backend.get("version") == "1.2" else "tpm2"
+    return str(_SWTPM_STATE / text(root, "uuid") / flavour)
+
+
+def emulator_owner(root: Element) -> Owner | None:
+    """Who the emulator runs as, from the DAC security label of a running domain."""
+    label = text(root, "seclabel[@model='dac']/label")
+    uid, _, gid = label.replace("+", "").partition(":")
+    return Owner(int(uid), int(gid)) if uid.isdigit() and gid.isdigit() else None
+
+
+def backing_source(root: Element, target: str) -> str | None:
+    """The file directly below a disk's active image, as the live XML has it."""
+    element = disk_element(root, target)
+    store = element.find("backingStore") if element is not None else None
+    return source_path(store, store.get("type", "file")) if store is not None else None
+
+
+def disk_element(root: Element, target: str) -> Element | None:
+    """The ``<disk>`` whose target is ``target``."""
+    for element in root.findall("devices/disk"):
+        found = element.find("target")
+        if found is not None and found.get("dev") == target:
+            return element
+    return None
+
+
+def mirrors(root: Element) -> dict[str, tuple[str, bool]]:
+    """Block jobs that mirror, by target: (job name, ready to pivot)."""
+    found = {}
+    for element in root.findall("devices/disk"):
+        mirror, target = element.find("mirror"), element.find("target")
+        if mirror is not None and target is not None:
+            found[target.get("dev", "")] = (mirror.get("job", "copy"), mirror.get("ready") == "yes")
+    return found
+
+
+def snapshot_xml(request: CaptureRequest) -> str:
+    """``<domainsnapshot>`` for an external snapshot with memory (docs/formatsnapshot)."""
+    root = Element("domainsnapshot")
+    ElementTree.SubElement(root, "memory", snapshot="external", file=request.ram_path)
+    listing = ElementTree.SubElement(root, "disks")
+    for disk in request.disks:
+        element = ElementTree.SubElement(
+            listing, "disk", name=disk.target, snapshot="external", type="file"
+        )
+        ElementTree.SubElement(element, "driver", type="qcow2")
+        ElementTree.SubElement(element, "source", file=disk.overlay)
+    for target in request.left_out:
+        ElementTree.SubElement(listing, "disk", name=target, snapshot="no")
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def with_bases(xml: str, overlays: Iterable[OverlayDisk]) -> str | None:
+    """Domain XML with overlays replaced by their bases; ``None`` when it names no overlay."""
+    root = parse(xml)
+    changed = False
+    for disk in overlays:
+        element = disk_element(root, disk.target)
+        if element is None or source_path(element, element.get("type", "file")) != disk.overlay:
+            continue
+        _point_at(element, disk)
+        changed = True
+    return ElementTree.tostring(root, encoding="unicode") if changed else None
+
+
+def _point_at(element: Element, disk: OverlayDisk) -> None:
+    element.set("type", disk.base_kind)
+    source, driver, store = (
+        element.find("source"),
+        element.find("driver"),
+        element.find("backingStore"),
+    )
+    if source is None or driver is None:
+        raise RefusedError(disk.target, "its <disk> has no source or driver to point at the base")
+    source.attrib.clear()
+    source.set(_SOURCE_ATTRIBUTES[disk.base_kind], disk.base)
+    driver.set("type", disk.base_format)
+    if store is not None:
+        element.remove(store)
