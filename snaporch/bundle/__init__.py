@@ -1,0 +1,1 @@
+"""RAM, NVRAM, TPM state and XML of one snapshot: writing, describing, keeping, verifying."""

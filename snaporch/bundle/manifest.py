@@ -1,0 +1,144 @@
+"""The manifest: what a bundle is, in JSON, checked on the way in and on the way out."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from snaporch.errors import SnaporchError
+from snaporch.model import Level
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+
+
+class ManifestError(SnaporchError):
+    """A manifest cannot be read or contradicts itself."""
+
+
+class Role(StrEnum):
+    """What a part of a bundle is."""
+
+    RAM = "ram"
+    LIVE_XML = "live-xml"
+    INACTIVE_XML = "inactive-xml"
+    NVRAM = "nvram"
+    TPM = "tpm"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Part(_Frozen):
+    """One file of the bundle."""
+
+    name: PartName
+    role: Role
+    bytes: int = Field(ge=0, description="size of the file as stored")
+    sha256: Sha256
+    payload_bytes: int | None = Field(
+        default=None, description="RAM only: size of the QEMU stream before compression"
+    )
+    compression: str | None = Field(default=None, description="RAM only: none, gzip, zstd, …")
+    source: str | None = Field(default=None, description="where the file lay on the host")
+    uid: int | None = None
+    gid: int | None = None
+    mode: int | None = None
+    exact: bool | None = Field(
+        default=None,
+        description="whether the copy is known to be of the frozen instant: "
+        "the file did not change between freeze and copy",
+    )
+
+
+class SnapshotEntry(_Frozen):
+    """A ZFS snapshot that the bundle belongs to; ``guid`` decides, the name is for people."""
+
+    dataset: str
+    name: str
+    guid: int
+    createtxg: int
+
+
+class DiskEntry(_Frozen):
+    """A disk of the guest, and where its bytes are."""
+
+    target: str
+    source: str | None
+    format: str
+    dataset: str | None
+    left_out: str | None = Field(default=None, description="why it is not in the snapshot")
+
+
+class VersionsEntry(_Frozen):
+    """What made the bundle."""
+
+    snaporch: str
+    libvirt: str
+    emulator: str
+    machine: str
+
+
+class Manifest(_Frozen):
+    """Everything about one bundle."""
+
+    format: int = Field(default=FORMAT, ge=1, le=FORMAT)
+    run: str
+    domain: str
+    uuid: str
+    snapshot: str
+    level: Level
+    was_running: bool = Field(description="the guest ran when it was captured, and not paused")
+    started: AwareDatetime
+    created: AwareDatetime = Field(description="the frozen instant")
+    finished: AwareDatetime
+    pause_ms: float | None
+    snapshots: tuple[SnapshotEntry, ...]
+    disks: tuple[DiskEntry, ...]
+    parts: tuple[Part, ...]
+    versions: VersionsEntry
+
+    def part(self, role: Role) -> Part | None:
+        """The first part with this role."""
+        return next((part for part in self.parts if part.role is role), None)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of all parts on disk."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def ram_bytes(self) -> int | None:
+        """Size of the RAM image before compression."""
+        ram = self.part(Role.RAM)
+        return ram.payload_bytes if ram else None
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a bundle.
+
+    Raises:
+        ManifestError: it is not there, not JSON, of a later format, or says something impossible.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ManifestError(str(path), error.strerror or "cannot be read") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"]) or "document"
+        raise ManifestError(str(path), f"{where}: {first['msg']}") from error
+
+
+def moment(value: datetime) -> datetime:
+    """``value`` to the millisecond: what a manifest keeps of a time."""
+    return value.replace(microsecond=value.microsecond // 1000 * 1000)

@@ -1,0 +1,213 @@
+"""Where bundles live: ``STORE/<domain UUID>/<run>/``, private to root.
+
+A bundle is built in ``STORE/<domain UUID>/.<run>.partial/`` and renamed when everything in it is
+synced, so a directory without the leading dot is whole or was damaged later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from snaporch.bundle.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestError,
+    Part,
+    Role,
+    read_manifest,
+)
+from snaporch.errors import SnaporchError, UnavailableError
+from snaporch.model import BundleState
+
+_READ = 1 << 20
+_REFERENCE = re.compile(r"[0-9a-f-]{36}/[0-9A-Za-z][0-9A-Za-z-]*")
+
+
+class BundleError(SnaporchError):
+    """A bundle is damaged."""
+
+
+class BundleStore:
+    """The store rooted at ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, reference: str) -> Path:
+        """The directory of the bundle that ``snaporch:bundle`` names (``uuid/run``).
+
+        Raises:
+            BundleError: the reference would lead out of the store.
+        """
+        if not _REFERENCE.fullmatch(reference):
+            raise BundleError(reference, "is not a bundle reference (uuid/run)")
+        return self.root / reference
+
+    def create(self, uuid: str, run: str) -> PartialBundle:
+        """Begin a bundle.
+
+        Raises:
+            UnavailableError: the store cannot be written.
+        """
+        with explained_store(self.root):
+            private_directory(self.root)
+            private_directory(self.root / uuid)
+            partial = self.root / uuid / f".{run}.partial"
+            partial.mkdir(mode=0o700)
+        return PartialBundle(partial, self.root / uuid / run)
+
+    def discard_partial(self, uuid: str, run: str) -> None:
+        """Remove what an unfinished run left."""
+        shutil.rmtree(self.root / uuid / f".{run}.partial", ignore_errors=True)
+
+    def manifest(self, reference: str) -> Manifest | None:
+        """The manifest of a bundle, ``None`` when there is no such directory.
+
+        Raises:
+            ManifestError: the directory is there, its manifest is not or is wrong.
+        """
+        directory = self.path(reference)
+        return read_manifest(directory) if directory.is_dir() else None
+
+    def state(self, reference: str) -> tuple[BundleState, Manifest | None]:
+        """What is there, by presence and size of every part; checksums are for :meth:`verify`."""
+        try:
+            manifest = self.manifest(reference)
+        except (ManifestError, BundleError):
+            return BundleState.INCOMPLETE, None
+        if manifest is None:
+            return BundleState.MISSING, None
+        directory = self.path(reference)
+        whole = all(_size(directory / part.name) == part.bytes for part in manifest.parts)
+        return (BundleState.COMPLETE if whole else BundleState.INCOMPLETE), manifest
+
+    def verify(self, reference: str) -> Manifest:
+        """Read every part and compare its SHA-256.
+
+        Raises:
+            BundleError, ManifestError: something is missing or differs.
+        """
+        manifest = self.manifest(reference)
+        if manifest is None:
+            raise BundleError(str(self.path(reference)), "there is no such bundle")
+        for part in manifest.parts:
+            path = self.path(reference) / part.name
+            try:
+                digest = sha256_of(path)
+            except OSError as error:
+                raise BundleError(str(path), error.strerror or "cannot be read") from error
+            if digest != part.sha256:
+                raise BundleError(
+                    str(path), "its SHA-256 is not that of the manifest: it is damaged"
+                )
+        return manifest
+
+
+class PartialBundle:
+    """A bundle being written."""
+
+    def __init__(self, directory: Path, final: Path) -> None:
+        self.directory = directory
+        self._final = final
+
+    @property
+    def reference(self) -> str:
+        """What ``snaporch:bundle`` will hold."""
+        return f"{self._final.parent.name}/{self._final.name}"
+
+    def add_text(self, name: str, role: Role, text: str) -> Part:
+        """Write a small part."""
+        return self._add(name, role, text.encode("utf-8", "surrogateescape"))
+
+    def add_copy(self, name: str, role: Role, source: Path, *, before: float | None) -> Part:
+        """Copy a host file; ``before``, the time of the freeze, tells whether it changed since."""
+        with source.open("rb") as stream:
+            data = stream.read()
+            status = os.fstat(stream.fileno())
+        exact = None if before is None else status.st_mtime < before
+        part = self._add(name, role, data)
+        return part.model_copy(
+            update={
+                "source": str(source),
+                "uid": status.st_uid,
+                "gid": status.st_gid,
+                "mode": status.st_mode & 0o7777,
+                "exact": exact,
+            }
+        )
+
+    def _add(self, name: str, role: Role, data: bytes) -> Part:
+        write_private(self.directory / name, data)
+        return Part(name=name, role=role, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def seal(self, manifest: Manifest) -> Path:
+        """Write the manifest, sync everything, give the bundle its name; the final path."""
+        text = manifest.model_dump_json(indent=2, exclude_none=True) + "\n"
+        write_private(self.directory / MANIFEST_NAME, text.encode())
+        sync_directory(self.directory)
+        self.directory.rename(self._final)
+        sync_directory(self._final.parent)
+        return self._final
+
+
+@contextmanager
+def explained_store(path: Path) -> Iterator[None]:
+    """Turn what the file system says about ``path`` into an error with a next step."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or str(path)
+        raise UnavailableError(
+            str(where),
+            error.strerror or "cannot be written",
+            "run snaporch as root and see the paths in its configuration",
+        ) from error
+
+
+def private_directory(path: Path, mode: int = 0o700) -> None:
+    """Make sure that ``path`` is a directory with ``mode``; parents are made traversable only."""
+    if not path.is_dir():
+        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        path.mkdir(mode=mode, exist_ok=True)
+    if path.stat().st_mode & 0o777 != mode:
+        path.chmod(mode)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Create ``path`` (0600) with ``data`` on stable storage."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_READ):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,97 @@
+"""The reading end of the pipe into which libvirt saves RAM.
+
+libvirt opens the path, streams the image, closes it, and opens it *again* to write the finished
+header; the second open may come before or after the reader could see the first end of file. So
+there is no end of file here at all: this process keeps a writing end of its own, an empty pipe only
+means "nothing just now", and the stream ends when libvirt's call has returned and the pipe is
+drained. When anything fails both ends are closed, which gives libvirt EPIPE instead of a reader
+that never comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import threading
+from pathlib import Path
+
+from snaporch.bundle.ramimage import RamImage, RamImageWriter
+
+_BLOCK = 1 << 20
+
+
+class RamStream:
+    """A FIFO at ``path`` whose content goes to ``writer``, read by a thread of its own."""
+
+    def __init__(self, path: Path, writer: RamImageWriter) -> None:
+        self._path = path
+        self._writer = writer
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        os.mkfifo(path, 0o600)
+        self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._keeper = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with contextlib.suppress(OSError):  # an unprivileged user may be over the pipe quota
+            fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, _BLOCK)
+        self._thread = threading.Thread(target=self._run, name="ram-stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why reading or storing failed; the pipe is closed by then."""
+        return self._failure
+
+    def _run(self) -> None:
+        try:
+            while self._pump():
+                pass
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread by `failure` and `finish`
+            self._failure = error
+        finally:
+            os.close(self._keeper)
+            os.close(self._reader)
+
+    def _pump(self) -> bool:
+        """Move what is there; False when the stream is over."""
+        ready = {descriptor for descriptor, _ in self._poll()}
+        if self._reader in ready:
+            self._writer.write(os.read(self._reader, _BLOCK))
+            return True
+        return not self._stop.is_set()
+
+    def _poll(self) -> list[tuple[int, int]]:
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        if not self._stop.is_set():
+            poll.register(self._wake_reader, select.POLLIN)
+        return poll.poll(0 if self._stop.is_set() else None)
+
+    def finish(self) -> RamImage:
+        """After libvirt's call returned: drain, close, and seal the image.
+
+        Raises:
+            RamImageError: the stream is not a finished save image.
+            OSError: it could not be stored.
+        """
+        self._end()
+        if self._failure is not None:
+            raise self._failure
+        return self._writer.finish()
+
+    def abandon(self) -> None:
+        """Close the pipe at once and remove what was written."""
+        self._end()
+        self._writer.abandon()
+
+    def _end(self) -> None:
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        os.write(self._wake_writer, b"\0")
+        self._thread.join()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+        self._path.unlink(missing_ok=True)
