@@ -1,0 +1,1 @@
+"""One snapshot run: plan, journal, steps, and the way back."""

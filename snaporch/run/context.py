@@ -1,0 +1,64 @@
+"""What a run works with, made once per command."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from snaporch.bundle.store import BundleStore
+from snaporch.config import Config
+from snaporch.errors import InterruptedRunError
+from snaporch.hypervisor import Hypervisor
+from snaporch.pool import Pool
+from snaporch.progress import Progress
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass
+class Interrupt:
+    """A signal that asked us to stop; looked at where stopping is safe."""
+
+    signum: int | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[Interrupt]:
+        """Take SIGINT, SIGTERM and SIGHUP until the end of the block."""
+        previous = {number: signal.signal(number, self._take) for number in SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _take(self, signum: int, _frame: FrameType | None) -> None:
+        self.signum = signum
+
+    def check(self, thing: str) -> None:
+        """Raise when a signal came.
+
+        Raises:
+            InterruptedRunError: it did.
+        """
+        if self.signum is not None:
+            name = signal.Signals(self.signum).name
+            raise InterruptedRunError(thing, f"stopped by {name}", self.signum)
+
+
+@dataclass
+class Context:
+    """Configuration, the real parts (or their fakes) and who listens."""
+
+    config: Config
+    hypervisor: Hypervisor
+    pool: Pool
+    progress: Progress
+    interrupt: Interrupt = field(default_factory=Interrupt)
+
+    @property
+    def store(self) -> BundleStore:
+        """The bundle store of the configuration."""
+        return BundleStore(self.config.paths.bundles)

@@ -1,0 +1,145 @@
+"""The journal of one run: what is about to happen, on stable storage before it happens.
+
+One JSON object per line. The first holds the facts of the run; every step has a ``begin`` line and,
+when it is over, an ``end`` line. A journal is removed when its run left nothing to do; one that is
+still there belongs to a run that goes on or that was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from snaporch.bundle.store import explained_store, private_directory, sync_directory
+from snaporch.errors import SnaporchError
+from snaporch.hypervisor import OverlayDisk
+from snaporch.model import DomainState
+
+FORMAT = 1
+
+
+class Step(StrEnum):
+    """The steps of a run, in order."""
+
+    PREPARE = "prepare"
+    CAPTURE = "capture"
+    POOL_SNAPSHOT = "pool-snapshot"
+    RELEASE = "release"
+    SEAL = "seal"
+    RECORD = "record"
+
+
+class JournalError(SnaporchError):
+    """A journal cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that finishing or undoing a run needs to know."""
+
+    run: str
+    domain: str
+    uuid: str
+    was: DomainState
+    snapshot: str
+    datasets: tuple[str, ...]
+    overlay_dir: str
+    overlays: tuple[OverlayDisk, ...]
+    ram_pipe: str
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Facts:
+        """The facts as the first line of a journal has them.
+
+        Raises:
+            JournalError: they are not all there.
+        """
+        try:
+            overlays = tuple(OverlayDisk(**disk) for disk in value["overlays"])
+            return cls(
+                **value
+                | {
+                    "was": DomainState(value["was"]),
+                    "datasets": tuple(value["datasets"]),
+                    "overlays": overlays,
+                }
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise JournalError("journal", f"its facts are incomplete ({error})") from error
+
+
+class Journal:
+    """An open journal."""
+
+    def __init__(self, directory: Path, facts: Facts) -> None:
+        self._path = directory / f"{facts.run}.jsonl"
+        with explained_store(directory):
+            private_directory(directory)
+            self._descriptor = os.open(
+                self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
+            )
+            self._write(event="open", format=FORMAT, facts=asdict(facts))
+            sync_directory(directory)
+
+    @contextmanager
+    def step(self, step: Step) -> Iterator[None]:
+        """Around one step; a step that raises gets no ``end``."""
+        self._write(event="begin", step=step.value)
+        yield
+        self._write(event="end", step=step.value)
+
+    def _write(self, **fields: Any) -> None:
+        line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields}) + "\n"
+        os.write(self._descriptor, line.encode())
+        os.fdatasync(self._descriptor)
+
+    def close(self, *, settled: bool) -> None:
+        """Close it; remove it when nothing is left to do."""
+        os.close(self._descriptor)
+        if settled:
+            self._path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class OldJournal:
+    """A journal found on disk."""
+
+    path: Path
+    facts: Facts
+    ended: frozenset[Step]
+
+
+def read_journals(directory: Path) -> list[OldJournal]:
+    """Every journal in ``directory``, oldest first.
+
+    A line cut short by a crash counts as not written. A journal whose first line was cut belongs to
+    a run that had not touched anything yet, and is removed.
+    """
+    if not directory.is_dir():
+        return []
+    found = []
+    for path in sorted(directory.glob("*.jsonl")):
+        lines = _whole_lines(path)
+        if lines:
+            ended = {Step(line["step"]) for line in lines if line.get("event") == "end"}
+            found.append(OldJournal(path, Facts.from_json(lines[0]["facts"]), frozenset(ended)))
+        else:
+            path.unlink()
+    return found
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text("utf-8").split("\n"):
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines

@@ -1,0 +1,77 @@
+"""One run per domain at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from snaporch.bundle.store import explained_store, private_directory
+from snaporch.errors import BusyError
+from snaporch.model import iso
+from snaporch.run.context import Interrupt
+
+_POLL_SECONDS = 0.2
+
+
+@contextmanager
+def domain_lock(
+    runtime: Path, name: str, uuid: str, doing: str, *, wait: int, interrupt: Interrupt
+) -> Iterator[None]:
+    """Hold the domain for a run.
+
+    The kernel drops the lock with the process, however it ends. The file stays: unlinking it would
+    let two runs lock two files of one name.
+
+    Raises:
+        BusyError: another run holds it after ``wait`` seconds.
+        UnavailableError: the runtime directory cannot be written.
+    """
+    with explained_store(runtime):
+        private_directory(runtime)
+        descriptor = os.open(runtime / f"{uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _acquire(descriptor, name, wait, interrupt)
+        holder = {"pid": os.getpid(), "doing": doing, "since": iso(datetime.now(UTC))}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> None:
+    def attempt() -> bool:
+        interrupt.check(name)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    patience = Retrying(
+        stop=stop_after_delay(wait),
+        wait=wait_fixed(_POLL_SECONDS),
+        retry=retry_if_result(lambda got: not got),
+    )
+    try:
+        patience(attempt)
+    except RetryError as error:
+        raise BusyError(
+            name, f"held by {_holder(descriptor)}", "try again, or use --wait"
+        ) from error
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        told = json.loads(os.pread(descriptor, 4096, 0))
+        return f"{told['doing']} (pid {told['pid']}, since {told['since']})"
+    except (ValueError, KeyError, TypeError):
+        return "another run"

@@ -1,0 +1,179 @@
+"""What a run puts into its bundle: the RAM, the files beside it, the manifest."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.manifest import (
+    DiskEntry,
+    Manifest,
+    Part,
+    Role,
+    SnapshotEntry,
+    VersionsEntry,
+    moment,
+)
+from snaporch.bundle.ramimage import RamImage, RamImageWriter
+from snaporch.bundle.store import PartialBundle
+from snaporch.bundle.stream import RamStream
+from snaporch.hypervisor import Pause
+from snaporch.model import Domain, DomainState, Level, PoolSnapshot, Versions
+from snaporch.run.plan import Plan
+
+RAM_NAME = "ram.save"
+_RAW_NAME = "ram.raw"
+_READ = 1 << 20
+_FORMAT_NAMES = {method.image_format: method.value for method in Compression} | {
+    2: "bzip2",
+    3: "xz",
+    4: "lzop",
+}
+
+
+class Capture:
+    """Where RAM goes: through a pipe and a compressor, or into a raw file compressed later."""
+
+    def __init__(self, directory: Path, pipe: Path, how: Compressing) -> None:
+        self._directory = directory
+        self._pipe = pipe
+        self._how = how
+        self._stream: RamStream | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether RAM goes through a pipe."""
+        return self._stream is not None
+
+    @property
+    def target(self) -> Path:
+        """What libvirt is told to write to."""
+        return self._pipe if self._stream else self._directory / _RAW_NAME
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the stream broke, if it did."""
+        return self._stream.failure if self._stream else None
+
+    def open_stream(self) -> None:
+        """Make the pipe and start reading; before libvirt is called."""
+        writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
+        try:
+            self._stream = RamStream(self._pipe, writer)
+        except BaseException:
+            writer.abandon()
+            raise
+
+    def use_file(self) -> None:
+        """Give the pipe up."""
+        self.abandon()
+
+    def seal(self) -> Part:
+        """Finish the compressed image; what it is.
+
+        Raises:
+            RamImageError, OSError: it is not whole.
+        """
+        image = self._stream.finish() if self._stream else self._compress_raw()
+        return Part(
+            name=RAM_NAME,
+            role=Role.RAM,
+            bytes=image.stored_bytes,
+            sha256=image.sha256,
+            payload_bytes=image.payload_bytes,
+            compression=_FORMAT_NAMES.get(image.image_format, str(image.image_format)),
+        )
+
+    def _compress_raw(self) -> RamImage:
+        raw = self._directory / _RAW_NAME
+        writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=False)
+        try:
+            with raw.open("rb") as stream:
+                while block := stream.read(_READ):
+                    writer.write(block)
+            image = writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+        raw.unlink()
+        return image
+
+    def abandon(self) -> None:
+        """Close the pipe, so that libvirt cannot wait for a reader, and drop what was read."""
+        if self._stream is not None:
+            self._stream.abandon()
+            self._stream = None
+
+
+def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part]:
+    """XML, NVRAM and TPM state."""
+    parts = []
+    if domain.live_xml is not None:
+        parts.append(bundle.add_text("domain.live.xml", Role.LIVE_XML, domain.live_xml))
+    if domain.inactive_xml is not None:
+        parts.append(bundle.add_text("domain.xml", Role.INACTIVE_XML, domain.inactive_xml))
+    frozen = pause.began.timestamp() if pause.began else None
+    if domain.state in (DomainState.OFF, DomainState.PAUSED):
+        frozen = datetime.now(UTC).timestamp()  # nothing runs that could change them
+    if domain.nvram is not None and Path(domain.nvram).exists():
+        parts.append(bundle.add_copy("nvram.fd", Role.NVRAM, Path(domain.nvram), before=frozen))
+    if domain.tpm_state is not None and Path(domain.tpm_state).is_dir():
+        for index, path in enumerate(sorted(Path(domain.tpm_state).glob("*.permall"))):
+            parts.append(bundle.add_copy(f"tpm.{index}.permall", Role.TPM, path, before=frozen))
+    return parts
+
+
+def build_manifest(
+    plan: Plan,
+    level: Level,
+    parts: list[Part],
+    snapshots: list[PoolSnapshot],
+    versions: Versions,
+    pause: Pause,
+    started: datetime,
+    created: datetime,
+) -> Manifest:
+    """The manifest of a finished run."""
+    disks = [
+        DiskEntry(
+            target=planned.disk.target,
+            source=planned.path,
+            format=planned.disk.format,
+            dataset=planned.dataset.name,
+        )
+        for planned in plan.disks
+    ] + [
+        DiskEntry(
+            target=out.disk.target,
+            source=out.disk.source,
+            format=out.disk.format,
+            dataset=None,
+            left_out=out.reason,
+        )
+        for out in plan.left_out
+    ]
+    return Manifest(
+        run=plan.run,
+        domain=plan.domain.name,
+        uuid=plan.domain.uuid,
+        snapshot=plan.snapshot,
+        level=level,
+        was_running=plan.domain.state is DomainState.RUNNING,
+        started=moment(started),
+        created=moment(created),
+        finished=moment(datetime.now(UTC)),
+        pause_ms=pause.milliseconds,
+        snapshots=tuple(
+            SnapshotEntry(dataset=s.dataset, name=s.name, guid=s.guid, createtxg=s.createtxg)
+            for s in snapshots
+        ),
+        disks=tuple(disks),
+        parts=tuple(parts),
+        versions=VersionsEntry(
+            snaporch=versions.snaporch,
+            libvirt=versions.libvirt,
+            emulator=versions.emulator,
+            machine=versions.machine,
+        ),
+    )
