@@ -1,0 +1,1 @@
+"""Bringing a guest back to a snapshot."""

@@ -1,0 +1,211 @@
+"""What a restore would do, and every reason not to. All reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch.bundle.manifest import Manifest, Role
+from snaporch.errors import NotFoundError, RefusedError, UsageError
+from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
+from snaporch.run.context import Context
+from snaporch.run.plan import check_snapshot_name, locate_disks
+from snaporch.run.records import all_records
+
+SAFETY_PREFIX = "snaporch-safety_"
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """A restore that may be carried out."""
+
+    record: SnapshotRecord
+    manifest: Manifest | None
+    domain: Domain | None
+    """The domain as it is now; ``None`` when it is undefined."""
+    snapshots: tuple[PoolSnapshot, ...]
+    newer: tuple[str, ...]
+    """Snapshots and bookmarks that have to go."""
+    ram: Path | None
+    """The image to resume from; ``None`` to boot or to stay off."""
+    boot: bool
+    running: bool
+    """Whether the guest ran when it was captured."""
+
+    def losses(self, context: Context) -> list[str]:
+        """What the user gives up, a line each."""
+        lines = []
+        if self.domain is not None and self.domain.active:
+            lines.append(
+                f"the state of the running guest {self.domain.name}, which will be stopped"
+            )
+        for snapshot in self.snapshots:
+            written = context.pool.written_since(snapshot.full_name)
+            lines.append(
+                f"what was written to {snapshot.dataset} since the snapshot ({written >> 10} KiB)"
+            )
+        lines += [f"{name}, which is newer" for name in self.newer]
+        return lines
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """``DOMAIN@SNAPSHOT`` in two; a domain's name may hold an ``@``, a snapshot's cannot.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    domain, _, snapshot = text.rpartition("@")
+    if not domain or not snapshot:
+        raise UsageError(repr(text), "is not DOMAIN@SNAPSHOT", "see `snaporch list`")
+    check_snapshot_name(snapshot)
+    return domain, snapshot
+
+
+def make_restore_plan(
+    context: Context, domain_name: str, snapshot: str, *, cold: bool, discard_newer: bool
+) -> RestorePlan:
+    """Look everything over.
+
+    Args:
+        cold: boot from the disks, do not resume from RAM.
+        discard_newer: snapshots newer than this one may be destroyed.
+
+    Raises:
+        NotFoundError: no such snapshot of such a domain.
+        RefusedError: it cannot be done safely, and why.
+    """
+    everything = context.pool.snapshots()
+    record = _find(context, everything, domain_name, snapshot)
+    manifest = context.store.manifest(f"{record.uuid}/{record.run}") if record.bundle else None
+    thing = f"{record.domain}@{record.snapshot}"
+    members = tuple(s for s in everything if s.properties.get("run") == record.run)
+    domain = context.hypervisor.find(record.uuid)
+    _check_whole(record, manifest, members, domain, cold=cold)
+    _check_definition(context, record, manifest, domain)
+    _check_alone(context, record)
+    newer = _newer(context, members)
+    _check_newer(context, thing, newer, discard=discard_newer)
+    ram = manifest.part(Role.RAM) if manifest and not cold else None
+    return RestorePlan(
+        record=record,
+        manifest=manifest,
+        domain=domain,
+        snapshots=members,
+        newer=tuple(newer),
+        ram=Path(record.bundle) / ram.name if ram and record.bundle else None,
+        boot=cold or record.level not in (Level.RAM, Level.OFF),
+        running=manifest.was_running if manifest else False,
+    )
+
+
+def _find(
+    context: Context, snapshots: list[PoolSnapshot], domain: str, snapshot: str
+) -> SnapshotRecord:
+    of_domain = [
+        record
+        for record in all_records(context.store, snapshots)
+        if domain in (record.domain, record.uuid)
+    ]
+    found = [record for record in of_domain if record.snapshot == snapshot]
+    if found:
+        return found[-1]
+    step = f"see `snaporch list {domain}`" if of_domain else "see `snaporch list`"
+    raise NotFoundError(f"{domain}@{snapshot}", "snaporch has no such snapshot", step)
+
+
+def _check_whole(
+    record: SnapshotRecord,
+    manifest: Manifest | None,
+    members: tuple[PoolSnapshot, ...],
+    domain: Domain | None,
+    *,
+    cold: bool,
+) -> None:
+    thing = f"{record.domain}@{record.snapshot}"
+    if manifest is not None:
+        present = {(member.dataset, member.guid) for member in members}
+        gone = [e for e in manifest.snapshots if (e.dataset, e.guid) not in present]
+        if gone:
+            names = ", ".join(f"{entry.dataset}@{entry.name}" for entry in gone)
+            raise RefusedError(thing, f"its snapshots are not all there: {names} is gone")
+    elif domain is not None:
+        planned, _ = locate_disks(domain)
+        bare = {disk.dataset.name for disk in planned} - {member.dataset for member in members}
+        if bare:
+            raise RefusedError(thing, f"has no snapshot of {', '.join(sorted(bare))}")
+    if cold:
+        return
+    wanted = any(member.properties.get("level") == Level.RAM for member in members)
+    if wanted and record.state is not BundleState.COMPLETE:
+        raise RefusedError(
+            thing,
+            f"its RAM cannot be restored: the bundle is {record.state}",
+            "boot it with --cold",
+        )
+
+
+def _check_definition(
+    context: Context, record: SnapshotRecord, manifest: Manifest | None, domain: Domain | None
+) -> None:
+    if domain is None and manifest is None:
+        raise RefusedError(
+            record.domain, "is undefined, and its bundle is gone", "define it by hand"
+        )
+    if domain is not None and domain.name != record.domain:
+        raise RefusedError(
+            record.domain,
+            f"is called {domain.name} now",
+            f"virsh domrename {domain.name} back first",
+        )
+    for other in context.hypervisor.domains():
+        if other.name == record.domain and other.uuid != record.uuid:
+            raise RefusedError(
+                record.domain,
+                f"another domain has this name (UUID {other.uuid})",
+                "rename it first",
+            )
+
+
+def _check_alone(context: Context, record: SnapshotRecord) -> None:
+    """A rollback takes along whatever else lives in the dataset."""
+    for other in context.hypervisor.domains():
+        if other.uuid == record.uuid:
+            continue
+        planned, _ = locate_disks(other)
+        shared = {disk.dataset.name for disk in planned} & set(record.datasets)
+        if shared:
+            raise RefusedError(
+                record.domain,
+                f"the domain {other.name} has disks on {', '.join(sorted(shared))} too, which a "
+                "rollback would take back with it",
+                "give each guest a dataset of its own",
+            )
+
+
+def _newer(context: Context, members: tuple[PoolSnapshot, ...]) -> list[str]:
+    """What lies between; safety snapshots of an earlier restore never count."""
+    names = [name for member in members for name in context.pool.newer(member.full_name)]
+    return [name for name in names if f"@{SAFETY_PREFIX}" not in name]
+
+
+def _check_newer(context: Context, thing: str, newer: list[str], *, discard: bool) -> None:
+    if not newer:
+        return
+    if not discard:
+        raise RefusedError(
+            thing,
+            f"newer snapshots would be destroyed: {', '.join(newer)}",
+            "use --discard-newer if they may go",
+        )
+    snapshots = [name for name in newer if "@" in name]
+    cloned = context.pool.clones(snapshots)
+    if cloned:
+        names = ", ".join(f"{name} (clone {', '.join(of)})" for name, of in cloned.items())
+        raise RefusedError(
+            thing, f"newer snapshots have clones: {names}", "destroy the clones first"
+        )
+    held = [name for name in snapshots if context.pool.holds(name)]
+    if held:
+        raise RefusedError(
+            thing, f"newer snapshots are held: {', '.join(held)}", "zfs release them"
+        )
