@@ -1,0 +1,95 @@
+"""``snaporch``: the commands, and the one place where errors become lines and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from snaporch import __version__
+from snaporch.cli.list import list_command
+from snaporch.cli.options import ConfigOption
+from snaporch.cli.recover import recover_command
+from snaporch.cli.restore import restore_command
+from snaporch.cli.snapshot import snapshot_command
+from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
+
+_EPILOG = (
+    "Exit codes: 0 done, 2 wrong usage, 3 configuration, 4 not found, 5 refused, 6 busy, "
+    "7 libvirt, ZFS or permission missing, 8 failed and undone, 9 needs attention."
+)
+
+app = typer.Typer(
+    name="snaporch",
+    help="Consistent snapshots of running libvirt/KVM guests on ZFS, RAM included.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command("snapshot")(snapshot_command)
+app.command("list")(list_command)
+app.command("restore")(restore_command)
+app.command("recover")(recover_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"snaporch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    config: ConfigOption = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Options for every command."""
+    del version
+    context.obj = config
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """The console script: never a traceback for what a user can mend."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    from snaporch.report.terminal import print_error
+
+    try:
+        answer = app(args=arguments, prog_name="snaporch", standalone_mode=False)
+    except SnaporchError as error:
+        print_error(error.line())
+        if isinstance(error, InterruptedRunError):
+            return 128 + error.signum
+        return error.exit_code
+    except KeyboardInterrupt:
+        print_error("stopped by SIGINT")
+        return 130
+    except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error)
+            return ExitCode.USAGE
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's UsageError
+            print_error(f"{error.format_message().rstrip('.')}; see `snaporch --help`")
+            return int(ExitCode.USAGE)
+        if type(error).__name__ in ("Abort", "Exit"):
+            return int(getattr(error, "exit_code", ExitCode.USAGE))
+        if os.environ.get("SNAPORCH_DEBUG"):
+            raise
+        print_error(
+            f"a bug in snaporch: {type(error).__name__}: {error}; "
+            "run it again with SNAPORCH_DEBUG=1 and report the output"
+        )
+        return ExitCode.BUG
+    return answer if isinstance(answer, int) else ExitCode.OK

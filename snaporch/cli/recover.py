@@ -1,0 +1,32 @@
+"""``snaporch recover``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from snaporch.cli.options import ConfigOption, QuietOption, WaitOption, config_path
+
+
+def recover_command(
+    context: typer.Context,
+    domain: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DOMAIN]", help="Only this domain, by name or UUID.", show_default=False
+        ),
+    ] = None,
+    wait: WaitOption = None,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """Bring guests back to their base images after a run that was killed.
+
+    Every command that changes something does this for its own domain first.
+    """
+    from snaporch.cli.recovering import recover_all
+    from snaporch.cli.session import session
+
+    with session(config_path(context, config), quiet=quiet) as opened:
+        return recover_all(opened, domain, wait=wait)

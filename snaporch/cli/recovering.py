@@ -1,0 +1,39 @@
+"""The loop over unfinished runs behind ``snaporch recover``."""
+
+from __future__ import annotations
+
+from snaporch.errors import SnaporchError
+from snaporch.report.terminal import print_error, print_result
+from snaporch.run.context import Context
+from snaporch.run.journal import read_journals
+from snaporch.run.lock import domain_lock
+from snaporch.run.settle import recover
+
+
+def recover_all(context: Context, domain: str | None, *, wait: int | None) -> int:
+    """Settle every unfinished run, or those of one domain; the first failure's exit code."""
+    journals = read_journals(context.config.paths.journal)
+    names = {journal.facts.uuid: journal.facts.domain for journal in journals}
+    if domain is not None:
+        names = {uuid: name for uuid, name in names.items() if domain in (uuid, name)}
+        if not names:
+            context.hypervisor.domain(domain)  # a misspelt name is an error
+    if not names:
+        context.progress.step(domain or "snaporch", "nothing to recover")
+    failures = []
+    for uuid, name in names.items():
+        try:
+            with domain_lock(
+                context.config.paths.runtime,
+                name,
+                uuid,
+                "recover",
+                wait=wait or 0,
+                interrupt=context.interrupt,
+            ):
+                for text in recover(context, uuid):
+                    print_result(text)
+        except SnaporchError as error:
+            print_error(error.line())
+            failures.append(int(error.exit_code))
+    return failures[0] if failures else 0

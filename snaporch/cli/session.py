@@ -1,0 +1,28 @@
+"""From a configuration to a :class:`~snaporch.run.context.Context`; imported by commands only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from snaporch.config import load_config
+from snaporch.hypervisor import open_hypervisor
+from snaporch.pool import open_pool
+from snaporch.report.terminal import TerminalProgress
+from snaporch.run.context import Context
+
+
+@contextmanager
+def session(config: Path | None, *, quiet: bool) -> Iterator[Context]:
+    """Open everything a command works with, and watch for signals while it does.
+
+    Raises:
+        ConfigError, UnavailableError: nothing was touched.
+    """
+    settings = load_config(config)
+    pool = open_pool()
+    hypervisor = open_hypervisor(settings.libvirt_uri)
+    context = Context(settings, hypervisor, pool, TerminalProgress(quiet=quiet))
+    with context.interrupt.watching():
+        yield context

@@ -1,0 +1,59 @@
+"""The loop over domains behind ``snaporch snapshot``."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Sequence
+
+from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.model import SnapshotRecord
+from snaporch.report.terminal import print_error, print_result
+from snaporch.report.units import pause, size
+from snaporch.run.context import Context
+from snaporch.run.plan import check_snapshot_name
+from snaporch.run.snapshot import take_snapshot
+
+
+def snapshot_each(
+    context: Context, names: Sequence[str], *, name: str | None, wait: int | None, json: bool
+) -> int:
+    """Snapshot the domains one after the other; the first failure's exit code.
+
+    All are looked up first, so that a misspelt name is refused before anything is touched. One
+    domain prints a JSON object, several print an array of those that succeeded.
+    """
+    if name is not None:
+        check_snapshot_name(name)
+    domains = [context.hypervisor.domain(wanted) for wanted in dict.fromkeys(names)]
+    unique = list({domain.uuid: domain for domain in domains}.values())
+    records: list[SnapshotRecord] = []
+    failures: list[int] = []
+    for domain in unique:
+        try:
+            records.append(take_snapshot(context, domain, name=name, wait=wait))
+        except InterruptedRunError:
+            raise
+        except SnaporchError as error:
+            if len(unique) == 1:
+                raise
+            print_error(error.line())
+            failures.append(error.exit_code)
+        else:
+            if not json:
+                print_result(_line(records[-1]))
+        context.interrupt.check(domain.name)
+    if json:
+        documents = [record.as_json() for record in records]
+        document = documents[0] if len(unique) == 1 else documents
+        print_result(json_format.dumps(document, indent=2, ensure_ascii=False))
+    return failures[0] if failures else 0
+
+
+def _line(record: SnapshotRecord) -> str:
+    text = f"{record.domain}@{record.snapshot}  {record.level}  {record.state}"
+    if record.ram_bytes is not None:
+        text += (
+            f"  paused {pause(record.pause_ms)}, "
+            f"RAM {size(record.ram_bytes)}, stored {size(record.stored_bytes)}"
+        )
+    return text

@@ -1,0 +1,1 @@
+"""What users see: progress, tables, sizes and ages in words."""

@@ -1,0 +1,52 @@
+"""Tables of snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from snaporch.errors import one_line
+from snaporch.model import BundleState, SnapshotRecord
+from snaporch.report.units import age, pause, size
+
+_PIPED_WIDTH = 100_000
+"""Wide enough that a reader such as grep or awk sees whole lines."""
+
+
+def print_records(records: Sequence[SnapshotRecord]) -> None:
+    """``snaporch list`` on standard output."""
+    console = Console(highlight=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, emoji=False, width=_PIPED_WIDTH)
+    console.print(_table(records, piped=not console.is_terminal))
+
+
+def _table(records: Sequence[SnapshotRecord], *, piped: bool) -> Table:
+    table = Table(box=None if piped else SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("DOMAIN", "SNAPSHOT"):
+        table.add_column(name, overflow="fold")
+    for name in ("AGE", "LEVEL", "RAM", "STORED", "PAUSE", "STATE"):
+        words = name in ("LEVEL", "STATE")
+        table.add_column(name, justify="left" if words else "right", no_wrap=True)
+    now = datetime.now(UTC)
+    for record in records:
+        table.add_row(
+            Text(one_line(record.domain)),
+            Text(record.snapshot),
+            age(record.created, now),
+            record.level.value,
+            size(record.ram_bytes),
+            size(record.stored_bytes),
+            pause(record.pause_ms),
+            Text(record.state.value, style=_style(record.state)),
+        )
+    return table
+
+
+def _style(state: BundleState) -> str:
+    return {"complete": "green", "incomplete": "yellow", "missing": "red"}[state.value]
