@@ -21,10 +21,15 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <termios.h>
+#include <time.h>
 #include <unistd.h>
 
-/* After COMMAND's end, output of what it left running is waited for so long. */
-#define LINGER_MS 200
+/*
+ * After COMMAND's end, output of what it left running is taken until there is
+ * none for a while, but not for ever.
+ */
+#define QUIET_MS 200
+#define LINGER_SECONDS 2
 
 static int open_line(const char *path)
 {
@@ -167,7 +172,8 @@ int main(int argc, char **argv)
 	int out, err, status = 0, running = 1;
 	char text[32];
 	sigset_t block, unblocked;
-	struct timespec linger = { 0, LINGER_MS * 1000000L };
+	struct timespec quiet = { 0, QUIET_MS * 1000000L };
+	time_t ended = 0;
 	pid_t pid;
 
 	if (argc < 2)
@@ -189,10 +195,10 @@ int main(int argc, char **argv)
 			{ .fd = running && !pending ? line : -1, .events = POLLIN },
 			{ .fd = pending ? in.pipe : -1, .events = POLLOUT },
 		};
-		int n = ppoll(p, 4, running ? NULL : &linger, &unblocked);
+		int n = ppoll(p, 4, running ? NULL : &quiet, &unblocked);
 
-		if (n == 0)
-			break; /* lingered long enough */
+		if (n == 0 || (!running && time(NULL) > ended + LINGER_SECONDS))
+			break;
 		if (n < 0) /* SIGCHLD: look at the child, not at the streams */
 			p[0].revents = p[1].revents = p[2].revents = p[3].revents = 0;
 		if (p[0].revents && !forward(out, line))
@@ -204,7 +210,7 @@ int main(int argc, char **argv)
 		if (p[3].revents)
 			give_input();
 		if (running && waitpid(pid, &status, WNOHANG) == pid)
-			running = 0;
+			running = 0, ended = time(NULL);
 	}
 	/* The last byte has left the line, and then only the status follows. */
 	tcdrain(line);
