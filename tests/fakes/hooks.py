@@ -1,0 +1,53 @@
+"""What all fakes share: a log of what was done, and places where a test can step in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Hook = Callable[[], None]
+
+
+@dataclass
+class Hooks:
+    """``log`` has every act in order; ``at`` holds what to call at a named place.
+
+    A hook that raises makes the operation fail there; see :func:`failing`.
+    """
+
+    log: list[str] = field(default_factory=list)
+    at: dict[str, Hook] = field(default_factory=dict)
+
+    def act(self, place: str, *about: str) -> None:
+        """Log an act, then let the test step in."""
+        self.log.append(" ".join([place, *about]))
+        self.reach(place)
+
+    def reach(self, place: str) -> None:
+        """Let the test step in at a place that is no act of its own."""
+        if hook := self.at.get(place):
+            hook()
+
+    def acts(self) -> list[str]:
+        """The first word of every line of the log."""
+        return [line.split(" ", 1)[0] for line in self.log]
+
+
+def failing(error: BaseException) -> Hook:
+    """A hook that raises ``error``, every time."""
+
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def failing_once(error: BaseException) -> Hook:
+    """A hook that raises ``error`` the first time it is reached."""
+    left = [error]
+
+    def fail() -> None:
+        if left:
+            raise left.pop()
+
+    return fail

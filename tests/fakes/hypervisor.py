@@ -1,0 +1,379 @@
+"""libvirt in memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import uuid as uuids
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+import zstandard
+
+from fakes import images
+from fakes.hooks import Hooks
+from snaporch.errors import NotFoundError
+from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor.protocol import CaptureRequest, HypervisorError, OverlayDisk, Pause, Tick
+from snaporch.model import Domain, DomainState, Owner, Versions
+
+_CAPACITY = 1 << 20
+_TICK_SECONDS = 0.005
+
+
+@dataclass
+class FakeGuest:
+    """A domain: what libvirt knows of it, and its RAM."""
+
+    name: str
+    uuid: str
+    inactive: str | None
+    live: str | None = None
+    state: DomainState = DomainState.OFF
+    paused_reason: str | None = None
+    job: str | None = None
+    ram: bytes = b""
+    managed_save: bool = False
+    agent: bool = False
+
+    def sources(self) -> tuple[dict[str, str] | None, dict[str, str] | None]:
+        """Paths by target, live and inactive."""
+        return _paths(self.live), _paths(self.inactive)
+
+
+class FakeHypervisor:
+    """A :class:`~snaporch.hypervisor.protocol.Hypervisor`.
+
+    Places for hooks, beside one for each act (``hypervisor.commit`` …): ``capture.writing`` when
+    half of the RAM is written, ``capture.switched`` when the disks are on their overlays.
+    """
+
+    def __init__(self, *guests: FakeGuest, hooks: Hooks | None = None) -> None:
+        self.hooks = hooks or Hooks()
+        self.guests = {guest.uuid: guest for guest in guests}
+        self.zstd = True
+        self.overlays_must_exist = True
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def domains(self) -> list[Domain]:
+        """See the protocol."""
+        found = [_domain(guest) for guest in self.guests.values()]
+        return sorted(found, key=lambda domain: domain.name)
+
+    def domain(self, name: str) -> Domain:
+        """See the protocol."""
+        for guest in self.guests.values():
+            if name in (guest.name, guest.uuid):
+                return _domain(guest)
+        raise NotFoundError(name, "no such domain")
+
+    def find(self, uuid: str) -> Domain | None:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.find")
+        guest = self.guests.get(uuid)
+        return _domain(guest) if guest else None
+
+    def versions(self, domain: Domain) -> Versions:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.versions")
+        return Versions("0.0", "11.3.0", "9.2.0", domain.machine)
+
+    def reads_zstd(self) -> bool:
+        """See the protocol."""
+        return self.zstd
+
+    def state(self, uuid: str) -> DomainState:
+        """See the protocol."""
+        return self.guests[uuid].state if uuid in self.guests else DomainState.OFF
+
+    def paused_by(self, uuid: str) -> str | None:
+        """See the protocol."""
+        return self._guest(uuid).paused_reason
+
+    def busy_with(self, uuid: str) -> str | None:
+        """See the protocol."""
+        return self._guest(uuid).job
+
+    def ram_progress(self, uuid: str) -> tuple[int, int] | None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        return (len(guest.ram) // 2, len(guest.ram)) if guest.job else None
+
+    def disk_capacity(self, uuid: str, target: str) -> int:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.disk_capacity")
+        if self.domain(uuid).disk(target) is None:
+            raise HypervisorError(target, "invalid path: no such disk")
+        return _CAPACITY
+
+    def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
+        """See the protocol."""
+        guest = self.guests.get(uuid)
+        return guest.sources() if guest else (None, None)
+
+    # -- acting ---------------------------------------------------------------------------------
+
+    def capture(self, request: CaptureRequest, tick: Tick) -> Pause:
+        """See the protocol."""
+        guest = self._guest(request.uuid)
+        self.hooks.act("hypervisor.capture", guest.name)
+        self._check_request(guest, request)
+        guest.job = "snapshot"
+        try:
+            self._save(guest, Path(request.ram_path), tick)
+        finally:
+            guest.job = None
+        began = datetime.now(UTC)
+        for disk in request.disks:
+            guest.live = _on_overlay(guest.live, disk)
+            guest.inactive = _on_overlay(guest.inactive, disk)
+        self.hooks.reach("capture.switched")
+        return Pause(began, 7.5) if guest.state is DomainState.RUNNING else Pause(None, 0.0)
+
+    def _check_request(self, guest: FakeGuest, request: CaptureRequest) -> None:
+        if guest.live is None:
+            raise HypervisorError(guest.name, "domain is not running")
+        named = {disk.target for disk in request.disks} | set(request.left_out)
+        for disk in _domain(guest).disks:
+            if disk.target not in named:
+                raise HypervisorError(disk.target, "is not named in the request")
+        for overlay in request.disks:
+            if self.overlays_must_exist and not os.path.exists(overlay.overlay):
+                raise HypervisorError(overlay.target, f"no such file: {overlay.overlay}")
+
+    def _save(self, guest: FakeGuest, path: Path, tick: Tick) -> None:
+        call = _SaveCall(path, f"{guest.live}\0".encode(), guest)
+        call.start()
+        try:
+            call.half.wait()
+            self.hooks.reach("capture.writing")
+            tick()
+            call.go_on.set()
+            while call.is_alive():
+                call.join(_TICK_SECONDS)
+                tick()
+        except BaseException:
+            call.aborted = True
+            raise
+        finally:
+            call.go_on.set()
+            call.join()
+        if call.error is not None:
+            reason = call.error.strerror
+            raise HypervisorError(guest.name, f"libvirt's snapshot failed: {reason}")
+
+    def abort_job(self, uuid: str) -> None:
+        """See the protocol."""
+        self.hooks.act("hypervisor.abort_job", uuid)
+        if uuid in self.guests:
+            self.guests[uuid].job = None
+
+    def commit(self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.commit", *(disk.target for disk in disks))
+        live, _ = guest.sources()
+        for disk in disks:
+            if (live or {}).get(disk.target) not in (disk.base, disk.overlay):
+                raise HypervisorError(disk.target, "is neither on its overlay nor on its base")
+        tick()
+        if guest.live is not None:
+            guest.live = domain_xml.with_bases(guest.live, disks) or guest.live
+        self._rebase(guest, disks)
+
+    def rebase_inactive(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
+        """See the protocol."""
+        self.hooks.act("hypervisor.rebase_inactive")
+        if uuid in self.guests:
+            self._rebase(self.guests[uuid], disks)
+
+    def _rebase(self, guest: FakeGuest, disks: Sequence[OverlayDisk]) -> None:
+        if guest.inactive is not None:
+            guest.inactive = domain_xml.with_bases(guest.inactive, disks) or guest.inactive
+
+    def resume(self, uuid: str) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.resume", guest.name)
+        if guest.live is None:
+            raise HypervisorError(guest.name, "domain is not running")
+        guest.state, guest.paused_reason = DomainState.RUNNING, None
+
+    def destroy(self, uuid: str) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.destroy", guest.name)
+        guest.live, guest.state, guest.paused_reason = None, DomainState.OFF, None
+        if guest.inactive is None:
+            del self.guests[uuid]
+
+    def define(self, xml: str) -> None:
+        """See the protocol."""
+        root = domain_xml.parse(xml)
+        name = domain_xml.text(root, "name")
+        uuid = domain_xml.text(root, "uuid") or str(uuids.uuid4())
+        self.hooks.act("hypervisor.define", name)
+        if any(other.name == name and other.uuid != uuid for other in self.guests.values()):
+            raise HypervisorError("domain XML", f"define: domain '{name}' already exists")
+        guest = self.guests.setdefault(uuid, FakeGuest(name, uuid, None))
+        if guest.name != name:
+            raise HypervisorError("domain XML", f"define: '{guest.name}' has uuid {uuid}")
+        guest.inactive = xml
+
+    def drop_managed_save(self, uuid: str) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.drop_managed_save")
+        guest.managed_save = False
+
+    def restore(self, ram_path: Path, *, running: bool) -> None:
+        """See the protocol."""
+        self.hooks.act("hypervisor.restore", ram_path.name)
+        xml, ram = _load(ram_path)
+        root = domain_xml.parse(xml)
+        uuid, name = domain_xml.text(root, "uuid"), domain_xml.text(root, "name")
+        guest = self.guests.setdefault(uuid, FakeGuest(name, uuid, None))
+        if guest.live is not None:
+            raise HypervisorError(str(ram_path), f"restore: domain '{name}' is already active")
+        guest.live, guest.ram = xml, ram
+        guest.state = DomainState.RUNNING if running else DomainState.PAUSED
+        guest.paused_reason = None if running else "user"
+
+    def start(self, uuid: str, *, paused: bool) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.start", guest.name)
+        if guest.live is not None:
+            raise HypervisorError(guest.name, "start: domain is already running")
+        guest.live, guest.ram = guest.inactive, images.qemu_stream(64)
+        guest.state = DomainState.PAUSED if paused else DomainState.RUNNING
+        guest.paused_reason = "starting up" if paused else None
+
+    def set_guest_clock(self, uuid: str) -> bool:
+        """See the protocol."""
+        self.hooks.act("hypervisor.set_guest_clock")
+        return self._guest(uuid).agent
+
+    def _guest(self, uuid: str) -> FakeGuest:
+        if uuid not in self.guests:
+            raise NotFoundError(uuid, "no such domain")
+        return self.guests[uuid]
+
+
+class _SaveCall(threading.Thread):
+    """libvirt saving RAM: open, write, close; open again for the finished header.
+
+    It stops in the middle until ``go_on``, so that a test can step in at a known place.
+    """
+
+    def __init__(self, path: Path, xml: bytes, guest: FakeGuest) -> None:
+        super().__init__(name="fake-libvirt-save", daemon=True)
+        self._path, self._xml, self._ram = path, xml, guest.ram
+        self._running = int(guest.state is DomainState.RUNNING)
+        self.half, self.go_on = threading.Event(), threading.Event()
+        self.aborted = False
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            self.error = error
+        finally:
+            self.half.set()
+
+    def _write(self) -> None:
+        body = images.image(self._xml, self._ram, running=self._running, magic=images.UNFINISHED)
+        middle = len(body) // 2
+        descriptor = self._open(os.O_CREAT | os.O_TRUNC)
+        try:
+            _write_all(descriptor, body[:middle])
+            self.half.set()
+            self.go_on.wait()
+            if self.aborted:
+                raise OSError(errno.ECANCELED, "operation aborted: canceled by client")
+            _write_all(descriptor, body[middle:])
+        finally:
+            os.close(descriptor)
+        descriptor = self._open(0)
+        try:
+            finished = images.header(data_length=len(self._xml), running=self._running)
+            _write_all(descriptor, finished)
+        finally:
+            os.close(descriptor)
+
+    def _open(self, flags: int) -> int:
+        """A pipe without a reader is an error here; libvirt would wait for one."""
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | flags, 0o600)
+        os.set_blocking(descriptor, True)
+        return descriptor
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _load(path: Path) -> tuple[str, bytes]:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise HypervisorError(str(path), f"restore: {error.strerror}") from error
+    if not stat.S_ISREG(path.stat().st_mode) or raw[:16] != images.FINISHED:
+        raise HypervisorError(str(path), "restore: image magic is incorrect")
+    length = int.from_bytes(raw[20:24], "little")
+    method = int.from_bytes(raw[28:32], "little")
+    xml, payload = raw[92 : 92 + length], raw[92 + length :]
+    if method == 5:
+        payload = zstandard.ZstdDecompressor().decompressobj().decompress(payload)
+    elif method == 1:
+        payload = zlib.decompress(payload, wbits=31)
+    return xml.split(b"\0", 1)[0].decode(), payload
+
+
+def _domain(guest: FakeGuest) -> Domain:
+    root = domain_xml.parse(guest.live or guest.inactive or "")
+    return Domain(
+        name=guest.name,
+        uuid=guest.uuid,
+        state=guest.state,
+        disks=tuple(domain_xml.disks(root)),
+        live_xml=guest.live,
+        inactive_xml=guest.inactive,
+        nvram=domain_xml.nvram(root),
+        tpm_state=domain_xml.tpm_state(root),
+        machine="pc-q35-9.2",
+        managed_save=guest.managed_save,
+        emulator_owner=Owner(os.getuid(), os.getgid()) if guest.live else None,
+    )
+
+
+def _paths(xml: str | None) -> dict[str, str] | None:
+    if xml is None:
+        return None
+    disks = domain_xml.disks(domain_xml.parse(xml))
+    return {disk.target: disk.source for disk in disks if disk.source}
+
+
+def _on_overlay(xml: str | None, disk: OverlayDisk) -> str | None:
+    if xml is None:
+        return None
+    root = domain_xml.parse(xml)
+    element = domain_xml.disk_element(root, disk.target)
+    assert element is not None
+    source, driver = element.find("source"), element.find("driver")
+    assert source is not None
+    assert driver is not None
+    element.set("type", "file")
+    source.attrib.clear()
+    source.set("file", disk.overlay)
+    driver.set("type", "qcow2")
+    return ElementTree.tostring(root, encoding="unicode")

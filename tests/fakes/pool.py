@@ -1,0 +1,260 @@
+"""ZFS in memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fakes.hooks import Hooks
+from snaporch.model import Dataset, DatasetKind, PoolSnapshot
+from snaporch.pool.protocol import PoolError
+
+_PREFIX = "snaporch:"
+
+
+@dataclass
+class _Snapshot:
+    name: str
+    guid: int
+    txg: int
+    created: datetime
+    content: bytes
+    properties: dict[str, str]
+    holds: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Dataset:
+    name: str
+    kind: DatasetKind
+    content: bytes = b""
+    origin: str | None = None
+    snapshots: dict[str, _Snapshot] = field(default_factory=dict)
+    bookmarks: dict[str, int] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+class FakePool:
+    """A :class:`~snaporch.pool.protocol.Pool` whose datasets hold one value each."""
+
+    def __init__(self, *datasets: str, hooks: Hooks | None = None) -> None:
+        self.hooks = hooks or Hooks()
+        self._txg = itertools.count(100)
+        self._datasets: dict[str, _Dataset] = {}
+        for name in datasets:
+            self.create(name)
+
+    # -- what a test does to the pool, and sees of it -------------------------------------------
+
+    def create(self, name: str, kind: DatasetKind = DatasetKind.FILESYSTEM) -> None:
+        """``zfs create``."""
+        self._datasets[name] = _Dataset(name, kind)
+
+    def write(self, dataset: str, content: bytes) -> None:
+        """Replace what the dataset holds."""
+        self._dataset(dataset).content = content
+
+    def read(self, dataset: str) -> bytes:
+        """What the dataset holds."""
+        return self._dataset(dataset).content
+
+    def bookmark(self, snapshot: str, name: str) -> None:
+        """``zfs bookmark``."""
+        dataset, found = self._find(snapshot)
+        dataset.bookmarks[name] = found.txg
+
+    def names(self) -> list[str]:
+        """Every snapshot's full name."""
+        return [snapshot.full_name for snapshot in self.snapshots()]
+
+    # -- the protocol ---------------------------------------------------------------------------
+
+    def datasets(self) -> list[Dataset]:
+        """See the protocol."""
+        return [Dataset(each.name, each.kind) for each in self._datasets.values()]
+
+    def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
+        """See the protocol."""
+        self.hooks.reach("pool.snapshots")
+        wanted = self._datasets if datasets is None else datasets
+        found = [
+            (snapshot.txg, self._public(dataset, snapshot))
+            for name in dict.fromkeys(wanted)
+            if (dataset := self._datasets.get(name))
+            for snapshot in dataset.snapshots.values()
+        ]
+        return [public for _, public in sorted(found, key=lambda pair: pair[0])]
+
+    def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.snapshot", *names)
+        self.hooks.reach(f"pool.snapshot {names[0].split('/', 1)[0]}")
+        self._same_pool(names)
+        for full in names:
+            dataset, _, name = full.partition("@")
+            if name in self._dataset(dataset).snapshots:
+                raise PoolError(full, "dataset already exists")
+        txg = next(self._txg)
+        for full in names:
+            dataset, _, name = full.partition("@")
+            holder = self._dataset(dataset)
+            holder.snapshots[name] = _Snapshot(
+                name=name,
+                guid=hash((full, txg)) & 0xFFFFFFFFFFFF,
+                txg=txg,
+                created=datetime.now(UTC).replace(microsecond=0),
+                content=holder.content,
+                properties=dict(properties),
+            )
+
+    def destroy_snapshots(self, names: Sequence[str]) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.destroy_snapshots", *names)
+        self._same_pool(names)
+        present = [name for name in names if self._exists(name)]
+        cloned = self.clones(present)
+        if blocked := [name for name in present if self.holds(name) or name in cloned]:
+            raise PoolError(", ".join(blocked), "dataset is busy")
+        for full in present:
+            dataset, found = self._find(full)
+            del dataset.snapshots[found.name]
+
+    def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.set_properties", *names, *map("=".join, properties.items()))
+        for name in names:
+            holder = self._find(name)[1] if "@" in name else self._dataset(name)
+            holder.properties.update(properties)
+
+    def hold(self, names: Sequence[str], tag: str) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.hold", *names, tag)
+        found = [self._find(name)[1] for name in names]
+        if any(tag in snapshot.holds for snapshot in found):
+            raise PoolError(", ".join(names), "tag already exists on this dataset")
+        for snapshot in found:
+            snapshot.holds.add(tag)
+
+    def release(self, names: Sequence[str], tag: str) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.release", *names, tag)
+        for name in names:
+            self._find(name)[1].holds.discard(tag)
+
+    def holds(self, name: str) -> list[str]:
+        """See the protocol."""
+        return sorted(self._find(name)[1].holds)
+
+    def clone(self, origin: str, dataset: str) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.clone", origin, dataset)
+        source, snapshot = self._find(origin)
+        if dataset in self._datasets:
+            raise PoolError(dataset, "dataset already exists")
+        self._datasets[dataset] = _Dataset(dataset, source.kind, snapshot.content, origin)
+
+    def destroy_dataset(self, dataset: str) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.destroy_dataset", dataset)
+        below = [name for name in self._datasets if name.startswith(f"{dataset}/")]
+        if self._dataset(dataset).snapshots or below:
+            raise PoolError(dataset, "filesystem has children")
+        del self._datasets[dataset]
+
+    def rollback(self, snapshot: str) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.rollback", snapshot)
+        dataset, found = self._find(snapshot)
+        if newer := self.newer(snapshot):
+            raise PoolError(snapshot, f"more recent snapshots or bookmarks exist: {newer}")
+        dataset.content = found.content
+
+    def newer(self, snapshot: str) -> list[str]:
+        """See the protocol."""
+        dataset, found = self._find(snapshot)
+        snapshots = [f"{dataset.name}@{s.name}" for s in _after(dataset, found.txg)]
+        marks = dataset.bookmarks.items()
+        return snapshots + [f"{dataset.name}#{name}" for name, txg in marks if txg > found.txg]
+
+    def destroy_bookmark(self, name: str) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.destroy_bookmark", name)
+        dataset, _, bookmark = name.partition("#")
+        if self._dataset(dataset).bookmarks.pop(bookmark, None) is None:
+            raise PoolError(name, "bookmark does not exist")
+
+    def clones(self, snapshots: Sequence[str]) -> dict[str, list[str]]:
+        """See the protocol."""
+        found: dict[str, list[str]] = {}
+        for dataset in self._datasets.values():
+            if dataset.origin in snapshots and dataset.origin is not None:
+                found.setdefault(dataset.origin, []).append(dataset.name)
+        return found
+
+    def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
+        """See the protocol: what lies between, as JSON."""
+        self.hooks.act("pool.send_increment", origin, snapshot)
+        dataset, first = self._find(origin)
+        _, last = self._find(snapshot)
+        between = [s for s in _after(dataset, first.txg) if s.txg <= last.txg]
+        if not between:
+            raise PoolError(snapshot, f"not later than {origin}")
+        path.write_text(json.dumps({s.name: s.content.hex() for s in between}))
+        path.chmod(0o600)
+        return path.stat().st_size
+
+    def increment_size(self, origin: str, snapshot: str) -> int:
+        """See the protocol."""
+        self.hooks.reach("pool.increment_size")
+        dataset, first = self._find(origin)
+        self._find(snapshot)
+        return sum(len(s.content) for s in _after(dataset, first.txg))
+
+    def written_since(self, snapshot: str) -> int:
+        """See the protocol."""
+        dataset, found = self._find(snapshot)
+        return 0 if dataset.content == found.content else len(dataset.content)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _dataset(self, name: str) -> _Dataset:
+        if name not in self._datasets:
+            raise PoolError(name, "dataset does not exist")
+        return self._datasets[name]
+
+    def _exists(self, full: str) -> bool:
+        dataset, _, name = full.partition("@")
+        return dataset in self._datasets and name in self._datasets[dataset].snapshots
+
+    def _find(self, full: str) -> tuple[_Dataset, _Snapshot]:
+        if not self._exists(full):
+            raise PoolError(full, "no such snapshot")
+        dataset, _, name = full.partition("@")
+        return self._datasets[dataset], self._datasets[dataset].snapshots[name]
+
+    def _same_pool(self, names: Sequence[str]) -> None:
+        if len({name.split("@")[0].split("/")[0] for name in names}) > 1:
+            raise PoolError(", ".join(names), "more than one pool")
+
+    def _public(self, dataset: _Dataset, snapshot: _Snapshot) -> PoolSnapshot:
+        own = {
+            key.removeprefix(_PREFIX): value
+            for key, value in (dataset.properties | snapshot.properties).items()
+            if key.startswith(_PREFIX)
+        }
+        return PoolSnapshot(
+            dataset.name, snapshot.name, snapshot.guid, snapshot.txg, snapshot.created, own
+        )
+
+    def remake(self, full: str) -> None:
+        """Destroy a snapshot and take another of its name: same name, other GUID."""
+        dataset, found = self._find(full)
+        dataset.snapshots[found.name] = replace(found, guid=found.guid + 1, txg=next(self._txg))
+
+
+def _after(dataset: _Dataset, txg: int) -> list[_Snapshot]:
+    return [snapshot for snapshot in dataset.snapshots.values() if snapshot.txg > txg]

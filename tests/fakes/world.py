@@ -1,0 +1,167 @@
+"""A host for runs and restores: fakes for libvirt and ZFS, real files for everything else."""
+
+from __future__ import annotations
+
+import uuid as uuids
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fakes import images
+from fakes.domain_xml import DiskSpec, domain_xml
+from fakes.hooks import Hooks
+from fakes.hypervisor import FakeGuest, FakeHypervisor
+from fakes.pool import FakePool
+from snaporch.config import Config, Paths
+from snaporch.hypervisor import OverlayDisk
+from snaporch.model import Dataset, DatasetKind, Domain, DomainState, Owner
+from snaporch.pool.resolver import NotOnZfsError
+from snaporch.run import overlays, plan
+from snaporch.run.context import Context
+
+_WRITTEN = b"the guest's last writes"
+
+
+@dataclass
+class Heard:
+    """A listener that remembers."""
+
+    steps: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    amounts: list[tuple[int, int]] = field(default_factory=list)
+
+    def step(self, subject: str, text: str) -> None:
+        """A step."""
+        self.steps.append(text)
+
+    def note(self, subject: str, text: str) -> None:
+        """A note."""
+        self.notes.append(text)
+
+    def amount(self, subject: str, done: int, total: int) -> None:
+        """Bytes."""
+        self.amounts.append((done, total))
+
+
+class World:
+    """A host whose datasets are the directories ``zfs/POOL/NAME`` of a temporary directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.hooks = Hooks()
+        self.pool = FakePool(hooks=self.hooks)
+        self.hypervisor = FakeHypervisor(hooks=self.hooks)
+        self.heard = Heard()
+        self.paths = Paths(
+            overlays=root / "overlays",
+            overlay_reserve_mib=1,
+            bundles=root / "bundles",
+            journal=root / "journal",
+            runtime=root / "runtime",
+        )
+        self.context = self.with_defaults()
+
+    def with_defaults(self, **defaults: object) -> Context:
+        """The context, with these settings for every domain."""
+        config = Config.model_validate({"paths": self.paths.model_dump(), "defaults": defaults})
+        self.context = Context(config, self.hypervisor, self.pool, self.heard)
+        return self.context
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put the fake resolver and the fake qemu-img in their places."""
+        monkeypatch.setattr(plan, "resolve", self.resolve)
+        monkeypatch.setattr(overlays, "make_overlay", self.make_overlay)
+        monkeypatch.setattr(overlays, "holds_writes", self.holds_writes)
+        monkeypatch.setattr(overlays, "commit_offline", self.commit_offline)
+
+    # -- guests ---------------------------------------------------------------------------------
+
+    def add_guest(
+        self,
+        name: str = "web",
+        disks: Mapping[str, str] | None = None,
+        *,
+        state: DomainState = DomainState.RUNNING,
+        more: tuple[DiskSpec, ...] = (),
+        nvram: str | None = None,
+        tpm: str | None = None,
+        persistent: bool = True,
+    ) -> Domain:
+        """A guest with an image on each dataset: target → dataset."""
+        specs = [
+            DiskSpec(target, str(self.image(dataset, f"{name}-{target}.img")))
+            for target, dataset in ({"vda": f"tank/{name}"} if disks is None else disks).items()
+        ]
+        uuid = str(uuids.uuid5(uuids.NAMESPACE_DNS, name))
+        xml = domain_xml(name, uuid, [*specs, *more], nvram=nvram, tpm=tpm)
+        off = state is DomainState.OFF
+        self.hypervisor.guests[uuid] = FakeGuest(
+            name=name,
+            uuid=uuid,
+            inactive=xml if persistent else None,
+            live=None if off else xml,
+            state=state,
+            paused_reason="user" if state is DomainState.PAUSED else None,
+            ram=b"" if off else images.qemu_stream(20_000),
+        )
+        return self.hypervisor.domain(uuid)
+
+    def guest(self, name: str = "web") -> FakeGuest:
+        """What the hypervisor knows of the guest."""
+        return next(g for g in self.hypervisor.guests.values() if g.name == name)
+
+    def image(self, dataset: str, name: str) -> Path:
+        """An image file in a dataset; both are made as needed."""
+        if dataset not in {known.name for known in self.pool.datasets()}:
+            self.pool.create(dataset)
+            self.pool.write(dataset, b"first")
+        path = self.root / "zfs" / dataset / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return path
+
+    def on_bases(self, name: str = "web") -> bool:
+        """Whether live and inactive XML name no overlay."""
+        used = [path for xml in self.guest(name).sources() for path in (xml or {}).values()]
+        return not any(path.startswith(str(self.paths.overlays)) for path in used)
+
+    # -- what must not be left behind -----------------------------------------------------------
+
+    def leftovers(self) -> list[str]:
+        """Overlays, journals, pipes and unfinished bundles."""
+        found = [*self.paths.overlays.rglob("*"), *self.paths.journal.rglob("*")]
+        found += self.paths.runtime.glob("*.ram")
+        found += self.paths.bundles.glob("*/.*")
+        return sorted(str(path.relative_to(self.root)) for path in found)
+
+    # -- in place of the real ones --------------------------------------------------------------
+
+    def resolve(self, path: str) -> Dataset:
+        """The dataset by the directory; like the real one, it wants the path to exist."""
+        Path(path).stat()
+        zfs = self.root / "zfs"
+        if not Path(path).is_relative_to(zfs):
+            raise NotOnZfsError(path, "not on ZFS but on tmpfs")
+        parts = Path(path).relative_to(zfs).parts
+        return Dataset("/".join(parts[:2]), DatasetKind.FILESYSTEM)
+
+    def make_overlay(self, disk: OverlayDisk, size: int, owner: Owner | None) -> None:
+        """An empty overlay."""
+        self.hooks.act("overlays.make", disk.target)
+        Path(disk.overlay).touch()
+
+    def write_overlay(self, path: str) -> None:
+        """A guest's write into an overlay."""
+        Path(path).write_bytes(_WRITTEN)
+
+    def holds_writes(self, overlay: Path) -> bool:
+        """Whether there were writes."""
+        return overlay.read_bytes() == _WRITTEN
+
+    def commit_offline(self, disk: OverlayDisk) -> None:
+        """What ``qemu-img commit`` does."""
+        self.hooks.act("overlays.commit_offline", disk.target)
+        Path(disk.base).write_bytes(Path(disk.overlay).read_bytes())
+        Path(disk.overlay).write_bytes(b"")
