@@ -1,0 +1,192 @@
+"""Running snaporch as a user would, and asking the guest and libvirt what became of it."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from guests.guest import Guest
+
+T = TypeVar("T")
+OVERLAYS = Path("/var/lib/snaporch/overlays")
+BUNDLES = Path("/var/lib/snaporch/bundles")
+JOURNAL = Path("/var/lib/snaporch/journal")
+RUNTIME = Path("/run/snaporch")
+_COUNT = re.compile(r"N ([0-9a-f]{8})")
+
+
+@dataclass
+class Outcome:
+    """What a command answered."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output, which must be one JSON document and nothing else."""
+        return json.loads(self.out)
+
+
+def snaporch(*arguments: str, env: dict[str, str] | None = None) -> Outcome:
+    """Run snaporch; any status is an answer."""
+    return run("snaporch", *arguments, env=env)
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> Outcome:
+    """Run a command to its end."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(env or {})},
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def must(*command: str) -> str:
+    """The output of a command that must succeed."""
+    outcome = run(*command)
+    assert outcome.status == 0, f"{command}: {outcome.status}\n{outcome.out}{outcome.err}"
+    return outcome.out
+
+
+def snapshot(guest: Guest, *options: str) -> dict[str, Any]:
+    """Snapshot a guest, which must succeed; the JSON object."""
+    outcome = snaporch("snapshot", guest.name, "--json", *options)
+    assert outcome.status == 0, outcome.err
+    return outcome.json
+
+
+def restore(guest: Guest, name: str, *options: str) -> dict[str, Any]:
+    """Restore a guest, which must succeed; the JSON object."""
+    outcome = snaporch("restore", f"{guest.name}@{name}", "--yes", "--json", *options)
+    assert outcome.status == 0, outcome.err
+    return outcome.json
+
+
+def assert_restored(guest: Guest, mark: int, expected: int) -> None:
+    """The guest went on from ``expected`` (or the count in flight): no boot, no complaint.
+
+    ``mark`` was taken before the restore, while the guest still counted; what it printed until it
+    was stopped comes first, maybe with a torn line, so the restored run begins where counts drop.
+    """
+    first = wait_for(lambda: _first_after_drop(guest.serial()[mark:]), "the restored guest counts")
+    assert first in (expected, expected + 1), f"went on at {first:#x}, not at {expected:#x}"
+    guest.wait_count()
+    guest.wait_count()
+    assert not guest.cold_boots_since(mark)
+    assert not guest.bad_since(mark)
+
+
+def _first_after_drop(text: str) -> int | None:
+    counts = [int(digits, 16) for digits in _COUNT.findall(text)]
+    return next((after for before, after in itertools.pairwise(counts) if after <= before), None)
+
+
+def assert_clean(guest: Guest, state: str = "running") -> None:
+    """The guest is on its base images in both XMLs, and nothing of a run is left."""
+    assert guest.state() == state
+    for inactive in (False, True):
+        for source in guest.sources(inactive=inactive).values():
+            assert not source.startswith(str(OVERLAYS)), f"{source} (inactive: {inactive})"
+    assert "<mirror" not in guest.xml()
+    assert _entries(OVERLAYS) == []
+    assert _entries(JOURNAL) == []
+    assert [path for path in _entries(RUNTIME) if path.suffix != ".lock"] == []
+    assert list(BUNDLES.glob("*/.*.partial")) == []
+
+
+def _entries(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def one_line_error(outcome: Outcome, status: int, *words: str) -> None:
+    """The documented exit status, one line on standard error, nothing on standard output."""
+    assert outcome.status == status, f"{outcome.status}: {outcome.err}"
+    lines = [line for line in outcome.err.splitlines() if line.startswith("snaporch:")]
+    assert len(lines) == 1, outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+    for word in words:
+        assert word in lines[0], f"{word!r} is not in {lines[0]!r}"
+
+
+def wait_for(probe: Callable[[], T | None], what: str, timeout: float = 120) -> T:
+    """Poll until ``probe`` gives something; for states that announce themselves to nobody."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        found = probe()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise TimeoutError(what)
+
+
+def zfs_snapshots(name: str = "") -> list[str]:
+    """Full names of the ZFS snapshots that end in ``name``."""
+    listing = must("zfs", "list", "-H", "-t", "snapshot", "-o", "name").splitlines()
+    return [full for full in listing if full.endswith(name)]
+
+
+@contextmanager
+def config(tmp_path: Path, text: str) -> Iterator[dict[str, str]]:
+    """An environment that names a configuration file with ``text``."""
+    path = tmp_path / "snaporch.toml"
+    path.write_text(text)
+    yield {"SNAPORCH_CONFIG": str(path)}
+
+
+@contextmanager
+def stalled_compressor(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment in which RAM cannot flow: a ``pigz`` that waits for a pipe nobody writes.
+
+    The RAM phase then lasts until somebody ends it, whatever the machine's speed.
+    """
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    pigz = programs / "pigz"
+    pigz.write_text(f"#!/bin/sh\nexec cat {gate}\n")
+    pigz.chmod(0o755)
+    text = '[defaults]\ncompression = "gzip"\n'
+    with config(tmp_path, text) as environment:
+        yield environment | {"PATH": f"{programs}:{os.environ['PATH']}"}
+
+
+@contextmanager
+def started(*arguments: str, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A snaporch that goes on beside the test; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        ["snaporch", *arguments],
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def wait_for_ram_phase(guest: Guest) -> None:
+    """Until libvirt is saving the guest's RAM."""
+    wait_for(
+        lambda: "Operation:        Snapshot" in run("virsh", "domjobinfo", guest.name).out,
+        "the RAM phase",
+    )

@@ -1,0 +1,33 @@
+"""A hundred snapshots in a loop of a guest that never stops writing to three disks on two pools."""
+
+from guests.disks import Disk
+from guests.guest import Guest
+from support import assert_clean, assert_restored, restore, snapshot
+
+ROUNDS = 100
+
+
+def test_a_hundred_snapshots_under_write_load():
+    guest = Guest.create(
+        "busy",
+        kind="busy",
+        disks=[
+            Disk("file", "tank/busy"),
+            Disk("zvol", "flash/busy-1"),
+            Disk("zvol", "tank/busy-2"),
+        ],
+    )
+    mark = guest.mark()
+    last = 0
+    for round_number in range(ROUNDS):
+        taken = snapshot(guest, "--name", f"load-{round_number}")
+        count = guest.snapshot_count(taken["snapshot"])  # all three counters of one instant
+        assert count > last
+        last = count
+    assert_clean(guest)
+    assert not guest.cold_boots_since(mark)
+    assert not guest.bad_since(mark)
+    before = guest.mark()
+    restore(guest, f"load-{ROUNDS - 1}")
+    assert_restored(guest, before, last)
+    guest.remove()
