@@ -8,6 +8,7 @@ with what is not there yet, and prints that folder's name as its last line.
 import argparse
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "probes"
+TOOLS = {"as": "binutils", "gcc": "gcc", "mformat": "mtools"}
+ROOT = [] if os.geteuid() == 0 else ["sudo"]
 
 
 def main() -> None:
@@ -33,6 +36,7 @@ def build(out: Path | None = None, kinds: list[str] | None = None) -> Path:
     """Builds what is missing; the folder with everything in it."""
     out = out or cache_folder()
     out.mkdir(parents=True, exist_ok=True)
+    ensure_tools()
     for kind in kinds or list(BUILDERS):
         BUILDERS[kind](out)
     return out
@@ -45,6 +49,16 @@ def cache_folder() -> Path:
     for source in sorted([*SOURCES.iterdir(), Path(__file__)]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return Path(home) / "snaporch" / "guests" / digest.hexdigest()[:16]
+
+
+def ensure_tools() -> None:
+    """Installs the Debian packages whose tools are not there."""
+    packages = sorted(
+        {package for tool, package in TOOLS.items() if not shutil.which(tool)}
+    )
+    if packages:
+        print(f"guests: installing {' '.join(packages)}", file=sys.stderr)
+        run(*ROOT, "apt-get", "install", "-y", "--no-install-recommends", *packages)
 
 
 def build_bios(out: Path) -> None:
@@ -73,6 +87,37 @@ def _boot_sector(target: Path, *options: str) -> None:
     )
 
 
+def build_uefi(out: Path) -> None:
+    """probe-efi.img and probe-efi-busy.img: ESPs with the UEFI application."""
+    _make(out / "probe-efi.img", _esp)
+    _make(out / "probe-efi-busy.img", lambda target: _esp(target, "-DBUSY=1"))
+
+
+def _esp(target: Path, *options: str) -> None:
+    code, linked, program = (
+        target.with_suffix(suffix) for suffix in (".o", ".elf", ".efi")
+    )
+    run("gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Werror",
+        "-ffreestanding", "-fpic", "-fvisibility=hidden", "-mno-red-zone",
+        "-fno-stack-protector", "-fno-asynchronous-unwind-tables",
+        "-fno-tree-loop-distribute-patterns", "-fcf-protection=none",
+        *options, "-c", "-o", code, SOURCES / "probe_efi.c")  # fmt: skip
+    # All code is relative to itself, so a program linked to one address is
+    # position-independent, and needs no relocation when the firmware loads it.
+    run("ld", "-nostdlib", "--build-id=none", "-z", "noexecstack",
+        "-z", "max-page-size=4096", "-Ttext=0x1000", "-e", "efi_main",
+        "-o", linked, code)  # fmt: skip
+    run("objcopy", "-O", "efi-app-x86_64",
+        "--set-section-flags", ".bss=alloc,load,contents,data",
+        "-j", ".text", "-j", ".rodata", "-j", ".data", "-j", ".bss",
+        "-j", ".reloc", linked, program)  # fmt: skip
+    # 1 MiB of FAT12; eight reserved sectors, of which FAT itself uses one.
+    run("mformat", "-C", "-i", target, "-T", "2048", "-h", "16", "-s", "32",
+        "-R", "8", "-c", "4", "-r", "1", "::")  # fmt: skip
+    run("mmd", "-i", target, "::/EFI", "::/EFI/BOOT")
+    run("mcopy", "-i", target, program, "::/EFI/BOOT/BOOTX64.EFI")
+
+
 def _make(target: Path, maker: Callable[[Path], None]) -> None:
     """Has ``maker`` write a file, unless it is there; whole or not at all."""
     if target.exists():
@@ -98,7 +143,10 @@ def run(*command: str | Path) -> None:
         sys.exit(f"guests: {words}\n{done.stdout}")
 
 
-BUILDERS: dict[str, Callable[[Path], None]] = {"bios": build_bios}
+BUILDERS: dict[str, Callable[[Path], None]] = {
+    "bios": build_bios,
+    "uefi": build_uefi,
+}
 
 if __name__ == "__main__":
     main()

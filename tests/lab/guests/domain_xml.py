@@ -92,6 +92,12 @@ def disk_sources(xml: str) -> dict[str, str]:
     return sources
 
 
+def nvram_path(xml: str) -> Path | None:
+    """Find the NVRAM file in a domain's XML."""
+    path = ET.fromstring(xml).findtext("os/nvram")
+    return Path(path) if path else None
+
+
 def _text(parent: ET.Element, tag: str, text: str, **attributes: str) -> ET.Element:
     element = ET.SubElement(parent, tag, attributes)
     element.text = text

@@ -20,6 +20,7 @@ from guests.domain_xml import (
     Mutate,
     disk_sources,
     domain_xml,
+    nvram_path,
 )
 
 Kind = Literal["probe", "busy", "linux"]
@@ -46,8 +47,8 @@ _UNDEFINE = (
 _MEMORY_MIB = {
     ("probe", "bios"): 16,
     ("busy", "bios"): 16,
-    ("probe", "uefi"): 96,
-    ("busy", "uefi"): 96,
+    ("probe", "uefi"): 64,
+    ("busy", "uefi"): 64,
     ("linux", "bios"): 160,
     ("linux", "uefi"): 256,
 }
@@ -228,6 +229,13 @@ class Guest:
         """Waits for a count printed from now on, greater than ``beyond``."""
         return self._wait(self.mark(), timeout, beyond)
 
+    def wait_nvram_set(self, mark: int, timeout: float = 60) -> int:
+        """Waits for the UEFI probe to set its variable; the value it set."""
+        end = time.monotonic() + timeout
+        while not (found := self.log.report(mark).nvset):
+            self._still_waiting(end, "NVRAM")
+        return found[0]
+
     def wait_bad(self, mark: int, timeout: float = 60) -> str:
         """Waits for the first complaint after the mark."""
         end = time.monotonic() + timeout
@@ -268,6 +276,10 @@ class Guest:
         Raises guests.sector.DiskContentError if they are not of one instant.
         """
         return sector.agreed_count(self.disk_counts(snapshot))
+
+    def nvram(self) -> Path | None:
+        """The NVRAM file of a UEFI guest; see guests.nvram.probe_value."""
+        return nvram_path(self.xml())
 
     # -- the oracle ----------------------------------------------------------
 
@@ -335,8 +347,9 @@ def connect() -> Any:
 
 
 def _alive(connection: Any) -> bool:
+    # isAlive() says yes until something is sent.
     try:
-        return bool(connection.isAlive())
+        return bool(connection.getLibVersion())
     except libvirt.libvirtError:
         return False
 
