@@ -43,6 +43,8 @@ class CaptureRequest:
 
     uuid: str
     disks: tuple[OverlayDisk, ...]
+    manual: tuple[str, ...]
+    """Targets that get no overlay and are of the instant only while the guest stays paused."""
     left_out: tuple[str, ...]
     """Targets of the disks that get no overlay; libvirt wants every disk named."""
     ram_path: str

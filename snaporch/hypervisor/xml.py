@@ -143,6 +143,8 @@ def snapshot_xml(request: CaptureRequest) -> str:
         )
         ElementTree.SubElement(element, "driver", type="qcow2")
         ElementTree.SubElement(element, "source", file=disk.overlay)
+    for target in request.manual:
+        ElementTree.SubElement(listing, "disk", name=target, snapshot="manual")
     for target in request.left_out:
         ElementTree.SubElement(listing, "disk", name=target, snapshot="no")
     return ElementTree.tostring(root, encoding="unicode")

@@ -22,7 +22,11 @@ from snaporch.run.journal import Facts
 _NAME = re.compile(r"^[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*$")
 _MAX_FULL_NAME = 255
 """ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
-_CAPTURED = {DomainState.RUNNING, DomainState.PAUSED, DomainState.SUSPENDED}
+_REFUSED_STATES = {
+    DomainState.SUSPENDED: "wake it with `virsh dompmwakeup`",
+    DomainState.CRASHED: "reset or destroy it first",
+    DomainState.STOPPING: "wait until it is off",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,11 @@ class LeftOut:
 
     disk: Disk
     reason: str
+
+    def describe(self) -> str:
+        """The disk, its place and the reason, for a message."""
+        place = f" ({self.disk.source})" if self.disk.source else ""
+        return f"{self.disk.target}{place}: {self.reason}"
 
     @property
     def matters(self) -> bool:
@@ -143,7 +152,7 @@ def make_plan(context: Context, domain: Domain, name: str | None) -> Plan:
     settings = context.config.settings(domain.name, domain.uuid)
     planned, left_out = locate_disks(domain, settings.exclude_disks)
     if not planned:
-        details = "; ".join(f"{out.disk.target or '?'}: {out.reason}" for out in left_out)
+        details = "; ".join(out.describe() for out in left_out)
         raise RefusedError(domain.name, f"no disk on ZFS ({details or 'it has no disks'})")
     started = datetime.now(UTC)
     datasets = tuple(sorted({disk.dataset.name for disk in planned}))
@@ -161,7 +170,7 @@ def make_plan(context: Context, domain: Domain, name: str | None) -> Plan:
         snapshot=snapshot,
         datasets=datasets,
         overlay_dir=str(overlay_dir),
-        overlays=tuple(_overlay(disk, overlay_dir) for disk in planned) if domain.active else (),
+        overlays=_overlays(domain, planned, overlay_dir),
         ram_pipe=str(paths.runtime / f"{run}.ram"),
     )
     return Plan(
@@ -179,6 +188,19 @@ def make_plan(context: Context, domain: Domain, name: str | None) -> Plan:
 def _compressing(context: Context, settings: DomainSettings) -> Compressing:
     method = choose(settings.compression, reads_zstd=context.hypervisor.reads_zstd())
     return Compressing(method, settings.compression_level, settings.compression_threads)
+
+
+def _overlays(
+    domain: Domain, planned: list[PlannedDisk], directory: Path
+) -> tuple[OverlayDisk, ...]:
+    """A running guest writes to overlays meanwhile; a paused one writes nothing, and needs none.
+
+    It could not have any either: saving RAM leaves a paused guest's images inactive, and QEMU
+    refuses to commit into an inactive base until the guest runs again.
+    """
+    if domain.state is not DomainState.RUNNING:
+        return ()
+    return tuple(_overlay(disk, directory) for disk in planned)
 
 
 def _overlay(planned: PlannedDisk, directory: Path) -> OverlayDisk:
@@ -216,8 +238,8 @@ def _free_name(
 
 
 def _check_active(context: Context, domain: Domain, planned: list[PlannedDisk]) -> None:
-    if domain.state not in _CAPTURED:
-        raise RefusedError(domain.name, f"is {domain.state}", "wait until it runs or is off")
+    if domain.state in _REFUSED_STATES:
+        raise RefusedError(domain.name, f"is {domain.state}", _REFUSED_STATES[domain.state])
     job = context.hypervisor.busy_with(domain.uuid)
     if job is not None:
         raise RefusedError(domain.name, f"libvirt is busy with it ({job})", "wait until that ended")

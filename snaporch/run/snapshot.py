@@ -90,8 +90,8 @@ class _Run:
         places = ", ".join(dataset.name for dataset in self._plan.datasets)
         progress.step(name, f"{self._plan.level} snapshot @{self._plan.snapshot} of {places}")
         for out in self._plan.left_out:
-            text = f"{out.disk.target} is left out: {out.reason}"
-            (progress.note if out.matters else progress.step)(name, text)
+            tell = progress.note if out.matters else progress.step
+            tell(name, f"left out: {out.describe()}")
 
     def _forward(self, journal: Journal) -> SnapshotRecord:
         plan = self._plan
@@ -109,6 +109,7 @@ class _Run:
             self._touched = True
             with journal.step(Step.POOL_SNAPSHOT):
                 snapshots = self._snapshot_pools(bundle)
+            level = self._reached()
             parts = side_parts(bundle, plan.domain, pause)
             if capture is not None:
                 with journal.step(Step.RELEASE):
@@ -117,7 +118,6 @@ class _Run:
                 self._context.progress.step(plan.domain.name, "sealing the bundle")
                 if capture is not None:
                     parts.insert(0, capture.seal())
-                level = self._reached()
                 created = pause.began or snapshots[0].created
                 versions = self._context.hypervisor.versions(plan.domain)
                 manifest = build_manifest(
@@ -149,6 +149,8 @@ class _Run:
         return capture
 
     def _make_overlays(self) -> None:
+        if not self._plan.facts.overlays:
+            return
         owner = self._domain.emulator_owner
         overlays.make_directory(Path(self._plan.facts.overlay_dir), owner)
         for disk in self._plan.facts.overlays:
@@ -188,6 +190,7 @@ class _Run:
         request = CaptureRequest(
             uuid=self._domain.uuid,
             disks=facts.overlays,
+            manual=() if facts.overlays else tuple(d.disk.target for d in self._plan.disks),
             left_out=tuple(out.disk.target for out in self._plan.left_out),
             ram_path=str(capture.target),
         )
@@ -239,18 +242,36 @@ class _Run:
 
     def _release(self, pause: Pause) -> None:
         progress, facts = self._context.progress, self._plan.facts
+        if not facts.overlays:
+            return
         progress.step(self._domain.name, f"paused {pause.milliseconds:.0f} ms; committing overlays")
         self._context.hypervisor.commit(facts.uuid, facts.overlays, lambda: None)
         remove_unused(self._context, facts)
 
     def _reached(self) -> Level:
-        """A guest that was off but was started meanwhile was snapshotted as if running."""
-        if self._plan.domain.active:
+        """What the ZFS snapshots just taken are worth.
+
+        Overlays keep the bases still. Without them nothing but the guest's own stillness does: one
+        that was resumed or started by someone meanwhile was snapshotted in the middle of its life.
+        """
+        domain = self._plan.domain
+        if self._plan.facts.overlays:
             return Level.RAM
-        now = self._context.hypervisor.find(self._domain.uuid)
-        if now is None or now.active or self._plan.domain.managed_save:
-            return Level.CRASH
-        return Level.OFF
+        if domain.active:
+            still = self._context.hypervisor.paused_by(domain.uuid) is not None
+            return self._unless_disturbed(Level.RAM, still=still)
+        now = self._context.hypervisor.find(domain.uuid)
+        still = now is not None and not now.active and not domain.managed_save
+        return self._unless_disturbed(Level.OFF, still=still)
+
+    def _unless_disturbed(self, level: Level, *, still: bool) -> Level:
+        if still:
+            return level
+        self._context.progress.note(
+            self._domain.name,
+            f"it did not stay as it was: recorded as crash-consistent, not {level}",
+        )
+        return Level.CRASH
 
     # -- the way back -----------------------------------------------------------------------
 

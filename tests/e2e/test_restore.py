@@ -102,7 +102,7 @@ def test_another_guest_on_the_same_dataset_is_in_the_way(guest):
 
 
 def test_a_guest_that_was_undefined_comes_back(guest):
-    taken = snapshot(guest, "--name", "undefined", *[])
+    taken = snapshot(guest, "--name", "undefined")
     count = guest.snapshot_count("undefined")
     guest.wait_count(beyond=count + 5)
     mark = guest.mark()

@@ -1,0 +1,68 @@
+# Everything a developer or a curious user types. `make` alone lists it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/snaporch
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+# Made on first use, so that `make help` and `make lab` need none.
+VENV = $(eval VENV := $$(shell tests/venv))$(VENV)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: lab ## snapshot and restore a real guest in the lab, and compare its counts
+	@tests/lab/run --env "SNAPORCH_GUESTS_HOST=$$(tests/lab/guests/build 2>/dev/null)" tests/e2e/demo
+
+.PHONY: lab
+lab: ## build the lab: real OpenZFS and libvirt on any Debian machine (cached)
+	@tests/lab/build
+	@tests/lab/guests/build >/dev/null
+
+.PHONY: test
+test: check test-unit lab test-lab ## all checks and tests, the lab's included
+
+.PHONY: test-all
+test-all: test ## the long matrices too
+
+.PHONY: test-unit
+test-unit: ## tests that need neither ZFS nor a running libvirtd
+	@echo "unit and integration tests"
+	@test -n "$(VENV)"
+	@$(VENV)/bin/python -m pytest -q -m "not lab" tests/unit tests/integration tests/contract
+
+.PHONY: test-lab
+test-lab: ## whole flows in the lab (WORDS="uefi names" for some of them)
+	@echo "lab tests, $(JOBS) labs at once"
+	@tests/e2e/run --jobs $(JOBS) $(WORDS)
+
+.PHONY: check
+check: ## lint, types, direction of imports, spelling
+	@echo "static checks"
+	@test -n "$(VENV)"
+	@$(VENV)/bin/ruff check -q .
+	@$(VENV)/bin/ruff format -q --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-logo --no-timings 2>/dev/null >$(CACHE)/imports.log || { cat $(CACHE)/imports.log; exit 1; }
+	@$(VENV)/bin/codespell
+	@shellcheck $$(grep -lE '^#!(/bin/sh|.*bash)' $$(git ls-files))
+
+.PHONY: docs
+docs: ## regenerate the pages that are made from the code
+	@$(VENV)/bin/python -m snaporch.config.reference > docs/configuration.md
+
+.PHONY: bench
+bench: ## measure the capture against its rivals
+	@$(VENV)/bin/python tests/bench/ram_writer.py
+
+.PHONY: install
+install: ## install into $(PREFIX) (below DESTDIR, if set); dependencies come from Debian
+	python3 -m pip install --no-deps --no-build-isolation --break-system-packages \
+		--root-user-action=ignore --prefix "$(PREFIX)" $(if $(DESTDIR),--root "$(DESTDIR)") .
+
+.PHONY: clean
+clean: ## remove what was built, the cache included
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis "$(CACHE)"
