@@ -78,7 +78,8 @@ class BundleStore:
     def state(self, reference: str) -> tuple[BundleState, Manifest | None]:
         """What is there, by presence and size of every part; checksums are for :meth:`verify`."""
         try:
-            manifest = self.manifest(reference)
+            with explained_store(self.root):
+                manifest = self.manifest(reference)
         except (ManifestError, BundleError):
             return BundleState.INCOMPLETE, None
         if manifest is None:

@@ -26,8 +26,9 @@ class Interrupt:
 
     @contextmanager
     def watching(self) -> Iterator[Interrupt]:
-        """Take SIGINT, SIGTERM and SIGHUP until the end of the block."""
-        previous = {number: signal.signal(number, self._take) for number in SIGNALS}
+        """Take SIGINT, SIGTERM and SIGHUP until the end; one that nohup ignores stays so."""
+        wanted = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        previous = {number: signal.signal(number, self._take) for number in wanted}
         try:
             yield self
         finally:
