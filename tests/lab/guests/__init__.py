@@ -1,7 +1,9 @@
-"""Guests for tests: ``Guest.create(...)`` makes one that checks itself."""
+"""Guests for tests that tell whether their RAM and disks are of one instant.
 
-from guests.disks import Disk, Image
-from guests.guest import Guest
-from guests.sector import DiskContentError, agreed_count
+    from guests.disks import Disk
+    from guests.guest import Guest
 
-__all__ = ["Disk", "DiskContentError", "Guest", "Image", "agreed_count"]
+    guest = Guest.create("vm", [Disk("file", "tank/vm"), Disk("zvol", "flash/vm")])
+
+What is in them: probes/README.md. They are built on the host by ``build``.
+"""

@@ -15,8 +15,20 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-SOURCES = Path(__file__).parent / "probes"
-TOOLS = {"as": "binutils", "gcc": "gcc", "mformat": "mtools"}
+from guests import initramfs
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "probes"
+# Tools, and files, with the Debian package each comes from.
+TOOLS = {
+    "as": "binutils",
+    "gcc": "gcc",
+    "/usr/include/stdio.h": "libc6-dev",
+    "mformat": "mtools",
+    "zstd": "zstd",
+    "/sbin/mkfs.ext4": "e2fsprogs",
+    "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
+}
 ROOT = [] if os.geteuid() == 0 else ["sudo"]
 
 
@@ -24,9 +36,7 @@ def main() -> None:
     """Command line entry."""
     parser = argparse.ArgumentParser(prog="build", description=__doc__)
     parser.add_argument("--out", type=Path, help="fill this folder instead")
-    parser.add_argument(
-        "--only", default=",".join(BUILDERS), help="kinds, comma-separated"
-    )
+    parser.add_argument("--only", default=",".join(BUILDERS), help="kinds, comma-separated")
     options = parser.parse_args()
     out = build(options.out, options.only.split(","))
     print(out)
@@ -44,21 +54,29 @@ def build(out: Path | None = None, kinds: list[str] | None = None) -> Path:
 
 def cache_folder() -> Path:
     """The folder for the sources as they are now."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest = hashlib.sha256()
-    for source in sorted([*SOURCES.iterdir(), Path(__file__)]):
+    recipe = [HERE / "build.py", HERE / "initramfs.py", HERE / "fetch-packages"]
+    for source in sorted([*SOURCES.iterdir(), *recipe]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return Path(home) / "snaporch" / "guests" / digest.hexdigest()[:16]
+    return cache_root() / digest.hexdigest()[:16]
+
+
+def cache_root() -> Path:
+    """The folder for everything kept between builds."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "snaporch" / "guests"
 
 
 def ensure_tools() -> None:
     """Installs the Debian packages whose tools are not there."""
-    packages = sorted(
-        {package for tool, package in TOOLS.items() if not shutil.which(tool)}
-    )
+    packages = sorted({package for tool, package in TOOLS.items() if not _present(tool)})
     if packages:
         print(f"guests: installing {' '.join(packages)}", file=sys.stderr)
         run(*ROOT, "apt-get", "install", "-y", "--no-install-recommends", *packages)
+
+
+def _present(tool: str) -> bool:
+    return Path(tool).exists() or shutil.which(tool) is not None
 
 
 def build_bios(out: Path) -> None:
@@ -94,9 +112,7 @@ def build_uefi(out: Path) -> None:
 
 
 def _esp(target: Path, *options: str) -> None:
-    code, linked, program = (
-        target.with_suffix(suffix) for suffix in (".o", ".elf", ".efi")
-    )
+    code, linked, program = (target.with_suffix(suffix) for suffix in (".o", ".elf", ".efi"))
     run("gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Werror",
         "-ffreestanding", "-fpic", "-fvisibility=hidden", "-mno-red-zone",
         "-fno-stack-protector", "-fno-asynchronous-unwind-tables",
@@ -116,6 +132,33 @@ def _esp(target: Path, *options: str) -> None:
         "-R", "8", "-c", "4", "-r", "1", "::")  # fmt: skip
     run("mmd", "-i", target, "::/EFI", "::/EFI/BOOT")
     run("mcopy", "-i", target, program, "::/EFI/BOOT/BOOTX64.EFI")
+
+
+def build_linux(out: Path) -> None:
+    """vmlinux, initrd and linux-disk.img; packages are kept for other hashes."""
+    made = [out / "vmlinux", out / "initrd", out / "linux-disk.img"]
+    if all(path.exists() for path in made):
+        return
+    packages = cache_root() / "packages"
+    root = packages / "root"
+    if not root.exists():
+        packages.mkdir(parents=True, exist_ok=True)
+        run(HERE / "fetch-packages", packages)
+        print("guests: Debian's cloud kernel and agent fetched", file=sys.stderr)
+    _make(made[0], lambda target: _write(target, initramfs.kernel(root)))
+    _make(made[1], lambda target: _initrd(target, root))
+    _make(made[2], lambda target: _write(target, initramfs.disk(target.parent)))
+
+
+def _initrd(target: Path, root: Path) -> None:
+    init = target.parent / "init"
+    run("gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Werror",
+        "-static", "-pthread", "-o", init, SOURCES / "linux_init.c")  # fmt: skip
+    _write(target, initramfs.initramfs(root, init))
+
+
+def _write(target: Path, content: bytes) -> None:
+    target.write_bytes(content)
 
 
 def _make(target: Path, maker: Callable[[Path], None]) -> None:
@@ -146,6 +189,7 @@ def run(*command: str | Path) -> None:
 BUILDERS: dict[str, Callable[[Path], None]] = {
     "bios": build_bios,
     "uefi": build_uefi,
+    "linux": build_linux,
 }
 
 if __name__ == "__main__":

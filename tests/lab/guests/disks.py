@@ -68,9 +68,7 @@ class Image:
         What a running guest wrote to an overlay is not seen. ``snapshot`` is
         the part after the @ of a ZFS snapshot of the image's dataset.
         """
-        return sector.last_count(
-            self.read(sector.OFFSET, sector.LENGTH, snapshot), self.index
-        )
+        return sector.last_count(self.read(sector.OFFSET, sector.LENGTH, snapshot), self.index)
 
     def read(self, offset: int, length: int, snapshot: str | None = None) -> bytes:
         """Guest bytes of the image, live or as of a ZFS snapshot."""
@@ -100,9 +98,7 @@ class Image:
 
 def zfs(*arguments: str) -> str:
     """Runs zfs, gives its output. Raises RuntimeError with zfs's words."""
-    done = subprocess.run(
-        ["zfs", *arguments], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["zfs", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         command = " ".join(arguments)
         raise RuntimeError(f"zfs {command}: {done.stderr.strip()}")

@@ -41,9 +41,7 @@ class Machine:
     agent: bool = False
 
 
-def domain_xml(
-    machine: Machine, images: Sequence[Image], mutate: Mutate | None = None
-) -> str:
+def domain_xml(machine: Machine, images: Sequence[Image], mutate: Mutate | None = None) -> str:
     """XML to define the domain with; ``mutate`` may change it first.
 
     Every disk gets its own place in the boot order: SeaBIOS shows a boot
@@ -90,6 +88,12 @@ def disk_sources(xml: str) -> dict[str, str]:
             path = source.get("file") or source.get("dev") or ""
             sources[target.get("dev", "")] = path
     return sources
+
+
+def agent_connected(xml: str) -> bool:
+    """Whether somebody in the guest holds the agent's channel open."""
+    path = f"devices/channel/target[@name='{_AGENT}'][@state='connected']"
+    return ET.fromstring(xml).find(path) is not None
 
 
 def nvram_path(xml: str) -> Path | None:

@@ -58,9 +58,7 @@ def last_count(blocks: bytes, disk: int) -> int:
     if even is None or odd is None:
         return even or odd or 0
     if abs(even - odd) != 1 or even % 2:
-        raise DiskContentError(
-            f"disk {disk}: the counts {even:#x} and {odd:#x} are not neighbours"
-        )
+        raise DiskContentError(f"disk {disk}: the counts {even:#x} and {odd:#x} are not neighbours")
     return max(even, odd)
 
 

@@ -10,6 +10,7 @@ _LINE = re.compile(
     rb"|(?P<bad>BAD .*)"
     rb"|NVRAM (?P<nvram>[0-9a-f]{8})"
     rb"|NVSET (?P<nvset>[0-9a-f]{8})"
+    rb"|FILE (?P<file>[0-9a-f]{8})"
     rb"|GAP (?P<gap>[0-9]+)"
 )
 
@@ -20,7 +21,8 @@ class Report:
 
     cold has one dictionary for every cold boot, disk index to the count found
     on it (0: none). bad has the lines as printed. nvram are the values the
-    UEFI probe found at cold boots, nvset those it set. gaps are milliseconds.
+    UEFI probe found at cold boots, nvset those it set. files are the counts
+    the Linux probe found in its file at cold boots, gaps are milliseconds.
     """
 
     counts: list[int] = field(default_factory=list)
@@ -28,6 +30,7 @@ class Report:
     bad: list[str] = field(default_factory=list)
     nvram: list[int] = field(default_factory=list)
     nvset: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
 
 
@@ -62,6 +65,8 @@ def _add(report: Report, match: re.Match[bytes]) -> None:
             report.nvram.append(int(value, 16))
         case "nvset":
             report.nvset.append(int(value, 16))
+        case "file":
+            report.files.append(int(value, 16))
         case "gap":
             report.gaps.append(int(value))
 
