@@ -12,8 +12,9 @@ from rich.text import Text
 
 from snaporch.errors import one_line
 from snaporch.model import BundleState, SnapshotRecord
-from snaporch.report.units import age, pause, size
+from snaporch.report.units import age, compact, pause, size
 
+_WIDE = 100
 _PIPED_WIDTH = 100_000
 """Wide enough that a reader such as grep or awk sees whole lines."""
 
@@ -23,11 +24,14 @@ def print_records(records: Sequence[SnapshotRecord]) -> None:
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console = Console(highlight=False, emoji=False, width=_PIPED_WIDTH)
-    console.print(_table(records, piped=not console.is_terminal))
+    narrow = console.width < _WIDE
+    console.print(_table(records, piped=not console.is_terminal, narrow=narrow))
 
 
-def _table(records: Sequence[SnapshotRecord], *, piped: bool) -> Table:
-    table = Table(box=None if piped else SIMPLE_HEAD, pad_edge=False, show_edge=False)
+def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> Table:
+    box = None if piped or narrow else SIMPLE_HEAD
+    padding = (0, 1, 0, 0) if narrow else (0, 2, 0, 0)
+    table = Table(box=box, padding=padding, pad_edge=False, show_edge=False)
     for name in ("DOMAIN", "SNAPSHOT"):
         table.add_column(name, overflow="fold")
     for name in ("AGE", "LEVEL", "RAM", "STORED", "PAUSE", "STATE"):
@@ -40,9 +44,9 @@ def _table(records: Sequence[SnapshotRecord], *, piped: bool) -> Table:
             Text(record.snapshot),
             age(record.created, now),
             record.level.value,
-            size(record.ram_bytes),
-            size(record.stored_bytes),
-            pause(record.pause_ms),
+            compact(size(record.ram_bytes)),
+            compact(size(record.stored_bytes)),
+            compact(pause(record.pause_ms)),
             Text(record.state.value, style=_style(record.state)),
         )
     return table

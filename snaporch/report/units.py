@@ -43,3 +43,8 @@ def pause(milliseconds: float | None) -> str:
         if milliseconds < _LONG_PAUSE_MS
         else f"{milliseconds / 1000:.1f} s"
     )
+
+
+def compact(text: str) -> str:
+    """A size or pause without what a narrow column can spare: ``1.5G``, ``84ms``."""
+    return text.replace("iB", "").replace(" ", "")
