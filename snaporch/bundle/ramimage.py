@@ -211,10 +211,14 @@ class RamImageWriter:
                 "libvirt's RAM image", "libvirt did not finish it; its closing header is missing"
             )
 
-    def abandon(self) -> None:
-        """Stop and remove the file."""
+    def break_off(self) -> None:
+        """Make a :meth:`write` that stands still in another thread fail."""
         if self._compressor is not None:
             self._compressor.abandon()
+
+    def abandon(self) -> None:
+        """Stop and remove the file."""
+        self.break_off()
         self._file.close()
         self._path.unlink(missing_ok=True)
 

@@ -29,6 +29,7 @@ class RamStream:
         self._path = path
         self._writer = writer
         self._stop = threading.Event()
+        self._broken = False
         self._failure: BaseException | None = None
         os.mkfifo(path, 0o600)
         self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,6 +58,8 @@ class RamStream:
     def _pump(self) -> bool:
         """Move what is there; False when the stream is over."""
         ready = {descriptor for descriptor, _ in self._poll()}
+        if self._broken:
+            return False
         if self._reader in ready:
             self._writer.write(os.read(self._reader, _BLOCK))
             return True
@@ -81,9 +84,18 @@ class RamStream:
             raise self._failure
         return self._writer.finish()
 
+    def break_off(self) -> None:
+        """Close the pipe at once, even if the compressor stands still.
+
+        QEMU cannot be called back from a write into a full pipe; only its reader's end frees it.
+        """
+        self._broken = True
+        self._writer.break_off()
+        self._end()
+
     def abandon(self) -> None:
         """Close the pipe at once and remove what was written."""
-        self._end()
+        self.break_off()
         self._writer.abandon()
 
     def _end(self) -> None:

@@ -65,6 +65,11 @@ class Capture:
             writer.abandon()
             raise
 
+    def break_off(self) -> None:
+        """Let nobody wait for us any more."""
+        if self._stream is not None:
+            self._stream.break_off()
+
     def use_file(self) -> None:
         """Give the pipe up."""
         self.abandon()

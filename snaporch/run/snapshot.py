@@ -206,7 +206,11 @@ class _Run:
 
         def tick() -> None:
             nonlocal countdown
-            self._context.interrupt.check(self._domain.name)
+            try:
+                self._context.interrupt.check(self._domain.name)
+            except InterruptedRunError:
+                capture.break_off()
+                raise
             if capture.failure is not None:
                 raise capture.failure
             countdown -= 1
