@@ -1,0 +1,160 @@
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, Role, moment
+from snaporch.bundle.manifest import read_manifest as read
+from snaporch.model import Level
+
+NOW = datetime(2025, 6, 1, 12, 0, 0, 123_000, tzinfo=UTC)
+DIGEST = "0" * 64
+
+
+@pytest.fixture
+def document():
+    """A manifest as JSON, for a test to spoil."""
+    return {
+        "format": 1,
+        "run": "r",
+        "domain": "Bär <vm>",
+        "uuid": "u",
+        "snapshot": "s",
+        "level": "ram",
+        "was_running": True,
+        "started": NOW.isoformat(),
+        "created": NOW.isoformat(),
+        "finished": NOW.isoformat(),
+        "pause_ms": 12.5,
+        "snapshots": [{"dataset": "tank/web", "name": "s", "guid": 2**64 - 1, "createtxg": 7}],
+        "disks": [
+            {"target": "vda", "source": "/a", "format": "raw", "dataset": "tank/web"},
+            {"target": "sda", "source": None, "format": "raw", "dataset": None, "left_out": "cd"},
+        ],
+        "parts": [
+            {
+                "name": "ram.save",
+                "role": "ram",
+                "bytes": 10,
+                "sha256": DIGEST,
+                "payload_bytes": 1000,
+                "compression": "zstd",
+            },
+            {"name": "domain.xml", "role": "inactive-xml", "bytes": 5, "sha256": DIGEST},
+        ],
+        "versions": {"snaporch": "0.1.0", "libvirt": "11.3.0", "emulator": "", "machine": "pc"},
+    }
+
+
+def stored(tmp_path, document):
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(document))
+    return tmp_path
+
+
+def test_a_manifest_survives_writing_and_reading(tmp_path, document):
+    first = read(stored(tmp_path, document))
+    (tmp_path / MANIFEST_NAME).write_text(first.model_dump_json(exclude_none=True))
+    assert read(tmp_path) == first
+    assert first.created == NOW
+    assert first.snapshots[0].guid == 2**64 - 1
+
+
+def test_sizes_are_sums_over_parts(tmp_path, document):
+    manifest = read(stored(tmp_path, document))
+    assert manifest.stored_bytes == 15
+    assert manifest.ram_bytes == 1000
+    assert manifest.part(Role.RAM).name == "ram.save"
+    assert manifest.part(Role.TPM) is None
+
+
+def test_without_ram_there_is_no_ram_size(tmp_path, document):
+    document["parts"] = []
+    manifest = read(stored(tmp_path, document))
+    assert (manifest.ram_bytes, manifest.stored_bytes) == (None, 0)
+
+
+@pytest.mark.parametrize("level", Level)
+def test_every_level_can_be_told(tmp_path, document, level):
+    document["level"] = level.value
+    assert read(stored(tmp_path, document)).level is level
+
+
+def spoil(*path, value):
+    """What to change, and how the error names it."""
+    return pytest.param(path, value, id=".".join(map(str, path)) + f"={value!r}"[:24])
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        spoil("format", value=2),
+        spoil("format", value=0),
+        spoil("level", value="best"),
+        spoil("created", value="2025-06-01T12:00:00"),
+        spoil("parts", 0, "sha256", value="0" * 63),
+        spoil("parts", 0, "sha256", value="G" * 64),
+        spoil("parts", 0, "sha256", value="A" * 64),
+        spoil("parts", 0, "sha256", value=DIGEST + "\n"),
+        spoil("parts", 0, "bytes", value=-1),
+        spoil("parts", 0, "role", value="swap"),
+        spoil("parts", 0, "name", value="../../etc/passwd"),
+        spoil("parts", 0, "name", value="/etc/passwd"),
+        spoil("parts", 0, "name", value=".."),
+        spoil("parts", 0, "name", value=""),
+        spoil("parts", 0, "name", value="ram.save\n"),
+        spoil("snapshots", 0, "guid", value=None),
+    ],
+)
+def test_what_is_impossible_is_refused_by_name(tmp_path, document, path, value):
+    holder = document
+    for step in path[:-1]:
+        holder = holder[step]
+    holder[path[-1]] = value
+    with pytest.raises(ManifestError) as caught:
+        read(stored(tmp_path, document))
+    assert str(tmp_path / MANIFEST_NAME) in str(caught.value)
+    assert ".".join(map(str, path)) in str(caught.value)
+
+
+def test_a_later_format_is_told_even_when_it_has_more_fields(tmp_path, document):
+    document |= {"format": 2, "novelty": True}
+    with pytest.raises(ManifestError, match="format: "):
+        read(stored(tmp_path, document))
+
+
+@pytest.mark.parametrize("name", ["novelty", "parts.0.novelty"])
+def test_unknown_fields_are_refused(tmp_path, document, name):
+    holder = document["parts"][0] if "." in name else document
+    holder["novelty"] = 1
+    with pytest.raises(ManifestError, match=name):
+        read(stored(tmp_path, document))
+
+
+@pytest.mark.parametrize("missing", ["domain", "parts", "snapshots", "was_running", "versions"])
+def test_nothing_may_be_missing(tmp_path, document, missing):
+    del document[missing]
+    with pytest.raises(ManifestError, match=missing):
+        read(stored(tmp_path, document))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"{}garbage"])
+def test_what_is_no_manifest_is_told_with_its_path(tmp_path, content):
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(ManifestError, match=MANIFEST_NAME):
+        read(tmp_path)
+
+
+def test_a_missing_manifest_is_told_with_its_path(tmp_path):
+    with pytest.raises(ManifestError, match=r"manifest\.json: No such file"):
+        read(tmp_path)
+
+
+def test_a_manifest_is_frozen(tmp_path, document):
+    manifest = read(stored(tmp_path, document))
+    with pytest.raises(ValueError, match="frozen"):
+        manifest.level = Level.OFF
+    assert isinstance(manifest, Manifest)
+
+
+def test_times_are_kept_to_the_millisecond():
+    assert moment(datetime(2025, 1, 1, 0, 0, 0, 123_999, tzinfo=UTC)).microsecond == 123_000

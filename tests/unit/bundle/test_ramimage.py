@@ -1,0 +1,295 @@
+import hashlib
+import zlib
+
+import pytest
+import zstandard
+from fakes import images
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.ramimage import (
+    HEADER_SIZE,
+    Header,
+    RamImageError,
+    RamImageWriter,
+    read_header,
+)
+
+PLAIN = Compressing(Compression.NONE)
+XML = b"<domain type='kvm'><name>web</name></domain>\0\0\0cookie\0"
+
+
+def write(path, source, how=PLAIN, *, trailer, block=1 << 16):
+    writer = RamImageWriter(path, how, trailer=trailer)
+    try:
+        for start in range(0, len(source), block):
+            writer.write(source[start : start + block])
+        return writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def payload_of(path):
+    """The decompressed payload of a stored image, by its own header."""
+    raw = path.read_bytes()
+    header = Header.parse(raw, "stored")
+    body = raw[HEADER_SIZE + header.data_length :]
+    if header.compression == 5:
+        return zstandard.ZstdDecompressor().decompressobj().decompress(body)
+    return zlib.decompress(body, wbits=31) if header.compression == 1 else body
+
+
+# -- header -------------------------------------------------------------------------------------
+
+
+@given(
+    st.binary(min_size=60, max_size=60),
+    st.integers(0, 64 << 20),
+    st.booleans(),
+    st.integers(0, 6),
+    st.sampled_from([images.FINISHED, images.UNFINISHED]),
+)
+def test_a_header_survives_parsing_and_packing(rest, length, running, compression, magic):
+    raw = images.header(magic, data_length=length, running=running, compression=compression)
+    raw = raw[:32] + rest
+    header = Header.parse(raw, "x")
+    assert header.pack() == raw
+    assert (header.data_length, header.was_running) == (length, running)
+
+
+def test_what_lies_behind_a_header_is_not_its_own():
+    assert Header.parse(images.image(), "x").pack() == images.image()[:HEADER_SIZE]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "ends after 0 bytes"),
+        (images.header()[:91], "ends after 91 bytes, inside its header"),
+        (images.header(b"LibvirtQemudBoot"), "does not begin as a libvirt save image"),
+        (b"\x7fELF" + bytes(88), "does not begin as a libvirt save image"),
+        (images.header(version=3), "has save image version 3, known is 2"),
+        (images.header(version=2 << 24), "version"),
+    ],
+    ids=["nothing", "short", "magic", "elf", "version", "byte-order"],
+)
+def test_a_foreign_header_is_refused(raw, message):
+    with pytest.raises(RamImageError, match=message):
+        Header.parse(raw, "x")
+
+
+def test_an_absurd_length_is_not_blamed_on_the_version():
+    with pytest.raises(RamImageError) as caught:
+        Header.parse(images.header(data_length=(64 << 20) + 1), "x")
+    assert "version 2, known is 2" not in str(caught.value)
+
+
+# -- writing ------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_the_image_is_right_however_it_is_cut_into_blocks(tmp_path_factory, data):
+    trailer = data.draw(st.booleans(), "trailer")
+    method = data.draw(st.sampled_from([Compression.NONE, Compression.ZSTD]), "method")
+    xml = data.draw(st.binary(max_size=300), "xml")
+    stream = b"QEVM" + data.draw(st.binary(max_size=600), "stream")
+    running = data.draw(st.integers(0, 1), "running")
+    make = images.piped if trailer else images.image
+    source = make(xml, stream, running=running)
+    path = tmp_path_factory.mktemp("image") / "ram.save"
+    writer = RamImageWriter(path, Compressing(method, 1, 1), trailer=trailer)
+    while source:
+        size = data.draw(st.integers(1, len(source)), "block")
+        writer.write(source[:size])
+        source = source[size:]
+    result = writer.finish()
+
+    stored = path.read_bytes()
+    header = read_header(path)
+    assert (header.data_length, header.was_running) == (len(xml), bool(running))
+    assert header.compression == result.image_format == method.image_format
+    assert header.rest == images.header()[32:]
+    assert stored[HEADER_SIZE : HEADER_SIZE + len(xml)] == xml
+    assert payload_of(path) == stream
+    assert result.payload_bytes == len(stream)
+    assert result.stored_bytes == len(stored)
+    assert result.sha256 == hashlib.sha256(stored).hexdigest()
+
+
+@pytest.mark.parametrize("method", Compression)
+@pytest.mark.parametrize("trailer", [True, False])
+@pytest.mark.parametrize("block", [1, 91, 92, 93, 4096])
+def test_blocks_around_the_edges(tmp_path, method, trailer, block):
+    make = images.piped if trailer else images.image
+    path = tmp_path / "ram.save"
+    how = Compressing(method, 1, 1)
+    result = write(path, make(XML), how, trailer=trailer, block=block)
+    assert payload_of(path) == images.qemu_stream()
+    assert result.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_until_it_is_finished_libvirt_would_refuse_the_file(tmp_path):
+    path = tmp_path / "ram.save"
+    writer = RamImageWriter(path, PLAIN, trailer=True)
+    writer.write(images.piped(XML))
+    assert path.read_bytes()[:16] == images.UNFINISHED
+    with pytest.raises(RamImageError, match="unfinished"):
+        read_header(path)
+    writer.finish()
+    assert path.read_bytes()[:16] == images.FINISHED
+
+
+def test_the_file_is_private_and_never_someone_elses(tmp_path):
+    path = tmp_path / "ram.save"
+    write(path, images.image(), trailer=False)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        RamImageWriter(path, PLAIN, trailer=False)
+
+
+def test_progress_counts_the_stream_and_not_the_header(tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
+    writer.write(images.image(XML, images.qemu_stream(1000)))
+    assert writer.payload_bytes == 1000
+    writer.abandon()
+
+
+# -- what must not pass -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 1, 91, 92, 92 + len(XML), 92 + len(XML) + 3])
+@pytest.mark.parametrize("trailer", [True, False])
+def test_an_image_cut_before_its_payload_is_refused(tmp_path, length, trailer):
+    make = images.piped if trailer else images.image
+    with pytest.raises(RamImageError, match="ends after"):
+        write(tmp_path / "ram.save", make(XML)[:length], trailer=trailer)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", [1, 91, 92, 93, 3000])
+def test_a_stream_without_its_closing_header_is_refused(tmp_path, missing):
+    with pytest.raises(RamImageError, match="did not finish it"):
+        write(tmp_path / "ram.save", images.piped(XML)[:-missing], trailer=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        images.header(images.UNFINISHED, data_length=len(XML)),
+        images.header(data_length=len(XML) + 1),
+        images.header(data_length=len(XML), running=0),
+        images.header(data_length=len(XML), compression=5),
+        images.header(data_length=len(XML))[:-1] + b"?",
+    ],
+    ids=["unfinished", "length", "running", "compression", "rest"],
+)
+def test_a_closing_header_of_another_image_is_refused(tmp_path, closing):
+    source = images.image(XML, magic=images.UNFINISHED) + closing
+    with pytest.raises(RamImageError, match="did not finish it"):
+        write(tmp_path / "ram.save", source, trailer=True)
+
+
+def test_a_file_that_libvirt_did_not_finish_is_refused(tmp_path):
+    source = images.image(XML, magic=images.UNFINISHED)
+    with pytest.raises(RamImageError, match="did not finish it"):
+        write(tmp_path / "ram.save", source, trailer=False)
+
+
+def test_a_foreign_magic_is_refused_as_soon_as_it_is_seen(tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=True)
+    with pytest.raises(RamImageError, match="does not begin"):
+        writer.write(b"\0" * 92)
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("compression", [0, 6])
+def test_a_payload_that_is_no_qemu_stream_is_refused(tmp_path, compression):
+    source = images.image(XML, b"\0" * 100, compression=compression)
+    with pytest.raises(RamImageError, match="is no QEMU stream"):
+        write(tmp_path / "ram.save", source, trailer=False)
+
+
+# -- what libvirt did to the payload ------------------------------------------------------------
+
+
+def test_a_plain_stream_labelled_sparse_is_stored_as_what_it_is(tmp_path):
+    path = tmp_path / "ram.save"
+    source = images.piped(XML, compression=6)
+    result = write(path, source, Compressing(Compression.ZSTD), trailer=True)
+    assert result.image_format == 5
+    assert payload_of(path) == images.qemu_stream()
+
+
+@pytest.mark.parametrize("compression", [1, 2, 3, 4, 5])
+def test_a_payload_that_libvirt_compressed_is_kept_as_it_is(tmp_path, compression):
+    path = tmp_path / "ram.save"
+    packed = b"\x1f\x8b some other packing" * 20
+    source = images.piped(XML, packed, compression=compression)
+    result = write(path, source, Compressing(Compression.ZSTD), trailer=True)
+    assert result.image_format == read_header(path).compression == compression
+    assert path.read_bytes() == images.image(XML, packed, compression=compression)
+
+
+def test_a_plain_stream_with_a_compressing_label_is_stored_as_what_it_is(tmp_path):
+    path = tmp_path / "ram.save"
+    write(path, images.image(XML, compression=1), PLAIN, trailer=False)
+    assert read_header(path).compression == 0
+    assert payload_of(path) == images.qemu_stream()
+
+
+# -- when it cannot be stored -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", Compression)
+def test_an_abandoned_image_is_gone(tmp_path, method):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
+    writer.write(images.piped(XML)[:3000])
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", Compression)
+def test_a_write_error_is_told_and_leaves_nothing(tmp_path, method):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
+    writer._file.close()
+    writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - closed by abandon
+
+    def all_of_it():
+        writer.write(images.piped(XML))
+        writer.finish()
+
+    with pytest.raises(OSError, match="No space left"):
+        all_of_it()
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_short_writes_are_continued(tmp_path):
+    path = tmp_path / "ram.save"
+    writer = RamImageWriter(path, PLAIN, trailer=False)
+    real = writer._file
+
+    class Short:
+        def write(self, data):
+            return real.write(data[:7])
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    writer._file = Short()
+    writer.write(images.image(XML))
+    result = writer.finish()
+    assert path.read_bytes() == images.image(XML)
+    assert result.stored_bytes == len(images.image(XML))
+
+
+def test_the_header_of_a_missing_or_short_file(tmp_path):
+    (tmp_path / "short").write_bytes(b"Libvirt")
+    with pytest.raises(RamImageError, match="ends after 7 bytes"):
+        read_header(tmp_path / "short")
+    with pytest.raises(FileNotFoundError):
+        read_header(tmp_path / "missing")

@@ -1,0 +1,260 @@
+import errno
+import os
+import select
+import threading
+from contextlib import suppress
+
+import pytest
+from fakes import images
+
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.ramimage import Header, RamImageError, RamImageWriter
+from snaporch.bundle.stream import RamStream
+
+PATIENCE = 5
+XML = b"<domain/>\0"
+BODY = images.image(XML, magic=images.UNFINISHED)
+CLOSING = images.header(data_length=len(XML))
+
+
+class Sink:
+    """A writer that tells when it has taken so many bytes, and fails when told to."""
+
+    def __init__(self, announce=1 << 60, fail_after=1 << 60):
+        self.taken = bytearray()
+        self.reached = threading.Event()
+        self.abandoned = False
+        self._announce, self._fail_after = announce, fail_after
+
+    def write(self, block):
+        self.taken += block
+        if len(self.taken) >= self._announce:
+            self.reached.set()
+        if len(self.taken) >= self._fail_after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def finish(self):
+        return bytes(self.taken)
+
+    def abandon(self):
+        self.abandoned = True
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    return tmp_path / "ram"
+
+
+def pour(path, *parts):
+    """Like libvirt: each part with an open and a close of its own."""
+    for part in parts:
+        with open(path, "wb", buffering=0) as pipe:
+            view = memoryview(part)
+            while view:
+                view = view[pipe.write(view) :]
+
+
+def in_thread(action):
+    """Run ``action`` beside the test; daemon, so that a hang fails the test and not the run."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_what_libvirt_pours_in_two_opens_becomes_an_image(fifo, tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    stream = RamStream(fifo, writer)
+    pour(fifo, BODY, CLOSING)
+    image = stream.finish()
+    assert image.payload_bytes == len(images.qemu_stream())
+    assert (tmp_path / "ram.save").read_bytes() == images.image(XML)
+    assert not fifo.exists()
+
+
+def test_a_second_open_after_the_reader_drained_the_pipe(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    pour(fifo, CLOSING)
+    assert stream.finish() == BODY + CLOSING
+
+
+def test_a_second_open_before_the_first_was_closed(fifo):
+    stream = RamStream(fifo, Sink())
+    with open(fifo, "wb", buffering=0) as first:
+        first.write(BODY)
+        pour(fifo, CLOSING)
+    assert stream.finish() == BODY + CLOSING
+
+
+def test_more_than_a_pipe_holds(fifo):
+    sink = Sink()
+    stream = RamStream(fifo, sink)
+    much = os.urandom(5 << 20)
+    pour(fifo, much)
+    assert stream.finish() == much
+
+
+def test_finish_takes_what_is_still_in_the_pipe(fifo):
+    gate, entered = threading.Event(), threading.Event()
+
+    class Slow(Sink):
+        def write(self, block):
+            entered.set()
+            gate.wait(PATIENCE)
+            super().write(block)
+
+    stream = RamStream(fifo, Slow())
+    pour(fifo, b"first")
+    assert entered.wait(PATIENCE)
+    pour(fifo, b" second")
+    results = []
+    finishing = in_thread(lambda: results.append(stream.finish()))
+    gate.set()
+    finishing.join(PATIENCE)
+    assert results == [b"first second"]
+
+
+def test_a_stream_nobody_wrote_to_is_no_image(fifo, tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    stream = RamStream(fifo, writer)
+    with pytest.raises(RamImageError):
+        stream.finish()
+    stream.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pipe_is_private(fifo):
+    stream = RamStream(fifo, Sink())
+    assert fifo.stat().st_mode & 0o777 == 0o600
+    stream.abandon()
+
+
+def write_for_ever(path, outcome):
+    try:
+        with open(path, "wb", buffering=0) as pipe:
+            while True:
+                pipe.write(bytes(1 << 16))
+    except OSError as error:
+        outcome.append(error.errno)
+
+
+def test_the_writer_gets_epipe_when_the_image_cannot_be_stored(fifo):
+    stream = RamStream(fifo, Sink(fail_after=1000))
+    outcome = []
+    writing = in_thread(lambda: write_for_ever(fifo, outcome))
+    writing.join(PATIENCE)
+    assert outcome == [errno.EPIPE]
+    assert stream.failure.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="No space left"):
+        stream.finish()
+    stream.abandon()
+
+
+def test_the_writer_gets_epipe_when_the_stream_is_no_image(fifo, tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    stream = RamStream(fifo, writer)
+    outcome = []
+    in_thread(lambda: write_for_ever(fifo, outcome)).join(PATIENCE)
+    assert outcome == [errno.EPIPE]
+    assert isinstance(stream.failure, RamImageError)
+    stream.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_open_after_a_failure_does_not_wait_for_a_reader_that_never_comes(fifo):
+    """The image may fail to be stored when QEMU is done and libvirt has yet to open it again."""
+    stream = RamStream(fifo, Sink(fail_after=len(BODY)))
+    pour(fifo, BODY)
+    stream._thread.join(PATIENCE)
+    assert stream.failure is not None
+
+    def open_again():
+        with suppress(OSError):
+            os.close(os.open(fifo, os.O_WRONLY))
+
+    opening = in_thread(open_again)
+    opening.join(1)
+    stuck = opening.is_alive()
+    if stuck:  # let it go
+        os.close(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))
+        opening.join(PATIENCE)
+    stream.abandon()
+    assert not stuck
+
+
+def test_abandoning_removes_pipe_and_image(fifo):
+    sink = Sink()
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    stream.abandon()
+    assert sink.abandoned
+    assert not fifo.exists()
+
+
+def test_abandoning_twice_or_after_a_failure_is_fine(fifo):
+    stream = RamStream(fifo, Sink(fail_after=1))
+    pour(fifo, b"x")
+    stream._thread.join(PATIENCE)
+    stream.abandon()
+    stream.abandon()
+
+
+def test_abandoning_does_not_wait_for_a_writer_that_goes_on(fifo):
+    taking, go_on = threading.Event(), threading.Event()
+    go_on.set()
+
+    class NeverDrained(Sink):
+        """Takes the next block only when there is another one behind it."""
+
+        def write(self, block):
+            taking.set()
+            select.select([stream._reader], [], [], PATIENCE)
+
+    stream = RamStream(fifo, NeverDrained())
+    outcome = []
+
+    def write_while_allowed():
+        try:
+            with open(fifo, "wb", buffering=0) as pipe:
+                while go_on.is_set():
+                    pipe.write(bytes(1 << 16))
+        except BrokenPipeError:
+            outcome.append("EPIPE")
+
+    writing = in_thread(write_while_allowed)
+    assert taking.wait(PATIENCE)
+    abandoning = in_thread(stream.abandon)
+    abandoning.join(1)
+    stuck = abandoning.is_alive()
+    go_on.clear()  # let it go
+    abandoning.join(2 * PATIENCE)
+    writing.join(PATIENCE)
+    assert not stuck
+    assert outcome == ["EPIPE"]
+
+
+@pytest.mark.parametrize("end", ["finish", "abandon"])
+def test_no_file_stays_open_and_no_thread_stays(fifo, end):
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    stream = RamStream(fifo, Sink())
+    pour(fifo, BODY, CLOSING)
+    getattr(stream, end)()
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert threading.active_count() == threads
+
+
+def test_a_pipe_that_exists_is_not_taken_over(fifo):
+    os.mkfifo(fifo)
+    with pytest.raises(FileExistsError):
+        RamStream(fifo, Sink())
+
+
+def test_the_stored_header_is_the_finished_one(fifo, tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=True)
+    stream = RamStream(fifo, writer)
+    pour(fifo, BODY, CLOSING)
+    stream.finish()
+    header = Header.parse((tmp_path / "ram.save").read_bytes(), "stored")
+    assert (header.magic, header.compression, header.was_running) == (images.FINISHED, 5, True)

@@ -1,0 +1,104 @@
+import json
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from snaporch.model import (
+    BundleState,
+    Dataset,
+    DatasetKind,
+    Disk,
+    Domain,
+    DomainState,
+    Level,
+    PoolSnapshot,
+    SnapshotRecord,
+    iso,
+)
+
+VDA = Disk("vda", "/tank/web/a.img", "file", "disk", "raw", readonly=False)
+
+
+def domain(**changes):
+    values = {
+        "name": "web",
+        "uuid": "u",
+        "state": DomainState.OFF,
+        "disks": (VDA,),
+        "live_xml": None,
+        "inactive_xml": "<domain/>",
+        "nvram": None,
+        "tpm_state": None,
+        "machine": "pc",
+        "managed_save": False,
+        "emulator_owner": None,
+    }
+    return Domain(**(values | changes))
+
+
+def test_the_pool_is_the_first_part_of_a_dataset():
+    assert Dataset("tank/a/b", DatasetKind.FILESYSTEM).pool == "tank"
+    assert Dataset("tank", DatasetKind.FILESYSTEM).pool == "tank"
+
+
+def test_a_pool_snapshot_is_called_dataset_at_name():
+    found = PoolSnapshot("tank/a", "s", 1, 2, datetime.now(UTC))
+    assert found.full_name == "tank/a@s"
+
+
+def test_a_domain_with_an_emulator_is_active():
+    assert domain(live_xml="<domain/>").active
+    assert not domain().active
+
+
+def test_a_disk_is_found_by_what_the_guest_calls_it():
+    assert domain().disk("vda") is VDA
+    assert domain().disk("vdb") is None
+
+
+def test_the_nouns_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        VDA.target = "vdb"
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime(2025, 1, 2, 3, 4, 5, 999_999, tzinfo=UTC),
+        datetime(2025, 1, 2, 5, 4, 5, tzinfo=timezone(timedelta(hours=2))),
+    ],
+)
+def test_times_are_utc_to_the_second(moment):
+    assert iso(moment) == "2025-01-02T03:04:05Z"
+
+
+def test_a_record_as_json_has_exactly_the_documented_keys():
+    record = SnapshotRecord(
+        domain="Bär",
+        uuid="u",
+        snapshot="s",
+        run="r",
+        level=Level.RAM,
+        datasets=("tank/a", "tank/b"),
+        created=datetime(2025, 1, 2, tzinfo=UTC),
+        ram_bytes=None,
+        stored_bytes=5,
+        pause_ms=1.5,
+        bundle=None,
+        state=BundleState.COMPLETE,
+    )
+    assert json.loads(json.dumps(record.as_json())) == {
+        "domain": "Bär",
+        "uuid": "u",
+        "snapshot": "s",
+        "run": "r",
+        "level": "ram",
+        "datasets": ["tank/a", "tank/b"],
+        "created": "2025-01-02T00:00:00Z",
+        "ram_bytes": None,
+        "stored_bytes": 5,
+        "pause_ms": 1.5,
+        "bundle": None,
+        "state": "complete",
+    }
