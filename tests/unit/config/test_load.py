@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+
+from snaporch.config import Config, load_config
+from snaporch.config import load as load_module
+from snaporch.errors import ConfigError, ExitCode
+
+SAMPLES = Path(__file__).parents[2] / "config-samples"
+
+
+def samples(kind):
+    found = sorted((SAMPLES / kind).glob("*.toml"))
+    return pytest.mark.parametrize("path", found, ids=[path.stem for path in found])
+
+
+@samples("good")
+def test_good_samples_load(path):
+    assert isinstance(load_config(path), Config)
+
+
+@samples("bad")
+def test_bad_samples_are_refused_with_file_and_key(path):
+    expected = path.read_bytes().split(b"\n", 1)[0].removeprefix(b"# ").decode()
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert expected in message
+    assert "\n" not in message
+    assert "object at 0x" not in message
+    assert "PosixPath" not in message
+    assert caught.value.exit_code == ExitCode.CONFIG
+
+
+def test_the_empty_file_is_the_defaults():
+    assert load_config(SAMPLES / "good" / "empty.toml") == Config()
+
+
+def test_what_is_set_arrives():
+    config = load_config(SAMPLES / "good" / "full.toml")
+    assert config.paths.overlay_reserve_mib == 2048
+    assert config.paths.bundles == Path("/srv/snaporch/bundles")
+    assert config.defaults.exclude_disks == ("vdz", "sata0-0-0")
+
+
+def test_the_default_file_need_not_exist(tmp_path, monkeypatch):
+    monkeypatch.setattr(load_module, "DEFAULT_PATH", tmp_path / "absent.toml")
+    assert load_config(None) == Config()
+
+
+def test_the_default_file_is_read_when_it_exists(tmp_path, monkeypatch):
+    monkeypatch.setattr(load_module, "DEFAULT_PATH", tmp_path / "snaporch.toml")
+    (tmp_path / "snaporch.toml").write_text("[defaults]\nwait = 7\n")
+    assert load_config(None).defaults.wait == 7
+
+
+def test_a_named_file_must_exist(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.toml: no such file; give the path"):
+        load_config(tmp_path / "absent.toml")
+
+
+def test_a_directory_is_no_configuration(tmp_path):
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_config(tmp_path)
+
+
+def test_a_hostile_value_cannot_break_out_of_the_message(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('[defaults]\ncompression = "\\u001b[31m\\nred"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).isprintable()

@@ -1,0 +1,41 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from snaporch.config.reference import reference
+from snaporch.config.schema import Config, DomainSettings, Paths
+
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+
+
+def test_the_page_is_what_the_generator_prints():
+    assert PAGE.read_text("utf-8") == reference()
+
+
+@pytest.mark.parametrize("section", [Paths, DomainSettings])
+def test_every_option_is_described(section):
+    page = reference()
+    for name, field in section.model_fields.items():
+        assert f"### `{name}`\n\n{field.description}" in page
+
+
+def test_every_default_and_type_is_told():
+    entries = reference().count("\n### ")
+    options = len(Paths.model_fields) + len(DomainSettings.model_fields) + len(Config.model_fields)
+    assert entries == options - 3  # paths, defaults and domain have sections of their own
+    assert len(re.findall(r"(?m)^Type: .+\. Default: `.+`\.$", reference())) == entries
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Type: one of `"auto"`, `"zstd"`, `"gzip"`, `"none"`. Default: `"auto"`.',
+        "Type: integer, 1 to 19. Default: `1`.",
+        "Type: list of strings. Default: `[]`.",
+        'Type: absolute path. Default: `"/run/snaporch"`.',
+        'Type: string. Default: `"qemu:///system"`.',
+    ],
+)
+def test_types_are_in_words(text):
+    assert text in reference()

@@ -1,0 +1,186 @@
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snaporch.model import Dataset, DatasetKind
+from snaporch.pool import resolver
+from snaporch.pool.resolver import Mount, NotOnZfsError, parse_mount, read_mounts, resolve
+
+LINE = "42 28 0:37 / /tank/web rw,relatime shared:1 - zfs tank/web rw,xattr,posixacl"
+
+
+def escaped(name):
+    """As the kernel's mangle() writes a name: some bytes in octal, the others as they are."""
+    return b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes([byte]) for byte in name)
+
+
+def test_a_line_is_device_place_type_and_source():
+    assert parse_mount(LINE) == Mount("0:37", "/tank/web", "zfs", "tank/web")
+
+
+@pytest.mark.parametrize("optional", ["", "shared:1 ", "shared:1 master:2 propagate_from:3 "])
+def test_any_number_of_optional_fields(optional):
+    line = f"42 28 0:37 / /tank rw {optional}- zfs tank rw"
+    assert parse_mount(line).source == "tank"
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (r"tank/vm\040one", "tank/vm one"),
+        (r"a\011b\012c\134d", "a\tb\nc\\d"),
+        (r"hash\043", "hash#"),
+        (r"\134040", r"\040"),
+        ("tank/Bär", "tank/Bär"),
+    ],
+)
+def test_escapes_are_undone(written, name):
+    found = parse_mount(f"42 28 0:37 / /{written} rw - zfs {written} rw")
+    assert (found.mount_point, found.source) == (f"/{name}", name)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
+def test_any_name_arrives_as_it_is(tmp_path_factory, name):
+    table = tmp_path_factory.mktemp("proc") / "mountinfo"
+    raw = escaped(name.encode())
+    table.write_bytes(b"42 28 0:37 / /" + raw + b" rw - zfs " + raw + b" rw\n")
+    (found,) = read_mounts(table)
+    assert (found.mount_point, found.source) == (f"/{name}", name)
+
+
+def test_names_that_are_not_utf8_keep_their_bytes(tmp_path):
+    table = tmp_path / "mountinfo"
+    table.write_bytes(
+        b"42 28 0:37 / /b\xe4r rw - zfs tank rw\n43 28 0:38 / /x rw - ext4 /dev/x rw\n"
+    )
+    first, second = read_mounts(table)
+    assert os.fsencode(first.mount_point) == b"/b\xe4r"
+    assert second == Mount("0:38", "/x", "ext4", "/dev/x")
+
+
+def test_this_machines_own_mounts_can_be_read():
+    assert any(mount.mount_point == "/" for mount in read_mounts())
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "disk.img"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def mounted(image, monkeypatch):
+    """Says on what the image's device number is mounted."""
+
+    def say(filesystem, source):
+        number = image.stat().st_dev
+        device = f"{os.major(number)}:{os.minor(number)}"
+        mounts = [Mount("0:1", "/", "ext4", "/dev/x"), Mount(device, "/m", filesystem, source)]
+        monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
+
+    return say
+
+
+def test_a_file_is_on_the_dataset_its_device_number_is_mounted_from(image, mounted):
+    mounted("zfs", "tank/vm one")
+    assert resolve(str(image)) == Dataset("tank/vm one", DatasetKind.FILESYSTEM)
+
+
+def test_a_link_is_followed_to_where_the_bytes_are(image, mounted, tmp_path):
+    mounted("zfs", "tank/web")
+    (tmp_path / "link").symlink_to(image)
+    assert resolve(str(tmp_path / "link")).name == "tank/web"
+
+
+def test_a_file_elsewhere_is_told_what_it_is_on(image, mounted):
+    mounted("btrfs", "/dev/sda1")
+    with pytest.raises(NotOnZfsError, match="not on ZFS but on btrfs"):
+        resolve(str(image))
+
+
+def test_a_file_in_a_snapshot_cannot_be_snapshotted(image, mounted):
+    mounted("zfs", "tank/web@yesterday")
+    with pytest.raises(NotOnZfsError, match="read-only snapshot tank/web@yesterday"):
+        resolve(str(image))
+
+
+def test_a_file_whose_mount_is_not_seen(image, monkeypatch):
+    monkeypatch.setattr(resolver, "read_mounts", list)
+    with pytest.raises(NotOnZfsError, match="no mount has its device number"):
+        resolve(str(image))
+
+
+def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        resolve(str(tmp_path / "absent"))
+
+
+# -- block devices ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(image, monkeypatch):
+    """Makes the image look like a block device that answers the question for its volume."""
+
+    def answers(name):
+        status = SimpleNamespace(st_mode=stat.S_IFBLK | 0o660, st_rdev=os.makedev(230, 16))
+        monkeypatch.setattr(resolver.os, "stat", lambda _path: status)
+        monkeypatch.setattr(resolver, "_whole_disk", lambda _rdev: None)
+
+        def ioctl(_descriptor, request, _buffer):
+            assert request == 0x8100127D
+            if name is None:
+                raise OSError(25, "Inappropriate ioctl for device")
+            return name.encode().ljust(256, b"\0")
+
+        monkeypatch.setattr(resolver.fcntl, "ioctl", ioctl)
+
+    return answers
+
+
+def test_a_device_says_which_volume_it_is(image, device):
+    device("tank/vm one")
+    assert resolve(str(image)) == Dataset("tank/vm one", DatasetKind.VOLUME)
+
+
+def test_a_device_that_does_not_understand_the_question_is_no_volume(image, device):
+    device(None)
+    with pytest.raises(NotOnZfsError, match="not a ZFS volume"):
+        resolve(str(image))
+
+
+def test_the_device_of_a_snapshot_cannot_be_snapshotted(image, device):
+    device("tank/vol@old")
+    with pytest.raises(NotOnZfsError, match="read-only snapshot tank/vol@old"):
+        resolve(str(image))
+
+
+def test_a_partition_is_on_its_whole_disk(monkeypatch, tmp_path):
+    disk = tmp_path / "devices" / "zd16"
+    (disk / "zd16p1").mkdir(parents=True)
+    (disk / "zd16p1" / "partition").touch()
+    (tmp_path / "230:17").symlink_to(disk / "zd16p1")
+    (tmp_path / "230:16").symlink_to(disk)
+    monkeypatch.setattr(
+        resolver, "Path", lambda path: tmp_path / Path(path).name if "/sys" in path else Path(path)
+    )
+    assert resolver._whole_disk(os.makedev(230, 17)) == "/dev/zd16"
+    assert resolver._whole_disk(os.makedev(230, 16)) is None
+
+
+def test_flushing_reaches_the_device(image, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(
+        resolver.os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    resolver.flush_device(str(image))
+    assert flushed == [str(image)]
