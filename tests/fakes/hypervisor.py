@@ -140,7 +140,8 @@ class FakeHypervisor:
     def _check_request(self, guest: FakeGuest, request: CaptureRequest) -> None:
         if guest.live is None:
             raise HypervisorError(guest.name, "domain is not running")
-        named = {disk.target for disk in request.disks} | set(request.left_out)
+        named = {disk.target for disk in request.disks}
+        named |= {*request.manual, *request.left_out}
         for disk in _domain(guest).disks:
             if disk.target not in named:
                 raise HypervisorError(disk.target, "is not named in the request")

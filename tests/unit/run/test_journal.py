@@ -1,0 +1,201 @@
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from snaporch.errors import UnavailableError
+from snaporch.hypervisor import OverlayDisk
+from snaporch.model import DomainState
+from snaporch.run import journal as journal_module
+from snaporch.run.journal import Facts, Journal, JournalError, Step, read_journals
+
+FACTS = Facts(
+    run="20250601T120000Z-0badcafe",
+    domain="Bärs <vm>\n",
+    uuid="7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d",
+    was=DomainState.RUNNING,
+    snapshot="two words",
+    datasets=("flash/b", "tank/a"),
+    overlay_dir="/overlays/r",
+    overlays=(OverlayDisk("vda", "/tank/a/x", "file", "raw", "/overlays/r/vda.qcow2"),),
+    ram_pipe="/run/snaporch/r.ram",
+)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def path(directory):
+    return directory / f"{FACTS.run}.jsonl"
+
+
+def killed(directory, *steps, facts=FACTS):
+    """The journal of a run that was killed in the last of these steps."""
+    journal = Journal(directory, facts)
+    for step in steps[:-1]:
+        with journal.step(step):
+            pass
+    if steps:
+        journal._write(event="begin", step=steps[-1].value)
+    journal.close(settled=False)
+
+
+def test_facts_and_steps_survive(directory):
+    killed(directory, Step.PREPARE, Step.CAPTURE, Step.POOL_SNAPSHOT)
+    (found,) = read_journals(directory)
+    assert found.facts == FACTS
+    assert found.ended == {Step.PREPARE, Step.CAPTURE}
+
+
+def test_facts_without_overlays_survive(directory):
+    killed(directory, facts=replace(FACTS, overlays=(), was=DomainState.OFF))
+    assert read_journals(directory)[0].facts.overlays == ()
+
+
+def test_a_step_that_fails_does_not_end(directory, path):
+    journal = Journal(directory, FACTS)
+    with pytest.raises(ValueError, match="no"), journal.step(Step.PREPARE):
+        raise ValueError("no")
+    journal.close(settled=False)
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == [
+        "open",
+        "begin",
+    ]
+
+
+def test_a_journal_with_nothing_left_to_do_is_removed(directory):
+    Journal(directory, FACTS).close(settled=True)
+    assert list(directory.iterdir()) == []
+
+
+def test_no_directory_no_journals(directory):
+    assert read_journals(directory) == []
+
+
+def test_journals_come_oldest_first(directory):
+    for run in ("20250602T000000Z-00", "20250601T000000Z-ff"):
+        killed(directory, facts=replace(FACTS, run=run))
+    assert [j.facts.run[:8] for j in read_journals(directory)] == ["20250601", "20250602"]
+
+
+def test_a_journal_is_private(directory, path):
+    killed(directory)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_will_happen_is_on_stable_storage_before_it_happens(directory, monkeypatch):
+    synced = []
+    real = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), real(fd)))
+    journal = Journal(directory, FACTS)
+    before = len(synced)
+    with journal.step(Step.CAPTURE):
+        assert len(synced) == before + 1
+    journal.close(settled=True)
+
+
+def test_a_torn_last_line_counts_as_not_written(directory, path):
+    killed(directory, Step.PREPARE, Step.CAPTURE, Step.RELEASE)
+    whole = path.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for cut in range(last, len(whole)):
+        path.write_bytes(whole[:cut])
+        (found,) = read_journals(directory)
+        assert found.ended == {Step.PREPARE, Step.CAPTURE}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"at": "2025', b"\0" * 512])
+def test_a_journal_whose_first_line_is_torn_is_of_a_run_that_touched_nothing(
+    directory, path, content
+):
+    directory.mkdir()
+    path.write_bytes(content)
+    assert read_journals(directory) == []
+    assert not path.exists()
+
+
+def test_zeros_after_a_power_loss_count_as_not_written(directory, path):
+    killed(directory, Step.PREPARE, Step.CAPTURE)
+    with path.open("ab") as stream:
+        stream.write(b"\0" * 300)
+    assert read_journals(directory)[0].ended == {Step.PREPARE}
+
+
+def test_noise_after_a_power_loss_counts_as_not_written(directory, path):
+    killed(directory, Step.PREPARE, Step.CAPTURE)
+    with path.open("ab") as stream:
+        stream.write(b"\xff\xfe\xe4")
+    assert read_journals(directory)[0].ended == {Step.PREPARE}
+
+
+def test_a_reader_between_creation_and_first_line_does_not_remove_it(directory, path, monkeypatch):
+    """Another domain's run reads all journals while this one is being created."""
+    real = os.write
+
+    def write(descriptor, data):
+        read_journals(directory)
+        return real(descriptor, data)
+
+    monkeypatch.setattr(journal_module.os, "write", write)
+    journal = Journal(directory, FACTS)
+    monkeypatch.undo()
+    journal.close(settled=False)
+    assert path.exists()
+
+
+def test_other_files_are_left_alone(directory):
+    killed(directory)
+    (directory / "README").write_text("x")
+    assert len(read_journals(directory)) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "open", "format": 1, "facts": {}},
+        {"event": "open", "format": 1, "facts": {"run": "r"}},
+        {"event": "open", "format": 1},
+        {"event": "end", "step": "prepare"},
+        [],
+        None,
+    ],
+)
+def test_facts_that_are_not_all_there_are_an_error_that_names_the_file(directory, path, line):
+    directory.mkdir()
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(JournalError) as caught:
+        read_journals(directory)
+    assert str(path) in str(caught.value)
+
+
+def test_a_step_of_a_later_version_is_an_error_that_names_the_file(directory, path):
+    killed(directory)
+    with path.open("a") as stream:
+        stream.write(json.dumps({"event": "end", "step": "teleport"}) + "\n")
+    with pytest.raises(JournalError) as caught:
+        read_journals(directory)
+    assert str(path) in str(caught.value)
+
+
+def test_a_journal_of_a_later_format_is_not_guessed_at(directory, path):
+    killed(directory)
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(JournalError, match="format"):
+        read_journals(directory)
+
+
+def test_a_journal_that_cannot_be_written_says_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="run snaporch as root"):
+        Journal(tmp_path / "file", FACTS)
+
+
+def test_two_runs_never_share_a_journal(directory):
+    killed(directory)
+    with pytest.raises(UnavailableError):
+        Journal(directory, FACTS)

@@ -1,0 +1,122 @@
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from snaporch.errors import BusyError, InterruptedRunError, UnavailableError
+from snaporch.run.context import Interrupt
+from snaporch.run.lock import domain_lock
+
+HOLD = """
+import sys
+from pathlib import Path
+from snaporch.run.context import Interrupt
+from snaporch.run.lock import domain_lock
+with domain_lock(Path(sys.argv[1]), "web", "u", "restore", wait=0, interrupt=Interrupt()):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def lock(runtime, wait=0, uuid="u", interrupt=None):
+    return domain_lock(
+        runtime, "web", uuid, "snapshot", wait=wait, interrupt=interrupt or Interrupt()
+    )
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    return tmp_path / "runtime"
+
+
+@pytest.fixture
+def other(runtime):
+    """Another process that holds the domain until its standard input ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, runtime],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_free_domain_is_held_and_given_back(runtime):
+    for _ in range(2):
+        with lock(runtime):
+            told = json.loads((runtime / "u.lock").read_text())
+            assert told["doing"] == "snapshot"
+        assert (runtime / "u.lock").read_text() == ""
+
+
+def test_another_process_makes_it_busy_and_is_named(runtime, other):
+    with pytest.raises(BusyError) as caught, lock(runtime):
+        pass
+    assert f"web: held by restore (pid {other.pid}, since 20" in str(caught.value)
+    assert "--wait" in str(caught.value)
+
+
+def test_other_domains_are_free(runtime, other):
+    with lock(runtime, uuid="v"):
+        pass
+
+
+def test_waiting_ends_when_the_other_does(runtime, other):
+    threading.Timer(0.3, other.stdin.close).start()
+    with lock(runtime, wait=30):
+        assert other.wait(5) == 0
+
+
+def test_a_killed_process_holds_nothing(runtime, other):
+    other.kill()
+    other.wait()
+    with lock(runtime):
+        assert json.loads((runtime / "u.lock").read_text())["doing"] == "snapshot"
+
+
+def test_waiting_is_not_for_ever(runtime, other):
+    began = time.monotonic()
+    with pytest.raises(BusyError), lock(runtime, wait=1):
+        pass
+    assert 0.8 <= time.monotonic() - began < 5
+
+
+def test_a_signal_ends_the_waiting(runtime, other):
+    interrupt = Interrupt()
+    threading.Timer(0.1, lambda: setattr(interrupt, "signum", 15)).start()
+    with (
+        pytest.raises(InterruptedRunError, match="stopped by SIGTERM"),
+        lock(runtime, wait=30, interrupt=interrupt),
+    ):
+        pass
+
+
+def test_a_run_that_fails_gives_the_domain_back(runtime):
+    with pytest.raises(ValueError, match="no"), lock(runtime):
+        raise ValueError("no")
+    with lock(runtime):
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"pid": 1}'])
+def test_a_holder_that_left_no_readable_name_is_another_run(runtime, other, content):
+    (runtime / "u.lock").write_text(content)
+    with pytest.raises(BusyError, match="held by another run"), lock(runtime):
+        pass
+
+
+def test_lock_files_are_private(runtime):
+    with lock(runtime):
+        assert runtime.stat().st_mode & 0o777 == 0o700
+        assert (runtime / "u.lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_runtime_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="run snaporch as root"), lock(tmp_path / "file"):
+        pass

@@ -1,0 +1,270 @@
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from fakes.domain_xml import DiskSpec
+
+from snaporch.bundle.compress import Compression
+from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
+from snaporch.model import DomainState, Level
+from snaporch.run import plan as plan_module
+from snaporch.run.plan import check_snapshot_name, locate_disks, make_plan
+
+
+def planned(world, domain, name=None, **defaults):
+    return make_plan(world.with_defaults(compression="none", **defaults), domain, name)
+
+
+# -- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["s", "before-upgrade", "a.b:c_d-e", "2025", "two words", "-x"])
+def test_names_that_zfs_takes(name):
+    check_snapshot_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", " s", "s ", "s\n", "a@b", "a/b", "a#b", "a%b", "Bär", "a\tb", "a\0b", "*", ".", ".."],
+)
+def test_names_that_zfs_would_not_take_are_wrong_usage(name):
+    with pytest.raises(UsageError) as caught:
+        check_snapshot_name(name)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert str(caught.value).isprintable()
+
+
+def test_the_default_name_is_the_time_in_utc(world):
+    before = datetime.now(UTC).replace(microsecond=0)
+    made = planned(world, world.add_guest())
+    taken = re.fullmatch(r"snaporch_(\d{8}T\d{6}Z)_manual", made.snapshot)[1]
+    moment = datetime.strptime(taken, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    assert before <= moment <= datetime.now(UTC)
+
+
+def test_a_second_run_in_the_same_second_gets_a_number(world, monkeypatch):
+    moment = datetime(2025, 6, 1, 12, 0, 0, tzinfo=UTC)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return moment
+
+    monkeypatch.setattr(plan_module, "datetime", Clock)
+    domain = world.add_guest(disks={"vda": "tank/a", "vdb": "tank/b"})
+    names = []
+    for dataset in ("tank/a", "tank/b", "tank/a"):
+        names.append(planned(world, domain).snapshot)
+        world.pool.snapshot([f"{dataset}@{names[-1]}"], {})
+    assert names == [
+        "snaporch_20250601T120000Z_manual",
+        "snaporch_20250601T120000Z.2_manual",
+        "snaporch_20250601T120000Z.3_manual",
+    ]
+
+
+def test_a_wished_name_that_is_taken_on_any_dataset_is_refused(world):
+    domain = world.add_guest(disks={"vda": "tank/a", "vdb": "flash/b"})
+    world.pool.snapshot(["flash/b@mine"], {})
+    with pytest.raises(RefusedError, match="web@mine: a snapshot of that name exists"):
+        planned(world, domain, "mine")
+
+
+def test_the_same_name_elsewhere_does_not_matter(world):
+    world.add_guest("other")
+    world.pool.snapshot(["tank/other@mine"], {})
+    assert planned(world, world.add_guest(), "mine").snapshot == "mine"
+
+
+def test_a_name_longer_than_zfs_allows_is_refused_before_anything_happens(world):
+    domain = world.add_guest()
+    room = 255 - len("tank/web@")
+    assert planned(world, domain, "n" * room)
+    with pytest.raises(RefusedError, match="is longer than ZFS allows"):
+        planned(world, domain, "n" * (room + 1))
+
+
+# -- disks --------------------------------------------------------------------------------------
+
+
+def test_every_writable_local_disk_is_in(world):
+    domain = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web", "vdc": "tank/web"})
+    made = planned(world, domain, "s")
+    assert [d.disk.target for d in made.disks] == ["vda", "vdb", "vdc"]
+    assert [d.name for d in made.datasets] == ["flash/web", "tank/web"]
+    assert made.by_pool() == {"flash": ["flash/web@s"], "tank": ["tank/web@s"]}
+
+
+def test_a_pools_datasets_are_taken_together(world):
+    domain = world.add_guest(disks={"vda": "tank/b", "vdb": "flash/a", "vdc": "tank/a"})
+    made = planned(world, domain, "s")
+    assert made.by_pool() == {"flash": ["flash/a@s"], "tank": ["tank/a@s", "tank/b@s"]}
+
+
+LEFT_OUT = {
+    "cdrom": (DiskSpec("x", "/a.iso", device="cdrom"), "removable (cdrom)", False),
+    "floppy": (DiskSpec("x", None, device="floppy"), "removable (floppy)", False),
+    "readonly": (DiskSpec("x", "/a.img", readonly=True), "read-only", False),
+    "network": (
+        DiskSpec("x", None, kind="network"),
+        "not a local file or device (network)",
+        True,
+    ),
+    "elsewhere": (DiskSpec("x", "/dev/null"), "not on ZFS but on tmpfs", True),
+}
+
+
+@pytest.mark.parametrize(("spec", "reason", "matters"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_a_disk_is_left_out_for_a_reason(world, spec, reason, matters):
+    made = planned(world, world.add_guest(more=(spec,)))
+    (out,) = made.left_out
+    assert (out.disk.target, out.reason, out.matters) == ("x", reason, matters)
+    assert [d.disk.target for d in made.disks] == ["vda"]
+
+
+def test_an_excluded_disk_is_not_even_looked_at(world):
+    domain = world.add_guest(more=(DiskSpec("vdb", "/does/not/exist"),))
+    made = planned(world, domain, exclude_disks=["vdb"])
+    assert made.left_out[0].reason == "excluded by the configuration"
+    assert made.left_out[0].describe() == "vdb (/does/not/exist): excluded by the configuration"
+
+
+def test_without_any_disk_on_zfs_the_reasons_are_told(world):
+    domain = world.add_guest(disks={}, more=(DiskSpec("vda", "/dev/null"),))
+    with pytest.raises(RefusedError, match=r"no disk on ZFS \(vda .*not on ZFS but on tmpfs"):
+        planned(world, domain)
+
+
+def test_without_any_disk_at_all(world):
+    with pytest.raises(RefusedError, match="it has no disks"):
+        planned(world, world.add_guest(disks={}))
+
+
+def test_a_disk_that_is_not_there_is_refused_and_named(world):
+    domain = world.add_guest(more=(DiskSpec("vdb", "/does/not/exist"),))
+    with pytest.raises(RefusedError, match=r"web: vdb \(/does/not/exist\): No such file"):
+        planned(world, domain)
+
+
+def test_a_disk_that_may_not_be_seen_asks_for_root(world, monkeypatch):
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    domain = world.add_guest()
+    monkeypatch.setattr(plan_module, "resolve", forbidden)
+    with pytest.raises(UnavailableError, match="run snaporch as root"):
+        locate_disks(domain)
+
+
+# -- what kind of run ---------------------------------------------------------------------------
+
+
+def test_a_running_guest_gets_ram_and_overlays(world):
+    made = planned(world, world.add_guest())
+    assert made.level is Level.RAM
+    (overlay,) = made.facts.overlays
+    assert overlay.base == made.disks[0].path
+    assert overlay.overlay == str(world.paths.overlays / made.run / "vda.qcow2")
+    assert (overlay.base_kind, overlay.base_format) == ("file", "raw")
+
+
+def test_a_paused_guest_gets_ram_and_needs_no_overlays(world):
+    made = planned(world, world.add_guest(state=DomainState.PAUSED))
+    assert made.level is Level.RAM
+    assert made.facts.overlays == ()
+
+
+def test_a_guest_that_is_off_gets_neither(world):
+    made = planned(world, world.add_guest(state=DomainState.OFF))
+    assert made.level is Level.OFF
+    assert made.facts.overlays == ()
+
+
+def test_every_run_has_a_name_of_its_own(world):
+    domain = world.add_guest()
+    assert planned(world, domain).run != planned(world, domain).run
+
+
+@pytest.mark.parametrize(
+    ("state", "step"),
+    [
+        (DomainState.CRASHED, "destroy it first"),
+        (DomainState.STOPPING, "wait until it is off"),
+        (DomainState.SUSPENDED, "dompmwakeup"),
+    ],
+)
+def test_a_state_that_cannot_be_captured_is_refused(world, state, step):
+    domain = replace(world.add_guest(), state=state)
+    with pytest.raises(RefusedError, match=step):
+        planned(world, domain)
+
+
+def test_a_guest_that_libvirt_is_busy_with_is_refused(world):
+    domain = world.add_guest()
+    world.guest().job = "migration out"
+    with pytest.raises(RefusedError, match=r"busy with it \(migration out\)"):
+        planned(world, domain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "lun"}, "cannot have an overlay"),
+        ({"transient": True}, "transient"),
+        ({"cache": "unsafe"}, "cache='unsafe'"),
+    ],
+)
+def test_a_disk_that_cannot_have_an_overlay_is_refused(world, changes, message):
+    domain = world.add_guest()
+    spoilt = replace(domain, disks=(replace(domain.disks[0], **changes),))
+    with pytest.raises(RefusedError, match=rf"web: vda: .*{message}"):
+        planned(world, spoilt)
+
+
+# -- the overlay directory ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("below", ["", "overlays", "deep/er"])
+def test_overlays_inside_a_snapshotted_dataset_are_refused(world, below):
+    domain = world.add_guest()
+    inside = world.root / "zfs" / "tank" / "web" / below
+    world.paths = world.paths.model_copy(update={"overlays": inside})
+    with pytest.raises(RefusedError, match="the overlay directory lies in tank/web"):
+        planned(world, domain)
+
+
+def test_overlays_in_another_dataset_are_fine(world):
+    domain = world.add_guest()
+    other = world.image("tank/scratch", "x").parent
+    world.paths = world.paths.model_copy(update={"overlays": other})
+    assert planned(world, domain)
+
+
+def test_too_little_room_for_overlays_is_refused(world):
+    domain = world.add_guest()
+    world.paths = world.paths.model_copy(update={"overlay_reserve_mib": 1 << 30})
+    with pytest.raises(RefusedError, match=rf"{1 << 30} MiB are needed"):
+        planned(world, domain)
+
+
+def test_planning_touches_nothing(world):
+    planned(world, world.add_guest())
+    assert world.hooks.log == []
+    assert sorted(path.name for path in world.root.iterdir()) == ["zfs"]
+
+
+# -- settings -----------------------------------------------------------------------------------
+
+
+def test_compression_follows_the_settings(world):
+    domain = world.add_guest()
+    context = world.with_defaults(compression="gzip", compression_level=7, compression_threads=3)
+    how = make_plan(context, domain, None).compressing
+    assert (how.method, how.level, how.threads) == (Compression.GZIP, 7, 3)
+
+
+def test_an_old_libvirt_gets_what_it_can_read(world):
+    world.hypervisor.zstd = False
+    made = make_plan(world.with_defaults(), world.add_guest(), None)
+    assert made.compressing.method is Compression.GZIP

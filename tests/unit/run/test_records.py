@@ -1,0 +1,131 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from snaporch.bundle.manifest import Manifest, Role, SnapshotEntry, VersionsEntry
+from snaporch.bundle.store import BundleStore
+from snaporch.model import BundleState, Level, PoolSnapshot
+from snaporch.run.records import all_records, record_of
+
+NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
+UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
+
+
+def snapshot(dataset, run="r1", *, guid=1, minutes=0, **properties):
+    own = {"run": run, "domain": "web", "uuid": UUID, "level": "ram", "bundle": f"{UUID}/{run}"}
+    kept = {key: value for key, value in (own | properties).items() if value is not None}
+    created = NOON + timedelta(minutes=minutes)
+    return PoolSnapshot(dataset, "s", guid, 1, created, kept)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return BundleStore(tmp_path)
+
+
+@pytest.fixture
+def bundle(store):
+    """Seals a bundle for these snapshots."""
+
+    def seal(*snapshots, run="r1", created=NOON):
+        partial = store.create(UUID, run)
+        part = partial.add_text("ram.save", Role.RAM, "12345")
+        manifest = Manifest(
+            run=run,
+            domain="web",
+            uuid=UUID,
+            snapshot="s",
+            level=Level.RAM,
+            was_running=True,
+            started=created,
+            created=created,
+            finished=created,
+            pause_ms=8.5,
+            snapshots=tuple(
+                SnapshotEntry(dataset=s.dataset, name=s.name, guid=s.guid, createtxg=1)
+                for s in snapshots
+            ),
+            disks=(),
+            parts=(part.model_copy(update={"payload_bytes": 50}),),
+            versions=VersionsEntry(snaporch="", libvirt="", emulator="", machine=""),
+        )
+        return partial.seal(manifest)
+
+    return seal
+
+
+def test_snapshots_of_one_run_are_one_record(store, bundle):
+    members = [snapshot("tank/b"), snapshot("flash/a")]
+    path = bundle(*members, created=NOON + timedelta(seconds=3))
+    (record,) = all_records(store, members)
+    assert record.datasets == ("flash/a", "tank/b")
+    assert (record.domain, record.uuid, record.snapshot, record.run) == ("web", UUID, "s", "r1")
+    assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+    assert (record.ram_bytes, record.stored_bytes, record.pause_ms) == (50, 5, 8.5)
+    assert record.bundle == str(path)
+    assert record.created == NOON + timedelta(seconds=3)
+
+
+def test_records_come_oldest_first(store):
+    members = [snapshot("t/a", "late", minutes=5), snapshot("t/a", "early", minutes=1)]
+    assert [record.run for record in all_records(store, members)] == ["early", "late"]
+
+
+def test_snapshots_that_are_not_ours_are_no_records(store):
+    foreign = [
+        PoolSnapshot("tank/a", "autosnap", 1, 1, NOON, {}),
+        snapshot("tank/a", run=None),
+        snapshot("tank/a", domain=None),
+    ]
+    assert all_records(store, foreign) == []
+
+
+def test_one_run_can_be_asked_for(store):
+    members = [snapshot("t/a", "r1"), snapshot("t/b", "r2"), snapshot("t/b", "r1")]
+    assert record_of(store, members, "r1").datasets == ("t/a", "t/b")
+
+
+def test_without_its_bundle_ram_is_worth_no_more_than_a_crash(store):
+    (record,) = all_records(store, [snapshot("t/a")])
+    assert (record.state, record.level) == (BundleState.MISSING, Level.CRASH)
+    assert record.bundle is None
+    assert record.created == NOON
+
+
+@pytest.mark.parametrize("level", ["off", "paused", "quiesced", "crash"])
+def test_levels_without_ram_do_not_need_a_bundle(store, level):
+    (record,) = all_records(store, [snapshot("t/a", level=level)])
+    assert record.level == level
+
+
+@pytest.mark.parametrize("level", ["best", "", None])
+def test_an_unknown_level_promises_nothing(store, level):
+    assert all_records(store, [snapshot("t/a", level=level)])[0].level is Level.CRASH
+
+
+def test_a_snapshot_that_is_gone_makes_the_record_incomplete(store, bundle):
+    members = [snapshot("t/a"), snapshot("t/b")]
+    bundle(*members)
+    (record,) = all_records(store, members[:1])
+    assert (record.state, record.level) == (BundleState.INCOMPLETE, Level.CRASH)
+
+
+def test_a_snapshot_that_came_back_under_its_name_is_another_one(store, bundle):
+    bundle(snapshot("t/a", guid=1))
+    (record,) = all_records(store, [snapshot("t/a", guid=2)])
+    assert record.state is BundleState.INCOMPLETE
+
+
+def test_a_damaged_bundle_keeps_its_path(store, bundle):
+    path = bundle(snapshot("t/a"))
+    (path / "ram.save").unlink()
+    (record,) = all_records(store, [snapshot("t/a")])
+    assert (record.state, record.bundle) == (BundleState.INCOMPLETE, str(path))
+
+
+@pytest.mark.parametrize("reference", ["../../etc/passwd", "nonsense", f"{UUID}/../x"])
+def test_a_reference_that_leads_nowhere_does_not_break_the_list(store, reference):
+    records = all_records(store, [snapshot("t/a", bundle=reference), snapshot("t/b", "r2")])
+    assert [record.run for record in records] == ["r1", "r2"]
+    assert records[0].state is not BundleState.COMPLETE
+    assert records[0].bundle is None

@@ -1,0 +1,314 @@
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing, failing_once
+
+from snaporch.errors import AttentionError, ExitCode
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DomainState
+from snaporch.pool import PoolError
+from snaporch.run import settle as settle_module
+from snaporch.run.journal import Journal, Step, read_journals
+from snaporch.run.overlays import OverlayError
+from snaporch.run.plan import make_plan
+from snaporch.run.settle import recover, remove_unused, settle
+
+
+class Killed:
+    """A run that got as far as a test takes it, and was killed there."""
+
+    def __init__(self, world, **guest):
+        self.world = world
+        self.domain = world.add_guest(**guest)
+        self.guest = world.guest()
+        self.facts = make_plan(world.with_defaults(), self.domain, "s1").facts
+        Journal(world.paths.journal, self.facts).close(settled=False)
+        world.context.store.create(self.domain.uuid, self.facts.run)
+
+    def made_overlays(self):
+        directory = Path(self.facts.overlay_dir)
+        directory.mkdir(parents=True)
+        for disk in self.facts.overlays:
+            Path(disk.overlay).touch()
+        return self
+
+    def switched(self, *targets, live=True, inactive=True):
+        """The guest writes to overlays."""
+        self.made_overlays()
+        for disk in self.facts.overlays:
+            if targets and disk.target not in targets:
+                continue
+            self.world.write_overlay(disk.overlay)
+            if live:
+                self.guest.live = self.guest.live.replace(f'"{disk.base}"', f'"{disk.overlay}"')
+            if inactive:
+                self.guest.inactive = self.guest.inactive.replace(
+                    f'"{disk.base}"', f'"{disk.overlay}"'
+                )
+        return self
+
+    def took_snapshots(self, *datasets):
+        for dataset in datasets or self.facts.datasets:
+            self.world.pool.snapshot([f"{dataset}@s1"], {"snaporch:run": self.facts.run})
+        return self
+
+    def settle(self, *, keep_snapshots=False):
+        return settle(self.world.context, self.facts, keep_snapshots=keep_snapshots)
+
+
+def assert_settled(world):
+    assert world.on_bases()
+    assert [name for name in world.leftovers() if not name.startswith("journal")] == []
+
+
+TWO = {"vda": "tank/web", "vdb": "flash/web"}
+
+
+# -- by observation -----------------------------------------------------------------------------
+
+
+def test_a_guest_on_its_bases_needs_nothing(world):
+    run = Killed(world)
+    assert run.settle() == []
+    assert_settled(world)
+    assert "hypervisor.commit" not in world.hooks.acts()
+
+
+def test_overlays_that_were_never_used_are_removed(world):
+    Killed(world).made_overlays().settle()
+    assert_settled(world)
+
+
+def test_a_guest_on_overlays_is_committed(world):
+    run = Killed(world, disks=TWO).switched()
+    assert run.settle() == ["committed vda, vdb"]
+    assert_settled(world)
+
+
+def test_only_the_disks_that_are_on_overlays_are_committed(world):
+    run = Killed(world, disks=TWO).switched("vdb")
+    assert run.settle() == ["committed vdb"]
+    assert_settled(world)
+
+
+def test_an_inactive_definition_alone_is_mended_without_a_commit(world):
+    run = Killed(world).switched(live=False)
+    assert run.settle() == []
+    assert_settled(world)
+    assert "hypervisor.commit" not in world.hooks.acts()
+
+
+def test_a_guest_paused_by_the_snapshot_runs_again_before_its_overlays_are_committed(world):
+    run = Killed(world).switched()
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
+    assert run.settle()[0] == "resumed the guest"
+    assert run.guest.state is DomainState.RUNNING
+    acts = world.hooks.acts()
+    assert acts.index("hypervisor.resume") < acts.index("hypervisor.commit")
+
+
+def test_a_guest_that_its_user_paused_stays_paused(world):
+    run = Killed(world).switched()
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    run.settle()
+    assert run.guest.state is DomainState.PAUSED
+    assert_settled(world)
+
+
+def test_a_guest_that_was_paused_before_stays_paused(world):
+    run = Killed(world, state=DomainState.PAUSED)
+    run.guest.paused_reason = "migration"
+    run.settle()
+    assert run.guest.state is DomainState.PAUSED
+
+
+def test_a_snapshot_job_of_ours_is_aborted_first(world):
+    run = Killed(world)
+    run.guest.job = "snapshot"
+    run.settle()
+    assert world.hooks.acts()[0] == "hypervisor.abort_job"
+    assert_settled(world)
+
+
+def test_a_foreign_job_is_waited_for_and_never_aborted(world, monkeypatch):
+    monkeypatch.setattr(settle_module, "_JOB_SECONDS", 0)
+    run = Killed(world).switched()
+    run.guest.job = "migration out"
+    with pytest.raises(AttentionError, match=r"still busy with it \(migration out\)"):
+        run.settle()
+    assert "hypervisor.abort_job" not in world.hooks.acts()
+    assert Path(run.facts.overlays[0].overlay).exists()
+
+
+# -- when the guest is off or gone --------------------------------------------------------------
+
+
+def off(run):
+    run.guest.live, run.guest.state = None, DomainState.OFF
+
+
+def test_a_guest_that_is_off_is_committed_offline(world):
+    run = Killed(world, disks=TWO).switched()
+    off(run)
+    assert run.settle() == ["committed offline vda, vdb"]
+    assert Path(run.facts.overlays[0].base).read_bytes() != b""
+    assert_settled(world)
+
+
+def test_offline_commits_come_before_the_definition_is_mended(world):
+    run = Killed(world).switched()
+    off(run)
+    run.settle()
+    acts = world.hooks.acts()
+    assert acts.index("overlays.commit_offline") < acts.index("hypervisor.rebase_inactive")
+
+
+def test_an_offline_commit_that_fails_keeps_everything(world, monkeypatch):
+    run = Killed(world).switched().took_snapshots()
+    off(run)
+
+    def fail(_disk):
+        raise OverlayError("qemu-img commit", "Failed to get write lock")
+
+    monkeypatch.setattr(settle_module.overlays, "commit_offline", fail)
+    with pytest.raises(AttentionError, match=f"snaporch recover {run.facts.uuid}"):
+        run.settle()
+    assert Path(run.facts.overlays[0].overlay).exists()
+    assert not world.on_bases()
+    assert world.pool.names() == ["tank/web@s1"]
+
+
+def test_a_domain_that_is_gone_with_empty_overlays_needs_nothing(world):
+    run = Killed(world).made_overlays()
+    del world.hypervisor.guests[run.facts.uuid]
+    assert run.settle() == []
+    assert [name for name in world.leftovers() if not name.startswith("journal")] == []
+
+
+def test_a_domain_that_is_gone_leaves_its_last_writes_to_a_human(world):
+    run = Killed(world).switched()
+    del world.hypervisor.guests[run.facts.uuid]
+    with pytest.raises(AttentionError, match="overlays hold its last writes") as caught:
+        run.settle()
+    assert run.facts.overlays[0].overlay in str(caught.value)
+    assert Path(run.facts.overlays[0].overlay).exists()
+
+
+# -- nothing is removed that may still be needed ------------------------------------------------
+
+
+def test_a_commit_that_fails_keeps_everything(world):
+    run = Killed(world).switched().took_snapshots()
+    world.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "job failed"))
+    with pytest.raises(AttentionError, match="job failed") as caught:
+        run.settle()
+    assert caught.value.exit_code == ExitCode.ATTENTION
+    assert f"snaporch recover {run.facts.uuid}" in str(caught.value)
+    assert Path(run.facts.overlays[0].overlay).exists()
+    assert world.pool.names() == ["tank/web@s1"]
+
+
+@pytest.mark.parametrize(("live", "inactive"), [(True, False), (False, True)])
+def test_an_overlay_that_either_definition_names_is_not_removed(world, live, inactive):
+    run = Killed(world).switched(live=live, inactive=inactive)
+    with pytest.raises(AttentionError, match="still uses"):
+        remove_unused(world.context, run.facts)
+    assert Path(run.facts.overlays[0].overlay).exists()
+
+
+def test_a_foreign_file_in_the_overlay_directory_stops_the_removal(world):
+    run = Killed(world).made_overlays()
+    (Path(run.facts.overlay_dir) / "foreign").touch()
+    with pytest.raises(AttentionError):
+        run.settle()
+    assert (Path(run.facts.overlay_dir) / "foreign").exists()
+
+
+# -- snapshots ----------------------------------------------------------------------------------
+
+
+def test_snapshots_of_an_unfinished_run_are_destroyed_pool_by_pool(world):
+    run = Killed(world, disks=TWO).took_snapshots()
+    world.pool.snapshot(["tank/web@other"], {})
+    assert run.settle() == ["destroyed flash/web@s1", "destroyed tank/web@s1"]
+    assert world.pool.names() == ["tank/web@other"]
+
+
+def test_a_snapshot_of_that_name_by_someone_else_stays(world):
+    run = Killed(world)
+    world.pool.snapshot(["tank/web@s1"], {"snaporch:run": "another"})
+    assert run.settle() == []
+    assert world.pool.names() == ["tank/web@s1"]
+
+
+def test_snapshots_of_a_run_that_took_them_all_stay(world):
+    run = Killed(world).took_snapshots()
+    run.settle(keep_snapshots=True)
+    assert world.pool.names() == ["tank/web@s1"]
+
+
+# -- recovery -----------------------------------------------------------------------------------
+
+
+def test_recovery_settles_and_forgets_the_run(world):
+    run = Killed(world).switched()
+    said = recover(world.context)
+    assert said == [
+        "web: committed vda",
+        f"web: settled the run {run.facts.run}, which had been cut short",
+    ]
+    assert_settled(world)
+    assert world.leftovers() == []
+
+
+def test_recovery_of_nothing_does_nothing(world):
+    assert recover(world.context) == []
+
+
+def test_recovery_is_only_of_the_domain_whose_lock_is_held(world):
+    Killed(world).switched()
+    assert recover(world.context, "another uuid") == []
+    assert not world.on_bases()
+    assert len(read_journals(world.paths.journal)) == 1
+
+
+@pytest.mark.parametrize(
+    ("taken", "left"),
+    [((), []), (("tank/web",), []), (tuple(TWO.values()), ["flash/web@s1", "tank/web@s1"])],
+)
+def test_recovery_keeps_snapshots_only_when_all_were_taken(world, taken, left):
+    run = Killed(world, disks=TWO)
+    if taken:
+        run.took_snapshots(*sorted(taken))
+    recover(world.context)
+    assert sorted(world.pool.names()) == left
+
+
+def test_recovery_that_fails_can_be_repeated(world):
+    Killed(world).switched()
+    world.hooks.at["hypervisor.commit"] = failing_once(HypervisorError("vda", "job failed"))
+    with pytest.raises(AttentionError):
+        recover(world.context)
+    assert len(read_journals(world.paths.journal)) == 1
+    recover(world.context)
+    assert_settled(world)
+    assert world.leftovers() == []
+
+
+def test_recovery_does_not_go_by_what_the_journal_says_was_done(world):
+    """A run killed in RELEASE may or may not have committed: what is, counts."""
+    run = Killed(world)
+    journal = Journal(world.paths.journal / "again", run.facts)
+    with journal.step(Step.CAPTURE):
+        pass
+    journal.close(settled=False)
+    assert run.settle() == []
+    assert "hypervisor.commit" not in world.hooks.acts()
+
+
+def test_a_pool_that_does_not_answer_keeps_the_journal(world):
+    Killed(world).switched()
+    world.hooks.at["pool.snapshots"] = failing(PoolError("zfs list", "I/O error"))
+    with pytest.raises(PoolError):
+        recover(world.context)
+    assert len(read_journals(world.paths.journal)) == 1
