@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -166,7 +166,16 @@ def stalled_compressor(tmp_path: Path) -> Iterator[dict[str, str]]:
     pigz.chmod(0o755)
     text = '[defaults]\ncompression = "gzip"\n'
     with config(tmp_path, text) as environment:
-        yield environment | {"PATH": f"{programs}:{os.environ['PATH']}"}
+        try:
+            yield environment | {"PATH": f"{programs}:{os.environ['PATH']}"}
+        finally:
+            _open_gate(gate)
+
+
+def _open_gate(gate: Path) -> None:
+    """Let whoever waits at the gate go; nobody may."""
+    with suppress(OSError):
+        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
 
 
 @contextmanager
@@ -185,7 +194,9 @@ def started(*arguments: str, env: dict[str, str]) -> Iterator[subprocess.Popen[s
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.wait()
+        for stream in (process.stdout, process.stderr):  # not read to their ends: a compressor
+            stream.close()  # that outlived a killed snaporch may hold the other side
 
 
 def wait_for_ram_phase(guest: Guest) -> None:
