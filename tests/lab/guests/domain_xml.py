@@ -58,6 +58,9 @@ def domain_xml(machine: Machine, images: Sequence[Image], mutate: Mutate | None 
     ET.SubElement(ET.SubElement(domain, "features"), "acpi")
     cpu = ET.SubElement(domain, "cpu", mode="custom", match="exact", check="none")
     _text(cpu, "model", "qemu64")
+    if machine.boot is not None:
+        # QEMU 7.2 emulates cmpxchg16b wrongly at times; without it, Linux uses something else.
+        ET.SubElement(cpu, "feature", policy="disable", name="cx16")
     clock = ET.SubElement(domain, "clock", offset="utc")
     ET.SubElement(clock, "timer", name="hpet", present="no")
     devices = ET.SubElement(domain, "devices")
