@@ -6,7 +6,7 @@ from snaporch.run.snapshot import take_snapshot
 
 
 class Story:
-    """A guest on two pools: ``s1`` taken when its datasets held ``first``, now they hold ``now``."""
+    """A guest on two pools: ``s1`` is of when its datasets held ``first``; now it is ``now``."""
 
     def __init__(self, world, **guest):
         self.world = world
