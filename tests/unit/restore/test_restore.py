@@ -180,6 +180,15 @@ def test_the_restore_can_be_undone_by_a_script(story, world):
     assert all((script.parent / name).exists() for name in streams)
 
 
+def test_the_second_copy_goes_on_where_the_first_ended(story, world):
+    put_back(world)
+    sent = [line.split()[1:] for line in world.hooks.log if line.startswith("pool.send_increment")]
+    for dataset in story.datasets:
+        first, second = [pair for pair in sent if pair[0].startswith(f"{dataset}@")]
+        assert first[0] == f"{dataset}@s1"
+        assert second[0] == first[1]
+
+
 def test_the_script_is_shell(story, world):
     restored = put_back(world)
     subprocess.run(["sh", "-n", restored.undo], check=True)
