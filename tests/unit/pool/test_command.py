@@ -84,19 +84,50 @@ def test_a_failure_without_words_tells_its_status(zfs):
         pool.hold(["tank@a"], "t")
 
 
-def test_snapshots_of_absent_datasets_are_none(zfs):
+def test_snapshots_of_datasets_that_exist_take_one_command(zfs):
     pool, answers, asked = zfs
-    answers["list -Hp -t filesystem"] = "tank\tfilesystem\n"
-    assert pool.snapshots(["gone"]) == []
-    assert len(asked) == 1
-
-
-def test_snapshots_of_exactly_the_datasets_that_exist(zfs):
-    pool, answers, asked = zfs
-    answers["list -Hp -t filesystem"] = "tank\tfilesystem\ntank/a\tfilesystem\n"
     answers["list -Hp -t snapshot"] = line("tank/a@s", 1, 2, 3, *"-----") + "\n"
-    assert [s.full_name for s in pool.snapshots(["tank/a", "gone"])] == ["tank/a@s"]
-    assert asked[-1][-3:] == ["-d", "1", "tank/a"]
+    assert [s.full_name for s in pool.snapshots(["tank/a"])] == ["tank/a@s"]
+    assert [words[-3:] for words in asked] == [["-d", "1", "tank/a"]]
+
+
+def test_snapshots_of_no_datasets_take_none(zfs):
+    pool, _, asked = zfs
+    assert pool.snapshots([]) == []
+    assert asked == []
+
+
+@pytest.fixture
+def absent(tmp_path):
+    """A ``zfs`` that knows tank/a only, and fails when asked for anything else."""
+    script = tmp_path / "zfs"
+    row = line("tank/a@s", 1, 2, 3, *"-----")
+    script.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        "*gone*) echo no such dataset >&2; exit 1;;\n"
+        "*filesystem*) printf 'tank/a\\tfilesystem\\n';;\n"
+        f"*) printf '%s\\n' '{row}';;\n"
+        "esac\n"
+    )
+    script.chmod(0o755)
+    return ZfsCommand(str(script))
+
+
+def test_snapshots_of_absent_datasets_are_none(absent):
+    assert absent.snapshots(["gone"]) == []
+
+
+def test_absent_datasets_do_not_hide_the_others(absent):
+    assert [s.full_name for s in absent.snapshots(["gone", "tank/a"])] == ["tank/a@s"]
+
+
+def test_a_failure_that_is_not_about_absence_is_no_empty_list(zfs):
+    pool, answers, _ = zfs
+    answers["list -Hp -t filesystem"] = "tank/a\tfilesystem\n"
+    answers["list -Hp -t snapshot"] = (1, "I/O error")
+    with pytest.raises(PoolError, match="I/O error"):
+        pool.snapshots(["tank/a"])
 
 
 def test_newer_are_snapshots_and_bookmarks_born_later(zfs):
