@@ -69,12 +69,17 @@ class ZfsCommand:
         columns = ["name", "guid", "createtxg", "creation"]
         columns += [PREFIX + key for key in PROPERTIES]
         listing = ["list", "-Hp", "-t", "snapshot", "-s", "createtxg", "-o", ",".join(columns)]
-        if datasets is not None:
+        if datasets is None:
+            return self._listed(listing)
+        try:
+            return self._listed([*listing, "-d", "1", *datasets]) if datasets else []
+        except PoolError:
             present = {dataset.name for dataset in self.datasets()}
-            wanted = [name for name in datasets if name in present]
-            if not wanted:
-                return []
-            listing += ["-d", "1", *wanted]
+            if present.issuperset(datasets):
+                raise
+            return self.snapshots([name for name in datasets if name in present])
+
+    def _listed(self, listing: list[str]) -> list[PoolSnapshot]:
         return [_parse_snapshot(line) for line in self._run(*listing).split("\n") if line]
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:

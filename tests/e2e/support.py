@@ -18,6 +18,7 @@ T = TypeVar("T")
 OVERLAYS = Path("/var/lib/snaporch/overlays")
 BUNDLES = Path("/var/lib/snaporch/bundles")
 JOURNAL = Path("/var/lib/snaporch/journal")
+PATIENCE_SECONDS = 600
 RUNTIME = Path("/run/snaporch")
 _COUNT = re.compile(r"N ([0-9a-f]{8})")
 
@@ -50,6 +51,7 @@ def run(*command: str, env: dict[str, str] | None = None) -> Outcome:
         check=False,
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
+        timeout=PATIENCE_SECONDS,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
 

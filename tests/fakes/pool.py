@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,6 +15,8 @@ from snaporch.model import Dataset, DatasetKind, PoolSnapshot
 from snaporch.pool.protocol import PoolError
 
 _PREFIX = "snaporch:"
+_NAME = re.compile(r"[A-Za-z0-9_.: -]+")
+_MAX_NAME = 255
 
 
 @dataclass
@@ -98,6 +101,8 @@ class FakePool:
             dataset, _, name = full.partition("@")
             if name in self._dataset(dataset).snapshots:
                 raise PoolError(full, "dataset already exists")
+            if not _NAME.fullmatch(name) or len(full) > _MAX_NAME:
+                raise PoolError(full, "invalid name")
         txg = next(self._txg)
         for full in names:
             dataset, _, name = full.partition("@")

@@ -6,12 +6,14 @@ with what is not there yet, and prints that folder's name as its last line.
 """
 
 import argparse
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +31,8 @@ TOOLS = {
     "/sbin/mkfs.ext4": "e2fsprogs",
     "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
 }
+KEEP_DAYS = 14
+_DIGITS = 16
 ROOT = [] if os.geteuid() == 0 else ["sudo"]
 
 
@@ -43,13 +47,25 @@ def main() -> None:
 
 
 def build(out: Path | None = None, kinds: list[str] | None = None) -> Path:
-    """Builds what is missing; the folder with everything in it."""
+    """Build what is missing; the folder with everything in it."""
     out = out or cache_folder()
-    out.mkdir(parents=True, exist_ok=True)
-    ensure_tools()
-    for kind in kinds or list(BUILDERS):
-        BUILDERS[kind](out)
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with (cache_root() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        forget_old()
+        out.mkdir(parents=True, exist_ok=True)
+        os.utime(out)
+        ensure_tools()
+        for kind in kinds or list(BUILDERS):
+            BUILDERS[kind](out)
     return out
+
+
+def forget_old() -> None:
+    """Remove what no build asked for in the last days."""
+    for folder in cache_root().glob("[0-9a-f]" * _DIGITS):
+        if time.time() - folder.stat().st_mtime > KEEP_DAYS * 86400:
+            shutil.rmtree(folder)
 
 
 def cache_folder() -> Path:
@@ -58,7 +74,7 @@ def cache_folder() -> Path:
     recipe = [HERE / "build.py", HERE / "initramfs.py", HERE / "fetch-packages"]
     for source in sorted([*SOURCES.iterdir(), *recipe]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return cache_root() / digest.hexdigest()[:16]
+    return cache_root() / digest.hexdigest()[:_DIGITS]
 
 
 def cache_root() -> Path:
@@ -72,7 +88,9 @@ def ensure_tools() -> None:
     packages = sorted({package for tool, package in TOOLS.items() if not _present(tool)})
     if packages:
         print(f"guests: installing {' '.join(packages)}", file=sys.stderr)
-        run(*ROOT, "apt-get", "install", "-y", "--no-install-recommends", *packages)
+        apt = [*ROOT, "apt-get", "-q", "-o", "DPkg::Lock::Timeout=600"]
+        run(*apt, "update")
+        run(*apt, "install", "-y", "--no-install-recommends", *packages)
 
 
 def _present(tool: str) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import mmap
 import os
 import subprocess
@@ -70,12 +71,20 @@ class Image:
         """
         return sector.last_count(self.read(sector.OFFSET, sector.LENGTH, snapshot), self.index)
 
+    def assert_load_whole(self, count: int, snapshot: str | None = None) -> None:
+        """Check the busy probe's load on this disk, which is at that count."""
+        with self._at(snapshot) as path:
+            sector.assert_load_whole(functools.partial(self._read, path), self.index, count)
+
     def read(self, offset: int, length: int, snapshot: str | None = None) -> bytes:
         """Guest bytes of the image, live or as of a ZFS snapshot."""
         with self._at(snapshot) as path:
-            if self.format == "qcow2":
-                return qcow2.read(path, offset, length)
-            return _read(path, offset, length)
+            return self._read(path, offset, length)
+
+    def _read(self, path: Path, offset: int, length: int) -> bytes:
+        if self.format == "qcow2":
+            return qcow2.read(path, offset, length)
+        return _read(path, offset, length)
 
     @contextlib.contextmanager
     def _at(self, snapshot: str | None) -> Iterator[Path]:
@@ -143,6 +152,19 @@ def destroy(dataset: str) -> None:
             time.sleep(0.02)
         else:
             return
+
+
+def existing(index: int, path: Path, form: str) -> Image:
+    """Take hold of an image or volume that exists."""
+    if path.is_block_device():
+        disk = Disk("zvol", _volume_behind(path))
+    else:
+        try:
+            dataset = zfs("list", "-H", "-o", "name", str(path.parent)).strip()
+            disk = Disk("file", dataset)
+        except RuntimeError:
+            disk = Disk("plain", str(path.parent))
+    return Image(disk, index, "qcow2" if form == "qcow2" else "raw", None, path)
 
 
 def create(

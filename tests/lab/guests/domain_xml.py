@@ -58,6 +58,9 @@ def domain_xml(machine: Machine, images: Sequence[Image], mutate: Mutate | None 
     ET.SubElement(ET.SubElement(domain, "features"), "acpi")
     cpu = ET.SubElement(domain, "cpu", mode="custom", match="exact", check="none")
     _text(cpu, "model", "qemu64")
+    if machine.boot is not None:
+        # QEMU 7.2 emulates cmpxchg16b wrongly at times; without it, Linux uses something else.
+        ET.SubElement(cpu, "feature", policy="disable", name="cx16")
     clock = ET.SubElement(domain, "clock", offset="utc")
     ET.SubElement(clock, "timer", name="hpet", present="no")
     devices = ET.SubElement(domain, "devices")
@@ -88,6 +91,32 @@ def disk_sources(xml: str) -> dict[str, str]:
             path = source.get("file") or source.get("dev") or ""
             sources[target.get("dev", "")] = path
     return sources
+
+
+def disk_images(xml: str) -> list[tuple[str, str]]:
+    """Path and format of every disk in a domain's XML."""
+    found = []
+    for disk in ET.fromstring(xml).iterfind("devices/disk[@device='disk'][source]"):
+        source, driver = disk.find("source"), disk.find("driver")
+        path = "" if source is None else source.get("file") or source.get("dev") or ""
+        found.append((path, "raw" if driver is None else driver.get("type", "raw")))
+    return found
+
+
+def existing_machine(xml: str) -> Machine:
+    """What there is to know of a domain that exists."""
+    domain = ET.fromstring(xml)
+    log = domain.find("devices/serial/source")
+    system = domain.find("os/type")
+    return Machine(
+        name=domain.findtext("name", ""),
+        title=domain.findtext("title"),
+        firmware="uefi" if domain.find("os/nvram") is not None else "bios",
+        machine=system.get("machine", "") if system is not None else "",
+        memory_mib=int(domain.findtext("memory", "0")) // 1024,
+        vcpus=int(domain.findtext("vcpu", "1")),
+        serial_log=Path(log.get("path", "") if log is not None else ""),
+    )
 
 
 def agent_connected(xml: str) -> bool:

@@ -19,8 +19,10 @@ from guests.domain_xml import (
     Machine,
     Mutate,
     agent_connected,
+    disk_images,
     disk_sources,
     domain_xml,
+    existing_machine,
     nvram_path,
 )
 
@@ -198,6 +200,19 @@ class Guest:
         """Target (vda, ...) to source path, live or in the inactive XML."""
         return disk_sources(self.xml(inactive))
 
+    @classmethod
+    def existing(cls, name: str) -> "Guest":
+        """Take hold of a domain somebody else made from a guest, such as a clone.
+
+        Its serial log and its disks, in that order, are those in its inactive XML.
+        """
+        xml = str(connect().lookupByName(name).XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+        images = [
+            disks.existing(index, Path(path), form)
+            for index, (path, form) in enumerate(disk_images(xml))
+        ]
+        return cls(existing_machine(xml), images)
+
     def datasets(self) -> list[str]:
         """The datasets and volumes its disks are on, each once."""
         found = (image.dataset for image in self.images)
@@ -279,6 +294,15 @@ class Guest:
         Raises guests.sector.DiskContentError for a torn or foreign sector.
         """
         return [image.count(snapshot) for image in self.images]
+
+    def assert_load_whole(self, snapshot: str | None = None) -> None:
+        """Check all that the busy probe wrote besides its counts, live or in @snapshot.
+
+        To be used on a guest that does not run, or on a snapshot.
+        Raises guests.sector.DiskContentError.
+        """
+        for image in self.images:
+            image.assert_load_whole(image.count(snapshot), snapshot)
 
     def snapshot_count(self, snapshot: str) -> int:
         """The count all disks agree on in @snapshot, to be continued from.

@@ -75,16 +75,17 @@ def agreed_count(counts: list[int]) -> int:
     return counts[0]
 
 
-def load_counts(read: Callable[[int, int], bytes], disk: int) -> list[int]:
-    """The counts heading the busy probe's load slots, in slot order.
+def assert_load_whole(read: Callable[[int, int], bytes], disk: int, count: int) -> None:
+    """Check what the busy probe wrote besides its counts, on a disk whose last count is given.
 
-    ``read(offset, length)`` reads the disk. Empty slots are left out. At an
-    instant at which the disk's count is R, slots for R and the 31 before it
-    are there, the one for R+1 possibly too.
+    ``read(offset, length)`` reads the disk. The slots for the count and the 31 before it must be
+    there; the one for the next count may have replaced the oldest.
+    Raises DiskContentError.
     """
-    found = []
-    for slot in range(LOAD_SLOTS):
-        count = count_in(read(LOAD_OFFSET + slot * LOAD_LENGTH, SIZE), disk)
-        if count is not None:
-            found.append(count)
-    return found
+    for expected in range(max(0, count - LOAD_SLOTS + 1), count + 1):
+        slot = expected % LOAD_SLOTS
+        found = count_in(read(LOAD_OFFSET + slot * LOAD_LENGTH, SIZE), disk)
+        if found != expected and (found != count + 1 or expected + LOAD_SLOTS != found):
+            raise DiskContentError(
+                f"disk {disk}, count {count:#x}: slot {slot} holds {found}, not {expected}"
+            )

@@ -20,15 +20,29 @@ PLAIN = Compressing(Compression.NONE)
 XML = b"<domain type='kvm'><name>web</name></domain>\0\0\0cookie\0"
 
 
-def write(path, source, how=PLAIN, *, trailer, block=1 << 16):
+def write_blocks(path, blocks, how=PLAIN, *, trailer):
     writer = RamImageWriter(path, how, trailer=trailer)
     try:
-        for start in range(0, len(source), block):
-            writer.write(source[start : start + block])
+        for block in blocks:
+            writer.write(block)
         return writer.finish()
     except BaseException:
         writer.abandon()
         raise
+
+
+def write(path, source, how=PLAIN, *, trailer, block=1 << 16):
+    blocks = [source[start : start + block] for start in range(0, len(source), block)]
+    return write_blocks(path, blocks, how, trailer=trailer)
+
+
+def cut(source, sizes):
+    """Blocks of these sizes, and the rest in one."""
+    blocks = []
+    for size in sizes:
+        blocks.append(source[:size])
+        source = source[size:]
+    return [*blocks, source]
 
 
 def payload_of(path):
@@ -99,12 +113,8 @@ def test_the_image_is_right_however_it_is_cut_into_blocks(tmp_path_factory, data
     make = images.piped if trailer else images.image
     source = make(xml, stream, running=running)
     path = tmp_path_factory.mktemp("image") / "ram.save"
-    writer = RamImageWriter(path, Compressing(method, 1, 1), trailer=trailer)
-    while source:
-        size = data.draw(st.integers(1, len(source)), "block")
-        writer.write(source[:size])
-        source = source[size:]
-    result = writer.finish()
+    blocks = cut(source, data.draw(st.lists(st.integers(1, 300), max_size=30), "block sizes"))
+    result = write_blocks(path, blocks, Compressing(method, 1, 1), trailer=trailer)
 
     stored = path.read_bytes()
     header = read_header(path)

@@ -36,6 +36,9 @@ class Sink:
     def finish(self):
         return bytes(self.taken)
 
+    def break_off(self):
+        return
+
     def abandon(self):
         self.abandoned = True
 
@@ -233,6 +236,32 @@ def test_abandoning_does_not_wait_for_a_writer_that_goes_on(fifo):
     writing.join(PATIENCE)
     assert not stuck
     assert outcome == ["EPIPE"]
+
+
+def test_breaking_off_frees_a_writer_even_when_the_compressor_stands_still(fifo):
+    class StandsStill(Sink):
+        def __init__(self):
+            super().__init__()
+            self.entered, self.broken = threading.Event(), threading.Event()
+
+        def write(self, block):
+            self.entered.set()
+            assert self.broken.wait(PATIENCE)
+            raise OSError(errno.EPIPE, "Broken pipe")
+
+        def break_off(self):
+            self.broken.set()
+
+    sink, outcome = StandsStill(), []
+    stream = RamStream(fifo, sink)
+    writing = in_thread(lambda: write_for_ever(fifo, outcome))
+    assert sink.entered.wait(PATIENCE)
+    breaking = in_thread(stream.break_off)
+    breaking.join(PATIENCE)
+    writing.join(PATIENCE)
+    assert outcome == [errno.EPIPE]
+    stream.abandon()
+    assert sink.abandoned
 
 
 @pytest.mark.parametrize("end", ["finish", "abandon"])

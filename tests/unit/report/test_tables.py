@@ -53,7 +53,7 @@ def test_ordinary_names_fit_80_columns(terminal, capsys):
 def test_on_80_columns_every_cell_is_still_whole(terminal, capsys):
     print_records([RECORD])
     text = "\n".join(lines(capsys))
-    for cell in ("quiesced", "1000.0 MiB", "9999 ms", "incomplete", "99d 23h"):
+    for cell in ("quiesced", "1000.0M", "9999ms", "incomplete", "99d 23h"):
         assert cell in text
 
 

@@ -1,4 +1,3 @@
-import io
 import os
 import subprocess
 import sys
@@ -38,15 +37,27 @@ def test_names_are_text_and_not_markup(capsys):
     assert capsys.readouterr().err == "[red]web[/]  [/] \\x1b[2J\n"
 
 
-def test_a_terminal_that_went_away_does_not_end_a_run(monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
+def run_with_broken(stream, code):
+    """Python code in a process of its own, one of whose streams nobody reads any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: writing}
+    try:
+        return subprocess.run([sys.executable, "-c", code], check=False, **streams)
+    finally:
+        os.close(writing)
 
-    monkeypatch.setattr(sys, "stderr", Gone())
-    TerminalProgress().step("web", "a step")
-    TerminalProgress().note("web", "a note")
-    print_error("an error")
+
+@pytest.mark.parametrize("call", ["step('web', 'x')", "note('web', 'x')", "amount('web', 1, 2)"])
+def test_a_terminal_that_went_away_does_not_end_a_run(call):
+    code = f"from snaporch.report.terminal import *; TerminalProgress().{call}; print('went on')"
+    done = run_with_broken("stderr", code)
+    assert (done.returncode, done.stdout) == (0, b"went on\n")
+
+
+def test_an_error_that_nobody_reads_keeps_the_exit_code():
+    code = "from snaporch.report.terminal import *; print_error('x'); raise SystemExit(7)"
+    assert run_with_broken("stderr", code).returncode == 7
 
 
 def test_an_error_is_one_line(capsys):
@@ -55,15 +66,8 @@ def test_an_error_is_one_line(capsys):
 
 
 def test_a_reader_of_results_that_left_early_is_no_error():
-    reading, writing = os.pipe()
-    os.close(reading)
     code = "from snaporch.report.terminal import print_result; print_result('x' * 100)"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, check=False
-        )
-    finally:
-        os.close(writing)
+    done = run_with_broken("stdout", code)
     assert (done.returncode, done.stderr) == (0, b"")
 
 

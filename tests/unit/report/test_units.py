@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaporch.report.units import age, pause, size
+from snaporch.report.units import age, compact, pause, size
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)
 
@@ -62,3 +62,11 @@ def test_ages_have_two_units_at_most(ago, text):
 )
 def test_pauses_are_seconds_from_ten_seconds_on(milliseconds, text):
     assert pause(milliseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [("1.5 GiB", "1.5G"), ("512 B", "512B"), ("84 ms", "84ms"), ("12.3 s", "12.3s"), ("-", "-")],
+)
+def test_compact_is_what_a_narrow_column_has_room_for(text, short):
+    assert compact(text) == short

@@ -26,7 +26,7 @@ def test_names_that_zfs_takes(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["", " s", "s ", "s\n", "a@b", "a/b", "a#b", "a%b", "Bär", "a\tb", "a\0b", "*", ".", ".."],
+    ["", "s\n", "a@b", "a/b", "a#b", "a%b", "Bär", "a\tb", "a\0b", "*", ".", ".."],
 )
 def test_names_that_zfs_would_not_take_are_wrong_usage(name):
     with pytest.raises(UsageError) as caught:

@@ -57,13 +57,13 @@ __attribute__((section(".reloc"), aligned(4096), used)) static const uint32_t re
 static uint8_t in(uint16_t port)
 {
     uint8_t value;
-    __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(port));
+    __asm__ volatile("inb %1, %0" : "=a"(value) : "d"(port));
     return value;
 }
 
 static void out(uint16_t port, uint8_t value)
 {
-    __asm__ volatile("outb %0, %1" : : "a"(value), "Nd"(port));
+    __asm__ volatile("outb %0, %1" : : "a"(value), "d"(port));
 }
 
 /* Gives up on a transmitter that does not get empty. */

@@ -1,0 +1,76 @@
+"""A guest to hold a hypervisor to its contract on: a fake one, and a probe guest in the lab."""
+
+from pathlib import Path
+from typing import Any
+
+from fakes import images
+from fakes.domain_xml import DiskSpec, domain_xml
+from fakes.hypervisor import FakeGuest, FakeHypervisor
+
+from snaporch.hypervisor import Hypervisor, OverlayDisk
+from snaporch.model import DomainState
+from snaporch.run import overlays
+
+NAME = "contract <vm> & Co"
+
+
+class FakeHost:
+    """A fake hypervisor with a guest."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.base = directory / "vda.img"
+        self.base.write_bytes(bytes(1 << 20))
+        self.uuid = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
+        xml = domain_xml(NAME, self.uuid, [DiskSpec("vda", str(self.base))])
+        ram = images.qemu_stream(100_000)
+        guest = FakeGuest(NAME, self.uuid, xml, xml, DomainState.RUNNING, ram=ram)
+        self.hypervisor: Hypervisor = FakeHypervisor(guest)
+
+    def overlay(self) -> OverlayDisk:
+        """An overlay for the guest's disk, ready to be used."""
+        path = self.directory / "vda.qcow2"
+        path.touch()
+        return OverlayDisk("vda", str(self.base), "file", "raw", str(path))
+
+    def suspend(self) -> None:
+        """``virsh suspend``."""
+        guest = self.hypervisor.guests[self.uuid]  # type: ignore[attr-defined]
+        guest.state, guest.paused_reason = DomainState.PAUSED, "user"
+
+    def remove(self) -> None:
+        """Nothing to remove."""
+
+
+class ProbeHost:
+    """The real libvirt with a probe guest; only inside the lab."""
+
+    def __init__(self, directory: Path) -> None:
+        from guests.disks import Disk
+        from guests.guest import Guest
+
+        from snaporch.hypervisor.facade import LibvirtHypervisor
+
+        self.guest: Any = Guest.create(NAME, [Disk("plain", str(directory / "images"))])
+        self.uuid: str = self.guest.domain().UUIDString()
+        self.directory = directory
+        self._overlays = directory / "overlays" / "run"
+        self.hypervisor: Hypervisor = LibvirtHypervisor("qemu:///system")
+
+    def overlay(self) -> OverlayDisk:
+        """An overlay for the guest's disk, ready to be used."""
+        domain = self.hypervisor.domain(self.uuid)
+        overlays.make_directory(self._overlays, domain.emulator_owner)
+        source = str(domain.disks[0].source)
+        made = OverlayDisk("vda", source, "file", "raw", str(self._overlays / "vda.qcow2"))
+        capacity = self.hypervisor.disk_capacity(self.uuid, "vda")
+        overlays.make_overlay(made, capacity, domain.emulator_owner)
+        return made
+
+    def suspend(self) -> None:
+        """``virsh suspend``."""
+        self.guest.domain().suspend()
+
+    def remove(self) -> None:
+        """The guest and its disks."""
+        self.guest.remove()

@@ -1,0 +1,88 @@
+"""Scratch datasets to hold a pool to its contract on: in memory, and on the lab's pools."""
+
+import itertools
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from fakes.pool import FakePool
+
+from snaporch.pool import Pool
+
+
+class FakeScratch:
+    """A fake pool."""
+
+    def __init__(self) -> None:
+        self.fake = FakePool("tank", "flash")
+        self.pool: Pool = self.fake
+        self.root, self.other = "tank/scratch", "flash/scratch"
+        self.create(self.root)
+        self.create(self.other)
+
+    def create(self, dataset: str) -> None:
+        """A file system."""
+        self.fake.create(dataset)
+
+    def write(self, dataset: str, content: bytes) -> None:
+        """Put something into it."""
+        self.fake.write(dataset, content)
+
+    def read(self, dataset: str) -> bytes:
+        """What was put into it last."""
+        return self.fake.read(dataset)
+
+    def bookmark(self, snapshot: str, name: str) -> None:
+        """Bookmark a snapshot."""
+        self.fake.bookmark(snapshot, name)
+
+    def remove(self) -> None:
+        """Nothing to remove."""
+
+
+class ZfsScratch:
+    """Real datasets, below the lab's pools."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        name = f"scratch-{os.getpid()}-{next(self._numbers)}"
+        self.root, self.other = f"tank/{name}", f"flash/{name}"
+        self.create(self.root)
+        self.create(self.other)
+
+    def create(self, dataset: str) -> None:
+        """A file system."""
+        _run("zfs", "create", dataset)
+
+    def write(self, dataset: str, content: bytes) -> None:
+        """Put something into it, on stable storage."""
+        (_mount_point(dataset) / "content").write_bytes(content)
+        _run("zpool", "sync", dataset.split("/", maxsplit=1)[0])
+
+    def read(self, dataset: str) -> bytes:
+        """What was put into it last."""
+        return (_mount_point(dataset) / "content").read_bytes()
+
+    def bookmark(self, snapshot: str, name: str) -> None:
+        """Bookmark a snapshot."""
+        _run("zfs", "bookmark", snapshot, f"#{name}")
+
+    def remove(self) -> None:
+        """Everything below, with holds and clones."""
+        for dataset in (self.root, self.other):
+            for snapshot in _run("zfs", "list", "-Hro", "name", "-t", "snap", dataset).split("\n"):
+                for tag in self.pool.holds(snapshot) if snapshot else []:
+                    self.pool.release([snapshot], tag)
+            with suppress(subprocess.CalledProcessError):
+                _run("zfs", "destroy", "-R", dataset)
+
+
+def _mount_point(dataset: str) -> Path:
+    return Path(_run("zfs", "get", "-Ho", "value", "mountpoint", dataset).strip())
+
+
+def _run(*words: str) -> str:
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout

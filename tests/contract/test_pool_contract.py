@@ -1,0 +1,268 @@
+"""What any Pool must do, whichever it is."""
+
+import pytest
+from contract_pools import FakeScratch, ZfsScratch
+
+from snaporch.model import Dataset, DatasetKind
+from snaporch.pool import Pool, PoolError
+
+# pyzfs 2.3 on Python 3.13, when it words an error
+pytestmark = pytest.mark.filterwarnings("ignore:'maxsplit' is passed:DeprecationWarning")
+
+
+def _command() -> Pool:
+    from snaporch.pool.command import ZfsCommand
+
+    return ZfsCommand.open()
+
+
+def _lzc() -> Pool:
+    from snaporch.pool.command import ZfsCommand
+    from snaporch.pool.lzc import LibZfsCore
+
+    return LibZfsCore(ZfsCommand.open())
+
+
+MAKERS = {
+    "fake": FakeScratch,
+    "command": lambda: ZfsScratch(_command()),
+    "lzc": lambda: ZfsScratch(_lzc()),
+}
+
+
+@pytest.fixture(
+    params=[
+        "fake",
+        pytest.param("command", marks=pytest.mark.lab),
+        pytest.param("lzc", marks=pytest.mark.lab),
+    ]
+)
+def scratch(request):
+    made = MAKERS[request.param]()
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def pool(scratch):
+    return scratch.pool
+
+
+@pytest.fixture
+def root(scratch):
+    return scratch.root
+
+
+def names(pool, *datasets):
+    return [snapshot.full_name for snapshot in pool.snapshots(list(datasets))]
+
+
+class TestPoolContract:
+    def test_a_new_dataset_is_listed_with_its_kind(self, pool, root):
+        assert Dataset(root, DatasetKind.FILESYSTEM) in pool.datasets()
+
+    def test_a_snapshot_carries_its_properties(self, pool, root):
+        pool.snapshot([f"{root}@a"], {"snaporch:run": "r", "snaporch:domain": "Bär <vm> & Co"})
+        (found,) = pool.snapshots([root])
+        assert found.full_name == f"{root}@a"
+        assert found.properties == {"run": "r", "domain": "Bär <vm> & Co"}
+        assert found.created.utcoffset().total_seconds() == 0
+
+    def test_no_snapshots_is_an_empty_list(self, pool, root):
+        assert pool.snapshots([root]) == []
+
+    def test_snapshots_come_oldest_first_over_all_datasets(self, scratch, pool, root):
+        scratch.create(f"{root}/x")
+        pool.snapshot([f"{root}/x@b"], {})
+        pool.snapshot([f"{root}@a"], {})
+        pool.snapshot([f"{root}/x@a"], {})
+        assert names(pool, root, f"{root}/x") == [f"{root}/x@b", f"{root}@a", f"{root}/x@a"]
+
+    def test_only_the_datasets_asked_for_are_listed_and_not_their_children(
+        self, scratch, pool, root
+    ):
+        scratch.create(f"{root}/x")
+        pool.snapshot([f"{root}@a", f"{root}/x@a"], {})
+        assert names(pool, root) == [f"{root}@a"]
+
+    def test_absent_datasets_have_no_snapshots(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        assert names(pool, f"{root}/gone", root) == [f"{root}@a"]
+
+    def test_asking_for_no_dataset_lists_none(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        assert pool.snapshots([]) == []
+
+    def test_asking_for_all_lists_all(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        assert f"{root}@a" in [snapshot.full_name for snapshot in pool.snapshots()]
+
+    def test_snapshots_taken_together_are_of_one_transaction(self, scratch, pool, root):
+        scratch.create(f"{root}/x")
+        pool.snapshot([f"{root}@a", f"{root}/x@a"], {"snaporch:run": "r"})
+        first, second = pool.snapshots([root, f"{root}/x"])
+        assert first.createtxg == second.createtxg
+        assert first.guid != second.guid
+
+    def test_taking_is_all_or_none(self, scratch, pool, root):
+        scratch.create(f"{root}/x")
+        pool.snapshot([f"{root}/x@a"], {})
+        with pytest.raises(PoolError):
+            pool.snapshot([f"{root}@a", f"{root}/x@a"], {})
+        assert names(pool, root) == []
+
+    @pytest.mark.parametrize("below", ["/gone@a", "@a%", "@" + "n" * 256])
+    def test_what_cannot_be_taken_is_a_pool_error(self, pool, root, below):
+        with pytest.raises(PoolError):
+            pool.snapshot([root + below], {})
+        assert names(pool, root) == []
+
+    def test_one_call_is_for_one_pool(self, scratch, pool, root):
+        with pytest.raises(PoolError):
+            pool.snapshot([f"{root}@a", f"{scratch.other}@a"], {})
+        assert names(pool, root, scratch.other) == []
+
+    def test_destroying_takes_what_is_there(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.destroy_snapshots([f"{root}@a", f"{root}@never"])
+        assert pool.snapshots([root]) == []
+
+    def test_destroying_nothing_is_fine(self, pool, root):
+        pool.destroy_snapshots([])
+        pool.destroy_snapshots([f"{root}@never"])
+
+    def test_destroying_is_all_or_none_when_one_is_held(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.snapshot([f"{root}@b"], {})
+        pool.hold([f"{root}@b"], "keep")
+        with pytest.raises(PoolError):
+            pool.destroy_snapshots([f"{root}@a", f"{root}@b"])
+        assert names(pool, root) == [f"{root}@a", f"{root}@b"]
+
+    def test_destroying_is_all_or_none_when_one_is_cloned(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.snapshot([f"{root}@b"], {})
+        pool.clone(f"{root}@b", f"{root}/clone")
+        with pytest.raises(PoolError):
+            pool.destroy_snapshots([f"{root}@a", f"{root}@b"])
+        assert names(pool, root) == [f"{root}@a", f"{root}@b"]
+
+    def test_properties_can_be_changed(self, pool, root):
+        pool.snapshot([f"{root}@a"], {"snaporch:level": "crash", "snaporch:run": "r"})
+        pool.set_properties([f"{root}@a"], {"snaporch:level": "ram"})
+        assert pool.snapshots([root])[0].properties == {"level": "ram", "run": "r"}
+
+    def test_properties_of_what_is_not_there_are_an_error(self, pool, root):
+        with pytest.raises(PoolError):
+            pool.set_properties([f"{root}@never"], {"snaporch:level": "ram"})
+
+    def test_holds_come_and_go(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.hold([f"{root}@a"], "one")
+        pool.hold([f"{root}@a"], "two")
+        assert sorted(pool.holds(f"{root}@a")) == ["one", "two"]
+        pool.release([f"{root}@a"], "one")
+        assert pool.holds(f"{root}@a") == ["two"]
+
+    def test_releasing_a_hold_that_is_not_there_is_fine(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.release([f"{root}@a"], "never")
+        assert pool.holds(f"{root}@a") == []
+
+    def test_holding_is_all_or_none(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        with pytest.raises(PoolError):
+            pool.hold([f"{root}@a", f"{root}@never"], "keep")
+        assert pool.holds(f"{root}@a") == []
+
+    def test_a_clone_is_a_dataset_and_is_told_of(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.snapshot([f"{root}@b"], {})
+        pool.clone(f"{root}@a", f"{root}/clone")
+        assert f"{root}/clone" in [dataset.name for dataset in pool.datasets()]
+        assert pool.clones([f"{root}@a", f"{root}@b"]) == {f"{root}@a": [f"{root}/clone"]}
+        pool.destroy_dataset(f"{root}/clone")
+        assert pool.clones([f"{root}@a"]) == {}
+
+    def test_no_snapshots_have_no_clones(self, pool):
+        assert pool.clones([]) == {}
+
+    def test_a_dataset_with_snapshots_is_not_destroyed(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        with pytest.raises(PoolError):
+            pool.destroy_dataset(root)
+        assert names(pool, root) == [f"{root}@a"]
+
+    def test_a_rollback_brings_the_content_back(self, scratch, pool, root):
+        scratch.write(root, b"first")
+        pool.snapshot([f"{root}@a"], {})
+        scratch.write(root, b"second")
+        pool.rollback(f"{root}@a")
+        assert scratch.read(root) == b"first"
+
+    def test_a_rollback_destroys_no_newer_snapshot(self, scratch, pool, root):
+        scratch.write(root, b"first")
+        pool.snapshot([f"{root}@a"], {})
+        scratch.write(root, b"second")
+        pool.snapshot([f"{root}@b"], {})
+        with pytest.raises(PoolError):
+            pool.rollback(f"{root}@a")
+        assert names(pool, root) == [f"{root}@a", f"{root}@b"]
+        assert scratch.read(root) == b"second"
+
+    def test_a_rollback_to_nowhere_is_an_error(self, pool, root):
+        with pytest.raises(PoolError):
+            pool.rollback(f"{root}@never")
+
+    def test_newer_are_later_snapshots_and_bookmarks(self, scratch, pool, root):
+        for name in "abc":
+            pool.snapshot([f"{root}@{name}"], {})
+        scratch.bookmark(f"{root}@a", "first")
+        scratch.bookmark(f"{root}@c", "last")
+        assert sorted(pool.newer(f"{root}@b")) == [f"{root}#last", f"{root}@c"]
+        pool.destroy_bookmark(f"{root}#last")
+        assert pool.newer(f"{root}@b") == [f"{root}@c"]
+        assert pool.newer(f"{root}@c") == []
+
+    def test_newer_than_nothing_is_an_error(self, pool, root):
+        with pytest.raises(PoolError):
+            pool.newer(f"{root}@never")
+
+    def test_a_bookmark_that_is_not_there_is_an_error(self, pool, root):
+        with pytest.raises(PoolError):
+            pool.destroy_bookmark(f"{root}#never")
+
+    def test_an_increment_is_written_whole(self, scratch, pool, root, tmp_path):
+        pool.snapshot([f"{root}@a"], {})
+        scratch.write(root, b"x" * 5000)
+        pool.snapshot([f"{root}@b"], {})
+        path = tmp_path / "stream"
+        size = pool.send_increment(f"{root}@a", f"{root}@b", path)
+        assert size == path.stat().st_size > 0
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert pool.increment_size(f"{root}@a", f"{root}@b") > 0
+
+    def test_an_increment_that_is_none_is_an_error_and_leaves_no_file(self, pool, root, tmp_path):
+        pool.snapshot([f"{root}@a"], {})
+        with pytest.raises(PoolError):
+            pool.send_increment(f"{root}@a", f"{root}@never", tmp_path / "stream")
+        assert not (tmp_path / "stream").exists()
+
+    def test_what_was_written_since_is_told(self, scratch, pool, root):
+        scratch.write(root, b"first")
+        pool.snapshot([f"{root}@a"], {})
+        assert pool.written_since(f"{root}@a") == 0
+        scratch.write(root, b"x" * 100_000)
+        assert pool.written_since(f"{root}@a") > 0
+
+    def test_names_with_spaces(self, scratch, pool, root):
+        scratch.create(f"{root}/vm one")
+        pool.snapshot([f"{root}/vm one@two words"], {"snaporch:run": "r"})
+        full = f"{root}/vm one@two words"
+        pool.hold([full], "keep")
+        assert pool.holds(full) == ["keep"]
+        pool.release([full], "keep")
+        pool.set_properties([full], {"snaporch:level": "ram"})
+        assert pool.newer(full) == []
+        pool.destroy_snapshots([full])
+        assert names(pool, f"{root}/vm one") == []

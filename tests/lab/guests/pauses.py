@@ -1,0 +1,55 @@
+"""How long a guest stood still, seen from outside.
+
+A guest cannot tell: its clocks stand still with it. So the arrival of its counts in the serial
+log is timed on the host.
+"""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from guests.guest import Guest
+
+_LOOK_EVERY = 0.0005
+
+
+@dataclass
+class Watch:
+    """Times, on the monotonic clock, at which the serial log was seen to have grown."""
+
+    times: list[float] = field(default_factory=list)
+
+    def longest_ms(self) -> float:
+        """Give the longest time without a count, in milliseconds, to about one.
+
+        The guest's own time between counts is in it: 55 for the probes, less for the busy ones,
+        ``interval_ms=`` for Linux. 0 if there were not two counts.
+        """
+        pairs = itertools.pairwise(self.times)
+        return 1000 * max((later - earlier for earlier, later in pairs), default=0.0)
+
+
+@contextlib.contextmanager
+def watch(guest: Guest) -> Iterator[Watch]:
+    """Time the guest's counts while the block runs, and up to the first one after it."""
+    seen, ended = Watch(), threading.Event()
+
+    def look() -> None:
+        size = guest.mark()
+        while not ended.wait(_LOOK_EVERY):
+            now = guest.mark()
+            if now != size:
+                seen.times.append(time.monotonic())
+                size = now
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield seen
+        guest.wait_count()
+    finally:
+        ended.set()
+        thread.join()

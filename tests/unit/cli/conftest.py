@@ -1,0 +1,51 @@
+"""The command line in this process, on a host of fakes."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from snaporch.cli import main
+
+
+@dataclass
+class Answer:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def snaporch(capsys, monkeypatch):
+    """Runs a command."""
+    monkeypatch.delenv("SNAPORCH_CONFIG", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+    def run(*arguments):
+        code = main._run(list(arguments))
+        captured = capsys.readouterr()
+        return Answer(int(code), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def host(world, monkeypatch, tmp_path):
+    """The world behind the command line; its configuration is the default one."""
+    paths = world.paths
+    lines = [f"{key} = {json.dumps(str(getattr(paths, key)))}" for key in ("overlays", "bundles")]
+    lines += [f"{key} = {json.dumps(str(getattr(paths, key)))}" for key in ("journal", "runtime")]
+    config = tmp_path / "snaporch.toml"
+    config.write_text("\n".join(["[paths]", "overlay_reserve_mib = 1", *lines]) + "\n")
+    monkeypatch.setattr("snaporch.config.load.DEFAULT_PATH", config)
+    monkeypatch.setattr("snaporch.cli.session.open_pool", lambda: world.pool)
+    monkeypatch.setattr("snaporch.cli.session.open_hypervisor", lambda _uri: world.hypervisor)
+    monkeypatch.setattr("snaporch.pool.open_pool", lambda: world.pool)
+    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda _uri: world.hypervisor)
+    return world

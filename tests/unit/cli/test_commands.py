@@ -1,0 +1,302 @@
+import os
+import sys
+from contextlib import suppress
+
+import pytest
+from fakes.hooks import failing
+
+from snaporch.cli import main
+from snaporch.errors import ExitCode, UnavailableError
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DomainState
+
+
+@pytest.fixture
+def taken(host, snaporch):
+    """A guest with a snapshot ``s1``."""
+    host.add_guest()
+    answer = snaporch("snapshot", "web", "--name", "s1", "--quiet")
+    assert answer.code == 0
+    host.pool.write("tank/web", b"now")
+    return host
+
+
+# -- snapshot -----------------------------------------------------------------------------------
+
+
+def test_a_snapshot_prints_one_line_of_result(host, snaporch):
+    host.add_guest()
+    answer = snaporch("snapshot", "web", "--name", "s1")
+    assert answer.code == 0
+    assert answer.out.startswith("web@s1  ram  complete  paused ")
+    assert len(answer.out.splitlines()) == 1
+    assert "saving RAM" in answer.err
+
+
+def test_quiet_says_nothing_but_the_result(host, snaporch):
+    host.add_guest()
+    assert snaporch("snapshot", "web", "--quiet").err == ""
+
+
+def test_one_domain_as_json_is_an_object(host, snaporch):
+    host.add_guest()
+    answer = snaporch("snapshot", "web", "--name", "s1", "--json")
+    assert answer.json["snapshot"] == "s1"
+    assert answer.json["level"] == "ram"
+    assert answer.err == ""
+
+
+def test_several_domains_as_json_are_an_array(host, snaporch):
+    host.add_guest()
+    host.add_guest("mail", state=DomainState.OFF)
+    answer = snaporch("snapshot", "web", "mail", "--json")
+    assert [document["domain"] for document in answer.json] == ["web", "mail"]
+
+
+def test_a_domain_named_twice_is_snapshotted_once(host, snaporch):
+    domain = host.add_guest()
+    answer = snaporch("snapshot", "web", "web", domain.uuid)
+    assert len(answer.out.splitlines()) == 1
+
+
+def test_a_misspelt_name_stops_all_before_anything(host, snaporch):
+    host.add_guest()
+    answer = snaporch("snapshot", "web", "wbe")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert answer.err == "snaporch: wbe: no such domain\n"
+    assert host.hooks.log == []
+
+
+def test_one_failure_does_not_keep_the_others_from_their_snapshots(host, snaporch):
+    host.add_guest("first")
+    host.add_guest("second")
+    host.guest("first").job = "migration out"
+    answer = snaporch("snapshot", "first", "second", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    assert answer.out.startswith("second@")
+    assert "first: libvirt is busy with it" in answer.err
+
+
+def test_a_failed_run_is_exit_code_8(host, snaporch):
+    host.add_guest()
+    host.hooks.at["capture.switched"] = failing(HypervisorError("web", "no"))
+    answer = snaporch("snapshot", "web", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert answer.out == ""
+    assert answer.err.splitlines()[-1].startswith("snaporch: web: ")
+
+
+def test_an_interrupted_run_is_128_and_the_signal(host, snaporch):
+    host.add_guest()
+    host.hooks.at["capture.writing"] = lambda: os.kill(os.getpid(), 15)
+    answer = snaporch("snapshot", "web", "--quiet")
+    assert answer.code == 128 + 15
+    assert "stopped by SIGTERM" in answer.err
+
+
+def test_a_signal_that_came_too_late_lets_this_domain_finish_and_no_other(host, snaporch):
+    host.add_guest("first")
+    host.add_guest("second")
+    host.hooks.at["pool.snapshot"] = lambda: os.kill(os.getpid(), 2)
+    answer = snaporch("snapshot", "first", "second", "--quiet")
+    assert answer.code == 128 + 2
+    assert answer.out.startswith("first@")
+    assert [name.split("@")[0] for name in host.pool.names()] == ["tank/first"]
+
+
+# -- list ---------------------------------------------------------------------------------------
+
+
+def test_list_shows_what_there_is(taken, snaporch):
+    answer = snaporch("list")
+    assert answer.code == 0
+    assert [line.split()[:2] for line in answer.out.splitlines()] == [
+        ["DOMAIN", "SNAPSHOT"],
+        ["web", "s1"],
+    ]
+
+
+def test_list_as_json_is_always_an_array(taken, snaporch):
+    assert [document["snapshot"] for document in snaporch("list", "--json").json] == ["s1"]
+    taken.add_guest("mail")
+    assert snaporch("list", "mail", "--json").json == []
+
+
+@pytest.mark.parametrize("by", ["name", "uuid"])
+def test_list_of_one_domain(taken, snaporch, by):
+    taken.add_guest("mail")
+    assert snaporch("snapshot", "mail", "--quiet").code == 0
+    wanted = getattr(taken.hypervisor.domain("web"), by)
+    assert [d["domain"] for d in snaporch("list", wanted, "--json").json] == ["web"]
+
+
+def test_list_of_nothing_says_how_to_begin(host, snaporch):
+    host.add_guest()
+    answer = snaporch("list", "web")
+    assert (answer.code, answer.out) == (0, "")
+    assert "take one: snaporch snapshot" in answer.err
+
+
+def test_list_of_a_misspelt_domain_is_not_found(taken, snaporch):
+    assert snaporch("list", "wbe").code == ExitCode.NOT_FOUND
+
+
+def test_list_keeps_snapshots_of_a_domain_that_is_undefined(taken, snaporch):
+    taken.hypervisor.guests.clear()
+    assert snaporch("list", "web", "--json").json[0]["domain"] == "web"
+
+
+# -- restore ------------------------------------------------------------------------------------
+
+
+def test_a_restore_that_was_agreed_to(taken, snaporch):
+    answer = snaporch("restore", "web@s1", "--yes", "--quiet")
+    assert answer.code == 0
+    assert answer.out == "web@s1  restored, running, resumed from RAM\n"
+    assert taken.pool.read("tank/web") == b"first"
+
+
+def test_a_restore_as_json(taken, snaporch):
+    document = snaporch("restore", "web@s1", "--yes", "--json").json
+    assert (document["snapshot"], document["resumed"]) == ("s1", True)
+
+
+def test_without_a_terminal_nobody_can_agree(taken, snaporch, monkeypatch):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    answer = snaporch("restore", "web@s1")
+    assert answer.code == ExitCode.REFUSED
+    assert "--yes" in answer.err
+    assert "what was written to tank/web since the snapshot" in answer.err
+    assert taken.pool.read("tank/web") == b"now"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "content"),
+    [
+        ("y\n", 0, b"first"),
+        ("YES\n", 0, b"first"),
+        ("n\n", ExitCode.REFUSED, b"now"),
+        ("\n", ExitCode.REFUSED, b"now"),
+        ("", ExitCode.REFUSED, b"now"),
+    ],
+)
+def test_on_a_terminal_one_is_asked(taken, snaporch, monkeypatch, said, code, content):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdin, "readline", lambda: said, raising=False)
+    answer = snaporch("restore", "web@s1")
+    assert answer.code == code
+    assert "Go on? [y/N]" in answer.err
+    assert taken.pool.read("tank/web") == content
+
+
+def test_a_restore_of_what_is_not_there(taken, snaporch):
+    answer = snaporch("restore", "web@s9", "--yes")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_newer_snapshots_need_an_option(taken, snaporch):
+    assert snaporch("snapshot", "web", "--name", "s2", "--quiet").code == 0
+    assert snaporch("restore", "web@s1", "--yes").code == ExitCode.REFUSED
+    assert snaporch("restore", "web@s1", "--yes", "--discard-newer", "--quiet").code == 0
+
+
+def test_a_half_restore_needs_attention(taken, snaporch):
+    taken.hooks.at["hypervisor.restore"] = failing(HypervisorError("web", "no"))
+    answer = snaporch("restore", "web@s1", "--yes", "--quiet")
+    assert answer.code == ExitCode.ATTENTION
+    assert "snaporch restore --yes web@s1" in answer.err
+
+
+# -- recover ------------------------------------------------------------------------------------
+
+
+def test_nothing_to_recover(host, snaporch):
+    host.add_guest()
+    answer = snaporch("recover", "web")
+    assert (answer.code, answer.out) == (0, "")
+    assert "nothing to recover" in answer.err
+
+
+def test_recovering_a_misspelt_domain_is_not_found(host, snaporch):
+    host.add_guest()
+    assert snaporch("recover", "wbe").code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("words", [[], ["web"], ["uuid"]])
+def test_recovering_a_guest_that_was_left_on_overlays(host, snaporch, words):
+    domain = host.add_guest()
+    host.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    assert snaporch("snapshot", "web", "--quiet").code == ExitCode.ATTENTION
+    assert snaporch("recover", "--quiet").code == ExitCode.ATTENTION
+    del host.hooks.at["hypervisor.commit"]
+    answer = snaporch("recover", *(domain.uuid if word == "uuid" else word for word in words))
+    assert answer.code == 0
+    assert "web: committed vda" in answer.out
+    assert host.on_bases()
+    assert host.leftovers() == []
+
+
+# -- errors -------------------------------------------------------------------------------------
+
+
+def test_a_host_without_libvirt_is_exit_code_7(host, snaporch, monkeypatch):
+    def absent(_uri):
+        raise UnavailableError("libvirt", "does not answer")
+
+    monkeypatch.setattr("snaporch.cli.session.open_hypervisor", absent)
+    answer = snaporch("snapshot", "web")
+    assert (answer.code, answer.err) == (7, "snaporch: libvirt: does not answer\n")
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_the_configuration_can_be_named_before_or_after_the_command(
+    host, snaporch, tmp_path, place
+):
+    (tmp_path / "other.toml").write_text("nope = 1\n")
+    option = ["--config", str(tmp_path / "other.toml")]
+    words = [*option, "list"] if place == "before" else ["list", *option]
+    answer = snaporch(*words)
+    assert answer.code == ExitCode.CONFIG
+    assert "other.toml: nope: is no option" in answer.err
+
+
+def test_the_configuration_can_be_named_by_the_environment(host, snaporch, tmp_path, monkeypatch):
+    monkeypatch.setenv("SNAPORCH_CONFIG", str(tmp_path / "absent.toml"))
+    assert snaporch("list").code == ExitCode.CONFIG
+
+
+def test_a_bug_is_one_line_that_says_how_to_report_it(host, snaporch):
+    host.hooks.at["pool.snapshots"] = failing(ZeroDivisionError("oh\nno"))
+    answer = snaporch("list")
+    assert answer.code == ExitCode.BUG
+    (line,) = answer.err.splitlines()
+    assert "a bug in snaporch: ZeroDivisionError: oh no" in line
+    assert "SNAPORCH_DEBUG=1" in line
+
+
+def test_a_bug_can_be_looked_at(host, snaporch, monkeypatch):
+    monkeypatch.setenv("SNAPORCH_DEBUG", "1")
+    host.hooks.at["pool.snapshots"] = failing(ZeroDivisionError("oh no"))
+    with pytest.raises(ZeroDivisionError):
+        snaporch("list")
+
+
+def test_an_interrupt_outside_a_run_is_no_traceback(host, snaporch):
+    host.hooks.at["pool.snapshots"] = failing(KeyboardInterrupt())
+    answer = snaporch("list")
+    assert answer.code == 130
+    assert answer.err in ("", "snaporch: stopped by SIGINT\n")
+
+
+def test_a_reader_of_the_list_that_left_early_is_no_error(taken, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    gone = open(writing, "w")  # noqa: SIM115 - closed below, with what it could not write
+    monkeypatch.setattr(sys, "stdout", gone)
+    try:
+        assert main._run(["list"]) == 0
+    finally:
+        monkeypatch.undo()
+        with suppress(BrokenPipeError):
+            gone.close()

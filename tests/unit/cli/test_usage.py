@@ -1,0 +1,101 @@
+import subprocess
+import sys
+
+import pytest
+
+from snaporch import __version__
+from snaporch.errors import ExitCode
+
+COMMANDS = ["snapshot", "list", "restore", "recover"]
+
+
+def test_help_names_every_command(snaporch):
+    answer = snaporch("--help")
+    assert answer.code == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in answer.out
+    assert answer.err == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_of_each_command(snaporch, command, flag):
+    answer = snaporch(command, flag)
+    assert answer.code == 0
+    assert answer.out.startswith(f"Usage: snaporch {command} ")
+    assert "--config FILE" in answer.out
+    assert max(len(line) for line in answer.out.splitlines()) <= 100
+
+
+def test_help_tells_the_exit_codes(snaporch):
+    text = " ".join(snaporch("--help").out.split())
+    for code in ("2 wrong usage", "5 refused", "9 needs attention"):
+        assert code in text
+
+
+def test_without_words_there_is_help(snaporch):
+    answer = snaporch()
+    assert answer.code in (0, ExitCode.USAGE)
+    assert "Usage: snaporch" in answer.out + answer.err
+    assert len((answer.out + answer.err).splitlines()) > 10
+
+
+def test_the_version(snaporch):
+    answer = snaporch("--version")
+    assert (answer.code, answer.out, answer.err) == (0, f"snaporch {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nope"], "--nope"),
+        (["nope"], "nope"),
+        (["snapshot"], "DOMAIN"),
+        (["snapshot", "--nope", "web"], "--nope"),
+        (["snapshot", "web", "--wait", "soon"], "--wait"),
+        (["snapshot", "web", "--wait", "-1"], "--wait"),
+        (["snapshot", "web", "--name"], "--name"),
+        (["list", "a", "b"], "b"),
+        (["restore"], "DOMAIN@SNAPSHOT"),
+        (["recover", "a", "b"], "b"),
+        (["restore", "web@s1", "--cold=yes"], "--cold"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(snaporch, words, message):
+    answer = snaporch(*words)
+    assert answer.code == ExitCode.USAGE
+    assert answer.out == ""
+    (line,) = answer.err.splitlines()
+    assert line.startswith("snaporch: ")
+    assert message in line
+    assert "snaporch" in line.rpartition("see `")[2]
+
+
+@pytest.mark.parametrize("words", [["restore", "web"], ["snapshot", "web", "--name", "a@b"]])
+def test_usage_that_the_parser_cannot_see(host, snaporch, words):
+    answer = snaporch(*words)
+    assert answer.code == ExitCode.USAGE
+    assert len(answer.err.splitlines()) == 1
+
+
+def imports(*words):
+    """The modules that are loaded when a command is through."""
+    code = (
+        "import sys\n"
+        "from snaporch.cli.main import run\n"
+        "try:\n    run(sys.argv[1:])\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "print(*sorted(sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.split())
+
+
+HEAVY = {"libvirt", "pydantic", "rich.table", "zstandard", "tenacity", "defusedxml", "libzfs_core"}
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"]])
+def test_what_needs_nothing_loads_nothing(words):
+    assert imports(*words) & HEAVY == set()

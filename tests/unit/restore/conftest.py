@@ -1,0 +1,53 @@
+"""A guest with snapshots, ready to be restored."""
+
+import pytest
+
+from snaporch.run.snapshot import take_snapshot
+
+
+class Story:
+    """A guest on two pools: ``s1`` is of when its datasets held ``first``; now it is ``now``."""
+
+    def __init__(self, world, **guest):
+        self.world = world
+        self.domain = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"}, **guest)
+        self.ram = world.guest().ram
+        self.record = self.snapshot("s1")
+        self.write(b"now")
+        self.world.guest().ram = b"QEVM later"
+        world.hooks.log.clear()
+
+    @property
+    def datasets(self):
+        return ("flash/web", "tank/web")
+
+    def snapshot(self, name):
+        domain = self.world.hypervisor.domain("web")
+        return take_snapshot(self.world.context, domain, name=name, wait=0)
+
+    def write(self, content):
+        for dataset in self.datasets:
+            self.world.pool.write(dataset, content)
+
+    def content(self):
+        return {self.world.pool.read(dataset) for dataset in self.datasets}
+
+    def safety(self):
+        """What there is of safety copies: snapshots and directories."""
+        snapshots = [name for name in self.world.pool.names() if "@snaporch-safety_" in name]
+        return snapshots, list(self.world.paths.bundles.glob("*/safety-*"))
+
+
+@pytest.fixture
+def tell(world):
+    """Makes the story of a guest."""
+
+    def make(**guest):
+        return Story(world, **guest)
+
+    return make
+
+
+@pytest.fixture
+def story(tell):
+    return tell()

@@ -1,0 +1,231 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.errors import NotFoundError, RefusedError, UsageError
+from snaporch.model import DomainState, Level
+from snaporch.restore.plan import make_restore_plan, split_name
+from snaporch.run.snapshot import take_snapshot
+
+
+def plan(world, name="s1", *, domain="web", cold=False, discard_newer=False):
+    return make_restore_plan(world.context, domain, name, cold=cold, discard_newer=discard_newer)
+
+
+def refusal(world, **options):
+    with pytest.raises(RefusedError) as caught:
+        plan(world, **options)
+    assert world.hooks.log == []
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("web@s1", ("web", "s1")),
+        ("web@home@s1", ("web@home", "s1")),
+        ("Bärs <vm>@two words", ("Bärs <vm>", "two words")),
+    ],
+)
+def test_a_name_is_domain_and_snapshot(text, parts):
+    assert split_name(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "web", "@s1", "web@", "web@a/b", "web@a#b"])
+def test_what_is_no_name_is_wrong_usage(text):
+    with pytest.raises(UsageError):
+        split_name(text)
+
+
+def test_a_plan_tells_all_there_is_to_know(story, world):
+    made = plan(world)
+    assert made.record == story.record
+    assert made.ram == Path(story.record.bundle) / "ram.save"
+    assert (made.running, made.boot, made.newer) == (True, False, ())
+    assert {s.full_name for s in made.snapshots} == {"flash/web@s1", "tank/web@s1"}
+    assert world.hooks.log == []
+
+
+def test_a_domain_can_be_named_by_uuid(story, world):
+    assert plan(world, domain=story.domain.uuid).record == story.record
+
+
+def test_a_cold_restore_boots_and_does_not_resume(story, world):
+    made = plan(world, cold=True)
+    assert (made.ram, made.boot) == (None, True)
+
+
+def test_a_guest_that_was_off_stays_off(tell, world):
+    tell(state=DomainState.OFF)
+    made = plan(world)
+    assert (made.ram, made.boot, made.running) == (None, False, False)
+
+
+def test_a_guest_that_was_paused_comes_back_paused(tell, world):
+    tell(state=DomainState.PAUSED)
+    assert not plan(world).running
+
+
+@pytest.mark.parametrize("bundle", ["there", "gone"])
+def test_a_crash_consistent_snapshot_is_booted(story, world, bundle):
+    world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:level": "crash"})
+    if bundle == "gone":
+        shutil.rmtree(story.record.bundle)
+    made = plan(world)
+    assert (made.ram, made.boot) == (None, True)
+
+
+def test_ram_of_another_instant_than_the_disks_is_never_resumed(tell, world):
+    """The guest was paused, and someone resumed it before the pools were snapshotted."""
+    uuid = tell(state=DomainState.PAUSED).domain.uuid
+    world.hooks.at["pool.snapshot"] = lambda: world.hypervisor.resume(uuid)
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s2", wait=0)
+    made = plan(world, "s2")
+    assert made.record.level is Level.CRASH
+    assert (made.ram, made.boot) == (None, True)
+
+
+def test_an_undefined_domain_can_be_restored_from_its_bundle(story, world):
+    world.hypervisor.guests.clear()
+    assert plan(world).domain is None
+
+
+def test_what_will_be_lost_is_told(story, world):
+    story.snapshot("s2")
+    losses = plan(world, discard_newer=True).losses(world.context)
+    assert losses[0] == "the state of the running guest web, which will be stopped"
+    assert "what was written to tank/web since the snapshot (0 KiB)" in losses
+    assert "tank/web@s2, which is newer" in losses
+
+
+# -- not found ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("domain", "name", "step"),
+    [("web", "s9", "snaporch list web"), ("wbe", "s1", "`snaporch list`")],
+)
+def test_a_misspelt_name_is_told_where_to_look(story, world, domain, name, step):
+    with pytest.raises(NotFoundError, match=step):
+        plan(world, name, domain=domain)
+
+
+def test_a_zfs_snapshot_that_is_not_ours_is_not_found(story, world):
+    world.pool.snapshot(["tank/web@mine"], {})
+    with pytest.raises(NotFoundError):
+        plan(world, "mine")
+
+
+# -- refused ------------------------------------------------------------------------------------
+
+
+def test_one_of_its_snapshots_is_gone(story, world):
+    world.pool.destroy_snapshots(["flash/web@s1"])
+    world.hooks.log.clear()
+    assert "its snapshots are not all there: flash/web@s1 is gone" in refusal(world)
+    assert "is gone" in refusal(world, cold=True)
+
+
+def test_one_of_its_snapshots_came_back_under_its_name(story, world):
+    world.pool.remake("flash/web@s1")
+    assert "not all there" in refusal(world)
+
+
+def test_its_ram_is_not_whole(story, world):
+    (Path(story.record.bundle) / "ram.save").unlink()
+    assert "the bundle is incomplete; boot it with --cold" in refusal(world)
+    assert plan(world, cold=True).boot
+
+
+def test_its_bundle_is_gone(story, world):
+    shutil.rmtree(story.record.bundle)
+    assert "the bundle is missing; boot it with --cold" in refusal(world)
+    assert plan(world, cold=True).boot
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"format": 2}'])
+def test_its_manifest_cannot_be_read(story, world, content):
+    path = Path(story.record.bundle) / MANIFEST_NAME
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    assert "boot it with --cold" in refusal(world)
+    assert plan(world, cold=True).boot
+
+
+def test_without_a_bundle_every_disk_must_have_its_snapshot(story, world):
+    shutil.rmtree(story.record.bundle)
+    world.pool.destroy_snapshots(["flash/web@s1"])
+    world.hooks.log.clear()
+    assert "has no snapshot of flash/web" in refusal(world, cold=True)
+
+
+def test_the_domain_is_undefined_and_its_bundle_gone(story, world):
+    shutil.rmtree(story.record.bundle)
+    world.hypervisor.guests.clear()
+    assert "is undefined, and its bundle is gone" in refusal(world, cold=True)
+
+
+def test_the_domain_has_another_name_now(story, world):
+    world.guest().name = "web-new"
+    assert "is called web-new now" in refusal(world)
+
+
+def test_another_domain_has_its_name(story, world):
+    world.guest().name = "web-old"
+    world.add_guest("web2")
+    world.guest("web2").name = "web"
+    del world.hypervisor.guests[story.domain.uuid]
+    assert "another domain has this name" in refusal(world)
+
+
+def test_another_domain_has_a_disk_in_the_same_dataset(story, world):
+    world.add_guest("mail", {"vda": "tank/web"})
+    assert "the domain mail has disks on tank/web too" in refusal(world)
+
+
+def test_newer_snapshots_need_consent(story, world):
+    story.snapshot("s2")
+    world.hooks.log.clear()
+    said = refusal(world)
+    assert "newer snapshots would be destroyed" in said
+    assert "tank/web@s2" in said
+    assert "--discard-newer" in said
+    assert set(plan(world, discard_newer=True).newer) == {"flash/web@s2", "tank/web@s2"}
+
+
+def test_newer_bookmarks_need_consent_too(story, world):
+    world.pool.snapshot(["tank/web@x"], {})
+    world.pool.bookmark("tank/web@x", "sent")
+    world.pool.destroy_snapshots(["tank/web@x"])
+    world.hooks.log.clear()
+    assert "tank/web#sent" in refusal(world)
+
+
+def test_newer_snapshots_with_clones_cannot_go(story, world):
+    world.pool.snapshot(["tank/web@x"], {})
+    world.pool.clone("tank/web@x", "tank/copy")
+    world.hooks.log.clear()
+    assert "tank/web@x (clone tank/copy)" in refusal(world, discard_newer=True)
+
+
+def test_newer_snapshots_that_are_held_cannot_go(story, world):
+    world.pool.snapshot(["tank/web@x"], {})
+    world.pool.hold(["tank/web@x"], "backup")
+    world.hooks.log.clear()
+    assert "newer snapshots are held: tank/web@x" in refusal(world, discard_newer=True)
+
+
+def test_a_safety_snapshot_of_an_earlier_restore_is_no_obstacle(story, world):
+    world.pool.snapshot(["tank/web@snaporch-safety_x-0"], {})
+    assert plan(world).newer == ()
+
+
+def test_a_held_or_cloned_safety_snapshot_is_an_obstacle(story, world):
+    """It would stop the rollback when the guest is off already."""
+    world.pool.snapshot(["tank/web@snaporch-safety_x-0"], {})
+    world.pool.clone("tank/web@snaporch-safety_x-0", "tank/copy")
+    world.hooks.log.clear()
+    assert "tank/copy" in refusal(world, discard_newer=True)

@@ -1,0 +1,360 @@
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing
+
+from snaporch.errors import (
+    AttentionError,
+    ExitCode,
+    InterruptedRunError,
+    RefusedError,
+    SnaporchError,
+)
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DomainState
+from snaporch.pool import PoolError
+from snaporch.restore import restore as restore_module
+from snaporch.restore import safety as safety_module
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.restore import check_bundle, restore
+from snaporch.run.snapshot import take_snapshot
+
+
+def plan(world, name="s1", *, cold=False):
+    return make_restore_plan(world.context, "web", name, cold=cold, discard_newer=True)
+
+
+def put_back(world, name="s1", *, cold=False, safety=True):
+    return restore(world.context, plan(world, name, cold=cold), safety=safety)
+
+
+# -- the way through ----------------------------------------------------------------------------
+
+
+def test_everything_in_order(story, world):
+    put_back(world)
+    acts = world.hooks.acts()
+    assert acts[: acts.index("pool.rollback")] == [
+        "pool.snapshot",  # safety, one pool after the other
+        "pool.snapshot",
+        "pool.send_increment",
+        "pool.send_increment",
+        "hypervisor.destroy",
+        "pool.snapshot",  # what came until the guest was off
+        "pool.snapshot",
+        "pool.send_increment",
+        "pool.send_increment",
+        "pool.destroy_snapshots",
+    ]
+    assert acts.count("pool.rollback") == 2
+    after = acts[len(acts) - acts[::-1].index("pool.rollback") :]
+    assert after == [
+        "hypervisor.define",
+        "hypervisor.drop_managed_save",
+        "hypervisor.restore",
+        "hypervisor.set_guest_clock",
+    ]
+
+
+def test_the_guest_goes_on_where_it_was(story, world):
+    restored = put_back(world)
+    assert world.guest().ram == story.ram
+    assert story.content() == {b"first"}
+    assert (restored.state, restored.resumed) == (DomainState.RUNNING, True)
+    assert restored.clock_set is False
+
+
+def test_the_clock_is_set_where_an_agent_answers(story, world):
+    world.guest().agent = True
+    assert put_back(world).clock_set
+
+
+def test_a_paused_guest_comes_back_paused(tell, world):
+    tell(state=DomainState.PAUSED)
+    restored = put_back(world)
+    assert restored.state is DomainState.PAUSED
+    assert "hypervisor.set_guest_clock" not in world.hooks.acts()
+
+
+def test_a_guest_that_was_off_is_rolled_back_and_stays_off(tell, world):
+    story = tell(state=DomainState.OFF)
+    restored = put_back(world)
+    assert (restored.state, restored.resumed) == (DomainState.OFF, False)
+    assert story.content() == {b"first"}
+    assert "hypervisor.destroy" not in world.hooks.acts()
+
+
+def test_a_cold_restore_boots(story, world):
+    restored = put_back(world, cold=True)
+    assert (restored.state, restored.resumed) == (DomainState.RUNNING, False)
+    assert "hypervisor.start" in world.hooks.acts()
+    assert "hypervisor.restore" not in world.hooks.acts()
+
+
+def test_a_managed_save_is_dropped_before_it_could_be_resumed(story, world):
+    world.guest().managed_save = True
+    put_back(world, cold=True)
+    acts = world.hooks.acts()
+    assert acts.index("hypervisor.drop_managed_save") < acts.index("hypervisor.start")
+    assert not world.guest().managed_save
+
+
+def test_an_undefined_domain_comes_back(story, world):
+    world.hypervisor.guests.clear()
+    assert put_back(world).state is DomainState.RUNNING
+    assert world.guest().inactive == story.domain.inactive_xml
+
+
+def test_the_definition_is_that_of_the_snapshot(story, world):
+    changed = world.guest().inactive.replace("16384", "32768")
+    world.hypervisor.define(changed)
+    put_back(world)
+    assert world.guest().inactive == story.domain.inactive_xml
+
+
+def test_newer_snapshots_and_bookmarks_go_before_the_rollback(story, world):
+    story.snapshot("s2")
+    world.pool.bookmark("tank/web@s2", "sent")
+    put_back(world)
+    assert sorted(n for n in world.pool.names()) == ["flash/web@s1", "tank/web@s1"]
+    assert world.pool.newer("tank/web@s1") == []
+
+
+def test_nvram_and_tpm_state_come_back_as_they_were(tell, world):
+    vars_fd = world.root / "vars.fd"
+    vars_fd.write_bytes(b"then")
+    vars_fd.chmod(0o640)
+    state = world.root / "tpm2"
+    state.mkdir()
+    (state / "tpm2-00.permall").write_bytes(b"secret")
+    tell(nvram=str(vars_fd), tpm=str(state))
+    vars_fd.write_bytes(b"now")
+    vars_fd.chmod(0o600)
+    shutil.rmtree(state)
+    put_back(world)
+    assert vars_fd.read_bytes() == b"then"
+    assert vars_fd.stat().st_mode & 0o777 == 0o640
+    assert (state / "tpm2-00.permall").read_bytes() == b"secret"
+    assert [p.name for p in state.iterdir()] == ["tpm2-00.permall"]
+
+
+def test_secrets_are_never_readable_by_others_on_their_way_back(tell, world, monkeypatch):
+    state = world.root / "tpm2"
+    state.mkdir()
+    (state / "tpm2-00.permall").write_bytes(b"secret")
+    (state / "tpm2-00.permall").chmod(0o600)
+    tell(tpm=str(state))
+    modes = []
+    real = os.chown
+
+    def chown(path, uid, gid, **options):
+        modes.append(Path(path).stat().st_mode & 0o077)
+        real(path, uid, gid, **options)
+
+    monkeypatch.setattr(restore_module.os, "chown", chown)
+    before = os.umask(0o022)
+    try:
+        put_back(world)
+    finally:
+        os.umask(before)
+    assert modes == [0]
+
+
+# -- the safety copy ----------------------------------------------------------------------------
+
+
+def test_the_restore_can_be_undone_by_a_script(story, world):
+    restored = put_back(world)
+    script = Path(restored.undo)
+    assert script.stat().st_mode & 0o777 == 0o700
+    text = script.read_text()
+    for dataset in story.datasets:
+        assert f"zfs rollback -r {dataset}@s1\n" in text
+        assert text.count(f"zfs receive -F {dataset} < ") == 2
+    assert "virsh define domain.xml\n" in text
+    streams = sorted(path.name for path in script.parent.glob("*.zfs"))
+    assert streams == ["000.zfs", "001.zfs", "002.zfs", "003.zfs"]
+    assert all((script.parent / name).exists() for name in streams)
+
+
+def test_the_script_is_shell(story, world):
+    restored = put_back(world)
+    subprocess.run(["sh", "-n", restored.undo], check=True)
+
+
+def test_names_are_quoted_in_the_script(world):
+    world.add_guest(disks={"vda": "tank/vm one's"})
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    text = Path(put_back(world).undo).read_text()
+    assert """zfs rollback -r 'tank/vm one'"'"'s@s1'\n""" in text
+
+
+def test_without_safety_nothing_is_copied(story, world):
+    restored = put_back(world, safety=False)
+    assert restored.undo is None
+    assert story.safety() == ([], [])
+    assert "pool.send_increment" not in world.hooks.acts()
+
+
+def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(story, world, monkeypatch):
+    full = shutil.disk_usage("/")._replace(free=0)
+    monkeypatch.setattr(safety_module.shutil, "disk_usage", lambda _path: full)
+    with pytest.raises(RefusedError, match="--no-safety"):
+        put_back(world)
+    assert_untouched(story, world)
+
+
+# -- failures before the rollback ---------------------------------------------------------------
+
+
+def assert_untouched(story, world, *, state=DomainState.RUNNING):
+    assert story.content() == {b"now"}
+    assert world.guest().state is state
+    assert "pool.rollback" not in world.hooks.acts()
+    assert story.safety() == ([], [])
+
+
+@pytest.mark.parametrize("place", ["pool.snapshot", "pool.snapshot tank", "pool.send_increment"])
+def test_a_safety_copy_that_fails_leaves_the_guest_running(story, world, place):
+    world.hooks.at[place] = failing(PoolError("zfs", "trouble"))
+    with pytest.raises(SnaporchError, match="trouble"):
+        put_back(world)
+    assert_untouched(story, world)
+
+
+def test_a_signal_during_the_safety_copy_leaves_the_guest_running(story, world):
+    def come():
+        world.context.interrupt.signum = 2
+
+    world.hooks.at["pool.send_increment"] = come
+    with pytest.raises(InterruptedRunError):
+        put_back(world)
+    assert_untouched(story, world)
+
+
+def test_a_guest_that_cannot_be_stopped_leaves_no_trace(story, world):
+    world.hooks.at["hypervisor.destroy"] = failing(HypervisorError("web", "device busy"))
+    with pytest.raises(SnaporchError, match="device busy") as caught:
+        put_back(world)
+    assert caught.value.exit_code == ExitCode.FAILED
+    assert_untouched(story, world)
+
+
+def test_a_safety_copy_that_cannot_be_completed_says_that_the_guest_is_off(story, world):
+    def fail_once_off():
+        if world.guest().state is DomainState.OFF:
+            raise PoolError("zfs send", "trouble")
+
+    world.hooks.at["pool.send_increment"] = fail_once_off
+    with pytest.raises(SnaporchError, match="the guest is off, its disks are as they were"):
+        put_back(world)
+    assert_untouched(story, world, state=DomainState.OFF)
+
+
+# -- failures after it --------------------------------------------------------------------------
+
+AFTER = {
+    "pool.rollback": PoolError("zfs rollback", "dataset is busy"),
+    "hypervisor.define": HypervisorError("domain XML", "define: no"),
+    "hypervisor.drop_managed_save": HypervisorError("web", "no"),
+    "hypervisor.restore": HypervisorError("web", "restore: no such CPU"),
+}
+
+
+@pytest.mark.parametrize(("place", "error"), AFTER.items(), ids=AFTER)
+def test_a_failure_after_the_guest_was_stopped_tells_the_command_that_finishes(
+    story, world, place, error
+):
+    world.hooks.at[place] = failing(error)
+    with pytest.raises(AttentionError) as caught:
+        put_back(world)
+    message = str(caught.value)
+    assert error.reason in message
+    assert "the guest is off" in message
+    assert "mend the cause, then: snaporch restore --yes web@s1" in message
+    assert caught.value.exit_code == ExitCode.ATTENTION
+
+
+@pytest.mark.parametrize("place", AFTER)
+def test_that_command_finishes_it(story, world, place):
+    world.hooks.at[place] = failing(AFTER[place])
+    with pytest.raises(AttentionError):
+        put_back(world)
+    del world.hooks.at[place]
+    assert put_back(world, safety=False).resumed
+    assert world.guest().ram == story.ram
+    assert story.content() == {b"first"}
+
+
+def test_odd_names_are_quoted_in_that_command(story, world):
+    story.snapshot("two words")
+    world.hooks.at["pool.rollback"] = failing(PoolError("zfs rollback", "busy"))
+    with pytest.raises(AttentionError, match="restore --yes 'web@two words'"):
+        put_back(world, "two words")
+
+
+def test_that_command_has_the_options_of_the_first(story, world):
+    world.hooks.at["hypervisor.start"] = failing(HypervisorError("web", "no"))
+    with pytest.raises(AttentionError, match=r"restore .*--cold"):
+        put_back(world, cold=True)
+
+
+def test_a_signal_after_the_rollback_began_is_too_late(story, world):
+    def come():
+        world.context.interrupt.signum = 15
+
+    world.hooks.at["pool.rollback"] = come
+    assert put_back(world).resumed
+
+
+def test_a_snapshot_that_appeared_meanwhile_is_not_destroyed(story, world):
+    made = plan(world)
+
+    def appear():
+        world.pool.snapshot(["tank/web@hourly"], {})
+
+    world.hooks.at["hypervisor.destroy"] = appear
+    with pytest.raises(SnaporchError, match="tank/web@hourly appeared meanwhile"):
+        restore(world.context, made, safety=True)
+    assert "tank/web@hourly" in world.pool.names()
+
+
+# -- the bundle ---------------------------------------------------------------------------------
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_in_ram_is_found_before_anything_is_touched(story, world):
+    flip(Path(story.record.bundle) / "ram.save")
+    with pytest.raises(RefusedError, match=r"damaged; boot from the disks with --cold"):
+        check_bundle(world.context, plan(world))
+    assert world.hooks.log == []
+
+
+def test_a_cold_restore_does_not_need_ram(story, world):
+    flip(Path(story.record.bundle) / "ram.save")
+    check_bundle(world.context, plan(world, cold=True))
+    assert "damaged" in world.heard.notes[-1]
+
+
+def test_a_whole_bundle_passes(story, world):
+    check_bundle(world.context, plan(world))
+    assert world.hooks.log == []
+
+
+def test_what_came_of_it_as_json(story, world):
+    restored = put_back(world)
+    document = restored.as_json()
+    assert document == story.record.as_json() | {
+        "domain_state": "running",
+        "resumed": True,
+        "clock_set": False,
+        "undo": restored.undo,
+    }
