@@ -6,7 +6,7 @@ from snaporch.errors import SnaporchError
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
 from snaporch.run.journal import read_journals
-from snaporch.run.lock import domain_lock
+from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.settle import foresee, recover
 
 
@@ -27,7 +27,7 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
                 context.config.paths.runtime,
                 name,
                 uuid,
-                "recover",
+                RECOVERING,
                 wait=wait or 0,
                 interrupt=context.interrupt,
             ):

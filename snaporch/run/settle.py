@@ -14,7 +14,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from snaporch.errors import AttentionError, SnaporchError, UnavailableError
 from snaporch.hypervisor import OverlayDisk
-from snaporch.model import BundleState, Domain, DomainState, Strategy
+from snaporch.model import BundleState, Domain, DomainState, PoolSnapshot, Strategy
 from snaporch.pool import PREFIX
 from snaporch.run import overlays
 from snaporch.run.context import Context
@@ -248,14 +248,14 @@ def _finish_snapshots(context: Context, facts: Facts) -> list[str]:
     state, manifest = context.store.state(f"{facts.uuid}/{facts.run}")
     if state is not BundleState.COMPLETE or manifest is None:
         return []
-    names = own_snapshots(context, facts)
+    names = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
     context.pool.set_properties(names, {f"{PREFIX}level": manifest.level.value})
     return [f"completed {manifest.level} snapshot @{facts.snapshot}"]
 
 
 def _destroy_snapshots(context: Context, facts: Facts) -> list[str]:
     """Snapshots that carry this run's mark; pool by pool, as they were taken."""
-    marked = own_snapshots(context, facts)
+    marked = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
     pools: dict[str, list[str]] = {}
     for name in marked:
         pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)
@@ -264,10 +264,10 @@ def _destroy_snapshots(context: Context, facts: Facts) -> list[str]:
     return [f"destroyed {name}" for name in marked]
 
 
-def own_snapshots(context: Context, facts: Facts) -> list[str]:
-    """Full names of the snapshots that this run took."""
+def own_snapshots(context: Context, facts: Facts) -> list[PoolSnapshot]:
+    """The snapshots that this run took."""
     return [
-        found.full_name
+        found
         for found in context.pool.snapshots(facts.datasets)
         if found.name == facts.snapshot and found.properties.get("run") == facts.run
     ]

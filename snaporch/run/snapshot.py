@@ -129,12 +129,13 @@ class _Run:
             self._context.interrupt.check(plan.domain.name)
             self._freezing = False
             with journal.step(Step.POOL_SNAPSHOT):
-                snapshots = self._snapshot_pools(bundle.reference)
+                self._snapshot_pools(bundle.reference)
                 level = strategy.reached()
             with journal.step(Step.RELEASE):
-                parts = side_parts(bundle, plan.domain, strategy.pause)
                 strategy.release()
             with journal.step(Step.SEAL):
+                snapshots = self._taken_snapshots()
+                parts = side_parts(bundle, plan.domain, strategy.pause)
                 self._context.progress.step(plan.domain.name, "sealing the bundle")
                 bundle.seal(self._manifest(strategy, level, parts, snapshots))
         except BaseException:
@@ -147,7 +148,8 @@ class _Run:
             self._context.store, self._context.pool.snapshots(plan.facts.datasets), plan.run
         )
 
-    def _snapshot_pools(self, reference: str) -> list[PoolSnapshot]:
+    def _snapshot_pools(self, reference: str) -> None:
+        """Inside the frozen window: nothing here that could be done before or after it."""
         plan = self._plan
         for planned in plan.disks:
             if stat.S_ISBLK(Path(planned.path).stat().st_mode):
@@ -162,9 +164,10 @@ class _Run:
         for names in plan.by_pool().values():
             self._context.pool.snapshot(names, properties)
         self._taken = True
-        mine = set(own_snapshots(self._context, plan.facts))
-        found = self._context.pool.snapshots(plan.facts.datasets)
-        snapshots = [snapshot for snapshot in found if snapshot.full_name in mine]
+
+    def _taken_snapshots(self) -> list[PoolSnapshot]:
+        plan = self._plan
+        snapshots = own_snapshots(self._context, plan.facts)
         if len(snapshots) != len(plan.datasets):
             raise PoolError(f"@{plan.snapshot}", "was destroyed by someone else while it was taken")
         return snapshots
