@@ -70,9 +70,9 @@ class DomainSettings(_Section):
     ram_strategy: Literal["auto", "overlay", "manual"] = Field(
         default="auto",
         description="How disks are kept still for a `ram` snapshot. `overlay`: writes go to "
-        "overlays that are committed back; the pause is shortest. `manual`: the guest stays paused until "
-        "the ZFS snapshots are there; no overlay, nothing to commit. `auto` is `manual` when all "
-        "disks are in one pool, `overlay` otherwise.",
+        "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
+        "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
+        "`auto` is `manual` when all disks are in one pool, `overlay` otherwise.",
     )
     quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
         default=(),
