@@ -18,6 +18,22 @@ class Level(StrEnum):
     OFF = "off"
 
 
+class Strategy(StrEnum):
+    """How a guest is made to stand still while its disks are snapshotted."""
+
+    OVERLAY = "overlay"
+    MANUAL = "manual"
+    QUIESCED = "quiesced"
+    PAUSED = "paused"
+    CRASH = "crash"
+    OFF = "off"
+
+    @property
+    def level(self) -> Level:
+        """The level it reaches if nothing comes in between."""
+        return Level.RAM if self in (Strategy.OVERLAY, Strategy.MANUAL) else Level(self.value)
+
+
 class BundleState(StrEnum):
     """Whether what belongs to a snapshot is there."""
 
@@ -118,6 +134,8 @@ class Domain:
     machine: str
     managed_save: bool
     emulator_owner: Owner | None
+    boot: str
+    """Tells one emulator process from the next; empty without one."""
 
     @property
     def active(self) -> bool:

@@ -41,6 +41,11 @@ class RamStream:
         self._thread.start()
 
     @property
+    def payload_bytes(self) -> int:
+        """Bytes of RAM that came through so far."""
+        return self._writer.payload_bytes
+
+    @property
     def failure(self) -> BaseException | None:
         """Why reading or storing failed; the pipe is closed by then."""
         return self._failure

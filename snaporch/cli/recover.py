@@ -17,6 +17,9 @@ def recover_command(
             metavar="[DOMAIN]", help="Only this domain, by name or UUID.", show_default=False
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
     wait: WaitOption = None,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -29,4 +32,4 @@ def recover_command(
     from snaporch.cli.session import session
 
     with session(config_path(context, config), quiet=quiet) as opened:
-        return recover_all(opened, domain, wait=wait)
+        return recover_all(opened, domain, wait=wait, dry_run=dry_run)

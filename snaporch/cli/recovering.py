@@ -6,11 +6,11 @@ from snaporch.errors import SnaporchError
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
 from snaporch.run.journal import read_journals
-from snaporch.run.lock import domain_lock
-from snaporch.run.settle import recover
+from snaporch.run.lock import RECOVERING, domain_lock
+from snaporch.run.settle import foresee, recover
 
 
-def recover_all(context: Context, domain: str | None, *, wait: int | None) -> int:
+def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_run: bool) -> int:
     """Settle every unfinished run, or those of one domain; the first failure's exit code."""
     journals = read_journals(context.config.paths.journal)
     names = {journal.facts.uuid: journal.facts.domain for journal in journals}
@@ -27,11 +27,11 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None) -> in
                 context.config.paths.runtime,
                 name,
                 uuid,
-                "recover",
+                RECOVERING,
                 wait=wait or 0,
                 interrupt=context.interrupt,
             ):
-                for text in recover(context, uuid):
+                for text in (foresee if dry_run else recover)(context, uuid):
                     print_result(text)
         except SnaporchError as error:
             print_error(error.line())

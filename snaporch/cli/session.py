@@ -23,6 +23,6 @@ def session(config: Path | None, *, quiet: bool) -> Iterator[Context]:
     settings = load_config(config)
     pool = open_pool()
     hypervisor = open_hypervisor(settings.libvirt_uri)
-    context = Context(settings, hypervisor, pool, TerminalProgress(quiet=quiet))
+    context = Context(settings, hypervisor, pool, TerminalProgress(quiet=quiet), config_path=config)
     with context.interrupt.watching():
         yield context

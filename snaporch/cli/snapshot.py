@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
+
+
+class SnapshotLevel(StrEnum):
+    """What ``--level`` takes."""
+
+    AUTO = "auto"
+    RAM = "ram"
+    QUIESCED = "quiesced"
+    PAUSED = "paused"
+    CRASH = "crash"
 
 
 def snapshot_command(
@@ -23,6 +34,15 @@ def snapshot_command(
             show_default=False,
         ),
     ] = None,
+    level: Annotated[
+        SnapshotLevel | None,
+        typer.Option(
+            "--level", help="How consistent [default: as configured, auto].", show_default=False
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, and do nothing.")
+    ] = False,
     wait: WaitOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -35,7 +55,10 @@ def snapshot_command(
     back. A guest that is off gets a plain snapshot.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.snapshots import snapshot_each
+    from snaporch.cli.snapshots import show_plans, snapshot_each
 
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return snapshot_each(opened, domains, name=name, wait=wait, json=json)
+        chosen = level.value if level else None
+        if dry_run:
+            return show_plans(opened, domains, name=name, level=chosen)
+        return snapshot_each(opened, domains, name=name, level=chosen, wait=wait, json=json)

@@ -6,31 +6,34 @@ import json as json_format
 from collections.abc import Sequence
 
 from snaporch.errors import InterruptedRunError, SnaporchError
-from snaporch.model import SnapshotRecord
+from snaporch.model import Domain, SnapshotRecord
 from snaporch.report.terminal import print_error, print_result
 from snaporch.report.units import pause, size
 from snaporch.run.context import Context
-from snaporch.run.plan import check_snapshot_name
+from snaporch.run.plan import check_snapshot_name, make_plan
 from snaporch.run.snapshot import take_snapshot
 
 
 def snapshot_each(
-    context: Context, names: Sequence[str], *, name: str | None, wait: int | None, json: bool
+    context: Context,
+    names: Sequence[str],
+    *,
+    name: str | None,
+    level: str | None,
+    wait: int | None,
+    json: bool,
 ) -> int:
     """Snapshot the domains one after the other; the first failure's exit code.
 
     All are looked up first, so that a misspelt name is refused before anything is touched. One
     domain prints a JSON object, several print an array of those that succeeded.
     """
-    if name is not None:
-        check_snapshot_name(name)
-    domains = [context.hypervisor.domain(wanted) for wanted in dict.fromkeys(names)]
-    unique = list({domain.uuid: domain for domain in domains}.values())
+    unique = _look_up(context, names, name)
     records: list[SnapshotRecord] = []
     failures: list[int] = []
     for domain in unique:
         try:
-            records.append(take_snapshot(context, domain, name=name, wait=wait))
+            records.append(take_snapshot(context, domain, name=name, wait=wait, level=level))
         except InterruptedRunError:
             raise
         except SnaporchError as error:
@@ -47,6 +50,32 @@ def snapshot_each(
         document = documents[0] if len(unique) == 1 else documents
         print_result(json_format.dumps(document, indent=2, ensure_ascii=False))
     return failures[0] if failures else 0
+
+
+def _look_up(context: Context, names: Sequence[str], name: str | None) -> list[Domain]:
+    if name is not None:
+        check_snapshot_name(name)
+    domains = [context.hypervisor.domain(wanted) for wanted in dict.fromkeys(names)]
+    return list({domain.uuid: domain for domain in domains}.values())
+
+
+def show_plans(
+    context: Context, names: Sequence[str], *, name: str | None, level: str | None
+) -> int:
+    """Print what a snapshot of each domain would do; refusals are errors as they would be."""
+    for domain in _look_up(context, names, name):
+        plan = make_plan(context, domain, name, level)
+        print_result(f"{domain.name}@{plan.snapshot}  {plan.level}, by {plan.strategy}")
+        if plan.downgrade:
+            print_result(f"  instead of what was asked for: {plan.downgrade}")
+        for planned in plan.disks:
+            disk = planned.disk
+            print_result(
+                f"  {disk.target}  {planned.path} ({disk.format}) on {planned.dataset.name}"
+            )
+        for out in plan.left_out:
+            print_result(f"  left out: {out.describe()}")
+    return 0
 
 
 def _line(record: SnapshotRecord) -> str:

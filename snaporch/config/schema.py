@@ -55,6 +55,70 @@ class Paths(_Section):
 class DomainSettings(_Section):
     """How a domain is snapshotted."""
 
+    level: Literal["auto", "ram", "quiesced", "paused", "crash", "off"] = Field(
+        default="auto",
+        description="How consistent a snapshot of a guest that runs shall be. `ram`: RAM and all "
+        "disks of one instant; `quiesced`: file systems frozen by the guest's agent; `paused`: the "
+        "guest suspended meanwhile; `crash`: the ZFS snapshot alone; `off`: only while it is shut "
+        "off. `auto` is `ram`. A guest that is shut off gets a plain snapshot whatever this says.",
+    )
+    on_unavailable: Literal["fail", "quiesced", "paused", "crash"] = Field(
+        default="fail",
+        description="What to do when the level cannot be had: `fail`, or take this lower level "
+        "instead. A downgrade is said aloud and recorded on the snapshot.",
+    )
+    ram_strategy: Literal["auto", "overlay", "manual"] = Field(
+        default="auto",
+        description="How disks are kept still for a `ram` snapshot. `overlay`: writes go to "
+        "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
+        "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
+        "`auto` is `manual` when all disks are in one pool, `overlay` otherwise.",
+    )
+    quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
+        default=(),
+        description="Mount points inside the guest that `quiesced` freezes; all when empty.",
+    )
+    quiesce_budget_ms: int = Field(
+        default=10_000,
+        ge=100,
+        le=600_000,
+        description="Longest time in ms that file systems may have been frozen before the snapshot "
+        "counts as `crash`; Windows thaws by itself after 10 s.",
+    )
+    agent_timeout: int = Field(
+        default=10, ge=1, le=600, description="Seconds to wait for an answer of the guest agent."
+    )
+    ram_budget_seconds: int = Field(
+        default=600,
+        ge=0,
+        le=86400,
+        description="Longest time in seconds for saving RAM; 0 for no limit.",
+    )
+    ram_budget_mib: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 30,
+        description="Most RAM in MiB to save before the guest counts as dirtying it too fast; 0 "
+        "for no limit.",
+    )
+    on_ram_budget: Literal["abort", "suspend"] = Field(
+        default="suspend",
+        description="When a budget is used up: `abort` the run, or `suspend` the guest until its "
+        "RAM is saved.",
+    )
+    commit_patience: int = Field(
+        default=60,
+        ge=1,
+        le=86400,
+        description="Seconds a commit may chase a guest that writes faster before the guest is "
+        "suspended for a moment to let it catch up.",
+    )
+    freeze_deadline: int = Field(
+        default=60,
+        ge=1,
+        le=86400,
+        description="Seconds after which a guardian process lets a frozen guest go, whoever hangs.",
+    )
     exclude_disks: tuple[Target, ...] = Field(
         default=(),
         description='Disks to leave out, by target name: `["vdb"]`. A restore does not touch them.',

@@ -1,6 +1,7 @@
 """The only room that talks to libvirt."""
 
 from snaporch.hypervisor.protocol import (
+    Blocker,
     CaptureRequest,
     Hypervisor,
     HypervisorError,
@@ -9,6 +10,7 @@ from snaporch.hypervisor.protocol import (
 )
 
 __all__ = [
+    "Blocker",
     "CaptureRequest",
     "Hypervisor",
     "HypervisorError",

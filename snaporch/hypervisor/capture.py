@@ -28,7 +28,7 @@ _EVENT_GRACE_SECONDS = 2.0
 
 def capture(domain: Any, events: DomainEvents, request: CaptureRequest, tick: Tick) -> Pause:
     """Create the snapshot; see :meth:`Hypervisor.capture`."""
-    was_running = domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING
+    resumes = bool(request.disks) and domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING
     call = _SnapshotCall(domain, domain_xml.snapshot_xml(request), events)
     call.start()
     try:
@@ -42,7 +42,9 @@ def capture(domain: Any, events: DomainEvents, request: CaptureRequest, tick: Ti
         raise HypervisorError(
             domain.name(), f"libvirt's snapshot failed: {call.error.get_error_message()}"
         ) from call.error
-    return _pause(events) if was_running else Pause(None, 0.0)
+    if not resumes:
+        return Pause(events.suspended_at, 0.0, events.suspended)
+    return _pause(events)
 
 
 def _abort_until_done(domain: Any, call: _SnapshotCall) -> None:

@@ -9,7 +9,8 @@ lxc/incus#3654).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import libvirt
@@ -24,25 +25,50 @@ _RESTARTS = 3
 
 
 def commit_overlays(
-    domain: Any, events: DomainEvents, disks: Sequence[OverlayDisk], tick: Tick
+    domain: Any,
+    events: DomainEvents,
+    disks: Sequence[OverlayDisk],
+    tick: Tick,
+    patience: float,
 ) -> None:
     """Commit and pivot all ``disks`` side by side.
+
+    After ``patience`` seconds a running guest is suspended until the commit has caught up with it;
+    it runs again before this returns or raises.
 
     Raises:
         HypervisorError: a disk is on neither image, or its job keeps failing.
     """
     pending = {disk.target: disk for disk in disks}
     starts = dict.fromkeys(pending, 0)
-    while True:
-        root = domain_xml.parse(domain.XMLDesc(0))
-        jobs = domain_xml.mirrors(root)
-        for disk in list(pending.values()):
-            if _advance(domain, root, jobs, disk, starts):
-                del pending[disk.target]
-        if not pending:
-            return
-        tick()
-        events.wait(_POLL_SECONDS)
+    deadline = time.monotonic() + patience
+    with contextlib.ExitStack() as still:
+        while True:
+            root = domain_xml.parse(domain.XMLDesc(0))
+            jobs = domain_xml.mirrors(root)
+            for disk in list(pending.values()):
+                if _advance(domain, root, jobs, disk, starts):
+                    del pending[disk.target]
+            if not pending:
+                return
+            if time.monotonic() > deadline:
+                deadline = float("inf")
+                still.enter_context(_standing_still(domain))
+            tick()
+            events.wait(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _standing_still(domain: Any) -> Iterator[None]:
+    """The guest does not write meanwhile; one that does not run is left as it is."""
+    if domain.state()[0] != libvirt.VIR_DOMAIN_RUNNING:
+        yield
+        return
+    domain.suspend()
+    try:
+        yield
+    finally:
+        domain.resume()
 
 
 def _advance(

@@ -12,12 +12,21 @@ import libvirt
 
 from snaporch import __version__
 from snaporch.errors import NotFoundError, UnavailableError
+from snaporch.hypervisor import agent
 from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.capture import capture
 from snaporch.hypervisor.commit import commit_overlays
 from snaporch.hypervisor.events import DomainEvents, start_event_loop
 from snaporch.hypervisor.inventory import DomainReader
-from snaporch.hypervisor.protocol import CaptureRequest, HypervisorError, OverlayDisk, Pause, Tick
+from snaporch.hypervisor.protocol import (
+    Blocker,
+    CaptureRequest,
+    HypervisorError,
+    OverlayDisk,
+    Pause,
+    Tick,
+)
 from snaporch.model import Domain, DomainState, Versions
 
 _ZSTD_SINCE = 10_004_000
@@ -160,10 +169,12 @@ class LibvirtHypervisor:
         with contextlib.suppress(libvirt.libvirtError, NotFoundError):
             self._handle(uuid).abortJob()
 
-    def commit(self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick) -> None:
+    def commit(
+        self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick, *, patience: float = 60.0
+    ) -> None:
         handle = self._handle(uuid)
         with self._explained(uuid, "commit"), self._events(handle) as events:
-            commit_overlays(handle, events, disks, tick)
+            commit_overlays(handle, events, disks, tick, patience)
         self.rebase_inactive(uuid, disks)
 
     def _events(self, handle: Any) -> DomainEvents:
@@ -176,6 +187,32 @@ class LibvirtHypervisor:
         mended = domain_xml.with_bases(found.inactive_xml, disks)
         if mended is not None:
             self.define(mended)
+
+    def suspend(self, uuid: str) -> None:
+        with self._explained(uuid, "suspend"):
+            self._handle(uuid).suspend()
+
+    def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
+        return agent.freeze(self._handle(uuid), mountpoints, seconds)
+
+    def thaw_file_systems(self, uuid: str, seconds: int) -> None:
+        agent.thaw(self._handle(uuid), seconds)
+
+    def file_systems_frozen(self, uuid: str) -> bool:
+        return agent.frozen(self._handle(uuid))
+
+    def backing_chain(self, domain: Domain, target: str) -> list[str]:
+        return domain_xml.backing_chain(domain_xml.parse(domain.live_xml or ""), target)
+
+    def ram_in_use(self, uuid: str) -> int:
+        with self._explained(uuid, "asking for its memory"):
+            handle = self._handle(uuid)
+            whole = int(handle.info()[1])
+            return min(int(handle.memoryStats().get("rss", whole)), whole) << 10
+
+    def blockers(self, domain: Domain) -> list[Blocker]:
+        with self._explained(domain.name, "looking for blockers"):
+            return find_blockers(self._handle(domain.uuid), domain)
 
     def resume(self, uuid: str) -> None:
         with self._explained(uuid, "resume"):
@@ -210,9 +247,7 @@ class LibvirtHypervisor:
     def set_guest_clock(self, uuid: str) -> bool:
         handle = self._handle(uuid)
         for _ in range(_CLOCK_TRIES):
-            root = domain_xml.parse(handle.XMLDesc(0))
-            channel = root.find("devices/channel/target[@name='org.qemu.guest_agent.0']")
-            if channel is None or channel.get("state") != "connected":
+            if not domain_xml.agent_connected(domain_xml.parse(handle.XMLDesc(0))):
                 return False
             now = time.time()
             moment = {"seconds": int(now), "nseconds": int(now % 1 * 1e9)}

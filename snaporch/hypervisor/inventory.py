@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import libvirt
@@ -20,6 +21,7 @@ _STATES = {
     libvirt.VIR_DOMAIN_CRASHED: DomainState.CRASHED,
     libvirt.VIR_DOMAIN_PMSUSPENDED: DomainState.SUSPENDED,
 }
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
 _INACTIVE = libvirt.VIR_DOMAIN_XML_INACTIVE
 
@@ -56,6 +58,7 @@ class DomainReader:
             machine=(kind.get("machine") if kind is not None else None) or "",
             managed_save=self._has_managed_save(handle),
             emulator_owner=domain_xml.emulator_owner(root) if live else None,
+            boot=f"{_BOOT_ID.read_text().strip()}:{handle.ID()}" if live else "",
         )
 
     def _has_managed_save(self, handle: Any) -> bool:

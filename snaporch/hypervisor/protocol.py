@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
-from snaporch.model import Domain, DomainState, Versions
+from snaporch.model import Domain, DomainState, Strategy, Versions
 
 Tick = Callable[[], None]
 """Called several times a second while something long goes on; raising aborts it."""
@@ -51,11 +51,22 @@ class CaptureRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocker:
+    """Something that makes some strategies impossible."""
+
+    strategies: frozenset[Strategy]
+    reason: str
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """How long the guest stood still, as libvirt's lifecycle events tell it."""
 
     began: datetime | None
     milliseconds: float
+    since: float | None = None
+    """``time.monotonic()`` at its beginning, for a pause that goes on."""
 
 
 class Hypervisor(Protocol):
@@ -104,11 +115,14 @@ class Hypervisor(Protocol):
     def abort_job(self, uuid: str) -> None:
         """Ask libvirt to give up the job on the domain; no job is not an error."""
 
-    def commit(self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick) -> None:
+    def commit(
+        self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick, *, patience: float = 60.0
+    ) -> None:
         """Bring the overlays' writes into the bases and pivot to them.
 
-        Joins a commit already under way. Returns only when live and inactive XML name the bases
-        and no block job is left.
+        Joins a commit already under way. A guest that writes faster than the commit copies is
+        suspended for a moment after ``patience`` seconds. Returns only when live and inactive XML
+        name the bases and no block job is left.
 
         Raises:
             HypervisorError: an overlay may still hold writes; nothing was removed.
@@ -117,8 +131,38 @@ class Hypervisor(Protocol):
     def rebase_inactive(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
         """Make the inactive XML name the bases again, where it names the overlays."""
 
+    def suspend(self, uuid: str) -> None:
+        """Pause a running domain; also what makes a RAM capture converge."""
+
     def resume(self, uuid: str) -> None:
         """Let a paused domain run."""
+
+    def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
+        """Have the guest's agent freeze its file systems; how many it froze.
+
+        Raises:
+            HypervisorError: no agent, or it did not answer within ``seconds``; then the guest was
+                thawed again, as far as it could be reached.
+        """
+
+    def thaw_file_systems(self, uuid: str, seconds: int) -> None:
+        """Have the agent thaw everything; asked again until the agent says that it is done.
+
+        Raises:
+            HypervisorError: the agent does not answer any more.
+        """
+
+    def file_systems_frozen(self, uuid: str) -> bool:
+        """What the agent says about it; False when it says nothing."""
+
+    def backing_chain(self, domain: Domain, target: str) -> list[str]:
+        """Files and devices below a disk's active image, as the live XML has them."""
+
+    def ram_in_use(self, uuid: str) -> int:
+        """Bytes of RAM that a running guest has touched, at most its whole memory."""
+
+    def blockers(self, domain: Domain) -> list[Blocker]:
+        """What about the domain stands in the way of which strategies."""
 
     def ram_progress(self, uuid: str) -> tuple[int, int] | None:
         """Bytes of RAM saved and in all, while a job runs."""

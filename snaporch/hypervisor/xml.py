@@ -113,6 +113,18 @@ def backing_source(root: Element, target: str) -> str | None:
     return source_path(store, store.get("type", "file")) if store is not None else None
 
 
+def backing_chain(root: Element, target: str) -> list[str]:
+    """Everything below a disk's active image, the nearest first."""
+    element = disk_element(root, target)
+    found = []
+    while element is not None and (element := element.find("backingStore")) is not None:
+        path = source_path(element, element.get("type", "file"))
+        if path is None:
+            break
+        found.append(path)
+    return found
+
+
 def disk_element(root: Element, target: str) -> Element | None:
     """The ``<disk>`` whose target is ``target``."""
     for element in root.findall("devices/disk"):
@@ -130,6 +142,12 @@ def mirrors(root: Element) -> dict[str, tuple[str, bool]]:
         if mirror is not None and target is not None:
             found[target.get("dev", "")] = (mirror.get("job", "copy"), mirror.get("ready") == "yes")
     return found
+
+
+def agent_connected(root: Element) -> bool:
+    """Whether a guest agent has opened its channel; libvirt tells in the live XML."""
+    channel = root.find("devices/channel/target[@name='org.qemu.guest_agent.0']")
+    return channel is not None and channel.get("state") == "connected"
 
 
 def snapshot_xml(request: CaptureRequest) -> str:

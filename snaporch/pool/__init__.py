@@ -1,8 +1,8 @@
 """The only room that talks to ZFS."""
 
-from snaporch.pool.protocol import Pool, PoolError
+from snaporch.pool.protocol import PREFIX, Pool, PoolError
 
-__all__ = ["Pool", "PoolError", "open_pool"]
+__all__ = ["PREFIX", "Pool", "PoolError", "open_pool"]
 
 
 def open_pool() -> Pool:

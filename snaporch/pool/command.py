@@ -11,12 +11,11 @@ from pathlib import Path
 
 from snaporch.errors import UnavailableError
 from snaporch.model import Dataset, DatasetKind, PoolSnapshot
-from snaporch.pool.protocol import PoolError
+from snaporch.pool.protocol import PREFIX, PoolError
 
 PROPERTIES = ("run", "level", "bundle", "uuid", "domain")
 """The ``snaporch:`` user properties, the free-text one last so that a line splits safely."""
 
-PREFIX = "snaporch:"
 _ARG_BYTES = 100_000
 """Keep one command line well below the kernel's limit (execve(2), ARG_MAX)."""
 

@@ -13,6 +13,9 @@ from typing import Protocol
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.model import Dataset, PoolSnapshot
 
+PREFIX = "snaporch:"
+"""Of the user properties on our snapshots."""
+
 
 class PoolError(SnaporchError):
     """ZFS refused or failed an operation."""

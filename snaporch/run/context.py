@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from snaporch.bundle.store import BundleStore
@@ -58,6 +59,8 @@ class Context:
     pool: Pool
     progress: Progress
     interrupt: Interrupt = field(default_factory=Interrupt)
+    config_path: Path | None = None
+    """The configuration's file, for processes that are to work with the same one."""
 
     @property
     def store(self) -> BundleStore:

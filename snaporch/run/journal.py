@@ -20,7 +20,7 @@ from typing import Any
 from snaporch.bundle.store import explained_store, private_directory, sync_directory
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import OverlayDisk
-from snaporch.model import DomainState
+from snaporch.model import DomainState, Strategy
 
 FORMAT = 1
 
@@ -29,11 +29,20 @@ class Step(StrEnum):
     """The steps of a run, in order."""
 
     PREPARE = "prepare"
-    CAPTURE = "capture"
+    FREEZE = "freeze"
     POOL_SNAPSHOT = "pool-snapshot"
     RELEASE = "release"
     SEAL = "seal"
     RECORD = "record"
+
+
+class Note(StrEnum):
+    """What a run notes besides its steps."""
+
+    SUSPENDED = "suspended"
+    """The run is about to suspend the guest: it is not paused by its owner's wish."""
+    COMMITTED = "committed"
+    """All overlays have been committed, and both definitions name the bases."""
 
 
 class JournalError(SnaporchError):
@@ -48,6 +57,8 @@ class Facts:
     domain: str
     uuid: str
     was: DomainState
+    boot: str
+    strategy: Strategy
     snapshot: str
     datasets: tuple[str, ...]
     overlay_dir: str
@@ -67,6 +78,7 @@ class Facts:
                 **value
                 | {
                     "was": DomainState(value["was"]),
+                    "strategy": Strategy(value["strategy"]),
                     "datasets": tuple(value["datasets"]),
                     "overlays": overlays,
                 }
@@ -79,11 +91,12 @@ class Journal:
     """An open journal."""
 
     def __init__(self, directory: Path, facts: Facts) -> None:
-        self._path = directory / f"{facts.run}.jsonl"
+        self.path = directory / f"{facts.run}.jsonl"
+        self.notes: set[Note] = set()
         with explained_store(directory):
             private_directory(directory)
             self._descriptor = os.open(
-                self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
             )
             self._write(event="open", format=FORMAT, facts=asdict(facts))
             sync_directory(directory)
@@ -95,6 +108,11 @@ class Journal:
         yield
         self._write(event="end", step=step.value)
 
+    def note(self, note: Note) -> None:
+        """Something that settling has to know and cannot see."""
+        self.notes.add(note)
+        self._write(event="note", note=note.value)
+
     def _write(self, **fields: Any) -> None:
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields}) + "\n"
         os.write(self._descriptor, line.encode())
@@ -104,7 +122,7 @@ class Journal:
         """Close it; remove it when nothing is left to do."""
         os.close(self._descriptor)
         if settled:
-            self._path.unlink()
+            self.path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +132,7 @@ class OldJournal:
     path: Path
     facts: Facts
     ended: frozenset[Step]
+    notes: frozenset[Note]
 
 
 def read_journals(directory: Path) -> list[OldJournal]:
@@ -129,7 +148,9 @@ def read_journals(directory: Path) -> list[OldJournal]:
         lines = _whole_lines(path)
         if lines:
             ended = {Step(line["step"]) for line in lines if line.get("event") == "end"}
-            found.append(OldJournal(path, Facts.from_json(lines[0]["facts"]), frozenset(ended)))
+            notes = {Note(line["note"]) for line in lines if line.get("event") == "note"}
+            facts = Facts.from_json(lines[0]["facts"])
+            found.append(OldJournal(path, facts, frozenset(ended), frozenset(notes)))
         else:
             path.unlink()
     return found

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+from tenacity import RetryCallState, RetryError, Retrying, retry_if_result, wait_fixed
 
 from snaporch.bundle.store import explained_store, private_directory
 from snaporch.errors import BusyError
@@ -18,6 +18,8 @@ from snaporch.model import iso
 from snaporch.run.context import Interrupt
 
 _POLL_SECONDS = 0.2
+_RECOVERY_SECONDS = 180
+RECOVERING = "recover"
 
 
 @contextmanager
@@ -56,8 +58,13 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
             return False
         return True
 
+    def give_up(state: RetryCallState) -> bool:
+        """A recovery is short, and what it mends is in our own way: wait for its end anyway."""
+        longest = max(wait, _RECOVERY_SECONDS) if _doing(descriptor) == RECOVERING else wait
+        return (state.seconds_since_start or 0.0) >= longest
+
     patience = Retrying(
-        stop=stop_after_delay(wait),
+        stop=give_up,
         wait=wait_fixed(_POLL_SECONDS),
         retry=retry_if_result(lambda got: not got),
     )
@@ -67,6 +74,13 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
         raise BusyError(
             name, f"held by {_holder(descriptor)}", "try again, or use --wait"
         ) from error
+
+
+def _doing(descriptor: int) -> str:
+    try:
+        return str(json.loads(os.pread(descriptor, 4096, 0))["doing"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _holder(descriptor: int) -> str:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from snaporch.bundle.store import explained_store, private_directory
+from snaporch.bundle.store import explained_store, private_directory, sync_directory
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
@@ -47,6 +47,28 @@ def holds_writes(overlay: Path) -> bool:
     """Whether anything was ever written to an overlay."""
     regions = json.loads(_qemu_img("map", "-U", "--output=json", "--max-length=9P", str(overlay)))
     return any(region["depth"] == 0 and region.get("present", True) for region in regions)
+
+
+def holds_what_base_holds(disk: OverlayDisk) -> bool:
+    """Whether reading through the overlay gives what its base alone gives: it was committed."""
+    command = ["qemu-img", "compare", "-q", "-U", "-f", "qcow2", "-F", disk.base_format]
+    done = subprocess.run(
+        [*command, disk.overlay, disk.base],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+def quarantine(disk: OverlayDisk, directory: Path) -> Path:
+    """Set an overlay aside, under its own name in a directory of its run; its new path."""
+    private_directory(directory.parent)
+    private_directory(directory)
+    target = directory / Path(disk.overlay).name
+    Path(disk.overlay).rename(target)
+    sync_directory(directory)
+    return target
 
 
 def commit_offline(disk: OverlayDisk) -> None:

@@ -52,6 +52,11 @@ class Capture:
         return self._pipe if self._stream else self._directory / _RAW_NAME
 
     @property
+    def payload_bytes(self) -> int:
+        """Bytes of RAM that came through the pipe so far."""
+        return self._stream.payload_bytes if self._stream else 0
+
+    @property
     def failure(self) -> BaseException | None:
         """Why the stream broke, if it did."""
         return self._stream.failure if self._stream else None
@@ -69,10 +74,6 @@ class Capture:
         """Let nobody wait for us any more."""
         if self._stream is not None:
             self._stream.break_off()
-
-    def use_file(self) -> None:
-        """Give the pipe up."""
-        self.abandon()
 
     def seal(self) -> Part:
         """Finish the compressed image; what it is.

@@ -6,6 +6,8 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,20 +15,17 @@ from pathlib import Path
 from snaporch.bundle.compress import Compressing, choose
 from snaporch.config import DomainSettings
 from snaporch.errors import RefusedError, UnavailableError, UsageError
-from snaporch.hypervisor import OverlayDisk
-from snaporch.model import Dataset, Disk, Domain, DomainState, Level
+from snaporch.hypervisor import Blocker, OverlayDisk
+from snaporch.model import Dataset, Disk, Domain, Level, Strategy
 from snaporch.pool.resolver import NotOnZfsError, resolve
+from snaporch.run.choice import choose_strategy
 from snaporch.run.context import Context
 from snaporch.run.journal import Facts
 
 _NAME = re.compile(r"^[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*$")
+_RAM_RATIO = 0.6
 _MAX_FULL_NAME = 255
 """ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
-_REFUSED_STATES = {
-    DomainState.SUSPENDED: "wake it with `virsh dompmwakeup`",
-    DomainState.CRASHED: "reset or destroy it first",
-    DomainState.STOPPING: "wait until it is off",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +66,19 @@ class Plan:
     compressing: Compressing
     disks: tuple[PlannedDisk, ...]
     left_out: tuple[LeftOut, ...]
+    downgrade: str
+    """Why the level is lower than what was asked for; empty when it is not."""
     facts: Facts
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the guest will be made to stand still."""
+        return self.facts.strategy
 
     @property
     def level(self) -> Level:
         """What the run sets out to reach."""
-        return Level.RAM if self.domain.active else Level.OFF
+        return self.strategy.level
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:
@@ -143,8 +149,11 @@ def _unreadable(domain: Domain, disk: Disk, error: OSError) -> RefusedError | Un
     return RefusedError(thing, error.strerror or "cannot be read", "see `virsh domblklist`")
 
 
-def make_plan(context: Context, domain: Domain, name: str | None) -> Plan:
+def make_plan(context: Context, domain: Domain, name: str | None, level: str | None = None) -> Plan:
     """Plan a snapshot of ``domain``; ``name`` is the snapshot's, or ``None`` for the default.
+
+    Args:
+        level: overrides the configured one.
 
     Raises:
         RefusedError: it cannot be done, and why.
@@ -158,8 +167,9 @@ def make_plan(context: Context, domain: Domain, name: str | None) -> Plan:
     datasets = tuple(sorted({disk.dataset.name for disk in planned}))
     snapshot = _free_name(context, domain, datasets, name, started)
     run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-    if domain.active:
-        _check_active(context, domain, planned)
+    blockers = _find_blockers(context, domain, planned, left_out)
+    pools = {disk.dataset.pool for disk in planned}
+    choice = choose_strategy(domain, settings, blockers, pools, level)
     paths = context.config.paths
     overlay_dir = paths.overlays / run
     facts = Facts(
@@ -167,10 +177,12 @@ def make_plan(context: Context, domain: Domain, name: str | None) -> Plan:
         domain=domain.name,
         uuid=domain.uuid,
         was=domain.state,
+        boot=domain.boot,
+        strategy=choice.strategy,
         snapshot=snapshot,
         datasets=datasets,
         overlay_dir=str(overlay_dir),
-        overlays=_overlays(domain, planned, overlay_dir),
+        overlays=_overlays(choice.strategy, planned, overlay_dir),
         ram_pipe=str(paths.runtime / f"{run}.ram"),
     )
     return Plan(
@@ -181,6 +193,7 @@ def make_plan(context: Context, domain: Domain, name: str | None) -> Plan:
         _compressing(context, settings),
         tuple(planned),
         tuple(left_out),
+        choice.downgrade,
         facts,
     )
 
@@ -191,14 +204,9 @@ def _compressing(context: Context, settings: DomainSettings) -> Compressing:
 
 
 def _overlays(
-    domain: Domain, planned: list[PlannedDisk], directory: Path
+    strategy: Strategy, planned: list[PlannedDisk], directory: Path
 ) -> tuple[OverlayDisk, ...]:
-    """A running guest writes to overlays meanwhile; a paused one writes nothing, and needs none.
-
-    It could not have any either: saving RAM leaves a paused guest's images inactive, and QEMU
-    refuses to commit into an inactive base until the guest runs again.
-    """
-    if domain.state is not DomainState.RUNNING:
+    if strategy is not Strategy.OVERLAY:
         return ()
     return tuple(_overlay(disk, directory) for disk in planned)
 
@@ -237,56 +245,85 @@ def _free_name(
     return chosen
 
 
-def _check_active(context: Context, domain: Domain, planned: list[PlannedDisk]) -> None:
-    if domain.state in _REFUSED_STATES:
-        raise RefusedError(domain.name, f"is {domain.state}", _REFUSED_STATES[domain.state])
+def _find_blockers(
+    context: Context, domain: Domain, planned: list[PlannedDisk], left_out: list[LeftOut]
+) -> list[Blocker]:
+    """What the hypervisor knows, and what only the disks' places tell."""
+    if not domain.active:
+        return []
     job = context.hypervisor.busy_with(domain.uuid)
     if job is not None:
-        raise RefusedError(domain.name, f"libvirt is busy with it ({job})", "wait until that ended")
-    for disk in planned:
-        _check_disk(domain, disk.disk)
-    directory = context.config.paths.overlays
-    existing = next(path for path in [directory, *directory.parents] if path.exists())
-    _check_overlay_directory(domain, planned, directory, existing)
-    _check_overlay_space(context, domain, directory, existing)
-
-
-def _check_disk(domain: Domain, disk: Disk) -> None:
-    thing = f"{domain.name}: {disk.target}"
-    if disk.device == "lun":
         raise RefusedError(
-            thing, "device='lun' cannot have an overlay", "exclude it by exclude_disks"
+            domain.name, f"libvirt is busy with it ({job})", "wait until that has ended"
         )
-    if disk.transient:
-        raise RefusedError(thing, "a transient disk cannot have an overlay", "exclude it")
-    if disk.cache == "unsafe":
-        raise RefusedError(thing, "cache='unsafe' ignores flushes", "choose another cache mode")
+    for out in left_out:
+        _check_foreign_overlay(context, domain, out)
+    blockers = context.hypervisor.blockers(domain)
+    blockers += _overlay_place(context, planned)
+    blockers += _ram_room(context, domain)
+    return [blocker for blocker in blockers if not _about_left_out(blocker, left_out)]
 
 
-def _check_overlay_directory(
-    domain: Domain, planned: list[PlannedDisk], directory: Path, existing: Path
-) -> None:
+def _about_left_out(blocker: Blocker, left_out: list[LeftOut]) -> bool:
+    """A disk that is left out blocks nothing."""
+    return any(blocker.reason.startswith(f"{out.disk.target} ") for out in left_out)
+
+
+def _check_foreign_overlay(context: Context, domain: Domain, out: LeftOut) -> None:
+    """A disk off ZFS whose backing chain leads onto ZFS is what a failed run of some tool left."""
+    for below in context.hypervisor.backing_chain(domain, out.disk.target):
+        try:
+            dataset = resolve(below)
+        except (NotOnZfsError, OSError):
+            continue
+        raise RefusedError(
+            f"{domain.name}: {out.disk.target}",
+            f"it runs on the overlay {out.disk.source} over {below} ({dataset.name}), which "
+            "snaporch did not make",
+            f"commit it: virsh blockcommit {domain.name} {out.disk.target} --active --pivot",
+        )
+
+
+def _overlay_place(context: Context, planned: list[PlannedDisk]) -> Iterator[Blocker]:
     """An overlay inside a snapshotted dataset would be in the snapshot, and go in a rollback."""
-    try:
+    directory = context.config.paths.overlays
+    existing = _existing(directory)
+    with suppress(NotOnZfsError):
         dataset = resolve(str(existing))
-    except NotOnZfsError:
-        return
-    if dataset in {disk.dataset for disk in planned}:
-        raise RefusedError(
-            f"{domain.name}: {directory}",
-            f"the overlay directory lies in {dataset.name}, which would be snapshotted",
-            "set paths.overlays to a place outside the guests' datasets",
-        )
-
-
-def _check_overlay_space(context: Context, domain: Domain, directory: Path, existing: Path) -> None:
-    """A full overlay would stop the guest's writes: QEMU pauses a guest whose disk is full."""
-    wanted = context.config.paths.overlay_reserve_mib
-    room = os.statvfs(existing)
-    free = room.f_bavail * room.f_frsize >> 20
+        if dataset in {disk.dataset for disk in planned}:
+            yield Blocker(
+                frozenset({Strategy.OVERLAY}),
+                f"the overlay directory {directory} lies in {dataset.name}, which would be "
+                "snapshotted",
+                "set paths.overlays to a place outside the guests' datasets",
+            )
+    free, wanted = _free_mib(existing), context.config.paths.overlay_reserve_mib
     if free < wanted:
-        raise RefusedError(
-            f"{domain.name}: {directory}",
-            f"the overlay file system has {free} MiB free, {wanted} MiB are needed",
+        yield Blocker(
+            frozenset({Strategy.OVERLAY}),
+            f"the file system of {directory} has {free} MiB free, {wanted} MiB are needed",
             "make room, or see paths.overlay_reserve_mib",
         )
+
+
+def _ram_room(context: Context, domain: Domain) -> Iterator[Blocker]:
+    """RAM in use, at the ratio that a fast compressor reaches on an ordinary guest at worst."""
+    store = context.config.paths.bundles
+    used = context.hypervisor.ram_in_use(domain.uuid)
+    needed = int(used * _RAM_RATIO) >> 20
+    free = _free_mib(_existing(store))
+    if free < needed:
+        yield Blocker(
+            frozenset({Strategy.OVERLAY, Strategy.MANUAL}),
+            f"the bundle store {store} has {free} MiB free, RAM needs about {needed} MiB",
+            "make room in the bundle store",
+        )
+
+
+def _existing(path: Path) -> Path:
+    return next(candidate for candidate in [path, *path.parents] if candidate.exists())
+
+
+def _free_mib(path: Path) -> int:
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize >> 20

@@ -1,30 +1,37 @@
 """Bringing a guest back to its base images, whatever happened.
 
 The same code ends a run that failed and mends one that was killed. It goes by what it sees: live
-and inactive XML, block jobs, the domain's state, the files. The journal's facts only say which
-overlays and snapshots were the run's own.
+and inactive XML, block jobs, the domain's state, the files. The journal only says which overlays
+and snapshots were the run's own, and what cannot be seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from snaporch.errors import AttentionError, SnaporchError
+from snaporch.errors import AttentionError, SnaporchError, UnavailableError
 from snaporch.hypervisor import OverlayDisk
-from snaporch.model import Domain, DomainState
+from snaporch.model import BundleState, Domain, DomainState, PoolSnapshot, Strategy
+from snaporch.pool import PREFIX
 from snaporch.run import overlays
 from snaporch.run.context import Context
-from snaporch.run.journal import Facts, read_journals
+from snaporch.run.decision import Action, File, Points, Power, Sight, decide
+from snaporch.run.journal import Facts, Note, OldJournal, read_journals
 
 _JOB_SECONDS = 120
-_JOB_POLL = 0.2
+_POLL_SECONDS = 0.2
+_RECONNECT_SECONDS = 60
 _OURS = ("snapshot", "dump", "save")
 """libvirt's names for the job of an external snapshot with memory."""
+_QUARANTINE = "quarantine"
 
 
-def settle(context: Context, facts: Facts, *, keep_snapshots: bool) -> list[str]:
+def settle(
+    context: Context, facts: Facts, notes: Collection[Note], *, keep_snapshots: bool
+) -> list[str]:
     """Undo what a run left; what was done, in words.
 
     Args:
@@ -34,8 +41,9 @@ def settle(context: Context, facts: Facts, *, keep_snapshots: bool) -> list[str]
         AttentionError: safety cannot be proven; everything was kept.
     """
     try:
-        done = _settle_guest(context, facts)
-        remove_unused(context, facts)
+        domain = _find(context, facts)
+        done = _release(context, domain, facts, notes)
+        done += _settle_disks(context, domain, facts, notes)
     except AttentionError:
         raise
     except (SnaporchError, OSError) as error:
@@ -44,32 +52,60 @@ def settle(context: Context, facts: Facts, *, keep_snapshots: bool) -> list[str]
             f"could not be brought back to its base images ({error})",
             f"nothing was removed; mend the cause and run: snaporch recover {facts.uuid}",
         ) from error
-    if not keep_snapshots:
-        done += _destroy_snapshots(context, facts)
+    done += (
+        _finish_snapshots(context, facts) if keep_snapshots else _destroy_snapshots(context, facts)
+    )
     context.store.discard_partial(facts.uuid, facts.run)
     Path(facts.ram_pipe).unlink(missing_ok=True)
     return done
 
 
-def _settle_guest(context: Context, facts: Facts) -> list[str]:
-    hypervisor = context.hypervisor
-    domain = hypervisor.find(facts.uuid)
-    if domain is None:
-        return _settle_gone(facts)
-    if not domain.active:
-        return _settle_off(context, domain, facts)
+def _find(context: Context, facts: Facts) -> Domain | None:
+    """The domain, with patience for a libvirtd that is just being restarted."""
+
+    def look() -> tuple[bool, Domain | None]:
+        try:
+            return True, context.hypervisor.find(facts.uuid)
+        except UnavailableError:
+            return False, None
+
+    patience = Retrying(
+        stop=stop_after_delay(_RECONNECT_SECONDS),
+        wait=wait_fixed(_POLL_SECONDS),
+        retry=retry_if_result(lambda answer: not answer[0]),
+        retry_error_callback=lambda _state: (True, context.hypervisor.find(facts.uuid)),
+    )
+    found: tuple[bool, Domain | None] = patience(look)
+    return found[1]
+
+
+# -- letting the guest go -----------------------------------------------------------------------
+
+
+def _release(
+    context: Context, domain: Domain | None, facts: Facts, notes: Collection[Note]
+) -> list[str]:
+    """First of all: no guest stays frozen or paused."""
+    if domain is None or not domain.active:
+        return []
     _end_job(context, facts)
     done = []
-    if facts.was is DomainState.RUNNING and hypervisor.paused_by(facts.uuid) not in (None, "user"):
-        hypervisor.resume(facts.uuid)
+    if facts.strategy is Strategy.QUIESCED:
+        settings = context.config.settings(facts.domain, facts.uuid)
+        context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
+        done.append("thawed the guest")
+    if is_ours_to_resume(context, facts, notes):
+        context.hypervisor.resume(facts.uuid)
         done.append("resumed the guest")
-    live, _ = hypervisor.sources(facts.uuid)
-    switched = [disk for disk in facts.overlays if (live or {}).get(disk.target) == disk.overlay]
-    if switched:
-        hypervisor.commit(facts.uuid, switched, lambda: None)
-        done.append("committed " + ", ".join(disk.target for disk in switched))
-    hypervisor.rebase_inactive(facts.uuid, facts.overlays)
     return done
+
+
+def is_ours_to_resume(context: Context, facts: Facts, notes: Collection[Note]) -> bool:
+    """Whether the guest is paused by the run, and not by somebody's wish."""
+    if facts.was is not DomainState.RUNNING:
+        return False
+    reason = context.hypervisor.paused_by(facts.uuid)
+    return reason is not None and (reason != "user" or Note.SUSPENDED in notes)
 
 
 def _end_job(context: Context, facts: Facts) -> None:
@@ -83,7 +119,7 @@ def _end_job(context: Context, facts: Facts) -> None:
 
     patience = Retrying(
         stop=stop_after_delay(_JOB_SECONDS),
-        wait=wait_fixed(_JOB_POLL),
+        wait=wait_fixed(_POLL_SECONDS),
         retry=retry_if_result(lambda job: job is not None),
     )
     try:
@@ -96,32 +132,93 @@ def _end_job(context: Context, facts: Facts) -> None:
         ) from error
 
 
-def _settle_off(context: Context, domain: Domain, facts: Facts) -> list[str]:
-    """The emulator is gone: an overlay that the definition names holds the guest's last writes."""
-    _, inactive = context.hypervisor.sources(domain.uuid)
-    switched = [
-        disk for disk in facts.overlays if (inactive or {}).get(disk.target) == disk.overlay
-    ]
-    for disk in switched:
-        overlays.commit_offline(disk)
-    context.hypervisor.rebase_inactive(domain.uuid, facts.overlays)
-    return ["committed offline " + ", ".join(disk.target for disk in switched)] if switched else []
+# -- bringing the disks home --------------------------------------------------------------------
 
 
-def _settle_gone(facts: Facts) -> list[str]:
-    written = [disk for disk in facts.overlays if _written(disk)]
-    if written:
+def _settle_disks(
+    context: Context, domain: Domain | None, facts: Facts, notes: Collection[Note]
+) -> list[str]:
+    actions: dict[Action, list[OverlayDisk]] = {}
+    for disk in facts.overlays:
+        sight = _see(context, domain, facts, disk, notes)
+        actions.setdefault(decide(sight), []).append(disk)
+    if missing := actions.get(Action.ATTENTION):
         raise AttentionError(
             facts.domain,
-            "the domain is gone, and overlays hold its last writes: "
-            + ", ".join(disk.overlay for disk in written),
-            "commit each with `qemu-img commit`, or delete it if you do not want them",
+            f"its definition names {_paths(missing)}, which is not there; the guest's last writes "
+            "are in it",
+            "put it back and run `snaporch recover`, or define the domain on its base images",
         )
-    return []
+    done = []
+    if disks := actions.get(Action.COMMIT):
+        settings = context.config.settings(facts.domain, facts.uuid)
+        patience = settings.commit_patience
+        context.hypervisor.commit(facts.uuid, disks, lambda: None, patience=patience)
+        done.append(f"committed {_targets(disks)}")
+    if disks := actions.get(Action.COMMIT_OFFLINE):
+        for disk in disks:
+            overlays.commit_offline(disk)
+        done.append(f"committed {_targets(disks)} while the guest is off")
+    if domain is not None:
+        context.hypervisor.rebase_inactive(facts.uuid, facts.overlays)
+    for disk in actions.get(Action.QUARANTINE, []):
+        kept = overlays.quarantine(disk, context.config.paths.overlays / _QUARANTINE / facts.run)
+        done.append(f"set {disk.target}'s overlay aside as {kept}: it may hold writes of the guest")
+    remove_unused(context, facts)
+    return done
 
 
-def _written(disk: OverlayDisk) -> bool:
-    return Path(disk.overlay).exists() and overlays.holds_writes(Path(disk.overlay))
+def _see(
+    context: Context,
+    domain: Domain | None,
+    facts: Facts,
+    disk: OverlayDisk,
+    notes: Collection[Note],
+) -> Sight:
+    live, inactive = context.hypervisor.sources(facts.uuid)
+    return Sight(
+        power=_power(domain, facts),
+        live=_points(live, disk),
+        inactive=_points(inactive, disk),
+        file=_file(disk, committed=Note.COMMITTED in notes),
+    )
+
+
+def _power(domain: Domain | None, facts: Facts) -> Power:
+    if domain is None:
+        return Power.GONE
+    if not domain.active:
+        return Power.OFF
+    return Power.ACTIVE if domain.boot == facts.boot else Power.RESTARTED
+
+
+def _points(sources: dict[str, str] | None, disk: OverlayDisk) -> Points:
+    if sources is None:
+        return Points.NOWHERE
+    known = {disk.base: Points.BASE, disk.overlay: Points.OVERLAY}
+    return known.get(sources.get(disk.target, ""), Points.ELSEWHERE)
+
+
+def _file(disk: OverlayDisk, *, committed: bool) -> File:
+    path = Path(disk.overlay)
+    if not path.exists():
+        return File.MISSING
+    if committed:
+        return File.COMMITTED
+    try:
+        if not overlays.holds_writes(path):
+            return File.EMPTY
+        return File.COMMITTED if overlays.holds_what_base_holds(disk) else File.WRITTEN
+    except (SnaporchError, ValueError):
+        return File.WRITTEN
+
+
+def _targets(disks: list[OverlayDisk]) -> str:
+    return ", ".join(disk.target for disk in disks)
+
+
+def _paths(disks: list[OverlayDisk]) -> str:
+    return ", ".join(disk.overlay for disk in disks)
 
 
 def remove_unused(context: Context, facts: Facts) -> None:
@@ -133,19 +230,32 @@ def remove_unused(context: Context, facts: Facts) -> None:
     used = set[str]()
     for xml in context.hypervisor.sources(facts.uuid):
         used.update((xml or {}).values())
-    still = [disk.overlay for disk in facts.overlays if disk.overlay in used]
+    still = [disk for disk in facts.overlays if disk.overlay in used]
     if still:
         raise AttentionError(
             facts.domain,
-            f"still uses {', '.join(still)}",
+            f"still uses {_paths(still)}",
             f"nothing was removed; run: snaporch recover {facts.uuid}",
         )
     overlays.remove(Path(facts.overlay_dir), facts.overlays)
 
 
+# -- the snapshots ------------------------------------------------------------------------------
+
+
+def _finish_snapshots(context: Context, facts: Facts) -> list[str]:
+    """A bundle sealed before the run was cut short makes them what they were meant to be."""
+    state, manifest = context.store.state(f"{facts.uuid}/{facts.run}")
+    if state is not BundleState.COMPLETE or manifest is None:
+        return []
+    names = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
+    context.pool.set_properties(names, {f"{PREFIX}level": manifest.level.value})
+    return [f"completed {manifest.level} snapshot @{facts.snapshot}"]
+
+
 def _destroy_snapshots(context: Context, facts: Facts) -> list[str]:
     """Snapshots that carry this run's mark; pool by pool, as they were taken."""
-    marked = own_snapshots(context, facts)
+    marked = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
     pools: dict[str, list[str]] = {}
     for name in marked:
         pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)
@@ -154,29 +264,52 @@ def _destroy_snapshots(context: Context, facts: Facts) -> list[str]:
     return [f"destroyed {name}" for name in marked]
 
 
-def own_snapshots(context: Context, facts: Facts) -> list[str]:
-    """Full names of the snapshots that this run took."""
+def own_snapshots(context: Context, facts: Facts) -> list[PoolSnapshot]:
+    """The snapshots that this run took."""
     return [
-        found.full_name
+        found
         for found in context.pool.snapshots(facts.datasets)
         if found.name == facts.snapshot and found.properties.get("run") == facts.run
     ]
 
 
-def recover(context: Context, uuid: str | None = None) -> list[str]:
-    """Settle the runs that were killed; the caller holds the lock of the domain ``uuid``.
+# -- runs that were killed ----------------------------------------------------------------------
+
+
+def recover(context: Context, uuid: str) -> list[str]:
+    """Settle the runs on a domain that were killed; the caller holds its lock.
 
     Raises:
         AttentionError: one cannot be settled.
     """
     done: list[str] = []
     for journal in read_journals(context.config.paths.journal):
-        facts = journal.facts
-        if uuid is not None and facts.uuid != uuid:
-            continue
-        taken = len(own_snapshots(context, facts)) == len(facts.datasets)
-        texts = settle(context, facts, keep_snapshots=taken)
-        done.extend(f"{facts.domain}: {text}" for text in texts)
-        journal.path.unlink()
-        done.append(f"{facts.domain}: settled the run {facts.run}, which had been cut short")
+        if journal.facts.uuid == uuid:
+            done += _recover_one(context, journal)
     return done
+
+
+def _recover_one(context: Context, journal: OldJournal) -> list[str]:
+    facts = journal.facts
+    taken = len(own_snapshots(context, facts)) == len(facts.datasets)
+    texts = settle(context, facts, journal.notes, keep_snapshots=taken)
+    journal.path.unlink()
+    texts.append(f"settled the run {facts.run}, which had been cut short")
+    return [f"{facts.domain}: {text}" for text in texts]
+
+
+def foresee(context: Context, uuid: str) -> list[str]:
+    """What :func:`recover` would do, without doing it."""
+    lines = []
+    for journal in read_journals(context.config.paths.journal):
+        facts = journal.facts
+        if facts.uuid != uuid:
+            continue
+        domain = _find(context, facts)
+        for disk in facts.overlays:
+            action = decide(_see(context, domain, facts, disk, journal.notes))
+            lines.append(f"{facts.domain}: {disk.target}: {action} {disk.overlay}")
+        if domain and domain.active and is_ours_to_resume(context, facts, journal.notes):
+            lines.append(f"{facts.domain}: resume the guest")
+        lines.append(f"{facts.domain}: settle the run {facts.run}, which was cut short")
+    return lines

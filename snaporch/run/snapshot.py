@@ -1,43 +1,52 @@
 """The run: freeze, snapshot the pools inside the frozen instant, release, seal.
 
-``PREPARE`` and ``CAPTURE`` can be undone and stop for a signal. From ``POOL_SNAPSHOT`` on the run
-finishes what it began: the guest is on overlays, and the way forward is as short as the way back.
+``PREPARE`` and ``FREEZE`` can be undone and stop for a signal. From ``POOL_SNAPSHOT`` on the run
+finishes what it began: the way forward is as short as the way back.
 """
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.ramimage import RamImageError
-from snaporch.bundle.store import PartialBundle, explained_store, private_directory
+from snaporch.bundle.manifest import Manifest, Part
 from snaporch.errors import AttentionError, InterruptedRunError, RunFailedError, SnaporchError
-from snaporch.hypervisor import CaptureRequest, HypervisorError, Pause
 from snaporch.model import Domain, Level, PoolSnapshot, SnapshotRecord
-from snaporch.pool.protocol import PoolError
+from snaporch.pool import PREFIX, PoolError
 from snaporch.pool.resolver import flush_device
-from snaporch.run import overlays
+from snaporch.run.choice import is_lower
 from snaporch.run.context import Context
+from snaporch.run.guardian import start_guardian
 from snaporch.run.journal import Journal, Step
 from snaporch.run.lock import domain_lock
-from snaporch.run.parts import Capture, build_manifest, side_parts
+from snaporch.run.parts import build_manifest, side_parts
 from snaporch.run.plan import Plan, make_plan
 from snaporch.run.records import record_of
-from snaporch.run.settle import own_snapshots, recover, remove_unused, settle
+from snaporch.run.settle import own_snapshots, recover, settle
+from snaporch.run.strategies import make_strategy
+from snaporch.run.strategies.base import Strategy, Work
 
-PREFIX = "snaporch:"
+
+class FreezeFailedError(RunFailedError):
+    """The guest could not be made to stand still; it is as it was, and nothing was kept."""
 
 
 def take_snapshot(
-    context: Context, domain: Domain, *, name: str | None, wait: int | None
+    context: Context,
+    domain: Domain,
+    *,
+    name: str | None,
+    wait: int | None,
+    level: str | None = None,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
     Args:
         name: of the snapshot, or ``None`` for ``snaporch_<UTC time>_manual``.
         wait: seconds to wait for another run on the domain; ``None`` for the configured ones.
+        level: overrides the configured one.
 
     Raises:
         RefusedError, BusyError, UnavailableError: nothing was touched.
@@ -57,7 +66,16 @@ def take_snapshot(
         for text in recover(context, domain.uuid):
             context.progress.note(domain.name, text)
         current = context.hypervisor.domain(domain.uuid)
-        return _Run(context, make_plan(context, current, name)).execute()
+        plan = make_plan(context, current, name, level)
+        try:
+            return _Run(context, plan).execute()
+        except FreezeFailedError as error:
+            lower = settings.on_unavailable
+            if lower == "fail" or not is_lower(Level(lower), plan.level):
+                raise
+            reason = f"{plan.level} failed ({error.reason}): taking {lower} instead"
+        plan = make_plan(context, context.hypervisor.domain(domain.uuid), name, lower)
+        return _Run(context, replace(plan, downgrade=reason)).execute()
 
 
 class _Run:
@@ -66,6 +84,7 @@ class _Run:
         self._plan = plan
         self._domain = plan.domain
         self._started = datetime.now(UTC)
+        self._freezing = False
         self._touched = False
         self._taken = False
 
@@ -75,6 +94,7 @@ class _Run:
         self._context.interrupt.check(self._domain.name)
         journal = Journal(self._context.config.paths.journal, plan.facts)
         try:
+            start_guardian(self._context, plan.facts, journal.path)
             record = self._forward(journal)
         except BaseException as error:
             outcome = self._backward(journal, error)
@@ -88,45 +108,38 @@ class _Run:
     def _announce(self) -> None:
         progress, name = self._context.progress, self._domain.name
         places = ", ".join(dataset.name for dataset in self._plan.datasets)
-        progress.step(name, f"{self._plan.level} snapshot @{self._plan.snapshot} of {places}")
+        what = f"{self._plan.level} snapshot @{self._plan.snapshot} of {places}"
+        progress.step(name, f"{what} ({self._plan.strategy})")
+        if self._plan.downgrade:
+            progress.note(name, self._plan.downgrade)
         for out in self._plan.left_out:
             tell = progress.note if out.matters else progress.step
             tell(name, f"left out: {out.describe()}")
 
     def _forward(self, journal: Journal) -> SnapshotRecord:
         plan = self._plan
-        capture: Capture | None = None
-        with journal.step(Step.PREPARE):
-            bundle = self._context.store.create(plan.domain.uuid, plan.run)
-            if plan.domain.active:
-                capture = self._prepare(bundle)
+        bundle = self._context.store.create(plan.domain.uuid, plan.run)
+        strategy = make_strategy(Work(self._context, plan, bundle, journal))
         try:
-            pause = Pause(None, 0.0)
-            if capture is not None:
-                with journal.step(Step.CAPTURE):
-                    pause = self._capture(capture)
+            with journal.step(Step.PREPARE):
+                strategy.prepare()
+            self._freezing = self._touched = True
+            with journal.step(Step.FREEZE):
+                strategy.freeze()
             self._context.interrupt.check(plan.domain.name)
-            self._touched = True
+            self._freezing = False
             with journal.step(Step.POOL_SNAPSHOT):
-                snapshots = self._snapshot_pools(bundle)
-            level = self._reached()
-            parts = side_parts(bundle, plan.domain, pause)
-            if capture is not None:
-                with journal.step(Step.RELEASE):
-                    self._release(pause)
+                self._snapshot_pools(bundle.reference)
+                level = strategy.reached()
+            with journal.step(Step.RELEASE):
+                strategy.release()
             with journal.step(Step.SEAL):
+                snapshots = self._taken_snapshots()
+                parts = side_parts(bundle, plan.domain, strategy.pause)
                 self._context.progress.step(plan.domain.name, "sealing the bundle")
-                if capture is not None:
-                    parts.insert(0, capture.seal())
-                created = pause.began or snapshots[0].created
-                versions = self._context.hypervisor.versions(plan.domain)
-                manifest = build_manifest(
-                    plan, level, parts, snapshots, versions, pause, self._started, created
-                )
-                bundle.seal(manifest)
+                bundle.seal(self._manifest(strategy, level, parts, snapshots))
         except BaseException:
-            if capture is not None:
-                capture.abandon()
+            strategy.abandon()
             raise
         with journal.step(Step.RECORD):
             names = [snapshot.full_name for snapshot in snapshots]
@@ -135,94 +148,8 @@ class _Run:
             self._context.store, self._context.pool.snapshots(plan.facts.datasets), plan.run
         )
 
-    # -- steps ------------------------------------------------------------------------------
-
-    def _prepare(self, bundle: PartialBundle) -> Capture:
-        plan, settings = self._plan, self._plan.settings
-        runtime = self._context.config.paths.runtime
-        with explained_store(runtime):
-            private_directory(runtime)
-        self._make_overlays()
-        capture = Capture(bundle.directory, Path(plan.facts.ram_pipe), plan.compressing)
-        if settings.ram_capture != "file":
-            capture.open_stream()
-        return capture
-
-    def _make_overlays(self) -> None:
-        if not self._plan.facts.overlays:
-            return
-        owner = self._domain.emulator_owner
-        overlays.make_directory(Path(self._plan.facts.overlay_dir), owner)
-        for disk in self._plan.facts.overlays:
-            size = self._context.hypervisor.disk_capacity(self._domain.uuid, disk.target)
-            overlays.make_overlay(disk, size, owner)
-
-    def _capture(self, capture: Capture) -> Pause:
-        self._context.progress.step(self._domain.name, "saving RAM while the guest runs")
-        try:
-            return self._call_capture(capture)
-        except InterruptedRunError:
-            raise
-        except (HypervisorError, RamImageError, OSError) as error:
-            if not self._may_retry(capture, error):
-                raise
-            self._context.progress.note(
-                self._domain.name, f"streaming RAM failed ({error}); repeating with a file"
-            )
-        capture.use_file()
-        overlays.remove(Path(self._plan.facts.overlay_dir), self._plan.facts.overlays)
-        self._make_overlays()
-        return self._call_capture(capture)
-
-    def _may_retry(self, capture: Capture, error: BaseException) -> bool:
-        """Only when streaming was a choice of ours, and the guest never left its bases."""
-        if not capture.streams or self._plan.settings.ram_capture != "auto":
-            return False
-        if isinstance(error, OSError) and not isinstance(error, SnaporchError):
-            return False  # the store is full or broken: a larger, uncompressed file will not fit
-        live, _ = self._context.hypervisor.sources(self._domain.uuid)
-        names = set((live or {}).values())
-        return live is not None and not any(d.overlay in names for d in self._plan.facts.overlays)
-
-    def _call_capture(self, capture: Capture) -> Pause:
-        facts = self._plan.facts
-        self._touched = True
-        request = CaptureRequest(
-            uuid=self._domain.uuid,
-            disks=facts.overlays,
-            manual=() if facts.overlays else tuple(d.disk.target for d in self._plan.disks),
-            left_out=tuple(out.disk.target for out in self._plan.left_out),
-            ram_path=str(capture.target),
-        )
-        try:
-            return self._context.hypervisor.capture(request, self._tick(capture))
-        except HypervisorError:
-            if capture.failure is not None:  # libvirt's "broken pipe" is only the echo of it
-                raise capture.failure from None
-            raise
-
-    def _tick(self, capture: Capture) -> Callable[[], None]:
-        countdown = 0
-
-        def tick() -> None:
-            nonlocal countdown
-            try:
-                self._context.interrupt.check(self._domain.name)
-            except InterruptedRunError:
-                capture.break_off()
-                raise
-            if capture.failure is not None:
-                raise capture.failure
-            countdown -= 1
-            if countdown <= 0:
-                countdown = 5
-                amount = self._context.hypervisor.ram_progress(self._domain.uuid)
-                if amount is not None:
-                    self._context.progress.amount(self._domain.name, *amount)
-
-        return tick
-
-    def _snapshot_pools(self, bundle: PartialBundle) -> list[PoolSnapshot]:
+    def _snapshot_pools(self, reference: str) -> None:
+        """Inside the frozen window: nothing here that could be done before or after it."""
         plan = self._plan
         for planned in plan.disks:
             if stat.S_ISBLK(Path(planned.path).stat().st_mode):
@@ -231,62 +158,44 @@ class _Run:
             f"{PREFIX}run": plan.run,
             f"{PREFIX}uuid": plan.domain.uuid,
             f"{PREFIX}domain": plan.domain.name,
-            f"{PREFIX}bundle": bundle.reference,
+            f"{PREFIX}bundle": reference,
             f"{PREFIX}level": Level.CRASH.value,  # until the bundle is sealed, that is all it is
         }
         for names in plan.by_pool().values():
             self._context.pool.snapshot(names, properties)
         self._taken = True
-        mine = set(own_snapshots(self._context, plan.facts))
-        found = self._context.pool.snapshots(plan.facts.datasets)
-        snapshots = [snapshot for snapshot in found if snapshot.full_name in mine]
+
+    def _taken_snapshots(self) -> list[PoolSnapshot]:
+        plan = self._plan
+        snapshots = own_snapshots(self._context, plan.facts)
         if len(snapshots) != len(plan.datasets):
             raise PoolError(f"@{plan.snapshot}", "was destroyed by someone else while it was taken")
         return snapshots
 
-    def _release(self, pause: Pause) -> None:
-        progress, facts = self._context.progress, self._plan.facts
-        if not facts.overlays:
-            return
-        progress.step(self._domain.name, f"paused {pause.milliseconds:.0f} ms; committing overlays")
-        self._context.hypervisor.commit(facts.uuid, facts.overlays, lambda: None)
-        remove_unused(self._context, facts)
-
-    def _reached(self) -> Level:
-        """What the ZFS snapshots just taken are worth.
-
-        Overlays keep the bases still. Without them nothing but the guest's own stillness does: one
-        that was resumed or started by someone meanwhile was snapshotted in the middle of its life.
-        """
-        domain = self._plan.domain
-        if self._plan.facts.overlays:
-            return Level.RAM
-        if domain.active:
-            still = self._context.hypervisor.paused_by(domain.uuid) is not None
-            return self._unless_disturbed(Level.RAM, still=still)
-        now = self._context.hypervisor.find(domain.uuid)
-        still = now is not None and not now.active and not domain.managed_save
-        return self._unless_disturbed(Level.OFF, still=still)
-
-    def _unless_disturbed(self, level: Level, *, still: bool) -> Level:
-        if still:
-            return level
-        self._context.progress.note(
-            self._domain.name,
-            f"it did not stay as it was: recorded as crash-consistent, not {level}",
+    def _manifest(
+        self, strategy: Strategy, level: Level, parts: list[Part], snapshots: list[PoolSnapshot]
+    ) -> Manifest:
+        ram = strategy.ram_part()
+        return build_manifest(
+            self._plan,
+            level,
+            [ram, *parts] if ram else parts,
+            snapshots,
+            self._context.hypervisor.versions(self._domain),
+            strategy.pause,
+            self._started,
+            strategy.pause.began or snapshots[0].created,
         )
-        return Level.CRASH
 
     # -- the way back -----------------------------------------------------------------------
 
     def _backward(self, journal: Journal, error: BaseException) -> BaseException:
         """Settle, and say what happened; the journal stays when settling failed."""
         name = self._domain.name
-        self._context.progress.step(
-            name, "undoing the run" if not self._taken else "finishing the run"
-        )
+        doing = "finishing the run" if self._taken else "undoing the run"
+        self._context.progress.step(name, doing)
         try:
-            settle(self._context, self._plan.facts, keep_snapshots=self._taken)
+            settle(self._context, self._plan.facts, journal.notes, keep_snapshots=self._taken)
         except AttentionError as trouble:
             journal.close(settled=False)
             return trouble
@@ -301,7 +210,8 @@ class _Run:
             return error
         if isinstance(error, SnaporchError) and not self._touched:
             return error  # refused before anything was touched, with its own exit code
-        return RunFailedError(name, _reason(error), self._remains())
+        kind = FreezeFailedError if self._freezing else RunFailedError
+        return kind(name, _reason(error), self._remains())
 
     def _remains(self) -> str:
         if not self._taken:

@@ -1,0 +1,5 @@
+"""``python3 -m snaporch``."""
+
+from snaporch.cli.main import run
+
+run()

@@ -1,0 +1,95 @@
+"""What about a domain makes a strategy impossible, before libvirt finds out half way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import libvirt
+
+from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor.protocol import Blocker
+from snaporch.model import Disk, Domain, DomainState, Strategy
+
+_OVERLAY = frozenset({Strategy.OVERLAY})
+_RAM = frozenset({Strategy.OVERLAY, Strategy.MANUAL})
+_QUIESCED = frozenset({Strategy.QUIESCED})
+_CAREFUL = _RAM | {Strategy.QUIESCED, Strategy.PAUSED}
+_ACTIVE = _CAREFUL | {Strategy.CRASH}
+
+
+def find_blockers(handle: Any, domain: Domain) -> list[Blocker]:
+    """See :meth:`Hypervisor.blockers`."""
+    if domain.live_xml is None:
+        return []
+    root = domain_xml.parse(domain.live_xml)
+    found = list(_of_state(domain))
+    found += _of_devices(root)
+    found += [blocker for disk in domain.disks for blocker in _of_disk(disk)]
+    found += _of_jobs(handle, root)
+    if not domain_xml.agent_connected(root):
+        found.append(
+            Blocker(
+                _QUIESCED, "no guest agent is connected", "install qemu-guest-agent in the guest"
+            )
+        )
+    return found
+
+
+def _of_state(domain: Domain) -> Iterator[Blocker]:
+    if domain.state is DomainState.STOPPING:
+        yield Blocker(_ACTIVE, "it is shutting down", "wait until it is off")
+    if domain.state is DomainState.CRASHED:
+        yield Blocker(_CAREFUL, "it has crashed", "reset or destroy it first")
+    if domain.state is DomainState.SUSPENDED:
+        step = "wake it with `virsh dompmwakeup`"
+        yield Blocker(_RAM | _QUIESCED, "its guest has suspended it", step)
+    if domain.state is DomainState.PAUSED:
+        yield Blocker(_QUIESCED, "it is paused, so its agent cannot answer", "resume it")
+        yield Blocker(_OVERLAY, "it is paused, and an overlay could not be committed", "use manual")
+
+
+def _of_devices(root: Any) -> Iterator[Blocker]:
+    for element in root.findall("devices/hostdev"):
+        kind = element.get("type") or element.get("mode") or "host"
+        yield Blocker(_RAM, f"a {kind} host device cannot be saved with RAM", "detach it")
+    for element in root.findall("devices/interface[@type='hostdev']"):
+        yield Blocker(_RAM, f"a network {element.tag} is a host device", "use a virtual one")
+    for element in root.findall("devices/filesystem"):
+        driver = element.find("driver")
+        kind = driver.get("type", "9p") if driver is not None else "9p"
+        yield Blocker(_RAM, f"a shared directory ({kind}) cannot be saved with RAM", "detach it")
+    for feature in root.findall("cpu/feature[@name='invtsc']"):
+        fixed = root.find("clock/timer[@name='tsc']")
+        has_frequency = fixed is not None and fixed.get("frequency")
+        if feature.get("policy") in ("require", "force") and not has_frequency:
+            yield Blocker(
+                _RAM, "its CPU has invtsc without a frequency", "add <timer name='tsc' frequency=…>"
+            )
+
+
+def _of_disk(disk: Disk) -> Iterator[Blocker]:
+    if disk.device == "lun":
+        yield Blocker(
+            _OVERLAY, f"{disk.target} is a lun, which cannot have an overlay", "exclude it"
+        )
+    if disk.transient:
+        yield Blocker(_RAM, f"{disk.target} is transient", "exclude it by exclude_disks")
+    if disk.cache == "unsafe":
+        yield Blocker(
+            _CAREFUL, f"{disk.target} has cache='unsafe', which ignores flushes", "change the mode"
+        )
+
+
+def _of_jobs(handle: Any, root: Any) -> Iterator[Blocker]:
+    for target, (job, _) in domain_xml.mirrors(root).items():
+        yield Blocker(_OVERLAY, f"a block job ({job}) runs on {target}", "wait until it has ended")
+    try:
+        checkpoints = handle.listAllCheckpoints(0)
+    except libvirt.libvirtError:  # a driver without checkpoints
+        checkpoints = []
+    if checkpoints:
+        names = ", ".join(checkpoint.getName() for checkpoint in checkpoints)
+        yield Blocker(
+            _OVERLAY, f"checkpoints ({names}) break a commit", "delete them, or use manual"
+        )

@@ -1,0 +1,90 @@
+"""Which strategy a run takes: what was asked for, what is possible, what may be taken instead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from snaporch.config import DomainSettings
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import Blocker
+from snaporch.model import Domain, DomainState, Level, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The strategy, and why it is not the one that was asked for."""
+
+    strategy: Strategy
+    downgrade: str = ""
+
+
+def choose_strategy(
+    domain: Domain,
+    settings: DomainSettings,
+    blockers: Sequence[Blocker],
+    pools: Collection[str],
+    level: str | None = None,
+) -> Choice:
+    """Choose for a domain whose disks lie in ``pools``.
+
+    Args:
+        level: overrides the configured one.
+
+    Raises:
+        RefusedError: the level cannot be had, and no lower one is allowed; every reason is named.
+    """
+    if not domain.active:
+        return Choice(Strategy.OFF)
+    wanted = level or settings.level
+    if wanted == "off":
+        raise RefusedError(domain.name, "it runs, and is to be snapshotted only while it is off")
+    asked = Level.RAM if wanted == "auto" else Level(wanted)
+    found = _first_free(_ways(domain, settings, asked, pools), blockers)
+    if found is not None:
+        return Choice(found)
+    reasons = _reasons(_ways(domain, settings, asked, pools), blockers)
+    if settings.on_unavailable != "fail":
+        lower = Level(settings.on_unavailable)
+        found = _first_free(_ways(domain, settings, lower, pools), blockers)
+        if found is not None and is_lower(lower, asked):
+            return Choice(found, f"no {asked} snapshot ({reasons}): taking {lower} instead")
+    step = _first_step(_ways(domain, settings, asked, pools), blockers)
+    raise RefusedError(domain.name, f"no {asked} snapshot is possible: {reasons}", step)
+
+
+def is_lower(level: Level, than: Level) -> bool:
+    """Whether ``level`` is less consistent than another."""
+    order = list(Level)
+    return order.index(level) > order.index(than)
+
+
+def _ways(
+    domain: Domain, settings: DomainSettings, level: Level, pools: Collection[str]
+) -> list[Strategy]:
+    """Strategies for a level, the preferred one first."""
+    if level is not Level.RAM:
+        return [Strategy(level.value)]
+    if domain.state is DomainState.PAUSED:
+        return [Strategy.MANUAL]
+    if settings.ram_strategy != "auto":
+        return [Strategy(settings.ram_strategy)]
+    ways = [Strategy.MANUAL, Strategy.OVERLAY]
+    return ways if len(pools) == 1 else ways[::-1]
+
+
+def _first_free(ways: Iterable[Strategy], blockers: Sequence[Blocker]) -> Strategy | None:
+    blocked = {strategy for blocker in blockers for strategy in blocker.strategies}
+    return next((way for way in ways if way not in blocked), None)
+
+
+def _against(ways: Sequence[Strategy], blockers: Sequence[Blocker]) -> list[Blocker]:
+    return [blocker for blocker in blockers if blocker.strategies & set(ways)]
+
+
+def _reasons(ways: Sequence[Strategy], blockers: Sequence[Blocker]) -> str:
+    return "; ".join(blocker.reason for blocker in _against(ways, blockers))
+
+
+def _first_step(ways: Sequence[Strategy], blockers: Sequence[Blocker]) -> str:
+    return next((blocker.step for blocker in _against(ways, blockers)), "")

@@ -1,0 +1,98 @@
+"""What to do with one disk of a run that was cut short: a pure function of what can be seen.
+
+Every observable state has exactly one decision, and no decision removes an overlay that may hold a
+write which is nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Power(StrEnum):
+    """Whether there is an emulator."""
+
+    ACTIVE = "active"
+    """The emulator that was there when the run began."""
+    RESTARTED = "restarted"
+    """Another emulator: the guest was off in between."""
+    OFF = "off"
+    GONE = "gone"
+    """There is no such domain any more."""
+
+
+class Points(StrEnum):
+    """Where a definition says that the disk is."""
+
+    BASE = "base"
+    OVERLAY = "overlay"
+    ELSEWHERE = "elsewhere"
+    """Another image, or the disk was taken out."""
+    NOWHERE = "nowhere"
+    """There is no such definition."""
+
+
+class File(StrEnum):
+    """The overlay file."""
+
+    MISSING = "missing"
+    EMPTY = "empty"
+    COMMITTED = "committed"
+    """It holds writes, and its base holds the same bytes."""
+    WRITTEN = "written"
+    """It holds writes that its base does not have, or cannot be read."""
+
+
+class Action(StrEnum):
+    """What is done."""
+
+    COMMIT = "commit"
+    """Block commit in the running guest, then remove."""
+    COMMIT_OFFLINE = "commit offline"
+    """qemu-img commit, point the definition at the base, then remove."""
+    REMOVE = "remove"
+    """Point a stale definition at the base; the overlay holds nothing of its own."""
+    QUARANTINE = "quarantine"
+    """Nobody uses the overlay, but it may hold the only copy of a write: set it aside."""
+    ATTENTION = "attention"
+    """The definition names an overlay that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What can be seen of one disk."""
+
+    power: Power
+    live: Points
+    inactive: Points
+    file: File
+
+
+def decide(sight: Sight) -> Action:
+    """The one thing to do."""
+    if sight.power in (Power.ACTIVE, Power.RESTARTED):
+        return _with_an_emulator(sight)
+    if sight.power is Power.OFF and sight.inactive is Points.OVERLAY:
+        if sight.file is File.MISSING:
+            return Action.ATTENTION
+        return Action.REMOVE if sight.file is File.EMPTY else Action.COMMIT_OFFLINE
+    return _used_by_nobody(sight.file)
+
+
+def _with_an_emulator(sight: Sight) -> Action:
+    if sight.live is Points.OVERLAY:
+        return Action.COMMIT  # even if its file was unlinked: QEMU still has it open
+    if sight.power is Power.ACTIVE and sight.live is Points.BASE:
+        # The same emulator: a pivot was completed, or it never left its base.
+        return Action.REMOVE
+    return _used_by_nobody(sight.file)
+
+
+def _used_by_nobody(file: File) -> Action:
+    return {
+        File.MISSING: Action.REMOVE,
+        File.EMPTY: Action.REMOVE,
+        File.COMMITTED: Action.REMOVE,
+        File.WRITTEN: Action.QUARANTINE,
+    }[file]

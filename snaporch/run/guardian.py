@@ -1,0 +1,43 @@
+"""Starting the guardian: a process of its own that lets a guest go when its run cannot.
+
+Under systemd it is a unit of its own (``systemd-run``), because the children of a service are
+killed with it; elsewhere a process in a session of its own. What it does is in ``watch.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from snaporch.model import Strategy
+from snaporch.run.context import Context
+from snaporch.run.journal import Facts
+
+_UNGUARDED = (Strategy.CRASH, Strategy.OFF)
+_SYSTEMD = Path("/run/systemd/system")
+
+
+def start_guardian(context: Context, facts: Facts, journal: Path) -> None:
+    """Watch over this process's run; the guardian ends by itself when the journal is gone."""
+    if facts.strategy in _UNGUARDED:
+        return
+    deadline = context.config.settings(facts.domain, facts.uuid).freeze_deadline
+    arguments = [str(os.getpid()), str(journal), str(deadline), context.config.libvirt_uri]
+    if context.config_path is not None:
+        arguments.append(str(context.config_path.absolute()))
+    command = [sys.executable, "-P", "-m", "snaporch.run.watch", *arguments]
+    if _SYSTEMD.is_dir() and shutil.which("systemd-run"):
+        unit = f"--unit=snaporch-guardian-{facts.run}"
+        command = ["systemd-run", "--quiet", "--no-block", "--collect", unit, *command]
+    with suppress(OSError):
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )

@@ -1,0 +1,56 @@
+"""``quiesced``: the guest's own agent freezes its file systems while its disks are snapshotted.
+
+A freeze is never cut off half way: a signal waits until the agent has answered. An agent that does
+not answer in time leaves the guest in doubt, so it is thawed until it says that it is. Windows
+thaws by itself after ten seconds (VSS); past the budget the snapshot is recorded as ``crash``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from snaporch.hypervisor import Pause
+from snaporch.model import Level
+from snaporch.run.strategies.base import Strategy
+
+
+class Quiesced(Strategy):
+    """See the module."""
+
+    def freeze(self) -> None:
+        """Ask the agent to freeze."""
+        settings = self.work.plan.settings
+        self.work.say("freezing the guest's file systems")
+        since = time.monotonic()
+        count = self.work.hypervisor.freeze_file_systems(
+            self.work.domain.uuid, settings.quiesce_mountpoints, settings.agent_timeout
+        )
+        self.pause = Pause(datetime.now(UTC), 0.0, since)
+        self.work.say(f"froze {count} file system{'' if count == 1 else 's'}")
+
+    def reached(self) -> Level:
+        """Quiesced, if the freeze held until the snapshots were there."""
+        budget = self.work.plan.settings.quiesce_budget_ms
+        stood = self._stood()
+        if stood > budget:
+            self.work.warn(
+                f"frozen for {stood:.0f} ms, more than {budget} ms: the guest may have thawed by "
+                "itself; recorded as crash-consistent"
+            )
+            return Level.CRASH
+        if not self.work.hypervisor.file_systems_frozen(self.work.domain.uuid):
+            return self.disturbed(Level.QUIESCED)
+        return Level.QUIESCED
+
+    def release(self) -> None:
+        """Thaw."""
+        self.work.hypervisor.thaw_file_systems(
+            self.work.domain.uuid, self.work.plan.settings.agent_timeout
+        )
+        self.pause = replace(self.pause, milliseconds=round(self._stood(), 1))
+        self.work.say(f"file systems were frozen for {self.pause.milliseconds:.0f} ms")
+
+    def _stood(self) -> float:
+        return (time.monotonic() - self.pause.since) * 1000 if self.pause.since else 0.0
