@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -158,6 +159,7 @@ class _Pigz:
         self._process.stdin.close()
         self._drain.join()
         status = self._process.wait()
+        self._close()
         if self._failure is not None:
             raise self._failure
         if status != 0:
@@ -167,3 +169,10 @@ class _Pigz:
         self._process.kill()
         self._drain.join()
         self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):  # what was buffered for a killed pigz is of no use
+                    stream.close()

@@ -72,9 +72,9 @@ class DiskEntry(_Frozen):
     """A disk of the guest, and where its bytes are."""
 
     target: str
-    source: str | None
+    source: str | None = None
     format: str
-    dataset: str | None
+    dataset: str | None = None
     left_out: str | None = Field(default=None, description="why it is not in the snapshot")
 
 
@@ -100,7 +100,7 @@ class Manifest(_Frozen):
     started: AwareDatetime
     created: AwareDatetime = Field(description="the frozen instant")
     finished: AwareDatetime
-    pause_ms: float | None
+    pause_ms: float | None = None
     snapshots: tuple[SnapshotEntry, ...]
     disks: tuple[DiskEntry, ...]
     parts: tuple[Part, ...]

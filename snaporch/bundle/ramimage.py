@@ -57,8 +57,10 @@ class Header:
         magic, version, length, running, compression = _FIELDS.unpack_from(raw)
         if magic not in (MAGIC, PARTIAL_MAGIC):
             raise RamImageError(thing, f"does not begin as a libvirt save image ({magic!r})")
-        if version != _VERSION or length > _MAX_XML:
+        if version != _VERSION:
             raise RamImageError(thing, f"has save image version {version}, known is {_VERSION}")
+        if length > _MAX_XML:
+            raise RamImageError(thing, f"claims {length} bytes of XML, which cannot be")
         rest = raw[_FIELDS.size : HEADER_SIZE]
         return cls(magic, version, length, bool(running), compression, rest)
 

@@ -57,6 +57,7 @@ class RamStream:
         except BaseException as error:  # noqa: BLE001 - handed to the main thread by `failure` and `finish`
             self._failure = error
         finally:
+            self._path.unlink(missing_ok=True)  # first: a later open must fail, not wait for us
             os.close(self._keeper)
             os.close(self._reader)
 
@@ -111,4 +112,3 @@ class RamStream:
         self._thread.join()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
-        self._path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,8 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        envvar="SNAPORCH_CONFIG",
         metavar="FILE",
-        help="Configuration file [default: /etc/snaporch/snaporch.toml, if there is one].",
+        help="Configuration file [default: $SNAPORCH_CONFIG, /etc/snaporch/snaporch.toml].",
         show_default=False,
     ),
 ]
@@ -34,6 +34,8 @@ WaitOption = Annotated[
 
 
 def config_path(context: typer.Context, own: Path | None) -> Path | None:
-    """The command's own ``--config``, or the one given before the command."""
-    given: Path | None = own or context.obj
-    return given
+    """The command's own ``--config``, the one given before the command, or the environment's."""
+    told: Path | None = own or context.obj
+    if told is None and (named := os.environ.get("SNAPORCH_CONFIG")):
+        return Path(named)
+    return told

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, StringConstraints
 
 
 def _absolute(path: Path) -> Path:
@@ -14,12 +14,12 @@ def _absolute(path: Path) -> Path:
     return path
 
 
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+AbsolutePath = Annotated[Path, Strict(strict=False), AfterValidator(_absolute)]
 Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]+$")]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Paths(_Section):
@@ -76,6 +76,7 @@ class DomainSettings(_Section):
     )
     quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
         default=(),
+        strict=False,
         description="Mount points inside the guest that `quiesced` freezes; all when empty.",
     )
     quiesce_budget_ms: int = Field(
@@ -121,6 +122,7 @@ class DomainSettings(_Section):
     )
     exclude_disks: tuple[Target, ...] = Field(
         default=(),
+        strict=False,
         description='Disks to leave out, by target name: `["vdb"]`. A restore does not touch them.',
     )
     ram_capture: Literal["auto", "stream", "file"] = Field(

@@ -101,6 +101,10 @@ class ZfsCommand:
             self._run("set", *pairs, *chunk)
 
     def hold(self, names: Sequence[str], tag: str) -> None:
+        present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
+        missing = [name for name in names if name not in present]
+        if missing:
+            raise PoolError(", ".join(missing), "no such snapshot")
         self._run("hold", tag, *names)
 
     def release(self, names: Sequence[str], tag: str) -> None:

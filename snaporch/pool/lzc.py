@@ -39,7 +39,9 @@ class LibZfsCore(ZfsCommand):
             missing = libzfs_core.lzc_hold({name: tag.encode() for name in _bytes(names)})
         except lzc_errors.ZFSError as error:
             raise _pool_error("hold", names, error) from error
-        if missing:
+        if missing:  # the others were held all the same
+            there = [name for name in names if name.encode() not in missing]
+            self.release(there, tag)
             raise PoolError(", ".join(name.decode() for name in missing), "no such snapshot")
 
     def release(self, names: Sequence[str], tag: str) -> None:

@@ -41,9 +41,8 @@ class Mount:
 
 def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
     """The mounts this process sees."""
-    return [
-        parse_mount(line) for line in mountinfo.read_text("utf-8", "surrogateescape").splitlines()
-    ]
+    lines = mountinfo.read_bytes().decode("utf-8", "surrogateescape").split("\n")
+    return [parse_mount(line) for line in lines if line]
 
 
 def parse_mount(line: str) -> Mount:

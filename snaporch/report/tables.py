@@ -12,6 +12,7 @@ from rich.text import Text
 
 from snaporch.errors import one_line
 from snaporch.model import BundleState, SnapshotRecord
+from snaporch.report.terminal import print_result
 from snaporch.report.units import age, compact, pause, size
 
 _WIDE = 100
@@ -25,7 +26,9 @@ def print_records(records: Sequence[SnapshotRecord]) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, emoji=False, width=_PIPED_WIDTH)
     narrow = console.width < _WIDE
-    console.print(_table(records, piped=not console.is_terminal, narrow=narrow))
+    with console.capture() as captured:  # rich ends the process when its reader left early
+        console.print(_table(records, piped=not console.is_terminal, narrow=narrow))
+    print_result(captured.get().rstrip("\n"))
 
 
 def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> Table:

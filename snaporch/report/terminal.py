@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 
 from rich.console import Console
 from rich.markup import escape
-from rich.text import Text
 
 from snaporch.errors import one_line
 from snaporch.report.units import size
 
 
-def error_console() -> Console:
-    """Standard error; plain when it is no terminal, and never wrapped."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+def _render(markup: str) -> str:
+    """Markup as standard error shows it: coloured on a terminal, plain elsewhere, never wrapped."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with console.capture() as captured:
+        console.print(markup, end="")
+    return captured.get()
+
+
+def _write(text: str) -> None:
+    """A terminal that went away must not end a run, nor change its exit code.
+
+    Not printed by rich, which ends the process when its stream is closed.
+    """
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
 
 
 class TerminalProgress:
     """One line per step; bytes are shown in place on a terminal only."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._console = error_console()
         self._quiet = quiet
+        self._in_place = sys.stderr.isatty()
         self._open_line = False
 
     def step(self, subject: str, text: str) -> None:
@@ -40,29 +53,18 @@ class TerminalProgress:
 
     def amount(self, subject: str, done: int, total: int) -> None:
         """Bytes, overwritten in place."""
-        if self._quiet or not self._console.is_terminal:
-            return
-        line = Text(f"{one_line(subject)}  {size(done)} of {size(total)}")
-        self._guard(lambda: self._console.print(line, end="\r"))
-        self._open_line = True
+        if not self._quiet and self._in_place:
+            _write(f"\r\x1b[K{one_line(subject)}  {size(done)} of {size(total)}")
+            self._open_line = True
 
     def _print(self, markup: str) -> None:
-        if self._open_line:
-            self._open_line = False
-            self._guard(lambda: self._console.file.write("\r\x1b[K"))
-        self._guard(lambda: self._console.print(markup))
-
-    def _guard(self, action: Callable[[], object]) -> None:
-        """A terminal that went away must not end a run."""
-        with suppress(OSError, ValueError):
-            action()
+        _write(("\r\x1b[K" if self._open_line else "") + _render(markup) + "\n")
+        self._open_line = False
 
 
 def print_error(text: str) -> None:
     """One line on standard error."""
-    with suppress(OSError, ValueError):
-        console = error_console()
-        console.print(f"[bold red]snaporch:[/] {escape(one_line(text))}")
+    _write(_render(f"[bold red]snaporch:[/] {escape(one_line(text))}") + "\n")
 
 
 def print_result(text: str) -> None:
@@ -71,4 +73,4 @@ def print_result(text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ def size(count: int | None) -> str:
         return "-"
     value = float(count)
     for unit in _UNITS:
-        if value < _STEP or unit == _UNITS[-1]:
+        if round(value, 1) < _STEP or unit == _UNITS[-1]:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= _STEP
     raise AssertionError("unreachable")
@@ -40,7 +40,7 @@ def pause(milliseconds: float | None) -> str:
         return "-"
     return (
         f"{milliseconds:.0f} ms"
-        if milliseconds < _LONG_PAUSE_MS
+        if round(milliseconds) < _LONG_PAUSE_MS
         else f"{milliseconds / 1000:.1f} s"
     )
 

@@ -29,6 +29,8 @@ class RestorePlan:
     ram: Path | None
     """The image to resume from; ``None`` to boot or to stay off."""
     boot: bool
+    cold: bool
+    discard_newer: bool
     running: bool
     """Whether the guest ran when it was captured."""
 
@@ -44,7 +46,7 @@ class RestorePlan:
             lines.append(
                 f"what was written to {snapshot.dataset} since the snapshot ({written >> 10} KiB)"
             )
-        lines += [f"{name}, which is newer" for name in self.newer]
+        lines += [f"{name}, which is newer" for name in self.newer if not is_safety(name)]
         return lines
 
 
@@ -76,7 +78,7 @@ def make_restore_plan(
     """
     everything = context.pool.snapshots()
     record = _find(context, everything, domain_name, snapshot)
-    manifest = context.store.manifest(f"{record.uuid}/{record.run}") if record.bundle else None
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     thing = f"{record.domain}@{record.snapshot}"
     members = tuple(s for s in everything if s.properties.get("run") == record.run)
     domain = context.hypervisor.find(record.uuid)
@@ -85,7 +87,8 @@ def make_restore_plan(
     _check_alone(context, record)
     newer = _newer(context, members)
     _check_newer(context, thing, newer, discard=discard_newer)
-    ram = manifest.part(Role.RAM) if manifest and not cold else None
+    wanted = record.level is Level.RAM and not cold
+    ram = manifest.part(Role.RAM) if manifest and wanted else None
     return RestorePlan(
         record=record,
         manifest=manifest,
@@ -94,6 +97,8 @@ def make_restore_plan(
         newer=tuple(newer),
         ram=Path(record.bundle) / ram.name if ram and record.bundle else None,
         boot=cold or record.level not in (Level.RAM, Level.OFF),
+        cold=cold,
+        discard_newer=discard_newer,
         running=manifest.was_running if manifest else False,
     )
 
@@ -182,23 +187,26 @@ def _check_alone(context: Context, record: SnapshotRecord) -> None:
             )
 
 
+def is_safety(name: str) -> bool:
+    """Whether it is the safety snapshot of a restore, which a restore may always destroy."""
+    return f"@{SAFETY_PREFIX}" in name
+
+
 def _newer(context: Context, members: tuple[PoolSnapshot, ...]) -> list[str]:
-    """What lies between; safety snapshots of an earlier restore never count."""
-    names = [name for member in members for name in context.pool.newer(member.full_name)]
-    return [name for name in names if f"@{SAFETY_PREFIX}" not in name]
+    """What lies between."""
+    return [name for member in members for name in context.pool.newer(member.full_name)]
 
 
 def _check_newer(context: Context, thing: str, newer: list[str], *, discard: bool) -> None:
-    if not newer:
-        return
-    if not discard:
+    precious = [name for name in newer if not is_safety(name)]
+    if precious and not discard:
         raise RefusedError(
             thing,
-            f"newer snapshots would be destroyed: {', '.join(newer)}",
+            f"newer snapshots would be destroyed: {', '.join(precious)}",
             "use --discard-newer if they may go",
         )
     snapshots = [name for name in newer if "@" in name]
-    cloned = context.pool.clones(snapshots)
+    cloned = context.pool.clones(snapshots) if snapshots else {}
     if cloned:
         names = ", ".join(f"{name} (clone {', '.join(of)})" for name, of in cloned.items())
         raise RefusedError(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part, Role
 from snaporch.bundle.ramimage import read_header
-from snaporch.bundle.store import BundleError
+from snaporch.bundle.store import BundleError, write_private
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.model import DomainState, SnapshotRecord
-from snaporch.restore.plan import SAFETY_PREFIX, RestorePlan
+from snaporch.restore.plan import RestorePlan, is_safety
 from snaporch.restore.safety import Safety
 from snaporch.run.context import Context
 
@@ -83,7 +83,7 @@ def restore(context: Context, plan: RestorePlan, *, safety: bool) -> Restored:
         raise AttentionError(
             f"{record.domain}@{record.snapshot}",
             f"the restore stopped half way ({error}); the guest is off",
-            f"mend the cause, then: snaporch restore --yes {_quoted(plan)}",
+            f"mend the cause, then: {_again(plan)}",
         ) from error
     clock = False
     if state is DomainState.RUNNING and plan.ram is not None:
@@ -91,8 +91,12 @@ def restore(context: Context, plan: RestorePlan, *, safety: bool) -> Restored:
     return Restored(record, state, plan.ram is not None, clock, str(undo) if undo else None)
 
 
-def _quoted(plan: RestorePlan) -> str:
-    return shlex.quote(f"{plan.record.domain}@{plan.record.snapshot}")
+def _again(plan: RestorePlan) -> str:
+    """The one command that finishes the job."""
+    words = ["snaporch", "restore", "--yes"]
+    words += ["--cold"] if plan.cold else []
+    words += ["--discard-newer"] if plan.discard_newer else []
+    return shlex.join([*words, f"{plan.record.domain}@{plan.record.snapshot}"])
 
 
 def _begin_safety(context: Context, plan: RestorePlan) -> Safety:
@@ -118,7 +122,12 @@ def _stop(context: Context, plan: RestorePlan, safety: Safety | None) -> Path | 
     was_active = plan.domain is not None and plan.domain.active
     if was_active:
         context.progress.step(record.domain, "stopping the guest")
-        context.hypervisor.destroy(record.uuid)
+        try:
+            context.hypervisor.destroy(record.uuid)
+        except SnaporchError:
+            if safety is not None:
+                _forget_safety(context, safety, plan)
+            raise
     if safety is None:
         return None
     try:
@@ -153,9 +162,7 @@ def _roll_back(context: Context, plan: RestorePlan) -> None:
     """Newer snapshots and bookmarks first, pool by pool; consent was given for each by name."""
     for target in plan.snapshots:
         newer = context.pool.newer(target.full_name)
-        unknown = [
-            name for name in newer if name not in plan.newer and f"@{SAFETY_PREFIX}" not in name
-        ]
+        unknown = [name for name in newer if name not in plan.newer and not is_safety(name)]
         if unknown:
             raise RunFailedError(target.dataset, f"{', '.join(unknown)} appeared meanwhile")
         context.pool.destroy_snapshots([name for name in newer if "@" in name])
@@ -180,12 +187,11 @@ def _put_back(bundle: Path, part: Part) -> None:
     target = Path(part.source)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.snaporch")
-    temporary.write_bytes((bundle / part.name).read_bytes())
+    temporary.unlink(missing_ok=True)
+    write_private(temporary, (bundle / part.name).read_bytes())
     if part.uid is not None and part.gid is not None and part.mode is not None:
         os.chown(temporary, part.uid, part.gid)
         temporary.chmod(part.mode)
-    with temporary.open("rb") as stream:
-        os.fsync(stream.fileno())
     temporary.replace(target)
 
 

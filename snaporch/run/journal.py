@@ -7,6 +7,7 @@ still there belongs to a run that goes on or that was killed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from snaporch.hypervisor import OverlayDisk
 from snaporch.model import DomainState, Strategy
 
 FORMAT = 1
+_LATER = "use the snaporch that wrote it"
 
 
 class Step(StrEnum):
@@ -70,21 +72,15 @@ class Facts:
         """The facts as the first line of a journal has them.
 
         Raises:
-            JournalError: they are not all there.
+            KeyError, TypeError, ValueError: they are not all there, or not what they should be.
         """
-        try:
-            overlays = tuple(OverlayDisk(**disk) for disk in value["overlays"])
-            return cls(
-                **value
-                | {
-                    "was": DomainState(value["was"]),
-                    "strategy": Strategy(value["strategy"]),
-                    "datasets": tuple(value["datasets"]),
-                    "overlays": overlays,
-                }
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise JournalError("journal", f"its facts are incomplete ({error})") from error
+        known = {
+            "was": DomainState(value["was"]),
+            "strategy": Strategy(value["strategy"]),
+            "datasets": tuple(value["datasets"]),
+            "overlays": tuple(OverlayDisk(**disk) for disk in value["overlays"]),
+        }
+        return cls(**value | known)
 
 
 class Journal:
@@ -95,10 +91,13 @@ class Journal:
         self.notes: set[Note] = set()
         with explained_store(directory):
             private_directory(directory)
-            self._descriptor = os.open(
-                self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
-            )
+            if self.path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
+            fresh = self.path.with_suffix(".new")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(fresh, flags, 0o600)
             self._write(event="open", format=FORMAT, facts=asdict(facts))
+            fresh.rename(self.path)  # whoever reads journals sees a whole first line or none
             sync_directory(directory)
 
     @contextmanager
@@ -138,8 +137,11 @@ class OldJournal:
 def read_journals(directory: Path) -> list[OldJournal]:
     """Every journal in ``directory``, oldest first.
 
-    A line cut short by a crash counts as not written. A journal whose first line was cut belongs to
-    a run that had not touched anything yet, and is removed.
+    A line cut short by a crash counts as not written, and ends the journal. A journal whose first
+    line was cut belongs to a run that had not touched anything yet, and is removed.
+
+    Raises:
+        JournalError: one was written by a later snaporch, or says what no snaporch writes.
     """
     if not directory.is_dir():
         return []
@@ -147,18 +149,35 @@ def read_journals(directory: Path) -> list[OldJournal]:
     for path in sorted(directory.glob("*.jsonl")):
         lines = _whole_lines(path)
         if lines:
-            ended = {Step(line["step"]) for line in lines if line.get("event") == "end"}
-            notes = {Note(line["note"]) for line in lines if line.get("event") == "note"}
-            facts = Facts.from_json(lines[0]["facts"])
-            found.append(OldJournal(path, facts, frozenset(ended), frozenset(notes)))
+            found.append(_parse(path, lines))
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
     return found
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    for text in path.read_text("utf-8").split("\n"):
+def _parse(path: Path, lines: list[Any]) -> OldJournal:
+    try:
+        if lines[0]["format"] != FORMAT:
+            raise JournalError(
+                str(path), f"has format {lines[0]['format']}, known is {FORMAT}", _LATER
+            )
+        return OldJournal(
+            path,
+            Facts.from_json(lines[0]["facts"]),
+            frozenset(Step(line["step"]) for line in lines if line["event"] == "end"),
+            frozenset(Note(line["note"]) for line in lines if line["event"] == "note"),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise JournalError(str(path), f"cannot be understood ({error!r})", _LATER) from error
+
+
+def _whole_lines(path: Path) -> list[Any]:
+    lines: list[Any] = []
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:  # its run has just ended
+        return lines
+    for text in raw.split(b"\n"):
         try:
             lines.append(json.loads(text))
         except ValueError:

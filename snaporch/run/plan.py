@@ -22,7 +22,7 @@ from snaporch.run.choice import choose_strategy
 from snaporch.run.context import Context
 from snaporch.run.journal import Facts
 
-_NAME = re.compile(r"^[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*$")
+_NAME = re.compile(r"[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*")
 _RAM_RATIO = 0.6
 _MAX_FULL_NAME = 255
 """ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
@@ -99,7 +99,7 @@ def check_snapshot_name(name: str) -> None:
     Raises:
         UsageError: it is no snapshot name.
     """
-    if not _NAME.match(name):
+    if name in (".", "..") or not _NAME.fullmatch(name):
         raise UsageError(
             f"snapshot name {name!r}",
             "may hold letters, digits, '_', '-', '.', ':' and inner spaces",

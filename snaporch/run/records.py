@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest
-from snaporch.bundle.store import BundleStore
+from snaporch.bundle.store import BundleError, BundleStore
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord
 
 
@@ -31,7 +32,7 @@ def _record(store: BundleStore, run: str, members: Sequence[PoolSnapshot]) -> Sn
     state, manifest = store.state(reference) if reference else (BundleState.MISSING, None)
     if manifest is not None and state is BundleState.COMPLETE and not _all_there(manifest, members):
         state = BundleState.INCOMPLETE
-    path = store.path(reference) if reference and state is not BundleState.MISSING else None
+    path = _path(store, reference) if state is not BundleState.MISSING else None
     return SnapshotRecord(
         domain=first.properties["domain"],
         uuid=first.properties.get("uuid", ""),
@@ -46,6 +47,13 @@ def _record(store: BundleStore, run: str, members: Sequence[PoolSnapshot]) -> Sn
         bundle=str(path) if path else None,
         state=state,
     )
+
+
+def _path(store: BundleStore, reference: str | None) -> Path | None:
+    try:
+        return store.path(reference) if reference else None
+    except BundleError:  # a property that names no bundle
+        return None
 
 
 def _all_there(manifest: Manifest, members: Sequence[PoolSnapshot]) -> bool:

@@ -120,6 +120,7 @@ class _Run:
         plan = self._plan
         bundle = self._context.store.create(plan.domain.uuid, plan.run)
         strategy = make_strategy(Work(self._context, plan, bundle, journal))
+        # What prepare() opened is let go of even if the journal cannot be written any more.
         try:
             with journal.step(Step.PREPARE):
                 strategy.prepare()
@@ -198,7 +199,8 @@ class _Run:
             settle(self._context, self._plan.facts, journal.notes, keep_snapshots=self._taken)
         except AttentionError as trouble:
             journal.close(settled=False)
-            return trouble
+            reason = f"{_reason(error)}; then: {trouble.thing}: {trouble.reason}"
+            return AttentionError(name, reason, trouble.step)
         except (SnaporchError, OSError) as trouble:
             journal.close(settled=False)
             step = f"run: snaporch recover {self._domain.uuid}"
