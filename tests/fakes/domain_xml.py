@@ -29,8 +29,9 @@ def domain_xml(
     *,
     nvram: str | None = None,
     tpm: str | None = None,
+    agent: str | None = None,
 ) -> str:
-    """``<domain>`` with these disks."""
+    """``<domain>`` with these disks; ``agent`` is the state of its agent's channel."""
     root = Element("domain", type="kvm")
     SubElement(root, "name").text = name
     SubElement(root, "uuid").text = uuid
@@ -45,6 +46,9 @@ def domain_xml(
     if tpm is not None:
         backend = SubElement(SubElement(devices, "tpm"), "backend", type="emulator")
         SubElement(backend, "source", type="dir", path=tpm)
+    if agent is not None:
+        channel = SubElement(devices, "channel", type="unix")
+        SubElement(channel, "target", type="virtio", name="org.qemu.guest_agent.0", state=agent)
     return ElementTree.tostring(root, encoding="unicode")
 
 

@@ -6,11 +6,13 @@ import errno
 import os
 import stat
 import threading
+import time
 import uuid as uuids
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,11 +22,38 @@ from fakes import images
 from fakes.hooks import Hooks
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import xml as domain_xml
-from snaporch.hypervisor.protocol import CaptureRequest, HypervisorError, OverlayDisk, Pause, Tick
+from snaporch.hypervisor.blockers import find_blockers
+from snaporch.hypervisor.protocol import (
+    Blocker,
+    CaptureRequest,
+    HypervisorError,
+    OverlayDisk,
+    Pause,
+    Tick,
+)
 from snaporch.model import Domain, DomainState, Owner, Versions
 
 _CAPACITY = 1 << 20
 _TICK_SECONDS = 0.005
+
+
+class Agent(StrEnum):
+    """The guest's agent."""
+
+    MISSING = "missing"
+    ANSWERS = "answers"
+    SILENT = "silent"
+    """Connected, and never answers."""
+    SLOW = "slow"
+    """Freezes, but answers only after libvirt has given up."""
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    name: str
+
+    def getName(self) -> str:  # noqa: N802 - libvirt's
+        return self.name
 
 
 @dataclass
@@ -40,7 +69,19 @@ class FakeGuest:
     job: str | None = None
     ram: bytes = b""
     managed_save: bool = False
-    agent: bool = False
+    agent: Agent = Agent.MISSING
+    frozen: bool = False
+    boot: int = 1
+    """Counts emulators."""
+    writes_fast: bool = False
+    """Faster than a commit copies."""
+    images_inactive: bool = False
+    """QEMU gives its images up when RAM has been saved, until the guest runs again."""
+    checkpoints: list[str] = field(default_factory=list)
+
+    def listAllCheckpoints(self, flags: int) -> list[_Checkpoint]:  # noqa: N802 - libvirt's
+        """What looking for blockers asks libvirt's handle."""
+        return [_Checkpoint(name) for name in self.checkpoints]
 
     def sources(self) -> tuple[dict[str, str] | None, dict[str, str] | None]:
         """Paths by target, live and inactive."""
@@ -51,7 +92,9 @@ class FakeHypervisor:
     """A :class:`~snaporch.hypervisor.protocol.Hypervisor`.
 
     Places for hooks, beside one for each act (``hypervisor.commit`` …): ``capture.writing`` when
-    half of the RAM is written, ``capture.switched`` when the disks are on their overlays.
+    half of the RAM is written, ``capture.switched`` when the disks are on their overlays and the
+    guest does not run again yet, ``commit.suspended`` when a commit has suspended a guest that
+    writes faster, ``agent.frozen`` when the file systems are frozen and nobody knows yet.
     """
 
     def __init__(self, *guests: FakeGuest, hooks: Hooks | None = None) -> None:
@@ -95,6 +138,7 @@ class FakeHypervisor:
 
     def paused_by(self, uuid: str) -> str | None:
         """See the protocol."""
+        self.hooks.reach("hypervisor.paused_by")
         return self._guest(uuid).paused_reason
 
     def busy_with(self, uuid: str) -> str | None:
@@ -118,6 +162,22 @@ class FakeHypervisor:
         guest = self.guests.get(uuid)
         return guest.sources() if guest else (None, None)
 
+    def backing_chain(self, domain: Domain, target: str) -> list[str]:
+        """See the protocol."""
+        return domain_xml.backing_chain(domain_xml.parse(domain.live_xml or ""), target)
+
+    def ram_in_use(self, uuid: str) -> int:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        if guest.live is None:
+            raise HypervisorError(guest.name, "domain is not running")
+        return len(guest.ram)
+
+    def blockers(self, domain: Domain) -> list[Blocker]:
+        """See the protocol; it looks at the same XML as libvirt's."""
+        self.hooks.reach("hypervisor.blockers")
+        return find_blockers(self._guest(domain.uuid), domain)
+
     # -- acting ---------------------------------------------------------------------------------
 
     def capture(self, request: CaptureRequest, tick: Tick) -> Pause:
@@ -125,17 +185,26 @@ class FakeHypervisor:
         guest = self._guest(request.uuid)
         self.hooks.act("hypervisor.capture", guest.name)
         self._check_request(guest, request)
+        ran = guest.state is DomainState.RUNNING
         guest.job = "snapshot"
         try:
             self._save(guest, Path(request.ram_path), tick)
         finally:
             guest.job = None
-        began = datetime.now(UTC)
+        began, since = datetime.now(UTC), time.monotonic()
+        guest.images_inactive = True
+        if ran:
+            guest.state, guest.paused_reason = DomainState.PAUSED, "snapshot"
         for disk in request.disks:
-            guest.live = _on_overlay(guest.live, disk)
+            guest.live = _on_overlay(guest.live, disk, chain=True)
             guest.inactive = _on_overlay(guest.inactive, disk)
         self.hooks.reach("capture.switched")
-        return Pause(began, 7.5) if guest.state is DomainState.RUNNING else Pause(None, 0.0)
+        if not ran:
+            return Pause(None, 0.0)
+        if request.manual:
+            return Pause(began, 0.0, since)
+        self._let_run(guest)
+        return Pause(began, 7.5)
 
     def _check_request(self, guest: FakeGuest, request: CaptureRequest) -> None:
         if guest.live is None:
@@ -176,7 +245,9 @@ class FakeHypervisor:
         if uuid in self.guests:
             self.guests[uuid].job = None
 
-    def commit(self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick) -> None:
+    def commit(
+        self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick, *, patience: float = 60.0
+    ) -> None:
         """See the protocol."""
         guest = self._guest(uuid)
         self.hooks.act("hypervisor.commit", *(disk.target for disk in disks))
@@ -184,8 +255,16 @@ class FakeHypervisor:
         for disk in disks:
             if (live or {}).get(disk.target) not in (disk.base, disk.overlay):
                 raise HypervisorError(disk.target, "is neither on its overlay nor on its base")
+        if guest.images_inactive and any((live or {})[d.target] == d.overlay for d in disks):
+            raise HypervisorError(guest.name, "commit: its images are inactive")
         tick()
+        if guest.writes_fast and guest.state is DomainState.RUNNING:
+            guest.state, guest.paused_reason = DomainState.PAUSED, "user"
+            self.hooks.reach("commit.suspended")
+            self._let_run(guest)
         if guest.live is not None:
+            for disk in disks:
+                _copy_down(disk, (live or {})[disk.target])
             guest.live = domain_xml.with_bases(guest.live, disks) or guest.live
         self._rebase(guest, disks)
 
@@ -199,19 +278,60 @@ class FakeHypervisor:
         if guest.inactive is not None:
             guest.inactive = domain_xml.with_bases(guest.inactive, disks) or guest.inactive
 
+    def suspend(self, uuid: str) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.suspend", guest.name)
+        if guest.live is None:
+            raise HypervisorError(guest.name, "domain is not running")
+        if guest.state is DomainState.RUNNING:
+            guest.state, guest.paused_reason = DomainState.PAUSED, "user"
+
     def resume(self, uuid: str) -> None:
         """See the protocol."""
         guest = self._guest(uuid)
         self.hooks.act("hypervisor.resume", guest.name)
         if guest.live is None:
             raise HypervisorError(guest.name, "domain is not running")
+        self._let_run(guest)
+
+    def _let_run(self, guest: FakeGuest) -> None:
         guest.state, guest.paused_reason = DomainState.RUNNING, None
+        guest.images_inactive = False
+
+    def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.freeze_file_systems", *map(str, mountpoints))
+        if not _answers(guest):
+            raise HypervisorError(guest.name, "its agent did not freeze: it is not connected")
+        guest.frozen = True
+        self.hooks.reach("agent.frozen")
+        if guest.agent is Agent.SLOW:
+            guest.frozen = False
+            raise HypervisorError(guest.name, f"its agent did not freeze: no answer in {seconds} s")
+        return len(mountpoints) or 2
+
+    def thaw_file_systems(self, uuid: str, seconds: int) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.thaw_file_systems")
+        if not _answers(guest):
+            raise HypervisorError(guest.name, "its file systems could not be thawed: no answer")
+        guest.frozen = False
+
+    def file_systems_frozen(self, uuid: str) -> bool:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.file_systems_frozen")
+        guest = self._guest(uuid)
+        return _answers(guest) and guest.frozen
 
     def destroy(self, uuid: str) -> None:
         """See the protocol."""
         guest = self._guest(uuid)
         self.hooks.act("hypervisor.destroy", guest.name)
         guest.live, guest.state, guest.paused_reason = None, DomainState.OFF, None
+        guest.frozen = guest.images_inactive = False
         if guest.inactive is None:
             del self.guests[uuid]
 
@@ -243,7 +363,7 @@ class FakeHypervisor:
         guest = self.guests.setdefault(uuid, FakeGuest(name, uuid, None))
         if guest.live is not None:
             raise HypervisorError(str(ram_path), f"restore: domain '{name}' is already active")
-        guest.live, guest.ram = xml, ram
+        guest.live, guest.ram, guest.boot = xml, ram, guest.boot + 1
         guest.state = DomainState.RUNNING if running else DomainState.PAUSED
         guest.paused_reason = None if running else "user"
 
@@ -253,14 +373,14 @@ class FakeHypervisor:
         self.hooks.act("hypervisor.start", guest.name)
         if guest.live is not None:
             raise HypervisorError(guest.name, "start: domain is already running")
-        guest.live, guest.ram = guest.inactive, images.qemu_stream(64)
+        guest.live, guest.ram, guest.boot = guest.inactive, images.qemu_stream(64), guest.boot + 1
         guest.state = DomainState.PAUSED if paused else DomainState.RUNNING
         guest.paused_reason = "starting up" if paused else None
 
     def set_guest_clock(self, uuid: str) -> bool:
         """See the protocol."""
         self.hooks.act("hypervisor.set_guest_clock")
-        return self._guest(uuid).agent
+        return _answers(self._guest(uuid))
 
     def _guest(self, uuid: str) -> FakeGuest:
         if uuid not in self.guests:
@@ -354,7 +474,21 @@ def _domain(guest: FakeGuest) -> Domain:
         machine="pc-q35-9.2",
         managed_save=guest.managed_save,
         emulator_owner=Owner(os.getuid(), os.getgid()) if guest.live else None,
+        boot=f"host:{guest.boot}" if guest.live else "",
     )
+
+
+def _answers(guest: FakeGuest) -> bool:
+    """An agent of a guest that stands still says nothing."""
+    there = guest.agent in (Agent.ANSWERS, Agent.SLOW)
+    return there and guest.state is DomainState.RUNNING
+
+
+def _copy_down(disk: OverlayDisk, source: str) -> None:
+    """What the guest wrote to the overlay is in the base."""
+    overlay = Path(disk.overlay)
+    if source == disk.overlay and overlay.exists() and (written := overlay.read_bytes()):
+        Path(disk.base).write_bytes(written)
 
 
 def _paths(xml: str | None) -> dict[str, str] | None:
@@ -364,7 +498,8 @@ def _paths(xml: str | None) -> dict[str, str] | None:
     return {disk.target: disk.source for disk in disks if disk.source}
 
 
-def _on_overlay(xml: str | None, disk: OverlayDisk) -> str | None:
+def _on_overlay(xml: str | None, disk: OverlayDisk, *, chain: bool = False) -> str | None:
+    """Switched; libvirt shows the chain below in the live XML."""
     if xml is None:
         return None
     root = domain_xml.parse(xml)
@@ -373,6 +508,9 @@ def _on_overlay(xml: str | None, disk: OverlayDisk) -> str | None:
     source, driver = element.find("source"), element.find("driver")
     assert source is not None
     assert driver is not None
+    if chain:
+        below = ElementTree.SubElement(element, "backingStore", type=disk.base_kind)
+        ElementTree.SubElement(below, "source", dict(source.attrib))
     element.set("type", "file")
     source.attrib.clear()
     source.set("file", disk.overlay)

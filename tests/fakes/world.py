@@ -12,7 +12,7 @@ import pytest
 from fakes import images
 from fakes.domain_xml import DiskSpec, domain_xml
 from fakes.hooks import Hooks
-from fakes.hypervisor import FakeGuest, FakeHypervisor
+from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
 from fakes.pool import FakePool
 from snaporch.config import Config, Paths
 from snaporch.hypervisor import OverlayDisk
@@ -20,6 +20,7 @@ from snaporch.model import Dataset, DatasetKind, Domain, DomainState, Owner
 from snaporch.pool.resolver import NotOnZfsError
 from snaporch.run import overlays, plan
 from snaporch.run.context import Context
+from snaporch.run.journal import Facts
 
 _WRITTEN = b"the guest's last writes"
 
@@ -54,6 +55,7 @@ class World:
         self.pool = FakePool(hooks=self.hooks)
         self.hypervisor = FakeHypervisor(hooks=self.hooks)
         self.heard = Heard()
+        self.guarded: list[Facts] = []
         self.paths = Paths(
             overlays=root / "overlays",
             overlay_reserve_mib=1,
@@ -64,16 +66,22 @@ class World:
         self.context = self.with_defaults()
 
     def with_defaults(self, **defaults: object) -> Context:
-        """The context, with these settings for every domain."""
-        config = Config.model_validate({"paths": self.paths.model_dump(), "defaults": defaults})
+        """The context, with these settings for every domain.
+
+        RAM goes with overlays unless something else is said: that is the way with most steps.
+        """
+        chosen = {"ram_strategy": "overlay"} | defaults
+        config = Config.model_validate({"paths": self.paths.model_dump(), "defaults": chosen})
         self.context = Context(config, self.hypervisor, self.pool, self.heard)
         return self.context
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put the fake resolver and the fake qemu-img in their places."""
+        """Put the fake resolver and the fake qemu-img in their places; start no guardians."""
+        monkeypatch.setattr("snaporch.run.snapshot.start_guardian", self.start_guardian)
         monkeypatch.setattr(plan, "resolve", self.resolve)
         monkeypatch.setattr(overlays, "make_overlay", self.make_overlay)
         monkeypatch.setattr(overlays, "holds_writes", self.holds_writes)
+        monkeypatch.setattr(overlays, "holds_what_base_holds", self.holds_what_base_holds)
         monkeypatch.setattr(overlays, "commit_offline", self.commit_offline)
 
     # -- guests ---------------------------------------------------------------------------------
@@ -88,6 +96,7 @@ class World:
         nvram: str | None = None,
         tpm: str | None = None,
         persistent: bool = True,
+        agent: Agent = Agent.MISSING,
     ) -> Domain:
         """A guest with an image on each dataset: target → dataset."""
         specs = [
@@ -95,7 +104,8 @@ class World:
             for target, dataset in ({"vda": f"tank/{name}"} if disks is None else disks).items()
         ]
         uuid = str(uuids.uuid5(uuids.NAMESPACE_DNS, name))
-        xml = domain_xml(name, uuid, [*specs, *more], nvram=nvram, tpm=tpm)
+        connected = None if agent is Agent.MISSING else "connected"
+        xml = domain_xml(name, uuid, [*specs, *more], nvram=nvram, tpm=tpm, agent=connected)
         off = state is DomainState.OFF
         self.hypervisor.guests[uuid] = FakeGuest(
             name=name,
@@ -105,6 +115,7 @@ class World:
             state=state,
             paused_reason="user" if state is DomainState.PAUSED else None,
             ram=b"" if off else images.qemu_stream(20_000),
+            agent=agent,
         )
         return self.hypervisor.domain(uuid)
 
@@ -136,6 +147,12 @@ class World:
         found += self.paths.bundles.glob("*/.*")
         return sorted(str(path.relative_to(self.root)) for path in found)
 
+    def is_as_it_was(self, name: str = "web", state: DomainState = DomainState.RUNNING) -> bool:
+        """Whether a run left the guest as it found it, and nothing of its own."""
+        guest = self.guest(name)
+        still = guest.state is state and not guest.frozen and guest.job is None
+        return still and self.on_bases(name) and self.leftovers() == []
+
     # -- in place of the real ones --------------------------------------------------------------
 
     def resolve(self, path: str) -> Dataset:
@@ -159,6 +176,16 @@ class World:
     def holds_writes(self, overlay: Path) -> bool:
         """Whether there were writes."""
         return overlay.read_bytes() == _WRITTEN
+
+    def holds_what_base_holds(self, disk: OverlayDisk) -> bool:
+        """Whether the overlay was committed."""
+        return Path(disk.overlay).read_bytes() == Path(disk.base).read_bytes()
+
+    def start_guardian(self, context: Context, facts: Facts, journal: Path) -> None:
+        """Remember whom a guardian was to watch over."""
+        self.hooks.reach("guardian.start")
+        assert journal.exists()
+        self.guarded.append(facts)
 
     def commit_offline(self, disk: OverlayDisk) -> None:
         """What ``qemu-img commit`` does."""
