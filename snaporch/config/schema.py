@@ -38,6 +38,20 @@ class Paths(_Section):
         description="Free space in MiB that the overlay file system must have before a guest is "
         "switched to overlays.",
     )
+    overlay_max_mib: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 30,
+        description="Size in MiB that a guest's overlays may reach together before they are "
+        "committed at once, whatever the run is doing; 0 for no limit.",
+    )
+    overlay_floor_mib: int = Field(
+        default=64,
+        ge=0,
+        le=1 << 30,
+        description="Free space in MiB on the overlay file system below which overlays are "
+        "committed at once. A guest whose overlay cannot grow is paused by QEMU.",
+    )
     bundles: AbsolutePath = Field(
         default=Path("/var/lib/snaporch/bundles"),
         description="The bundle store: compressed RAM, NVRAM, TPM state and XML of each snapshot.",

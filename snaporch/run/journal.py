@@ -66,6 +66,8 @@ class Facts:
     overlay_dir: str
     overlays: tuple[OverlayDisk, ...]
     ram_pipe: str
+    overlay_max_mib: int = 0
+    overlay_floor_mib: int = 0
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Facts:

@@ -184,6 +184,8 @@ def make_plan(context: Context, domain: Domain, name: str | None, level: str | N
         overlay_dir=str(overlay_dir),
         overlays=_overlays(choice.strategy, planned, overlay_dir),
         ram_pipe=str(paths.runtime / f"{run}.ram"),
+        overlay_max_mib=paths.overlay_max_mib,
+        overlay_floor_mib=paths.overlay_floor_mib,
     )
     return Plan(
         run,

@@ -1,10 +1,10 @@
 """The guardian itself: ``python3 -m snaporch.run.watch PID JOURNAL DEADLINE URI [CONFIG]``.
 
 It waits for the end of the run's process. If the journal is still there then, the run was killed,
-and the guardian recovers the domain. If the guest stays frozen for longer than the deadline while
-the run is alive, the guardian lets the guest go (resume, thaw) without asking for the domain's
-lock; the run will find that the guest did not stay as it was, and record the snapshot as
-crash-consistent.
+and the guardian recovers the domain. If the run hangs in the frozen window, so that the guest stays
+frozen for longer than the deadline or its overlays outgrow their limits, the guardian lets the
+guest go (resume, thaw, commit) without asking for the domain's lock; the run will find that the
+guest did not stay as it was, and record the snapshot as crash-consistent.
 
 Only the standard library is imported until there is something to do.
 """
@@ -45,15 +45,16 @@ def _watch(process: int, journal: Path, deadline: float, uri: str) -> None:
     poll = select.poll()
     poll.register(process, select.POLLIN)
     released = False
-    frozen_since: float | None = None
+    since: float | None = None
     while journal.exists() and not poll.poll(_LOOK_SECONDS * 1000):
-        if not _standing_still(journal):
-            frozen_since = None
+        if not _in_window(journal):
+            since = None
             continue
-        frozen_since = frozen_since or time.monotonic()
-        if not released and time.monotonic() - frozen_since > deadline:
+        since = since or time.monotonic()
+        facts = _facts(journal)
+        if not released and _too_much(facts, time.monotonic() - since, deadline):
             released = True
-            _let_go(_facts(journal), uri)
+            _let_go(facts, uri)
 
 
 def _lines(journal: Path) -> list[dict[str, Any]]:
@@ -68,21 +69,35 @@ def _facts(journal: Path) -> dict[str, Any]:
     return dict(lines[0]["facts"]) if lines else {}
 
 
-def _standing_still(journal: Path) -> bool:
-    """Whether the run is between the end of its freeze and the end of its release."""
+def _in_window(journal: Path) -> bool:
+    """Whether the run is between the end of its freeze and the beginning of its release."""
     lines = _lines(journal)
     ended = {line["step"] for line in lines if line.get("event") == "end"}
-    strategy = lines[0]["facts"]["strategy"] if lines else ""
-    return strategy in _STANDING_STILL and "freeze" in ended and "release" not in ended
+    begun = {line["step"] for line in lines if line.get("event") == "begin"}
+    return "freeze" in ended and "release" not in begun
+
+
+def _too_much(facts: dict[str, Any], seconds: float, deadline: float) -> bool:
+    """Frozen for too long; or on overlays that grow too large or have no room left."""
+    if facts["strategy"] in _STANDING_STILL:
+        return seconds > deadline
+    paths = [disk["overlay"] for disk in facts["overlays"]]
+    size = sum(os.stat(path).st_blocks * 512 for path in paths if os.path.exists(path))
+    room = os.statvfs(facts["overlay_dir"])
+    limit, floor = facts["overlay_max_mib"], facts["overlay_floor_mib"]
+    return bool(limit and size >> 20 > limit) or room.f_bavail * room.f_frsize >> 20 < floor
 
 
 def _let_go(facts: dict[str, Any], uri: str) -> None:
     from snaporch.errors import SnaporchError
-    from snaporch.hypervisor import open_hypervisor
+    from snaporch.hypervisor import OverlayDisk, open_hypervisor
 
     with suppress(SnaporchError):
         hypervisor = open_hypervisor(uri)
-        if facts["strategy"] == "quiesced":
+        if facts["strategy"] == "overlay":
+            overlays = [OverlayDisk(**disk) for disk in facts["overlays"]]
+            hypervisor.commit(facts["uuid"], overlays, lambda: None)
+        elif facts["strategy"] == "quiesced":
             hypervisor.thaw_file_systems(facts["uuid"], 10)
         elif facts["was"] == "running" and hypervisor.paused_by(facts["uuid"]) is not None:
             hypervisor.resume(facts["uuid"])

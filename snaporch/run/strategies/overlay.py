@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from snaporch.model import Level
+from snaporch.model import DomainState, Level
 from snaporch.run import overlays
 from snaporch.run.journal import Note
 from snaporch.run.settle import remove_unused
@@ -32,7 +32,11 @@ class Overlay(RamStrategy):
         overlays.remove(Path(facts.overlay_dir), facts.overlays)
 
     def reached(self) -> Level:
-        """Nobody but us can write to a base below an overlay."""
+        """Nothing writes to a base below an overlay; unless the guardian had to commit it."""
+        live, _ = self.work.hypervisor.sources(self.work.plan.facts.uuid)
+        on = {disk.target: disk.overlay for disk in self.work.plan.facts.overlays}
+        if live is None or any(live.get(target) != path for target, path in on.items()):
+            return self.disturbed(Level.RAM)
         return Level.RAM
 
     def release(self) -> None:
@@ -43,4 +47,12 @@ class Overlay(RamStrategy):
         patience = self.work.plan.settings.commit_patience
         self.work.hypervisor.commit(facts.uuid, facts.overlays, lambda: None, patience=patience)
         self.work.journal.note(Note.COMMITTED)
+        self._wake_from_full_disk()
         remove_unused(self.work.context, facts)
+
+    def _wake_from_full_disk(self) -> None:
+        """QEMU pauses a guest whose overlay cannot grow; on its base it can go on."""
+        uuid, was = self.work.domain.uuid, self.work.domain.state
+        if was is DomainState.RUNNING and self.work.hypervisor.paused_by(uuid) == "ioerror":
+            self.work.hypervisor.resume(uuid)
+            self.work.warn("its overlay was full, which paused it; it goes on")
