@@ -21,6 +21,11 @@ _STATUS_SECONDS = 5
 _THAW_TRIES = 3
 
 
+def answers(domain: Any, seconds: int) -> bool:
+    """See :meth:`Hypervisor.agent_answers`."""
+    return _ask(domain, "guest-ping", seconds) is not None
+
+
 def freeze(domain: Any, mountpoints: Sequence[Path], seconds: int) -> int:
     """Freeze; see :meth:`Hypervisor.freeze_file_systems`."""
     names = [str(path) for path in mountpoints] or None
@@ -60,9 +65,13 @@ def frozen(domain: Any) -> bool:
 
 
 def _status(domain: Any) -> str | None:
-    question = json.dumps({"execute": "guest-fsfreeze-status"})
+    return _ask(domain, "guest-fsfreeze-status", _STATUS_SECONDS)
+
+
+def _ask(domain: Any, command: str, seconds: int) -> str | None:
+    question = json.dumps({"execute": command})
     try:
-        answer = libvirt_qemu.qemuAgentCommand(domain, question, _STATUS_SECONDS, 0)
+        answer = libvirt_qemu.qemuAgentCommand(domain, question, seconds, 0)
         return str(json.loads(answer)["return"])
     except (libvirt.libvirtError, ValueError, KeyError, TypeError):
         return None

@@ -192,6 +192,9 @@ class LibvirtHypervisor:
         with self._explained(uuid, "suspend"):
             self._handle(uuid).suspend()
 
+    def agent_answers(self, uuid: str, seconds: int) -> bool:
+        return agent.answers(self._handle(uuid), seconds)
+
     def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
         return agent.freeze(self._handle(uuid), mountpoints, seconds)
 

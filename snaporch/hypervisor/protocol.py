@@ -137,6 +137,9 @@ class Hypervisor(Protocol):
     def resume(self, uuid: str) -> None:
         """Let a paused domain run."""
 
+    def agent_answers(self, uuid: str, seconds: int) -> bool:
+        """Whether the guest's agent answers a ping within ``seconds``."""
+
     def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
         """Have the guest's agent freeze its file systems; how many it froze.
 

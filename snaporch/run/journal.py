@@ -43,6 +43,8 @@ class Note(StrEnum):
 
     SUSPENDED = "suspended"
     """The run is about to suspend the guest: it is not paused by its owner's wish."""
+    FREEZING = "freezing"
+    """The agent is about to be asked: file systems may be frozen, whatever it answers."""
     COMMITTED = "committed"
     """All overlays have been committed, and both definitions name the bases."""
 

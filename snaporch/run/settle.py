@@ -14,7 +14,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from snaporch.errors import AttentionError, SnaporchError, UnavailableError
 from snaporch.hypervisor import OverlayDisk
-from snaporch.model import BundleState, Domain, DomainState, PoolSnapshot, Strategy
+from snaporch.model import BundleState, Domain, DomainState, PoolSnapshot
 from snaporch.pool import PREFIX
 from snaporch.run import overlays
 from snaporch.run.context import Context
@@ -90,7 +90,7 @@ def _release(
         return []
     _end_job(context, facts)
     done = []
-    if facts.strategy is Strategy.QUIESCED:
+    if Note.FREEZING in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
         context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
         done.append("thawed the guest")

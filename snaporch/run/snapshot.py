@@ -26,7 +26,7 @@ from snaporch.run.plan import Plan, make_plan
 from snaporch.run.records import record_of
 from snaporch.run.settle import own_snapshots, recover, settle
 from snaporch.run.strategies import make_strategy
-from snaporch.run.strategies.base import Strategy, Work
+from snaporch.run.strategies.base import Strategy, StrategyUnavailableError, Work
 
 
 class FreezeFailedError(RunFailedError):
@@ -69,7 +69,7 @@ def take_snapshot(
         plan = make_plan(context, current, name, level)
         try:
             return _Run(context, plan).execute()
-        except FreezeFailedError as error:
+        except (FreezeFailedError, StrategyUnavailableError) as error:
             lower = settings.on_unavailable
             if lower == "fail" or not is_lower(Level(lower), plan.level):
                 raise

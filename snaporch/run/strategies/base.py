@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import PartialBundle
+from snaporch.errors import RefusedError
 from snaporch.hypervisor import Hypervisor, Pause
 from snaporch.model import Domain, Level
 from snaporch.run.context import Context
@@ -42,6 +43,10 @@ class Work:
     def warn(self, text: str) -> None:
         """Report something the user should know."""
         self.context.progress.note(self.domain.name, text)
+
+
+class StrategyUnavailableError(RefusedError):
+    """The strategy found, before touching anything, that it cannot work."""
 
 
 class Strategy(ABC):

@@ -13,15 +13,31 @@ from datetime import UTC, datetime
 
 from snaporch.hypervisor import Pause
 from snaporch.model import Level
-from snaporch.run.strategies.base import Strategy
+from snaporch.run.journal import Note
+from snaporch.run.strategies.base import Strategy, StrategyUnavailableError
 
 
 class Quiesced(Strategy):
     """See the module."""
 
+    def prepare(self) -> None:
+        """See that the agent answers: one that does not must not be sent a freeze to do later.
+
+        Raises:
+            StrategyUnavailableError: it does not.
+        """
+        seconds = self.work.plan.settings.agent_timeout
+        if not self.work.hypervisor.agent_answers(self.work.domain.uuid, seconds):
+            raise StrategyUnavailableError(
+                self.work.domain.name,
+                f"its guest agent does not answer within {seconds} s",
+                "restart qemu-guest-agent in the guest",
+            )
+
     def freeze(self) -> None:
         """Ask the agent to freeze."""
         settings = self.work.plan.settings
+        self.work.journal.note(Note.FREEZING)
         self.work.say("freezing the guest's file systems")
         since = time.monotonic()
         count = self.work.hypervisor.freeze_file_systems(
