@@ -79,9 +79,9 @@ def test_a_failed_listing_is_an_error_and_no_empty_list(zfs):
 
 def test_a_failure_without_words_tells_its_status(zfs):
     pool, answers, _ = zfs
-    answers["hold"] = (2, "")
-    with pytest.raises(PoolError, match="zfs hold: exit status 2"):
-        pool.hold(["tank@a"], "t")
+    answers["rollback"] = (2, "")
+    with pytest.raises(PoolError, match="zfs rollback: exit status 2"):
+        pool.rollback("tank@a")
 
 
 def test_snapshots_of_datasets_that_exist_take_one_command(zfs):
