@@ -6,6 +6,8 @@ SHELL := /bin/bash
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/snaporch
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
+# A lab that sees the test guests; what they are built with is printed by `make lab`.
+IN_LAB = tests/lab/run --env "SNAPORCH_GUESTS_HOST=$$(tests/lab/guests/build 2>/dev/null)"
 # Made on first use, so that `make help` and `make lab` need none.
 VENV = $(eval VENV := $$(shell tests/venv))$(VENV)
 
@@ -15,7 +17,7 @@ help: ## list the targets
 
 .PHONY: demo
 demo: lab ## snapshot and restore a real guest in the lab, and compare its counts
-	@tests/lab/run --env "SNAPORCH_GUESTS_HOST=$$(tests/lab/guests/build 2>/dev/null)" tests/e2e/demo
+	@$(IN_LAB) tests/e2e/demo
 
 .PHONY: lab
 lab: ## build the lab: real OpenZFS and libvirt on any Debian machine (cached)
@@ -55,8 +57,9 @@ docs: ## regenerate the pages that are made from the code
 	@$(VENV)/bin/python -m snaporch.config.reference > docs/configuration.md
 
 .PHONY: bench
-bench: ## measure the capture against its rivals
+bench: lab ## measure capture and strategies against their rivals, as ratios
 	@$(VENV)/bin/python tests/bench/ram_writer.py
+	@$(IN_LAB) tests/bench/strategies.py
 
 .PHONY: install
 install: ## install into $(PREFIX) (below DESTDIR, if set); dependencies come from Debian

@@ -6,7 +6,6 @@ Figures are ratios of medians within one run; absolute times on a shared machine
 import argparse
 import os
 import random
-import resource
 import statistics
 import subprocess
 import tempfile
@@ -86,11 +85,9 @@ def main() -> None:
             theirs.append(zstd_round(payload, Path(name)))
             ours.append(snaporch_round(payload, Path(name)))
     ratio = statistics.median(ours) / statistics.median(theirs)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - arguments.mib
     print(f"payload                     {arguments.mib} MiB, {arguments.rounds} rounds, medians")
     print(f"zstd -T0 -1 from memory     {statistics.median(theirs):8.2f} s")
     print(f"snaporch through its pipe   {statistics.median(ours):8.2f} s   {ratio:.2f} x")
-    print(f"peak memory of snaporch     {peak:8.0f} MiB, compressor included, payload not")
 
 
 if __name__ == "__main__":
