@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 
-from guests.disks import Disk  # noqa: E402
-from guests.guest import Guest  # noqa: E402
+from guests.disks import Disk
+from guests.guest import Guest
 
 ROUNDS = 10
 
@@ -43,9 +43,8 @@ def main() -> None:
         pauses = sorted(pause for pause, _ in rounds)
         medians[strategy] = statistics.median(pauses)
         run = statistics.median(seconds for _, seconds in rounds)
-        print(
-            f"{strategy:10} {pauses[0]:14.0f} {medians[strategy]:8.0f} {pauses[-1]:8.0f} {run:14.1f}"
-        )
+        shown = (pauses[0], medians[strategy], pauses[-1])
+        print(f"{strategy:10} {shown[0]:14.0f} {shown[1]:8.0f} {shown[2]:8.0f} {run:14.1f}")
     print(f"pause, overlay / manual: {medians['overlay'] / medians['manual']:.2f}")
 
 
