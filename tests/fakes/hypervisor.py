@@ -299,6 +299,11 @@ class FakeHypervisor:
         guest.state, guest.paused_reason = DomainState.RUNNING, None
         guest.images_inactive = False
 
+    def agent_answers(self, uuid: str, seconds: int) -> bool:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.agent_answers")
+        return _answers(self._guest(uuid))
+
     def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
         """See the protocol."""
         guest = self._guest(uuid)

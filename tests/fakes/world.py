@@ -59,6 +59,7 @@ class World:
         self.paths = Paths(
             overlays=root / "overlays",
             overlay_reserve_mib=1,
+            overlay_floor_mib=0,
             bundles=root / "bundles",
             journal=root / "journal",
             runtime=root / "runtime",

@@ -33,6 +33,7 @@ def domain(**changes):
         "machine": "pc",
         "managed_save": False,
         "emulator_owner": None,
+        "boot": "",
     }
     return Domain(**(values | changes))
 

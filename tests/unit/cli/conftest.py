@@ -42,7 +42,9 @@ def host(world, monkeypatch, tmp_path):
     lines = [f"{key} = {json.dumps(str(getattr(paths, key)))}" for key in ("overlays", "bundles")]
     lines += [f"{key} = {json.dumps(str(getattr(paths, key)))}" for key in ("journal", "runtime")]
     config = tmp_path / "snaporch.toml"
-    config.write_text("\n".join(["[paths]", "overlay_reserve_mib = 1", *lines]) + "\n")
+    lines = ["[paths]", "overlay_reserve_mib = 1", *lines]
+    lines += ["[defaults]", 'ram_strategy = "overlay"']
+    config.write_text("\n".join(lines) + "\n")
     monkeypatch.setattr("snaporch.config.load.DEFAULT_PATH", config)
     monkeypatch.setattr("snaporch.cli.session.open_pool", lambda: world.pool)
     monkeypatch.setattr("snaporch.cli.session.open_hypervisor", lambda _uri: world.hypervisor)

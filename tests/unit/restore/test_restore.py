@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fakes.hooks import failing
+from fakes.hypervisor import Agent
 
 from snaporch.errors import (
     AttentionError,
@@ -68,7 +69,7 @@ def test_the_guest_goes_on_where_it_was(story, world):
 
 
 def test_the_clock_is_set_where_an_agent_answers(story, world):
-    world.guest().agent = True
+    world.guest().agent = Agent.ANSWERS
     assert put_back(world).clock_set
 
 
@@ -283,7 +284,7 @@ def test_a_failure_after_the_guest_was_stopped_tells_the_command_that_finishes(
     message = str(caught.value)
     assert error.reason in message
     assert "the guest is off" in message
-    assert "mend the cause, then: snaporch restore --yes web@s1" in message
+    assert "mend the cause, then: snaporch restore --yes --discard-newer web@s1" in message
     assert caught.value.exit_code == ExitCode.ATTENTION
 
 
@@ -301,7 +302,7 @@ def test_that_command_finishes_it(story, world, place):
 def test_odd_names_are_quoted_in_that_command(story, world):
     story.snapshot("two words")
     world.hooks.at["pool.rollback"] = failing(PoolError("zfs rollback", "busy"))
-    with pytest.raises(AttentionError, match="restore --yes 'web@two words'"):
+    with pytest.raises(AttentionError, match="restore --yes --discard-newer 'web@two words'"):
         put_back(world, "two words")
 
 

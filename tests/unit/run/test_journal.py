@@ -6,7 +6,7 @@ import pytest
 
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
-from snaporch.model import DomainState
+from snaporch.model import DomainState, Strategy
 from snaporch.run import journal as journal_module
 from snaporch.run.journal import Facts, Journal, JournalError, Step, read_journals
 
@@ -15,6 +15,8 @@ FACTS = Facts(
     domain="Bärs <vm>\n",
     uuid="7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d",
     was=DomainState.RUNNING,
+    boot="boot:7",
+    strategy=Strategy.OVERLAY,
     snapshot="two words",
     datasets=("flash/b", "tank/a"),
     overlay_dir="/overlays/r",
@@ -45,10 +47,10 @@ def killed(directory, *steps, facts=FACTS):
 
 
 def test_facts_and_steps_survive(directory):
-    killed(directory, Step.PREPARE, Step.CAPTURE, Step.POOL_SNAPSHOT)
+    killed(directory, Step.PREPARE, Step.FREEZE, Step.POOL_SNAPSHOT)
     (found,) = read_journals(directory)
     assert found.facts == FACTS
-    assert found.ended == {Step.PREPARE, Step.CAPTURE}
+    assert found.ended == {Step.PREPARE, Step.FREEZE}
 
 
 def test_facts_without_overlays_survive(directory):
@@ -94,19 +96,19 @@ def test_what_will_happen_is_on_stable_storage_before_it_happens(directory, monk
     monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), real(fd)))
     journal = Journal(directory, FACTS)
     before = len(synced)
-    with journal.step(Step.CAPTURE):
+    with journal.step(Step.FREEZE):
         assert len(synced) == before + 1
     journal.close(settled=True)
 
 
 def test_a_torn_last_line_counts_as_not_written(directory, path):
-    killed(directory, Step.PREPARE, Step.CAPTURE, Step.RELEASE)
+    killed(directory, Step.PREPARE, Step.FREEZE, Step.RELEASE)
     whole = path.read_bytes()
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     for cut in range(last, len(whole)):
         path.write_bytes(whole[:cut])
         (found,) = read_journals(directory)
-        assert found.ended == {Step.PREPARE, Step.CAPTURE}
+        assert found.ended == {Step.PREPARE, Step.FREEZE}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"at": "2025', b"\0" * 512])
@@ -120,14 +122,14 @@ def test_a_journal_whose_first_line_is_torn_is_of_a_run_that_touched_nothing(
 
 
 def test_zeros_after_a_power_loss_count_as_not_written(directory, path):
-    killed(directory, Step.PREPARE, Step.CAPTURE)
+    killed(directory, Step.PREPARE, Step.FREEZE)
     with path.open("ab") as stream:
         stream.write(b"\0" * 300)
     assert read_journals(directory)[0].ended == {Step.PREPARE}
 
 
 def test_noise_after_a_power_loss_counts_as_not_written(directory, path):
-    killed(directory, Step.PREPARE, Step.CAPTURE)
+    killed(directory, Step.PREPARE, Step.FREEZE)
     with path.open("ab") as stream:
         stream.write(b"\xff\xfe\xe4")
     assert read_journals(directory)[0].ended == {Step.PREPARE}

@@ -52,7 +52,7 @@ def test_ram_by_pipe(capture, tmp_path):
 
 def test_giving_the_pipe_up_leaves_room_for_a_file(capture, tmp_path):
     capture.open_stream()
-    capture.use_file()
+    capture.abandon()
     assert not capture.streams
     assert capture.failure is None
     assert names(tmp_path) == []

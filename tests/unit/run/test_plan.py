@@ -218,7 +218,7 @@ def test_a_guest_that_libvirt_is_busy_with_is_refused(world):
 def test_a_disk_that_cannot_have_an_overlay_is_refused(world, changes, message):
     domain = world.add_guest()
     spoilt = replace(domain, disks=(replace(domain.disks[0], **changes),))
-    with pytest.raises(RefusedError, match=rf"web: vda: .*{message}"):
+    with pytest.raises(RefusedError, match=rf"web: no ram snapshot is possible: vda .*{message}"):
         planned(world, spoilt)
 
 
@@ -230,7 +230,7 @@ def test_overlays_inside_a_snapshotted_dataset_are_refused(world, below):
     domain = world.add_guest()
     inside = world.root / "zfs" / "tank" / "web" / below
     world.paths = world.paths.model_copy(update={"overlays": inside})
-    with pytest.raises(RefusedError, match="the overlay directory lies in tank/web"):
+    with pytest.raises(RefusedError, match=r"the overlay directory .* lies in tank/web"):
         planned(world, domain)
 
 

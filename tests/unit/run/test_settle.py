@@ -17,11 +17,12 @@ from snaporch.run.settle import recover, remove_unused, settle
 class Killed:
     """A run that got as far as a test takes it, and was killed there."""
 
-    def __init__(self, world, **guest):
+    def __init__(self, world, level=None, settings=None, **guest):
         self.world = world
         self.domain = world.add_guest(**guest)
         self.guest = world.guest()
-        self.facts = make_plan(world.with_defaults(), self.domain, "s1").facts
+        context = world.with_defaults(**(settings or {}))
+        self.facts = make_plan(context, self.domain, "s1", level).facts
         Journal(world.paths.journal, self.facts).close(settled=False)
         world.context.store.create(self.domain.uuid, self.facts.run)
 
@@ -52,8 +53,17 @@ class Killed:
             self.world.pool.snapshot([f"{dataset}@s1"], {"snaporch:run": self.facts.run})
         return self
 
-    def settle(self, *, keep_snapshots=False):
-        return settle(self.world.context, self.facts, keep_snapshots=keep_snapshots)
+    def settle(self, *notes, keep_snapshots=False):
+        return settle(self.world.context, self.facts, notes, keep_snapshots=keep_snapshots)
+
+    def recover(self):
+        return recover(self.world.context, self.facts.uuid)
+
+    def overlay(self, target="vda"):
+        return Path(next(d.overlay for d in self.facts.overlays if d.target == target))
+
+    def quarantined(self, target="vda"):
+        return self.world.paths.overlays / "quarantine" / self.facts.run / f"{target}.qcow2"
 
 
 def assert_settled(world):
@@ -150,7 +160,7 @@ def off(run):
 def test_a_guest_that_is_off_is_committed_offline(world):
     run = Killed(world, disks=TWO).switched()
     off(run)
-    assert run.settle() == ["committed offline vda, vdb"]
+    assert run.settle() == ["committed vda, vdb while the guest is off"]
     assert Path(run.facts.overlays[0].base).read_bytes() != b""
     assert_settled(world)
 
@@ -185,13 +195,13 @@ def test_a_domain_that_is_gone_with_empty_overlays_needs_nothing(world):
     assert [name for name in world.leftovers() if not name.startswith("journal")] == []
 
 
-def test_a_domain_that_is_gone_leaves_its_last_writes_to_a_human(world):
+def test_the_last_writes_of_a_domain_that_is_gone_are_set_aside(world):
     run = Killed(world).switched()
     del world.hypervisor.guests[run.facts.uuid]
-    with pytest.raises(AttentionError, match="overlays hold its last writes") as caught:
-        run.settle()
-    assert run.facts.overlays[0].overlay in str(caught.value)
-    assert Path(run.facts.overlays[0].overlay).exists()
+    (text,) = run.settle()
+    assert str(run.quarantined()) in text
+    assert run.quarantined().read_bytes() == b"the guest's last writes"
+    assert not run.overlay().exists()
 
 
 # -- nothing is removed that may still be needed ------------------------------------------------
@@ -252,7 +262,7 @@ def test_snapshots_of_a_run_that_took_them_all_stay(world):
 
 def test_recovery_settles_and_forgets_the_run(world):
     run = Killed(world).switched()
-    said = recover(world.context)
+    said = run.recover()
     assert said == [
         "web: committed vda",
         f"web: settled the run {run.facts.run}, which had been cut short",
@@ -262,7 +272,7 @@ def test_recovery_settles_and_forgets_the_run(world):
 
 
 def test_recovery_of_nothing_does_nothing(world):
-    assert recover(world.context) == []
+    assert recover(world.context, world.add_guest().uuid) == []
 
 
 def test_recovery_is_only_of_the_domain_whose_lock_is_held(world):
@@ -280,17 +290,17 @@ def test_recovery_keeps_snapshots_only_when_all_were_taken(world, taken, left):
     run = Killed(world, disks=TWO)
     if taken:
         run.took_snapshots(*sorted(taken))
-    recover(world.context)
+    run.recover()
     assert sorted(world.pool.names()) == left
 
 
 def test_recovery_that_fails_can_be_repeated(world):
-    Killed(world).switched()
+    run = Killed(world).switched()
     world.hooks.at["hypervisor.commit"] = failing_once(HypervisorError("vda", "job failed"))
     with pytest.raises(AttentionError):
-        recover(world.context)
+        run.recover()
     assert len(read_journals(world.paths.journal)) == 1
-    recover(world.context)
+    run.recover()
     assert_settled(world)
     assert world.leftovers() == []
 
@@ -299,7 +309,7 @@ def test_recovery_does_not_go_by_what_the_journal_says_was_done(world):
     """A run killed in RELEASE may or may not have committed: what is, counts."""
     run = Killed(world)
     journal = Journal(world.paths.journal / "again", run.facts)
-    with journal.step(Step.CAPTURE):
+    with journal.step(Step.FREEZE):
         pass
     journal.close(settled=False)
     assert run.settle() == []
@@ -307,8 +317,8 @@ def test_recovery_does_not_go_by_what_the_journal_says_was_done(world):
 
 
 def test_a_pool_that_does_not_answer_keeps_the_journal(world):
-    Killed(world).switched()
+    run = Killed(world).switched()
     world.hooks.at["pool.snapshots"] = failing(PoolError("zfs list", "I/O error"))
     with pytest.raises(PoolError):
-        recover(world.context)
+        run.recover()
     assert len(read_journals(world.paths.journal)) == 1

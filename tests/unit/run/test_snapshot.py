@@ -231,7 +231,7 @@ def test_ram_by_file(world):
 def test_progress_is_told(world):
     world.add_guest()
     snapshot(world)
-    assert world.heard.steps[0] == "ram snapshot @s1 of tank/web"
+    assert world.heard.steps[0] == "ram snapshot @s1 of tank/web (overlay)"
     assert world.heard.steps[-1] == "done: ram snapshot s1"
     assert world.heard.amounts
 
@@ -254,7 +254,6 @@ BEFORE_POOL = {
 AFTER_POOL = {
     "hypervisor.commit": failing_once(HypervisorError("vda", "job failed")),
     "hypervisor.versions": failing(HypervisorError("web", "connection lost")),
-    "pool.set_properties": failing(PoolError("zfs set", "pool is suspended")),
 }
 
 
@@ -301,6 +300,35 @@ def test_a_failure_after_the_pool_snapshot_keeps_it_as_a_crash(world, place, hoo
     (record,) = records(world)
     assert record.level is Level.CRASH
     assert record.datasets == ("flash/web", "tank/web")
+
+
+def test_a_level_that_cannot_be_recorded_keeps_the_journal_that_will_do_it(world):
+    """The bundle is sealed: with its level recorded, nothing is missing."""
+    world.add_guest(disks=TWO)
+    world.hooks.at["pool.set_properties"] = failing(PoolError("zfs set", "pool is suspended"))
+    with pytest.raises(AttentionError, match="snaporch recover") as caught:
+        snapshot(world)
+    assert "pool is suspended" in str(caught.value)
+    assert world.on_bases()
+    assert [path.suffix for path in world.paths.journal.iterdir()] == [".jsonl"]
+    del world.hooks.at["pool.set_properties"]
+    assert snapshot(world, "s2").level is Level.RAM
+    assert [(r.snapshot, r.level) for r in records(world)] == [("s1", "ram"), ("s2", "ram")]
+    assert_as_it_was(world)
+
+
+def test_a_level_recorded_on_the_second_try_is_not_called_a_crash(world):
+    world.add_guest(disks=TWO)
+    world.hooks.at["pool.set_properties"] = failing_once(PoolError("zfs set", "busy"))
+    told = ""
+    try:
+        snapshot(world)
+    except RunFailedError as error:
+        told = str(error)
+    assert_as_it_was(world)
+    (record,) = records(world)
+    assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+    assert "only as crash-consistent" not in told
 
 
 def test_sealing_that_fails_leaves_level_crash_and_no_bundle(world, monkeypatch):

@@ -1,0 +1,677 @@
+"""Runs by every strategy: the way through, failures and signals everywhere, levels, downgrades."""
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+from fakes.hooks import failing, failing_once
+from fakes.hypervisor import Agent
+
+from snaporch.errors import (
+    AttentionError,
+    InterruptedRunError,
+    RefusedError,
+    RunFailedError,
+    SnaporchError,
+)
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import BundleState, DomainState, Level, Strategy
+from snaporch.pool import PoolError
+from snaporch.run import snapshot as snapshot_module
+from snaporch.run.journal import Journal, Step, read_journals
+from snaporch.run.records import all_records
+from snaporch.run.settle import recover
+from snaporch.run.snapshot import take_snapshot
+from snaporch.run.strategies import quiesced as quiesced_module
+
+TWO = {"vda": "tank/web", "vdb": "flash/web"}
+POOLS = ["pool.snapshot", "pool.snapshot"]
+RECORD = ["pool.set_properties"]
+
+
+@dataclass
+class Way:
+    """A strategy, what makes a run take it, and what it does to the guest."""
+
+    strategy: Strategy
+    freeze: list[str] = field(default_factory=list)
+    release: list[str] = field(default_factory=list)
+    settings: dict[str, object] = field(default_factory=dict)
+    guest: dict[str, object] = field(default_factory=dict)
+    inside: list[str] = field(default_factory=list)
+    """Places on the way to the pool snapshot that are no acts."""
+
+    @property
+    def state(self):
+        return self.guest.get("state", DomainState.RUNNING)
+
+    @property
+    def before(self):
+        """Places where failing means that nothing is kept."""
+        return [*dict.fromkeys(self.freeze), *self.inside, "pool.snapshot tank"]
+
+    @property
+    def after(self):
+        """Places where failing means that the ZFS snapshots are kept."""
+        return [*self.release, "hypervisor.versions"]
+
+
+MAKE = ["overlays.make", "overlays.make"]
+CAPTURED = ["capture.writing", "capture.switched"]
+PAUSED = {"state": DomainState.PAUSED}
+WAYS = {
+    "overlay": Way(
+        Strategy.OVERLAY,
+        [*MAKE, "hypervisor.capture"],
+        ["hypervisor.commit"],
+        {"ram_strategy": "overlay"},
+        inside=CAPTURED,
+    ),
+    "manual": Way(
+        Strategy.MANUAL,
+        ["hypervisor.capture"],
+        ["hypervisor.resume"],
+        {"ram_strategy": "manual"},
+        inside=CAPTURED,
+    ),
+    "manual, paused before": Way(
+        Strategy.MANUAL, ["hypervisor.capture"], guest=PAUSED, inside=CAPTURED
+    ),
+    "quiesced": Way(
+        Strategy.QUIESCED,
+        ["hypervisor.freeze_file_systems"],
+        ["hypervisor.thaw_file_systems"],
+        {"level": "quiesced"},
+        {"agent": Agent.ANSWERS},
+        inside=["agent.frozen"],
+    ),
+    "paused": Way(
+        Strategy.PAUSED, ["hypervisor.suspend"], ["hypervisor.resume"], {"level": "paused"}
+    ),
+    "paused, paused before": Way(Strategy.PAUSED, settings={"level": "paused"}, guest=PAUSED),
+    "crash": Way(Strategy.CRASH, settings={"level": "crash"}),
+    "off": Way(Strategy.OFF, guest={"state": DomainState.OFF}),
+}
+PLACES_BEFORE = [(name, place) for name, way in WAYS.items() for place in way.before]
+PLACES_AFTER = [(name, place) for name, way in WAYS.items() for place in way.after]
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@pytest.fixture
+def ready(world):
+    """A guest on two pools, and settings, for one of the ways."""
+
+    def make(way, **settings):
+        way = WAYS[way] if isinstance(way, str) else way
+        world.add_guest(disks=TWO, **way.guest)
+        world.with_defaults(**{"ram_capture": "stream"} | way.settings | settings)
+        return way
+
+    return make
+
+
+def snapshot(world, name="s1", **options):
+    return take_snapshot(
+        world.context, world.hypervisor.domain("web"), name=name, wait=0, **options
+    )
+
+
+def records(world):
+    return all_records(world.context.store, world.pool.snapshots())
+
+
+def interrupt(world):
+    def come():
+        world.context.interrupt.signum = 15
+
+    return come
+
+
+class Clock:
+    """A clock that a test winds on, in place of the ``time`` module."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+# -- the way through ----------------------------------------------------------------------------
+
+
+@every_way
+def test_acts_in_order(world, ready, way):
+    ready(way)
+    record = snapshot(world)
+    assert world.hooks.acts() == [*way.freeze, *POOLS, *way.release, *RECORD]
+    assert world.is_as_it_was(state=way.state)
+    assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
+    assert records(world) == [record]
+    assert {s.properties["level"] for s in world.pool.snapshots()} == {way.strategy.level.value}
+
+
+@every_way
+def test_the_guest_stands_still_while_its_disks_are_snapshotted(world, ready, way):
+    ready(way)
+    seen = []
+
+    def look():
+        guest = world.guest()
+        seen.append((world.on_bases(), guest.state is DomainState.RUNNING, guest.frozen))
+
+    world.hooks.at["pool.snapshot tank"] = look
+    snapshot(world)
+    assert seen == [
+        {
+            Strategy.OVERLAY: (False, True, False),
+            Strategy.MANUAL: (True, False, False),
+            Strategy.QUIESCED: (True, True, True),
+            Strategy.PAUSED: (True, False, False),
+            Strategy.CRASH: (True, True, False),
+            Strategy.OFF: (True, False, False),
+        }[way.strategy]
+    ]
+
+
+@every_way
+def test_nothing_is_listed_while_the_guest_stands_still(world, ready, way):
+    """A listing of a pool with many snapshots takes seconds."""
+    ready(way)
+    listed = []
+    world.hooks.at["pool.snapshot flash"] = lambda: world.hooks.at.update(
+        {"pool.snapshots": lambda: listed.append(list(world.hooks.acts()))}
+    )
+    snapshot(world)
+    assert listed
+    assert all(set(way.release) <= set(acts) for acts in listed)
+
+
+@every_way
+def test_the_manifest_tells_the_level_and_the_pause(world, ready, way):
+    ready(way)
+    record = snapshot(world)
+    manifest = world.context.store.verify(f"{record.uuid}/{record.run}")
+    assert manifest.level is way.strategy.level
+    assert manifest.was_running == (way.state is DomainState.RUNNING)
+    assert manifest.pause_ms >= 0
+    assert (manifest.ram_bytes is not None) == (way.strategy.level is Level.RAM)
+
+
+@every_way
+def test_the_guardian_is_there_before_the_guest_is_touched(world, ready, way):
+    ready(way)
+    world.hooks.at["guardian.start"] = lambda: world.hooks.log.append("guardian")
+    snapshot(world)
+    (facts,) = world.guarded
+    assert facts.strategy is way.strategy
+    assert world.hooks.log[0] == "guardian"
+
+
+def test_one_pool_needs_no_overlays(world):
+    world.add_guest()
+    world.with_defaults(ram_strategy="auto")
+    assert snapshot(world).level is Level.RAM
+    assert "overlays.make" not in world.hooks.acts()
+    assert "hypervisor.resume" in world.hooks.acts()
+
+
+def test_two_pools_get_overlays(world):
+    world.add_guest(disks=TWO)
+    world.with_defaults(ram_strategy="auto")
+    assert snapshot(world).level is Level.RAM
+    assert "hypervisor.commit" in world.hooks.acts()
+
+
+def test_a_pause_is_measured_to_its_end(world, ready, monkeypatch):
+    ready("quiesced")
+    clock = Clock()
+    monkeypatch.setattr(quiesced_module, "time", clock)
+    world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + 0.25)
+    world.hooks.at["hypervisor.thaw_file_systems"] = lambda: setattr(clock, "now", clock.now + 0.5)
+    assert snapshot(world).pause_ms == 750
+
+
+def test_only_the_mount_points_that_were_asked_for_are_frozen(world, ready):
+    ready("quiesced", quiesce_mountpoints=["/srv", "/var/lib/db"])
+    snapshot(world)
+    assert "hypervisor.freeze_file_systems /srv /var/lib/db" in world.hooks.log
+    assert "froze 2 file systems" in world.heard.steps
+
+
+# -- failure at each step -----------------------------------------------------------------------
+
+
+def error_at(place):
+    return PoolError(place, "no") if place.startswith("pool") else HypervisorError(place, "no")
+
+
+@pytest.mark.parametrize(("way", "place"), PLACES_BEFORE)
+def test_failing_before_the_pool_snapshot_leaves_no_trace(world, ready, way, place):
+    way = ready(way)
+    world.hooks.at[place] = failing_once(error_at(place))
+    with pytest.raises(SnaporchError) as caught:
+        snapshot(world)
+    assert not isinstance(caught.value, AttentionError)
+    assert place in str(caught.value)
+    assert world.is_as_it_was(state=way.state)
+    assert world.pool.names() == []
+    assert list(world.paths.bundles.glob("*/*")) == []
+
+
+@pytest.mark.parametrize(("way", "place"), PLACES_AFTER)
+def test_failing_after_the_pool_snapshot_keeps_it_as_a_crash(world, ready, way, place):
+    way = ready(way)
+    world.hooks.at[place] = failing_once(error_at(place))
+    with pytest.raises(RunFailedError, match="@s1 was kept, but only as crash-consistent"):
+        snapshot(world)
+    assert world.is_as_it_was(state=way.state)
+    (record,) = records(world)
+    assert (record.level, record.datasets) == (Level.CRASH, ("flash/web", "tank/web"))
+
+
+@every_way
+@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("event", ["begin", "end"])
+def test_a_full_disk_under_the_journal(world, ready, monkeypatch, way, step, event):
+    ready(way)
+    real, threads = Journal._write, threading.active_count()
+
+    def write(journal, **fields):
+        if (fields.get("event"), fields.get("step")) == (event, step.value):
+            raise OSError(28, "No space left on device")
+        real(journal, **fields)
+
+    monkeypatch.setattr(Journal, "_write", write)
+    with pytest.raises(RunFailedError, match="No space left"):
+        snapshot(world)
+    assert world.is_as_it_was(state=way.state)
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("way", ["paused", "quiesced"])
+def test_a_full_disk_under_a_note(world, ready, monkeypatch, way):
+    """What cannot be noted is not done."""
+    ready(way)
+
+    def full(journal, note):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "note", full)
+    with pytest.raises(RunFailedError, match="No space left"):
+        snapshot(world)
+    assert world.hooks.acts() == ["hypervisor.rebase_inactive"]
+    assert world.is_as_it_was()
+
+
+@every_way
+def test_a_bug_is_undone_too(world, ready, way):
+    ready(way)
+    world.hooks.at["pool.snapshot flash"] = failing(ZeroDivisionError("a bug"))
+    with pytest.raises(RunFailedError, match="ZeroDivisionError: a bug"):
+        snapshot(world)
+    assert world.is_as_it_was(state=way.state)
+    assert world.pool.names() == []
+
+
+# -- signals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("way", "place"), [(n, p) for n, p in PLACES_BEFORE if not p.startswith("pool")]
+)
+def test_a_signal_before_the_pool_snapshot_undoes_the_run(world, ready, way, place):
+    way = ready(way)
+    world.hooks.at[place] = interrupt(world)
+    with pytest.raises(InterruptedRunError):
+        snapshot(world)
+    assert "pool.snapshot" not in world.hooks.acts()
+    assert world.is_as_it_was(state=way.state)
+
+
+@every_way
+@pytest.mark.parametrize("place", ["pool.snapshot flash", "pool.set_properties"])
+def test_a_signal_from_the_pool_snapshot_on_lets_the_run_finish(world, ready, way, place):
+    ready(way)
+    world.hooks.at[place] = interrupt(world)
+    record = snapshot(world)
+    assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
+    assert world.is_as_it_was(state=way.state)
+
+
+def test_a_freeze_is_never_cut_off_half_way(world, ready):
+    ready("quiesced")
+    seen = []
+    world.hooks.at["hypervisor.freeze_file_systems"] = interrupt(world)
+    world.hooks.at["agent.frozen"] = lambda: seen.append(world.guest().frozen)
+    with pytest.raises(InterruptedRunError):
+        snapshot(world)
+    assert seen == [True]
+    assert world.hooks.acts()[:2] == [
+        "hypervisor.freeze_file_systems",
+        "hypervisor.thaw_file_systems",
+    ]
+
+
+# -- killed, then recovered ---------------------------------------------------------------------
+
+
+def kill(monkeypatch):
+    """Runs end as if killed: nobody settles them."""
+
+    def die(_run, journal, error):
+        journal.close(settled=False)
+        return error
+
+    monkeypatch.setattr(snapshot_module._Run, "_backward", die)
+
+
+@pytest.mark.parametrize(("way", "place"), PLACES_BEFORE + PLACES_AFTER)
+def test_a_run_killed_anywhere_is_recovered(world, ready, monkeypatch, way, place):
+    way = ready(way)
+    kill(monkeypatch)
+    world.hooks.at[place] = failing_once(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(world)
+    recover(world.context, world.guest().uuid)
+    assert world.is_as_it_was(state=way.state)
+    taken = (way, place) in [(WAYS[name], after) for name, after in PLACES_AFTER]
+    assert [record.level for record in records(world)] == ([Level.CRASH] if taken else [])
+
+
+@every_way
+def test_a_run_killed_when_its_bundle_was_sealed_is_completed(world, ready, monkeypatch, way):
+    ready(way)
+    kill(monkeypatch)
+    world.hooks.at["pool.set_properties"] = failing_once(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(world)
+    assert {s.properties["level"] for s in world.pool.snapshots()} == {"crash"}
+    said = recover(world.context, world.guest().uuid)
+    assert any(f"completed {way.strategy.level} snapshot @s1" in text for text in said)
+    (record,) = records(world)
+    assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
+    assert world.is_as_it_was(state=way.state)
+    assert read_journals(world.paths.journal) == []
+
+
+# -- what was reached ---------------------------------------------------------------------------
+
+
+def assert_worth_a_crash(world, note="did not stay as it was"):
+    record = snapshot(world)
+    assert record.level is Level.CRASH
+    assert {s.properties["level"] for s in world.pool.snapshots()} == {"crash"}
+    manifest = world.context.store.manifest(f"{record.uuid}/{record.run}")
+    assert manifest.level is Level.CRASH
+    assert any(note in text for text in world.heard.notes)
+
+
+@pytest.mark.parametrize(
+    "way", ["manual", "manual, paused before", "paused", "paused, paused before"]
+)
+def test_a_guest_that_someone_resumed_inside_the_window(world, ready, way):
+    ready(way)
+    world.hooks.at["pool.snapshot tank"] = lambda: world.hypervisor.resume(world.guest().uuid)
+    assert_worth_a_crash(world)
+    assert world.is_as_it_was()
+
+
+def test_a_guest_that_someone_thawed_inside_the_window(world, ready):
+    ready("quiesced")
+    world.hooks.at["pool.snapshot tank"] = lambda: setattr(world.guest(), "frozen", False)
+    assert_worth_a_crash(world)
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize(("late", "level"), [(0.4, Level.QUIESCED), (0.6, Level.CRASH)])
+def test_a_freeze_has_a_budget(world, ready, monkeypatch, late, level):
+    ready("quiesced", quiesce_budget_ms=500)
+    clock = Clock()
+    monkeypatch.setattr(quiesced_module, "time", clock)
+    world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + late)
+    assert snapshot(world).level is level
+    told = any("more than 500 ms" in text for text in world.heard.notes)
+    assert told == (level is Level.CRASH)
+    assert world.is_as_it_was()
+
+
+def test_the_budget_counts_from_before_the_freeze(world, ready, monkeypatch):
+    """The first file system may be frozen long before the agent has frozen the last."""
+    ready("quiesced", quiesce_budget_ms=500)
+    clock = Clock()
+    monkeypatch.setattr(quiesced_module, "time", clock)
+    world.hooks.at["agent.frozen"] = lambda: setattr(clock, "now", clock.now + 1)
+    assert snapshot(world).level is Level.CRASH
+
+
+def test_overlays_that_the_guardian_committed_inside_the_window(world, ready):
+    ready("overlay")
+
+    def commit():
+        facts = world.guarded[0]
+        world.hypervisor.commit(facts.uuid, facts.overlays, lambda: None)
+
+    world.hooks.at["pool.snapshot flash"] = commit
+    assert_worth_a_crash(world)
+    assert world.is_as_it_was()
+
+
+def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, ready):
+    ready("quiesced")
+    world.hooks.at["pool.snapshot tank"] = lambda: setattr(world.guest(), "agent", Agent.SILENT)
+    with pytest.raises(AttentionError, match="snaporch recover"):
+        snapshot(world)
+    assert [record.level for record in records(world)] == [Level.CRASH]
+    assert len(read_journals(world.paths.journal)) == 1
+    world.guest().agent = Agent.ANSWERS
+    said = recover(world.context, world.guest().uuid)
+    assert any("thawed the guest" in text for text in said)
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual", "quiesced", "paused"])
+def test_a_guest_that_went_off_inside_the_window(world, ready, way):
+    """No RAM, no freeze that held: but the disks of the moment are there."""
+    ready(way)
+    world.hooks.at["pool.snapshot tank"] = lambda: world.hypervisor.destroy(world.guest().uuid)
+    with suppress(RunFailedError):
+        snapshot(world)
+    assert world.is_as_it_was(state=DomainState.OFF)
+    assert [record.level for record in records(world)] in ([Level.CRASH], [Level.RAM])
+    if way in ("manual", "quiesced", "paused"):
+        assert records(world)[0].level is Level.CRASH
+
+
+def test_a_guest_that_writes_faster_than_the_commit_runs_afterwards(world, ready):
+    ready("overlay")
+    world.guest().writes_fast = True
+    seen = []
+    world.hooks.at["commit.suspended"] = lambda: seen.append(world.guest().state)
+    assert snapshot(world).level is Level.RAM
+    assert seen == [DomainState.PAUSED]
+    assert world.is_as_it_was()
+
+
+def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, ready, monkeypatch):
+    ready("overlay")
+    world.guest().writes_fast = True
+    kill(monkeypatch)
+    world.hooks.at["commit.suspended"] = failing_once(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(world)
+    assert world.guest().state is DomainState.PAUSED
+    recover(world.context, world.guest().uuid)
+    assert world.is_as_it_was()
+
+
+# -- the RAM budget -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_ram(world, monkeypatch):
+    """Saving RAM takes longer than its budget."""
+    from snaporch.run.strategies import ram
+
+    clock = Clock()
+    monkeypatch.setattr(ram, "time", clock)
+    world.hooks.at["capture.writing"] = lambda: setattr(clock, "now", clock.now + 700)
+    return clock
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_guest_that_dirties_ram_too_fast_is_suspended(world, ready, slow_ram, way):
+    ready(way)
+    assert snapshot(world).level is Level.RAM
+    assert world.hooks.acts().count("hypervisor.suspend") == 1
+    assert any("more than 600 s: suspending" in text for text in world.heard.notes)
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_or_the_run_is_given_up(world, ready, slow_ram, way):
+    ready(way, on_ram_budget="abort")
+    with pytest.raises(RunFailedError, match="more than 600 s"):
+        snapshot(world)
+    assert "hypervisor.suspend" not in world.hooks.acts()
+    assert world.is_as_it_was()
+    assert world.pool.names() == []
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_run_that_fails_after_it_suspended_the_guest_resumes_it(world, ready, slow_ram, way):
+    ready(way)
+    world.hooks.at["hypervisor.suspend"] = interrupt(world)
+    with pytest.raises(InterruptedRunError):
+        snapshot(world)
+    assert world.is_as_it_was()
+
+
+def test_no_budget_is_no_limit(world, ready, slow_ram):
+    ready("overlay", ram_budget_seconds=0)
+    snapshot(world)
+    assert "hypervisor.suspend" not in world.hooks.acts()
+
+
+# -- a lower level instead ----------------------------------------------------------------------
+
+
+def test_what_is_known_before_downgrades_the_plan(world):
+    world.add_guest()
+    world.with_defaults(level="quiesced", on_unavailable="paused")
+    record = snapshot(world)
+    assert record.level is Level.PAUSED
+    assert any("no guest agent is connected" in text for text in world.heard.notes)
+    assert world.guarded[0].strategy is Strategy.PAUSED
+
+
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        ("overlay", "hypervisor.capture"),
+        ("overlay", "capture.switched"),
+        ("manual", "capture.switched"),
+        ("quiesced", "hypervisor.freeze_file_systems"),
+        ("quiesced", "agent.frozen"),
+        ("paused", "hypervisor.suspend"),
+    ],
+)
+def test_a_freeze_that_fails_is_followed_by_a_lower_level(world, ready, way, place):
+    ready(way, on_unavailable="crash")
+    world.hooks.at[place] = failing_once(HypervisorError("web", "odd thing"))
+    record = snapshot(world)
+    assert (record.level, record.state) == (Level.CRASH, BundleState.COMPLETE)
+    assert any("odd thing" in text and "crash" in text for text in world.heard.notes)
+    assert world.is_as_it_was()
+    assert len(records(world)) == 1
+
+
+def test_a_slow_agent_is_followed_by_a_lower_level(world, ready):
+    ready("quiesced", on_unavailable="crash")
+    world.guest().agent = Agent.SLOW
+    assert snapshot(world).level is Level.CRASH
+    assert world.is_as_it_was()
+
+
+def test_a_silent_agent_is_never_asked_to_freeze(world, ready):
+    """What it does not do now it might do later."""
+    ready("quiesced", on_unavailable="paused")
+    world.guest().agent = Agent.SILENT
+    assert snapshot(world).level is Level.PAUSED
+    assert "hypervisor.freeze_file_systems" not in world.hooks.acts()
+    assert world.is_as_it_was()
+
+
+def test_a_silent_agent_without_a_lower_level_is_a_refusal(world, ready):
+    ready("quiesced")
+    world.guest().agent = Agent.SILENT
+    with pytest.raises(RefusedError, match="does not answer within 10 s"):
+        snapshot(world)
+    assert world.hooks.acts() in ([], ["hypervisor.rebase_inactive"])
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize(
+    ("way", "lower"),
+    [("quiesced", "fail"), ("quiesced", "quiesced"), ("paused", "quiesced"), ("paused", "paused")],
+)
+def test_no_lower_level_no_second_try(world, ready, way, lower):
+    ready(way, on_unavailable=lower)
+    world.hooks.at[WAYS[way].freeze[0]] = failing_once(HypervisorError("web", "odd thing"))
+    with pytest.raises(RunFailedError, match="odd thing"):
+        snapshot(world)
+    assert world.is_as_it_was()
+    assert records(world) == []
+
+
+@pytest.mark.parametrize("place", ["pool.snapshot tank", "hypervisor.resume"])
+def test_failing_later_is_no_reason_for_a_lower_level(world, ready, place):
+    ready("paused", on_unavailable="crash")
+    world.hooks.at[place] = failing_once(error_at(place))
+    with pytest.raises(RunFailedError):
+        snapshot(world)
+    assert world.hooks.acts().count("pool.snapshot") == 2
+    assert world.is_as_it_was()
+
+
+def test_a_signal_is_no_reason_for_a_lower_level(world, ready):
+    ready("overlay", on_unavailable="crash")
+    world.hooks.at["capture.writing"] = interrupt(world)
+    with pytest.raises(InterruptedRunError):
+        snapshot(world)
+    assert records(world) == []
+    assert world.is_as_it_was()
+
+
+def test_the_lower_level_may_fail_too(world, ready):
+    ready("overlay", on_unavailable="paused")
+    world.hooks.at["hypervisor.capture"] = failing(HypervisorError("web", "first"))
+    world.hooks.at["hypervisor.suspend"] = failing(HypervisorError("web", "second"))
+    with pytest.raises(RunFailedError, match="second"):
+        snapshot(world)
+    assert world.is_as_it_was()
+    assert records(world) == []
+
+
+# -- a level for once ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["ram", "quiesced", "paused", "crash"])
+def test_a_level_overrides_the_configured_one(world, level):
+    world.add_guest(agent=Agent.ANSWERS)
+    world.with_defaults(level="paused" if level == "crash" else "crash")
+    assert snapshot(world, level=level).level == level
+
+
+def test_a_level_for_a_guest_that_is_off_is_off(world):
+    world.add_guest(state=DomainState.OFF)
+    assert snapshot(world, level="ram").level is Level.OFF
+
+
+def test_a_level_that_cannot_be_had_touches_nothing(world):
+    world.add_guest()
+    with pytest.raises(RefusedError, match="no quiesced snapshot is possible: no guest agent"):
+        snapshot(world, level="quiesced")
+    assert world.hooks.log == []
+    assert world.leftovers() == []
