@@ -140,14 +140,6 @@ class LibvirtHypervisor:
             return None
         return _constant_name("VIR_DOMAIN_JOB_OPERATION_", job.get("operation", 0)) or "a job"
 
-    def ram_progress(self, uuid: str) -> tuple[int, int] | None:
-        try:
-            job = self._handle(uuid).jobStats()
-        except libvirt.libvirtError:
-            return None
-        total = job.get(libvirt.VIR_DOMAIN_JOB_MEMORY_TOTAL, 0)
-        return (job.get(libvirt.VIR_DOMAIN_JOB_MEMORY_PROCESSED, 0), total) if total else None
-
     def disk_capacity(self, uuid: str, target: str) -> int:
         with self._explained(target, "asking for its size"):
             return int(self._handle(uuid).blockInfo(target, 0)[0])

@@ -167,9 +167,6 @@ class Hypervisor(Protocol):
     def blockers(self, domain: Domain) -> list[Blocker]:
         """What about the domain stands in the way of which strategies."""
 
-    def ram_progress(self, uuid: str) -> tuple[int, int] | None:
-        """Bytes of RAM saved and in all, while a job runs."""
-
     def destroy(self, uuid: str) -> None:
         """Pull the plug; a domain that is off is not an error."""
 

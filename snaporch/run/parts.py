@@ -52,9 +52,12 @@ class Capture:
         return self._pipe if self._stream else self._directory / _RAW_NAME
 
     @property
-    def payload_bytes(self) -> int:
-        """Bytes of RAM that came through the pipe so far."""
-        return self._stream.payload_bytes if self._stream else 0
+    def arrived_bytes(self) -> int:
+        """Bytes of RAM that libvirt has written so far."""
+        if self._stream is not None:
+            return self._stream.payload_bytes
+        raw = self._directory / _RAW_NAME
+        return raw.stat().st_size if raw.exists() else 0
 
     @property
     def failure(self) -> BaseException | None:

@@ -19,6 +19,7 @@ OVERLAYS = Path("/var/lib/snaporch/overlays")
 BUNDLES = Path("/var/lib/snaporch/bundles")
 JOURNAL = Path("/var/lib/snaporch/journal")
 PATIENCE_SECONDS = 600
+STALLED = Path("/run/stalled-compressor")
 RUNTIME = Path("/run/snaporch")
 _COUNT = re.compile(r"N ([0-9a-f]{8})")
 
@@ -164,7 +165,8 @@ def stalled_compressor(tmp_path: Path) -> Iterator[dict[str, str]]:
     programs = tmp_path / "bin"
     programs.mkdir()
     pigz = programs / "pigz"
-    pigz.write_text(f"#!/bin/sh\nexec cat {gate}\n")
+    STALLED.unlink(missing_ok=True)
+    pigz.write_text(f"#!/bin/sh\n: > {STALLED}\nexec cat {gate}\n")
     pigz.chmod(0o755)
     text = '[defaults]\ncompression = "gzip"\n'
     with config(tmp_path, text) as environment:
@@ -201,9 +203,9 @@ def started(*arguments: str, env: dict[str, str]) -> Iterator[subprocess.Popen[s
             stream.close()  # that outlived a killed snaporch may hold the other side
 
 
-def wait_for_ram_phase(guest: Guest) -> None:
-    """Until libvirt is saving the guest's RAM."""
-    wait_for(
-        lambda: "Operation:        Snapshot" in run("virsh", "domjobinfo", guest.name).out,
-        "the RAM phase",
-    )
+def wait_for_ram_phase() -> None:
+    """Until RAM has reached the stalled compressor, which is started by its first bytes.
+
+    libvirt is not asked: QEMU's monitor may not answer while a full pipe holds it up.
+    """
+    wait_for(STALLED.exists, "the RAM phase")

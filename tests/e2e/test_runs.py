@@ -41,7 +41,7 @@ def test_the_second_run_is_told_who_holds_the_domain(guest, tmp_path):
         stalled_compressor(tmp_path) as environment,
         started("snapshot", guest.name, env=environment) as first,
     ):
-        wait_for_ram_phase(guest)
+        wait_for_ram_phase()
         outcome = snaporch("snapshot", guest.name)
         one_line_error(outcome, 6, guest.name, f"pid {first.pid}", "snapshot")
         one_line_error(snaporch("snapshot", guest.name, "--wait", "1"), 6)
@@ -54,7 +54,7 @@ def test_the_second_run_waits_and_then_runs(guest, tmp_path):
         stalled_compressor(tmp_path) as environment,
         started("snapshot", guest.name, env=environment) as first,
     ):
-        wait_for_ram_phase(guest)
+        wait_for_ram_phase()
         with started("snapshot", guest.name, "--wait", "300", env={}) as second:
             first.send_signal(signal.SIGINT)
             assert first.wait() == 128 + signal.SIGINT
@@ -68,7 +68,7 @@ def test_a_signal_in_the_ram_phase_undoes_the_run(guest, tmp_path, signum):
         stalled_compressor(tmp_path) as environment,
         started("snapshot", guest.name, env=environment) as process,
     ):
-        wait_for_ram_phase(guest)
+        wait_for_ram_phase()
         process.send_signal(signum)
         assert process.wait() == 128 + signum
         assert f"stopped by {signum.name}" in process.stderr.read()
@@ -83,7 +83,7 @@ def test_kill_in_the_ram_phase_is_mended_by_recover(guest, tmp_path):
         stalled_compressor(tmp_path) as environment,
         started("snapshot", guest.name, env=environment) as process,
     ):
-        wait_for_ram_phase(guest)
+        wait_for_ram_phase()
         process.kill()
         process.wait()
     outcome = snaporch("recover")
@@ -98,7 +98,7 @@ def test_kill_in_the_ram_phase_is_mended_by_the_next_run(guest, tmp_path):
         stalled_compressor(tmp_path) as environment,
         started("snapshot", guest.name, env=environment) as process,
     ):
-        wait_for_ram_phase(guest)
+        wait_for_ram_phase()
         process.kill()
         process.wait()
     assert snapshot(guest)["level"] == "ram"

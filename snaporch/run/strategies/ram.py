@@ -15,6 +15,7 @@ from snaporch.run.parts import Capture
 from snaporch.run.strategies.base import Strategy, Work
 
 _REPORT_SECONDS = 0.5
+_STALL_SECONDS = 120
 
 
 class RamStrategy(Strategy):
@@ -105,31 +106,52 @@ class RamStrategy(Strategy):
 
 
 class RamBudget:
-    """Seconds and bytes that saving RAM may take; a guest can dirty RAM faster than it is saved."""
+    """Seconds and bytes that saving RAM may take; a guest can dirty RAM faster than it is saved.
+
+    Goes by the bytes that arrive, and asks libvirt nothing: QEMU's monitor does not answer while a
+    full pipe holds QEMU up, and whoever waits for it could not stop the run any more.
+    """
 
     def __init__(self, work: Work, capture: Capture) -> None:
         self._work = work
         self._capture = capture
-        self._began = time.monotonic()
+        self._expected = 0
+        self._began = self._moved = time.monotonic()
+        self._arrived = 0
         self._reported = 0.0
         self._suspended = False
 
     def begin(self) -> None:
         """A capture begins now."""
-        self._began = time.monotonic()
+        self._expected = self._work.hypervisor.ram_in_use(self._work.domain.uuid)
+        self._began = self._moved = time.monotonic()
+        self._arrived = 0
 
     def check(self) -> None:
         """Report progress; act when the budget is used up.
 
         Raises:
-            RunFailedError: it is, and the configuration says to abort.
+            RunFailedError: it is, and the configuration says to abort; or nothing arrives any more.
         """
         now = time.monotonic()
+        arrived = self._capture.arrived_bytes
+        if arrived != self._arrived:
+            self._arrived, self._moved = arrived, now
         if now - self._reported >= _REPORT_SECONDS:
             self._reported = now
-            self._report()
-        if self._suspended or not (excess := self._excess(now - self._began)):
-            return
+            total = max(self._expected, arrived)
+            self._work.context.progress.amount(self._work.domain.name, arrived, total)
+        if now - self._moved > _STALL_SECONDS:
+            raise RunFailedError(
+                self._work.domain.name,
+                f"no RAM has arrived for {_STALL_SECONDS} s",
+                "see whether the bundle store and the compressor still work",
+            )
+        excess = self._excess(now - self._began)
+        if excess and not self._suspended:
+            self._overrun(excess)
+
+    def _overrun(self, excess: str) -> None:
         if self._work.plan.settings.on_ram_budget == "abort":
             raise RunFailedError(
                 self._work.domain.name, f"saving RAM took more than {excess}", "see on_ram_budget"
@@ -139,16 +161,10 @@ class RamBudget:
         self._work.journal.note(Note.SUSPENDED)
         self._work.hypervisor.suspend(self._work.domain.uuid)
 
-    def _report(self) -> None:
-        amount = self._work.hypervisor.ram_progress(self._work.domain.uuid)
-        if amount is not None:
-            self._work.context.progress.amount(self._work.domain.name, *amount)
-
     def _excess(self, seconds: float) -> str:
         settings = self._work.plan.settings
         if settings.ram_budget_seconds and seconds > settings.ram_budget_seconds:
             return f"{settings.ram_budget_seconds} s"
-        mib = self._capture.payload_bytes >> 20
-        if settings.ram_budget_mib and mib > settings.ram_budget_mib:
+        if settings.ram_budget_mib and self._arrived >> 20 > settings.ram_budget_mib:
             return f"{settings.ram_budget_mib} MiB"
         return ""
