@@ -18,9 +18,8 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
         names = {uuid: name for uuid, name in names.items() if domain in (uuid, name)}
         if not names:
             context.hypervisor.domain(domain)  # a misspelt name is an error
-    if not names:
-        context.progress.step(domain or "snaporch", "nothing to recover")
     failures = []
+    settled = False
     for uuid, name in names.items():
         try:
             with domain_lock(
@@ -32,8 +31,11 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
                 interrupt=context.interrupt,
             ):
                 for text in (foresee if dry_run else recover)(context, uuid):
+                    settled = True
                     print_result(text)
         except SnaporchError as error:
             print_error(error.line())
             failures.append(int(error.exit_code))
+    if not settled and not failures:
+        context.progress.step(domain or "snaporch", "nothing to recover")
     return failures[0] if failures else 0
