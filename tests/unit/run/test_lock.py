@@ -3,19 +3,21 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
 from snaporch.errors import BusyError, InterruptedRunError, UnavailableError
+from snaporch.run import lock as lock_module
 from snaporch.run.context import Interrupt
-from snaporch.run.lock import domain_lock
+from snaporch.run.lock import RECOVERING, domain_lock
 
 HOLD = """
 import sys
 from pathlib import Path
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
-with domain_lock(Path(sys.argv[1]), "web", "u", "restore", wait=0, interrupt=Interrupt()):
+with domain_lock(Path(sys.argv[1]), "web", "u", sys.argv[2], wait=0, interrupt=Interrupt()):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -32,11 +34,11 @@ def runtime(tmp_path):
     return tmp_path / "runtime"
 
 
-@pytest.fixture
-def other(runtime):
+@contextmanager
+def holder(runtime, doing):
     """Another process that holds the domain until its standard input ends."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, runtime],
+        [sys.executable, "-c", HOLD, runtime, doing],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -44,6 +46,20 @@ def other(runtime):
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
+
+
+@pytest.fixture
+def other(runtime):
+    """A restore in another process."""
+    with holder(runtime, "restore") as process:
+        yield process
+
+
+@pytest.fixture
+def recovery(runtime):
+    """A recovery in another process."""
+    with holder(runtime, RECOVERING) as process:
+        yield process
 
 
 def test_a_free_domain_is_held_and_given_back(runtime):
@@ -84,6 +100,24 @@ def test_waiting_is_not_for_ever(runtime, other):
     with pytest.raises(BusyError), lock(runtime, wait=1):
         pass
     assert 0.8 <= time.monotonic() - began < 5
+
+
+def test_the_end_of_a_recovery_is_waited_for_without_being_asked(runtime, recovery):
+    threading.Timer(0.1, recovery.stdin.close).start()
+    with lock(runtime):
+        assert recovery.wait(5) == 0
+
+
+def test_a_recovery_that_hangs_is_not_waited_for_for_ever(runtime, recovery, monkeypatch):
+    monkeypatch.setattr(lock_module, "_RECOVERY_SECONDS", 0.1)
+    with pytest.raises(BusyError, match=f"held by recover .pid {recovery.pid}"), lock(runtime):
+        pass
+
+
+def test_a_signal_ends_the_waiting_for_a_recovery(runtime, recovery):
+    interrupt = Interrupt(signum=15)
+    with pytest.raises(InterruptedRunError), lock(runtime, interrupt=interrupt):
+        pass
 
 
 def test_a_signal_ends_the_waiting(runtime, other):

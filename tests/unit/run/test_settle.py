@@ -2,16 +2,17 @@ from pathlib import Path
 
 import pytest
 from fakes.hooks import failing, failing_once
+from fakes.hypervisor import Agent
 
-from snaporch.errors import AttentionError, ExitCode
+from snaporch.errors import AttentionError, ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
 from snaporch.pool import PoolError
 from snaporch.run import settle as settle_module
-from snaporch.run.journal import Journal, Step, read_journals
+from snaporch.run.journal import Journal, Note, Step, read_journals
 from snaporch.run.overlays import OverlayError
 from snaporch.run.plan import make_plan
-from snaporch.run.settle import recover, remove_unused, settle
+from snaporch.run.settle import foresee, is_ours_to_resume, recover, remove_unused, settle
 
 
 class Killed:
@@ -150,6 +151,96 @@ def test_a_foreign_job_is_waited_for_and_never_aborted(world, monkeypatch):
     assert Path(run.facts.overlays[0].overlay).exists()
 
 
+def test_an_overlay_that_was_unlinked_under_a_running_guest_is_committed(world):
+    """QEMU still has it open: its writes are not lost yet."""
+    run = Killed(world).switched()
+    run.overlay().unlink()
+    assert run.settle() == ["committed vda"]
+    assert_settled(world)
+
+
+def test_an_overlay_of_a_guest_that_was_restarted_onto_it_is_committed(world):
+    run = Killed(world).switched()
+    run.guest.boot += 1
+    assert run.settle() == ["committed vda"]
+    assert_settled(world)
+
+
+def restarted_on_its_base(run):
+    run.guest.boot += 1
+
+
+def moved_elsewhere(run):
+    disk = run.facts.overlays[0]
+    for kind in ("live", "inactive"):
+        setattr(run.guest, kind, getattr(run.guest, kind).replace(disk.base, "/elsewhere.img"))
+
+
+def off_on_its_base(run):
+    run.guest.live, run.guest.state = None, DomainState.OFF
+
+
+def gone(run):
+    del run.world.hypervisor.guests[run.facts.uuid]
+
+
+NOBODY_USES = [restarted_on_its_base, moved_elsewhere, off_on_its_base, gone]
+
+
+@pytest.mark.parametrize("happened", NOBODY_USES)
+def test_writes_that_nobody_uses_any_more_are_set_aside_and_named(world, happened):
+    run = Killed(world).switched(live=False, inactive=False)
+    happened(run)
+    (text,) = run.settle()
+    assert str(run.quarantined()) in text
+    assert run.quarantined().read_bytes() == b"the guest's last writes"
+    assert not Path(run.facts.overlay_dir).exists()
+    assert Path(run.facts.overlays[0].base).read_bytes() == b""
+
+
+@pytest.mark.parametrize("happened", NOBODY_USES)
+@pytest.mark.parametrize("state", ["empty", "committed", "noted"])
+def test_overlays_with_nothing_of_their_own_are_removed(world, happened, state):
+    run = Killed(world).switched(live=False, inactive=False)
+    if state == "empty":
+        run.overlay().write_bytes(b"")
+    if state == "committed":
+        Path(run.facts.overlays[0].base).write_bytes(run.overlay().read_bytes())
+    happened(run)
+    assert run.settle(*([Note.COMMITTED] if state == "noted" else [])) == []
+    assert [name for name in world.leftovers() if not name.startswith("journal")] == []
+
+
+def test_an_overlay_that_cannot_be_read_is_taken_for_written(world, monkeypatch):
+    run = Killed(world).switched(live=False, inactive=False)
+    restarted_on_its_base(run)
+
+    def fail(_overlay):
+        raise OverlayError("qemu-img map", "Image is corrupt")
+
+    monkeypatch.setattr(settle_module.overlays, "holds_writes", fail)
+    run.settle()
+    assert run.quarantined().exists()
+
+
+def test_two_disks_may_need_different_things(world):
+    run = Killed(world, disks=TWO).switched("vda")
+    world.write_overlay(run.overlay("vdb"))
+    run.guest.boot += 1
+    said = run.settle()
+    assert said[0] == "committed vda"
+    assert str(run.quarantined("vdb")) in said[1]
+    assert world.on_bases()
+
+
+def test_what_was_set_aside_stays_for_later_runs(world):
+    run = Killed(world).switched(live=False, inactive=False)
+    restarted_on_its_base(run)
+    run.recover()
+    assert run.recover() == []
+    assert run.quarantined().exists()
+
+
 # -- when the guest is off or gone --------------------------------------------------------------
 
 
@@ -171,6 +262,42 @@ def test_offline_commits_come_before_the_definition_is_mended(world):
     run.settle()
     acts = world.hooks.acts()
     assert acts.index("overlays.commit_offline") < acts.index("hypervisor.rebase_inactive")
+
+
+def test_an_overlay_that_is_missing_needs_attention_and_nothing_is_removed(world):
+    run = Killed(world, disks=TWO).switched().took_snapshots()
+    off(run)
+    run.overlay("vdb").unlink()
+    before = run.guest.inactive
+    with pytest.raises(AttentionError) as caught:
+        run.settle()
+    assert str(run.overlay("vdb")) in str(caught.value)
+    assert "the guest's last writes are in it" in str(caught.value)
+    assert run.overlay("vda").exists()
+    assert run.guest.inactive == before
+    assert "overlays.commit_offline" not in world.hooks.acts()
+    assert world.pool.names() == ["flash/web@s1", "tank/web@s1"]
+    assert len(read_journals(world.paths.journal)) == 1
+
+
+def test_an_overlay_that_was_put_back_ends_that(world):
+    run = Killed(world).switched()
+    off(run)
+    away = run.overlay().rename(world.root / "away")
+    with pytest.raises(AttentionError):
+        run.recover()
+    away.rename(run.overlay())
+    assert run.recover()[0] == "web: committed vda while the guest is off"
+    assert world.leftovers() == []
+
+
+def test_an_empty_overlay_of_a_guest_that_is_off_is_removed(world):
+    run = Killed(world).switched()
+    off(run)
+    run.overlay().write_bytes(b"")
+    assert run.settle() == []
+    assert_settled(world)
+    assert "overlays.commit_offline" not in world.hooks.acts()
 
 
 def test_an_offline_commit_that_fails_keeps_everything(world, monkeypatch):
@@ -202,6 +329,92 @@ def test_the_last_writes_of_a_domain_that_is_gone_are_set_aside(world):
     assert str(run.quarantined()) in text
     assert run.quarantined().read_bytes() == b"the guest's last writes"
     assert not run.overlay().exists()
+
+
+# -- letting the guest go -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("was", [DomainState.RUNNING, DomainState.PAUSED])
+@pytest.mark.parametrize("reason", [None, "user", "snapshot", "migration", "save"])
+@pytest.mark.parametrize("noted", [False, True])
+def test_whose_pause_it_is(world, was, reason, noted):
+    run = Killed(world, state=was)
+    run.guest.paused_reason = reason
+    notes = [Note.SUSPENDED] if noted else []
+    ours = was is DomainState.RUNNING and reason is not None and (reason != "user" or noted)
+    assert is_ours_to_resume(world.context, run.facts, notes) is ours
+
+
+def test_a_guest_that_the_run_suspended_runs_again(world):
+    run = Killed(world, level="paused")
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    assert run.settle(Note.SUSPENDED) == ["resumed the guest"]
+    assert run.guest.state is DomainState.RUNNING
+
+
+def test_a_guest_is_thawed_if_the_agent_had_been_asked(world):
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    run.guest.frozen = True
+    assert run.settle(Note.FREEZING) == ["thawed the guest"]
+    assert not run.guest.frozen
+
+
+def test_an_agent_that_was_not_asked_is_left_alone(world):
+    """Somebody else may have frozen the guest."""
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    run.guest.frozen = True
+    assert run.settle() == []
+    assert run.guest.frozen
+
+
+def test_an_agent_that_does_not_answer_keeps_everything(world):
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS).took_snapshots()
+    run.guest.agent = Agent.SILENT
+    with pytest.raises(AttentionError, match=f"snaporch recover {run.facts.uuid}"):
+        run.settle(Note.FREEZING)
+    assert world.pool.names() == ["tank/web@s1"]
+
+
+def test_a_frozen_guest_that_is_off_needs_no_agent(world):
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    off(run)
+    assert run.settle(Note.FREEZING) == []
+
+
+def test_a_frozen_guest_that_is_gone_needs_no_agent(world):
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    gone(run)
+    assert run.settle(Note.FREEZING) == []
+
+
+# -- libvirt that does not answer ---------------------------------------------------------------
+
+
+def test_libvirt_may_be_away_for_a_while(world, monkeypatch):
+    monkeypatch.setattr(settle_module, "_POLL_SECONDS", 0)
+    run = Killed(world).switched()
+    away = iter([True] * 3)
+
+    def find():
+        if next(away, False):
+            raise UnavailableError("qemu:///system", "libvirt does not answer")
+
+    world.hooks.at["hypervisor.find"] = find
+    assert run.settle() == ["committed vda"]
+    assert_settled(world)
+
+
+def test_libvirt_that_stays_away_keeps_everything(world, monkeypatch):
+    monkeypatch.setattr(settle_module, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(settle_module, "_RECONNECT_SECONDS", 0)
+    run = Killed(world).switched().took_snapshots()
+    away = UnavailableError("qemu:///system", "libvirt does not answer")
+    world.hooks.at["hypervisor.find"] = failing(away)
+    with pytest.raises(AttentionError, match="libvirt does not answer"):
+        run.recover()
+    assert run.overlay().exists()
+    assert world.pool.names() == ["tank/web@s1"]
+    assert len(read_journals(world.paths.journal)) == 1
 
 
 # -- nothing is removed that may still be needed ------------------------------------------------
@@ -322,3 +535,60 @@ def test_a_pool_that_does_not_answer_keeps_the_journal(world):
     with pytest.raises(PoolError):
         run.recover()
     assert len(read_journals(world.paths.journal)) == 1
+
+
+# -- foreseeing ---------------------------------------------------------------------------------
+
+
+def everything(world):
+    """All that a recovery could change."""
+    files = {
+        path: path.read_bytes() if path.is_file() else None
+        for path in sorted(world.root.rglob("*"))
+    }
+    guests = {uuid: dict(vars(guest)) for uuid, guest in world.hypervisor.guests.items()}
+    return files, guests, world.pool.names(), list(world.hooks.log)
+
+
+@pytest.mark.parametrize(
+    "happened", [None, off, restarted_on_its_base, gone], ids=["on overlay", "off", "new", "gone"]
+)
+def test_foreseeing_changes_nothing(world, happened):
+    run = Killed(world, disks=TWO).switched().took_snapshots("tank/web")
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
+    if happened:
+        happened(run)
+    before = everything(world)
+    assert foresee(world.context, run.facts.uuid)
+    assert everything(world) == before
+
+
+def test_a_recovery_is_foreseen_in_words(world):
+    run = Killed(world, disks=TWO).switched("vda")
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
+    assert foresee(world.context, run.facts.uuid) == [
+        f"web: vda: commit {run.overlay('vda')}",
+        f"web: vdb: remove {run.overlay('vdb')}",
+        "web: resume the guest",
+        f"web: settle the run {run.facts.run}, which was cut short",
+    ]
+
+
+def test_an_overlay_that_is_missing_is_foreseen(world):
+    run = Killed(world).switched()
+    off(run)
+    run.overlay().unlink()
+    assert foresee(world.context, run.facts.uuid)[0] == f"web: vda: attention {run.overlay()}"
+
+
+def test_another_domains_runs_are_not_foreseen(world):
+    Killed(world).switched()
+    assert foresee(world.context, "another uuid") == []
+
+
+def test_a_torn_journal_stays_where_it_is_when_foreseen(world):
+    run = Killed(world)
+    torn = world.paths.journal / "20250101T000000Z-00.jsonl"
+    torn.write_bytes(b"{")
+    foresee(world.context, run.facts.uuid)
+    assert torn.exists()

@@ -1,0 +1,142 @@
+"""The command that starts a guardian, and one that is really started."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes.hypervisor import Agent
+
+from snaporch.model import DomainState
+from snaporch.run import guardian
+from snaporch.run.journal import Journal
+from snaporch.run.plan import make_plan
+
+SYSTEMD_RUN = "/usr/bin/systemd-run"
+
+
+@pytest.fixture
+def facts(world):
+    """Facts of a run at a level."""
+
+    def make(level="ram", **guest):
+        domain = world.add_guest(agent=Agent.ANSWERS, **guest)
+        return make_plan(world.context, domain, "s1", level).facts
+
+    return make
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """What was started, and how; on a host without systemd."""
+    calls = []
+    monkeypatch.setattr(
+        guardian.subprocess, "Popen", lambda words, **how: calls.append((words, how))
+    )
+    monkeypatch.setattr(guardian, "_SYSTEMD", tmp_path / "no-systemd")
+    return calls
+
+
+@pytest.fixture
+def systemd(monkeypatch, tmp_path):
+    """On a host with systemd."""
+    monkeypatch.setattr(guardian, "_SYSTEMD", tmp_path)
+    monkeypatch.setattr(guardian.shutil, "which", lambda name: SYSTEMD_RUN)
+
+
+JOURNAL = Path("/journal/run.jsonl")
+
+
+@pytest.mark.parametrize("level", ["ram", "quiesced", "paused"])
+def test_a_guest_that_may_stand_still_is_guarded(world, facts, started, level):
+    world.with_defaults(freeze_deadline=17)
+    guardian.start_guardian(world.context, facts(level), JOURNAL)
+    ((words, how),) = started
+    assert words == [
+        *[sys.executable, "-P", "-m", "snaporch.run.watch"],
+        *[str(os.getpid()), str(JOURNAL), "17", "qemu:///system"],
+    ]
+    assert how["start_new_session"]
+    assert {how[stream] for stream in ("stdin", "stdout", "stderr")} == {subprocess.DEVNULL}
+
+
+def test_a_guest_that_runs_on_needs_no_guardian(world, facts, started):
+    guardian.start_guardian(world.context, facts("crash"), JOURNAL)
+    assert started == []
+
+
+def test_a_guest_that_is_off_needs_no_guardian(world, facts, started):
+    guardian.start_guardian(world.context, facts(state=DomainState.OFF), JOURNAL)
+    assert started == []
+
+
+def test_the_deadline_is_the_domains_own(world, facts, started):
+    config = world.context.config.model_copy(update={"domain": {"web": {"freeze_deadline": 5}}})
+    world.context.config = config
+    guardian.start_guardian(world.context, facts(), JOURNAL)
+    assert started[0][0][-2] == "5"
+
+
+def test_the_configuration_is_handed_on_by_its_whole_path(
+    world, facts, started, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    world.context.config_path = Path("other.toml")
+    guardian.start_guardian(world.context, facts(), JOURNAL)
+    assert started[0][0][-1] == str(tmp_path / "other.toml")
+
+
+def test_with_systemd_it_is_a_unit_of_its_own(world, facts, started, systemd):
+    """The children of a service are killed with it."""
+    told = facts()
+    guardian.start_guardian(world.context, told, JOURNAL)
+    words = started[0][0]
+    assert words[0] == "systemd-run"
+    assert f"--unit=snaporch-guardian-{told.run}" in words
+    assert "--collect" in words
+    assert words[words.index(sys.executable) :][1:4] == ["-P", "-m", "snaporch.run.watch"]
+
+
+def test_systemd_on_the_host_without_its_command(world, facts, started, monkeypatch, tmp_path):
+    monkeypatch.setattr(guardian, "_SYSTEMD", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    guardian.start_guardian(world.context, facts(), JOURNAL)
+    assert started[0][0][0] == sys.executable
+
+
+def test_its_command_in_a_container_without_systemd(world, facts, started, monkeypatch):
+    monkeypatch.setattr(guardian.shutil, "which", lambda name: SYSTEMD_RUN)
+    guardian.start_guardian(world.context, facts(), JOURNAL)
+    assert started[0][0][0] == sys.executable
+
+
+def test_a_guardian_that_cannot_be_started_does_not_stop_the_run(
+    world, facts, started, monkeypatch
+):
+    def fail(words, **how):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(guardian.subprocess, "Popen", fail)
+    guardian.start_guardian(world.context, facts(), JOURNAL)
+
+
+def test_a_real_one_ends_with_the_journal(world, facts, monkeypatch, tmp_path):
+    real, processes = subprocess.Popen, []
+
+    def start(words, **how):
+        processes.append(real(words, **how))
+        return processes[-1]
+
+    monkeypatch.setattr(guardian, "_SYSTEMD", tmp_path / "no-systemd")
+    monkeypatch.setattr(guardian.subprocess, "Popen", start)
+    journal = Journal(world.paths.journal, facts())
+    guardian.start_guardian(world.context, facts(), journal.path)
+    (process,) = processes
+    try:
+        assert os.getsid(process.pid) == process.pid
+        journal.close(settled=True)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,422 @@
+"""The guardian's own loop, with a real process to watch over and a real journal."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing
+from fakes.hypervisor import Agent
+
+from snaporch.errors import UnavailableError
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DomainState, Strategy
+from snaporch.run import overlays, watch
+from snaporch.run.journal import Journal, Step
+from snaporch.run.plan import make_plan
+
+URI = "qemu:///system"
+LEVELS = {"manual": "ram", "overlay": "ram", "paused": "paused", "quiesced": "quiesced"}
+STILL = ["manual", "paused", "quiesced"]
+
+
+class Recovered(BaseException):
+    """The guardian became ``snaporch recover``."""
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0.01)
+
+
+@pytest.fixture
+def process():
+    """What takes the run's place; ends with its standard input."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as made:
+        yield made
+        with suppress(BrokenPipeError):
+            made.stdin.close()
+        made.wait()
+
+
+class Run:
+    """A run of a strategy, as far as its journal tells."""
+
+    def __init__(self, world, strategy, **guest):
+        world.add_guest(agent=Agent.ANSWERS, **guest)
+        way = strategy if LEVELS[strategy] == "ram" else "auto"
+        context = world.with_defaults(ram_strategy=way)
+        plan = make_plan(context, world.hypervisor.domain("web"), "s1", LEVELS[strategy])
+        assert plan.strategy == strategy
+        self.world, self.facts = world, plan.facts
+        self.journal = Journal(world.paths.journal, plan.facts)
+        self.path = self.journal.path
+
+    def write(self, event, step):
+        self.journal._write(event=event, step=step.value)
+        return self
+
+    def frozen(self):
+        """In the window."""
+        for step in (Step.PREPARE, Step.FREEZE):
+            self.write("begin", step).write("end", step)
+        if self.facts.overlays:
+            Path(self.facts.overlay_dir).mkdir(parents=True, exist_ok=True)
+            for disk in self.facts.overlays:
+                Path(disk.overlay).touch()
+        return self
+
+    def over(self):
+        """The run ends well."""
+        with suppress(FileNotFoundError):
+            self.journal.close(settled=True)
+
+
+@pytest.fixture
+def begin(world, monkeypatch):
+    made = []
+
+    def make(strategy="manual", **guest):
+        made.append(Run(world, strategy, **guest))
+        return made[-1]
+
+    yield make
+    for run in made:
+        with suppress(OSError):
+            run.journal.close(settled=False)
+
+
+@pytest.fixture
+def recovering(monkeypatch):
+    """The commands that the guardian became."""
+    commands = []
+
+    def execv(program, words):
+        commands.append(words)
+        raise Recovered
+
+    monkeypatch.setattr(os, "execv", execv)
+    return commands
+
+
+@pytest.fixture
+def let_go(monkeypatch):
+    """What to do when the guardian lets the guest go, and how often it did."""
+
+    class LetGo:
+        times = 0
+        then = staticmethod(lambda: None)
+
+        def __call__(self, facts, uri):
+            self.times += 1
+            self.then()
+
+    made = LetGo()
+    monkeypatch.setattr(watch, "_let_go", made)
+    return made
+
+
+def guard(run, pid, deadline="60", *config):
+    with suppress(Recovered):
+        watch.main([str(pid), str(run.path), deadline, URI, *config])
+
+
+def looking(monkeypatch, times, then):
+    """After so many looks, something happens; until then the guardian must only look."""
+    real, left = watch._in_window, [times]
+
+    def look(journal):
+        left[0] -= 1
+        if left[0] == 0:
+            then()
+        return real(journal)
+
+    monkeypatch.setattr(watch, "_in_window", look)
+
+
+# -- the end of the run -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_it_ends_when_the_journal_is_gone(begin, process, recovering, monkeypatch, frozen):
+    run = begin()
+    if frozen:
+        run.frozen()
+    looking(monkeypatch, 3, run.over)
+    guard(run, process.pid)
+    assert recovering == []
+    assert process.poll() is None
+
+
+def test_a_run_that_was_killed_is_recovered(begin, process, recovering, monkeypatch):
+    run = begin().frozen()
+    looking(monkeypatch, 2, process.kill)
+    guard(run, process.pid)
+    (command,) = recovering
+    assert command[:4] == [sys.executable, "-P", "-m", "snaporch"]
+    assert command[4:] == ["recover", "--wait", "600", run.facts.uuid]
+
+
+def test_it_is_recovered_with_the_same_configuration(begin, process, recovering, monkeypatch):
+    run = begin()
+    looking(monkeypatch, 1, process.kill)
+    guard(run, process.pid, "60", "/etc/other.toml")
+    (command,) = recovering
+    assert command[4:6] == ["--config", "/etc/other.toml"]
+
+
+def test_a_run_that_is_dead_already_is_recovered(begin, process, recovering):
+    run = begin()
+    process.kill()
+    process.wait()
+    guard(run, process.pid)
+    assert len(recovering) == 1
+
+
+def test_a_run_that_ended_before_the_guardian_began(begin, process, recovering):
+    run = begin()
+    run.over()
+    process.kill()
+    process.wait()
+    guard(run, process.pid)
+    assert recovering == []
+
+
+def test_a_zombie_is_dead(begin, process, recovering):
+    """Nobody may have waited for the run yet."""
+    run = begin()
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    guard(run, process.pid)
+    assert len(recovering) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 512])
+def test_a_journal_without_facts_is_left_to_the_next_run(begin, process, recovering, content):
+    run = begin()
+    run.path.write_bytes(content)
+    process.kill()
+    guard(run, process.pid)
+    assert recovering == []
+
+
+def test_the_recovery_is_a_command_that_there_is(begin, process, recovering, monkeypatch):
+    """Its words are understood: without a host it fails later than at its usage."""
+    from typer.testing import CliRunner
+
+    from snaporch.cli.main import app
+
+    run = begin()
+    looking(monkeypatch, 1, process.kill)
+    guard(run, process.pid, "60", str(run.path))
+    words = recovering[0][4:]
+    seen = {}
+    monkeypatch.setattr(
+        "snaporch.cli.session.load_config", lambda path: seen.update(path=path) or 1 / 0
+    )
+    answer = CliRunner().invoke(app, words)
+    assert isinstance(answer.exception, ZeroDivisionError)
+    assert seen["path"] == run.path
+
+
+# -- letting the guest go -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STILL)
+def test_a_guest_that_stands_still_too_long_is_let_go_once(
+    begin, process, recovering, let_go, monkeypatch, strategy
+):
+    run = begin(strategy).frozen()
+    looking(monkeypatch, 10, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 1
+
+
+@pytest.mark.parametrize("strategy", [*STILL, "overlay"])
+def test_within_the_deadline_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
+    run = begin(strategy).frozen()
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "60")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize("strategy", [*STILL, "overlay"])
+def test_before_the_freeze_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
+    """Saving RAM takes as long as it takes; the guest runs meanwhile."""
+    run = begin(strategy).write("begin", Step.PREPARE).write("end", Step.PREPARE)
+    run.write("begin", Step.FREEZE)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize("strategy", [*STILL, "overlay"])
+def test_after_the_release_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
+    run = begin(strategy).frozen()
+    for step in (Step.POOL_SNAPSHOT, Step.RELEASE):
+        run.write("begin", step).write("end", step)
+    run.write("begin", Step.SEAL)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize("strategy", STILL)
+def test_a_release_that_hangs_is_no_reason_to_stand_still(
+    begin, process, let_go, monkeypatch, strategy
+):
+    run = begin(strategy).frozen()
+    run.write("begin", Step.POOL_SNAPSHOT).write("end", Step.POOL_SNAPSHOT)
+    run.write("begin", Step.RELEASE)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 1
+
+
+def test_a_commit_under_way_is_not_begun_a_second_time(begin, process, let_go, monkeypatch, world):
+    world.paths = world.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
+    run = begin("overlay").frozen()
+    run.write("begin", Step.RELEASE)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "let"),
+    [
+        ({"overlay_floor_mib": 1 << 30}, 1),
+        ({"overlay_max_mib": 1}, 1),
+        ({"overlay_max_mib": 100}, 0),
+        ({}, 0),
+    ],
+)
+def test_overlays_have_limits(begin, process, let_go, monkeypatch, world, limits, let):
+    world.paths = world.paths.model_copy(update=limits)
+    run = begin("overlay").frozen()
+    Path(run.facts.overlays[0].overlay).write_bytes(b"x" * (3 << 20))
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == let
+
+
+def test_overlays_that_are_gone_already_do_not_end_the_guardian(
+    begin, process, recovering, monkeypatch
+):
+    """A run that failed commits and removes them while its journal is still there."""
+    run = begin("overlay").frozen()
+    overlays.remove(Path(run.facts.overlay_dir), run.facts.overlays)
+    looking(monkeypatch, 3, process.kill)
+    guard(run, process.pid, "0")
+    assert len(recovering) == 1
+
+
+def test_a_run_that_dies_after_the_guest_was_let_go_is_recovered(
+    begin, process, recovering, let_go
+):
+    run = begin("paused").frozen()
+    let_go.then = process.kill
+    guard(run, process.pid, "0")
+    assert (let_go.times, len(recovering)) == (1, 1)
+
+
+def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
+    run = begin("paused").frozen()
+    whole = run.path.read_bytes()
+    run.write("begin", Step.POOL_SNAPSHOT)
+    longer = run.path.read_bytes()
+    for cut in range(len(whole), len(longer)):
+        run.path.write_bytes(longer[:cut])
+        assert watch._in_window(run.path)
+        assert watch._facts(run.path)["uuid"] == run.facts.uuid
+
+
+# -- how it lets go -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def host(world, monkeypatch):
+    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda uri: world.hypervisor)
+    return world
+
+
+def facts(run):
+    return watch._facts(run.path)
+
+
+@pytest.mark.parametrize(("strategy", "reason"), [("manual", "snapshot"), ("paused", "user")])
+def test_a_paused_guest_is_resumed(begin, host, strategy, reason):
+    run = begin(strategy)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
+    watch._let_go(facts(run), URI)
+    assert host.guest().state is DomainState.RUNNING
+
+
+@pytest.mark.parametrize("strategy", ["manual", "paused"])
+def test_a_guest_that_was_paused_before_is_not(begin, host, strategy):
+    run = begin(strategy, state=DomainState.PAUSED)
+    watch._let_go(facts(run), URI)
+    assert host.guest().state is DomainState.PAUSED
+    assert host.hooks.log == []
+
+
+def test_a_guest_that_runs_already_is_not_touched(begin, host):
+    run = begin("manual")
+    watch._let_go(facts(run), URI)
+    assert host.hooks.log == []
+
+
+def test_a_frozen_guest_is_thawed(begin, host):
+    run = begin("quiesced")
+    host.guest().frozen = True
+    watch._let_go(facts(run), URI)
+    assert not host.guest().frozen
+
+
+def test_overlays_are_committed(begin, host):
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    watch._let_go(facts(run), URI)
+    assert host.on_bases()
+
+
+def test_a_guest_that_cannot_be_let_go_does_not_end_the_guardian(begin, host, monkeypatch):
+    run = begin("manual")
+    host.guest().paused_reason = "snapshot"
+    host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "no"))
+    watch._let_go(facts(run), URI)
+
+    def absent(_uri):
+        raise UnavailableError(URI, "does not answer")
+
+    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", absent)
+    watch._let_go(facts(run), URI)
+
+
+# -- as a process -------------------------------------------------------------------------------
+
+
+def test_as_a_process_it_ends_with_the_run(begin, process):
+    run = begin()
+    words = [sys.executable, "-P", "-m", "snaporch.run.watch"]
+    words += [str(process.pid), str(run.path), "60", URI]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as guardian:
+        run.over()
+        process.kill()
+        assert guardian.wait(20) == 0
+        assert guardian.stderr.read() == b""
+
+
+def test_it_imports_little_until_there_is_something_to_do():
+    code = "import sys; import snaporch.run.watch; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"libvirt", "pydantic", "typer", "snaporch.hypervisor"} & set(done.stdout.split())
+
+
+def test_every_strategy_is_known():
+    assert set(watch._STANDING_STILL) | {"overlay", "crash", "off"} == set(Strategy)
