@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import pytest
 from fakes.hooks import failing
+from fakes.hypervisor import Agent
 
 from snaporch.cli import main
 from snaporch.errors import ExitCode, UnavailableError
@@ -102,6 +103,104 @@ def test_a_signal_that_came_too_late_lets_this_domain_finish_and_no_other(host, 
     assert answer.code == 128 + 2
     assert answer.out.startswith("first@")
     assert [name.split("@")[0] for name in host.pool.names()] == ["tank/first"]
+
+
+@pytest.mark.parametrize("level", ["ram", "quiesced", "paused", "crash"])
+def test_a_level_is_asked_for(host, snaporch, level):
+    host.add_guest(agent=Agent.ANSWERS)
+    answer = snaporch("snapshot", "web", "--level", level, "--json")
+    assert (answer.code, answer.json["level"]) == (0, level)
+    assert host.is_as_it_was()
+
+
+def test_a_level_that_there_is_not_is_wrong_usage(host, snaporch):
+    host.add_guest()
+    answer = snaporch("snapshot", "web", "--level", "best")
+    assert answer.code == ExitCode.USAGE
+    assert "quiesced" in answer.err
+    assert host.hooks.log == []
+
+
+def test_a_level_that_cannot_be_had_is_refused_with_the_next_step(host, snaporch):
+    host.add_guest()
+    answer = snaporch("snapshot", "web", "--level", "quiesced")
+    assert answer.code == ExitCode.REFUSED
+    (line,) = answer.err.splitlines()
+    assert "no guest agent is connected; install qemu-guest-agent" in line
+    assert host.leftovers() == []
+
+
+def test_a_level_cannot_be_mistaken_for_a_domain(host, snaporch):
+    host.add_guest("crash")
+    answer = snaporch("snapshot", "--level", "crash", "crash", "--quiet")
+    assert answer.out.startswith("crash@")
+
+
+# -- snapshot --dry-run -------------------------------------------------------------------------
+
+
+def untouched(host):
+    """Nothing was done, and no file was made."""
+    made = sorted(path.name for path in host.root.iterdir())
+    return host.hooks.log == [] and made == ["snaporch.toml", "zfs"] and host.guarded == []
+
+
+def test_a_dry_run_tells_the_plan_and_touches_nothing(host, snaporch):
+    host.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    answer = snaporch("snapshot", "web", "--name", "s1", "--dry-run")
+    images = [str(host.root / "zfs" / pool / "web") for pool in ("tank", "flash")]
+    assert answer.code == 0
+    assert answer.out.splitlines() == [
+        "web@s1  ram, by overlay",
+        f"  vda  {images[0]}/web-vda.img (raw) on tank/web",
+        f"  vdb  {images[1]}/web-vdb.img (raw) on flash/web",
+    ]
+    assert untouched(host)
+
+
+@pytest.mark.parametrize("level", ["ram", "quiesced", "paused", "crash"])
+def test_a_dry_run_of_a_level(host, snaporch, level):
+    host.add_guest(agent=Agent.ANSWERS)
+    answer = snaporch("snapshot", "web", "--dry-run", "--level", level)
+    assert f"  {level}, by " in answer.out
+    assert untouched(host)
+
+
+def test_a_dry_run_of_several(host, snaporch):
+    host.add_guest()
+    host.add_guest("mail", state=DomainState.OFF)
+    answer = snaporch("snapshot", "web", "mail", "--dry-run")
+    assert [line.split("  ")[1] for line in answer.out.splitlines() if "@" in line] == [
+        "ram, by overlay",
+        "off, by off",
+    ]
+    assert untouched(host)
+
+
+def test_a_dry_run_tells_a_downgrade_and_what_is_left_out(host, snaporch, tmp_path):
+    from fakes.domain_xml import DiskSpec
+
+    host.add_guest(more=(DiskSpec("sda", None, device="cdrom"),))
+    with (tmp_path / "snaporch.toml").open("a") as config:
+        config.write('level = "quiesced"\non_unavailable = "crash"\n')
+    answer = snaporch("snapshot", "web", "--dry-run")
+    assert "crash, by crash" in answer.out
+    assert "no quiesced snapshot (no guest agent is connected): taking crash instead" in answer.out
+    assert "left out: sda: removable (cdrom)" in answer.out
+    assert untouched(host)
+
+
+def test_a_dry_run_is_refused_as_the_run_would_be(host, snaporch):
+    host.add_guest()
+    host.guest().job = "migration out"
+    answer = snaporch("snapshot", "web", "--dry-run")
+    assert answer.code == ExitCode.REFUSED
+    assert untouched(host)
+
+
+def test_a_dry_run_with_a_misspelt_name(host, snaporch):
+    host.add_guest()
+    assert snaporch("snapshot", "wbe", "--dry-run").code == ExitCode.NOT_FOUND
 
 
 # -- list ---------------------------------------------------------------------------------------
@@ -235,6 +334,22 @@ def test_recovering_a_guest_that_was_left_on_overlays(host, snaporch, words):
     assert "web: committed vda" in answer.out
     assert host.on_bases()
     assert host.leftovers() == []
+
+
+def test_a_dry_recovery_tells_and_does_nothing(host, snaporch):
+    host.add_guest()
+    host.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    assert snaporch("snapshot", "web", "--quiet").code == ExitCode.ATTENTION
+    del host.hooks.at["hypervisor.commit"]
+    host.hooks.log.clear()
+    left = host.leftovers()
+    for words in ([], ["web"]):
+        answer = snaporch("recover", "--dry-run", *words)
+        assert answer.code == 0
+        assert "web: vda: commit " in answer.out
+    assert host.hooks.log == []
+    assert host.leftovers() == left
+    assert not host.on_bases()
 
 
 # -- errors -------------------------------------------------------------------------------------
