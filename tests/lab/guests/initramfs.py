@@ -19,6 +19,7 @@ _LINKS = {
     "lib": "usr/lib",
     "lib64": "usr/lib64",
     "usr/sbin/shutdown": "/init",
+    "usr/sbin/hwclock": "/init",
 }
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _SECTOR = 512
