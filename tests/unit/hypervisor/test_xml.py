@@ -170,6 +170,7 @@ def test_without_a_tpm_there_is_no_state():
         ("+64055:+109", Owner(64055, 109)),
         ("0:0", Owner(0, 0)),
         ("libvirt-qemu:kvm", None),
+        ("\u00b2:\u00b2", None),
         ("", None),
         ("5", None),
     ],
