@@ -5,7 +5,7 @@ from typing import Any
 
 from fakes import images
 from fakes.domain_xml import DiskSpec, domain_xml
-from fakes.hypervisor import FakeGuest, FakeHypervisor
+from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
 
 from snaporch.hypervisor import Hypervisor, OverlayDisk
 from snaporch.model import DomainState
@@ -17,14 +17,17 @@ NAME = "contract <vm> & Co"
 class FakeHost:
     """A fake hypervisor with a guest."""
 
+    agent = Agent.MISSING
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.base = directory / "vda.img"
         self.base.write_bytes(bytes(1 << 20))
         self.uuid = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
-        xml = domain_xml(NAME, self.uuid, [DiskSpec("vda", str(self.base))])
+        channel = None if self.agent is Agent.MISSING else "connected"
+        xml = domain_xml(NAME, self.uuid, [DiskSpec("vda", str(self.base))], agent=channel)
         ram = images.qemu_stream(100_000)
-        guest = FakeGuest(NAME, self.uuid, xml, xml, DomainState.RUNNING, ram=ram)
+        guest = FakeGuest(NAME, self.uuid, xml, xml, DomainState.RUNNING, ram=ram, agent=self.agent)
         self.hypervisor: Hypervisor = FakeHypervisor(guest)
 
     def overlay(self) -> OverlayDisk:
@@ -42,6 +45,12 @@ class FakeHost:
         """Nothing to remove."""
 
 
+class FakeAgentHost(FakeHost):
+    """A fake hypervisor with a guest whose agent answers."""
+
+    agent = Agent.ANSWERS
+
+
 class ProbeHost:
     """The real libvirt with a probe guest; only inside the lab."""
 
@@ -51,11 +60,15 @@ class ProbeHost:
 
         from snaporch.hypervisor.facade import LibvirtHypervisor
 
-        self.guest: Any = Guest.create(NAME, [Disk("plain", str(directory / "images"))])
+        self.guest: Any = self.make_guest(Guest, Disk("plain", str(directory / "images")))
         self.uuid: str = self.guest.domain().UUIDString()
         self.directory = directory
         self._overlays = directory / "overlays" / "run"
         self.hypervisor: Hypervisor = LibvirtHypervisor("qemu:///system")
+
+    def make_guest(self, guest: Any, disk: Any) -> Any:
+        """The guest, and nothing more in it than counts."""
+        return guest.create(NAME, [disk])
 
     def overlay(self) -> OverlayDisk:
         """An overlay for the guest's disk, ready to be used."""
@@ -74,3 +87,13 @@ class ProbeHost:
     def remove(self) -> None:
         """The guest and its disks."""
         self.guest.remove()
+
+
+class LinuxHost(ProbeHost):
+    """The real libvirt with a Linux guest, in which an agent answers."""
+
+    def make_guest(self, guest: Any, disk: Any) -> Any:
+        """The guest, with its agent there."""
+        made = guest.create(NAME, [disk], kind="linux")
+        made.wait_agent()
+        return made

@@ -1,30 +1,48 @@
 """What any Hypervisor must do, whichever it is."""
 
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from contract_hosts import NAME, FakeHost, ProbeHost
+from contract_hosts import NAME, FakeAgentHost, FakeHost, LinuxHost, ProbeHost
 from fakes import images
 
 from snaporch.bundle.ramimage import read_header
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import CaptureRequest, HypervisorError
-from snaporch.model import DomainState
+from snaporch.model import DomainState, Strategy
 
 ABSENT = "00000000-0000-0000-0000-000000000001"
+
+
+@contextmanager
+def made_in_a_directory(kind):
+    with tempfile.TemporaryDirectory(prefix="contract-") as name:
+        directory = Path(name)
+        directory.chmod(0o711)  # the emulator's user must pass
+        made = kind(directory)
+        yield made
+        made.remove()
 
 
 @pytest.fixture(
     params=[FakeHost, pytest.param(ProbeHost, marks=pytest.mark.lab)], ids=["fake", "libvirt"]
 )
 def host(request):
-    with tempfile.TemporaryDirectory(prefix="contract-") as name:
-        directory = Path(name)
-        directory.chmod(0o711)  # the emulator's user must pass
-        made = request.param(directory)
+    with made_in_a_directory(request.param) as made:
         yield made
-        made.remove()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[FakeAgentHost, pytest.param(LinuxHost, marks=pytest.mark.lab)],
+    ids=["fake", "libvirt"],
+)
+def linux(request):
+    """A guest with an agent: it takes long to boot, so all tests share it."""
+    with made_in_a_directory(request.param) as made:
+        yield made
 
 
 @pytest.fixture
@@ -182,3 +200,188 @@ class TestHypervisorContract:
 
     def test_without_an_agent_no_clock_is_set(self, host, hypervisor):
         assert not hypervisor.set_guest_clock(host.uuid)
+
+    def test_without_an_agent_nothing_freezes(self, host, hypervisor):
+        assert not hypervisor.agent_answers(host.uuid, 1)
+        with pytest.raises(HypervisorError):
+            hypervisor.freeze_file_systems(host.uuid, (), 1)
+        with pytest.raises(HypervisorError):
+            hypervisor.thaw_file_systems(host.uuid, 1)
+        assert not hypervisor.file_systems_frozen(host.uuid)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+
+    def test_a_guest_is_suspended_and_resumed(self, host, hypervisor):
+        for _ in range(2):
+            hypervisor.suspend(host.uuid)
+            assert hypervisor.paused_by(host.uuid) == "user"
+            assert hypervisor.domain(NAME).state is DomainState.PAUSED
+        for _ in range(2):
+            hypervisor.resume(host.uuid)
+            assert hypervisor.paused_by(host.uuid) is None
+            assert hypervisor.state(host.uuid) is DomainState.RUNNING
+
+    def test_a_guest_that_is_off_is_not_suspended(self, host, hypervisor):
+        hypervisor.destroy(host.uuid)
+        with pytest.raises(HypervisorError):
+            hypervisor.suspend(host.uuid)
+        with pytest.raises(HypervisorError):
+            hypervisor.resume(host.uuid)
+        with pytest.raises(HypervisorError):
+            hypervisor.ram_in_use(host.uuid)
+        assert hypervisor.paused_by(host.uuid) is None
+        assert hypervisor.busy_with(host.uuid) is None
+
+    def test_what_is_not_there_is_not_found(self, hypervisor):
+        for act in (hypervisor.suspend, hypervisor.resume, hypervisor.paused_by):
+            with pytest.raises(NotFoundError):
+                act(ABSENT)
+
+    def test_a_manual_capture_leaves_the_guest_paused(self, host, hypervisor):
+        before = sources(host)
+        pause = hypervisor.capture(request_for(host, manual=("vda",)), nothing)
+        assert hypervisor.state(host.uuid) is DomainState.PAUSED
+        assert hypervisor.paused_by(host.uuid) not in (None, "user")
+        assert sources(host) == before
+        assert pause.began is not None
+        assert pause.since is not None
+        assert read_header(host.directory / "ram.save").was_running
+        hypervisor.resume(host.uuid)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+        assert hypervisor.paused_by(host.uuid) is None
+
+    def test_a_manual_capture_that_is_broken_off_leaves_the_guest_running(self, host, hypervisor):
+        def stop():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            hypervisor.capture(request_for(host, manual=("vda",)), stop)
+        if hypervisor.paused_by(host.uuid) not in (None, "user"):  # it came too late to break off
+            hypervisor.resume(host.uuid)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+        assert hypervisor.busy_with(host.uuid) is None
+
+    def test_a_guest_comes_back_from_the_ram_of_a_manual_capture(self, host, hypervisor):
+        hypervisor.capture(request_for(host, manual=("vda",)), nothing)
+        hypervisor.destroy(host.uuid)
+        hypervisor.restore(host.directory / "ram.save", running=True)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+
+    def test_a_guest_suspended_while_its_ram_is_saved_runs_afterwards(self, host, hypervisor):
+        overlay, asked = host.overlay(), []
+
+        def suspend():
+            if not asked:
+                asked.append(hypervisor.suspend(host.uuid))
+
+        hypervisor.capture(request_for(host, overlay), suspend)
+        if hypervisor.paused_by(host.uuid) == "user":  # the suspension came after the capture
+            hypervisor.resume(host.uuid)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+        hypervisor.commit(host.uuid, [overlay], nothing)
+        assert sources(host) == (overlay.base, overlay.base)
+
+    def test_a_commit_without_patience_leaves_the_guest_running(self, host, hypervisor):
+        overlay = host.overlay()
+        hypervisor.capture(request_for(host, overlay), nothing)
+        hypervisor.commit(host.uuid, [overlay], nothing, patience=0)
+        assert sources(host) == (overlay.base, overlay.base)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+
+    def test_a_commit_of_a_suspended_guest_leaves_it_suspended(self, host, hypervisor):
+        overlay = host.overlay()
+        hypervisor.capture(request_for(host, overlay), nothing)
+        hypervisor.suspend(host.uuid)
+        hypervisor.commit(host.uuid, [overlay], nothing, patience=0)
+        assert sources(host) == (overlay.base, overlay.base)
+        assert hypervisor.paused_by(host.uuid) == "user"
+
+    def test_the_chain_below_a_disk_is_told(self, host, hypervisor):
+        assert hypervisor.backing_chain(hypervisor.domain(NAME), "vda") == []
+        assert hypervisor.backing_chain(hypervisor.domain(NAME), "vdz") == []
+        overlay = host.overlay()
+        hypervisor.capture(request_for(host, overlay), nothing)
+        assert hypervisor.backing_chain(hypervisor.domain(NAME), "vda") == [overlay.base]
+        hypervisor.commit(host.uuid, [overlay], nothing)
+        assert hypervisor.backing_chain(hypervisor.domain(NAME), "vda") == []
+
+    def test_ram_in_use_is_told(self, host, hypervisor):
+        assert 0 < hypervisor.ram_in_use(host.uuid) <= 16 << 20
+
+    def test_only_an_agent_is_missing(self, host, hypervisor):
+        (blocker,) = hypervisor.blockers(hypervisor.domain(NAME))
+        assert blocker.strategies == {Strategy.QUIESCED}
+        assert blocker.step
+
+    def test_a_paused_guest_can_have_no_overlay(self, host, hypervisor):
+        host.suspend()
+        blocked = [b.strategies for b in hypervisor.blockers(hypervisor.domain(NAME))]
+        assert {Strategy.OVERLAY} in blocked
+        assert not any(Strategy.MANUAL in strategies for strategies in blocked)
+
+    def test_a_guest_that_is_off_has_no_blockers(self, host, hypervisor):
+        hypervisor.destroy(host.uuid)
+        assert hypervisor.blockers(hypervisor.domain(NAME)) == []
+
+    def test_one_emulator_is_told_from_the_next(self, host, hypervisor):
+        first = hypervisor.domain(NAME).boot
+        hypervisor.suspend(host.uuid)
+        hypervisor.resume(host.uuid)
+        assert hypervisor.domain(host.uuid).boot == first
+        hypervisor.destroy(host.uuid)
+        assert hypervisor.domain(NAME).boot == ""
+        hypervisor.start(host.uuid, paused=False)
+        assert hypervisor.domain(NAME).boot not in ("", first)
+
+
+class TestAgentContract:
+    @pytest.fixture(autouse=True)
+    def thawed(self, linux):
+        """Every test begins and ends with a guest that runs."""
+        yield
+        linux.hypervisor.resume(linux.uuid)
+        linux.hypervisor.thaw_file_systems(linux.uuid, 10)
+
+    def test_it_answers(self, linux):
+        assert linux.hypervisor.agent_answers(linux.uuid, 10)
+        assert linux.hypervisor.blockers(linux.hypervisor.domain(NAME)) == []
+
+    def test_file_systems_freeze_and_thaw(self, linux):
+        hypervisor = linux.hypervisor
+        assert not hypervisor.file_systems_frozen(linux.uuid)
+        assert hypervisor.freeze_file_systems(linux.uuid, (), 10) > 0
+        assert hypervisor.file_systems_frozen(linux.uuid)
+        assert hypervisor.agent_answers(linux.uuid, 10)
+        assert hypervisor.state(linux.uuid) is DomainState.RUNNING
+        hypervisor.thaw_file_systems(linux.uuid, 10)
+        assert not hypervisor.file_systems_frozen(linux.uuid)
+
+    def test_thawing_what_is_not_frozen_is_fine(self, linux):
+        linux.hypervisor.thaw_file_systems(linux.uuid, 10)
+        assert not linux.hypervisor.file_systems_frozen(linux.uuid)
+
+    def test_a_second_freeze_fails_and_leaves_nothing_frozen(self, linux):
+        linux.hypervisor.freeze_file_systems(linux.uuid, (), 10)
+        with pytest.raises(HypervisorError):
+            linux.hypervisor.freeze_file_systems(linux.uuid, (), 10)
+        assert not linux.hypervisor.file_systems_frozen(linux.uuid)
+
+    def test_an_agent_of_a_paused_guest_says_nothing(self, linux):
+        hypervisor = linux.hypervisor
+        hypervisor.suspend(linux.uuid)
+        assert not hypervisor.agent_answers(linux.uuid, 1)
+        assert not hypervisor.file_systems_frozen(linux.uuid)
+        with pytest.raises(HypervisorError):
+            hypervisor.freeze_file_systems(linux.uuid, (), 1)
+        assert hypervisor.paused_by(linux.uuid) == "user"
+
+    def test_a_frozen_guest_can_be_paused_and_thawed_later(self, linux):
+        hypervisor = linux.hypervisor
+        hypervisor.freeze_file_systems(linux.uuid, (), 10)
+        hypervisor.suspend(linux.uuid)
+        hypervisor.resume(linux.uuid)
+        assert hypervisor.file_systems_frozen(linux.uuid)
+        hypervisor.thaw_file_systems(linux.uuid, 10)
+        assert not hypervisor.file_systems_frozen(linux.uuid)
+
+    def test_the_clock_is_set(self, linux):
+        assert linux.hypervisor.set_guest_clock(linux.uuid)

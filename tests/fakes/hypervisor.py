@@ -310,6 +310,9 @@ class FakeHypervisor:
         self.hooks.act("hypervisor.freeze_file_systems", *map(str, mountpoints))
         if not _answers(guest):
             raise HypervisorError(guest.name, "its agent did not freeze: it is not connected")
+        if guest.frozen:
+            guest.frozen = False
+            raise HypervisorError(guest.name, "its agent did not freeze: they are frozen")
         guest.frozen = True
         self.hooks.reach("agent.frozen")
         if guest.agent is Agent.SLOW:
