@@ -103,7 +103,7 @@ def emulator_owner(root: Element) -> Owner | None:
     """Who the emulator runs as, from the DAC security label of a running domain."""
     label = text(root, "seclabel[@model='dac']/label")
     uid, _, gid = label.replace("+", "").partition(":")
-    return Owner(int(uid), int(gid)) if uid.isdigit() and gid.isdigit() else None
+    return Owner(int(uid), int(gid)) if uid.isdecimal() and gid.isdecimal() else None
 
 
 def backing_source(root: Element, target: str) -> str | None:

@@ -138,11 +138,11 @@ class OldJournal:
     notes: frozenset[Note]
 
 
-def read_journals(directory: Path) -> list[OldJournal]:
+def read_journals(directory: Path, *, sweep: bool = False) -> list[OldJournal]:
     """Every journal in ``directory``, oldest first.
 
     A line cut short by a crash counts as not written, and ends the journal. A journal whose first
-    line was cut belongs to a run that had not touched anything yet, and is removed.
+    line was cut belongs to a run that had not touched anything yet, and with ``sweep`` is removed.
 
     Raises:
         JournalError: one was written by a later snaporch, or says what no snaporch writes.
@@ -154,7 +154,7 @@ def read_journals(directory: Path) -> list[OldJournal]:
         lines = _whole_lines(path)
         if lines:
             found.append(_parse(path, lines))
-        else:
+        elif sweep:
             path.unlink(missing_ok=True)
     return found
 

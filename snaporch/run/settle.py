@@ -27,6 +27,7 @@ _RECONNECT_SECONDS = 60
 _OURS = ("snapshot", "dump", "save")
 """libvirt's names for the job of an external snapshot with memory."""
 _QUARANTINE = "quarantine"
+COMPLETED = "completed"
 
 
 def settle(
@@ -250,7 +251,7 @@ def _finish_snapshots(context: Context, facts: Facts) -> list[str]:
         return []
     names = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
     context.pool.set_properties(names, {f"{PREFIX}level": manifest.level.value})
-    return [f"completed {manifest.level} snapshot @{facts.snapshot}"]
+    return [f"{COMPLETED} {manifest.level} snapshot @{facts.snapshot}"]
 
 
 def _destroy_snapshots(context: Context, facts: Facts) -> list[str]:
@@ -283,7 +284,7 @@ def recover(context: Context, uuid: str) -> list[str]:
         AttentionError: one cannot be settled.
     """
     done: list[str] = []
-    for journal in read_journals(context.config.paths.journal):
+    for journal in read_journals(context.config.paths.journal, sweep=True):
         if journal.facts.uuid == uuid:
             done += _recover_one(context, journal)
     return done

@@ -24,7 +24,7 @@ from snaporch.run.lock import domain_lock
 from snaporch.run.parts import build_manifest, side_parts
 from snaporch.run.plan import Plan, make_plan
 from snaporch.run.records import record_of
-from snaporch.run.settle import own_snapshots, recover, settle
+from snaporch.run.settle import COMPLETED, own_snapshots, recover, settle
 from snaporch.run.strategies import make_strategy
 from snaporch.run.strategies.base import Strategy, StrategyUnavailableError, Work
 
@@ -196,7 +196,9 @@ class _Run:
         doing = "finishing the run" if self._taken else "undoing the run"
         self._context.progress.step(name, doing)
         try:
-            settle(self._context, self._plan.facts, journal.notes, keep_snapshots=self._taken)
+            done = settle(
+                self._context, self._plan.facts, journal.notes, keep_snapshots=self._taken
+            )
         except AttentionError as trouble:
             journal.close(settled=False)
             reason = f"{_reason(error)}; then: {trouble.thing}: {trouble.reason}"
@@ -213,14 +215,13 @@ class _Run:
         if isinstance(error, SnaporchError) and not self._touched:
             return error  # refused before anything was touched, with its own exit code
         kind = FreezeFailedError if self._freezing else RunFailedError
-        return kind(name, _reason(error), self._remains())
+        return kind(name, _reason(error), self._remains(completed=COMPLETED in " ".join(done)))
 
-    def _remains(self) -> str:
+    def _remains(self, *, completed: bool) -> str:
         if not self._taken:
             return "the guest is as it was and nothing was kept"
-        return (
-            f"the guest is as it was; @{self._plan.snapshot} was kept, but only as crash-consistent"
-        )
+        kept = f"the guest is as it was; @{self._plan.snapshot} was kept"
+        return f"{kept} and is complete" if completed else f"{kept}, but only as crash-consistent"
 
 
 def _reason(error: BaseException) -> str:

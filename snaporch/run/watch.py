@@ -70,11 +70,17 @@ def _facts(journal: Path) -> dict[str, Any]:
 
 
 def _in_window(journal: Path) -> bool:
-    """Whether the run is between the end of its freeze and the beginning of its release."""
+    """Whether the guest is being kept still: from the end of the freeze to that of the release.
+
+    Overlays only to the beginning of the release, since a commit takes its time.
+    """
     lines = _lines(journal)
     ended = {line["step"] for line in lines if line.get("event") == "end"}
     begun = {line["step"] for line in lines if line.get("event") == "begin"}
-    return "freeze" in ended and "release" not in begun
+    if "freeze" not in ended:
+        return False
+    still = lines[0]["facts"]["strategy"] in _STANDING_STILL
+    return "release" not in (ended if still else begun)
 
 
 def _too_much(facts: dict[str, Any], seconds: float, deadline: float) -> bool:
@@ -82,8 +88,11 @@ def _too_much(facts: dict[str, Any], seconds: float, deadline: float) -> bool:
     if facts["strategy"] in _STANDING_STILL:
         return seconds > deadline
     paths = [disk["overlay"] for disk in facts["overlays"]]
-    size = sum(os.stat(path).st_blocks * 512 for path in paths if os.path.exists(path))
-    room = os.statvfs(facts["overlay_dir"])
+    try:
+        size = sum(os.stat(path).st_blocks * 512 for path in paths)
+        room = os.statvfs(facts["overlay_dir"])
+    except OSError:  # committed and removed meanwhile
+        return False
     limit, floor = facts["overlay_max_mib"], facts["overlay_floor_mib"]
     return bool(limit and size >> 20 > limit) or room.f_bavail * room.f_frsize >> 20 < floor
 

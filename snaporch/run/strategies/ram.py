@@ -141,15 +141,16 @@ class RamBudget:
             self._reported = now
             total = max(self._expected, arrived)
             self._work.context.progress.amount(self._work.domain.name, arrived, total)
+        excess = self._excess(now - self._began)
+        if excess and not self._suspended:
+            self._overrun(excess)
+            self._moved = now
         if now - self._moved > _STALL_SECONDS:
             raise RunFailedError(
                 self._work.domain.name,
                 f"no RAM has arrived for {_STALL_SECONDS} s",
                 "see whether the bundle store and the compressor still work",
             )
-        excess = self._excess(now - self._began)
-        if excess and not self._suspended:
-            self._overrun(excess)
 
     def _overrun(self, excess: str) -> None:
         if self._work.plan.settings.on_ram_budget == "abort":

@@ -118,6 +118,8 @@ def test_a_journal_whose_first_line_is_torn_is_of_a_run_that_touched_nothing(
     directory.mkdir()
     path.write_bytes(content)
     assert read_journals(directory) == []
+    assert path.exists()
+    assert read_journals(directory, sweep=True) == []
     assert not path.exists()
 
 
