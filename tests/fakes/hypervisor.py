@@ -145,11 +145,6 @@ class FakeHypervisor:
         """See the protocol."""
         return self._guest(uuid).job
 
-    def ram_progress(self, uuid: str) -> tuple[int, int] | None:
-        """See the protocol."""
-        guest = self._guest(uuid)
-        return (len(guest.ram) // 2, len(guest.ram)) if guest.job else None
-
     def disk_capacity(self, uuid: str, target: str) -> int:
         """See the protocol."""
         self.hooks.reach("hypervisor.disk_capacity")
@@ -188,7 +183,7 @@ class FakeHypervisor:
         ran = guest.state is DomainState.RUNNING
         guest.job = "snapshot"
         try:
-            self._save(guest, Path(request.ram_path), tick)
+            self._save(guest, request, tick)
         finally:
             guest.job = None
         began, since = datetime.now(UTC), time.monotonic()
@@ -218,8 +213,9 @@ class FakeHypervisor:
             if self.overlays_must_exist and not os.path.exists(overlay.overlay):
                 raise HypervisorError(overlay.target, f"no such file: {overlay.overlay}")
 
-    def _save(self, guest: FakeGuest, path: Path, tick: Tick) -> None:
-        call = _SaveCall(path, f"{guest.live}\0".encode(), guest)
+    def _save(self, guest: FakeGuest, request: CaptureRequest, tick: Tick) -> None:
+        goes_on = guest.state is DomainState.RUNNING and not request.manual
+        call = _SaveCall(Path(request.ram_path), f"{guest.live}\0".encode(), guest.ram, goes_on)
         call.start()
         try:
             call.half.wait()
@@ -402,10 +398,9 @@ class _SaveCall(threading.Thread):
     It stops in the middle until ``go_on``, so that a test can step in at a known place.
     """
 
-    def __init__(self, path: Path, xml: bytes, guest: FakeGuest) -> None:
+    def __init__(self, path: Path, xml: bytes, ram: bytes, goes_on: bool) -> None:
         super().__init__(name="fake-libvirt-save", daemon=True)
-        self._path, self._xml, self._ram = path, xml, guest.ram
-        self._running = int(guest.state is DomainState.RUNNING)
+        self._path, self._xml, self._ram, self._running = path, xml, ram, int(goes_on)
         self.half, self.go_on = threading.Event(), threading.Event()
         self.aborted = False
         self.error: OSError | None = None

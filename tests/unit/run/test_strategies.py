@@ -3,6 +3,7 @@
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
+from unittest import mock
 
 import pytest
 from fakes.hooks import failing, failing_once
@@ -20,6 +21,7 @@ from snaporch.model import BundleState, DomainState, Level, Strategy
 from snaporch.pool import PoolError
 from snaporch.run import snapshot as snapshot_module
 from snaporch.run.journal import Journal, Step, read_journals
+from snaporch.run.parts import Capture
 from snaporch.run.records import all_records
 from snaporch.run.settle import recover
 from snaporch.run.snapshot import take_snapshot
@@ -516,23 +518,23 @@ def slow_ram(world, monkeypatch):
 
     clock = Clock()
     monkeypatch.setattr(ram, "time", clock)
-    world.hooks.at["capture.writing"] = lambda: setattr(clock, "now", clock.now + 700)
+    world.hooks.at["capture.writing"] = lambda: setattr(clock, "now", clock.now + 60)
     return clock
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_guest_that_dirties_ram_too_fast_is_suspended(world, ready, slow_ram, way):
-    ready(way)
+    ready(way, ram_budget_seconds=30)
     assert snapshot(world).level is Level.RAM
     assert world.hooks.acts().count("hypervisor.suspend") == 1
-    assert any("more than 600 s: suspending" in text for text in world.heard.notes)
+    assert any("more than 30 s: suspending" in text for text in world.heard.notes)
     assert world.is_as_it_was()
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_or_the_run_is_given_up(world, ready, slow_ram, way):
-    ready(way, on_ram_budget="abort")
-    with pytest.raises(RunFailedError, match="more than 600 s"):
+    ready(way, ram_budget_seconds=30, on_ram_budget="abort")
+    with pytest.raises(RunFailedError, match="more than 30 s"):
         snapshot(world)
     assert "hypervisor.suspend" not in world.hooks.acts()
     assert world.is_as_it_was()
@@ -541,7 +543,7 @@ def test_or_the_run_is_given_up(world, ready, slow_ram, way):
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_run_that_fails_after_it_suspended_the_guest_resumes_it(world, ready, slow_ram, way):
-    ready(way)
+    ready(way, ram_budget_seconds=30)
     world.hooks.at["hypervisor.suspend"] = interrupt(world)
     with pytest.raises(InterruptedRunError):
         snapshot(world)
@@ -552,6 +554,25 @@ def test_no_budget_is_no_limit(world, ready, slow_ram):
     ready("overlay", ram_budget_seconds=0)
     snapshot(world)
     assert "hypervisor.suspend" not in world.hooks.acts()
+
+
+def test_a_budget_of_bytes(world, ready):
+    ready("overlay", ram_budget_mib=1)
+    world.guest().ram = b"QEVM" + bytes(5 << 20)
+    assert snapshot(world).level is Level.RAM
+    assert world.hooks.acts().count("hypervisor.suspend") == 1
+    assert any("more than 1 MiB" in text for text in world.heard.notes)
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_ram_that_does_not_arrive_is_not_waited_for_for_ever(world, ready, slow_ram, way):
+    ready(way, ram_budget_seconds=0)
+    world.hooks.at["capture.writing"] = lambda: setattr(slow_ram, "now", slow_ram.now + 200)
+    with mock.patch.object(Capture, "arrived_bytes", 0), pytest.raises(RunFailedError) as caught:
+        snapshot(world)
+    assert "no RAM has arrived for 120 s" in str(caught.value)
+    assert world.is_as_it_was()
+    assert world.pool.names() == []
 
 
 # -- a lower level instead ----------------------------------------------------------------------
