@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +116,46 @@ def test_what_is_no_overlay_is_an_error(disk, tmp_path):
         overlays.commit_offline(broken)
     with pytest.raises(OverlayError):
         overlays.holds_writes(tmp_path / "absent")
+
+
+def test_an_overlay_that_holds_what_its_base_holds(disk, overlay):
+    assert overlays.holds_what_base_holds(disk)
+    qemu_io(overlay, "write -q -P 0x22 0 64k")
+    assert not overlays.holds_what_base_holds(disk)
+    qemu_io(overlay, "write -q -P 0x11 0 64k")
+    assert overlays.holds_writes(overlay)
+    assert overlays.holds_what_base_holds(disk)
+
+
+def test_a_committed_overlay_holds_what_its_base_holds(disk, overlay):
+    """A block commit copies; it leaves the overlay as it was."""
+    qemu_io(overlay, "write -q -P 0x22 1M 64k")
+    qemu_io(disk.base, "write -q -P 0x22 1M 64k", disk.base_format)
+    assert overlays.holds_writes(overlay)
+    assert overlays.holds_what_base_holds(disk)
+
+
+def test_zeros_that_were_written_over_something_are_a_difference(disk, overlay):
+    qemu_io(overlay, "write -q -z 0 64k")
+    assert not overlays.holds_what_base_holds(disk)
+
+
+def test_what_cannot_be_compared_is_not_the_same(disk, overlay):
+    Path(overlay).write_bytes(b"no qcow2")
+    assert not overlays.holds_what_base_holds(disk)
+    os.unlink(overlay)
+    assert not overlays.holds_what_base_holds(disk)
+
+
+def test_without_its_base_nothing_is_the_same(disk, overlay):
+    os.unlink(disk.base)
+    assert not overlays.holds_what_base_holds(disk)
+
+
+def test_an_overlay_that_was_set_aside_still_holds_the_writes(disk, overlay, tmp_path):
+    qemu_io(overlay, "write -q -P 0x22 0 64k")
+    kept = overlays.quarantine(disk, tmp_path / "quarantine" / "run")
+    assert not os.path.exists(overlay)
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
+    qemu_io(kept, "read -q -P 0x22 0 64k")
+    qemu_io(kept, "read -q -P 0x11 64k 64k")

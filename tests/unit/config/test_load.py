@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.config import Config, load_config
+from snaporch.config import Config, DomainSettings, load_config
 from snaporch.config import load as load_module
 from snaporch.errors import ConfigError, ExitCode
 
@@ -35,6 +35,15 @@ def test_bad_samples_are_refused_with_file_and_key(path):
 
 def test_the_empty_file_is_the_defaults():
     assert load_config(SAMPLES / "good" / "empty.toml") == Config()
+
+
+def test_the_full_sample_sets_every_option_to_something_else():
+    config = load_config(SAMPLES / "good" / "full.toml")
+    assert config.model_fields_set == set(Config.model_fields)
+    for section in (config.paths, config.defaults):
+        assert section.model_fields_set == set(type(section).model_fields)
+    usual = config.defaults.model_dump().items() & DomainSettings().model_dump().items()
+    assert usual == set()
 
 
 def test_what_is_set_arrives():
