@@ -7,7 +7,7 @@ from fakes.domain_xml import DiskSpec
 
 from snaporch.bundle.compress import Compression
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
-from snaporch.model import DomainState, Level
+from snaporch.model import DomainState, Level, Strategy
 from snaporch.run import plan as plan_module
 from snaporch.run.plan import check_snapshot_name, locate_disks, make_plan
 
@@ -220,6 +220,63 @@ def test_a_disk_that_cannot_have_an_overlay_is_refused(world, changes, message):
     spoilt = replace(domain, disks=(replace(domain.disks[0], **changes),))
     with pytest.raises(RefusedError, match=rf"web: no ram snapshot is possible: vda .*{message}"):
         planned(world, spoilt)
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        DiskSpec("vdb", "/dev/null", transient=True),
+        DiskSpec("vdb", "/dev/null", cache="unsafe"),
+        DiskSpec("vdb", "/dev/null", device="lun"),
+    ],
+)
+def test_a_disk_that_is_left_out_blocks_nothing(world, spoilt):
+    made = planned(world, world.add_guest(more=(spoilt,)), exclude_disks=["vdb"])
+    assert made.strategy is Strategy.OVERLAY
+    assert made.downgrade == ""
+
+
+def test_a_blocker_of_one_way_leaves_the_other(world):
+    world.add_guest()
+    world.guest().checkpoints = ["monday"]
+    made = planned(world, world.hypervisor.domain("web"), ram_strategy="auto")
+    assert made.strategy is Strategy.MANUAL
+
+
+def test_an_overlay_that_some_tool_left_is_not_snapshotted_around(world):
+    """Its base is on ZFS and stands still: the snapshot would be of the past."""
+    world.add_guest()
+    source = world.hypervisor.domain("web").disks[0].source
+    below = f'<backingStore type="file"><source file="{source}"/></backingStore><target dev="vda"'
+    live = world.guest().live.replace(source, "/dev/null")
+    world.guest().live = live.replace('<target dev="vda"', below)
+    world.image("tank/web", "other.img")
+    other = str(world.root / "zfs/tank/web/other.img")
+    disk = f'<disk type="file"><source file="{other}"/><target dev="vdb"/></disk></devices>'
+    world.guest().live = world.guest().live.replace("</devices>", disk)
+    with pytest.raises(RefusedError, match=r"the overlay /dev/null over .*tank/web.*") as caught:
+        planned(world, world.hypervisor.domain("web"))
+    assert "virsh blockcommit web vda --active --pivot" in str(caught.value)
+
+
+def test_too_little_room_for_ram_is_refused(world, monkeypatch):
+    domain = world.add_guest()
+    world.guest().ram = b"QEVM" + bytes(8 << 20)
+    monkeypatch.setattr(plan_module, "_free_mib", lambda path: 2)
+    with pytest.raises(RefusedError, match="has 2 MiB free, RAM needs about 4 MiB"):
+        planned(world, domain)
+
+
+def test_levels_without_ram_need_no_room_for_it(world, monkeypatch):
+    domain = world.add_guest()
+    world.guest().ram = b"QEVM" + bytes(8 << 20)
+    monkeypatch.setattr(plan_module, "_free_mib", lambda path: 0)
+    assert planned(world, domain, level="paused").strategy is Strategy.PAUSED
+
+
+@pytest.mark.parametrize("level", ["paused", "crash"])
+def test_levels_without_overlays_have_none_in_their_facts(world, level):
+    assert planned(world, world.add_guest(), level=level).facts.overlays == ()
 
 
 # -- the overlay directory ----------------------------------------------------------------------

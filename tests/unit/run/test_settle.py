@@ -387,6 +387,24 @@ def test_a_frozen_guest_that_is_gone_needs_no_agent(world):
     assert run.settle(Note.FREEZING) == []
 
 
+def test_a_guest_that_was_started_anew_is_paused_by_its_user(world):
+    """The pause of this run ended with the emulator that it was in."""
+    run = Killed(world, level="paused")
+    run.guest.boot += 1
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    run.settle(Note.SUSPENDED)
+    assert run.guest.state is DomainState.PAUSED
+
+
+def test_a_guest_that_was_started_anew_is_not_frozen(world):
+    """Its agent may not be up yet, when recovery runs at the host's boot."""
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    run.guest.boot += 1
+    run.guest.agent = Agent.SILENT
+    assert run.settle(Note.FREEZING) == []
+    assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
+
+
 # -- libvirt that does not answer ---------------------------------------------------------------
 
 
