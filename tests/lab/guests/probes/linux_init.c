@@ -352,13 +352,13 @@ static void prepare(void)
     say("\n"); /* ends what the kernel left unfinished */
 }
 
-int main(int count, char **arguments)
+int main(int words, char **word)
 {
     pthread_t thread;
     uint64_t interval;
 
     /* The agent runs hwclock after it has set the time; there is no clock to write. */
-    if (count > 0 && strstr(arguments[0], "hwclock"))
+    if (words > 0 && strstr(word[0], "hwclock"))
         return 0;
     if (getpid() != 1) { /* run by the agent as /sbin/shutdown */
         sync();
