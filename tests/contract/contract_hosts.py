@@ -41,6 +41,11 @@ class FakeHost:
         guest = self.hypervisor.guests[self.uuid]  # type: ignore[attr-defined]
         guest.state, guest.paused_reason = DomainState.PAUSED, "user"
 
+    def copy(self) -> None:
+        """``virsh blockcopy``."""
+        guest = self.hypervisor.guests[self.uuid]  # type: ignore[attr-defined]
+        guest.live = guest.live.replace("<target dev", '<mirror job="copy"/><target dev')
+
     def remove(self) -> None:
         """Nothing to remove."""
 
@@ -83,6 +88,15 @@ class ProbeHost:
     def suspend(self) -> None:
         """``virsh suspend``."""
         self.guest.domain().suspend()
+
+    def copy(self) -> None:
+        """``virsh blockcopy``."""
+        path = self.directory / "copy.img"
+        wanted = f"<disk type='file'><source file='{path}'/><driver type='raw'/></disk>"
+        import libvirt
+
+        flags = libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
+        self.guest.domain().blockCopy("vda", wanted, {}, flags)
 
     def remove(self) -> None:
         """The guest and its disks."""

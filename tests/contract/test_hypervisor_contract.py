@@ -315,6 +315,15 @@ class TestHypervisorContract:
         assert blocker.strategies == {Strategy.QUIESCED}
         assert blocker.step
 
+    def test_a_block_job_stands_in_the_way_of_ram(self, host, hypervisor):
+        """libvirt saves no RAM of a domain that has one (its ``qemuMigrationSrcIsAllowed``)."""
+        host.copy()
+        blocked = [b.strategies for b in hypervisor.blockers(hypervisor.domain(NAME))]
+        with pytest.raises(HypervisorError, match="block job"):
+            hypervisor.capture(request_for(host, manual=("vda",)), nothing)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+        assert {Strategy.OVERLAY, Strategy.MANUAL} in blocked
+
     def test_a_paused_guest_can_have_no_overlay(self, host, hypervisor):
         host.suspend()
         blocked = [b.strategies for b in hypervisor.blockers(hypervisor.domain(NAME))]

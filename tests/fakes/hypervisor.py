@@ -204,6 +204,8 @@ class FakeHypervisor:
     def _check_request(self, guest: FakeGuest, request: CaptureRequest) -> None:
         if guest.live is None:
             raise HypervisorError(guest.name, "domain is not running")
+        if domain_xml.mirrors(domain_xml.parse(guest.live)):
+            raise HypervisorError(guest.name, "domain has active block job")
         named = {disk.target for disk in request.disks}
         named |= {*request.manual, *request.left_out}
         for disk in _domain(guest).disks:

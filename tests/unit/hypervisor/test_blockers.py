@@ -118,12 +118,12 @@ def test_ordinary_devices_do_not_matter(device):
         (disk(driver=" cache='unsafe'"), CAREFUL, "vda has cache='unsafe'"),
         (
             disk(inside="<mirror type='file' job='copy' ready='yes'><source file='/y'/></mirror>"),
-            OVERLAY,
+            RAM,
             "a block job (copy) runs on vda",
         ),
         (
             disk(inside="<mirror type='file' job='active-commit'/>"),
-            OVERLAY,
+            RAM,
             "a block job (active-commit) runs on vda",
         ),
     ],
