@@ -99,13 +99,21 @@ MDEV = (
             "<filesystem type='mount'><driver type='path'/><source dir='/srv'/></filesystem>",
             "shared directory",
         ),
+        ("<shmem name='x'><model type='ivshmem-plain'/></shmem>", "shared memory"),
+        ("<shmem name='x' role='peer'/>", "shared memory"),
     ],
 )
 def test_what_cannot_be_saved_with_ram(device, word):
     only(blockers(guest(disk() + device)), RAM, word)
 
 
-@pytest.mark.parametrize("device", ["<interface type='network'><model type='virtio'/></interface>"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "<interface type='network'><model type='virtio'/></interface>",
+        "<shmem name='x' role='master'/>",
+    ],
+)
 def test_ordinary_devices_do_not_matter(device):
     assert blockers(guest(disk() + device)) == []
 

@@ -225,7 +225,6 @@ def test_a_disk_that_cannot_have_an_overlay_is_refused(world, changes, message):
 @pytest.mark.parametrize(
     "spoilt",
     [
-        DiskSpec("vdb", "/dev/null", transient=True),
         DiskSpec("vdb", "/dev/null", cache="unsafe"),
         DiskSpec("vdb", "/dev/null", device="lun"),
     ],
@@ -234,6 +233,14 @@ def test_a_disk_that_is_left_out_blocks_nothing(world, spoilt):
     made = planned(world, world.add_guest(more=(spoilt,)), exclude_disks=["vdb"])
     assert made.strategy is Strategy.OVERLAY
     assert made.downgrade == ""
+
+
+def test_a_transient_disk_stands_in_the_way_of_ram_even_if_it_is_left_out(world):
+    """libvirt looks at every disk before it saves RAM (its ``qemuMigrationSrcIsAllowed``)."""
+    domain = world.add_guest(more=(DiskSpec("vdb", "/dev/null", transient=True),))
+    with pytest.raises(RefusedError, match="vdb is transient"):
+        planned(world, domain, exclude_disks=["vdb"])
+    assert planned(world, domain, exclude_disks=["vdb"], level="paused").level is Level.PAUSED
 
 
 def test_a_blocker_of_one_way_leaves_the_other(world):
