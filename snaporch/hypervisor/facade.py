@@ -210,8 +210,13 @@ class LibvirtHypervisor:
             return find_blockers(self._handle(domain.uuid), domain)
 
     def resume(self, uuid: str) -> None:
+        handle = self._handle(uuid)
         with self._explained(uuid, "resume"):
-            self._handle(uuid).resume()
+            try:
+                handle.resume()
+            except libvirt.libvirtError:
+                if handle.state()[0] != libvirt.VIR_DOMAIN_RUNNING:  # somebody was quicker
+                    raise
 
     def destroy(self, uuid: str) -> None:
         handle = self._handle(uuid)

@@ -135,7 +135,7 @@ class Hypervisor(Protocol):
         """Pause a running domain; also what makes a RAM capture converge."""
 
     def resume(self, uuid: str) -> None:
-        """Let a paused domain run."""
+        """Let a paused domain run; one that runs already is not an error."""
 
     def agent_answers(self, uuid: str, seconds: int) -> bool:
         """Whether the guest's agent answers a ping within ``seconds``."""
