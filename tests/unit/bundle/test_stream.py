@@ -229,10 +229,10 @@ def test_abandoning_does_not_wait_for_a_writer_that_goes_on(fifo):
     writing = in_thread(write_while_allowed)
     assert taking.wait(PATIENCE)
     abandoning = in_thread(stream.abandon)
-    abandoning.join(1)
+    abandoning.join(PATIENCE)
     stuck = abandoning.is_alive()
     go_on.clear()  # let it go
-    abandoning.join(2 * PATIENCE)
+    abandoning.join(PATIENCE)
     writing.join(PATIENCE)
     assert not stuck
     assert outcome == ["EPIPE"]
