@@ -59,6 +59,9 @@ def _of_devices(root: Any) -> Iterator[Blocker]:
         driver = element.find("driver")
         kind = driver.get("type", "9p") if driver is not None else "9p"
         yield Blocker(_RAM, f"a shared directory ({kind}) cannot be saved with RAM", "detach it")
+    for element in root.findall("devices/shmem"):
+        if element.get("role") != "master":
+            yield Blocker(_RAM, "shared memory (shmem) cannot be saved with RAM", "detach it")
     for feature in root.findall("cpu/feature[@name='invtsc']"):
         fixed = root.find("clock/timer[@name='tsc']")
         has_frequency = fixed is not None and fixed.get("frequency")
@@ -74,7 +77,10 @@ def _of_disk(disk: Disk) -> Iterator[Blocker]:
             _OVERLAY, f"{disk.target} is a lun, which cannot have an overlay", "exclude it"
         )
     if disk.transient:
-        yield Blocker(_RAM, f"{disk.target} is transient", "exclude it by exclude_disks")
+        # even if it is left out of the snapshot: libvirt saves no RAM of a guest that has one
+        yield Blocker(
+            _RAM, f"the transient disk {disk.target} cannot be saved with RAM", "detach it"
+        )
     if disk.cache == "unsafe":
         yield Blocker(
             _CAREFUL, f"{disk.target} has cache='unsafe', which ignores flushes", "change the mode"
@@ -83,7 +89,8 @@ def _of_disk(disk: Disk) -> Iterator[Blocker]:
 
 def _of_jobs(handle: Any, root: Any) -> Iterator[Blocker]:
     for target, (job, _) in domain_xml.mirrors(root).items():
-        yield Blocker(_OVERLAY, f"a block job ({job}) runs on {target}", "wait until it has ended")
+        # libvirt's qemuMigrationSrcIsAllowed: RAM cannot be saved while one runs on any disk
+        yield Blocker(_RAM, f"a block job ({job}) runs on {target}", "wait until it has ended")
     try:
         checkpoints = handle.listAllCheckpoints(0)
     except libvirt.libvirtError:  # a driver without checkpoints

@@ -90,6 +90,8 @@ def _release(
     if domain is None or not domain.active:
         return []
     _end_job(context, facts)
+    if domain.boot != facts.boot:
+        return []  # another emulator than the run's: nothing it does is the run's doing
     done = []
     if Note.FREEZING in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
@@ -310,7 +312,8 @@ def foresee(context: Context, uuid: str) -> list[str]:
         for disk in facts.overlays:
             action = decide(_see(context, domain, facts, disk, journal.notes))
             lines.append(f"{facts.domain}: {disk.target}: {action} {disk.overlay}")
-        if domain and domain.active and is_ours_to_resume(context, facts, journal.notes):
+        same = domain is not None and domain.active and domain.boot == facts.boot
+        if same and is_ours_to_resume(context, facts, journal.notes):
             lines.append(f"{facts.domain}: resume the guest")
         lines.append(f"{facts.domain}: settle the run {facts.run}, which was cut short")
     return lines
