@@ -72,19 +72,16 @@ def _of_devices(root: Any) -> Iterator[Blocker]:
 
 
 def _of_disk(disk: Disk) -> Iterator[Blocker]:
+    name = disk.target
     if disk.device == "lun":
-        yield Blocker(
-            _OVERLAY, f"{disk.target} is a lun, which cannot have an overlay", "exclude it"
-        )
+        reason = f"{name} is a lun, which cannot have an overlay"
+        yield Blocker(_OVERLAY, reason, "exclude it by exclude_disks", name)
     if disk.transient:
         # even if it is left out of the snapshot: libvirt saves no RAM of a guest that has one
-        yield Blocker(
-            _RAM, f"the transient disk {disk.target} cannot be saved with RAM", "detach it"
-        )
+        yield Blocker(_RAM, f"{name} is transient, and cannot be saved with RAM", "detach it")
     if disk.cache == "unsafe":
-        yield Blocker(
-            _CAREFUL, f"{disk.target} has cache='unsafe', which ignores flushes", "change the mode"
-        )
+        reason = f"{name} has cache='unsafe', which ignores flushes"
+        yield Blocker(_CAREFUL, reason, "change the mode", name)
 
 
 def _of_jobs(handle: Any, root: Any) -> Iterator[Blocker]:

@@ -57,6 +57,8 @@ class Blocker:
     strategies: frozenset[Strategy]
     reason: str
     step: str
+    target: str = ""
+    """The disk that has to be left out of the snapshot for it to be in the way no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,12 +263,8 @@ def _find_blockers(
     blockers = context.hypervisor.blockers(domain)
     blockers += _overlay_place(context, planned)
     blockers += _ram_room(context, domain)
-    return [blocker for blocker in blockers if not _about_left_out(blocker, left_out)]
-
-
-def _about_left_out(blocker: Blocker, left_out: list[LeftOut]) -> bool:
-    """A disk that is left out blocks nothing."""
-    return any(blocker.reason.startswith(f"{out.disk.target} ") for out in left_out)
+    elsewhere = {out.disk.target for out in left_out}
+    return [blocker for blocker in blockers if blocker.target not in elsewhere]
 
 
 def _check_foreign_overlay(context: Context, domain: Domain, out: LeftOut) -> None:
