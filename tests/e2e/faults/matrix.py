@@ -1,0 +1,140 @@
+"""The cases: every strategy, every point of a run, every fault that applies there.
+
+Generated from ``Step`` and ``Strategy`` themselves, so that a new one cannot be forgotten.
+"""
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from enum import StrEnum
+
+from snaporch.model import Strategy
+from snaporch.run.journal import Step
+
+
+class Moment(StrEnum):
+    """Where a run stands at a step."""
+
+    AHEAD = "ahead"
+    """The step before is over; of this one nothing was written yet."""
+    BEFORE = "before"
+    """The journal says that the step begins; nothing was done."""
+    AFTER = "after"
+    """All was done; the journal does not say so."""
+    PAST = "past"
+    """The journal says that the step is over."""
+
+
+class Fault(StrEnum):
+    """What happens there."""
+
+    RUN_KILLED = "run-killed"
+    """SIGKILL of snaporch, with no guardian: ``snaporch recover`` mends."""
+    GUARDED_RUN_KILLED = "guarded-run-killed"
+    """SIGKILL of snaporch: the guardian mends."""
+    EMULATOR_KILLED = "emulator-killed"
+    """SIGKILL of QEMU: the run goes on and ends by itself."""
+    BOTH_KILLED = "both-killed"
+    """SIGKILL of QEMU and of snaporch, with no guardian."""
+    LIBVIRTD_RESTARTED = "libvirtd-restarted"
+    """The run goes on and ends by itself."""
+    LIBVIRTD_KILLED = "libvirtd-killed"
+    """SIGKILL of libvirtd and of snaporch, with no guardian; libvirtd is started again."""
+    POWER_LOST = "power-lost"
+    """SIGKILL of the whole machine, then a boot from the same disks."""
+
+
+_ON_THE_EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """One fault at one point of one run."""
+
+    strategy: Strategy
+    step: Step
+    moment: Moment
+    fault: Fault
+
+    @property
+    def point(self) -> str:
+        """As ``stopping.py`` wants it."""
+        return f"{self.moment}:{self.step}"
+
+    def __str__(self) -> str:
+        return f"{self.strategy}/{self.point}/{self.fault}"
+
+
+def parse(text: str) -> Case:
+    """The case whose text this is."""
+    strategy, point, fault = text.split("/")
+    moment, step = point.split(":")
+    return Case(Strategy(strategy), Step(step), Moment(moment), Fault(fault))
+
+
+def points() -> Iterator[tuple[Step, Moment]]:
+    """Every point of a run in order; ``PAST`` one step is ``AHEAD`` of the next."""
+    for step in Step:
+        yield step, Moment.AHEAD
+        yield step, Moment.BEFORE
+        yield step, Moment.AFTER
+    yield list(Step)[-1], Moment.PAST
+
+
+def all_cases() -> list[Case]:
+    """The whole matrix."""
+    return [
+        Case(strategy, step, moment, fault)
+        for strategy in Strategy
+        for step, moment in points()
+        for fault in Fault
+        if _applies(strategy, fault)
+    ]
+
+
+def _applies(strategy: Strategy, fault: Fault) -> bool:
+    if strategy is Strategy.OFF:
+        return fault not in (*_ON_THE_EMULATOR, Fault.GUARDED_RUN_KILLED)
+    if strategy is Strategy.CRASH:
+        return fault is not Fault.GUARDED_RUN_KILLED  # it freezes nothing and has no guardian
+    return True
+
+
+def in_lab() -> list[Case]:
+    """The cases that happen inside one lab."""
+    return [case for case in all_cases() if case.fault is not Fault.POWER_LOST]
+
+
+def power_losses() -> list[Case]:
+    """The cases that end a lab."""
+    return [case for case in all_cases() if case.fault is Fault.POWER_LOST]
+
+
+def sample(cases: list[Case], wanted: str, size: int) -> list[Case]:
+    """Some of ``cases`` in order.
+
+    Args:
+        wanted: ``all``, ``SEED/SIZE``, or nothing for ``size`` of today; consecutive seeds take
+            consecutive shares of the shuffled cases, so that all have their turn. Anything else
+            takes the cases whose text holds one of these words, separated by commas.
+    """
+    if wanted == "all":
+        return cases
+    seed = date.today().toordinal()  # noqa: DTZ011 - any day will do
+    numbers = wanted.split("/")
+    if len(numbers) == 2 and all(number.isdigit() for number in numbers):
+        seed, size = int(numbers[0]), int(numbers[1])
+    elif wanted:
+        return [case for case in cases if any(word in str(case) for word in wanted.split(","))]
+    shuffled = random.Random(0).sample(cases, len(cases))
+    begin = seed * size
+    chosen = {shuffled[(begin + number) % len(cases)] for number in range(min(size, len(cases)))}
+    print(f"faults: {len(chosen)} of {len(cases)} cases; again with FAULTS_SAMPLE={seed}/{size}")
+    return [case for case in cases if case in chosen]
+
+
+def wanted() -> str:
+    """What the environment asks for."""
+    return os.environ.get("FAULTS_SAMPLE", "")

@@ -1,0 +1,111 @@
+"""snaporch in a child that was forked, not started: the modules are there, which saves seconds.
+
+The child is a process like any other: it can be stopped, killed and waited for, and it dies with
+all it holds.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+
+from support import Outcome
+
+import snaporch.cli.recovering
+import snaporch.cli.session
+import snaporch.cli.snapshots
+import snaporch.hypervisor.facade
+import snaporch.run.settle
+import snaporch.run.snapshot  # noqa: F401 - all of them for the children
+from faults import stopping
+from snaporch.cli import main
+
+
+class Run:
+    """A snaporch under way."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        point: str | None = None,
+        guarded: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115 - close() does
+        self._err = tempfile.TemporaryFile()  # noqa: SIM115
+        self.status: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._become(arguments, point, guarded, env or {})
+
+    def _become(
+        self, arguments: tuple[str, ...], point: str | None, guarded: bool, env: Mapping[str, str]
+    ) -> None:
+        """The child: never returns."""
+        status = 70
+        try:
+            os.dup2(self._out.fileno(), 1)
+            os.dup2(self._err.fileno(), 2)
+            sys.stdin = open(os.devnull)  # noqa: SIM115
+            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+            os.environ.update(env)
+            if not guarded:
+                stopping.dismiss_guardian()
+            if point is not None:
+                stopping.stop_at(point)
+            main.run(list(arguments))
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 0
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def wait_stopped(self) -> None:
+        """Until it has stopped itself at its point."""
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            self.status = os.waitstatus_to_exitcode(status)
+            raise AssertionError(f"ended before it came to the point: {self.outcome()}")
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, whatever it does; one that has ended is left alone."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def wait(self) -> Outcome:
+        """Until it has ended."""
+        if self.status is None:
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.outcome()
+
+    def close(self) -> None:
+        """Forget what it said."""
+        self._out.close()
+        self._err.close()
+
+    def outcome(self) -> Outcome:
+        """What it said; a status below zero is the signal that killed it."""
+        said = []
+        for stream in (self._out, self._err):
+            size = os.fstat(stream.fileno()).st_size
+            said.append(os.pread(stream.fileno(), size, 0).decode())
+        return Outcome(self.status if self.status is not None else -1, *said)
+
+
+def snaporch_here(*arguments: str, env: Mapping[str, str] | None = None) -> Outcome:
+    """Run snaporch to its end."""
+    run = Run(*arguments, env=env)
+    try:
+        return run.wait()
+    finally:
+        run.close()

@@ -1,0 +1,187 @@
+"""The guests that faults are tried on, and what must be true of them afterwards."""
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from guests.disks import Disk, zfs
+from guests.guest import Guest, Kind
+from guests.sector import DiskContentError
+from support import BUNDLES, JOURNAL, OVERLAYS, assert_clean, must, wait_for
+
+from faults.machine import locks_held
+from faults.matrix import Case
+from faults.process import snaporch_here
+from snaporch.model import Strategy
+from snaporch.pool import PREFIX
+
+CONFIG = Path("/etc/snaporch-faults")
+_RUN_UP = 3  # counts after a start until nothing of the time before it is left on the disks
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a guest had said and done when the fault struck."""
+
+    counts: list[int]
+    """On each disk at least."""
+    mark: int
+    """Of its serial log, from where on it must be undisturbed if it still runs."""
+
+
+class Scene:
+    """The guests, made when they are first needed and again when a case left one broken."""
+
+    def __init__(self, cache: str | None = None) -> None:
+        self._cache = cache
+        self._guests: dict[Kind, Guest] = {}
+
+    def guest(self, strategy: Strategy) -> Guest:
+        """A guest in the state that the strategy is for."""
+        kind = _kind(strategy)
+        self._make_room(kind)
+        guest = self._guests.get(kind) or self._make(kind)
+        if strategy is Strategy.OFF:
+            guest.destroy()
+            return guest
+        if guest.state() == "shut off":
+            guest.start()
+        guest.wait_count(beyond=_RUN_UP)
+        if kind == "linux":
+            guest.wait_agent()
+        return guest
+
+    def found(self, strategy: Strategy) -> Guest:
+        """The guest for a strategy as it is, which must exist."""
+        kind = _kind(strategy)
+        guest = self._guests[kind] = Guest.existing(_name(kind))
+        return guest
+
+    def _make_room(self, kind: Kind) -> None:
+        """The lab has one processor: the other guest had better not run."""
+        for other, guest in self._guests.items():
+            if other != kind:
+                guest.destroy()
+
+    def _make(self, kind: Kind) -> Guest:
+        name = _name(kind)
+        if name in must("virsh", "list", "--all", "--name").split():
+            guest = Guest.existing(name)
+        else:
+            disks = [Disk("file", f"tank/{name}"), Disk("zvol", f"flash/{name}")]
+            guest = Guest.create(name, disks=disks, kind=kind, cache=self._cache)
+        self._guests[kind] = guest
+        return guest
+
+    def wreck(self) -> None:
+        """A case went wrong: nothing of what it left may trouble the next."""
+        for guest in self._guests.values():
+            guest.remove()
+        self._guests.clear()
+        for directory in (OVERLAYS, JOURNAL, BUNDLES):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove the snapshots and bundles of the cases so far."""
+        for guest in self._guests.values():
+            for dataset in guest.datasets():
+                with suppress(RuntimeError):  # there is none
+                    zfs("destroy", f"{dataset}@%")
+        shutil.rmtree(BUNDLES, ignore_errors=True)
+
+
+def _kind(strategy: Strategy) -> Kind:
+    return "linux" if strategy is Strategy.QUIESCED else "probe"
+
+
+def _name(kind: Kind) -> str:
+    return f"faults-{kind}"
+
+
+def arguments(case: Case, guest: Guest) -> list[str]:
+    """The snapshot command that leads to the case's strategy."""
+    CONFIG.mkdir(exist_ok=True)
+    way = case.strategy.value if case.strategy.level == "ram" else "auto"
+    path = CONFIG / f"{way}.toml"
+    if not path.exists():
+        path.write_text(f'[defaults]\nram_strategy = "{way}"\n')
+    command = ["--config", str(path), "snapshot", guest.name]
+    if case.strategy is not Strategy.OFF:
+        command += ["--level", case.strategy.level.value]
+    return command
+
+
+def look(guest: Guest, since: int) -> Before:
+    """What a guest has reported as written by now."""
+    if guest.state() == "shut off":
+        return Before(guest.disk_counts(), guest.mark())
+    reported = guest.counts_since(since)[-1]
+    return Before([reported] * len(guest.images), since)
+
+
+def assert_no_loss(guest: Guest, before: Before) -> None:
+    """Every count reported before the fault is on the disks, and the guest finds them there."""
+    found = wait_for(lambda: _disk_counts(guest), "whole sectors on the disks", 10)
+    lost = [(had, has) for had, has in zip(before.counts, found, strict=True) if has < had]
+    assert not lost, f"LOSS: reported {before.counts}, on the disks {found}"
+    if guest.state() == "running":
+        guest.wait_count(beyond=before.counts[0])
+        guest.assert_undisturbed(before.mark)
+
+
+def assert_boots_with(guest: Guest, before: Before) -> None:
+    """A guest that was cut off finds at its next start all it had reported."""
+    mark = guest.mark()
+    guest.start()
+    guest.wait_count(beyond=_RUN_UP)
+    (cold,) = guest.cold_boots_since(mark)
+    found = [cold[index] for index in sorted(cold)]
+    lost = [(had, has) for had, has in zip(before.counts, found, strict=True) if has < had]
+    assert not lost, f"LOSS: reported {before.counts}, found at the start {found}"
+    assert not guest.bad_since(mark)
+
+
+def _disk_counts(guest: Guest) -> list[int] | None:
+    """The counts, unless a disk was read in the middle of a write."""
+    try:
+        return guest.disk_counts()
+    except DiskContentError:
+        if guest.state() != "running":
+            raise
+        return None
+
+
+def assert_well(guest: Guest, state: str) -> None:
+    """Nothing is left of a run, and the guest is in the state it should be in."""
+    found = guest.state()
+    assert found == state, f"the guest is {found}, not {state}"
+    assert_clean(guest, state)
+    assert locks_held() == []
+    _assert_snapshots_whole(guest)
+    again = snaporch_here("recover")
+    assert (again.status, again.out) == (0, ""), f"a second recover: {again}"
+    assert "nothing to recover" in again.err
+    if state == "running" and guest.machine.agent:
+        guest.wait_agent()
+        status = must(
+            "virsh", "qemu-agent-command", guest.name, '{"execute":"guest-fsfreeze-status"}'
+        )
+        assert json.loads(status)["return"] == "thawed"
+
+
+def _assert_snapshots_whole(guest: Guest) -> None:
+    """Every snapshot is of all datasets or of none, and no hold is left."""
+    columns = f"name,userrefs,{PREFIX}run,{PREFIX}level"
+    listing = zfs("list", "-Hp", "-t", "snapshot", "-o", columns, *guest.datasets())
+    runs: dict[str, list[str]] = {}
+    for line in listing.splitlines():
+        name, references, run, level = line.split("\t")
+        assert references == "0", f"a hold is left on {name}"
+        runs.setdefault(run, []).append(level)
+    for run, levels in runs.items():
+        assert len(levels) == len(guest.datasets()), f"{run} is not of all datasets"
+        assert len(set(levels)) == 1, f"{run} has several levels: {levels}"
+        sealed = [path for path in BUNDLES.glob(f"*/{run}") if path.is_dir()]
+        assert sealed or levels[0] == "crash", f"{run} is {levels[0]} without a bundle"

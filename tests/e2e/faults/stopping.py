@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Run snaporch and stop it at one point: ``stopping.py [--unguarded] POINT -- ARGUMENT...``.
+
+POINT is ``MOMENT:STEP``, such as ``after:freeze``. The process stops itself with SIGSTOP there; who
+waits for it sees that, and kills it or lets it go on. Only ``Journal.step`` is wrapped: the code
+under test has no hook.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import snaporch.run.snapshot
+from snaporch.cli import main
+from snaporch.run.journal import Journal, Step
+
+
+def stop_at(point: str) -> None:
+    """Have this process stop itself when its run gets to ``point``."""
+    moment, name = point.split(":")
+    original = Journal.step
+
+    def pass_by(here: str, step: Step) -> None:
+        if (here, step.value) == (moment, name):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    @contextmanager
+    def step(journal: Journal, step: Step) -> Iterator[None]:
+        pass_by("ahead", step)
+        with original(journal, step):
+            pass_by("before", step)
+            yield
+            pass_by("after", step)
+        pass_by("past", step)
+
+    Journal.step = step
+
+
+def dismiss_guardian() -> None:
+    """Have this process start no guardian."""
+
+    def nobody(*_arguments: Any) -> None:
+        pass
+
+    snaporch.run.snapshot.start_guardian = nobody
+
+
+if __name__ == "__main__":
+    options, arguments = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
+    if "--unguarded" in options:
+        dismiss_guardian()
+    stop_at(options[-1])
+    main.run(arguments)

@@ -1,0 +1,110 @@
+"""One case from beginning to end, inside one lab."""
+
+import time
+from dataclasses import asdict, dataclass
+
+from guests.guest import Guest
+from support import JOURNAL, Outcome, wait_for
+
+from faults import machine
+from faults.matrix import Case, Fault
+from faults.process import Run, snaporch_here
+from faults.scene import (
+    Scene,
+    arguments,
+    assert_boots_with,
+    assert_no_loss,
+    assert_well,
+    look,
+)
+
+DOCUMENTED = (0, 7, 8, 9)
+"""What a run may answer that libvirtd or QEMU went away from."""
+_UNGUARDED = (Fault.RUN_KILLED, Fault.BOTH_KILLED, Fault.LIBVIRTD_KILLED)
+_EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
+
+
+@dataclass
+class Verdict:
+    """How a case went."""
+
+    case: str
+    seconds: float
+    ended: int | None
+    """The run's exit status, or minus the signal that killed it."""
+    said: str
+    """The last line on standard error of the run, or what recovery did."""
+
+    def line(self) -> dict[str, object]:
+        """For the report."""
+        return asdict(self)
+
+
+def perform(case: Case, scene: Scene) -> Verdict:
+    """Have a run get to its point, strike, have it mended, and look at everything."""
+    began = time.monotonic()
+    guest = scene.guest(case.strategy)
+    mark, state = guest.mark(), guest.state()
+    if state == "running":
+        guest.wait_count()
+    run = Run(*arguments(case, guest), point=case.point, guarded=case.fault not in _UNGUARDED)
+    try:
+        run.wait_stopped()
+        before = look(guest, mark)
+        mended = _strike(case.fault, guest, run)
+    finally:
+        run.kill()
+        run.close()
+    state = "shut off" if case.fault in _EMULATOR else state
+    assert_well(guest, state)
+    assert_no_loss(guest, before)
+    if case.fault in _EMULATOR:
+        assert_boots_with(guest, before)
+    return Verdict(str(case), round(time.monotonic() - began, 2), run.status, mended)
+
+
+def _strike(fault: Fault, guest: Guest, run: Run) -> str:
+    if fault in _EMULATOR:
+        machine.kill_emulator(guest)
+        wait_for(lambda: guest.state() == "shut off", "libvirt to see that QEMU is gone")
+    if fault is Fault.LIBVIRTD_RESTARTED:
+        machine.restart_libvirtd()
+    if fault is Fault.LIBVIRTD_KILLED:
+        machine.kill_libvirtd()
+    if fault in (Fault.EMULATOR_KILLED, Fault.LIBVIRTD_RESTARTED):
+        return _let_it_end(run)
+    run.kill()
+    if fault is Fault.LIBVIRTD_KILLED:
+        machine.start_libvirtd()
+    if fault is Fault.GUARDED_RUN_KILLED:
+        return _let_guardian_mend()
+    return _recover()
+
+
+def _let_it_end(run: Run) -> str:
+    """It must end by itself; what it could not mend, its guardian does."""
+    run.go_on()
+    outcome = run.wait()
+    assert outcome.status in DOCUMENTED, f"an undocumented end: {outcome}"
+    assert "Traceback" not in outcome.err, outcome.err
+    said = _last_line(outcome.err)
+    if list(JOURNAL.glob("*")):
+        said += "; " + _let_guardian_mend()
+    return said
+
+
+def _let_guardian_mend() -> str:
+    wait_for(lambda: not list(JOURNAL.glob("*")), "the guardian to mend it", 150)
+    wait_for(lambda: not machine.locks_held(), "the guardian's end", 30)
+    return "mended by the guardian"
+
+
+def _recover() -> str:
+    outcome: Outcome = snaporch_here("recover")
+    assert outcome.status == 0, f"recover: {outcome}"
+    assert "cut short" in outcome.out, f"recover: {outcome}"
+    return _last_line(outcome.out)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
