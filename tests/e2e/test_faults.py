@@ -1,8 +1,8 @@
 """Faults at every step of every strategy; the cases are in ``faults/matrix.py``.
 
 ``FAULTS_SAMPLE`` chooses: ``SEED/SIZE``, ``all``, or words such as ``overlay,emulator-killed``.
-Without it, 25 cases that change from day to day. Every case prints a line ``FAULT {...}`` at the
-end, from which ``faults/run`` makes its report.
+Without it, 25 cases that change from day to day. Every case prints a line ``FAULT {...}``,
+from which ``faults/run`` makes its report.
 """
 
 import json
@@ -16,14 +16,15 @@ CASES = matrix.sample(matrix.in_lab(), matrix.wanted(), 25)
 
 
 @pytest.fixture(scope="module")
-def lines(pytestconfig):
-    """What to say at the end, past pytest's capture."""
-    said = []
-    yield said
-    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print()
-        for line in said:
-            print("FAULT", json.dumps(line), flush=True)
+def tell(pytestconfig):
+    """Say a line past pytest's capture, at once: a lab that is ended has said it."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def say(fields):
+        with capture.global_and_fixture_disabled():
+            print("\nFAULT", json.dumps(fields), flush=True)
+
+    return say
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +33,11 @@ def scene():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_nothing_is_lost_and_nothing_is_left(case, scene, lines):
+def test_nothing_is_lost_and_nothing_is_left(case, scene, tell):
     try:
-        lines.append(perform(case, scene).line())
+        tell(perform(case, scene).line())
     except BaseException as error:
-        lines.append({"case": str(case), "failed": f"{type(error).__name__}: {error}"})
+        tell({"case": str(case), "failed": f"{type(error).__name__}: {error}"})
         scene.wreck()
         raise
     scene.sweep()
