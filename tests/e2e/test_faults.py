@@ -41,3 +41,7 @@ def test_nothing_is_lost_and_nothing_is_left(case, scene, tell):
         scene.wreck()
         raise
     scene.sweep()
+
+
+def test_no_note_is_forgotten():
+    assert not matrix.forgotten_notes()

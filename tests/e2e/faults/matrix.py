@@ -11,7 +11,7 @@ from datetime import date
 from enum import StrEnum
 
 from snaporch.model import Strategy
-from snaporch.run.journal import Step
+from snaporch.run.journal import Note, Step
 
 
 class Moment(StrEnum):
@@ -46,6 +46,11 @@ class Fault(StrEnum):
     """SIGKILL of the whole machine, then a boot from the same disks."""
 
 
+_NOTES = {
+    Strategy.OVERLAY: (Note.SUSPENDED, Note.COMMITTED),
+    Strategy.PAUSED: (Note.SUSPENDED,),
+}
+"""What a strategy notes in the middle of a step of an ordinary run."""
 _ON_THE_EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
 
 
@@ -54,9 +59,19 @@ class Case:
     """One fault at one point of one run."""
 
     strategy: Strategy
-    step: Step
+    step: Step | Note
     moment: Moment
     fault: Fault
+
+    @property
+    def may_quarantine(self) -> bool:
+        """Whether an overlay may be set aside.
+
+        The guest is on its bases and wrote to them, only the note is missing: without an emulator
+        to ask, its overlay looks as if it held writes of its own.
+        """
+        unseen = (self.step, self.moment) == (Note.COMMITTED, Moment.AHEAD)
+        return unseen and self.fault in (*_ON_THE_EMULATOR, Fault.POWER_LOST)
 
     @property
     def point(self) -> str:
@@ -71,16 +86,20 @@ def parse(text: str) -> Case:
     """The case whose text this is."""
     strategy, point, fault = text.split("/")
     moment, step = point.split(":")
-    return Case(Strategy(strategy), Step(step), Moment(moment), Fault(fault))
+    place = Step(step) if step in list(Step) else Note(step)
+    return Case(Strategy(strategy), place, Moment(moment), Fault(fault))
 
 
-def points() -> Iterator[tuple[Step, Moment]]:
-    """Every point of a run in order; ``PAST`` one step is ``AHEAD`` of the next."""
+def points(strategy: Strategy) -> Iterator[tuple[Step | Note, Moment]]:
+    """Every point of a run; ``PAST`` one step is ``AHEAD`` of the next."""
     for step in Step:
         yield step, Moment.AHEAD
         yield step, Moment.BEFORE
         yield step, Moment.AFTER
     yield list(Step)[-1], Moment.PAST
+    for note in _NOTES.get(strategy, ()):
+        yield note, Moment.AHEAD
+        yield note, Moment.PAST
 
 
 def all_cases() -> list[Case]:
@@ -88,7 +107,7 @@ def all_cases() -> list[Case]:
     return [
         Case(strategy, step, moment, fault)
         for strategy in Strategy
-        for step, moment in points()
+        for step, moment in points(strategy)
         for fault in Fault
         if _applies(strategy, fault)
     ]
@@ -138,3 +157,8 @@ def sample(cases: list[Case], wanted: str, size: int) -> list[Case]:
 def wanted() -> str:
     """What the environment asks for."""
     return os.environ.get("FAULTS_SAMPLE", "")
+
+
+def forgotten_notes() -> set[Note]:
+    """Notes that no strategy is said to make: one was added and not here."""
+    return set(Note) - {note for notes in _NOTES.values() for note in notes}

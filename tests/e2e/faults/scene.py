@@ -153,8 +153,10 @@ def _disk_counts(guest: Guest) -> list[int] | None:
         return None
 
 
-def assert_well(guest: Guest, state: str) -> None:
+def assert_well(guest: Guest, state: str, *, may_quarantine: bool = False) -> None:
     """Nothing is left of a run, and the guest is in the state it should be in."""
+    if may_quarantine:
+        shutil.rmtree(OVERLAYS / "quarantine", ignore_errors=True)
     found = guest.state()
     assert found == state, f"the guest is {found}, not {state}"
     assert_clean(guest, state)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Run snaporch and stop it at one point: ``stopping.py [--unguarded] POINT -- ARGUMENT...``.
 
-POINT is ``MOMENT:STEP``, such as ``after:freeze``. The process stops itself with SIGSTOP there; who
-waits for it sees that, and kills it or lets it go on. Only ``Journal.step`` is wrapped: the code
-under test has no hook.
+POINT is ``MOMENT:STEP`` or ``MOMENT:NOTE``, such as ``after:freeze``. The process stops itself with
+SIGSTOP there; who waits for it sees that, and kills it or lets it go on. The journal's methods are
+wrapped: the code under test has no hook.
 """
 
 import os
@@ -15,16 +15,16 @@ from typing import Any
 
 import snaporch.run.snapshot
 from snaporch.cli import main
-from snaporch.run.journal import Journal, Step
+from snaporch.run.journal import Journal, Note, Step
 
 
 def stop_at(point: str) -> None:
     """Have this process stop itself when its run gets to ``point``."""
     moment, name = point.split(":")
-    original = Journal.step
+    original, original_note = Journal.step, Journal.note
 
-    def pass_by(here: str, step: Step) -> None:
-        if (here, step.value) == (moment, name):
+    def pass_by(here: str, what: Step | Note) -> None:
+        if (here, what.value) == (moment, name):
             os.kill(os.getpid(), signal.SIGSTOP)
 
     @contextmanager
@@ -36,7 +36,12 @@ def stop_at(point: str) -> None:
             pass_by("after", step)
         pass_by("past", step)
 
-    Journal.step = step
+    def note(journal: Journal, note: Note) -> None:
+        pass_by("ahead", note)
+        original_note(journal, note)
+        pass_by("past", note)
+
+    Journal.step, Journal.note = step, note
 
 
 def dismiss_guardian() -> None:

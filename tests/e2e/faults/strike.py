@@ -20,8 +20,8 @@ from faults.scene import (
 
 DOCUMENTED = (0, 7, 8, 9)
 """What a run may answer that libvirtd or QEMU went away from."""
-_UNGUARDED = (Fault.RUN_KILLED, Fault.BOTH_KILLED, Fault.LIBVIRTD_KILLED)
-_EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
+UNGUARDED = (Fault.RUN_KILLED, Fault.BOTH_KILLED, Fault.LIBVIRTD_KILLED)
+EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
 
 
 @dataclass
@@ -47,24 +47,25 @@ def perform(case: Case, scene: Scene) -> Verdict:
     mark, state = guest.mark(), guest.state()
     if state == "running":
         guest.wait_count()
-    run = Run(*arguments(case, guest), point=case.point, guarded=case.fault not in _UNGUARDED)
+    run = Run(*arguments(case, guest), point=case.point, guarded=case.fault not in UNGUARDED)
     try:
         run.wait_stopped()
         before = look(guest, mark)
-        mended = _strike(case.fault, guest, run)
+        mended = strike(case.fault, guest, run)
     finally:
         run.kill()
         run.close()
-    state = "shut off" if case.fault in _EMULATOR else state
-    assert_well(guest, state)
+    state = "shut off" if case.fault in EMULATOR else state
+    assert_well(guest, state, may_quarantine=case.may_quarantine)
     assert_no_loss(guest, before)
-    if case.fault in _EMULATOR:
+    if case.fault in EMULATOR:
         assert_boots_with(guest, before)
     return Verdict(str(case), round(time.monotonic() - began, 2), run.status, mended)
 
 
-def _strike(fault: Fault, guest: Guest, run: Run) -> str:
-    if fault in _EMULATOR:
+def strike(fault: Fault, guest: Guest, run: Run) -> str:
+    """Strike a run that stands still, and have it end or be mended; what was said."""
+    if fault in EMULATOR:
         machine.kill_emulator(guest)
         wait_for(lambda: guest.state() == "shut off", "libvirt to see that QEMU is gone")
     if fault is Fault.LIBVIRTD_RESTARTED:

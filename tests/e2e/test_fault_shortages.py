@@ -1,0 +1,221 @@
+"""What runs out or goes wrong around a run: space, an agent, a snapshot's name, the clock."""
+
+import shutil
+import time
+from contextlib import contextmanager
+
+import pytest
+from faults.process import Run, snaporch_here
+from faults.scene import assert_no_loss, assert_well, look
+from guests.disks import Disk, zfs
+from guests.guest import Guest
+from support import (
+    BUNDLES,
+    OVERLAYS,
+    assert_clean,
+    must,
+    one_line_error,
+    run,
+    wait_for,
+    zfs_snapshots,
+)
+
+
+@pytest.fixture(scope="module")
+def guest():
+    disks = [Disk("file", "tank/short"), Disk("zvol", "flash/short", size_mib=64)]
+    made = Guest.create("short", kind="busy", disks=disks)
+    yield made
+    made.remove()
+
+
+@pytest.fixture(autouse=True)
+def well(guest):
+    """Whatever is short, the guest must not notice."""
+    mark = guest.mark()
+    guest.wait_count()
+    yield
+    before = look(guest, mark)
+    assert_well(guest, "running")
+    assert_no_loss(guest, before)
+
+
+@contextmanager
+def small(directory, options):
+    """A file system of its own on a directory, whatever was in it before."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True, mode=0o711)
+    must("mount", "-t", "tmpfs", "-o", f"mode=711,{options}", "tmpfs", str(directory))
+    try:
+        yield
+    finally:
+        must("umount", "-l", str(directory))
+
+
+@contextmanager
+def under_way(tmp_path, guest, point, *options, settings="", paths=""):
+    """A run that stands still at a point."""
+    path = tmp_path / "snaporch.toml"
+    path.write_text(f"[paths]\n{paths}\n[defaults]\n{settings}\n")
+    process = Run("--config", str(path), "snapshot", guest.name, *options, point=point)
+    try:
+        process.wait_stopped()
+        yield process
+    finally:
+        process.kill()
+        process.close()
+
+
+def fill(directory):
+    """Use up the space that is left."""
+    outcome = run("dd", "if=/dev/zero", f"of={directory / 'filler'}", "bs=64k")
+    assert "No space" in outcome.err
+
+
+def test_no_space_for_what_the_guest_writes_to_its_overlay(guest, tmp_path):
+    """QEMU pauses a guest that it cannot write for; the run must bring it back."""
+    with (
+        small(OVERLAYS, "size=3m"),
+        under_way(
+            tmp_path,
+            guest,
+            "before:release",
+            settings='ram_strategy = "overlay"',
+            paths="overlay_reserve_mib = 1",
+        ) as process,
+    ):
+        fill(OVERLAYS)
+        wait_for(lambda: guest.state() == "paused", "QEMU to pause the guest")
+        process.go_on()
+        outcome = process.wait()
+        assert outcome.status in (0, 8), outcome
+        (OVERLAYS / "filler").unlink()
+        assert_clean(guest)
+
+
+def test_no_space_for_overlays_and_killed(guest, tmp_path):
+    with (
+        small(OVERLAYS, "size=3m"),
+        under_way(
+            tmp_path,
+            guest,
+            "before:release",
+            settings='ram_strategy = "overlay"',
+            paths="overlay_reserve_mib = 1",
+        ) as process,
+    ):
+        fill(OVERLAYS)
+        wait_for(lambda: guest.state() == "paused", "QEMU to pause the guest")
+        process.kill()
+        wait_for(lambda: guest.state() == "running", "the guardian")
+        wait_for(lambda: "nothing to recover" in snaporch_here("recover").err, "its end")
+        (OVERLAYS / "filler").unlink()
+        assert_clean(guest)
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_no_space_in_the_bundle_store_for_ram(guest, tmp_path, way):
+    before = zfs_snapshots()
+    settings = f'ram_strategy = "{way}"\ncompression = "none"'
+    with (
+        small(BUNDLES, "size=64m"),
+        under_way(tmp_path, guest, "before:freeze", settings=settings) as process,
+    ):
+        fill(BUNDLES)
+        process.go_on()
+        one_line_error(quiet(process.wait()), 8, "No space")
+        (BUNDLES / "filler").unlink()
+        assert_clean(guest)
+    assert zfs_snapshots() == before
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_no_space_in_the_bundle_store_when_it_is_sealed(guest, tmp_path, way):
+    settings = f'ram_strategy = "{way}"'
+    with (
+        small(BUNDLES, "size=64m"),
+        under_way(tmp_path, guest, "before:seal", settings=settings) as process,
+    ):
+        fill(BUNDLES)
+        process.go_on()
+        one_line_error(quiet(process.wait()), 8, "crash-consistent")
+        (BUNDLES / "filler").unlink()
+        assert_clean(guest)
+
+
+def test_a_bundle_store_that_cannot_be_written(guest, tmp_path):
+    before = zfs_snapshots()
+    with small(BUNDLES, "ro"):
+        outcome = snaporch_here("snapshot", guest.name)
+        assert outcome.status in (7, 8), outcome
+        one_line_error(quiet(outcome), outcome.status, str(BUNDLES))
+        assert_clean(guest)
+    assert zfs_snapshots() == before
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
+def test_one_pool_refuses_the_snapshot(guest, tmp_path, way):
+    """The name is taken there meanwhile: what the other pool took goes, what was there stays."""
+    name = f"taken-{way}"
+    level = "paused" if way == "paused" else "ram"
+    settings = "" if way == "paused" else f'ram_strategy = "{way}"'
+    options = ("--name", name, "--level", level)
+    point = "before:pool-snapshot"
+    with under_way(tmp_path, guest, point, *options, settings=settings) as process:
+        zfs("snapshot", f"tank/short@{name}")
+        process.go_on()
+        one_line_error(quiet(process.wait()), 8, name)
+    assert zfs_snapshots(f"@{name}") == [f"tank/short@{name}"]
+    assert_clean(guest)
+    zfs("destroy", f"tank/short@{name}")
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
+@pytest.mark.parametrize("days", [-1, 1])
+def test_the_clock_jumps(guest, tmp_path, way, days):
+    level = "paused" if way == "paused" else "ram"
+    settings = "" if way == "paused" else f'ram_strategy = "{way}"'
+    with under_way(tmp_path, guest, "after:freeze", "--level", level, settings=settings) as process:
+        now = time.time()
+        since = time.monotonic()
+        must("date", "-s", f"@{int(now + days * 86400)}")
+        process.go_on()
+        outcome = process.wait()
+        must("date", "-s", f"@{int(now + time.monotonic() - since)}")
+    assert outcome.status == 0, outcome
+    assert f"done: {level} snapshot" in outcome.err
+
+
+def test_an_agent_that_never_answers(tmp_path):
+    silent = Guest.create(
+        "silent",
+        kind="linux",
+        disks=[Disk("file", "tank/silent")],
+        command_line="agent=stopped",
+    )
+    try:
+        silent.wait_agent()
+        mark = silent.mark()
+        path = tmp_path / "snaporch.toml"
+        path.write_text("[defaults]\nagent_timeout = 1\n")
+        command = ("--config", str(path), "snapshot", silent.name, "--level", "quiesced")
+        began = time.monotonic()
+        one_line_error(quiet(snaporch_here(*command)), 8, "agent")
+        assert time.monotonic() - began < 60
+        assert_clean(silent)
+        path.write_text('[defaults]\nagent_timeout = 1\non_unavailable = "paused"\n')
+        outcome = snaporch_here(*command)
+        assert outcome.status == 0, outcome
+        assert "taking paused instead" in outcome.err
+        silent.wait_count()
+        silent.assert_undisturbed(mark)
+        assert_clean(silent)
+    finally:
+        silent.remove()
+
+
+def quiet(outcome):
+    """Without the steps it reported."""
+    lines = [line for line in outcome.err.splitlines() if line.startswith("snaporch:")]
+    outcome.err = "\n".join(lines)
+    return outcome

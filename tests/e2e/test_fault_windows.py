@@ -1,0 +1,170 @@
+"""Faults in the middle of a step: while RAM is saved, while a commit runs, while recovery does."""
+
+import os
+import signal
+from contextlib import contextmanager
+
+import pytest
+from faults.matrix import Fault
+from faults.process import Run, snaporch_here
+from faults.scene import assert_boots_with, assert_no_loss, assert_well, look
+from faults.strike import EMULATOR, UNGUARDED, strike
+from guests.disks import Disk
+from guests.guest import Guest
+from support import RUNTIME, wait_for, wait_for_ram_phase
+
+IN_LAB = [fault for fault in Fault if fault is not Fault.POWER_LOST]
+RAM = ["overlay", "manual"]
+
+
+@pytest.fixture(scope="module")
+def large():
+    """A UEFI guest: its firmware alone is more RAM than a pipe can hold."""
+    disks = [Disk("file", "tank/large"), Disk("zvol", "flash/large")]
+    made = Guest.create("large", firmware="uefi", disks=disks)
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def busy():
+    disks = [Disk("file", "tank/busy"), Disk("zvol", "flash/busy", size_mib=64)]
+    made = Guest.create("busy", kind="busy", disks=disks)
+    yield made
+    made.remove()
+
+
+@contextmanager
+def configured(tmp_path, **options):
+    """A configuration file with these defaults."""
+    path = tmp_path / "snaporch.toml"
+    values = "\n".join(
+        f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
+        for name, value in options.items()
+    )
+    path.write_text(f"[defaults]\n{values}\n")
+    yield ["--config", str(path)]
+
+
+@contextmanager
+def under_way(guest, options, **how):
+    """A snapshot under way, killed at the end if it still runs."""
+    run = Run(*options, "snapshot", guest.name, **how)
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.close()
+
+
+def running(guest):
+    """Start a guest that an earlier fault has ended, and wait until it counts."""
+    if guest.state() == "shut off":
+        guest.start()
+    guest.wait_count(beyond=3)
+    return guest.mark()
+
+
+def examine(guest, fault, before):
+    assert_well(guest, "shut off" if fault in EMULATOR else "running")
+    assert_no_loss(guest, before)
+    if fault in EMULATOR:
+        assert_boots_with(guest, before)
+
+
+@pytest.mark.parametrize("fault", IN_LAB)
+@pytest.mark.parametrize("way", RAM)
+def test_while_ram_is_saved(large, tmp_path, way, fault):
+    mark = running(large)
+    with (
+        configured(tmp_path, ram_strategy=way) as options,
+        under_way(large, options, guarded=fault not in UNGUARDED) as run,
+    ):
+        wait_for_ram_phase(large)
+        os.kill(run.pid, signal.SIGSTOP)
+        large.wait_count()
+        before = look(large, mark)
+        strike(fault, large, run)
+    examine(large, fault, before)
+
+
+@pytest.mark.parametrize("way", RAM)
+def test_killed_before_libvirt_opens_the_ram_pipe_again(large, tmp_path, way):
+    """libvirt writes RAM, closes the pipe, and opens its path once more for the header.
+
+    A snaporch that dies in between leaves it waiting for a reader, with the guest paused.
+    """
+    mark = running(large)
+    with (
+        configured(tmp_path, ram_strategy=way) as options,
+        under_way(large, options, guarded=False) as run,
+    ):
+        wait_for_ram_phase(large)
+        os.kill(run.pid, signal.SIGSTOP)
+        (pipe,) = [path for path in RUNTIME.iterdir() if path.is_fifo()]
+        before = look(large, mark)
+        pipe.rename(pipe.with_suffix(".first"))
+        os.mkfifo(pipe, 0o600)  # the same path, and nobody reads there
+        run.go_on()
+        wait_for(lambda: large.state() == "paused", "the end of RAM")
+        large.assert_frozen()
+        run.kill()
+    pipe.with_suffix(".first").unlink()
+    outcome = snaporch_here("recover")
+    assert outcome.status == 0, outcome
+    examine(large, Fault.RUN_KILLED, before)
+
+
+@pytest.mark.parametrize("fault", IN_LAB)
+def test_while_overlays_are_committed(busy, tmp_path, fault):
+    """The guest has written to its overlays for a while, and goes on writing."""
+    mark = running(busy)
+    with (
+        configured(tmp_path, ram_strategy="overlay") as options,
+        under_way(busy, options, point="before:release", guarded=fault not in UNGUARDED) as run,
+    ):
+        run.wait_stopped()
+        busy.wait_count(beyond=busy.wait_count() + 40)
+        run.go_on()
+        wait_for(lambda: "<mirror" in busy.xml(), "the commit")
+        os.kill(run.pid, signal.SIGSTOP)
+        before = look(busy, mark)
+        strike(fault, busy, run)
+    examine(busy, fault, before)
+    busy.destroy()
+    busy.assert_load_whole()
+
+
+def test_recover_is_killed_while_it_commits(busy, tmp_path):
+    """And so is the next; the third ends."""
+    mark = running(busy)
+    with (
+        configured(tmp_path, ram_strategy="overlay") as options,
+        under_way(busy, options, point="after:freeze", guarded=False) as run,
+    ):
+        run.wait_stopped()
+        busy.wait_count(beyond=busy.wait_count() + 20)
+    for _ in range(2):
+        recovery = Run("recover")
+        wait_for(lambda: "<mirror" in busy.xml(), "the commit")
+        recovery.kill()
+        recovery.close()
+    before = look(busy, mark)
+    outcome = snaporch_here("recover")
+    assert outcome.status == 0, outcome
+    examine(busy, Fault.RUN_KILLED, before)
+
+
+def test_two_recoveries_at_once(busy, tmp_path):
+    mark = running(busy)
+    with (
+        configured(tmp_path, ram_strategy="overlay") as options,
+        under_way(busy, options, point="after:freeze", guarded=False) as run,
+    ):
+        run.wait_stopped()
+        before = look(busy, mark)
+    first, second = Run("recover"), Run("recover")
+    for recovery in (first, second):
+        assert recovery.wait().status == 0, recovery.outcome()
+        recovery.close()
+    examine(busy, Fault.RUN_KILLED, before)
