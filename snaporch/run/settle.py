@@ -20,6 +20,7 @@ from snaporch.run import overlays
 from snaporch.run.context import Context
 from snaporch.run.decision import Action, File, Points, Power, Sight, decide
 from snaporch.run.journal import Facts, Note, OldJournal, read_journals
+from snaporch.run.pipe import reader_of
 
 _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
@@ -42,8 +43,9 @@ def settle(
         AttentionError: safety cannot be proven; everything was kept.
     """
     try:
-        domain = _find(context, facts)
-        done = _release(context, domain, facts, notes)
+        with reader_of(Path(facts.ram_pipe)):
+            domain = _find(context, facts)
+            done = _release(context, domain, facts, notes)
         done += _settle_disks(context, domain, facts, notes)
     except AttentionError:
         raise

@@ -16,10 +16,16 @@ from typing import Any
 import snaporch.run.snapshot
 from snaporch.cli import main
 from snaporch.run.journal import Journal, Note, Step
+from snaporch.run.strategies.ram import RamStrategy
+
+WHILE_RAM_IS_SAVED = "during:ram"
 
 
 def stop_at(point: str) -> None:
     """Have this process stop itself when its run gets to ``point``."""
+    if point == WHILE_RAM_IS_SAVED:
+        stop_while_ram_is_saved()
+        return
     moment, name = point.split(":")
     original, original_note = Journal.step, Journal.note
 
@@ -42,6 +48,16 @@ def stop_at(point: str) -> None:
         pass_by("past", note)
 
     Journal.step, Journal.note = step, note
+
+
+def stop_while_ram_is_saved() -> None:
+    """Have this process, the reader of the RAM, stop itself soon after libvirt was asked for it."""
+
+    def tick(_strategy: RamStrategy) -> None:
+        RamStrategy._tick = original
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    original, RamStrategy._tick = RamStrategy._tick, tick
 
 
 def dismiss_guardian() -> None:

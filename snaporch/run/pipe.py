@@ -1,0 +1,54 @@
+"""A reader for a RAM pipe whose run was killed.
+
+libvirt opens the pipe twice: for the RAM, and with the guest paused for the header. An open waits
+for a reader for ever, and libvirt holds the domain meanwhile: nobody can even ask for its state. So
+before anything is asked about the domain, somebody must read there.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_POLL_MILLISECONDS = 50
+_BLOCK = 1 << 20
+
+
+@contextmanager
+def reader_of(pipe: Path) -> Iterator[None]:
+    """Read from ``pipe`` meanwhile, and throw away what comes; no pipe is fine."""
+    try:
+        descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_drain, args=(descriptor, done), name="ram-pipe", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        os.close(descriptor)
+
+
+def _drain(descriptor: int, done: threading.Event) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while not done.is_set():
+        # A pipe without a writer is always "ready", with nothing in it.
+        if not poll.poll(_POLL_MILLISECONDS) or not _take(descriptor):
+            done.wait(_POLL_MILLISECONDS / 1000)
+
+
+def _take(descriptor: int) -> bool:
+    """Whether there was something; "" is the end of one writer, not of all."""
+    try:
+        return bool(os.read(descriptor, _BLOCK))
+    except BlockingIOError:
+        return False
