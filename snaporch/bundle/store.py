@@ -94,20 +94,34 @@ class BundleStore:
         Raises:
             BundleError, ManifestError: something is missing or differs.
         """
+        for error in self.damage(reference).values():
+            raise error
         manifest = self.manifest(reference)
         if manifest is None:
             raise BundleError(str(self.path(reference)), "there is no such bundle")
+        return manifest
+
+    def damage(self, reference: str) -> dict[str, BundleError]:
+        """What is wrong with which part, by its name.
+
+        Raises:
+            BundleError, ManifestError: there is no such bundle, or its manifest is wrong.
+        """
+        manifest = self.manifest(reference)
+        if manifest is None:
+            raise BundleError(str(self.path(reference)), "there is no such bundle")
+        found: dict[str, BundleError] = {}
         for part in manifest.parts:
             path = self.path(reference) / part.name
             try:
                 digest = sha256_of(path)
             except OSError as error:
-                raise BundleError(str(path), error.strerror or "cannot be read") from error
+                found[part.name] = BundleError(str(path), error.strerror or "cannot be read")
+                continue
             if digest != part.sha256:
-                raise BundleError(
-                    str(path), "its SHA-256 is not that of the manifest: it is damaged"
-                )
-        return manifest
+                reason = "its SHA-256 is not that of the manifest: it is damaged"
+                found[part.name] = BundleError(str(path), reason)
+        return found
 
 
 class PartialBundle:
@@ -172,12 +186,16 @@ def explained_store(path: Path) -> Iterator[None]:
 
 
 def private_directory(path: Path, mode: int = 0o700) -> None:
-    """Make sure that ``path`` is a directory with ``mode``; parents are made traversable only."""
-    if not path.is_dir():
-        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-        path.mkdir(mode=mode, exist_ok=True)
-    if path.stat().st_mode & 0o777 != mode:
-        path.chmod(mode)
+    """Make sure that ``path`` is a directory, with ``mode`` if it is made here.
+
+    One that exists stays as it is: it may be somebody else's, as ``/var/tmp`` is. Parents are made
+    traversable only.
+    """
+    if path.is_dir():
+        return
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    path.mkdir(mode=mode, exist_ok=True)
+    path.chmod(mode)  # whatever the umask
 
 
 def write_private(path: Path, data: bytes) -> None:

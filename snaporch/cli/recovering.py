@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from snaporch.errors import SnaporchError
+from snaporch.errors import ExitCode, SnaporchError
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
 from snaporch.run.journal import read_journals
 from snaporch.run.lock import RECOVERING, domain_lock
-from snaporch.run.settle import foresee, recover
+from snaporch.run.settle import LOOK, SET_ASIDE, foresee, recover
 
 
 def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_run: bool) -> int:
@@ -33,6 +33,9 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
                 for text in (foresee if dry_run else recover)(context, uuid):
                     settled = True
                     print_result(text)
+                    if SET_ASIDE in text:
+                        print_error(f"{text}; {LOOK}")
+                        failures.append(int(ExitCode.ATTENTION))
         except SnaporchError as error:
             print_error(error.line())
             failures.append(int(error.exit_code))

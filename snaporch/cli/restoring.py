@@ -11,7 +11,7 @@ from snaporch.restore.plan import RestorePlan, make_restore_plan, split_name
 from snaporch.restore.restore import Restored, check_bundle, restore
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
-from snaporch.run.settle import recover
+from snaporch.run.settle import recover, recover_leftovers
 
 
 def restore_one(
@@ -27,6 +27,7 @@ def restore_one(
 ) -> int:
     """Restore one domain; 0 when it was done."""
     domain, snapshot = split_name(text)
+    recover_leftovers(context)
 
     def plan() -> RestorePlan:
         return make_restore_plan(context, domain, snapshot, cold=cold, discard_newer=discard_newer)
@@ -43,8 +44,7 @@ def restore_one(
     ):
         for done in recover(context, record.uuid):
             context.progress.note(record.domain, done)
-        current = plan()
-        check_bundle(context, current)
+        current = check_bundle(context, plan())
         if not yes:
             _ask(context, current, safety=safety)
         restored = restore(context, current, safety=safety)

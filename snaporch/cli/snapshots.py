@@ -11,6 +11,7 @@ from snaporch.report.terminal import print_error, print_result
 from snaporch.report.units import pause, size
 from snaporch.run.context import Context
 from snaporch.run.plan import check_snapshot_name, make_plan
+from snaporch.run.settle import recover_leftovers
 from snaporch.run.snapshot import take_snapshot
 
 
@@ -28,6 +29,9 @@ def snapshot_each(
     All are looked up first, so that a misspelt name is refused before anything is touched. One
     domain prints a JSON object, several print an array of those that succeeded.
     """
+    if name is not None:
+        check_snapshot_name(name)
+    recover_leftovers(context)
     unique = _look_up(context, names, name)
     records: list[SnapshotRecord] = []
     failures: list[int] = []

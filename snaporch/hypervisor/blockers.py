@@ -76,6 +76,9 @@ def _of_disk(disk: Disk) -> Iterator[Blocker]:
     if disk.device == "lun":
         reason = f"{name} is a lun, which cannot have an overlay"
         yield Blocker(_OVERLAY, reason, "exclude it by exclude_disks", name)
+    if disk.kind == "volume":
+        reason = f"{name} is a storage pool's volume, which could not be committed back"
+        yield Blocker(_OVERLAY, reason, "name its file or device instead, or use manual", name)
     if disk.transient:
         # even if it is left out of the snapshot: libvirt saves no RAM of a guest that has one
         yield Blocker(_RAM, f"{name} is transient, and cannot be saved with RAM", "detach it")

@@ -88,8 +88,8 @@ class LibvirtHypervisor:
     def domains(self) -> list[Domain]:
         with self._explained("libvirt", "listing domains"):
             handles = self._conn().listAllDomains(0)
-        reader = DomainReader(self._conn())
-        found = [reader.read(handle) for handle in handles]
+            reader = DomainReader(self._conn())
+            found = [reader.read(handle) for handle in handles]
         return sorted((domain for domain in found if domain), key=lambda domain: domain.name)
 
     def domain(self, name: str) -> Domain:
@@ -108,7 +108,8 @@ class LibvirtHypervisor:
             handle = self._handle(uuid)
         except NotFoundError:
             return None
-        return DomainReader(self._conn()).read(handle)
+        with self._explained(uuid, "reading the domain"):
+            return DomainReader(self._conn()).read(handle)
 
     def versions(self, domain: Domain) -> Versions:
         with self._explained(domain.name, "asking for versions"):

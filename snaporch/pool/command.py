@@ -51,6 +51,7 @@ class ZfsCommand:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
+                process_group=0,  # a terminal's Ctrl-C is for us, not for what we are finishing
                 env={**os.environ, "LC_ALL": "C"},
             )
         except OSError as error:
@@ -80,7 +81,8 @@ class ZfsCommand:
             return self.snapshots([name for name in datasets if name in present])
 
     def _listed(self, listing: list[str]) -> list[PoolSnapshot]:
-        return [_parse_snapshot(line) for line in self._run(*listing).split("\n") if line]
+        parsed = (_parse_snapshot(line) for line in self._run(*listing).split("\n"))
+        return [snapshot for snapshot in parsed if snapshot is not None]
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
@@ -155,6 +157,7 @@ class ZfsCommand:
                 stdout=stream,
                 stderr=subprocess.PIPE,
                 check=False,
+                process_group=0,
             )
             os.fsync(stream.fileno())
         if done.returncode != 0:
@@ -195,8 +198,17 @@ def _chunks(names: Sequence[str]) -> list[list[str]]:
     return chunks
 
 
-def _parse_snapshot(line: str) -> PoolSnapshot:
-    full_name, guid, txg, creation, *values = line.split("\t", 3 + len(PROPERTIES))
+def _parse_snapshot(line: str) -> PoolSnapshot | None:
+    """A line of the listing; ``None`` for the rest of a property that has a line break in it.
+
+    Properties come along with received streams, so they may hold anything.
+    """
+    full_name, *rest = line.split("\t", 3 + len(PROPERTIES))
+    if "@" not in full_name or len(rest) != 3 + len(PROPERTIES):
+        return None
+    guid, txg, creation, *values = rest
+    if not (guid.isdecimal() and txg.isdecimal() and creation.isdecimal()):
+        return None
     dataset, name = full_name.split("@", 1)
     properties = {key: value for key, value in zip(PROPERTIES, values, strict=True) if value != "-"}
     return PoolSnapshot(

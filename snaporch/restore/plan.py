@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
+from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.run.context import Context
-from snaporch.run.plan import check_snapshot_name, locate_disks
-from snaporch.run.records import all_records
+from snaporch.run.plan import check_snapshot_name, datasets_of, locate_disks
+from snaporch.run.records import all_records, own_members
 
+_HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
+_HARMLESS = ("removable", "read-only")
 SAFETY_PREFIX = "snaporch-safety_"
 
 
@@ -33,6 +37,8 @@ class RestorePlan:
     discard_newer: bool
     running: bool
     """Whether the guest ran when it was captured."""
+    damaged: frozenset[str] = frozenset()
+    """Parts of the bundle that differ from the manifest, and are not put back."""
 
     def losses(self, context: Context) -> list[str]:
         """What the user gives up, a line each."""
@@ -41,6 +47,14 @@ class RestorePlan:
             lines.append(
                 f"the state of the running guest {self.domain.name}, which will be stopped"
             )
+        if self.domain is not None and self.domain.managed_save:
+            lines.append("its managed save image: the RAM it had when libvirt saved it")
+        if self.manifest is not None:
+            lines += [
+                f"the disk {disk.target} stays as it is, which is of another time: {disk.left_out}"
+                for disk in self.manifest.disks
+                if disk.left_out and self.ram and not disk.left_out.startswith(_HARMLESS)
+            ]
         for snapshot in self.snapshots:
             written = context.pool.written_since(snapshot.full_name)
             lines.append(
@@ -80,11 +94,14 @@ def make_restore_plan(
     record = _find(context, everything, domain_name, snapshot)
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     thing = f"{record.domain}@{record.snapshot}"
-    members = tuple(s for s in everything if s.properties.get("run") == record.run)
+    of_run = [s for s in everything if s.properties.get("run") == record.run]
+    members = tuple(own_members(context.store, of_run))
     domain = context.hypervisor.find(record.uuid)
     _check_whole(record, manifest, members, domain, cold=cold)
     _check_definition(context, record, manifest, domain)
+    _check_bootable(record, manifest, domain, cold=cold)
     _check_alone(context, record)
+    _check_own_places(context, record)
     newer = _newer(context, members)
     _check_newer(context, thing, newer, discard=discard_newer)
     wanted = record.level is Level.RAM and not cold
@@ -176,8 +193,7 @@ def _check_alone(context: Context, record: SnapshotRecord) -> None:
     for other in context.hypervisor.domains():
         if other.uuid == record.uuid:
             continue
-        planned, _ = locate_disks(other)
-        shared = {disk.dataset.name for disk in planned} & set(record.datasets)
+        shared = datasets_of(other) & set(record.datasets)
         if shared:
             raise RefusedError(
                 record.domain,
@@ -185,6 +201,34 @@ def _check_alone(context: Context, record: SnapshotRecord) -> None:
                 "rollback would take back with it",
                 "give each guest a dataset of its own",
             )
+
+
+def _check_own_places(context: Context, record: SnapshotRecord) -> None:
+    """A rollback must not take back the bundle it restores from, nor the host itself."""
+    paths = context.config.paths
+    for place in (paths.bundles, paths.journal, paths.overlays, *_HOST_PLACES):
+        with suppress(NotOnZfsError, OSError):
+            dataset = resolve(str(place)).name
+            if dataset in record.datasets:
+                raise RefusedError(
+                    record.domain,
+                    f"{place} lies in {dataset}, and would be rolled back with the guest",
+                    "keep guests in datasets of their own, apart from the host and its bundles",
+                )
+
+
+def _check_bootable(
+    record: SnapshotRecord, manifest: Manifest | None, domain: Domain | None, *, cold: bool
+) -> None:
+    """A transient domain has no definition to boot from; its RAM image has one of its own."""
+    resumes = record.level is Level.RAM and not cold
+    has_definition = (manifest is not None and manifest.part(Role.INACTIVE_XML) is not None) or (
+        domain is not None and domain.inactive_xml is not None
+    )
+    if not resumes and not has_definition:
+        raise RefusedError(
+            record.domain, "is transient: there is no definition to boot from", "define it first"
+        )
 
 
 def is_safety(name: str) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snaporch.bundle.manifest import Manifest, Part, Role
+from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.ramimage import read_header
 from snaporch.bundle.store import BundleError, write_private
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
@@ -39,24 +39,34 @@ class Restored:
         }
 
 
-def check_bundle(context: Context, plan: RestorePlan) -> None:
+def check_bundle(context: Context, plan: RestorePlan) -> RestorePlan:
     """Read the whole bundle and compare it with its manifest; before anything is touched.
 
+    Returns: the plan, knowing which parts are damaged; those are not put back.
+
     Raises:
-        RefusedError: it is damaged.
+        RefusedError: what the restore needs is damaged.
     """
     if plan.manifest is None or plan.record.bundle is None:
-        return
+        return plan
     context.progress.step(plan.record.domain, "checking the bundle's SHA-256")
+    troubles = context.store.damage(f"{plan.record.uuid}/{plan.record.run}")
     try:
-        context.store.verify(f"{plan.record.uuid}/{plan.record.run}")
         if plan.ram is not None:
+            for trouble in troubles.values():
+                raise trouble
             read_header(plan.ram)
     except SnaporchError as error:
-        if plan.ram is None:
-            context.progress.note(plan.record.domain, str(error))
-            return
         raise RefusedError(error.thing, error.reason, "boot from the disks with --cold") from error
+    for trouble in troubles.values():
+        context.progress.note(plan.record.domain, f"{trouble}; it is not put back")
+    checked = replace(plan, damaged=frozenset(troubles))
+    current = plan.domain.inactive_xml if plan.domain else None
+    if plan.boot and current is None and _definition(checked) is None:
+        raise RefusedError(
+            plan.record.domain, "the definition in its bundle is damaged", "define it by hand first"
+        )
+    return checked
 
 
 def restore(context: Context, plan: RestorePlan, *, safety: bool) -> Restored:
@@ -82,13 +92,20 @@ def restore(context: Context, plan: RestorePlan, *, safety: bool) -> Restored:
     except (SnaporchError, OSError) as error:
         raise AttentionError(
             f"{record.domain}@{record.snapshot}",
-            f"the restore stopped half way ({error}); the guest is off",
+            f"the restore stopped half way ({error}); the guest is {_state(context, record.uuid)}",
             f"mend the cause, then: {_again(plan)}",
         ) from error
     clock = False
     if state is DomainState.RUNNING and plan.ram is not None:
         clock = context.hypervisor.set_guest_clock(record.uuid)
     return Restored(record, state, plan.ram is not None, clock, str(undo) if undo else None)
+
+
+def _state(context: Context, uuid: str) -> str:
+    try:
+        return context.hypervisor.state(uuid)
+    except SnaporchError:
+        return "out of reach"
 
 
 def _again(plan: RestorePlan) -> str:
@@ -120,6 +137,12 @@ def _stop(context: Context, plan: RestorePlan, safety: Safety | None) -> Path | 
     """
     record = plan.record
     was_active = plan.domain is not None and plan.domain.active
+    try:
+        _check_unchanged(context, plan)
+    except SnaporchError:
+        if safety is not None:
+            _forget_safety(context, safety, plan)
+        raise
     if was_active:
         context.progress.step(record.domain, "stopping the guest")
         try:
@@ -158,13 +181,37 @@ def _forget_safety(context: Context, safety: Safety, plan: RestorePlan) -> None:
     safety.directory.rmdir()
 
 
-def _roll_back(context: Context, plan: RestorePlan) -> None:
-    """Newer snapshots and bookmarks first, pool by pool; consent was given for each by name."""
+def _check_unchanged(context: Context, plan: RestorePlan) -> None:
+    """What consent was given to is still what there is; before anything is stopped or destroyed.
+
+    Raises:
+        RefusedError: the guest was started meanwhile, or snapshots have appeared.
+    """
+    domain = context.hypervisor.find(plan.record.uuid)
+    runs = domain is not None and domain.active
+    if runs and not (plan.domain is not None and plan.domain.active):
+        raise RefusedError(plan.record.domain, "was started meanwhile", "restore it again")
+    _check_nothing_new(context, plan)
+
+
+def _check_nothing_new(context: Context, plan: RestorePlan) -> None:
     for target in plan.snapshots:
         newer = context.pool.newer(target.full_name)
         unknown = [name for name in newer if name not in plan.newer and not is_safety(name)]
         if unknown:
-            raise RunFailedError(target.dataset, f"{', '.join(unknown)} appeared meanwhile")
+            raise RefusedError(
+                target.dataset, f"{', '.join(unknown)} appeared meanwhile", "restore it again"
+            )
+
+
+def _roll_back(context: Context, plan: RestorePlan) -> None:
+    """Newer snapshots and bookmarks first, pool by pool; consent was given for each by name."""
+    _check_nothing_new(context, plan)  # of any dataset, before the first is rolled back
+    for target in plan.snapshots:
+        domain = context.hypervisor.find(plan.record.uuid)
+        if domain is not None and domain.active:
+            raise RunFailedError(plan.record.domain, "was started by someone in the middle of it")
+        newer = context.pool.newer(target.full_name)
         context.pool.destroy_snapshots([name for name in newer if "@" in name])
         for name in newer:
             if "#" in name:
@@ -177,7 +224,7 @@ def _put_back_files(plan: RestorePlan) -> None:
     if plan.manifest is None or plan.record.bundle is None:
         return
     for part in plan.manifest.parts:
-        if part.role in (Role.NVRAM, Role.TPM):
+        if part.role in (Role.NVRAM, Role.TPM) and part.name not in plan.damaged:
             _put_back(Path(plan.record.bundle), part)
 
 
@@ -196,17 +243,19 @@ def _put_back(bundle: Path, part: Part) -> None:
 
 
 def _define(context: Context, plan: RestorePlan) -> None:
-    xml = _definition(plan.manifest, plan.record.bundle)
+    xml = _definition(plan)
     if xml is not None:
         context.hypervisor.define(xml)
 
 
-def _definition(manifest: Manifest | None, bundle: str | None) -> str | None:
+def _definition(plan: RestorePlan) -> str | None:
     """The persistent definition; a transient domain has none, its RAM image carries its XML."""
-    if manifest is None or bundle is None:
+    if plan.manifest is None or plan.record.bundle is None:
         return None
-    part = manifest.part(Role.INACTIVE_XML)
-    return (Path(bundle) / part.name).read_text("utf-8") if part else None
+    part = plan.manifest.part(Role.INACTIVE_XML)
+    if part is None or part.name in plan.damaged:
+        return None
+    return (Path(plan.record.bundle) / part.name).read_text("utf-8")
 
 
 def _bring_up(context: Context, plan: RestorePlan) -> DomainState:

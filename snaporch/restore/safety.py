@@ -99,6 +99,13 @@ class Safety:
             "set -eu",
             'cd "$(dirname "$0")"',
         ]
+        if domain is not None:
+            lines += [
+                f"state=$(LC_ALL=C virsh domstate {domain.uuid} 2>/dev/null || true)",
+                'case "$state" in "" | "shut off" | crashed) ;; *)',
+                '    echo "the guest is $state; shut it off first" >&2; exit 1 ;;',
+                "esac",
+            ]
         lines += [f"zfs rollback -r {shlex.quote(target.full_name)}" for target in self.targets]
         for dataset, path in self._streams:
             lines.append(f"zfs receive -F {shlex.quote(dataset)} < {path.name}")
@@ -106,6 +113,9 @@ class Safety:
         if xml:
             write_private(self.directory / "domain.xml", xml.encode())
             lines.append("virsh define domain.xml")
+        if domain is not None and domain.nvram is not None and Path(domain.nvram).is_file():
+            write_private(self.directory / "nvram.fd", Path(domain.nvram).read_bytes())
+            lines.append(f"cat nvram.fd > {shlex.quote(domain.nvram)}")
         script = self.directory / "undo.sh"
         write_private(script, ("\n".join(lines) + "\n").encode())
         script.chmod(0o700)

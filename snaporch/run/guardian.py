@@ -32,7 +32,9 @@ def start_guardian(context: Context, facts: Facts, journal: Path) -> None:
     command = [sys.executable, "-P", "-m", "snaporch.run.watch", *arguments]
     if _SYSTEMD.is_dir() and shutil.which("systemd-run"):
         unit = f"--unit=snaporch-guardian-{facts.run}"
-        command = ["systemd-run", "--quiet", "--no-block", "--collect", unit, *command]
+        launch = ["systemd-run", "--quiet", "--no-block", "--collect", unit, *command]
+        if _works(launch):
+            return
     with suppress(OSError):
         subprocess.Popen(
             command,
@@ -41,3 +43,14 @@ def start_guardian(context: Context, facts: Facts, journal: Path) -> None:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+
+def _works(command: list[str]) -> bool:
+    """Without a bus or the right to it, there is no unit; a process of our own is better then."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

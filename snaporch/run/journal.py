@@ -118,14 +118,37 @@ class Journal:
 
     def _write(self, **fields: Any) -> None:
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields}) + "\n"
-        os.write(self._descriptor, line.encode())
+        view = memoryview(line.encode())
+        while view:  # a full disk may take a part of it, and refuses the rest
+            view = view[os.write(self._descriptor, view) :]
         os.fdatasync(self._descriptor)
 
     def close(self, *, settled: bool) -> None:
         """Close it; remove it when nothing is left to do."""
         os.close(self._descriptor)
         if settled:
-            self.path.unlink()
+            forget(self.path)
+
+
+def let_go_mark(journal: Path) -> Path:
+    """The file by which the guardian says that it has let the guest of a run go."""
+    return journal.with_suffix(".let-go")
+
+
+def forget(journal: Path) -> None:
+    """Remove a journal whose run left nothing to do, and the guardian's mark."""
+    let_go_mark(journal).unlink(missing_ok=True)
+    journal.unlink()
+
+
+def append_note(journal: Path, note: Note) -> None:
+    """Note something in the journal of a run that is being settled, if it has one."""
+    if journal.exists():
+        line = json.dumps({"at": datetime.now(UTC).isoformat(), "event": "note", "note": note})
+        with journal.open("ab") as stream:
+            stream.write(b"\n" + line.encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +164,7 @@ class OldJournal:
 def read_journals(directory: Path, *, sweep: bool = False) -> list[OldJournal]:
     """Every journal in ``directory``, oldest first.
 
-    A line cut short by a crash counts as not written, and ends the journal. A journal whose first
+    A line cut short by a crash counts as not written. A journal whose first
     line was cut belongs to a run that had not touched anything yet, and with ``sweep`` is removed.
 
     Raises:
@@ -150,7 +173,9 @@ def read_journals(directory: Path, *, sweep: bool = False) -> list[OldJournal]:
     if not directory.is_dir():
         return []
     found = []
-    for path in sorted(directory.glob("*.jsonl")):
+    with explained_store(directory):
+        names = sorted(os.listdir(directory))
+    for path in (directory / name for name in names if name.endswith(".jsonl")):
         lines = _whole_lines(path)
         if lines:
             found.append(_parse(path, lines))
@@ -185,5 +210,6 @@ def _whole_lines(path: Path) -> list[Any]:
         try:
             lines.append(json.loads(text))
         except ValueError:
-            break
+            if not lines:
+                break
     return lines

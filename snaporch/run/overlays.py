@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from snaporch.bundle.store import explained_store, private_directory, sync_directory
@@ -57,6 +58,7 @@ def holds_what_base_holds(disk: OverlayDisk) -> bool:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
+        process_group=0,
     )
     return done.returncode == 0
 
@@ -79,6 +81,21 @@ def commit_offline(disk: OverlayDisk) -> None:
     _qemu_img("commit", "-q", "-f", "qcow2", disk.overlay)
 
 
+def open_somewhere(paths: Sequence[Path]) -> int | None:
+    """The id of a process that has one of ``paths`` open, if any (proc(5), ``/proc/PID/fd``)."""
+    wanted = {(status.st_dev, status.st_ino) for status in map(os.stat, paths)}
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        with suppress(OSError):  # it ended meanwhile
+            for entry in os.listdir(process / "fd"):
+                with suppress(OSError):
+                    status = os.stat(process / "fd" / entry)
+                    if (status.st_dev, status.st_ino) in wanted:
+                        return int(process.name)
+    return None
+
+
 def remove(directory: Path, overlays: Sequence[OverlayDisk]) -> None:
     """Remove overlays that hold nothing any more, and their directory."""
     for disk in overlays:
@@ -94,6 +111,7 @@ def _qemu_img(*arguments: str) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
+            process_group=0,  # a terminal's Ctrl-C is for us, not for what we are finishing
             text=True,
         )
     except FileNotFoundError as error:

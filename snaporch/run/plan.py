@@ -130,6 +130,17 @@ def locate_disks(
     return planned, left_out
 
 
+def datasets_of(domain: Domain) -> set[str]:
+    """Datasets that hold a domain's disks; of an image that is gone, the one it would be in."""
+    found: set[str] = set()
+    for disk in domain.disks:
+        if disk.source is None or not disk.source.startswith("/"):
+            continue
+        with suppress(NotOnZfsError, OSError):
+            found.add(resolve(str(_existing(Path(disk.source)))).name)
+    return found
+
+
 def _left_out_by_nature(disk: Disk, exclude: tuple[str, ...]) -> str | None:
     if disk.target in exclude:
         return "excluded by the configuration"
@@ -262,6 +273,7 @@ def _find_blockers(
         _check_foreign_overlay(context, domain, out)
     blockers = context.hypervisor.blockers(domain)
     blockers += _overlay_place(context, planned)
+    blockers += _store_place(context, planned)
     blockers += _ram_room(context, domain)
     elsewhere = {out.disk.target for out in left_out}
     return [blocker for blocker in blockers if blocker.target not in elsewhere]
@@ -302,6 +314,19 @@ def _overlay_place(context: Context, planned: list[PlannedDisk]) -> Iterator[Blo
             f"the file system of {directory} has {free} MiB free, {wanted} MiB are needed",
             "make room, or see paths.overlay_reserve_mib",
         )
+
+
+def _store_place(context: Context, planned: list[PlannedDisk]) -> Iterator[Blocker]:
+    """A bundle inside the guest's own dataset would be gone after the rollback it is needed for."""
+    store = context.config.paths.bundles
+    with suppress(NotOnZfsError):
+        dataset = resolve(str(_existing(store)))
+        if dataset in {disk.dataset for disk in planned}:
+            yield Blocker(
+                frozenset({Strategy.OVERLAY, Strategy.MANUAL}),
+                f"the bundle store {store} lies in {dataset.name}, which is the guest's",
+                "set paths.bundles to a place outside the guests' datasets",
+            )
 
 
 def _ram_room(context: Context, domain: Domain) -> Iterator[Blocker]:

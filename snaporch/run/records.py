@@ -17,13 +17,28 @@ def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[S
         run = snapshot.properties.get("run")
         if run and "domain" in snapshot.properties:
             runs.setdefault(run, []).append(snapshot)
-    records = [_record(store, run, members) for run, members in runs.items()]
+    own = {run: own_members(store, members) for run, members in runs.items()}
+    records = [_record(store, run, members) for run, members in own.items() if members]
     return sorted(records, key=lambda record: (record.created, record.run))
 
 
 def record_of(store: BundleStore, snapshots: Iterable[PoolSnapshot], run: str) -> SnapshotRecord:
     """The record of one run, whose snapshots are known to be there."""
     return _record(store, run, [s for s in snapshots if s.properties.get("run") == run])
+
+
+def own_members(store: BundleStore, members: Sequence[PoolSnapshot]) -> list[PoolSnapshot]:
+    """Those of a run's snapshots that lie where the run took them.
+
+    A replica (``zfs send -p | zfs receive``) has the same properties and even the same GUID, but is
+    a backup, which nobody may roll back. The manifest knows which dataset is the guest's.
+    """
+    reference = members[0].properties.get("bundle") if members else None
+    _, manifest = store.state(reference) if reference else (BundleState.MISSING, None)
+    if manifest is None:
+        return list(members)
+    taken = {entry.dataset for entry in manifest.snapshots}
+    return [member for member in members if member.dataset in taken]
 
 
 def _record(store: BundleStore, run: str, members: Sequence[PoolSnapshot]) -> SnapshotRecord:

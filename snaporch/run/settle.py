@@ -9,26 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from snaporch.errors import AttentionError, SnaporchError, UnavailableError
-from snaporch.hypervisor import OverlayDisk
+from snaporch.errors import AttentionError, BusyError, SnaporchError, UnavailableError
+from snaporch.hypervisor import HypervisorError, OverlayDisk
 from snaporch.model import BundleState, Domain, DomainState, PoolSnapshot
 from snaporch.pool import PREFIX
 from snaporch.run import overlays
 from snaporch.run.context import Context
 from snaporch.run.decision import Action, File, Points, Power, Sight, decide
-from snaporch.run.journal import Facts, Note, OldJournal, read_journals
+from snaporch.run.journal import Facts, Note, OldJournal, append_note, forget, read_journals
+from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.pipe import reader_of
 
 _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
 _RECONNECT_SECONDS = 60
-_OURS = ("snapshot", "dump", "save")
-"""libvirt's names for the job of an external snapshot with memory."""
+_OURS = "snapshot"
+"""libvirt's name for the job of an external snapshot with memory."""
 _QUARANTINE = "quarantine"
 COMPLETED = "completed"
+SET_ASIDE = "set aside"
+LOOK = "compare it with its base by qemu-img, then commit or delete it"
 
 
 def settle(
@@ -47,6 +51,7 @@ def settle(
             domain = _find(context, facts)
             done = _release(context, domain, facts, notes)
         done += _settle_disks(context, domain, facts, notes)
+        done += _wake(context, facts, notes)
     except AttentionError:
         raise
     except (SnaporchError, OSError) as error:
@@ -69,7 +74,7 @@ def _find(context: Context, facts: Facts) -> Domain | None:
     def look() -> tuple[bool, Domain | None]:
         try:
             return True, context.hypervisor.find(facts.uuid)
-        except UnavailableError:
+        except (UnavailableError, HypervisorError):
             return False, None
 
     patience = Retrying(
@@ -91,18 +96,26 @@ def _release(
     """First of all: no guest stays frozen or paused."""
     if domain is None or not domain.active:
         return []
-    _end_job(context, facts)
     if domain.boot != facts.boot:
         return []  # another emulator than the run's: nothing it does is the run's doing
+    _end_job(context, facts)
     done = []
     if Note.FREEZING in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
         context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
         done.append("thawed the guest")
-    if is_ours_to_resume(context, facts, notes):
-        context.hypervisor.resume(facts.uuid)
-        done.append("resumed the guest")
-    return done
+    return done + _wake(context, facts, notes)
+
+
+def _wake(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:
+    """Resume what the run paused; again after a commit, if a full overlay was what paused it."""
+    domain = context.hypervisor.find(facts.uuid)
+    if domain is None or not domain.active or domain.boot != facts.boot:
+        return []
+    if not is_ours_to_resume(context, facts, notes):
+        return []
+    context.hypervisor.resume(facts.uuid)
+    return ["resumed the guest"]
 
 
 def is_ours_to_resume(context: Context, facts: Facts, notes: Collection[Note]) -> bool:
@@ -158,17 +171,26 @@ def _settle_disks(
     if disks := actions.get(Action.COMMIT):
         settings = context.config.settings(facts.domain, facts.uuid)
         patience = settings.commit_patience
+        journal = context.config.paths.journal / f"{facts.run}.jsonl"
+        append_note(journal, Note.SUSPENDED)  # the commit may, and may be killed then
         context.hypervisor.commit(facts.uuid, disks, lambda: None, patience=patience)
         done.append(f"committed {_targets(disks)}")
     if disks := actions.get(Action.COMMIT_OFFLINE):
+        if domain is not None and domain.managed_save:
+            raise AttentionError(
+                facts.domain,
+                f"its managed save image uses {_paths(disks)}, so they cannot be committed now",
+                f"start it, then run: snaporch recover {facts.uuid}",
+            )
         for disk in disks:
             overlays.commit_offline(disk)
         done.append(f"committed {_targets(disks)} while the guest is off")
     if domain is not None:
         context.hypervisor.rebase_inactive(facts.uuid, facts.overlays)
+    _check_unused(context, facts)
     for disk in actions.get(Action.QUARANTINE, []):
         kept = overlays.quarantine(disk, context.config.paths.overlays / _QUARANTINE / facts.run)
-        done.append(f"set {disk.target}'s overlay aside as {kept}: it may hold writes of the guest")
+        done.append(f"{SET_ASIDE} {kept}, which may hold writes of {disk.target}")
     remove_unused(context, facts)
     return done
 
@@ -181,11 +203,14 @@ def _see(
     notes: Collection[Note],
 ) -> Sight:
     live, inactive = context.hypervisor.sources(facts.uuid)
+    power, where = _power(domain, facts), _points(live, disk)
+    settled = where is Points.OVERLAY or (power is Power.ACTIVE and where is Points.BASE)
     return Sight(
-        power=_power(domain, facts),
-        live=_points(live, disk),
+        power=power,
+        live=where,
         inactive=_points(inactive, disk),
-        file=_file(disk, committed=Note.COMMITTED in notes),
+        # read only where it decides something: comparing a large disk takes its time
+        file=File.WRITTEN if settled else _file(disk, committed=Note.COMMITTED in notes),
     )
 
 
@@ -232,17 +257,31 @@ def remove_unused(context: Context, facts: Facts) -> None:
     Raises:
         AttentionError: one is still in use.
     """
-    used = set[str]()
-    for xml in context.hypervisor.sources(facts.uuid):
-        used.update((xml or {}).values())
-    still = [disk for disk in facts.overlays if disk.overlay in used]
-    if still:
-        raise AttentionError(
-            facts.domain,
-            f"still uses {_paths(still)}",
-            f"nothing was removed; run: snaporch recover {facts.uuid}",
-        )
+    _check_unused(context, facts)
     overlays.remove(Path(facts.overlay_dir), facts.overlays)
+
+
+def _check_unused(context: Context, facts: Facts) -> None:
+    """No domain names one of the overlays, anywhere in a chain, and no process has one open."""
+    there = [disk for disk in facts.overlays if Path(disk.overlay).exists()]
+    if not there:
+        return
+    for domain in context.hypervisor.domains():
+        xml = f"{domain.live_xml}{domain.inactive_xml}"
+        named = [disk for disk in there if escape(disk.overlay, {"'": "&apos;"}) in xml]
+        if named:
+            raise _still_used(facts, named, f"the domain {domain.name}")
+    opened = overlays.open_somewhere([Path(disk.overlay) for disk in there])
+    if opened:
+        raise _still_used(facts, there, f"the process {opened}")
+
+
+def _still_used(facts: Facts, disks: list[OverlayDisk], by: str) -> AttentionError:
+    return AttentionError(
+        facts.domain,
+        f"{by} still uses {_paths(disks)}",
+        f"nothing was removed; run: snaporch recover {facts.uuid}",
+    )
 
 
 # -- the snapshots ------------------------------------------------------------------------------
@@ -294,11 +333,37 @@ def recover(context: Context, uuid: str) -> list[str]:
     return done
 
 
+def recover_leftovers(context: Context) -> None:
+    """Settle every run that was killed, before anything is asked about its domain.
+
+    libvirt may be holding a domain while it waits to open the pipe of a run that is gone. A run
+    that holds its lock is alive; one that cannot be settled is left for its own domain's commands.
+    """
+    journals = read_journals(context.config.paths.journal, sweep=True)
+    for uuid, name in {j.facts.uuid: j.facts.domain for j in journals}.items():
+        lock = domain_lock(
+            context.config.paths.runtime,
+            name,
+            uuid,
+            RECOVERING,
+            wait=0,
+            interrupt=context.interrupt,
+        )
+        try:
+            with lock:
+                for text in recover(context, uuid):
+                    context.progress.note(name, text)
+        except BusyError:
+            continue
+        except SnaporchError as error:
+            context.progress.note(name, error.line())
+
+
 def _recover_one(context: Context, journal: OldJournal) -> list[str]:
     facts = journal.facts
     taken = len(own_snapshots(context, facts)) == len(facts.datasets)
     texts = settle(context, facts, journal.notes, keep_snapshots=taken)
-    journal.path.unlink()
+    forget(journal.path)
     texts.append(f"settled the run {facts.run}, which had been cut short")
     return [f"{facts.domain}: {text}" for text in texts]
 

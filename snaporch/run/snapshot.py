@@ -19,12 +19,12 @@ from snaporch.pool.resolver import flush_device
 from snaporch.run.choice import is_lower
 from snaporch.run.context import Context
 from snaporch.run.guardian import start_guardian
-from snaporch.run.journal import Journal, Step
+from snaporch.run.journal import Journal, Step, let_go_mark
 from snaporch.run.lock import domain_lock
 from snaporch.run.parts import build_manifest, side_parts
 from snaporch.run.plan import Plan, make_plan
 from snaporch.run.records import record_of
-from snaporch.run.settle import COMPLETED, own_snapshots, recover, settle
+from snaporch.run.settle import COMPLETED, LOOK, SET_ASIDE, own_snapshots, recover, settle
 from snaporch.run.strategies import make_strategy
 from snaporch.run.strategies.base import Strategy, StrategyUnavailableError, Work
 
@@ -132,6 +132,8 @@ class _Run:
             with journal.step(Step.POOL_SNAPSHOT):
                 self._snapshot_pools(bundle.reference)
                 level = strategy.reached()
+                if let_go_mark(journal.path).exists():
+                    level = strategy.disturbed(level)
             with journal.step(Step.RELEASE):
                 strategy.release()
             with journal.step(Step.SEAL):
@@ -210,6 +212,10 @@ class _Run:
                 name, f"{_reason(error)}; then cleaning up failed: {trouble}", step
             )
         journal.close(settled=True)
+        for text in done:
+            self._context.progress.note(name, text)
+        if set_aside := [text for text in done if text.startswith(SET_ASIDE)]:
+            return AttentionError(name, f"{_reason(error)}; {'; '.join(set_aside)}", LOOK)
         if isinstance(error, InterruptedRunError) or not isinstance(error, Exception):
             return error
         if isinstance(error, SnaporchError) and not self._touched:

@@ -53,8 +53,8 @@ def _watch(process: int, journal: Path, deadline: float, uri: str) -> None:
         since = since or time.monotonic()
         facts = _facts(journal)
         if not released and _too_much(facts, time.monotonic() - since, deadline):
-            released = True
-            _let_go(facts, uri)
+            let_go_mark(journal).touch()  # first: the run must not take it for its own doing
+            released = _let_go(facts, uri)
 
 
 def _lines(journal: Path) -> list[dict[str, Any]]:
@@ -97,19 +97,28 @@ def _too_much(facts: dict[str, Any], seconds: float, deadline: float) -> bool:
     return bool(limit and size >> 20 > limit) or room.f_bavail * room.f_frsize >> 20 < floor
 
 
-def _let_go(facts: dict[str, Any], uri: str) -> None:
+def let_go_mark(journal: Path) -> Path:
+    """As in ``journal.py``, which is too much to import for a process that mostly waits."""
+    return journal.with_suffix(".let-go")
+
+
+def _let_go(facts: dict[str, Any], uri: str) -> bool:
+    """Let the guest go; False to try again."""
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, open_hypervisor
 
-    with suppress(SnaporchError):
+    try:
         hypervisor = open_hypervisor(uri)
         if facts["strategy"] == "overlay":
             overlays = [OverlayDisk(**disk) for disk in facts["overlays"]]
             hypervisor.commit(facts["uuid"], overlays, lambda: None)
         elif facts["strategy"] == "quiesced":
             hypervisor.thaw_file_systems(facts["uuid"], 10)
-        elif facts["was"] == "running" and hypervisor.paused_by(facts["uuid"]) is not None:
+        if facts["was"] == "running" and hypervisor.paused_by(facts["uuid"]) is not None:
             hypervisor.resume(facts["uuid"])
+    except SnaporchError:
+        return False
+    return True
 
 
 def _recover(facts: dict[str, Any], config: list[str]) -> None:

@@ -7,6 +7,7 @@ from guests.disks import Disk
 from guests.guest import Guest
 from support import (
     assert_restored,
+    config,
     must,
     one_line_error,
     restore,
@@ -120,3 +121,24 @@ def test_no_safety_keeps_no_copy(guest):
     before = sorted(store.glob("safety-*"))
     assert restore(guest, taken["snapshot"], "--no-safety")["undo"] is None
     assert sorted(store.glob("safety-*")) == before
+
+
+def test_a_replica_is_not_the_guests_and_is_left_alone(guest):
+    """Received with its properties, in another pool, with newer snapshots of its own."""
+    taken = snapshot(guest)
+    name = taken["snapshot"]
+    must("sh", "-c", f"zfs send -p tank/back@{name} | zfs receive -u flash/replica")
+    must("zfs", "snapshot", "flash/replica@weekly")
+    (listed,) = [e for e in snaporch("list", "back", "--json").json if e["snapshot"] == name]
+    assert listed == taken
+    mark = guest.mark()
+    restore(guest, name)
+    assert_restored(guest, mark, guest.snapshot_count(name))
+    assert "flash/replica@weekly" in zfs_snapshots()
+    must("zfs", "destroy", "-r", "flash/replica")
+
+
+def test_a_bundle_store_in_the_guests_own_dataset_is_refused(guest, tmp_path):
+    with config(tmp_path, '[paths]\nbundles = "/tank/back/bundles"\n') as environment:
+        outcome = snaporch("snapshot", guest.name, env=environment)
+    one_line_error(outcome, 5, "bundle store", "tank/back")

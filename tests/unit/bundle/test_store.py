@@ -82,10 +82,13 @@ def test_modes_do_not_depend_on_the_umask(store):
     assert set(modes(store.root).values()) == {"0o700", "0o600"}
 
 
-def test_a_store_that_stood_open_is_closed(store):
-    store.root.mkdir(parents=True, mode=0o755)
-    store.create(UUID, RUN)
-    assert store.root.stat().st_mode & 0o777 == 0o700
+def test_a_directory_that_was_there_before_is_left_as_it_is(store):
+    """It may be /var/tmp; what is made inside is private."""
+    store.root.mkdir(parents=True)
+    store.root.chmod(0o1777)
+    bundle = store.create(UUID, RUN)
+    assert store.root.stat().st_mode & 0o7777 == 0o1777
+    assert bundle.directory.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_until_it_is_sealed_a_bundle_has_a_hidden_name(store):

@@ -87,15 +87,26 @@ def test_the_configuration_is_handed_on_by_its_whole_path(
     assert started[0][0][-1] == str(tmp_path / "other.toml")
 
 
-def test_with_systemd_it_is_a_unit_of_its_own(world, facts, started, systemd):
+def test_with_systemd_it_is_a_unit_of_its_own(world, facts, started, systemd, monkeypatch):
     """The children of a service are killed with it."""
     told = facts()
+    units = []
+    monkeypatch.setattr(guardian, "_works", lambda words: units.append(words) or True)
     guardian.start_guardian(world.context, told, JOURNAL)
-    words = started[0][0]
+    assert started == []
+    (words,) = units
     assert words[0] == "systemd-run"
     assert f"--unit=snaporch-guardian-{told.run}" in words
     assert "--collect" in words
     assert words[words.index(sys.executable) :][1:4] == ["-P", "-m", "snaporch.run.watch"]
+
+
+def test_a_unit_that_cannot_be_started_is_replaced_by_a_process(
+    world, facts, started, systemd, monkeypatch
+):
+    monkeypatch.setattr(guardian, "_works", lambda _words: False)
+    guardian.start_guardian(world.context, facts(), JOURNAL)
+    assert started[0][0][0] == sys.executable
 
 
 def test_systemd_on_the_host_without_its_command(world, facts, started, monkeypatch, tmp_path):
