@@ -49,6 +49,7 @@ class Fault(StrEnum):
 _NOTES = {
     Strategy.OVERLAY: (Note.SUSPENDED, Note.COMMITTED),
     Strategy.PAUSED: (Note.SUSPENDED,),
+    Strategy.QUIESCED: (Note.FREEZING,),
 }
 """What a strategy notes in the middle of a step of an ordinary run."""
 _ON_THE_EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
