@@ -48,9 +48,9 @@ check: ## lint, types, direction of imports, spelling
 	@$(VENV)/bin/ruff check -q .
 	@$(VENV)/bin/ruff format -q --check .
 	@$(VENV)/bin/mypy
-	@$(VENV)/bin/lint-imports --no-logo --no-timings 2>/dev/null >$(CACHE)/imports.log || { cat $(CACHE)/imports.log; exit 1; }
+	@$(VENV)/bin/lint-imports --no-logo >$(CACHE)/imports.log 2>&1 || { cat $(CACHE)/imports.log; exit 1; }
 	@$(VENV)/bin/codespell
-	@shellcheck $$(grep -lE '^#!(/bin/sh|.*bash)' $$(git ls-files))
+	@shellcheck -x -P SCRIPTDIR $$(grep -lE '^#!(/bin/sh|.*bash)' $$(git ls-files))
 
 .PHONY: docs
 docs: ## regenerate the pages that are made from the code

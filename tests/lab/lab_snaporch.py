@@ -135,7 +135,9 @@ def _venv(cache, log):
 
 def _run(words, log):
     with open(log, "ab") as out:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, check=False
+        )
     if done.returncode:
         raise BuildError(f"failed: {words[0]} {words[1]} (log: {log})")
 
