@@ -1,5 +1,6 @@
 """Fixtures of the unit tests; the fakes lie beside this directory."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -16,3 +17,15 @@ def world(tmp_path, monkeypatch):
     made = World(tmp_path)
     made.install(monkeypatch)
     return made
+
+
+@pytest.fixture(autouse=True, scope="session")
+def signals_as_in_a_terminal():
+    """A shell's background jobs inherit ignored signals, which snaporch would leave ignored."""
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
