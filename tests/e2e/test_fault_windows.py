@@ -115,7 +115,7 @@ def test_killed_before_libvirt_opens_the_ram_pipe_again(large, tmp_path, way):
         pipe.rename(pipe.with_suffix(".first"))
         os.mkfifo(pipe, 0o600)  # the same path, and nobody reads there
         run.go_on()
-        wait_for(lambda: stands_still(large), "the end of RAM")  # libvirt does not answer now
+        wait_for(lambda: stands_still(large), "the end of RAM", 60)  # libvirt does not answer now
         run.kill()
     pipe.with_suffix(".first").unlink()
     outcome = snaporch_here("recover")

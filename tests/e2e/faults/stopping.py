@@ -53,11 +53,15 @@ def stop_at(point: str) -> None:
 def stop_while_ram_is_saved() -> None:
     """Have this process, the reader of the RAM, stop itself soon after libvirt was asked for it."""
 
-    def tick(_strategy: RamStrategy) -> None:
-        RamStrategy._tick = original
-        os.kill(os.getpid(), signal.SIGSTOP)
+    original, stopped = RamStrategy._tick, []
 
-    original, RamStrategy._tick = RamStrategy._tick, tick
+    def tick(strategy: RamStrategy) -> None:
+        if not stopped:
+            stopped.append(strategy)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        original(strategy)
+
+    RamStrategy._tick = tick
 
 
 def dismiss_guardian() -> None:
