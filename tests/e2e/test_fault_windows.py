@@ -13,7 +13,8 @@ from faults.stopping import WHILE_RAM_IS_SAVED
 from faults.strike import EMULATOR, UNGUARDED, strike
 from guests.disks import Disk
 from guests.guest import Guest
-from support import RUNTIME, wait_for, wait_for_ram_phase
+from support import RUNTIME, wait_for
+from support import run as command
 
 IN_LAB = [fault for fault in Fault if fault is not Fault.POWER_LOST]
 RAM = ["overlay", "manual"]
@@ -74,6 +75,16 @@ def examine(guest, fault, before):
         assert_boots_with(guest, before)
 
 
+def wait_for_libvirt_to_save_ram(guest):
+    """Its job says so; or it does not answer, because the full pipe holds QEMU up already."""
+
+    def saving():
+        answer = command("timeout", "5", "virsh", "domjobinfo", guest.name)
+        return answer.status == 124 or "Snapshot" in answer.out
+
+    wait_for(saving, "the RAM phase")
+
+
 def stands_still(guest):
     """Whether it prints no count for a second, by its log alone."""
     mark = guest.mark()
@@ -90,7 +101,7 @@ def test_while_ram_is_saved(large, tmp_path, way, fault):
         under_way(large, options, point=WHILE_RAM_IS_SAVED, guarded=fault not in UNGUARDED) as run,
     ):
         run.wait_stopped()
-        wait_for_ram_phase(large)
+        wait_for_libvirt_to_save_ram(large)
         large.wait_count()
         before = look(large, mark)
         strike(fault, large, run)
@@ -109,7 +120,7 @@ def test_killed_before_libvirt_opens_the_ram_pipe_again(large, tmp_path, way):
         under_way(large, options, point=WHILE_RAM_IS_SAVED, guarded=False) as run,
     ):
         run.wait_stopped()
-        wait_for_ram_phase(large)
+        wait_for_libvirt_to_save_ram(large)
         (pipe,) = [path for path in RUNTIME.iterdir() if path.is_fifo()]
         before = look(large, mark)
         pipe.rename(pipe.with_suffix(".first"))
