@@ -82,7 +82,7 @@ class DomainSettings(_Section):
         "instead. A downgrade is said aloud and recorded on the snapshot.",
     )
     ram_strategy: Literal["auto", "overlay", "manual"] = Field(
-        default="auto",
+        default="overlay",
         description="How disks are kept still for a `ram` snapshot. `overlay`: writes go to "
         "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
         "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "

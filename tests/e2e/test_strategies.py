@@ -46,9 +46,11 @@ def test_ram_by_either_way_and_back(guest, tmp_path, strategy):
     assert_restored(guest, mark, count)
 
 
-def test_auto_is_manual_in_one_pool(guest):
-    outcome = snaporch("snapshot", guest.name)
-    assert "(manual)" in outcome.err
+@pytest.mark.parametrize(("strategy", "taken"), [("auto", "manual"), ("overlay", "overlay")])
+def test_auto_is_manual_in_one_pool(guest, tmp_path, strategy, taken):
+    with config(tmp_path, f'[defaults]\nram_strategy = "{strategy}"\n') as environment:
+        outcome = snaporch("snapshot", guest.name, env=environment)
+    assert f"({taken})" in outcome.err
 
 
 def test_manual_over_two_pools(tmp_path):
@@ -127,7 +129,7 @@ def test_dry_run_prints_the_plan_and_touches_nothing(guest):
     mark = guest.mark()
     outcome = snaporch("snapshot", guest.name, "--dry-run")
     assert outcome.status == 0
-    assert "ram, by manual" in outcome.out
+    assert "ram, by overlay" in outcome.out
     assert "tank/one-data" in outcome.out
     assert zfs_snapshots() == before
     guest.wait_count()

@@ -38,7 +38,7 @@ def blocked(*strategies, reason="because", step="do this"):
 
 
 def choose(level="auto", *blockers, pools=ONE, state=DomainState.RUNNING, once=None, **settings):
-    chosen = DomainSettings(level=level, **settings)
+    chosen = DomainSettings(level=level, **({"ram_strategy": "auto"} | settings))
     return choose_strategy(domain(state), chosen, blockers, pools, once)
 
 
