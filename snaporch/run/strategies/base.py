@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import PartialBundle
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import Hypervisor, Pause
-from snaporch.model import Domain, Level
+from snaporch.model import Domain, DomainState, Level
 from snaporch.run.context import Context
 from snaporch.run.journal import Journal
 from snaporch.run.plan import Plan
@@ -92,3 +93,24 @@ class Strategy(ABC):
         """Say that somebody else moved the guest inside the window, which ends the promise."""
         self.work.warn(f"it did not stay as it was: recorded as crash-consistent, not {level}")
         return Level.CRASH
+
+
+class StandingStill(Strategy):
+    """A guest that is paused from the end of the freeze until it is released."""
+
+    def reached(self) -> Level:
+        """The strategy's level, if nobody let the guest run in between."""
+        level = self.work.plan.level
+        if self.work.hypervisor.paused_by(self.work.domain.uuid) is None:
+            return self.disturbed(level)
+        return level
+
+    def release(self) -> None:
+        """Let it run again, if it ran."""
+        if self.work.domain.state is not DomainState.RUNNING:
+            return
+        self.work.hypervisor.resume(self.work.domain.uuid)
+        if self.pause.since is not None:
+            stood = (time.monotonic() - self.pause.since) * 1000
+            self.pause = replace(self.pause, milliseconds=round(stood, 1))
+        self.work.say(f"paused {self.pause.milliseconds:.0f} ms")

@@ -7,16 +7,15 @@ still holds in its cache is not in the snapshot.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from snaporch.hypervisor import Pause
-from snaporch.model import DomainState, Level
+from snaporch.model import DomainState
 from snaporch.run.journal import Note
-from snaporch.run.strategies.base import Strategy
+from snaporch.run.strategies.base import StandingStill
 
 
-class Paused(Strategy):
+class Paused(StandingStill):
     """See the module."""
 
     def freeze(self) -> None:
@@ -26,19 +25,3 @@ class Paused(Strategy):
         if self.work.domain.state is DomainState.RUNNING:
             self.work.hypervisor.suspend(self.work.domain.uuid)
         self.pause = Pause(began, 0.0, since)
-
-    def reached(self) -> Level:
-        """Paused, if nobody let it run in between."""
-        if self.work.hypervisor.paused_by(self.work.domain.uuid) is None:
-            return self.disturbed(Level.PAUSED)
-        return Level.PAUSED
-
-    def release(self) -> None:
-        """Let it run again, if it ran."""
-        if self.work.domain.state is not DomainState.RUNNING:
-            return
-        self.work.hypervisor.resume(self.work.domain.uuid)
-        if self.pause.since is not None:
-            stood = (time.monotonic() - self.pause.since) * 1000
-            self.pause = replace(self.pause, milliseconds=round(stood, 1))
-        self.work.say(f"paused {self.pause.milliseconds:.0f} ms")
