@@ -1,5 +1,6 @@
 """A hundred snapshots in a loop of a guest that never stops writing to three disks on two pools."""
 
+import pytest
 from guests.disks import Disk
 from guests.guest import Guest
 from support import assert_clean, assert_restored, restore, snapshot
@@ -7,6 +8,7 @@ from support import assert_clean, assert_restored, restore, snapshot
 ROUNDS = 100
 
 
+@pytest.mark.timeout(2300)  # a hundred runs of some seconds each, on a machine that may be busy
 def test_a_hundred_snapshots_under_write_load():
     guest = Guest.create(
         "busy",
