@@ -115,7 +115,7 @@ def test_no_space_for_overlays_and_killed(guest, tmp_path):
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_no_space_in_the_bundle_store_for_ram(guest, tmp_path, way):
-    before = zfs_snapshots()
+    """It may be noticed before the snapshots are taken or after: then they are crash-consistent."""
     settings = f'ram_strategy = "{way}"\ncompression = "none"'
     with (
         small(BUNDLES, "size=64m"),
@@ -126,7 +126,6 @@ def test_no_space_in_the_bundle_store_for_ram(guest, tmp_path, way):
         one_line_error(quiet(process.wait()), 8, "No space")
         (BUNDLES / "filler").unlink()
         assert_clean(guest)
-    assert zfs_snapshots() == before
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
