@@ -28,7 +28,8 @@ lab: ## build the lab: real OpenZFS and libvirt on any Debian machine (cached)
 test: check test-unit lab test-lab ## all checks and tests, the lab's included
 
 .PHONY: test-all
-test-all: test ## the long matrices too
+test-all: test ## the long matrices too, with a report in docs/fault-matrix.md
+	@FAULTS_SAMPLE=all tests/e2e/faults/run --report docs/fault-matrix.md
 
 .PHONY: test-unit
 test-unit: ## tests that need neither ZFS nor a running libvirtd
