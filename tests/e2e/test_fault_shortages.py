@@ -1,6 +1,5 @@
 """What runs out or goes wrong around a run: space, an agent, a snapshot's name, the clock."""
 
-import shutil
 import time
 from contextlib import contextmanager
 
@@ -42,9 +41,8 @@ def well(guest):
 
 @contextmanager
 def small(directory, options):
-    """A file system of its own on a directory, whatever was in it before."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True, mode=0o711)
+    """A file system of its own over a directory; what is in it is hidden meanwhile."""
+    directory.mkdir(parents=True, mode=0o711, exist_ok=True)
     must("mount", "-t", "tmpfs", "-o", f"mode=711,{options}", "tmpfs", str(directory))
     try:
         yield
