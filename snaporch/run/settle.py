@@ -191,7 +191,7 @@ def _settle_disks(
     for disk in actions.get(Action.QUARANTINE, []):
         kept = overlays.quarantine(disk, context.config.paths.overlays / _QUARANTINE / facts.run)
         done.append(f"{SET_ASIDE} {kept}, which may hold writes of {disk.target}")
-    remove_unused(context, facts)
+    overlays.remove(Path(facts.overlay_dir), facts.overlays)
     return done
 
 
