@@ -16,16 +16,3 @@ class Progress(Protocol):
 
     def amount(self, subject: str, done: int, total: int) -> None:
         """Bytes moved of bytes expected."""
-
-
-class Silence:
-    """A listener that hears nothing."""
-
-    def step(self, subject: str, text: str) -> None:
-        return
-
-    def note(self, subject: str, text: str) -> None:
-        return
-
-    def amount(self, subject: str, done: int, total: int) -> None:
-        return
