@@ -5,20 +5,24 @@ from __future__ import annotations
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
-from snaporch.run.journal import read_journals
+from snaporch.run.journal import StrangeJournal, list_journals
 from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.settle import LOOK, SET_ASIDE, foresee, recover
 
 
 def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_run: bool) -> int:
     """Settle every unfinished run, or those of one domain; the first failure's exit code."""
-    journals = read_journals(context.config.paths.journal)
-    names = {journal.facts.uuid: journal.facts.domain for journal in journals}
+    names, failures = {}, []
+    for journal in list_journals(context.config.paths.journal, sweep=False):
+        if isinstance(journal, StrangeJournal):
+            print_error(journal.error.line())
+            failures.append(int(ExitCode.ATTENTION))
+        else:
+            names[journal.facts.uuid] = journal.facts.domain
     if domain is not None:
         names = {uuid: name for uuid, name in names.items() if domain in (uuid, name)}
         if not names:
             context.hypervisor.domain(domain)  # a misspelt name is an error
-    failures = []
     settled = False
     for uuid, name in names.items():
         try:

@@ -82,7 +82,7 @@ class DomainSettings(_Section):
         "instead. A downgrade is said aloud and recorded on the snapshot.",
     )
     ram_strategy: Literal["auto", "overlay", "manual"] = Field(
-        default="overlay",
+        default="auto",
         description="How disks are kept still for a `ram` snapshot. `overlay`: writes go to "
         "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
         "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
@@ -126,7 +126,8 @@ class DomainSettings(_Section):
         ge=1,
         le=86400,
         description="Seconds a commit may chase a guest that writes faster before the guest is "
-        "suspended for a moment to let it catch up.",
+        "suspended to let it catch up: for 5 s at most, then for 10 s, 20 s and so on, each "
+        "followed by as long a rest.",
     )
     freeze_deadline: int = Field(
         default=60,

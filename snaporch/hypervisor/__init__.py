@@ -3,19 +3,25 @@
 from snaporch.hypervisor.protocol import (
     Blocker,
     CaptureRequest,
+    CommitStage,
     Hypervisor,
     HypervisorError,
     OverlayDisk,
+    Patience,
     Pause,
+    Told,
 )
 
 __all__ = [
     "Blocker",
     "CaptureRequest",
+    "CommitStage",
     "Hypervisor",
     "HypervisorError",
     "OverlayDisk",
+    "Patience",
     "Pause",
+    "Told",
     "open_hypervisor",
 ]
 

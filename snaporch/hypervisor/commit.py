@@ -10,65 +10,153 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, Self
 
 import libvirt
 
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.events import DomainEvents
-from snaporch.hypervisor.protocol import HypervisorError, OverlayDisk, Tick
+from snaporch.hypervisor.protocol import CommitStage, HypervisorError, OverlayDisk, Patience, Told
 
 _POLL_SECONDS = 0.1
 _ACTIVE_COMMIT = libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW
 _RESTARTS = 3
 
 
+class _Progress(Enum):
+    """How far one disk has come."""
+
+    UNDER_WAY = "under way"
+    READY = "ready"
+    HOME = "home"
+
+
 def commit_overlays(
     domain: Any,
     events: DomainEvents,
     disks: Sequence[OverlayDisk],
-    tick: Tick,
-    patience: float,
+    told: Told,
+    patience: Patience,
 ) -> None:
-    """Commit and pivot all ``disks`` side by side.
+    """Commit all ``disks`` side by side, and pivot them together when all are ready.
 
-    After ``patience`` seconds a running guest is suspended until the commit has caught up with it;
-    it runs again before this returns or raises.
+    A running guest that writes faster than the commit copies is suspended now and then, as
+    ``patience`` says; it runs again before this returns or raises.
 
     Raises:
-        HypervisorError: a disk is on neither image, or its job keeps failing.
+        HypervisorError: a disk is on neither image, its job keeps failing, or nothing moves.
     """
     pending = {disk.target: disk for disk in disks}
     starts = dict.fromkeys(pending, 0)
-    deadline = time.monotonic() + patience
-    with contextlib.ExitStack() as still:
+    watch = _Standstill(domain, patience.stall)
+    pivoting = False
+    with _Brake(domain, told, patience) as brake:
         while True:
             root = domain_xml.parse(domain.XMLDesc(0))
             jobs = domain_xml.mirrors(root)
-            for disk in list(pending.values()):
-                if _advance(domain, root, jobs, disk, starts):
-                    del pending[disk.target]
+            found = {
+                disk.target: _advance(domain, root, jobs, disk, starts) for disk in pending.values()
+            }
+            for target in [name for name, come in found.items() if come is _Progress.HOME]:
+                del pending[target], found[target]
             if not pending:
                 return
-            if time.monotonic() > deadline:
-                deadline = float("inf")
-                still.enter_context(_standing_still(domain))
-            tick()
+            if all(come is _Progress.READY for come in found.values()):
+                if not pivoting:
+                    told(CommitStage.PIVOTING)
+                    pivoting = True
+                for target in pending:
+                    _pivot(domain, target)
+            told(CommitStage.WAITING)
+            brake.turn()
+            watch.check(list(pending), moving=pivoting)
             events.wait(_POLL_SECONDS)
 
 
-@contextlib.contextmanager
-def _standing_still(domain: Any) -> Iterator[None]:
-    """The guest does not write meanwhile; one that does not run is left as it is."""
-    if domain.state()[0] != libvirt.VIR_DOMAIN_RUNNING:
-        yield
-        return
-    domain.suspend()
-    try:
-        yield
-    finally:
-        domain.resume()
+class _Brake:
+    """Suspends a guest that a commit cannot catch up with, for longer each time."""
+
+    def __init__(self, domain: Any, told: Told, patience: Patience) -> None:
+        self._domain = domain
+        self._told = told
+        self._pause = patience.pause
+        self._next = time.monotonic() + patience.running
+        self._still = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._still:
+            self._let_go()
+
+    def turn(self) -> None:
+        """Suspend it or let it go, if it is time to."""
+        if time.monotonic() < self._next:
+            return
+        if self._still:
+            self._let_go()
+        elif self._domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING:
+            self._told(CommitStage.SUSPENDING)
+            self._domain.suspend()
+            self._still = True
+        self._next = time.monotonic() + self._pause
+        if not self._still:
+            self._pause *= 2
+
+    def _let_go(self) -> None:
+        self._still = False
+        try:
+            self._domain.resume()
+        except libvirt.libvirtError:
+            if self._domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
+                raise
+        self._told(CommitStage.RESUMED)
+
+
+class _Standstill:
+    """Notices a commit whose jobs do not move any more: a base that hangs, a pivot never done."""
+
+    def __init__(self, domain: Any, limit: float) -> None:
+        self._domain = domain
+        self._limit = limit
+        self._seen: object = None
+        self._since = self._looked = time.monotonic()
+
+    def check(self, targets: Sequence[str], *, moving: bool) -> None:
+        """Look now and then.
+
+        Raises:
+            HypervisorError: nothing has moved for as long as the limit.
+        """
+        now = time.monotonic()
+        if now - self._looked < self._limit / 10:
+            return
+        self._looked = now
+        infos = [self._domain.blockJobInfo(target, 0) for target in targets]
+        seen = (
+            moving,
+            [
+                (target, info.get("cur"), info.get("end"))
+                for target, info in zip(targets, infos, strict=True)
+            ],
+        )
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        elif now - self._since > self._limit:
+            raise HypervisorError(
+                ", ".join(targets),
+                f"its commit has not moved for {self._limit:.0f} s",
+                "see whether the pool and the overlay directory still answer; nothing was removed",
+            )
 
 
 def _advance(
@@ -77,15 +165,15 @@ def _advance(
     jobs: dict[str, tuple[str, bool]],
     disk: OverlayDisk,
     starts: dict[str, int],
-) -> bool:
-    """Do the next thing for one disk; True when it is on its base with no job left."""
+) -> _Progress:
+    """See where one disk is, and start its commit if none runs."""
     element = domain_xml.disk_element(root, disk.target)
     if element is None:
         raise HypervisorError(disk.target, "the disk was unplugged during the commit")
     source = domain_xml.source_path(element, element.get("type", "file"))
     job = jobs.get(disk.target)
     if job is None and source == disk.base:
-        return not domain.blockJobInfo(disk.target, 0)
+        return _Progress.UNDER_WAY if domain.blockJobInfo(disk.target, 0) else _Progress.HOME
     if source != disk.overlay:
         raise HypervisorError(
             disk.target,
@@ -96,9 +184,7 @@ def _advance(
         _start(domain, root, disk, starts)
     elif job[0] != "active-commit":
         raise HypervisorError(disk.target, f"a foreign block job ({job[0]}) runs on it")
-    elif job[1]:
-        _pivot(domain, disk)
-    return False
+    return _Progress.READY if job is not None and job[1] else _Progress.UNDER_WAY
 
 
 def _start(domain: Any, root: Any, disk: OverlayDisk, starts: dict[str, int]) -> None:
@@ -114,19 +200,13 @@ def _start(domain: Any, root: Any, disk: OverlayDisk, starts: dict[str, int]) ->
             f"its commit ended {_RESTARTS} times without reaching the base",
             "see libvirt's log; the guest goes on with its overlay",
         )
-    with _explained(disk.target, "blockcommit"):
+    try:
         domain.blockCommit(disk.target, None, None, 0, _ACTIVE_COMMIT)
+    except libvirt.libvirtError as error:
+        raise HypervisorError(disk.target, f"blockcommit: {error.get_error_message()}") from error
 
 
-def _pivot(domain: Any, disk: OverlayDisk) -> None:
+def _pivot(domain: Any, target: str) -> None:
     """Ask for the pivot; "not ready yet" is an answer, not a failure: the next round asks again."""
     with contextlib.suppress(libvirt.libvirtError):
-        domain.blockJobAbort(disk.target, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
-
-
-@contextlib.contextmanager
-def _explained(thing: str, operation: str) -> Any:
-    try:
-        yield
-    except libvirt.libvirtError as error:
-        raise HypervisorError(thing, f"{operation}: {error.get_error_message()}") from error
+        domain.blockJobAbort(target, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)

@@ -24,8 +24,10 @@ from snaporch.hypervisor.protocol import (
     CaptureRequest,
     HypervisorError,
     OverlayDisk,
+    Patience,
     Pause,
     Tick,
+    Told,
 )
 from snaporch.model import Domain, DomainState, Versions
 
@@ -163,15 +165,21 @@ class LibvirtHypervisor:
             self._handle(uuid).abortJob()
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick, *, patience: float = 60.0
+        self, uuid: str, disks: Sequence[OverlayDisk], told: Told, patience: Patience
     ) -> None:
         handle = self._handle(uuid)
         with self._explained(uuid, "commit"), self._events(handle) as events:
-            commit_overlays(handle, events, disks, tick, patience)
+            commit_overlays(handle, events, disks, told, patience)
         self.rebase_inactive(uuid, disks)
 
     def _events(self, handle: Any) -> DomainEvents:
         return DomainEvents(self._conn(), handle)
+
+    def busy_disks(self, uuid: str) -> set[str]:
+        found = self.find(uuid)
+        if found is None or found.live_xml is None:
+            return set()
+        return set(domain_xml.mirrors(domain_xml.parse(found.live_xml)))
 
     def rebase_inactive(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
         found = self.find(uuid)

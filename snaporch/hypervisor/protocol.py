@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,35 @@ from snaporch.model import Domain, DomainState, Strategy, Versions
 
 Tick = Callable[[], None]
 """Called several times a second while something long goes on; raising aborts it."""
+
+
+class CommitStage(Enum):
+    """What :meth:`Hypervisor.commit` tells about itself, before it does it."""
+
+    WAITING = "waiting"
+    """Told several times a second; nothing happens."""
+    PIVOTING = "pivoting"
+    """All bases have caught up; from now on any disk may be on either image."""
+    SUSPENDING = "suspending"
+    """The guest is about to be suspended, for the commit to catch up with it."""
+    RESUMED = "resumed"
+    """The guest runs again."""
+
+
+Told = Callable[[CommitStage], None]
+"""Hears how a commit goes on; raising ends the waiting, not the commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a commit waits, in seconds."""
+
+    running: float = 60.0
+    """The guest may write faster than the commit copies, before it is suspended."""
+    pause: float = 5.0
+    """The first suspension; each is followed by as long a rest, and the next is twice as long."""
+    stall: float = 300.0
+    """Without any progress, before the commit is given up."""
 
 
 class HypervisorError(SnaporchError):
@@ -118,17 +148,20 @@ class Hypervisor(Protocol):
         """Ask libvirt to give up the job on the domain; no job is not an error."""
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick, *, patience: float = 60.0
+        self, uuid: str, disks: Sequence[OverlayDisk], told: Told, patience: Patience
     ) -> None:
         """Bring the overlays' writes into the bases and pivot to them.
 
         Joins a commit already under way. A guest that writes faster than the commit copies is
-        suspended for a moment after ``patience`` seconds. Returns only when live and inactive XML
-        name the bases and no block job is left.
+        suspended now and then, as ``patience`` says. Returns only when live and inactive XML name
+        the bases and no block job is left.
 
         Raises:
             HypervisorError: an overlay may still hold writes; nothing was removed.
         """
+
+    def busy_disks(self, uuid: str) -> set[str]:
+        """Targets of the disks that a block job with a mirror (copy, active commit) runs on."""
 
     def rebase_inactive(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
         """Make the inactive XML name the bases again, where it names the overlays."""

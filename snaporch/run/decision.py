@@ -57,6 +57,8 @@ class Action(StrEnum):
     """Nobody uses the overlay, but it may hold the only copy of a write: set it aside."""
     ATTENTION = "attention"
     """The definition names an overlay that is not there."""
+    UNDECIDED = "undecided"
+    """The emulator ended while it was being switched: either image may be the newer one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Sight:
     live: Points
     inactive: Points
     file: File
+    pivoting: bool = False
+    """The switch back to the base had been asked for, and was not known to be over."""
 
 
 def decide(sight: Sight) -> Action:
@@ -76,6 +80,10 @@ def decide(sight: Sight) -> Action:
     if sight.power is Power.OFF and sight.inactive is Points.OVERLAY:
         if sight.file is File.MISSING:
             return Action.ATTENTION
+        if sight.file is File.WRITTEN and sight.pivoting:
+            # libvirt may not have come to write down that the guest was on its base, and had
+            # written to it: a commit would undo that. As long as both are the same, it cannot.
+            return Action.UNDECIDED
         return Action.REMOVE if sight.file is File.EMPTY else Action.COMMIT_OFFLINE
     return _used_by_nobody(sight.file)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from typing import Any
 
 from snaporch.bundle.store import explained_store, private_directory, sync_directory
 from snaporch.errors import SnaporchError
-from snaporch.hypervisor import OverlayDisk
+from snaporch.hypervisor import CommitStage, OverlayDisk, Told
 from snaporch.model import DomainState, Strategy
 
 FORMAT = 1
@@ -43,10 +43,39 @@ class Note(StrEnum):
 
     SUSPENDED = "suspended"
     """The run is about to suspend the guest: it is not paused by its owner's wish."""
+    RESUMED = "resumed"
+    """The guest runs again: a later pause is somebody else's."""
     FREEZING = "freezing"
     """The agent is about to be asked: file systems may be frozen, whatever it answers."""
+    PIVOTING = "pivoting"
+    """The bases have caught up with the guest, and it is about to be switched back to them."""
     COMMITTED = "committed"
     """All overlays have been committed, and both definitions name the bases."""
+
+
+_STAGES = {
+    CommitStage.PIVOTING: Note.PIVOTING,
+    CommitStage.SUSPENDING: Note.SUSPENDED,
+    CommitStage.RESUMED: Note.RESUMED,
+}
+
+
+def noting(note: Callable[[Note], None]) -> Told:
+    """What a commit tells, as notes."""
+
+    def told(stage: CommitStage) -> None:
+        if stage in _STAGES:
+            note(_STAGES[stage])
+
+    return told
+
+
+def _take(notes: set[Note], note: Note) -> None:
+    """Add a note to those that hold; a guest that was resumed is suspended no more."""
+    if note is Note.RESUMED:
+        notes.discard(Note.SUSPENDED)
+    else:
+        notes.add(note)
 
 
 class JournalError(SnaporchError):
@@ -113,7 +142,7 @@ class Journal:
 
     def note(self, note: Note) -> None:
         """Something that settling has to know and cannot see."""
-        self.notes.add(note)
+        _take(self.notes, note)
         self._write(event="note", note=note.value)
 
     def _write(self, **fields: Any) -> None:
@@ -161,18 +190,45 @@ class OldJournal:
     notes: frozenset[Note]
 
 
+@dataclass(frozen=True, slots=True)
+class StrangeJournal:
+    """A journal that a later snaporch wrote, or that says what no snaporch writes."""
+
+    path: Path
+    uuid: str | None
+    """The domain it seems to be about."""
+    error: JournalError
+
+
 def read_journals(directory: Path, *, sweep: bool = False) -> list[OldJournal]:
+    """Every journal in ``directory`` that can be read, oldest first; see :func:`list_journals`."""
+    return [each for each in list_journals(directory, sweep=sweep) if isinstance(each, OldJournal)]
+
+
+def journals_of(directory: Path, uuid: str, *, sweep: bool = False) -> list[OldJournal]:
+    """The journals about one domain.
+
+    Raises:
+        JournalError: one of them cannot be understood, so nobody knows what its run left.
+    """
+    found = []
+    for each in list_journals(directory, sweep=sweep):
+        if isinstance(each, OldJournal):
+            found += [each] if each.facts.uuid == uuid else []
+        elif each.uuid == uuid:
+            raise each.error
+    return found
+
+
+def list_journals(directory: Path, *, sweep: bool) -> list[OldJournal | StrangeJournal]:
     """Every journal in ``directory``, oldest first.
 
     A line cut short by a crash counts as not written. A journal whose first
     line was cut belongs to a run that had not touched anything yet, and with ``sweep`` is removed.
-
-    Raises:
-        JournalError: one was written by a later snaporch, or says what no snaporch writes.
     """
     if not directory.is_dir():
         return []
-    found = []
+    found: list[OldJournal | StrangeJournal] = []
     with explained_store(directory):
         names = sorted(os.listdir(directory))
     for path in (directory / name for name in names if name.endswith(".jsonl")):
@@ -184,20 +240,31 @@ def read_journals(directory: Path, *, sweep: bool = False) -> list[OldJournal]:
     return found
 
 
-def _parse(path: Path, lines: list[Any]) -> OldJournal:
+def _parse(path: Path, lines: list[Any]) -> OldJournal | StrangeJournal:
     try:
         if lines[0]["format"] != FORMAT:
-            raise JournalError(
-                str(path), f"has format {lines[0]['format']}, known is {FORMAT}", _LATER
-            )
+            reason = f"has format {lines[0]['format']}, known is {FORMAT}"
+            return StrangeJournal(path, _uuid(lines[0]), JournalError(str(path), reason, _LATER))
+        notes: set[Note] = set()
+        for line in lines:
+            if line["event"] == "note":
+                _take(notes, Note(line["note"]))
         return OldJournal(
             path,
             Facts.from_json(lines[0]["facts"]),
             frozenset(Step(line["step"]) for line in lines if line["event"] == "end"),
-            frozenset(Note(line["note"]) for line in lines if line["event"] == "note"),
+            frozenset(notes),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise JournalError(str(path), f"cannot be understood ({error!r})", _LATER) from error
+        strange = JournalError(str(path), f"cannot be understood ({error!r})", _LATER)
+        return StrangeJournal(path, _uuid(lines[0]), strange)
+
+
+def _uuid(first: Any) -> str | None:
+    try:
+        return str(first["facts"]["uuid"])
+    except (KeyError, TypeError):
+        return None
 
 
 def _whole_lines(path: Path) -> list[Any]:

@@ -14,13 +14,23 @@ from xml.sax.saxutils import escape
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from snaporch.errors import AttentionError, BusyError, SnaporchError, UnavailableError
-from snaporch.hypervisor import HypervisorError, OverlayDisk
-from snaporch.model import BundleState, Domain, DomainState, PoolSnapshot
+from snaporch.hypervisor import HypervisorError, OverlayDisk, Patience
+from snaporch.model import BundleState, Domain, DomainState, Level, PoolSnapshot
 from snaporch.pool import PREFIX
 from snaporch.run import overlays
 from snaporch.run.context import Context
 from snaporch.run.decision import Action, File, Points, Power, Sight, decide
-from snaporch.run.journal import Facts, Note, OldJournal, append_note, forget, read_journals
+from snaporch.run.journal import (
+    Facts,
+    Note,
+    OldJournal,
+    StrangeJournal,
+    append_note,
+    forget,
+    journals_of,
+    list_journals,
+    noting,
+)
 from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.pipe import reader_of
 
@@ -167,13 +177,16 @@ def _settle_disks(
             "are in it",
             "put it back and run `snaporch recover`, or define the domain on its base images",
         )
+    if undecided := actions.get(Action.UNDECIDED):
+        raise AttentionError(
+            facts.domain,
+            f"it ended while {_targets(undecided)} was being switched from {_paths(undecided)} "
+            "back to the base: the two differ, and either may be the newer",
+            f'see docs/recovery.md, "Undecided"; then run: snaporch recover {facts.uuid}',
+        )
     done = []
     if disks := actions.get(Action.COMMIT):
-        settings = context.config.settings(facts.domain, facts.uuid)
-        patience = settings.commit_patience
-        journal = context.config.paths.journal / f"{facts.run}.jsonl"
-        append_note(journal, Note.SUSPENDED)  # the commit may, and may be killed then
-        context.hypervisor.commit(facts.uuid, disks, lambda: None, patience=patience)
+        _commit(context, facts, disks)
         done.append(f"committed {_targets(disks)}")
     if disks := actions.get(Action.COMMIT_OFFLINE):
         if domain is not None and domain.managed_save:
@@ -195,6 +208,23 @@ def _settle_disks(
     return done
 
 
+def _commit(context: Context, facts: Facts, disks: list[OverlayDisk]) -> None:
+    """Commit as the run would have; a full disk must not keep the guest on its overlays."""
+    journal = context.config.paths.journal / f"{facts.run}.jsonl"
+
+    def note(text: Note) -> None:
+        try:
+            append_note(journal, text)
+        except OSError:
+            if text is Note.SUSPENDED:  # killed then, nobody would know that it is not the owner's
+                raise
+
+    settings = context.config.settings(facts.domain, facts.uuid)
+    patience = Patience(running=settings.commit_patience)
+    context.hypervisor.commit(facts.uuid, disks, noting(note), patience)
+    note(Note.COMMITTED)
+
+
 def _see(
     context: Context,
     domain: Domain | None,
@@ -211,6 +241,7 @@ def _see(
         inactive=_points(inactive, disk),
         # read only where it decides something: comparing a large disk takes its time
         file=File.WRITTEN if settled else _file(disk, committed=Note.COMMITTED in notes),
+        pivoting=Note.PIVOTING in notes,
     )
 
 
@@ -325,11 +356,11 @@ def recover(context: Context, uuid: str) -> list[str]:
 
     Raises:
         AttentionError: one cannot be settled.
+        JournalError: one cannot be understood.
     """
     done: list[str] = []
-    for journal in read_journals(context.config.paths.journal, sweep=True):
-        if journal.facts.uuid == uuid:
-            done += _recover_one(context, journal)
+    for journal in journals_of(context.config.paths.journal, uuid, sweep=True):
+        done += _recover_one(context, journal)
     return done
 
 
@@ -339,8 +370,13 @@ def recover_leftovers(context: Context) -> None:
     libvirt may be holding a domain while it waits to open the pipe of a run that is gone. A run
     that holds its lock is alive; one that cannot be settled is left for its own domain's commands.
     """
-    journals = read_journals(context.config.paths.journal, sweep=True)
-    for uuid, name in {j.facts.uuid: j.facts.domain for j in journals}.items():
+    names = {}
+    for journal in list_journals(context.config.paths.journal, sweep=True):
+        if isinstance(journal, StrangeJournal):
+            context.progress.note("snaporch", journal.error.line())
+        else:
+            names[journal.facts.uuid] = journal.facts.domain
+    for uuid, name in names.items():
         lock = domain_lock(
             context.config.paths.runtime,
             name,
@@ -371,16 +407,26 @@ def _recover_one(context: Context, journal: OldJournal) -> list[str]:
 def foresee(context: Context, uuid: str) -> list[str]:
     """What :func:`recover` would do, without doing it."""
     lines = []
-    for journal in read_journals(context.config.paths.journal):
+    for journal in journals_of(context.config.paths.journal, uuid):
         facts = journal.facts
-        if facts.uuid != uuid:
-            continue
         domain = _find(context, facts)
         for disk in facts.overlays:
             action = decide(_see(context, domain, facts, disk, journal.notes))
             lines.append(f"{facts.domain}: {disk.target}: {action} {disk.overlay}")
-        same = domain is not None and domain.active and domain.boot == facts.boot
-        if same and is_ours_to_resume(context, facts, journal.notes):
-            lines.append(f"{facts.domain}: resume the guest")
+        if domain is not None and domain.active and domain.boot == facts.boot:
+            if Note.FREEZING in journal.notes:
+                lines.append(f"{facts.domain}: thaw the guest")
+            if is_ours_to_resume(context, facts, journal.notes):
+                lines.append(f"{facts.domain}: resume the guest")
+        lines += [f"{facts.domain}: {text}" for text in _foresee_snapshots(context, facts)]
         lines.append(f"{facts.domain}: settle the run {facts.run}, which was cut short")
     return lines
+
+
+def _foresee_snapshots(context: Context, facts: Facts) -> list[str]:
+    marked = own_snapshots(context, facts)
+    if len(marked) < len(facts.datasets):
+        return [f"destroy {snapshot.full_name}" for snapshot in marked]
+    state, manifest = context.store.state(f"{facts.uuid}/{facts.run}")
+    level = manifest.level if manifest and state is BundleState.COMPLETE else Level.CRASH
+    return [f"keep @{facts.snapshot} as {level}"]

@@ -224,10 +224,20 @@ class _Run:
         return kind(name, _reason(error), self._remains(completed=COMPLETED in " ".join(done)))
 
     def _remains(self, *, completed: bool) -> str:
+        guest = self._how_the_guest_is()
         if not self._taken:
-            return "the guest is as it was and nothing was kept"
-        kept = f"the guest is as it was; @{self._plan.snapshot} was kept"
+            return f"{guest} and nothing was kept"
+        kept = f"{guest}; @{self._plan.snapshot} was kept"
         return f"{kept} and is complete" if completed else f"{kept}, but only as crash-consistent"
+
+    def _how_the_guest_is(self) -> str:
+        try:
+            now = self._context.hypervisor.find(self._domain.uuid)
+        except SnaporchError:
+            return "the guest was let go"
+        if self._domain.active and (now is None or now.boot != self._domain.boot):
+            return "the guest's QEMU ended meanwhile"
+        return "the guest is as it was"
 
 
 def _reason(error: BaseException) -> str:

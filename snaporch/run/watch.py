@@ -17,12 +17,16 @@ import select
 import sys
 import time
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 _LOOK_SECONDS = 1.0
 _RECOVER_WAIT = "600"
 _STANDING_STILL = ("manual", "paused", "quiesced")
+_ASKED = ("paused", "quiesced")
+_BEGINNINGS = ("suspended", "freezing")
+"""Notes of those strategies, made before the guest is asked to stand still."""
 
 
 def main(arguments: list[str]) -> None:
@@ -47,14 +51,14 @@ def _watch(process: int, journal: Path, deadline: float, uri: str) -> None:
     released = False
     since: float | None = None
     while journal.exists() and not poll.poll(_LOOK_SECONDS * 1000):
-        if not _in_window(journal):
-            since = None
+        window = _window(journal)
+        if window is None:
+            since, released = None, False
             continue
         since = since or time.monotonic()
-        facts = _facts(journal)
-        if not released and _too_much(facts, time.monotonic() - since, deadline):
+        if not released and _too_much(window, _facts(journal), time.monotonic() - since, deadline):
             let_go_mark(journal).touch()  # first: the run must not take it for its own doing
-            released = _let_go(facts, uri)
+            released = _let_go(window, _facts(journal), uri)
 
 
 def _lines(journal: Path) -> list[dict[str, Any]]:
@@ -69,23 +73,44 @@ def _facts(journal: Path) -> dict[str, Any]:
     return dict(lines[0]["facts"]) if lines else {}
 
 
-def _in_window(journal: Path) -> bool:
-    """Whether the guest is being kept still: from the end of the freeze to that of the release.
+class _Window(Enum):
+    """What the guardian may have to let go."""
 
-    Overlays only to the beginning of the release, since a commit takes its time.
+    STILL = "still"
+    """A guest that is paused, or whose file systems are frozen."""
+    ON_OVERLAYS = "on overlays"
+    """A guest that runs, over bases that stand still."""
+    COMMITTING = "committing"
+    """A guest that is suspended for its commit to catch up with it."""
+
+
+def _window(journal: Path) -> _Window | None:
+    """What is being kept still, from the freeze to the end of the release.
+
+    Overlays only to the beginning of the release, since a commit takes its time. While RAM is being
+    saved nobody is kept still but by the budget's wish, and libvirt must not be asked.
     """
     lines = _lines(journal)
+    if not lines:
+        return None
+    strategy = lines[0]["facts"]["strategy"]
     ended = {line["step"] for line in lines if line.get("event") == "end"}
     begun = {line["step"] for line in lines if line.get("event") == "begin"}
-    if "freeze" not in ended:
-        return False
-    still = lines[0]["facts"]["strategy"] in _STANDING_STILL
-    return "release" not in (ended if still else begun)
+    noted = [line["note"] for line in lines if line.get("event") == "note"]
+    if "release" in ended:
+        return None
+    if strategy in _STANDING_STILL:
+        asked = strategy in _ASKED and any(note in _BEGINNINGS for note in noted)
+        return _Window.STILL if asked or "freeze" in ended else None
+    if "release" in begun:
+        last = next((note for note in reversed(noted) if note in ("suspended", "resumed")), "")
+        return _Window.COMMITTING if last == "suspended" else None
+    return _Window.ON_OVERLAYS if "freeze" in ended else None
 
 
-def _too_much(facts: dict[str, Any], seconds: float, deadline: float) -> bool:
+def _too_much(window: _Window, facts: dict[str, Any], seconds: float, deadline: float) -> bool:
     """Frozen for too long; or on overlays that grow too large or have no room left."""
-    if facts["strategy"] in _STANDING_STILL:
+    if window is not _Window.ON_OVERLAYS:
         return seconds > deadline
     paths = [disk["overlay"] for disk in facts["overlays"]]
     try:
@@ -102,16 +127,17 @@ def let_go_mark(journal: Path) -> Path:
     return journal.with_suffix(".let-go")
 
 
-def _let_go(facts: dict[str, Any], uri: str) -> bool:
+def _let_go(window: _Window, facts: dict[str, Any], uri: str) -> bool:
     """Let the guest go; False to try again."""
     from snaporch.errors import SnaporchError
-    from snaporch.hypervisor import OverlayDisk, open_hypervisor
+    from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
 
     try:
         hypervisor = open_hypervisor(uri)
-        if facts["strategy"] == "overlay":
+        if window is _Window.ON_OVERLAYS:
             overlays = [OverlayDisk(**disk) for disk in facts["overlays"]]
-            hypervisor.commit(facts["uuid"], overlays, lambda: None)
+            unsuspended = Patience(running=float("inf"))  # killed then, it would stay so
+            hypervisor.commit(facts["uuid"], overlays, lambda _stage: None, unsuspended)
         elif facts["strategy"] == "quiesced":
             hypervisor.thaw_file_systems(facts["uuid"], 10)
         if facts["was"] == "running" and hypervisor.paused_by(facts["uuid"]) is not None:

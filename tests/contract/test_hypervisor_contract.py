@@ -10,7 +10,7 @@ from fakes import images
 
 from snaporch.bundle.ramimage import read_header
 from snaporch.errors import NotFoundError
-from snaporch.hypervisor import CaptureRequest, HypervisorError
+from snaporch.hypervisor import CaptureRequest, CommitStage, HypervisorError, Patience
 from snaporch.model import DomainState, Strategy
 
 ABSENT = "00000000-0000-0000-0000-000000000001"
@@ -52,6 +52,10 @@ def hypervisor(host):
 
 def nothing():
     """A tick that lets things go on."""
+
+
+def quiet(_stage):
+    """Hears of a commit, and lets it go on."""
 
 
 def request_for(host, *disks, manual=()):
@@ -112,10 +116,10 @@ class TestHypervisorContract:
         assert pause.began is not None
         assert pause.milliseconds > 0
         assert read_header(host.directory / "ram.save").was_running
-        hypervisor.commit(host.uuid, [overlay], nothing)
+        hypervisor.commit(host.uuid, [overlay], quiet, Patience())
         assert sources(host) == (overlay.base, overlay.base)
         assert hypervisor.busy_with(host.uuid) is None
-        hypervisor.commit(host.uuid, [overlay], nothing)  # done already
+        hypervisor.commit(host.uuid, [overlay], quiet, Patience())  # done already
 
     def test_a_capture_that_is_broken_off_leaves_the_guest_on_its_base(self, host, hypervisor):
         overlay = host.overlay()
@@ -151,7 +155,7 @@ class TestHypervisorContract:
     def test_a_guest_comes_back_from_its_ram(self, host, hypervisor):
         overlay = host.overlay()
         hypervisor.capture(request_for(host, overlay), nothing)
-        hypervisor.commit(host.uuid, [overlay], nothing)
+        hypervisor.commit(host.uuid, [overlay], quiet, Patience())
         ram = host.directory / "ram.save"
         with pytest.raises(HypervisorError):
             hypervisor.restore(ram, running=True)  # it runs
@@ -280,21 +284,46 @@ class TestHypervisorContract:
         if hypervisor.paused_by(host.uuid) == "user":  # the suspension came after the capture
             hypervisor.resume(host.uuid)
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
-        hypervisor.commit(host.uuid, [overlay], nothing)
+        hypervisor.commit(host.uuid, [overlay], quiet, Patience())
         assert sources(host) == (overlay.base, overlay.base)
 
     def test_a_commit_without_patience_leaves_the_guest_running(self, host, hypervisor):
         overlay = host.overlay()
         hypervisor.capture(request_for(host, overlay), nothing)
-        hypervisor.commit(host.uuid, [overlay], nothing, patience=0)
+        hypervisor.commit(host.uuid, [overlay], quiet, Patience(running=0))
         assert sources(host) == (overlay.base, overlay.base)
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
+
+    def test_a_commit_tells_what_it_is_about_to_do(self, host, hypervisor):
+        overlay, stages = host.overlay(), []
+
+        def told(stage):
+            if stage is not CommitStage.WAITING and stage not in stages:
+                stages.append(stage)
+                if stage is CommitStage.PIVOTING:
+                    assert sources(host) == (overlay.overlay, overlay.overlay)
+
+        hypervisor.capture(request_for(host, overlay), nothing)
+        hypervisor.commit(host.uuid, [overlay], told, Patience())
+        assert stages == [CommitStage.PIVOTING]
+        assert hypervisor.busy_disks(host.uuid) == set()
+
+    def test_a_disk_that_is_being_committed_is_busy(self, host, hypervisor):
+        overlay, busy = host.overlay(), []
+
+        def told(stage):
+            if stage is CommitStage.PIVOTING:
+                busy.append(hypervisor.busy_disks(host.uuid))
+
+        hypervisor.capture(request_for(host, overlay), nothing)
+        hypervisor.commit(host.uuid, [overlay], told, Patience())
+        assert busy[0] == {"vda"}
 
     def test_a_commit_of_a_suspended_guest_leaves_it_suspended(self, host, hypervisor):
         overlay = host.overlay()
         hypervisor.capture(request_for(host, overlay), nothing)
         hypervisor.suspend(host.uuid)
-        hypervisor.commit(host.uuid, [overlay], nothing, patience=0)
+        hypervisor.commit(host.uuid, [overlay], quiet, Patience(running=0))
         assert sources(host) == (overlay.base, overlay.base)
         assert hypervisor.paused_by(host.uuid) == "user"
 
@@ -304,7 +333,7 @@ class TestHypervisorContract:
         overlay = host.overlay()
         hypervisor.capture(request_for(host, overlay), nothing)
         assert hypervisor.backing_chain(hypervisor.domain(NAME), "vda") == [overlay.base]
-        hypervisor.commit(host.uuid, [overlay], nothing)
+        hypervisor.commit(host.uuid, [overlay], quiet, Patience())
         assert hypervisor.backing_chain(hypervisor.domain(NAME), "vda") == []
 
     def test_ram_in_use_is_told(self, host, hypervisor):

@@ -26,10 +26,13 @@ from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.protocol import (
     Blocker,
     CaptureRequest,
+    CommitStage,
     HypervisorError,
     OverlayDisk,
+    Patience,
     Pause,
     Tick,
+    Told,
 )
 from snaporch.model import Domain, DomainState, Owner, Versions
 
@@ -77,6 +80,7 @@ class FakeGuest:
     """Faster than a commit copies."""
     images_inactive: bool = False
     """QEMU gives its images up when RAM has been saved, until the guest runs again."""
+    committing: set[str] = field(default_factory=set)
     checkpoints: list[str] = field(default_factory=list)
 
     def listAllCheckpoints(self, flags: int) -> list[_Checkpoint]:  # noqa: N802 - libvirt's
@@ -94,7 +98,8 @@ class FakeHypervisor:
     Places for hooks, beside one for each act (``hypervisor.commit`` …): ``capture.writing`` when
     half of the RAM is written, ``capture.switched`` when the disks are on their overlays and the
     guest does not run again yet, ``commit.suspended`` when a commit has suspended a guest that
-    writes faster, ``agent.frozen`` when the file systems are frozen and nobody knows yet.
+    writes faster, ``commit.pivoting`` when it is about to switch the disks back, ``agent.frozen``
+    when the file systems are frozen and nobody knows yet.
     """
 
     def __init__(self, *guests: FakeGuest, hooks: Hooks | None = None) -> None:
@@ -244,7 +249,7 @@ class FakeHypervisor:
             self.guests[uuid].job = None
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], tick: Tick, *, patience: float = 60.0
+        self, uuid: str, disks: Sequence[OverlayDisk], told: Told, patience: Patience
     ) -> None:
         """See the protocol."""
         guest = self._guest(uuid)
@@ -255,16 +260,33 @@ class FakeHypervisor:
                 raise HypervisorError(disk.target, "is neither on its overlay nor on its base")
         if guest.images_inactive and any((live or {})[d.target] == d.overlay for d in disks):
             raise HypervisorError(guest.name, "commit: its images are inactive")
-        tick()
-        if guest.writes_fast and guest.state is DomainState.RUNNING:
+        told(CommitStage.WAITING)
+        fast = guest.writes_fast and guest.state is DomainState.RUNNING
+        if fast:
+            told(CommitStage.SUSPENDING)
             guest.state, guest.paused_reason = DomainState.PAUSED, "user"
             self.hooks.reach("commit.suspended")
-            self._let_run(guest)
+        on_overlays = {d.target for d in disks if (live or {})[d.target] == d.overlay}
+        if on_overlays:
+            guest.committing = on_overlays
+            told(CommitStage.PIVOTING)
+            self.hooks.reach("commit.pivoting")
+            guest.committing = set()
         if guest.live is not None:
             for disk in disks:
                 _copy_down(disk, (live or {})[disk.target])
             guest.live = domain_xml.with_bases(guest.live, disks) or guest.live
+        if fast:
+            self._let_run(guest)
+            told(CommitStage.RESUMED)
         self._rebase(guest, disks)
+
+    def busy_disks(self, uuid: str) -> set[str]:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        if guest.live is None:
+            return set()
+        return guest.committing | set(domain_xml.mirrors(domain_xml.parse(guest.live)))
 
     def rebase_inactive(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
         """See the protocol."""

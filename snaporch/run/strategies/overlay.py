@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from snaporch.hypervisor import Patience
 from snaporch.model import DomainState, Level
 from snaporch.run import overlays
-from snaporch.run.journal import Note
+from snaporch.run.journal import Note, noting
 from snaporch.run.settle import remove_unused
 from snaporch.run.strategies.ram import RamStrategy
 
@@ -32,10 +33,13 @@ class Overlay(RamStrategy):
         overlays.remove(Path(facts.overlay_dir), facts.overlays)
 
     def reached(self) -> Level:
-        """Nothing writes to a base below an overlay; unless the guardian had to commit it."""
-        live, _ = self.work.hypervisor.sources(self.work.plan.facts.uuid)
+        """Nothing writes to a base below an overlay, unless somebody commits it."""
+        uuid = self.work.plan.facts.uuid
+        live, _ = self.work.hypervisor.sources(uuid)
         on = {disk.target: disk.overlay for disk in self.work.plan.facts.overlays}
         if live is None or any(live.get(target) != path for target, path in on.items()):
+            return self.disturbed(Level.RAM)
+        if self.work.hypervisor.busy_disks(uuid) & on.keys():
             return self.disturbed(Level.RAM)
         return Level.RAM
 
@@ -43,9 +47,9 @@ class Overlay(RamStrategy):
         """Commit, pivot, and remove the overlays when they hold nothing any more."""
         facts = self.work.plan.facts
         self.work.say(f"paused {self.pause.milliseconds:.0f} ms; committing overlays")
-        self.work.journal.note(Note.SUSPENDED)  # the commit may, to catch up with the guest
-        patience = self.work.plan.settings.commit_patience
-        self.work.hypervisor.commit(facts.uuid, facts.overlays, lambda: None, patience=patience)
+        patience = Patience(running=self.work.plan.settings.commit_patience)
+        told = noting(self.work.journal.note)
+        self.work.hypervisor.commit(facts.uuid, facts.overlays, told, patience)
         self.work.journal.note(Note.COMMITTED)
         self._wake_from_full_disk()
         remove_unused(self.work.context, facts)

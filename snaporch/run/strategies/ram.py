@@ -67,7 +67,9 @@ class RamStrategy(Strategy):
             return False
         live, _ = self.work.hypervisor.sources(plan.domain.uuid)
         names = set((live or {}).values())
-        return live is not None and not any(disk.overlay in names for disk in plan.facts.overlays)
+        if live is None or any(disk.overlay in names for disk in plan.facts.overlays):
+            return False
+        return self.work.hypervisor.busy_with(plan.domain.uuid) is None
 
     def _save_ram(self) -> None:
         plan = self.work.plan

@@ -4,7 +4,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from guests.guest import Guest
-from support import JOURNAL, Outcome, wait_for
+from support import JOURNAL, OVERLAYS, Outcome, must, wait_for
 
 from faults import machine
 from faults.matrix import Case, Fault
@@ -21,6 +21,7 @@ from faults.scene import (
 DOCUMENTED = (0, 7, 8, 9)
 """What a run may answer that libvirtd or QEMU went away from."""
 UNGUARDED = (Fault.RUN_KILLED, Fault.BOTH_KILLED, Fault.LIBVIRTD_KILLED)
+UNDECIDED = "being switched"
 EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
 
 
@@ -51,7 +52,7 @@ def perform(case: Case, scene: Scene) -> Verdict:
     try:
         run.wait_stopped()
         before = look(guest, mark)
-        mended = strike(case.fault, guest, run)
+        mended = strike(case, guest, run)
     finally:
         run.kill()
         run.close()
@@ -63,8 +64,9 @@ def perform(case: Case, scene: Scene) -> Verdict:
     return Verdict(str(case), round(time.monotonic() - began, 2), run.status, mended)
 
 
-def strike(fault: Fault, guest: Guest, run: Run) -> str:
+def strike(case: Case, guest: Guest, run: Run) -> str:
     """Strike a run that stands still, and have it end or be mended; what was said."""
+    fault = case.fault
     if fault in EMULATOR:
         machine.kill_emulator(guest)
         wait_for(lambda: guest.state() == "shut off", "libvirt to see that QEMU is gone")
@@ -73,22 +75,24 @@ def strike(fault: Fault, guest: Guest, run: Run) -> str:
     if fault is Fault.LIBVIRTD_KILLED:
         machine.kill_libvirtd()
     if fault in (Fault.EMULATOR_KILLED, Fault.LIBVIRTD_RESTARTED):
-        return _let_it_end(run)
+        return _let_it_end(run, may_be_undecided=case.may_be_undecided)
     run.kill()
     if fault is Fault.LIBVIRTD_KILLED:
         machine.start_libvirtd()
     if fault is Fault.GUARDED_RUN_KILLED:
         return _let_guardian_mend()
-    return _recover()
+    return recover(may_be_undecided=case.may_be_undecided)
 
 
-def _let_it_end(run: Run) -> str:
+def _let_it_end(run: Run, *, may_be_undecided: bool) -> str:
     """It must end by itself; what it could not mend, its guardian does."""
     run.go_on()
     outcome = run.wait()
     assert outcome.status in DOCUMENTED, f"an undocumented end: {outcome}"
     assert "Traceback" not in outcome.err, outcome.err
     said = _last_line(outcome.err)
+    if may_be_undecided and UNDECIDED in outcome.err:
+        said += "; " + recover(may_be_undecided=True)
     if list(JOURNAL.glob("*")):
         said += "; " + _let_guardian_mend()
     return said
@@ -100,8 +104,14 @@ def _let_guardian_mend() -> str:
     return "mended by the guardian"
 
 
-def _recover() -> str:
-    outcome: Outcome = snaporch_here("recover")
+def recover(*, may_be_undecided: bool) -> str:
+    """Run ``snaporch recover``, and decide for the overlay where it asks; what it did."""
+    outcome: Outcome = snaporch_here("recover", "--wait", "60")
+    if may_be_undecided and UNDECIDED in outcome.err:
+        assert outcome.status == 9, f"recover: {outcome}"
+        for overlay in OVERLAYS.glob("*/*.qcow2"):
+            must("qemu-img", "commit", "-q", str(overlay))
+        outcome = snaporch_here("recover", "--wait", "60")
     assert outcome.status == 0, f"recover: {outcome}"
     assert "cut short" in outcome.out, f"recover: {outcome}"
     return _last_line(outcome.out)

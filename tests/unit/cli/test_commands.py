@@ -352,6 +352,22 @@ def test_a_dry_recovery_tells_and_does_nothing(host, snaporch):
     assert not host.on_bases()
 
 
+def test_a_journal_of_a_later_version_stops_nobody_else(host, snaporch):
+    domain = host.add_guest()
+    host.paths.journal.mkdir(parents=True, exist_ok=True)
+    strange = host.paths.journal / "20990101T000000Z-00000001.jsonl"
+    strange.write_text('{"format": 2, "facts": {"uuid": "another"}}\n')
+    assert snaporch("snapshot", "web", "--quiet").code == 0
+    answer = snaporch("recover")
+    assert answer.code == ExitCode.ATTENTION
+    assert str(strange) in answer.err
+    strange.write_text(f'{{"format": 2, "facts": {{"uuid": "{domain.uuid}"}}}}\n')
+    answer = snaporch("snapshot", "web", "--quiet")
+    assert answer.code != 0
+    assert "use the snaporch that wrote it" in answer.err
+    assert host.on_bases()
+
+
 # -- errors -------------------------------------------------------------------------------------
 
 

@@ -1,13 +1,17 @@
 """Commits step by step, against a libvirt that does as told."""
 
+import itertools
 from types import SimpleNamespace
 
 import libvirt
 import pytest
 
+from snaporch.hypervisor import commit as module
 from snaporch.hypervisor.commit import commit_overlays
-from snaporch.hypervisor.protocol import HypervisorError, OverlayDisk
+from snaporch.hypervisor.protocol import CommitStage, HypervisorError, OverlayDisk, Patience
 
+SLOW = Patience()
+HASTY = Patience(running=0, pause=5)
 VDA = OverlayDisk("vda", "/tank/a.img", "file", "raw", "/overlays/vda.qcow2")
 VDB = OverlayDisk("vdb", "/dev/zvol/tank/b", "block", "raw", "/overlays/vdb.qcow2")
 
@@ -45,6 +49,8 @@ class Guest:
         self.pivots_to_refuse = 0
         self.step = self.get_ready
         self.dismissed = 0
+        self.clock = 0.0
+        self.copied = 0
 
     def get_ready(self):
         for disk in self.disks.values():
@@ -82,45 +88,54 @@ class Guest:
         if self.dismissed:
             self.dismissed -= 1
             return {"type": 4}
-        return {}
+        return {"type": 4, "cur": self.copied} if self.disks[target].job else {}
 
 
-def commit(guest, *disks, tick=lambda: None, patience=60.0):
-    events = SimpleNamespace(wait=lambda seconds: guest.step())
-    commit_overlays(guest, events, disks, tick, patience)
+def commit(guest, *disks, told=lambda stage: None, patience=SLOW):
+    def step(seconds):
+        guest.clock += seconds
+        guest.step()
+
+    def tell(stage):
+        if stage is not CommitStage.WAITING:
+            guest.log.append(stage.value)
+        told(stage)
+
+    events = SimpleNamespace(wait=step)
+    commit_overlays(guest, events, disks, tell, patience)
 
 
 def test_commit_ready_pivot():
     guest = Guest(VDA)
     commit(guest, VDA)
-    assert guest.log == ["commit vda", "pivot vda"]
+    assert guest.log == ["commit vda", "pivoting", "pivot vda"]
 
 
 def test_all_disks_side_by_side():
     guest = Guest(VDA, VDB)
     commit(guest, VDA, VDB)
-    assert guest.log == ["commit vda", "commit vdb", "pivot vda", "pivot vdb"]
+    assert guest.log == ["commit vda", "commit vdb", "pivoting", "pivot vda", "pivot vdb"]
 
 
 def test_a_disk_on_its_base_is_left_alone():
     guest = Guest(VDA, VDB)
     guest.disks["vda"].on_overlay = False
     commit(guest, VDA, VDB)
-    assert guest.log == ["commit vdb", "pivot vdb"]
+    assert guest.log == ["commit vdb", "pivoting", "pivot vdb"]
 
 
 def test_a_job_that_is_there_is_joined():
     guest = Guest(VDA)
     guest.disks["vda"].job = "active-commit"
     commit(guest, VDA)
-    assert guest.log == ["pivot vda"]
+    assert guest.log == ["pivoting", "pivot vda"]
 
 
 def test_a_pivot_that_comes_too_early_is_asked_for_again():
     guest = Guest(VDA)
     guest.pivots_to_refuse = 2
     commit(guest, VDA)
-    assert guest.log == ["commit vda", "pivot vda", "pivot vda", "pivot vda"]
+    assert guest.log == ["commit vda", "pivoting", "pivot vda", "pivot vda", "pivot vda"]
 
 
 def test_it_is_not_over_before_the_job_is():
@@ -185,57 +200,141 @@ def test_libvirts_reason_is_told():
         commit(guest, VDA)
 
 
-# -- a guest that writes faster -----------------------------------------------------------------
-
-
-def only_ready_while_still(guest):
-    """The guest writes faster than the job copies."""
-
-    def step():
-        for disk in guest.disks.values():
-            disk.ready = disk.job is not None and not guest.running
-
-    guest.step = step
-
-
-def test_when_patience_is_over_it_stands_still_until_the_commit_has_caught_up():
-    guest = Guest(VDA)
-    only_ready_while_still(guest)
-    commit(guest, VDA, patience=0)
-    assert guest.log == ["commit vda", "suspend", "pivot vda", "resume"]
-    assert guest.running
-
-
-def test_a_guest_that_does_not_run_is_left_so():
-    guest = Guest(VDA)
-    guest.running = False
-    only_ready_while_still(guest)
-    commit(guest, VDA, patience=0)
-    assert guest.log == ["commit vda", "pivot vda"]
-    assert not guest.running
-
-
-def test_a_commit_that_fails_while_the_guest_stands_still_lets_it_go():
-    guest = Guest(VDA)
-    only_ready_while_still(guest)
-
-    def tick():
-        if not guest.running:
-            raise HypervisorError("vda", "the job failed")
-
-    with pytest.raises(HypervisorError, match="the job failed"):
-        commit(guest, VDA, tick=tick, patience=0)
-    assert guest.log == ["commit vda", "suspend", "resume"]
-
-
-def test_it_is_suspended_only_once():
-    guest = Guest(VDA)
+def test_no_disk_is_pivoted_before_all_are_ready():
+    """From the first pivot to the last, it cannot be known which image is the newer one."""
+    guest = Guest(VDA, VDB)
     looks = []
 
     def step():
-        looks.append(guest.running)
-        guest.disks["vda"].ready = len(looks) > 4
+        looks.append(list(guest.log))
+        guest.disks["vda"].ready = True
+        guest.disks["vdb"].ready = len(looks) > 3
 
     guest.step = step
-    commit(guest, VDA, patience=0)
-    assert guest.log.count("suspend") == guest.log.count("resume") == 1
+    commit(guest, VDA, VDB)
+    assert guest.log[-3:] == ["pivoting", "pivot vda", "pivot vdb"]
+    assert all(look == ["commit vda", "commit vdb"] for look in looks[:-1])
+
+
+# -- a guest that writes faster -----------------------------------------------------------------
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    """A guest whose waits are what time passes by."""
+
+    def make(*disks):
+        guest = Guest(*disks)
+        monkeypatch.setattr(module.time, "monotonic", lambda: guest.clock)
+        return guest
+
+    return make
+
+
+def only_ready_while_still(guest, seconds=0.0):
+    """The guest writes faster than the job copies, which needs so long when it stands still."""
+    stood = [0.0]
+
+    def step():
+        guest.copied += 1
+        stood[0] = 0.0 if guest.running else stood[0] + 0.1
+        for disk in guest.disks.values():
+            disk.ready = disk.job is not None and not guest.running and stood[0] >= seconds
+
+    guest.step = step
+
+
+def test_when_patience_is_over_it_stands_still_until_the_commit_has_caught_up(clocked):
+    guest = clocked(VDA)
+    only_ready_while_still(guest)
+    commit(guest, VDA, patience=HASTY)
+    assert guest.log == [
+        "commit vda",
+        *("suspending", "suspend"),
+        *("pivoting", "pivot vda"),
+        *("resume", "resumed"),
+    ]
+    assert guest.running
+
+
+def test_before_that_it_runs(clocked):
+    guest = clocked(VDA)
+    only_ready_while_still(guest)
+    commit(guest, VDA, patience=Patience(running=60))
+    assert "suspend" in guest.log
+    assert 60 <= guest.clock < 61
+
+
+def test_it_stands_still_longer_each_time_and_runs_in_between(clocked):
+    guest = clocked(VDA)
+    only_ready_while_still(guest, seconds=18)
+    changes = []
+    suspend, resume = guest.suspend, guest.resume
+    guest.suspend = lambda: (changes.append(guest.clock), suspend())
+    guest.resume = lambda: (changes.append(guest.clock), resume())
+    commit(guest, VDA, patience=HASTY)
+    lengths = [round(b - a) for a, b in itertools.pairwise(changes)]
+    assert lengths == [5, 5, 10, 10, 18]
+    assert guest.running
+
+
+def test_a_guest_that_does_not_run_is_left_so(clocked):
+    guest = clocked(VDA)
+    guest.running = False
+    only_ready_while_still(guest)
+    commit(guest, VDA, patience=HASTY)
+    assert guest.log == ["commit vda", "pivoting", "pivot vda"]
+    assert not guest.running
+
+
+def test_a_commit_that_fails_while_the_guest_stands_still_lets_it_go(clocked):
+    guest = clocked(VDA)
+    only_ready_while_still(guest, seconds=1)
+
+    def told(stage):
+        if not guest.running and stage is CommitStage.WAITING:
+            raise HypervisorError("vda", "the job failed")
+
+    with pytest.raises(HypervisorError, match="the job failed"):
+        commit(guest, VDA, told=told, patience=HASTY)
+    assert guest.log == ["commit vda", "suspending", "suspend", "resume", "resumed"]
+
+
+def test_a_guest_that_nobody_may_be_told_of_is_not_suspended(clocked):
+    guest = clocked(VDA)
+
+    def told(stage):
+        if stage is CommitStage.SUSPENDING:
+            raise OSError("no space left for a note")
+
+    with pytest.raises(OSError, match="no space"):
+        commit(guest, VDA, told=told, patience=HASTY)
+    assert guest.running
+    assert "suspend" not in guest.log
+
+
+def test_a_commit_that_does_not_move_is_given_up(clocked):
+    guest = clocked(VDA)
+    guest.step = lambda: None
+    with pytest.raises(HypervisorError, match="has not moved for 300 s"):
+        commit(guest, VDA, patience=Patience(running=float("inf")))
+    assert 300 <= guest.clock < 400
+
+
+def test_a_pivot_that_never_comes_is_given_up(clocked):
+    guest = clocked(VDA)
+    guest.pivots_to_refuse = 1 << 30
+    with pytest.raises(HypervisorError, match="has not moved"):
+        commit(guest, VDA, patience=Patience(running=float("inf")))
+
+
+def test_a_commit_that_moves_is_waited_for(clocked):
+    guest = clocked(VDA)
+
+    def step():
+        guest.copied += 1
+        guest.disks["vda"].ready = guest.clock > 3000
+
+    guest.step = step
+    commit(guest, VDA, patience=Patience(running=float("inf")))
+    assert guest.clock > 3000

@@ -8,7 +8,7 @@ import pytest
 from snaporch.run.decision import Action, File, Points, Power, Sight, decide
 
 EMULATOR = (Power.ACTIVE, Power.RESTARTED)
-ALL = [Sight(*values) for values in itertools.product(Power, Points, Points, File)]
+ALL = [Sight(*values) for values in itertools.product(Power, Points, Points, File, (False, True))]
 
 
 def in_use(sight):
@@ -21,7 +21,7 @@ def seen(*actions):
 
 
 def test_every_state_has_one_action():
-    assert len(ALL) == 256
+    assert len(ALL) == 512
     assert all(isinstance(decide(sight), Action) for sight in ALL)
 
 
@@ -40,11 +40,17 @@ def test_what_an_emulator_has_open_is_committed_by_it_and_nothing_else_is():
     assert seen(Action.COMMIT) == [sight for sight in ALL if in_use(sight)]
 
 
-def test_a_human_is_called_only_for_an_overlay_that_is_named_and_missing():
-    for sight in seen(Action.ATTENTION):
+def test_a_human_is_called_only_for_an_overlay_that_is_named_and_missing_or_may_be_stale():
+    for sight in seen(Action.ATTENTION, Action.UNDECIDED):
         assert sight.power is Power.OFF
         assert sight.inactive is Points.OVERLAY
-        assert sight.file is File.MISSING
+        assert sight.file is File.MISSING or (sight.file is File.WRITTEN and sight.pivoting)
+
+
+def test_an_overlay_that_may_be_older_than_its_base_is_never_committed_into_it():
+    """The guest may have written to the base after the pivot: only when both are the same."""
+    for sight in seen(Action.COMMIT_OFFLINE):
+        assert sight.file is File.COMMITTED or not sight.pivoting
 
 
 def test_nothing_is_committed_behind_an_emulators_back():
@@ -60,7 +66,7 @@ def test_what_the_definition_of_a_guest_that_is_off_names_is_committed_or_empty(
             wanted = {
                 File.MISSING: Action.ATTENTION,
                 File.EMPTY: Action.REMOVE,
-                File.WRITTEN: Action.COMMIT_OFFLINE,
+                File.WRITTEN: Action.UNDECIDED if sight.pivoting else Action.COMMIT_OFFLINE,
             }
             assert decide(sight) is wanted.get(sight.file, Action.COMMIT_OFFLINE)
 

@@ -8,7 +8,17 @@ from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import DomainState, Strategy
 from snaporch.run import journal as journal_module
-from snaporch.run.journal import Facts, Journal, JournalError, Step, read_journals
+from snaporch.run.journal import (
+    Facts,
+    Journal,
+    JournalError,
+    Note,
+    Step,
+    StrangeJournal,
+    journals_of,
+    list_journals,
+    read_journals,
+)
 
 FACTS = Facts(
     run="20250601T120000Z-0badcafe",
@@ -172,25 +182,52 @@ def test_other_files_are_left_alone(directory):
 def test_facts_that_are_not_all_there_are_an_error_that_names_the_file(directory, path, line):
     directory.mkdir()
     path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(JournalError) as caught:
-        read_journals(directory)
-    assert str(path) in str(caught.value)
+    (found,) = list_journals(directory, sweep=True)
+    assert isinstance(found, StrangeJournal)
+    assert str(path) in found.error.line()
+    assert path.exists()
+
+
+def strange(directory):
+    """The only journal, which must be of the known domain."""
+    (found,) = list_journals(directory, sweep=False)
+    assert isinstance(found, StrangeJournal)
+    assert found.uuid == FACTS.uuid
+    return found.error
 
 
 def test_a_step_of_a_later_version_is_an_error_that_names_the_file(directory, path):
     killed(directory)
     with path.open("a") as stream:
         stream.write(json.dumps({"event": "end", "step": "teleport"}) + "\n")
-    with pytest.raises(JournalError) as caught:
-        read_journals(directory)
-    assert str(path) in str(caught.value)
+    assert str(path) in str(strange(directory))
 
 
 def test_a_journal_of_a_later_format_is_not_guessed_at(directory, path):
     killed(directory)
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    assert "format" in strange(directory).reason
+
+
+def test_a_strange_journal_stops_its_own_domain_only(directory, path):
+    killed(directory)
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    other = replace(FACTS, run="20250602T000000Z-00000002", uuid="other")
+    Journal(directory, other).close(settled=False)
+    assert [found.facts for found in journals_of(directory, "other")] == [other]
+    assert [found.facts for found in read_journals(directory)] == [other]
     with pytest.raises(JournalError, match="format"):
-        read_journals(directory)
+        journals_of(directory, FACTS.uuid)
+
+
+def test_a_guest_that_was_resumed_is_suspended_no_more(directory):
+    journal = Journal(directory, FACTS)
+    for note in (Note.SUSPENDED, Note.RESUMED, Note.PIVOTING):
+        journal.note(note)
+    assert journal.notes == {Note.PIVOTING}
+    assert read_journals(directory)[0].notes == journal.notes
+    journal.note(Note.SUSPENDED)
+    assert read_journals(directory)[0].notes == journal.notes == {Note.PIVOTING, Note.SUSPENDED}
 
 
 def test_a_journal_that_cannot_be_written_says_what_to_do(tmp_path):

@@ -256,6 +256,59 @@ def test_a_guest_that_is_off_is_committed_offline(world):
     assert_settled(world)
 
 
+def test_an_overlay_that_may_be_older_than_its_base_is_left_for_a_human(world):
+    """QEMU may have been on its base, and libvirt not have come to note it."""
+    run = Killed(world, disks=TWO).switched()
+    off(run)
+    before = everything(world)
+    with pytest.raises(AttentionError, match="vda, vdb was being switched") as caught:
+        run.settle(Note.PIVOTING)
+    assert "Undecided" in caught.value.line()
+    assert everything(world) == before
+
+
+def test_an_overlay_that_is_the_same_as_its_base_needs_no_human(world):
+    run = Killed(world).switched()
+    off(run)
+    disk = run.facts.overlays[0]
+    Path(disk.base).write_bytes(Path(disk.overlay).read_bytes())
+    run.settle(Note.PIVOTING)
+    assert_settled(world)
+
+
+def test_a_commit_that_recovery_does_is_noted(world):
+    run = Killed(world).switched()
+    run.guest.writes_fast = True
+    world.hooks.at["commit.suspended"] = failing_once(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run.recover()
+    assert read_journals(world.paths.journal)[0].notes == {Note.SUSPENDED}
+    run.recover()
+    assert run.guest.state is DomainState.RUNNING
+    assert world.leftovers() == []
+
+
+def full(*_note):
+    raise OSError(28, "No space left")
+
+
+def test_a_full_disk_does_not_keep_a_guest_on_its_overlays(world, monkeypatch):
+    run = Killed(world).switched()
+    monkeypatch.setattr(settle_module, "append_note", full)
+    assert run.settle() == ["committed vda"]
+    assert_settled(world)
+
+
+def test_a_guest_is_not_suspended_when_nobody_could_know_it_afterwards(world, monkeypatch):
+    run = Killed(world).switched()
+    run.guest.writes_fast = True
+    monkeypatch.setattr(settle_module, "append_note", full)
+    with pytest.raises(AttentionError, match="No space left"):
+        run.settle()
+    assert run.guest.state is DomainState.RUNNING
+    assert run.overlay().exists()
+
+
 def test_offline_commits_come_before_the_definition_is_mended(world):
     run = Killed(world).switched()
     off(run)
@@ -590,6 +643,22 @@ def test_a_recovery_is_foreseen_in_words(world):
         "web: resume the guest",
         f"web: settle the run {run.facts.run}, which was cut short",
     ]
+
+
+@pytest.mark.parametrize(
+    ("taken", "said"),
+    [
+        (["tank/web"], "web: destroy tank/web@s1"),
+        (["tank/web", "flash/web"], "web: keep @s1 as crash"),
+    ],
+)
+def test_what_becomes_of_snapshots_is_foreseen(world, taken, said):
+    run = Killed(world, disks=TWO).took_snapshots(*taken)
+    assert said in foresee(world.context, run.facts.uuid)
+    run.recover()
+    assert sorted(world.pool.names()) == sorted(
+        f"{dataset}@s1" for dataset in taken if len(taken) == 2
+    )
 
 
 def test_an_overlay_that_is_missing_is_foreseen(world):

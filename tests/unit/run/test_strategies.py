@@ -16,7 +16,7 @@ from snaporch.errors import (
     RunFailedError,
     SnaporchError,
 )
-from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor import HypervisorError, Patience
 from snaporch.model import BundleState, DomainState, Level, Strategy
 from snaporch.pool import PoolError
 from snaporch.run import snapshot as snapshot_module
@@ -453,11 +453,17 @@ def test_overlays_that_the_guardian_committed_inside_the_window(world, ready):
 
     def commit():
         facts = world.guarded[0]
-        world.hypervisor.commit(facts.uuid, facts.overlays, lambda: None)
+        world.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, Patience())
 
     world.hooks.at["pool.snapshot flash"] = commit
     assert_worth_a_crash(world)
     assert world.is_as_it_was()
+
+
+def test_a_commit_that_someone_began_inside_the_window(world, ready):
+    ready("overlay")
+    world.hooks.at["pool.snapshot tank"] = lambda: world.guest().committing.add("vda")
+    assert_worth_a_crash(world)
 
 
 def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, ready):
@@ -494,6 +500,21 @@ def test_a_guest_that_writes_faster_than_the_commit_runs_afterwards(world, ready
     assert snapshot(world).level is Level.RAM
     assert seen == [DomainState.PAUSED]
     assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("step", ["hypervisor.commit", "pool.snapshot tank"])
+def test_a_guest_that_ended_is_not_said_to_be_as_it_was(world, ready, step):
+    ready("overlay")
+
+    def end():
+        world.guest().live, world.guest().state = None, DomainState.OFF
+        raise HypervisorError("web", "domain is not running")
+
+    world.hooks.at[step] = end
+    with pytest.raises(SnaporchError) as caught:
+        snapshot(world)
+    assert "QEMU ended" in str(caught.value)
+    assert "as it was" not in str(caught.value)
 
 
 def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, ready, monkeypatch):

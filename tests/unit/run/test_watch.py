@@ -14,7 +14,7 @@ from snaporch.errors import UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState, Strategy
 from snaporch.run import overlays, watch
-from snaporch.run.journal import Journal, Step
+from snaporch.run.journal import Journal, Note, Step
 from snaporch.run.plan import make_plan
 
 URI = "qemu:///system"
@@ -109,8 +109,9 @@ def let_go(monkeypatch):
         times = 0
         then = staticmethod(lambda: None)
 
-        def __call__(self, facts, uri):
+        def __call__(self, window, facts, uri):
             self.times += 1
+            self.window = window
             self.then()
             return True
 
@@ -126,7 +127,7 @@ def guard(run, pid, deadline="60", *config):
 
 def looking(monkeypatch, times, then):
     """After so many looks, something happens; until then the guardian must only look."""
-    real, left = watch._in_window, [times]
+    real, left = watch._window, [times]
 
     def look(journal):
         left[0] -= 1
@@ -134,7 +135,7 @@ def looking(monkeypatch, times, then):
             then()
         return real(journal)
 
-    monkeypatch.setattr(watch, "_in_window", look)
+    monkeypatch.setattr(watch, "_window", look)
 
 
 # -- the end of the run -------------------------------------------------------------------------
@@ -276,6 +277,50 @@ def test_a_release_that_hangs_is_no_reason_to_stand_still(
     assert let_go.times == 1
 
 
+@pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
+def test_a_run_that_hangs_while_it_freezes_is_in_the_window(
+    begin, process, let_go, monkeypatch, strategy, note
+):
+    run = begin(strategy).write("begin", Step.FREEZE)
+    run.journal.note(Note(note))
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 1
+
+
+def test_a_guest_whose_ram_budget_is_used_up_stands_still_by_wish(
+    begin, process, let_go, monkeypatch
+):
+    run = begin("manual").write("begin", Step.FREEZE)
+    run.journal.note(Note.SUSPENDED)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize(("notes", "times"), [(["suspended"], 1), (["suspended", "resumed"], 0)])
+def test_a_guest_suspended_for_its_commit_is_let_go(
+    begin, process, let_go, monkeypatch, notes, times
+):
+    run = begin("overlay").frozen().write("begin", Step.RELEASE)
+    for note in notes:
+        run.journal.note(Note(note))
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == times
+
+
+def test_a_guest_suspended_for_its_commit_is_only_resumed(begin, host):
+    """The run's own commit goes on without it."""
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    watch._let_go(watch._Window.COMMITTING, watch._facts(run.path), URI)
+    assert host.guest().state is DomainState.RUNNING
+    assert not host.on_bases()
+
+
 def test_a_commit_under_way_is_not_begun_a_second_time(begin, process, let_go, monkeypatch, world):
     world.paths = world.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
     run = begin("overlay").frozen()
@@ -330,7 +375,7 @@ def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
     longer = run.path.read_bytes()
     for cut in range(len(whole), len(longer)):
         run.path.write_bytes(longer[:cut])
-        assert watch._in_window(run.path)
+        assert watch._window(run.path) is watch._Window.STILL
         assert watch._facts(run.path)["uuid"] == run.facts.uuid
 
 
@@ -343,36 +388,38 @@ def host(world, monkeypatch):
     return world
 
 
-def facts(run):
-    return watch._facts(run.path)
+def let_it_go(run):
+    strategy = run.facts.strategy
+    window = watch._Window.ON_OVERLAYS if strategy == "overlay" else watch._Window.STILL
+    return watch._let_go(window, watch._facts(run.path), URI)
 
 
 @pytest.mark.parametrize(("strategy", "reason"), [("manual", "snapshot"), ("paused", "user")])
 def test_a_paused_guest_is_resumed(begin, host, strategy, reason):
     run = begin(strategy)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
-    watch._let_go(facts(run), URI)
+    let_it_go(run)
     assert host.guest().state is DomainState.RUNNING
 
 
 @pytest.mark.parametrize("strategy", ["manual", "paused"])
 def test_a_guest_that_was_paused_before_is_not(begin, host, strategy):
     run = begin(strategy, state=DomainState.PAUSED)
-    watch._let_go(facts(run), URI)
+    let_it_go(run)
     assert host.guest().state is DomainState.PAUSED
     assert host.hooks.log == []
 
 
 def test_a_guest_that_runs_already_is_not_touched(begin, host):
     run = begin("manual")
-    watch._let_go(facts(run), URI)
+    let_it_go(run)
     assert host.hooks.log == []
 
 
 def test_a_frozen_guest_is_thawed(begin, host):
     run = begin("quiesced")
     host.guest().frozen = True
-    watch._let_go(facts(run), URI)
+    let_it_go(run)
     assert not host.guest().frozen
 
 
@@ -380,7 +427,7 @@ def test_overlays_are_committed(begin, host):
     run = begin("overlay")
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
-    watch._let_go(facts(run), URI)
+    let_it_go(run)
     assert host.on_bases()
 
 
@@ -388,13 +435,13 @@ def test_a_guest_that_cannot_be_let_go_does_not_end_the_guardian(begin, host, mo
     run = begin("manual")
     host.guest().paused_reason = "snapshot"
     host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "no"))
-    watch._let_go(facts(run), URI)
+    let_it_go(run)
 
     def absent(_uri):
         raise UnavailableError(URI, "does not answer")
 
     monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", absent)
-    watch._let_go(facts(run), URI)
+    let_it_go(run)
 
 
 # -- as a process -------------------------------------------------------------------------------
