@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ _ZSTD_SINCE = 10_004_000
 _KEEPALIVE = (5, 6)
 _AGENT_SECONDS = 5
 _CLOCK_TRIES = 3
+_DEFINITIONS = (Path("/etc/libvirt/qemu"), Path.home() / ".config/libvirt/qemu")
+"""Where libvirt keeps definitions: the system's daemon, and a user's own (libvirt's drvqemu)."""
 _ABSENT = {libvirt.VIR_ERR_NO_DOMAIN}
 
 
@@ -158,7 +161,10 @@ class LibvirtHypervisor:
     def capture(self, request: CaptureRequest, tick: Tick) -> Pause:
         handle = self._handle(request.uuid)
         with self._explained(request.uuid, "capture"), self._events(handle) as events:
-            return capture(handle, events, request, tick)
+            pause = capture(handle, events, request, tick)
+        if request.disks:
+            _keep_definitions()
+        return pause
 
     def abort_job(self, uuid: str) -> None:
         with contextlib.suppress(libvirt.libvirtError, NotFoundError):
@@ -171,6 +177,7 @@ class LibvirtHypervisor:
         with self._explained(uuid, "commit"), self._events(handle) as events:
             commit_overlays(handle, events, disks, told, patience)
         self.rebase_inactive(uuid, disks)
+        _keep_definitions()
 
     def _events(self, handle: Any) -> DomainEvents:
         return DomainEvents(self._conn(), handle)
@@ -236,6 +243,7 @@ class LibvirtHypervisor:
     def define(self, xml: str) -> None:
         with self._explained("domain XML", "define"):
             self._conn().defineXML(xml)
+        _keep_definitions()
 
     def drop_managed_save(self, uuid: str) -> None:
         handle = self._handle(uuid)
@@ -265,6 +273,23 @@ class LibvirtHypervisor:
                 handle.setTime(moment, 0)
                 return True
         return False
+
+
+def _keep_definitions() -> None:
+    """Make the definitions that libvirt has written survive a power loss.
+
+    libvirt syncs the new file and renames it over the old one (``virFileRewrite``), but not the
+    directory: for seconds, a power loss would bring back a definition that names other images.
+    """
+    found = [path for path in _DEFINITIONS if path.is_dir()]
+    for path in found:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    if not found:
+        os.sync()
 
 
 def _paths(xml: str | None) -> dict[str, str] | None:

@@ -83,8 +83,11 @@ class Case:
         The guest is about to be switched back to its base, and without an emulator to ask nobody
         can know whether it was.
         """
-        switching = (self.step, self.moment) == (Note.PIVOTING, Moment.PAST)
-        return switching and self.fault in (*_ON_THE_EMULATOR, Fault.POWER_LOST)
+        if self.step is not Note.PIVOTING:
+            return False
+        if self.moment is Moment.AHEAD:  # the run goes on, notes it, and finds no emulator
+            return self.fault is Fault.EMULATOR_KILLED
+        return self.fault in (*_ON_THE_EMULATOR, Fault.POWER_LOST)
 
     @property
     def point(self) -> str:

@@ -75,24 +75,24 @@ def strike(case: Case, guest: Guest, run: Run) -> str:
     if fault is Fault.LIBVIRTD_KILLED:
         machine.kill_libvirtd()
     if fault in (Fault.EMULATOR_KILLED, Fault.LIBVIRTD_RESTARTED):
-        return _let_it_end(run, may_be_undecided=case.may_be_undecided)
+        return _let_it_end(run, case)
     run.kill()
     if fault is Fault.LIBVIRTD_KILLED:
         machine.start_libvirtd()
     if fault is Fault.GUARDED_RUN_KILLED:
         return _let_guardian_mend()
-    return recover(may_be_undecided=case.may_be_undecided)
+    return recover(case)
 
 
-def _let_it_end(run: Run, *, may_be_undecided: bool) -> str:
+def _let_it_end(run: Run, case: Case) -> str:
     """It must end by itself; what it could not mend, its guardian does."""
     run.go_on()
     outcome = run.wait()
     assert outcome.status in DOCUMENTED, f"an undocumented end: {outcome}"
     assert "Traceback" not in outcome.err, outcome.err
     said = _last_line(outcome.err)
-    if may_be_undecided and UNDECIDED in outcome.err:
-        said += "; " + recover(may_be_undecided=True)
+    if case.may_be_undecided and UNDECIDED in outcome.err:
+        said += "; " + recover(case)
     if list(JOURNAL.glob("*")):
         said += "; " + _let_guardian_mend()
     return said
@@ -104,15 +104,16 @@ def _let_guardian_mend() -> str:
     return "mended by the guardian"
 
 
-def recover(*, may_be_undecided: bool) -> str:
+def recover(case: Case) -> str:
     """Run ``snaporch recover``, and decide for the overlay where it asks; what it did."""
     outcome: Outcome = snaporch_here("recover", "--wait", "60")
-    if may_be_undecided and UNDECIDED in outcome.err:
+    if case.may_be_undecided and UNDECIDED in outcome.err:
         assert outcome.status == 9, f"recover: {outcome}"
         for overlay in OVERLAYS.glob("*/*.qcow2"):
             must("qemu-img", "commit", "-q", str(overlay))
         outcome = snaporch_here("recover", "--wait", "60")
-    assert outcome.status == 0, f"recover: {outcome}"
+    aside = case.may_quarantine and "set aside" in outcome.out
+    assert outcome.status == (9 if aside else 0), f"recover: {outcome}"
     assert "cut short" in outcome.out, f"recover: {outcome}"
     return _last_line(outcome.out)
 
