@@ -111,6 +111,25 @@ def test_no_space_for_overlays_and_killed(guest, tmp_path):
         assert_clean(guest)
 
 
+def test_no_space_in_the_pool_for_the_commit(guest, tmp_path):
+    """The guest goes on with its overlay, which holds what the dataset has no room for."""
+    (dataset,) = [name for name in guest.datasets() if name.startswith("tank/")]
+    settings = 'ram_strategy = "overlay"'
+    with under_way(tmp_path, guest, "before:release", settings=settings) as process:
+        guest.wait_count(beyond=guest.wait_count() + 20)
+        used = int(zfs("get", "-Hpo", "value", "used", dataset))
+        zfs("set", f"quota={used}", dataset)
+        process.go_on()
+        one_line_error(quiet(process.wait()), 9, "without reaching the base", "snaporch recover")
+    assert any(path.startswith(str(OVERLAYS)) for path in guest.sources().values())
+    assert guest.state() == "running"
+    guest.wait_count(beyond=guest.wait_count() + 5)
+    zfs("set", "quota=none", dataset)
+    outcome = snaporch_here("recover", "--wait", "60")
+    assert outcome.status == 0, outcome
+    assert_clean(guest)
+
+
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_no_space_in_the_bundle_store_for_ram(guest, tmp_path, way):
     """It may be noticed before the snapshots are taken or after: then they are crash-consistent."""

@@ -52,7 +52,7 @@ def perform(case: Case, scene: Scene) -> Verdict:
     try:
         run.wait_stopped()
         before = look(guest, mark)
-        mended = strike(case, guest, run)
+        mended = strike(case.fault, guest, run, case)
     finally:
         run.kill()
         run.close()
@@ -64,9 +64,12 @@ def perform(case: Case, scene: Scene) -> Verdict:
     return Verdict(str(case), round(time.monotonic() - began, 2), run.status, mended)
 
 
-def strike(case: Case, guest: Guest, run: Run) -> str:
-    """Strike a run that stands still, and have it end or be mended; what was said."""
-    fault = case.fault
+def strike(fault: Fault, guest: Guest, run: Run, case: Case | None = None) -> str:
+    """Strike a run that stands still, and have it end or be mended; what was said.
+
+    Args:
+        case: what may be left to a human; without one, nothing may.
+    """
     if fault in EMULATOR:
         machine.kill_emulator(guest)
         wait_for(lambda: guest.state() == "shut off", "libvirt to see that QEMU is gone")
@@ -84,14 +87,14 @@ def strike(case: Case, guest: Guest, run: Run) -> str:
     return recover(case)
 
 
-def _let_it_end(run: Run, case: Case) -> str:
+def _let_it_end(run: Run, case: Case | None) -> str:
     """It must end by itself; what it could not mend, its guardian does."""
     run.go_on()
     outcome = run.wait()
     assert outcome.status in DOCUMENTED, f"an undocumented end: {outcome}"
     assert "Traceback" not in outcome.err, outcome.err
     said = _last_line(outcome.err)
-    if case.may_be_undecided and UNDECIDED in outcome.err:
+    if case and case.may_be_undecided and UNDECIDED in outcome.err:
         said += "; " + recover(case)
     if list(JOURNAL.glob("*")):
         said += "; " + _let_guardian_mend()
@@ -104,15 +107,15 @@ def _let_guardian_mend() -> str:
     return "mended by the guardian"
 
 
-def recover(case: Case) -> str:
+def recover(case: Case | None) -> str:
     """Run ``snaporch recover``, and decide for the overlay where it asks; what it did."""
     outcome: Outcome = snaporch_here("recover", "--wait", "60")
-    if case.may_be_undecided and UNDECIDED in outcome.err:
+    if case and case.may_be_undecided and UNDECIDED in outcome.err:
         assert outcome.status == 9, f"recover: {outcome}"
         for overlay in OVERLAYS.glob("*/*.qcow2"):
             must("qemu-img", "commit", "-q", str(overlay))
         outcome = snaporch_here("recover", "--wait", "60")
-    aside = case.may_quarantine and "set aside" in outcome.out
+    aside = case is not None and case.may_quarantine and "set aside" in outcome.out
     assert outcome.status == (9 if aside else 0), f"recover: {outcome}"
     assert "cut short" in outcome.out, f"recover: {outcome}"
     return _last_line(outcome.out)
