@@ -94,6 +94,27 @@ class PoolSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Census:
+    """What one listing of the imported pools found."""
+
+    pools: frozenset[str]
+    """Those that answered."""
+    snapshots: Mapping[int, tuple[str, ...]]
+    """Full names by GUID; a replica has its original's."""
+
+    def agreed(self, other: Census) -> Census:
+        """What must be reckoned with by either: pools in both, snapshots in any of them."""
+        guids = dict.fromkeys([*self.snapshots, *other.snapshots])
+        merged = {
+            guid: tuple(
+                dict.fromkeys([*self.snapshots.get(guid, ()), *other.snapshots.get(guid, ())])
+            )
+            for guid in guids
+        }
+        return Census(self.pools & other.pools, merged)
+
+
+@dataclass(frozen=True, slots=True)
 class Disk:
     """A disk of a domain as its XML describes it."""
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.errors import UnavailableError
-from snaporch.model import Dataset, DatasetKind, PoolSnapshot
+from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot
 from snaporch.pool.protocol import PREFIX, PoolError
 
 PROPERTIES = ("run", "level", "bundle", "uuid", "domain")
@@ -79,6 +79,18 @@ class ZfsCommand:
             if present.issuperset(datasets):
                 raise
             return self.snapshots([name for name in datasets if name in present])
+
+    def census(self) -> Census:
+        listing = ("list", "-Hp", "-t", "filesystem,volume,snapshot", "-o", "name,guid")
+        pairs = [line.split("\t") for line in self._run(*listing).splitlines()]
+        pools = frozenset(name for name, _ in pairs if "/" not in name and "@" not in name)
+        if not pools:
+            raise PoolError("zfs list", "lists nothing", "is a pool imported? see `zpool list`")
+        snapshots: dict[int, tuple[str, ...]] = {}
+        for name, guid in pairs:
+            if "@" in name:
+                snapshots[int(guid)] = (*snapshots.get(int(guid), ()), name)
+        return Census(pools, snapshots)
 
     def _listed(self, listing: list[str]) -> list[PoolSnapshot]:
         parsed = (_parse_snapshot(line) for line in self._run(*listing).split("\n"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
-from snaporch.model import Dataset, PoolSnapshot
+from snaporch.model import Census, Dataset, PoolSnapshot
 
 PREFIX = "snaporch:"
 """Of the user properties on our snapshots."""
@@ -37,6 +37,13 @@ class Pool(Protocol):
 
         Raises:
             PoolError: the listing failed; never an empty list in its place.
+        """
+
+    def census(self) -> Census:
+        """The pools that are imported and every snapshot in them, by one listing.
+
+        Raises:
+            PoolError: the listing failed or was empty; never an empty census in its place.
         """
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:

@@ -37,6 +37,10 @@ class FakeScratch:
         """Bookmark a snapshot."""
         self.fake.bookmark(snapshot, name)
 
+    def replicate(self, snapshot: str, dataset: str) -> None:
+        """Send and receive."""
+        self.fake.replicate(snapshot, dataset)
+
     def remove(self) -> None:
         """Nothing to remove."""
 
@@ -69,6 +73,11 @@ class ZfsScratch:
     def bookmark(self, snapshot: str, name: str) -> None:
         """Bookmark a snapshot."""
         _run("zfs", "bookmark", snapshot, f"#{name}")
+
+    def replicate(self, snapshot: str, dataset: str) -> None:
+        """Send and receive."""
+        with subprocess.Popen(["zfs", "send", snapshot], stdout=subprocess.PIPE) as sender:
+            subprocess.run(["zfs", "receive", "-u", dataset], stdin=sender.stdout, check=True)
 
     def remove(self) -> None:
         """Everything below, with holds and clones."""

@@ -97,6 +97,27 @@ class TestPoolContract:
         pool.snapshot([f"{root}@a"], {})
         assert f"{root}@a" in [snapshot.full_name for snapshot in pool.snapshots()]
 
+    def test_a_census_knows_every_pool_and_every_snapshot_by_its_guid(self, pool, scratch, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.snapshot([f"{scratch.other}@b"], {})
+        census = pool.census()
+        assert {root.split("/")[0], scratch.other.split("/")[0]} <= census.pools
+        for found in pool.snapshots([root, scratch.other]):
+            assert found.full_name in census.snapshots[found.guid]
+
+    def test_a_destroyed_snapshot_is_in_no_census(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        (found,) = pool.snapshots([root])
+        pool.destroy_snapshots([f"{root}@a"])
+        assert found.guid not in pool.census().snapshots
+
+    def test_a_replica_is_in_the_census_beside_its_original(self, pool, scratch, root):
+        pool.snapshot([f"{root}@a"], {})
+        (found,) = pool.snapshots([root])
+        scratch.replicate(f"{root}@a", f"{scratch.other}/copy")
+        names = pool.census().snapshots[found.guid]
+        assert set(names) == {f"{root}@a", f"{scratch.other}/copy@a"}
+
     def test_snapshots_taken_together_are_of_one_transaction(self, scratch, pool, root):
         scratch.create(f"{root}/x")
         pool.snapshot([f"{root}@a", f"{root}/x@a"], {"snaporch:run": "r"})

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fakes.hooks import Hooks
-from snaporch.model import Dataset, DatasetKind, PoolSnapshot
+from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot
 from snaporch.pool.protocol import PoolError
 
 _PREFIX = "snaporch:"
@@ -48,6 +48,7 @@ class FakePool:
         self.hooks = hooks or Hooks()
         self._txg = itertools.count(100)
         self._datasets: dict[str, _Dataset] = {}
+        self.exported: set[str] = set()
         for name in datasets:
             self.create(name)
 
@@ -70,6 +71,16 @@ class FakePool:
         dataset, found = self._find(snapshot)
         dataset.bookmarks[name] = found.txg
 
+    def rename(self, dataset: str, name: str) -> None:
+        """``zfs rename``."""
+        self._datasets[name] = replace(self._datasets.pop(dataset), name=name)
+
+    def replicate(self, snapshot: str, dataset: str) -> None:
+        """``zfs send | zfs receive`` into a new dataset: the GUID is the same."""
+        source, found = self._find(snapshot)
+        self._datasets[dataset] = _Dataset(dataset, source.kind, found.content)
+        self._datasets[dataset].snapshots[found.name] = replace(found, txg=next(self._txg))
+
     def names(self) -> list[str]:
         """Every snapshot's full name."""
         return [snapshot.full_name for snapshot in self.snapshots()]
@@ -78,19 +89,33 @@ class FakePool:
 
     def datasets(self) -> list[Dataset]:
         """See the protocol."""
-        return [Dataset(each.name, each.kind) for each in self._datasets.values()]
+        return [Dataset(each.name, each.kind) for each in self._imported().values()]
 
     def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
         """See the protocol."""
         self.hooks.reach("pool.snapshots")
-        wanted = self._datasets if datasets is None else datasets
+        imported = self._imported()
+        wanted = imported if datasets is None else datasets
         found = [
             (snapshot.txg, self._public(dataset, snapshot))
             for name in dict.fromkeys(wanted)
-            if (dataset := self._datasets.get(name))
+            if (dataset := imported.get(name))
             for snapshot in dataset.snapshots.values()
         ]
         return [public for _, public in sorted(found, key=lambda pair: pair[0])]
+
+    def census(self) -> Census:
+        """See the protocol."""
+        self.hooks.reach("pool.census")
+        datasets = self._imported().values()
+        if not datasets:
+            raise PoolError("zfs list", "lists nothing")
+        snapshots: dict[int, tuple[str, ...]] = {}
+        for dataset in datasets:
+            for found in dataset.snapshots.values():
+                names = (*snapshots.get(found.guid, ()), f"{dataset.name}@{found.name}")
+                snapshots[found.guid] = names
+        return Census(frozenset(d.name.split("/")[0] for d in datasets), snapshots)
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """See the protocol."""
@@ -225,6 +250,9 @@ class FakePool:
         return 0 if dataset.content == found.content else len(dataset.content)
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _imported(self) -> dict[str, _Dataset]:
+        return {n: d for n, d in self._datasets.items() if n.split("/")[0] not in self.exported}
 
     def _dataset(self, name: str) -> _Dataset:
         if name not in self._datasets:
