@@ -17,6 +17,7 @@ from pathlib import Path
 from snaporch.bundle.store import explained_store, private_directory, sync_directory, write_private
 from snaporch.errors import RefusedError
 from snaporch.model import Domain, PoolSnapshot
+from snaporch.pool import PREFIX
 from snaporch.restore.plan import SAFETY_PREFIX
 from snaporch.run.context import Context
 
@@ -90,6 +91,16 @@ class Safety:
         self._streams.append((dataset, path))
         self._last[dataset] = full
 
+    def _marks(self) -> list[str]:
+        """What makes the newer snapshots snaporch's, which does not travel in the streams."""
+        lines = []
+        for target in self.targets:
+            for snapshot in self.context.pool.snapshots([target.dataset]):
+                if snapshot.createtxg > target.createtxg and snapshot.properties:
+                    pairs = [f"{PREFIX}{key}={value}" for key, value in snapshot.properties.items()]
+                    lines.append(shlex.join(["zfs", "set", *pairs, snapshot.full_name]))
+        return lines
+
     def write_script(self, domain: Domain | None) -> Path:
         """The script that undoes the restore; its path."""
         lines = [
@@ -109,6 +120,7 @@ class Safety:
         lines += [f"zfs rollback -r {shlex.quote(target.full_name)}" for target in self.targets]
         for dataset, path in self._streams:
             lines.append(f"zfs receive -F {shlex.quote(dataset)} < {path.name}")
+        lines += self._marks()
         xml = domain and (domain.inactive_xml or domain.live_xml)
         if xml:
             write_private(self.directory / "domain.xml", xml.encode())

@@ -195,6 +195,21 @@ def test_the_script_is_shell(story, world):
     subprocess.run(["sh", "-n", restored.undo], check=True)
 
 
+def test_the_script_marks_newer_snapshots_as_snaporchs_again(story, world):
+    """Streams carry no properties, so without it they would be nobody's after the undo."""
+    newer = story.snapshot("s2")
+    world.pool.snapshot(["tank/web@foreign"], {})
+    text = Path(put_back(world).undo).read_text()
+    for dataset in story.datasets:
+        (line,) = [row for row in text.splitlines() if row.endswith(f" {dataset}@s2")]
+        assert line.startswith("zfs set ")
+        assert f" snaporch:run={newer.run} " in line
+        assert " snaporch:level=ram " in line
+        assert text.index(line) > text.rindex(f"zfs receive -F {dataset}")
+    assert "@s1\n" not in text.partition("zfs receive")[2]
+    assert "foreign" not in text
+
+
 def test_names_are_quoted_in_the_script(world):
     world.add_guest(disks={"vda": "tank/vm one's"})
     take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
