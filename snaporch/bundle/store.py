@@ -26,7 +26,9 @@ from snaporch.errors import SnaporchError, UnavailableError
 from snaporch.model import BundleState
 
 _READ = 1 << 20
-_REFERENCE = re.compile(r"[0-9a-f-]{36}/[0-9A-Za-z][0-9A-Za-z-]*")
+UUID_NAME = "[0-9a-f-]{36}"
+RUN_NAME = "[0-9A-Za-z][0-9A-Za-z-]*"
+_REFERENCE = re.compile(f"{UUID_NAME}/{RUN_NAME}")
 
 
 class BundleError(SnaporchError):

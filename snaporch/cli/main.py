@@ -11,6 +11,7 @@ import typer
 from snaporch import __version__
 from snaporch.cli.list import list_command
 from snaporch.cli.options import ConfigOption
+from snaporch.cli.prune import prune_command
 from snaporch.cli.recover import recover_command
 from snaporch.cli.restore import restore_command
 from snaporch.cli.snapshot import snapshot_command
@@ -34,6 +35,7 @@ app.command("snapshot")(snapshot_command)
 app.command("list")(list_command)
 app.command("restore")(restore_command)
 app.command("recover")(recover_command)
+app.command("prune")(prune_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from snaporch.config.schema import Config, DomainSettings
 from snaporch.errors import ConfigError
+from snaporch.places import CONFIG
 
-DEFAULT_PATH = Path("/etc/snaporch/snaporch.toml")
+DEFAULT_PATH = CONFIG
 _STEP = "see docs/configuration.md"
 
 

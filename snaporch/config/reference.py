@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
-from snaporch.config.schema import Config, DomainSettings, Paths
+from snaporch.config.schema import Config, DomainSettings, Paths, Prune
 
 _HEAD = f"""# Configuration
 
@@ -32,6 +32,11 @@ _DOMAIN_INTRO = (
 _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Top level", Config, ""),
     ("`[paths]`", Paths, ""),
+    (
+        "`[prune]`",
+        Prune,
+        "Bundles whose snapshots are gone, and safety copies: see [pruning](pruning.md).",
+    ),
     ('`[defaults]` and `[domain."NAME"]`', DomainSettings, _DOMAIN_INTRO),
 )
 

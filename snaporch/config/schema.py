@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, StringConstraints
 
+from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
+
 
 def _absolute(path: Path) -> Path:
     if not path.is_absolute() or ".." in path.parts:
@@ -53,7 +55,7 @@ class Paths(_Section):
         "committed at once. A guest whose overlay cannot grow is paused by QEMU.",
     )
     bundles: AbsolutePath = Field(
-        default=Path("/var/lib/snaporch/bundles"),
+        default=BUNDLES,
         description="The bundle store: compressed RAM, NVRAM, TPM state and XML of each snapshot.",
     )
     journal: AbsolutePath = Field(
@@ -61,8 +63,27 @@ class Paths(_Section):
         description="Journals of runs under way; must survive a reboot.",
     )
     runtime: AbsolutePath = Field(
-        default=Path("/run/snaporch"),
+        default=RUNTIME,
         description="Locks and the pipes through which RAM is streamed; need not survive a reboot.",
+    )
+
+
+class Prune(_Section):
+    """How long things stay that nothing needs any more."""
+
+    trash_days: int = Field(
+        default=3,
+        ge=0,
+        le=36_500,
+        description="Days a bundle stays in the trash of the bundle store when the last of its ZFS "
+        "snapshots is gone; 0 to delete it at once.",
+    )
+    safety_days: int = Field(
+        default=7,
+        ge=0,
+        le=36_500,
+        description="Days the safety copy of a restore stays, by which the restore can be undone; "
+        "0 to delete it at the next `snaporch prune`.",
     )
 
 
@@ -169,9 +190,12 @@ class Config(_Section):
     """The whole file."""
 
     libvirt_uri: Annotated[str, StringConstraints(min_length=1, pattern=r"^[\x21-\x7e]+$")] = Field(
-        default="qemu:///system", description="The libvirt connection. Must be of this host."
+        default=LIBVIRT, description="The libvirt connection. Must be of this host."
     )
     paths: Paths = Field(default=Paths(), description="Where snaporch keeps things.")
+    prune: Prune = Field(
+        default=Prune(), description="How long things stay that nothing needs any more."
+    )
     defaults: DomainSettings = Field(
         default=DomainSettings(), description="Settings of every domain."
     )

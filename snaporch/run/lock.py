@@ -18,8 +18,10 @@ from snaporch.model import iso
 from snaporch.run.context import Interrupt
 
 _POLL_SECONDS = 0.2
-_RECOVERY_SECONDS = 180
+_BRIEF_SECONDS = 180
 RECOVERING = "recover"
+PRUNING = "prune"
+_BRIEF = (RECOVERING, PRUNING)
 
 
 @contextmanager
@@ -59,8 +61,8 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
         return True
 
     def give_up(state: RetryCallState) -> bool:
-        """A recovery is short, and what it mends is in our own way: wait for its end anyway."""
-        longest = max(wait, _RECOVERY_SECONDS) if _doing(descriptor) == RECOVERING else wait
+        """What is short, and mends what is in our own way, is waited for anyway."""
+        longest = max(wait, _BRIEF_SECONDS) if _doing(descriptor) in _BRIEF else wait
         return (state.seconds_since_start or 0.0) >= longest
 
     patience = Retrying(

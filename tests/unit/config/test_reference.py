@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from snaporch.config.reference import reference
-from snaporch.config.schema import Config, DomainSettings, Paths
+from snaporch.config.schema import Config, DomainSettings, Paths, Prune
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
@@ -13,7 +13,7 @@ def test_the_page_is_what_the_generator_prints():
     assert PAGE.read_text("utf-8") == reference()
 
 
-@pytest.mark.parametrize("section", [Paths, DomainSettings])
+@pytest.mark.parametrize("section", [Paths, Prune, DomainSettings])
 def test_every_option_is_described(section):
     page = reference()
     for name, field in section.model_fields.items():
@@ -22,8 +22,8 @@ def test_every_option_is_described(section):
 
 def test_every_default_and_type_is_told():
     entries = reference().count("\n### ")
-    options = len(Paths.model_fields) + len(DomainSettings.model_fields) + len(Config.model_fields)
-    assert entries == options - 3  # paths, defaults and domain have sections of their own
+    options = sum(len(each.model_fields) for each in (Paths, Prune, DomainSettings, Config))
+    assert entries == options - 4  # paths, prune, defaults and domain have sections of their own
     assert len(re.findall(r"(?m)^Type: .+\. Default: `.+`\.$", reference())) == entries
 
 

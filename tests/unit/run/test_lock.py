@@ -10,7 +10,7 @@ import pytest
 from snaporch.errors import BusyError, InterruptedRunError, UnavailableError
 from snaporch.run import lock as lock_module
 from snaporch.run.context import Interrupt
-from snaporch.run.lock import RECOVERING, domain_lock
+from snaporch.run.lock import PRUNING, RECOVERING, domain_lock
 
 HOLD = """
 import sys
@@ -108,8 +108,15 @@ def test_the_end_of_a_recovery_is_waited_for_without_being_asked(runtime, recove
         assert recovery.wait(5) == 0
 
 
+def test_the_end_of_pruning_is_waited_for_without_being_asked(runtime):
+    with holder(runtime, PRUNING) as pruning:
+        threading.Timer(0.1, pruning.stdin.close).start()
+        with lock(runtime):
+            assert pruning.wait(5) == 0
+
+
 def test_a_recovery_that_hangs_is_not_waited_for_for_ever(runtime, recovery, monkeypatch):
-    monkeypatch.setattr(lock_module, "_RECOVERY_SECONDS", 0.1)
+    monkeypatch.setattr(lock_module, "_BRIEF_SECONDS", 0.1)
     with pytest.raises(BusyError, match=f"held by recover .pid {recovery.pid}"), lock(runtime):
         pass
 

@@ -1,0 +1,102 @@
+"""Pruning and telling, behind ``snaporch prune``."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+
+from snaporch import pool
+from snaporch.config import load_config
+from snaporch.errors import ExitCode, one_line
+from snaporch.prune.prune import Pruned, prune
+from snaporch.prune.verdict import Fate, Kind, Verdict
+from snaporch.report.terminal import print_error, print_result
+from snaporch.report.units import size
+
+_GONE = (Fate.TRASH, Fate.DELETE, Fate.PUT_BACK)
+_STAYING = {
+    Kind.BUNDLE: ("bundle", "bundles"),
+    Kind.TRASHED: ("bundle in the trash", "bundles in the trash"),
+    Kind.SAFETY: ("safety copy", "safety copies"),
+}
+
+
+def prune_and_tell(
+    path: Path | None, domain: str | None, *, dry_run: bool, verbose: bool, json: bool
+) -> int:
+    """Prune one domain's things or all; 9 when something cannot be judged, 8 when it failed."""
+    config = load_config(path)
+    done = prune(config, pool.open_pool(), domain=domain, dry_run=dry_run)
+    if domain is not None and not done.verdicts:
+        from snaporch.hypervisor import open_hypervisor
+
+        open_hypervisor(config.libvirt_uri).domain(domain)  # a misspelt name is an error
+    if json:
+        print_result(json_format.dumps(_document(done, dry_run=dry_run), indent=2))
+    else:
+        _tell(done, dry_run=dry_run, verbose=verbose)
+    for failure in done.failures:
+        print_error(failure.line())
+    troubles = [verdict for verdict in done.verdicts if verdict.found.trouble]
+    for verdict in troubles:
+        print_error(f"{verdict.reason}; kept, look at it and move or delete it yourself")
+    if done.failures:
+        return ExitCode.FAILED
+    return ExitCode.ATTENTION if troubles else ExitCode.OK
+
+
+def _document(done: Pruned, *, dry_run: bool) -> dict[str, object]:
+    return {
+        "dry_run": dry_run,
+        "freed_bytes": done.freed,
+        "items": [
+            {
+                "kind": verdict.found.kind.value,
+                "domain": verdict.found.domain or None,
+                "uuid": verdict.found.uuid,
+                "snapshot": verdict.found.snapshot or None,
+                "path": str(verdict.found.path),
+                "bytes": verdict.found.bytes,
+                "action": verdict.fate.value,
+                "reason": verdict.reason,
+            }
+            for verdict in done.verdicts
+        ],
+    }
+
+
+def _tell(done: Pruned, *, dry_run: bool, verbose: bool) -> None:
+    for verdict in done.verdicts:
+        worth = verdict.fate in _GONE or verbose or not verdict.usual
+        if worth and not verdict.found.trouble:
+            print_result(_line(verdict, dry_run=dry_run))
+    parts = [text for kind in _STAYING if (text := _staying(done, kind))]
+    parts.append(f"{'would free' if dry_run else 'freed'} {size(done.freed)}")
+    print_result("; ".join(parts))
+
+
+def _line(verdict: Verdict, *, dry_run: bool) -> str:
+    what = verdict.fate.value.replace("-", " ") if dry_run else verdict.fate.done
+    found = verdict.found
+    return one_line(f"{found.title}  {what}  {size(found.bytes)}  {verdict.reason}")
+
+
+def _staying(done: Pruned, kind: Kind) -> str:
+    """How many of a kind there are now."""
+    there = [v.found for v in done.verdicts if _kind_now(v) is kind]
+    if not there:
+        return ""
+    word = _STAYING[kind][len(there) != 1]
+    return f"{len(there)} {word} ({size(sum(found.bytes for found in there))})"
+
+
+def _kind_now(verdict: Verdict) -> Kind | None:
+    match verdict.fate:
+        case Fate.DELETE:
+            return None
+        case Fate.TRASH:
+            return Kind.TRASHED
+        case Fate.PUT_BACK:
+            return Kind.BUNDLE
+        case _:
+            return verdict.found.kind

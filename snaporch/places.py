@@ -1,0 +1,10 @@
+"""Where things are when nobody says otherwise, for those who cannot wait for the schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CONFIG = Path("/etc/snaporch/snaporch.toml")
+BUNDLES = Path("/var/lib/snaporch/bundles")
+RUNTIME = Path("/run/snaporch")
+LIBVIRT = "qemu:///system"

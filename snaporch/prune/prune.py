@@ -1,0 +1,158 @@
+"""Reconciling the store with the snapshots that exist.
+
+The order of looking matters. The store is surveyed first: a bundle is sealed after its snapshots
+were taken, so what the survey saw had snapshots before the census. Nothing goes by one listing
+alone: a second one must say the same, or a pool that is exported meanwhile would look like one that
+has lost everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from snaporch.bundle.store import explained_store
+from snaporch.config import Config
+from snaporch.errors import BusyError, SnaporchError
+from snaporch.model import Census
+from snaporch.pool import Pool
+from snaporch.prune.survey import survey
+from snaporch.prune.trash import Trash, remove
+from snaporch.prune.verdict import Fate, Found, Grace, Kind, Verdict, judge
+from snaporch.run.context import Interrupt
+from snaporch.run.lock import PRUNING, domain_lock
+
+
+@dataclass
+class Pruned:
+    """What came of it."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    """Of everything that was looked at, as it was carried out."""
+    failures: list[SnaporchError] = field(default_factory=list)
+
+    def of(self, *fates: Fate) -> list[Verdict]:
+        """The verdicts with one of these fates."""
+        return [verdict for verdict in self.verdicts if verdict.fate in fates]
+
+    @property
+    def freed(self) -> int:
+        """Bytes that are free again."""
+        return sum(verdict.found.bytes for verdict in self.of(Fate.DELETE))
+
+
+class PruneError(SnaporchError):
+    """Something could not be moved or deleted; it is where it was, or marked as going."""
+
+
+def prune(
+    config: Config,
+    pool: Pool,
+    *,
+    domain: str | None = None,
+    only: Collection[str] | None = None,
+    dry_run: bool = False,
+) -> Pruned:
+    """Move bundles that no snapshot needs to the trash, and delete what has been there long enough.
+
+    Args:
+        config: where the store is, and how long things stay.
+        pool: ZFS.
+        domain: name or UUID of the one domain to look after; all when ``None``.
+        only: of the bundles, these references alone, and only after a look at their own datasets.
+        dry_run: decide, and do nothing.
+
+    Raises:
+        PoolError: ZFS could not be asked, or lists nothing; nothing was touched.
+        RefusedError, UnavailableError: the store or the journal cannot be read; nothing was
+            touched.
+    """
+    found = _of_domain(survey(config.paths.bundles, only), domain)
+    if not found:
+        return Pruned()
+    now = datetime.now(UTC)
+    first = pool.census() if only is None else _at_hand(pool, found)
+    verdicts = _judge(config, found, first, now)
+    if any(verdict.fate is not Fate.KEEP for verdict in verdicts):
+        verdicts = _judge(config, found, first.agreed(pool.census()), now)
+    done = Pruned()
+    for verdict in verdicts:
+        if dry_run or verdict.fate is Fate.KEEP:
+            done.verdicts.append(verdict)
+        else:
+            _carry_out(config, verdict, now, done)
+    return done
+
+
+def _of_domain(found: Sequence[Found], domain: str | None) -> list[Found]:
+    return [each for each in found if domain in (None, each.domain, each.uuid)]
+
+
+def _at_hand(pool: Pool, found: Sequence[Found]) -> Census:
+    """A census of the datasets alone that the bundles name: enough to see that they are needed."""
+    references = [r for each in found if each.kind is Kind.BUNDLE for r in each.references]
+    snapshots = pool.snapshots(sorted({reference.dataset for reference in references}))
+    every_pool = frozenset(r.pool for each in found for r in each.references)
+    return Census(every_pool, {s.guid: (s.full_name,) for s in snapshots})
+
+
+def _judge(config: Config, found: Sequence[Found], census: Census, now: datetime) -> list[Verdict]:
+    grace = Grace(
+        trash=timedelta(days=config.prune.trash_days),
+        safety=timedelta(days=config.prune.safety_days),
+    )
+    under_way = _under_way(config)
+    return [judge(each, census, under_way, grace, now) for each in found]
+
+
+def _under_way(config: Config) -> set[str]:
+    """Runs with a journal, by its file's name alone: it counts whoever wrote it."""
+    directory = config.paths.journal
+    with explained_store(directory):
+        return {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
+
+
+def _carry_out(config: Config, verdict: Verdict, now: datetime, done: Pruned) -> None:
+    """Do it, and note what was done; something that is gone by now was somebody else's doing."""
+    found = verdict.found
+    try:
+        with _held(config, found):
+            if found.name in _under_way(config):
+                reason = "a run has begun on it meanwhile"
+                done.verdicts.append(replace(verdict, fate=Fate.KEEP, reason=reason))
+                return
+            moved = _move(Trash(config.paths.bundles), verdict, now)
+        if verdict.fate is Fate.DELETE:
+            remove(moved)
+    except FileNotFoundError:
+        return
+    except BusyError as error:
+        verdict = replace(verdict, fate=Fate.KEEP, reason=f"its domain is {error.reason}")
+    except OSError as error:
+        reason = f"cannot be moved or deleted: {error.strerror}"
+        step = "nothing is lost; mend that and prune again"
+        done.failures.append(PruneError(str(found.path), reason, step))
+        verdict = replace(verdict, fate=Fate.KEEP, reason=reason)
+    done.verdicts.append(verdict)
+
+
+def _held(config: Config, found: Found) -> AbstractContextManager[None]:
+    """The domain's lock, for a rename's time; nobody works with what is in the trash."""
+    if found.kind in (Kind.TRASHED, Kind.REMAINS):
+        return nullcontext()
+    name = found.domain or found.uuid
+    runtime = config.paths.runtime
+    return domain_lock(runtime, name, found.uuid, PRUNING, wait=0, interrupt=Interrupt())
+
+
+def _move(trash: Trash, verdict: Verdict, now: datetime) -> Path:
+    match verdict.fate:
+        case Fate.TRASH:
+            return trash.put(verdict.found, now)
+        case Fate.PUT_BACK:
+            return trash.put_back(verdict.found)
+        case _:
+            return trash.condemn(verdict.found, now)

@@ -1,0 +1,180 @@
+"""What becomes of each thing in the store: a pure function from what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+
+from snaporch.model import Census, iso
+
+
+class Kind(StrEnum):
+    """What a directory of the store is."""
+
+    BUNDLE = "bundle"
+    PARTIAL = "partial"
+    """A bundle that was being written."""
+    SAFETY = "safety"
+    """What a restore discarded."""
+    TRASHED = "trashed"
+    """A bundle in the trash."""
+    REMAINS = "remains"
+    """Something whose removal has begun."""
+
+
+class Fate(StrEnum):
+    """What is to be done with it."""
+
+    KEEP = "keep"
+    TRASH = "trash"
+    DELETE = "delete"
+    PUT_BACK = "put-back"
+
+    @property
+    def done(self) -> str:
+        """The word for it afterwards."""
+        return {"keep": "kept", "trash": "trashed", "delete": "deleted", "put-back": "put back"}[
+            self.value
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A ZFS snapshot that a bundle belongs to."""
+
+    dataset: str
+    name: str
+    guid: int
+
+    @property
+    def pool(self) -> str:
+        """The pool it was taken in."""
+        return self.dataset.split("/", 1)[0]
+
+    @property
+    def full_name(self) -> str:
+        """The name it was given: ``dataset@name``."""
+        return f"{self.dataset}@{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something in the store."""
+
+    kind: Kind
+    path: Path
+    uuid: str
+    """The domain's."""
+    name: str
+    """The run's name, or the directory's where no run is known."""
+    bytes: int = 0
+    domain: str = ""
+    snapshot: str = ""
+    references: tuple[Reference, ...] = ()
+    since: datetime | None = None
+    """When it was put into the trash, or the safety copy was made."""
+    trouble: str = ""
+    """Why nothing can be said about it; empty when something can."""
+    place_taken: bool = False
+    """In the trash, and where it came from is something again."""
+
+    @property
+    def title(self) -> str:
+        """What people call it: the snapshot it belongs to, or its place."""
+        if self.domain and self.snapshot:
+            return f"{self.domain}@{self.snapshot}"
+        return f"{self.domain or self.uuid}/{self.path.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grace:
+    """How long things stay that are not needed any more."""
+
+    trash: timedelta
+    safety: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be done with a thing, and why."""
+
+    found: Found
+    fate: Fate
+    reason: str
+    usual: bool = False
+    """It stays, as things usually do: nothing that anybody must read."""
+
+
+def judge(
+    found: Found, census: Census, under_way: Collection[str], grace: Grace, now: datetime
+) -> Verdict:
+    """Decide about one thing.
+
+    Args:
+        found: the thing, looked at *before* the census was taken.
+        census: the snapshots that exist, and the pools that were asked.
+        under_way: runs that have a journal.
+        grace: how long trash and safety copies stay.
+        now: the time.
+    """
+    if found.trouble:
+        return Verdict(found, Fate.KEEP, found.trouble)
+    if found.name in under_way:
+        return Verdict(found, Fate.KEEP, "its run is under way")
+    match found.kind:
+        case Kind.REMAINS:
+            return Verdict(found, Fate.DELETE, "its removal was cut short")
+        case Kind.PARTIAL:
+            return Verdict(found, Fate.DELETE, "its run is gone, and did not finish it")
+        case Kind.SAFETY:
+            return _aged(found, "undoes a restore", grace.safety, now)
+        case _:
+            return _judge_bundle(found, census, grace, now)
+
+
+def _judge_bundle(found: Found, census: Census, grace: Grace, now: datetime) -> Verdict:
+    trashed = found.kind is Kind.TRASHED
+    living = living_as(found, census)
+    if living:
+        if not trashed:
+            return Verdict(found, Fate.KEEP, _how_it_lives(found, living), usual=True)
+        if found.place_taken:
+            return Verdict(found, Fate.KEEP, f"{living} is back, but so is another bundle of it")
+        return Verdict(found, Fate.PUT_BACK, f"{living} is back")
+    if not found.references:
+        return Verdict(found, Fate.KEEP, "its manifest names no snapshot")
+    hidden = sorted({r.pool for r in found.references} - census.pools)
+    if hidden:
+        return Verdict(found, Fate.KEEP, f"the pool {', '.join(hidden)} is not imported")
+    if trashed:
+        return _aged(found, _gone(found), grace.trash, now)
+    return Verdict(found, Fate.TRASH if grace.trash else Fate.DELETE, _gone(found))
+
+
+def living_as(found: Found, census: Census) -> str:
+    """A snapshot the bundle still serves, its own rather than a copy; empty when there is none."""
+    names = [(r, name) for r in found.references for name in census.snapshots.get(r.guid, ())]
+    own = [name for reference, name in names if name == reference.full_name]
+    return min(own or [name for _, name in names], default="")
+
+
+def _how_it_lives(found: Found, living: str) -> str:
+    own = {reference.full_name for reference in found.references}
+    return f"{living} exists" if living in own else f"its snapshot lives on as {living}"
+
+
+def _gone(found: Found) -> str:
+    names = [reference.full_name for reference in found.references]
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} gone"
+
+
+def _aged(found: Found, what: str, grace: timedelta, now: datetime) -> Verdict:
+    if found.since is None:
+        return Verdict(found, Fate.KEEP, "its name does not say of when it is")
+    until = found.since + grace
+    if now < until:
+        return Verdict(found, Fate.KEEP, f"{what}; stays until {iso(until)}", usual=True)
+    return Verdict(found, Fate.DELETE, f"{what}; its time was over at {iso(until)}")

@@ -1,0 +1,66 @@
+"""A store with bundles, and the snapshots they belong to."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from snaporch.config import Config
+from snaporch.prune.prune import prune
+from snaporch.run.snapshot import take_snapshot
+
+
+class Shelf:
+    """Guests of a world, their bundles, and what became of them."""
+
+    def __init__(self, world):
+        self.world = world
+        self.pool = world.pool
+        self.root = world.paths.bundles
+        self.trash = self.root / ".trash"
+
+    def take(self, name, guest="web"):
+        """A snapshot of the guest; its bundle's directory."""
+        domain = self.world.hypervisor.domain(guest)
+        return Path(take_snapshot(self.world.context, domain, name=name, wait=0).bundle)
+
+    def lose(self, name, *datasets):
+        """Destroy the snapshot, on these datasets or on all."""
+        for full in self.pool.names():
+            dataset, _, bare = full.partition("@")
+            if bare == name and (not datasets or dataset in datasets):
+                self.pool.destroy_snapshots([full])
+
+    def prune(self, *, trash_days=3, safety_days=7, **options):
+        """Prune, with these times of grace."""
+        config = Config.model_validate(
+            {
+                "paths": self.world.paths.model_dump(),
+                "prune": {"trash_days": trash_days, "safety_days": safety_days},
+            }
+        )
+        return prune(config, self.pool, **options)
+
+    def fates(self, **options):
+        """What is done to what, and why; title → (fate, reason)."""
+        return {v.found.title: (v.fate.value, v.reason) for v in self.prune(**options).verdicts}
+
+    def trashed(self):
+        """Names in the trash."""
+        return sorted(os.listdir(self.trash)) if self.trash.is_dir() else []
+
+    def age(self, days):
+        """Make everything in the trash older."""
+        for path in self.trash.iterdir():
+            stamp, _, rest = path.name.partition(".")
+            moment = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+            older = moment - timedelta(days=days)
+            path.rename(path.with_name(f"{older:%Y%m%dT%H%M%SZ}.{rest}"))
+
+
+@pytest.fixture
+def shelf(world):
+    """A guest with a disk on each of two pools."""
+    world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    return Shelf(world)

@@ -1,0 +1,568 @@
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing
+
+from snaporch.errors import RefusedError
+from snaporch.pool import PoolError
+from snaporch.prune import prune as prune_module
+from snaporch.prune import trash as trash_module
+from snaporch.prune.verdict import Fate
+
+
+def contents(root):
+    """Every file and what it holds."""
+    return {p: p.read_bytes() for p in root.rglob("*") if p.is_file() and not p.is_symlink()}
+
+
+# -- bundles and their snapshots ----------------------------------------------------------------
+
+
+def test_a_bundle_stays_while_a_snapshot_of_it_exists(shelf):
+    bundle = shelf.take("s1")
+    assert shelf.fates()["web@s1"] == ("keep", "flash/web@s1 exists")
+    shelf.lose("s1", "flash/web")
+    assert shelf.fates()["web@s1"] == ("keep", "tank/web@s1 exists")
+    assert bundle.is_dir()
+
+
+def test_a_bundle_goes_to_the_trash_with_its_last_snapshot(shelf):
+    lost, kept = shelf.take("s1"), shelf.take("s2")
+    before = contents(lost)
+    shelf.lose("s1")
+    fates = shelf.fates()
+    assert fates["web@s1"] == ("trash", "flash/web@s1 and tank/web@s1 are gone")
+    assert not lost.exists()
+    assert kept.is_dir()
+    (name,) = shelf.trashed()
+    assert name.endswith(f".{lost.parent.name}.{lost.name}")
+    assert list(contents(shelf.trash / name).values()) == list(before.values())
+    assert shelf.trash.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_trash_is_emptied_when_its_time_is_over(shelf):
+    shelf.take("s1")
+    shelf.lose("s1")
+    shelf.prune()
+    shelf.age(2.9)
+    assert shelf.prune().freed == 0
+    assert len(shelf.trashed()) == 1
+    size = sum(len(data) for data in contents(shelf.trash).values())
+    shelf.age(0.2)
+    assert shelf.prune().freed == size > 0
+    assert shelf.trashed() == []
+
+
+def test_without_grace_it_is_deleted_at_once(shelf):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    done = shelf.prune(trash_days=0)
+    assert [v.fate for v in done.verdicts] == [Fate.DELETE]
+    assert done.freed > 0
+    assert not bundle.exists()
+    assert shelf.trashed() == []
+
+
+def test_a_name_that_came_back_is_another_snapshot(shelf):
+    shelf.take("s1")
+    for dataset in ("tank/web", "flash/web"):
+        shelf.pool.remake(f"{dataset}@s1")
+    assert shelf.fates()["web@s1"][0] == "trash"
+
+
+def test_a_renamed_dataset_keeps_its_bundles(shelf):
+    shelf.take("s1")
+    shelf.lose("s1", "flash/web")
+    shelf.pool.rename("tank/web", "tank/old/web")
+    assert shelf.fates()["web@s1"] == ("keep", "its snapshot lives on as tank/old/web@s1")
+
+
+def test_a_replica_keeps_the_bundle(shelf):
+    shelf.take("s1")
+    shelf.pool.replicate("tank/web@s1", "backup/web")
+    shelf.lose("s1", "tank/web", "flash/web")
+    assert shelf.fates()["web@s1"] == ("keep", "its snapshot lives on as backup/web@s1")
+
+
+def test_a_pool_that_is_not_imported_keeps_the_bundle_and_is_named(shelf):
+    bundle = shelf.take("s1")
+    shelf.lose("s1", "tank/web")
+    shelf.pool.exported.add("flash")
+    assert shelf.fates()["web@s1"] == ("keep", "the pool flash is not imported")
+    assert bundle.is_dir()
+
+
+def test_what_is_in_the_trash_stays_there_while_its_pool_is_away(shelf):
+    shelf.take("s1")
+    shelf.lose("s1")
+    shelf.prune()
+    shelf.age(400)
+    shelf.pool.exported.add("flash")
+    assert shelf.fates()["web@s1"] == ("keep", "the pool flash is not imported")
+    assert len(shelf.trashed()) == 1
+
+
+def test_a_bundle_in_the_trash_returns_with_its_snapshot(shelf):
+    bundle = shelf.take("s1")
+    shelf.pool.replicate("tank/web@s1", "backup/web")
+    shelf.pool.exported.add("backup")
+    before = contents(bundle)
+    shelf.lose("s1")
+    shelf.prune()
+    assert not bundle.exists()
+    shelf.age(400)
+    shelf.pool.exported.clear()
+    assert shelf.fates()["web@s1"] == ("put-back", "backup/web@s1 is back")
+    assert contents(bundle) == before
+    assert shelf.trashed() == []
+
+
+def test_a_bundle_does_not_return_over_another(shelf):
+    bundle = shelf.take("s1")
+    shelf.pool.replicate("tank/web@s1", "backup/web")
+    shelf.pool.exported.add("backup")
+    shelf.lose("s1")
+    shelf.prune()
+    shelf.pool.exported.clear()
+    bundle.mkdir()
+    fate, reason = shelf.fates()["web@s1"]
+    assert (fate, reason) == ("keep", "backup/web@s1 is back, but so is another bundle of it")
+    assert os.listdir(bundle) == []
+
+
+# -- listings that must not be believed ---------------------------------------------------------
+
+
+def test_a_listing_that_fails_touches_nothing(shelf):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    shelf.world.hooks.at["pool.census"] = failing(PoolError("zfs list", "no"))
+    with pytest.raises(PoolError):
+        shelf.prune(trash_days=0)
+    assert bundle.is_dir()
+
+
+def test_an_empty_listing_touches_nothing(shelf):
+    bundle = shelf.take("s1")
+    shelf.pool.exported |= {"tank", "flash"}
+    with pytest.raises(PoolError, match="lists nothing"):
+        shelf.prune(trash_days=0)
+    assert bundle.is_dir()
+
+
+def test_a_pool_exported_between_two_looks_counts_as_not_imported(shelf):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    looks = []
+
+    def export_after_the_first():
+        looks.append(1)
+        if len(looks) == 2:
+            shelf.pool.exported.add("flash")
+
+    shelf.world.hooks.at["pool.census"] = export_after_the_first
+    assert shelf.fates(trash_days=0)["web@s1"] == ("keep", "the pool flash is not imported")
+    assert bundle.is_dir()
+
+
+def test_snapshots_seen_by_the_second_look_alone_keep_the_bundle(shelf):
+    bundle = shelf.take("s1")
+    shelf.pool.rename("tank/web", "elsewhere/web")  # as a listing that was cut short has it
+    shelf.lose("s1", "flash/web")
+    shelf.pool.create("tank/other")
+    shelf.pool.exported.add("elsewhere")
+    looks = []
+
+    def whole_the_second_time():
+        looks.append(1)
+        if len(looks) == 2:
+            shelf.pool.exported.clear()
+
+    shelf.world.hooks.at["pool.census"] = whole_the_second_time
+    assert shelf.fates(trash_days=0)["web@s1"][0] == "keep"
+    assert len(looks) == 2
+    assert bundle.is_dir()
+
+
+def test_what_the_second_look_alone_misses_stays_for_now(shelf):
+    shelf.take("s1")
+    other = shelf.take("s2")
+    shelf.lose("s1")
+    looks = []
+
+    def lose_before_the_second():
+        looks.append(1)
+        if len(looks) == 2:
+            shelf.lose("s2")
+
+    shelf.world.hooks.at["pool.census"] = lose_before_the_second
+    fates = shelf.fates()
+    assert (fates["web@s1"][0], fates["web@s2"][0]) == ("trash", "keep")
+    assert other.is_dir()
+    assert shelf.fates()["web@s2"][0] == "trash"
+
+
+def test_a_bundle_sealed_while_pruning_looks_around_is_not_even_seen(shelf):
+    """Its snapshots are younger than the listing might be; so the store is looked at first."""
+    shelf.take("s1")
+    shelf.lose("s1")
+    sealed = []
+
+    def seal():
+        if not sealed:
+            sealed.append(None)
+            sealed[0] = shelf.take("s2")
+
+    shelf.world.hooks.at["pool.census"] = seal
+    assert list(shelf.fates()) == ["web@s1"]
+    assert sealed[0].is_dir()
+
+
+# -- runs and restores under way ----------------------------------------------------------------
+
+
+def test_a_run_with_a_journal_keeps_its_bundle(shelf):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    journal = shelf.world.paths.journal / f"{bundle.name}.jsonl"
+    journal.write_text("whatever a later snaporch writes")
+    assert shelf.fates(trash_days=0)["web@s1"] == ("keep", "its run is under way")
+    assert bundle.is_dir()
+
+
+def test_a_domain_that_is_held_keeps_its_bundles(shelf):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    lock = shelf.world.paths.runtime / f"{bundle.parent.name}.lock"
+    with lock.open("r+b") as held:
+        held.write(b'{"doing": "restore", "pid": 1, "since": "now"}')
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fate, reason = shelf.fates(trash_days=0)["web@s1"]
+    assert fate == "keep"
+    assert reason == "its domain is held by restore (pid 1, since now)"
+    assert bundle.is_dir()
+    assert shelf.fates(trash_days=0)["web@s1"][0] == "delete"
+
+
+def test_a_run_that_begins_meanwhile_keeps_its_bundle(shelf):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    journal = shelf.world.paths.journal / f"{bundle.name}.jsonl"
+    looks = []
+
+    def begin():
+        looks.append(1)
+        if len(looks) == 2:
+            journal.write_text("{}")
+
+    shelf.world.hooks.at["pool.census"] = begin
+    assert shelf.fates(trash_days=0)["web@s1"][0] == "keep"
+    assert bundle.is_dir()
+
+
+def test_a_run_that_begins_before_the_lock_is_had_keeps_its_bundle(shelf, monkeypatch):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    real = prune_module._held
+
+    def begin_first(config, found):
+        (config.paths.journal / f"{found.name}.jsonl").write_text("{}")
+        return real(config, found)
+
+    monkeypatch.setattr(prune_module, "_held", begin_first)
+    assert shelf.fates(trash_days=0)["web@s1"] == ("keep", "a run has begun on it meanwhile")
+    assert bundle.is_dir()
+
+
+def test_the_partial_bundle_of_a_run_stays_and_an_abandoned_one_goes(shelf):
+    bundle = shelf.take("s1")
+    live = bundle.with_name(".20250601T120000Z-00000001.partial")
+    dead = bundle.with_name(".20250601T120000Z-00000002.partial")
+    for path in (live, dead):
+        path.mkdir()
+        (path / "ram.save").write_bytes(b"12345")
+    (shelf.world.paths.journal / "20250601T120000Z-00000001.jsonl").write_text("{}")
+    done = shelf.prune()
+    assert done.freed == 5
+    assert live.is_dir()
+    assert not dead.exists()
+    assert shelf.trashed() == []
+
+
+# -- safety copies ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def safety(shelf):
+    bundle = shelf.take("s1")
+    path = bundle.parent / "safety-20250601T120000.000000Z"
+    path.mkdir()
+    for name in ("000.zfs", "001.zfs", "undo.sh", "domain.xml", "nvram.fd"):
+        (path / name).write_bytes(b"x")
+    return path
+
+
+def test_an_old_safety_copy_goes(shelf, safety):
+    done = shelf.prune(safety_days=7)
+    assert done.freed == 5
+    assert not safety.exists()
+    assert [v.found.title for v in done.of(Fate.DELETE)] == [f"web/{safety.name}"]
+
+
+def test_a_young_safety_copy_stays_and_is_told_of(shelf, safety):
+    fate, reason = shelf.fates(safety_days=36_500)[f"web/{safety.name}"]
+    assert fate == "keep"
+    assert reason == "undoes a restore; stays until 2125-05-08T12:00:00Z"
+    assert safety.is_dir()
+
+
+# -- what is not snaporch's ---------------------------------------------------------------------
+
+
+def test_foreign_things_are_neither_followed_nor_removed(shelf, tmp_path):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes())
+    domain = bundle.parent
+    (domain / "20250601T120000Z-00000003").symlink_to(precious)
+    (domain / "notes").mkdir()
+    (domain / "notes" / "todo").write_text("x")
+    (domain / ".hidden").write_text("x")
+    (shelf.root / "lost+found").mkdir()
+    (shelf.root / "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d").symlink_to(domain)
+    before = contents(tmp_path) | {"link": (domain / "20250601T120000Z-00000003").is_symlink()}
+    fates = shelf.fates()
+    assert {title: fate for title, (fate, _) in fates.items()} == {
+        "web@s1": "trash",
+        "web/notes": "keep",  # it could be a bundle without its manifest
+    }
+    (moved,) = shelf.trash.iterdir()
+    after = contents(tmp_path) | {"link": (domain / "20250601T120000Z-00000003").is_symlink()}
+    assert {str(p).replace(str(moved), str(bundle)) for p in after} == {str(p) for p in before}
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "symlink", "part is a symlink"])
+def test_a_bundle_with_something_foreign_in_it_stays_and_is_told_of(shelf, tmp_path, kind):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    stranger = bundle / ("ram.save" if kind == "part is a symlink" else "notes.txt")
+    stranger.unlink(missing_ok=True)
+    if kind == "file":
+        stranger.write_text("mine")
+    elif kind == "directory":
+        stranger.mkdir()
+    else:
+        stranger.symlink_to(tmp_path / "x")
+    (verdict,) = shelf.prune(trash_days=0).verdicts
+    assert verdict.fate is Fate.KEEP
+    assert verdict.reason == f"{bundle} holds {stranger.name}, which snaporch did not put there"
+    assert os.path.lexists(stranger)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b'{"format": 99}', None])
+def test_a_manifest_that_cannot_be_read_keeps_the_bundle(shelf, text):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    manifest = bundle / "manifest.json"
+    manifest.unlink() if text is None else manifest.write_bytes(text)
+    (verdict,) = shelf.prune(trash_days=0).verdicts
+    assert verdict.fate is Fate.KEEP
+    assert str(manifest) in verdict.reason
+    assert bundle.is_dir()
+
+
+def test_a_manifest_of_another_bundle_keeps_it(shelf):
+    first, second = shelf.take("s1"), shelf.take("s2")
+    shelf.lose("s1")
+    (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
+    kept = {v.found.path: v for v in shelf.prune(trash_days=0).of(Fate.KEEP)}
+    assert "is of another bundle" in kept[second].reason
+    assert second.is_dir()
+    assert not first.exists()
+
+
+def test_a_manifest_that_is_a_pipe_does_not_hold_pruning_up(shelf):
+    bundle = shelf.take("s1")
+    (bundle / "manifest.json").unlink()
+    os.mkfifo(bundle / "manifest.json")
+    (verdict,) = shelf.prune().verdicts
+    assert "is not a plain file" in verdict.reason
+
+
+def test_a_trash_that_is_a_link_is_refused(shelf, tmp_path):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    shelf.trash.symlink_to(tmp_path)
+    with pytest.raises(RefusedError, match="is not a directory"):
+        shelf.prune()
+    assert bundle.is_dir()
+
+
+def test_what_is_put_into_the_trash_by_hand_stays(shelf):
+    shelf.take("s1")
+    shelf.trash.mkdir()
+    (shelf.trash / "mine").mkdir()
+    (shelf.trash / "note").write_text("x")
+    shelf.prune(trash_days=0)
+    assert shelf.trashed() == ["mine", "note"]
+
+
+# -- cut short ----------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """As SIGKILL would end it."""
+
+
+def test_killed_between_rename_and_delete_the_next_prune_finishes(shelf, monkeypatch):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    with monkeypatch.context() as patched:
+        patched.setattr(prune_module, "remove", failing_with(Killed()))
+        with pytest.raises(Killed):
+            shelf.prune(trash_days=0)
+    assert not bundle.exists()
+    (name,) = shelf.trashed()
+    assert name.endswith(".deleting")
+    done = shelf.prune()
+    assert done.freed > 0
+    assert [v.reason for v in done.verdicts] == ["its removal was cut short"]
+    assert shelf.trashed() == []
+
+
+def test_killed_in_the_middle_of_deleting_the_next_prune_finishes(shelf, monkeypatch):
+    shelf.take("s1")
+    shelf.lose("s1")
+    shelf.prune()
+    shelf.age(4)
+    unlinked = []
+    real = trash_module._unlink
+
+    def unlink(name, directory):
+        if unlinked:
+            raise Killed
+        unlinked.append(name)
+        real(name, directory)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trash_module, "_unlink", unlink)
+        with pytest.raises(Killed):
+            shelf.prune()
+    assert [path.name.endswith(".deleting") for path in shelf.trash.iterdir()] == [True]
+    shelf.prune()
+    assert shelf.trashed() == []
+
+
+def test_remains_with_something_foreign_in_them_stay(shelf):
+    shelf.take("s1")
+    uuid = next(p.name for p in shelf.root.iterdir() if p.name[0] != ".")
+    remains = shelf.trash / f"20250601T120000Z.{uuid}.r1.deleting"
+    (remains / "mine").mkdir(parents=True)
+    verdict = next(v for v in shelf.prune().verdicts if v.found.path == remains)
+    assert verdict.fate is Fate.KEEP
+    assert (remains / "mine").is_dir()
+
+
+def test_what_cannot_be_moved_is_said_and_the_others_still_go(shelf, monkeypatch):
+    first, second = shelf.take("s1"), shelf.take("s2")
+    shelf.lose("s1")
+    shelf.lose("s2")
+    real = Path.rename
+
+    def rename(self, target):
+        if self == first:
+            raise OSError(18, "Invalid cross-device link", str(self))
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    done = shelf.prune()
+    (failure,) = done.failures
+    assert str(first) in failure.line()
+    assert "cross-device" in failure.line()
+    assert first.is_dir()
+    assert not second.exists()
+
+
+def test_what_somebody_else_moved_meanwhile_is_no_error(shelf):
+    bundle = shelf.take("s1")
+    shelf.lose("s1")
+    looks = []
+
+    def move():
+        looks.append(1)
+        if len(looks) == 2:
+            bundle.rename(bundle.with_name("elsewhere"))
+
+    shelf.world.hooks.at["pool.census"] = move
+    done = shelf.prune()
+    assert (done.verdicts, done.failures) == ([], [])
+
+
+def test_the_rename_is_on_stable_storage_before_anything_is_deleted(shelf, monkeypatch):
+    shelf.take("s1")
+    shelf.lose("s1")
+    order = []
+    real = trash_module.sync_directory
+
+    def sync(path):
+        order.append(f"sync {path.name}")
+        real(path)
+
+    monkeypatch.setattr(trash_module, "sync_directory", sync)
+    monkeypatch.setattr(prune_module, "remove", lambda path: order.append("remove"))
+    shelf.prune(trash_days=0)
+    uuid = next(p.name for p in shelf.root.iterdir() if p.name[0] != ".")
+    assert order == ["sync .trash", f"sync {uuid}", "remove"]
+
+
+# -- choosing -----------------------------------------------------------------------------------
+
+
+def test_a_dry_run_does_nothing(shelf):
+    shelf.take("s1")
+    shelf.lose("s1")
+    before = contents(shelf.root)
+    done = shelf.prune(trash_days=0, dry_run=True)
+    assert [v.fate for v in done.verdicts] == [Fate.DELETE]
+    assert contents(shelf.root) == before
+    assert not shelf.trash.exists()
+
+
+@pytest.mark.parametrize("by", ["name", "uuid"])
+def test_one_domain_alone(shelf, by):
+    other = shelf.world.add_guest("mail", disks={"vda": "tank/mail"})
+    mail, web = shelf.take("m1", "mail"), shelf.take("s1")
+    shelf.lose("m1")
+    shelf.lose("s1")
+    assert list(shelf.fates(domain="mail" if by == "name" else other.uuid)) == ["mail@m1"]
+    assert not mail.exists()
+    assert web.is_dir()
+
+
+def test_an_empty_store_needs_no_zfs(shelf):
+    shelf.world.hooks.at["pool.census"] = failing(PoolError("zfs", "no"))
+    assert shelf.prune().verdicts == []
+
+
+def test_bundles_asked_for_are_first_looked_for_at_hand(shelf):
+    """While their own datasets have them, no pool is listed as a whole."""
+    bundle = shelf.take("s1")
+    reference = f"{bundle.parent.name}/{bundle.name}"
+    shelf.world.hooks.at["pool.census"] = failing(PoolError("zfs", "no"))
+    assert shelf.fates(only=[reference])["web@s1"][0] == "keep"
+    shelf.lose("s1")
+    with pytest.raises(PoolError):
+        shelf.prune(only=[reference])
+    assert bundle.is_dir()
+
+
+def failing_with(error):
+    def fail(*_arguments):
+        raise error
+
+    return fail
