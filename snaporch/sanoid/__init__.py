@@ -1,1 +1,1 @@
-"""The contract with sanoid: what its hooks tell, and what is done about it."""
+"""The contract with sanoid: its configuration, what its hooks tell, and what is done about it."""

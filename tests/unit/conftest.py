@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from fakes import sanoid
 from fakes.world import World
 
 
@@ -17,6 +18,12 @@ def world(tmp_path, monkeypatch):
     made = World(tmp_path)
     made.install(monkeypatch)
     return made
+
+
+@pytest.fixture
+def sanoid_conf(tmp_path):
+    """Resolves the text of a sanoid.conf, with the datasets that exist."""
+    return lambda text, *datasets: sanoid.resolved(tmp_path, text, *datasets)
 
 
 @pytest.fixture(autouse=True, scope="session")
