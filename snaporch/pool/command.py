@@ -66,6 +66,11 @@ class ZfsCommand:
         pairs = (line.split("\t") for line in lines)
         return [Dataset(name, DatasetKind(kind)) for name, kind in pairs]
 
+    def encrypted(self) -> frozenset[str]:
+        listing = ["list", "-Hp", "-t", "filesystem,volume", "-o", "name,encryption"]
+        pairs = (line.split("\t") for line in self._run(*listing).splitlines())
+        return frozenset(name for name, cipher in pairs if cipher not in ("off", "-"))
+
     def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
         columns = ["name", "guid", "createtxg", "creation"]
         columns += [PREFIX + key for key in PROPERTIES]

@@ -29,6 +29,9 @@ class Pool(Protocol):
     def datasets(self) -> list[Dataset]:
         """Every file system and volume of every imported pool."""
 
+    def encrypted(self) -> frozenset[str]:
+        """The datasets whose content is encrypted on disk."""
+
     def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
         """Snapshots of exactly these datasets (all when ``None``), oldest first.
 

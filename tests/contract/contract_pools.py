@@ -25,6 +25,10 @@ class FakeScratch:
         """A file system."""
         self.fake.create(dataset)
 
+    def create_encrypted(self, dataset: str) -> None:
+        """A file system whose content is encrypted."""
+        self.fake.create(dataset, encrypted=True)
+
     def write(self, dataset: str, content: bytes) -> None:
         """Put something into it."""
         self.fake.write(dataset, content)
@@ -60,6 +64,14 @@ class ZfsScratch:
     def create(self, dataset: str) -> None:
         """A file system."""
         _run("zfs", "create", dataset)
+
+    def create_encrypted(self, dataset: str) -> None:
+        """A file system whose content is encrypted."""
+        key = ["-o", "keyformat=passphrase", "-o", "keylocation=prompt"]
+        words = ["zfs", "create", "-o", "encryption=on", *key, dataset]
+        subprocess.run(
+            words, check=True, input=b"a long passphrase\n" * 2, stdout=subprocess.DEVNULL
+        )
 
     def write(self, dataset: str, content: bytes) -> None:
         """Put something into it, on stable storage."""

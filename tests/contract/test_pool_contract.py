@@ -61,6 +61,12 @@ class TestPoolContract:
     def test_a_new_dataset_is_listed_with_its_kind(self, pool, root):
         assert Dataset(root, DatasetKind.FILESYSTEM) in pool.datasets()
 
+    def test_encryption_is_told_and_inherited(self, scratch, pool, root):
+        scratch.create_encrypted(f"{root}/secret")
+        scratch.create(f"{root}/secret/below")
+        found = {name for name in pool.encrypted() if name.startswith(root)}
+        assert found == {f"{root}/secret", f"{root}/secret/below"}
+
     def test_a_snapshot_carries_its_properties(self, pool, root):
         pool.snapshot([f"{root}@a"], {"snaporch:run": "r", "snaporch:domain": "Bär <vm> & Co"})
         (found,) = pool.snapshots([root])

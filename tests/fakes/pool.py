@@ -39,6 +39,7 @@ class _Dataset:
     snapshots: dict[str, _Snapshot] = field(default_factory=dict)
     bookmarks: dict[str, int] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
+    encrypted: bool = False
 
 
 class FakePool:
@@ -54,9 +55,13 @@ class FakePool:
 
     # -- what a test does to the pool, and sees of it -------------------------------------------
 
-    def create(self, name: str, kind: DatasetKind = DatasetKind.FILESYSTEM) -> None:
-        """``zfs create``."""
-        self._datasets[name] = _Dataset(name, kind)
+    def create(
+        self, name: str, kind: DatasetKind = DatasetKind.FILESYSTEM, *, encrypted: bool = False
+    ) -> None:
+        """``zfs create``; what is below an encrypted dataset is encrypted too."""
+        above = self._datasets.get(name.rpartition("/")[0])
+        inherited = above is not None and above.encrypted
+        self._datasets[name] = _Dataset(name, kind, encrypted=encrypted or inherited)
 
     def write(self, dataset: str, content: bytes) -> None:
         """Replace what the dataset holds."""
@@ -90,6 +95,10 @@ class FakePool:
     def datasets(self) -> list[Dataset]:
         """See the protocol."""
         return [Dataset(each.name, each.kind) for each in self._imported().values()]
+
+    def encrypted(self) -> frozenset[str]:
+        """See the protocol."""
+        return frozenset(each.name for each in self._datasets.values() if each.encrypted)
 
     def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
         """See the protocol."""
