@@ -78,6 +78,24 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
         ) from error
 
 
+def holder(runtime: Path, uuid: str) -> str | None:
+    """Who holds the domain, for a message; ``None`` for nobody.
+
+    Asks the kernel's list (proc(5), ``/proc/locks``): taking the lock could make a run fail.
+    """
+    path = runtime / f"{uuid}.lock"
+    try:
+        inode = path.stat().st_ino
+        locks = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
+        told = json.loads(path.read_bytes())
+        alive = Path(f"/proc/{int(told['pid'])}").exists()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    # only the inode: some file systems show another device number here than stat(2) does
+    held = any(words[1] == "FLOCK" and words[5].endswith(f":{inode}") for words in locks)
+    return f"{told['doing']} (pid {told['pid']})" if held and alive else None
+
+
 def _doing(descriptor: int) -> str:
     try:
         return str(json.loads(os.pread(descriptor, 4096, 0))["doing"])

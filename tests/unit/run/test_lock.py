@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -161,3 +162,18 @@ def test_a_runtime_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="run snaporch as root"), lock(tmp_path / "file"):
         pass
+
+
+def test_who_holds_it_is_told_without_taking_it(runtime):
+    assert lock_module.holder(runtime, "u") is None
+    with lock(runtime):
+        assert lock_module.holder(runtime, "u") == f"snapshot (pid {os.getpid()})"
+        assert lock_module.holder(runtime, "another") is None
+    assert lock_module.holder(runtime, "u") is None
+
+
+def test_a_run_that_failed_holds_nothing(runtime):
+    with pytest.raises(ZeroDivisionError), lock(runtime):
+        raise ZeroDivisionError
+    assert "pid" in (runtime / "u.lock").read_text()
+    assert lock_module.holder(runtime, "u") is None
