@@ -137,8 +137,15 @@ def datasets_of(domain: Domain) -> set[str]:
         if disk.source is None or not disk.source.startswith("/"):
             continue
         with suppress(NotOnZfsError, OSError):
-            found.add(resolve(str(_existing(Path(disk.source)))).name)
+            found.add(resolve(str(existing_part(Path(disk.source)))).name)
     return found
+
+
+def dataset_under(path: Path) -> str | None:
+    """The dataset that holds a path, or would if it existed; ``None`` off ZFS."""
+    with suppress(NotOnZfsError, OSError):
+        return resolve(str(existing_part(path))).name
+    return None
 
 
 def _left_out_by_nature(disk: Disk, exclude: tuple[str, ...]) -> str | None:
@@ -297,7 +304,7 @@ def _check_foreign_overlay(context: Context, domain: Domain, out: LeftOut) -> No
 def _overlay_place(context: Context, planned: list[PlannedDisk]) -> Iterator[Blocker]:
     """An overlay inside a snapshotted dataset would be in the snapshot, and go in a rollback."""
     directory = context.config.paths.overlays
-    existing = _existing(directory)
+    existing = existing_part(directory)
     with suppress(NotOnZfsError):
         dataset = resolve(str(existing))
         if dataset in {disk.dataset for disk in planned}:
@@ -307,7 +314,7 @@ def _overlay_place(context: Context, planned: list[PlannedDisk]) -> Iterator[Blo
                 "snapshotted",
                 "set paths.overlays to a place outside the guests' datasets",
             )
-    free, wanted = _free_mib(existing), context.config.paths.overlay_reserve_mib
+    free, wanted = free_mib(existing), context.config.paths.overlay_reserve_mib
     if free < wanted:
         yield Blocker(
             frozenset({Strategy.OVERLAY}),
@@ -320,7 +327,7 @@ def _store_place(context: Context, planned: list[PlannedDisk]) -> Iterator[Block
     """A bundle inside the guest's own dataset would be gone after the rollback it is needed for."""
     store = context.config.paths.bundles
     with suppress(NotOnZfsError):
-        dataset = resolve(str(_existing(store)))
+        dataset = resolve(str(existing_part(store)))
         if dataset in {disk.dataset for disk in planned}:
             yield Blocker(
                 frozenset({Strategy.OVERLAY, Strategy.MANUAL}),
@@ -334,7 +341,7 @@ def _ram_room(context: Context, domain: Domain) -> Iterator[Blocker]:
     store = context.config.paths.bundles
     used = context.hypervisor.ram_in_use(domain.uuid)
     needed = int(used * _RAM_RATIO) >> 20
-    free = _free_mib(_existing(store))
+    free = free_mib(existing_part(store))
     if free < needed:
         yield Blocker(
             frozenset({Strategy.OVERLAY, Strategy.MANUAL}),
@@ -343,10 +350,12 @@ def _ram_room(context: Context, domain: Domain) -> Iterator[Blocker]:
         )
 
 
-def _existing(path: Path) -> Path:
+def existing_part(path: Path) -> Path:
+    """The path, or the nearest directory above it that there is."""
     return next(candidate for candidate in [path, *path.parents] if candidate.exists())
 
 
-def _free_mib(path: Path) -> int:
+def free_mib(path: Path) -> int:
+    """Room on the file system of ``path``, in MiB."""
     room = os.statvfs(path)
     return room.f_bavail * room.f_frsize >> 20

@@ -269,7 +269,7 @@ def test_an_overlay_that_some_tool_left_is_not_snapshotted_around(world):
 def test_too_little_room_for_ram_is_refused(world, monkeypatch):
     domain = world.add_guest()
     world.guest().ram = b"QEVM" + bytes(8 << 20)
-    monkeypatch.setattr(plan_module, "_free_mib", lambda path: 2)
+    monkeypatch.setattr(plan_module, "free_mib", lambda path: 2)
     with pytest.raises(RefusedError, match="has 2 MiB free, RAM needs about 4 MiB"):
         planned(world, domain)
 
@@ -277,7 +277,7 @@ def test_too_little_room_for_ram_is_refused(world, monkeypatch):
 def test_levels_without_ram_need_no_room_for_it(world, monkeypatch):
     domain = world.add_guest()
     world.guest().ram = b"QEVM" + bytes(8 << 20)
-    monkeypatch.setattr(plan_module, "_free_mib", lambda path: 0)
+    monkeypatch.setattr(plan_module, "free_mib", lambda path: 0)
     assert planned(world, domain, level="paused").strategy is Strategy.PAUSED
 
 
