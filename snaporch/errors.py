@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 7
     FAILED = 8
     ATTENTION = 9
+    WARNINGS = 10
 
 
 class SnaporchError(Exception):

@@ -9,17 +9,19 @@ from typing import Annotated
 import typer
 
 from snaporch import __version__
+from snaporch.cli.check import check_command
 from snaporch.cli.list import list_command
 from snaporch.cli.options import ConfigOption
 from snaporch.cli.prune import prune_command
 from snaporch.cli.recover import recover_command
+from snaporch.cli.render import render_app
 from snaporch.cli.restore import restore_command
 from snaporch.cli.snapshot import snapshot_command
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 
 _EPILOG = (
     "Exit codes: 0 done, 2 wrong usage, 3 configuration, 4 not found, 5 refused, 6 busy, "
-    "7 libvirt, ZFS or permission missing, 8 failed and undone, 9 needs attention."
+    "7 libvirt, ZFS or permission missing, 8 failed and undone, 9 needs attention, 10 warnings."
 )
 
 app = typer.Typer(
@@ -36,6 +38,8 @@ app.command("list")(list_command)
 app.command("restore")(restore_command)
 app.command("recover")(recover_command)
 app.command("prune")(prune_command)
+app.command("check")(check_command)
+app.add_typer(render_app, name="render")
 
 
 def _print_version(wanted: bool) -> None:

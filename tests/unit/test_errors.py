@@ -53,4 +53,4 @@ def test_every_branch_has_its_documented_exit_code(name, code):
 
 
 def test_exit_codes_are_all_different_and_no_alias_hides_one():
-    assert len(ExitCode) == len(ExitCode.__members__) == 10
+    assert len(ExitCode) == len(ExitCode.__members__) == 11

@@ -1,0 +1,57 @@
+"""What a hook setting of ``sanoid.conf`` calls: one string that perl gives to a shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePath
+
+PHASES = ("pre", "post", "pre-prune", "prune")
+SETTINGS = {
+    "pre_snapshot_script": "pre",
+    "post_snapshot_script": "post",
+    "pre_pruning_script": "pre-prune",
+    "pruning_script": "prune",
+}
+"""The phase that belongs to each setting."""
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_WRAPPERS = ("env", "exec")
+
+
+@dataclass(frozen=True, slots=True)
+class HookCommand:
+    """A hook setting, taken apart."""
+
+    program: str
+    """As it is written; empty when a shell could not make sense of the text."""
+    phase: str
+    """snaporch's phase; empty when it is not snaporch that is called."""
+
+
+def parse_hook(text: str) -> HookCommand:
+    """Which program a setting calls, and with which of snaporch's phases."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return HookCommand("", "")
+    while words and (_ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS):
+        words.pop(0)
+    if not words:
+        return HookCommand("", "")
+    program, *arguments = words
+    name = PurePath(program).name
+    if name.startswith("sanoid-") and name.removeprefix("sanoid-") in PHASES:
+        return HookCommand(program, name.removeprefix("sanoid-"))
+    called = name == "snaporch" or arguments[:2] == ["-m", "snaporch"]
+    return HookCommand(program, _phase(arguments) if called else "")
+
+
+def _phase(arguments: list[str]) -> str:
+    """The word after ``hook sanoid``; options may stand before it."""
+    try:
+        after = arguments[arguments.index("sanoid", arguments.index("hook")) + 1 :]
+    except ValueError:
+        return ""
+    return next((word for word in after if word in PHASES), "")

@@ -1,0 +1,104 @@
+"""What a lint looks at: plain data, gathered by :mod:`snaporch.sanoid.gather`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snaporch.sanoid.conf import SanoidConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A hook's program as it is on disk."""
+
+    exists: bool
+    executable: bool
+    version: str = ""
+    """Of the snaporch it is; empty when it did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sanoid:
+    """sanoid on this host."""
+
+    installed: bool
+    scheduled: bool | None
+    """Whether its timer or cron job is on; ``None`` when that cannot be told."""
+    directory: Path
+    config: SanoidConfig | None
+    refusal: str = ""
+    """Why there is no configuration."""
+    programs: Mapping[str, Program] = field(default_factory=dict)
+    """By their name in a hook setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A domain, and what the plan of a snapshot says of it."""
+
+    name: str
+    level: str
+    """As it is configured."""
+    datasets: tuple[str, ...]
+    off_zfs: tuple[str, ...] = ()
+    """Disks that it can write to and no snapshot holds, each with the reason."""
+    refusal: tuple[str, str] | None = None
+    """Why no snapshot can be taken, and the next step."""
+    downgrade: str = ""
+    busy: str = ""
+    """What goes on with it just now; then the plan was not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The bundle store."""
+
+    path: Path
+    exists: bool = True
+    writable: bool = True
+    mode: int = 0o700
+    dataset: str | None = None
+    encrypted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Overlays:
+    """The overlay directory."""
+
+    path: Path
+    free_mib: int
+    reserve_mib: int
+    dataset: str | None = None
+    left: tuple[str, ...] = ()
+    """Directories that no run knows."""
+    set_aside: tuple[str, ...] = ()
+    """Overlays in quarantine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run with a journal."""
+
+    run: str
+    domain: str
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything."""
+
+    version: str
+    command: str
+    """What a hook setting calls snaporch by."""
+    sanoid: Sanoid
+    guests: tuple[Guest, ...]
+    store: Store
+    overlays: Overlays
+    datasets: frozenset[str] = frozenset()
+    encrypted: frozenset[str] = frozenset()
+    runs: tuple[Run, ...] = ()
+    sparse_images: bool = False
+    """``snapshot_image_format = "sparse"`` in libvirt's ``qemu.conf``."""

@@ -1,0 +1,261 @@
+"""From a host to the facts that a lint looks at. All reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch import __version__
+from snaporch.errors import SnaporchError
+from snaporch.model import Domain
+from snaporch.run.context import Context
+from snaporch.run.journal import OldJournal, read_journals
+from snaporch.run.lock import holder
+from snaporch.run.plan import (
+    dataset_under,
+    datasets_of,
+    existing_part,
+    free_mib,
+    locate_disks,
+    make_plan,
+)
+from snaporch.sanoid.command import SETTINGS, parse_hook
+from snaporch.sanoid.conf import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
+from snaporch.sanoid.facts import Facts, Guest, Overlays, Program, Run, Sanoid, Store
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""systemd's for services (systemd.exec(5)), where sanoid looks for a hook without a slash."""
+_SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
+_VERSION_SECONDS = 60
+_QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a host has what is looked at."""
+
+    qemu_conf: Path = Path("/etc/libvirt/qemu.conf")
+    cron_job: Path = Path("/etc/cron.d/sanoid")
+    systemd: Path = Path("/run/systemd/system")
+    path: str = _PATH
+    sanoid_defaults: Path | None = None
+
+
+PLACES = Places()
+
+
+def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFIG_DIR) -> Facts:
+    """Look at the host, and at these guests.
+
+    Raises:
+        SnaporchError: libvirt or ZFS failed, or a journal cannot be read.
+    """
+    names = {dataset.name for dataset in context.pool.datasets()}
+    encrypted = context.pool.encrypted()
+    runs = tuple(_run(context, journal) for journal in _journals(context))
+    return Facts(
+        version=__version__,
+        command=own_command(),
+        sanoid=_sanoid(config_dir, names),
+        guests=gather_guests(context, domains),
+        store=_store(context, encrypted),
+        overlays=_overlays(context, {run.run for run in runs}),
+        datasets=frozenset(names),
+        encrypted=encrypted,
+        runs=runs,
+        sparse_images=bool(_SPARSE.search(_text(PLACES.qemu_conf))),
+    )
+
+
+def own_command() -> str:
+    """The absolute path of the ``snaporch`` that runs, as a hook setting would call it."""
+    called = Path(sys.argv[0])
+    if called.name == "snaporch" and called.is_file():
+        return str(called.absolute())
+    return shutil.which("snaporch", path=PLACES.path) or "snaporch"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+# -- sanoid -------------------------------------------------------------------------------------
+
+
+def _sanoid(config_dir: Path, datasets: Iterable[str]) -> Sanoid:
+    if shutil.which("sanoid", path=PLACES.path) is None:
+        return Sanoid(installed=False, scheduled=None, directory=config_dir, config=None)
+    scheduled = _scheduled()
+    try:
+        config = load_sanoid(config_dir, datasets, PLACES.sanoid_defaults)
+    except SanoidConfigError as error:
+        return Sanoid(True, scheduled, config_dir, None, refusal=f"{error.thing}: {error.reason}")
+    return Sanoid(True, scheduled, config_dir, config, programs=_programs(config))
+
+
+def _scheduled() -> bool | None:
+    """Debian's cron job does nothing where systemd runs; of other crontabs nothing is known."""
+    if PLACES.systemd.is_dir():
+        command = ["systemctl", "--quiet", "is-active", "sanoid.timer"]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return True if PLACES.cron_job.exists() else None
+
+
+def _programs(config: SanoidConfig) -> dict[str, Program]:
+    texts = {s.settings.get(key, "") for s in config.sections.values() for key in SETTINGS}
+    named = {parse_hook(text).program for text in texts if text.strip()}
+    return {name: _program(name) for name in named if name}
+
+
+def _program(name: str) -> Program:
+    path = name if "/" in name else shutil.which(name, path=PLACES.path)
+    if path is None or not os.path.isfile(path):
+        return Program(exists=False, executable=False)
+    if not os.access(path, os.X_OK):
+        return Program(exists=True, executable=False)
+    return Program(exists=True, executable=True, version=_version(path))
+
+
+def _version(path: str) -> str:
+    """What a ``snaporch`` answers, or the one that is installed with a hook's file.
+
+    Other programs are not called.
+    """
+    name = os.path.basename(path)
+    if name.startswith("sanoid-"):  # PREFIX/share/snaporch/hooks, PREFIX/bin
+        path = os.path.join(os.path.dirname(os.path.realpath(path)), "../../../bin/snaporch")
+    if os.path.basename(path) != "snaporch" or not os.path.isfile(path):
+        return ""
+    own = own_command()
+    if os.path.exists(own) and os.path.samefile(path, own):
+        return __version__
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_VERSION_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    words = done.stdout.decode("utf-8", "replace").split()
+    return words[1] if words[:1] == ["snaporch"] and len(words) > 1 else "unknown"
+
+
+# -- guests -------------------------------------------------------------------------------------
+
+
+def gather_guests(context: Context, domains: Sequence[Domain]) -> tuple[Guest, ...]:
+    """Where the domains' disks are, and what a plan says of each."""
+    under_way = {journal.facts.uuid: journal for journal in _journals(context)}
+    return tuple(_guest(context, each, under_way.get(each.uuid)) for each in domains)
+
+
+def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Guest:
+    """While a run is under way the disks are its overlays, and its journal knows the datasets."""
+    settings = context.config.settings(domain.name, domain.uuid)
+    busy = _busy(context, domain) or ("its last run was cut short" if journal else "")
+    if busy:
+        datasets = journal.facts.datasets if journal else datasets_of(domain)
+        return Guest(domain.name, settings.level, _sorted(datasets), busy=busy)
+    try:
+        planned, left_out = locate_disks(domain, settings.exclude_disks)
+    except SnaporchError as error:
+        datasets = _sorted(datasets_of(domain))
+        return Guest(domain.name, settings.level, datasets, refusal=_refusal(error))
+    datasets = _sorted({disk.dataset.name for disk in planned})
+    off_zfs = tuple(
+        out.describe()
+        for out in left_out
+        if out.matters and out.disk.target not in settings.exclude_disks
+    )
+    refusal, downgrade = None, ""
+    try:
+        downgrade = make_plan(context, domain, None).downgrade
+    except SnaporchError as error:
+        refusal = _refusal(error)
+    return Guest(domain.name, settings.level, datasets, off_zfs, refusal, downgrade)
+
+
+def _busy(context: Context, domain: Domain) -> str:
+    held = holder(context.config.paths.runtime, domain.uuid)
+    if held is not None:
+        return held
+    job = context.hypervisor.busy_with(domain.uuid) if domain.active else None
+    return f"libvirt has a job on it ({job})" if job else ""
+
+
+def _refusal(error: SnaporchError) -> tuple[str, str]:
+    return error.reason, error.step
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))
+
+
+# -- snaporch's directories ---------------------------------------------------------------------
+
+
+def _journals(context: Context) -> list[OldJournal]:
+    return read_journals(context.config.paths.journal)
+
+
+def _run(context: Context, journal: OldJournal) -> Run:
+    facts = journal.facts
+    alive = holder(context.config.paths.runtime, facts.uuid) is not None
+    return Run(facts.run, facts.domain, alive)
+
+
+def _store(context: Context, secret: Collection[str]) -> Store:
+    path = context.config.paths.bundles
+    there = existing_part(path)
+    dataset = dataset_under(path)
+    encrypted = dataset in secret if dataset else _on_crypt(there)
+    return Store(
+        path,
+        exists=there == path,
+        writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
+        mode=stat.S_IMODE(there.stat().st_mode),
+        dataset=dataset,
+        encrypted=encrypted,
+    )
+
+
+def _on_crypt(path: Path) -> bool:
+    """Whether a file system lies on a dm-crypt device, itself or what that is made of."""
+    device = path.stat().st_dev
+    return _crypt(Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
+
+
+def _crypt(device: Path) -> bool:
+    if _text(device / "dm" / "uuid").startswith("CRYPT-"):
+        return True
+    slaves = device / "slaves"
+    return slaves.is_dir() and any(_crypt(slave) for slave in slaves.iterdir())
+
+
+def _overlays(context: Context, runs: set[str]) -> Overlays:
+    paths = context.config.paths
+    directory = paths.overlays
+    found = sorted(directory.iterdir()) if directory.is_dir() else []
+    quarantine = directory / _QUARANTINE
+    aside = sorted(quarantine.glob("*/*")) if quarantine.is_dir() else []
+    return Overlays(
+        directory,
+        free_mib=free_mib(existing_part(directory)),
+        reserve_mib=paths.overlay_reserve_mib,
+        dataset=dataset_under(directory),
+        left=tuple(p.name for p in found if p.name not in runs and p.name != _QUARANTINE),
+        set_aside=tuple(str(path.relative_to(quarantine)) for path in aside),
+    )

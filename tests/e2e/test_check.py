@@ -1,0 +1,203 @@
+"""``check`` and ``render sanoid`` with the real sanoid, real guests, real ZFS."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from support import config, must, one_line_error, run, snaporch
+
+from snaporch.sanoid.conf import load_sanoid
+
+SANOID = Path("/etc/sanoid")
+QEMU_CONF = Path("/etc/libvirt/qemu.conf")
+EXTRA = ("tank/vm/one/child", "tank/tree", "tank/tree/a", "tank/tree/a/b", "flash/other")
+
+
+@pytest.fixture(scope="module")
+def guests():
+    """One with a dataset of its own, one with two under a parent, one on two pools (and off)."""
+    must("zfs", "create", "-p", "tank/vm/two")
+    made = [
+        Guest.create("one", disks=[Disk("file", "tank/vm/one")]),
+        Guest.create("two", disks=[Disk("file", "tank/vm/two/a"), Disk("zvol", "tank/vm/two/b")]),
+        Guest.create("pools", disks=[Disk("file", "tank/vm/pools"), Disk("zvol", "flash/pools")]),
+    ]
+    yield made
+    for guest in made:
+        guest.remove()
+
+
+@pytest.fixture(scope="module")
+def rendered(guests):
+    """What is rendered for all of them."""
+    return must("snaporch", "render", "sanoid")
+
+
+@pytest.fixture
+def sanoid(rendered):
+    """Writes sanoid's configuration; the rendered one to begin with."""
+    SANOID.mkdir(exist_ok=True)
+
+    def write(text):
+        (SANOID / "sanoid.conf").write_text(text)
+
+    write.rendered = rendered
+    write(rendered)
+    yield write
+    (SANOID / "sanoid.conf").unlink(missing_ok=True)
+
+
+def findings(*arguments, env=None):
+    outcome = snaporch("check", "--json", *arguments, env=env)
+    assert outcome.err == ""
+    return outcome.status, {(each["code"], each["subject"]): each for each in outcome.json}
+
+
+def codes(*arguments, env=None):
+    status, found = findings(*arguments, env=env)
+    return status, {code for code, _ in found}
+
+
+def sanoid_says(tmp_path, name):
+    """What the real sanoid would do, in its words."""
+    arguments = [f"--cache-dir={tmp_path}/{name}-cache", f"--run-dir={tmp_path}/{name}-run"]
+    return must("sanoid", "--take-snapshots", "--readonly", "--verbose", *arguments)
+
+
+def calls_in(told):
+    """The snapshots in it: dataset → whether recursively."""
+    taken = re.findall(r"^taking snapshot (.+)@\S+?( \(zfs recursive\))?$", told, re.MULTILINE)
+    return {dataset: bool(recursive) for dataset, recursive in taken}
+
+
+def test_what_is_rendered_is_clean_and_sanoid_takes_it(sanoid, tmp_path):
+    told = sanoid_says(tmp_path, "rendered")
+    assert calls_in(told) == {
+        "tank/vm/one": False,
+        "tank/vm/two": True,
+        "tank/vm/pools": False,
+        "flash/pools": False,
+    }
+    program = must("sh", "-c", "command -v snaporch").strip()
+    for phase in ("pre", "post"):
+        assert f"{phase}_snapshot_script '{program} hook sanoid {phase}' on dataset" in told
+    status, found = findings()
+    assert (status, set(found)) == (0, {("taken-apart", "pools")})
+
+
+def test_faults_in_the_file_are_found(sanoid):
+    keys = ("script_timeout", "no_inconsistent", "post_snapshot", "pruning_script")
+    lines = sanoid.rendered.splitlines(True)
+    sanoid("".join(line for line in lines if not line.strip().startswith(keys)))
+    lacking = {"script-timeout", "inconsistent-snapshot", "post-missing", "pruning-missing"}
+    assert codes("one") == (9, lacking)
+
+    text = sanoid.rendered.replace("[tank/vm/one]", "[web]\n\tpath = tank/vm/one")
+    text = text.replace("recursive = zfs", "recursive = yes")
+    text = text.replace("[flash/pools]", "[flash/gone]")
+    sanoid(text.replace("hook sanoid prune", "hook sanoid post"))
+    status, found = findings()
+    assert status == 9
+    assert {
+        *(("path-section", "[web]"), ("taken-apart", "two"), ("partly-covered", "pools")),
+        *(("dataset-missing", "[flash/gone]"), ("hook-phase", "[tank/vm/two]")),
+    } <= set(found)
+
+    sanoid(sanoid.rendered.replace("\thourly", "\tHourly"))
+    assert codes("one") == (9, {"sanoid-refuses"})
+    assert run("sanoid", "--take-snapshots", "--readonly").status != 0
+
+
+def test_the_lines_that_are_told_mend_it(sanoid):
+    sanoid("[tank/vm/one]\n\thourly = 1\n")
+    for _ in ("hooks", "what hooks need"):
+        _, found = findings("one")
+        lines = [f"\t{line}\n" for each in found.values() for line in each["lines"]]
+        assert lines
+        with (SANOID / "sanoid.conf").open("a") as stream:
+            stream.writelines(lines)
+    assert findings("one") == (0, {})
+
+
+def test_what_sanoid_takes_is_what_we_say_is_covered(sanoid, guests, tmp_path):
+    """With datasets from the real ``zfs list``, and sanoid's own word for what it would do."""
+    for name in EXTRA:
+        must("zfs", "create", name)
+    texts = (
+        "[tank]\n\trecursive = yes\n[tank/vm/two]\n\trecursive = zfs\n[flash]\nrecursive = zfs\n",
+        "[tank/tree]\nrecursive = yes\nprocess_children_only = yes\n[tank/tree/a]\nautosnap = no\n",
+        "[tank/vm]\nrecursive = yes\n[tank/vm/two]\nskip_children = yes\n[x]\npath = flash\n",
+        "[tank/vm/two]\nrecursive = zfs\n[tank/vm]\nrecursive = yes\nautosnap = 1\nhourly = 1\n",
+    )
+    known = must("zfs", "list", "-Ho", "name").split()
+    for number, text in enumerate(texts):
+        sanoid(text)
+        calls = calls_in(sanoid_says(tmp_path, str(number)))
+        resolved = load_sanoid(SANOID, known)
+        for dataset in known:
+            theirs = dataset in calls or any(
+                dataset.startswith(f"{parent}/") for parent, zfs in calls.items() if zfs
+            )
+            section = resolved.covering(dataset)
+            assert (section is not None) == theirs, f"{dataset}\n{text}"
+            if section is not None:
+                assert calls[section.path] == (section.recursive == "zfs"), f"{dataset}\n{text}"
+    for name in reversed(EXTRA):
+        must("zfs", "destroy", name)
+
+
+def test_what_stands_in_a_guests_way(sanoid, tmp_path):
+    with config(tmp_path, '[defaults]\nlevel = "quiesced"\n') as env:
+        _, found = findings("one", env=env)
+        assert "no guest agent is connected" in found["no-snapshot", "one"]["what"]
+    with config(tmp_path, '[paths]\nbundles = "/tank/vm/one/bundles"\n') as env:
+        assert codes("one", env=env) == (9, {"no-snapshot", "store-snapshotted"})
+
+
+def test_an_encrypted_guest_and_a_store_in_the_clear(sanoid, tmp_path):
+    key = ["-o", "encryption=on", "-o", "keyformat=passphrase", "-o", "keylocation=prompt"]
+    words = ["zfs", "create", *key, "tank/secret"]
+    subprocess.run(words, input=b"a long passphrase\n" * 2, check=True, stdout=subprocess.DEVNULL)
+    guest = Guest.create("secret", disks=[Disk("zvol", "tank/secret/v")])
+    sanoid(must("snaporch", "render", "sanoid", "secret"))
+    assert codes("secret") == (10, {"store-in-clear"})
+    with config(tmp_path, '[paths]\nbundles = "/tank/secret/bundles"\n') as env:
+        assert codes("secret", env=env) == (0, set())
+    guest.remove()
+
+
+def test_libvirts_sparse_images(sanoid):
+    before = QEMU_CONF.read_text()
+    QEMU_CONF.write_text(f'{before}\nsnapshot_image_format = "sparse"\n')
+    assert codes("one") == (0, {"sparse-images"})
+    QEMU_CONF.write_text(before)
+
+
+def test_monitoring(sanoid):
+    sanoid("[tank/vm/one]\n")
+    outcome = snaporch("check", "--nagios", "one")
+    assert outcome.status == 2
+    assert outcome.out.startswith("SNAPORCH CRITICAL - 1 error, 1 warning - [tank/vm/one]: ")
+    outcome = snaporch("check", "--nagios", "nobody")
+    assert outcome.status == 3
+    assert outcome.out.startswith("SNAPORCH UNKNOWN - nobody: no such domain; ")
+
+
+def test_for_people_in_eighty_columns(sanoid):
+    sanoid("[tank/vm/one]\n[tank/vm/two]\nrecursive = yes\n")
+    outcome = snaporch("check", env={"COLUMNS": "80"})
+    assert outcome.status == 9
+    print(outcome.out)
+    assert max(len(line) for line in outcome.out.splitlines()) <= 80, outcome.out
+    assert outcome.out.splitlines()[-1].startswith("3 guests checked: ")
+
+
+def test_refusals(guests):
+    one_line_error(snaporch("check", "nobody"), 4, "nobody")
+    one_line_error(snaporch("check", "--nagios", "--json"), 2, "--nagios")
+    one_line_error(snaporch("render", "sanoid", "nobody"), 4, "nobody")
+    assert json.loads(snaporch("check", "--json", "--configdir", "/nowhere").out)

@@ -1,0 +1,328 @@
+import json
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+from fakes.domain_xml import DiskSpec
+from fakes.hooks import failing
+from fakes.hypervisor import Agent
+from fakes.sanoid import DEFAULTS
+
+from snaporch import __version__
+from snaporch.errors import ExitCode, UnavailableError
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DomainState
+from snaporch.sanoid import gather
+
+
+@pytest.fixture
+def sanoid(host, monkeypatch, tmp_path_factory):
+    """A host with sanoid; writes its configuration."""
+    root = tmp_path_factory.mktemp("sanoid")
+    programs = root / "bin"
+    programs.mkdir()
+    for name in ("sanoid", "snaporch"):
+        (programs / name).write_text(f"#!/bin/sh\necho snaporch {__version__}\n")
+        (programs / name).chmod(0o755)
+    places = gather.Places(
+        qemu_conf=root / "qemu.conf",
+        cron_job=programs,
+        systemd=root / "absent",
+        path=str(programs),
+        sanoid_defaults=DEFAULTS,
+    )
+    monkeypatch.setattr(gather, "PLACES", places)
+
+    def write(text):
+        (root / "sanoid.conf").write_text(text)
+
+    write.root, write.programs = root, programs
+    return write
+
+
+@pytest.fixture
+def check(sanoid, snaporch):
+    """Runs ``check --json``; the findings by their codes."""
+
+    def run(*arguments):
+        answer = snaporch("check", "--json", "--configdir", str(sanoid.root), *arguments)
+        assert answer.err == ""
+        return answer.code, {each["code"]: each for each in answer.json}
+
+    return run
+
+
+@pytest.fixture
+def sound(host, sanoid, snaporch):
+    """A guest, and what is rendered for it as sanoid's configuration."""
+    host.add_guest()
+    answer = snaporch("render", "sanoid")
+    assert (answer.code, answer.err) == (0, "")
+    sanoid(answer.out)
+    return host
+
+
+def test_what_is_rendered_is_clean(sound, snaporch, sanoid):
+    answer = snaporch("check", "--configdir", str(sanoid.root))
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == "1 guest checked: nothing to mend\n"
+
+
+def test_checking_touches_nothing(sound, check):
+    before = sorted(sound.root.rglob("*"))
+    check()
+    assert sorted(sound.root.rglob("*")) == before
+    assert sound.hooks.log == []
+
+
+def test_a_host_without_guests_and_without_sanoid(host, check, sanoid):
+    (sanoid.programs / "sanoid").unlink()
+    assert check() == (0, {"sanoid-missing": check()[1]["sanoid-missing"]})
+
+
+def test_warnings_and_errors_have_exit_codes_of_their_own(sound, check, sanoid):
+    sound.add_guest("new")
+    assert check()[0] == ExitCode.WARNINGS == 10
+    sanoid("[tank/web]\n")
+    assert check()[0] == ExitCode.ATTENTION == 9
+
+
+def test_a_finding_for_people(sound, snaporch, sanoid, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    sound.add_guest("new")
+    answer = snaporch("check", "--configdir", str(sanoid.root))
+    lines = answer.out.splitlines()
+    assert lines[0] == "warning  new  [uncovered]"
+    assert "        snaporch render sanoid new" in lines
+    assert lines[-1] == "2 guests checked: 1 warning"
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_misspelt_domain(sound, snaporch):
+    assert snaporch("check", "wbe").code == ExitCode.NOT_FOUND
+    assert snaporch("render", "sanoid", "wbe").code == ExitCode.NOT_FOUND
+
+
+def test_only_the_guests_that_were_named(sound, check):
+    sound.add_guest("new")
+    assert check("web") == (0, {})
+    assert set(check("new")[1]) == {"uncovered"}
+
+
+def test_what_the_plan_refuses(sound, check):
+    sound.add_guest("odd", more=(DiskSpec("vdb", None, kind="network"),), disks={"vda": "tank/web"})
+    sound.guest("web").checkpoints = ["c1"]
+    code, found = check()
+    assert code == ExitCode.ATTENTION
+    assert "checkpoints (c1) break a commit" in found["no-snapshot"]["what"]
+    assert found["disk-left-out"]["subject"] == "odd"
+
+
+def test_no_agent_where_quiesced_is_wanted(sound, check, tmp_path):
+    with (tmp_path / "snaporch.toml").open("a") as config:
+        config.write('level = "quiesced"\n')
+    assert "no guest agent" in check()[1]["no-snapshot"]["what"]
+    sound.guest().agent = Agent.ANSWERS
+    sound.hypervisor.guests.clear()
+    sound.add_guest(agent=Agent.ANSWERS)
+    assert check() == (0, {})
+
+
+def test_a_downgrade_is_foreseen(sound, check, tmp_path):
+    with (tmp_path / "snaporch.toml").open("a") as config:
+        config.write('level = "quiesced"\non_unavailable = "crash"\n')
+    assert set(check()[1]) == {"downgrade"}
+
+
+def test_an_image_that_is_gone(sound, check):
+    (image,) = sound.root.glob("zfs/tank/web/*.img")
+    image.unlink()
+    code, found = check()
+    assert (code, set(found)) == (ExitCode.ATTENTION, {"no-snapshot"})
+
+
+def test_a_disk_left_out_knowingly_is_not_told(sound, check, tmp_path):
+    sound.add_guest("odd", more=(DiskSpec("vdb", None, kind="network"),), disks={"vda": "tank/web"})
+    assert set(check()[1]) == {"disk-left-out"}
+    with (tmp_path / "snaporch.toml").open("a") as config:
+        config.write('exclude_disks = ["vdb"]\n')
+    assert check() == (0, {})
+
+
+def test_a_guest_off_zfs(sound, check, tmp_path):
+    (tmp_path / "x.img").touch()
+    sound.add_guest("nas", disks={}, more=(DiskSpec("vda", str(tmp_path / "x.img")),))
+    assert {code: each["severity"] for code, each in check()[1].items()} == {"not-on-zfs": "hint"}
+    assert check()[0] == 0
+
+
+def test_a_run_that_was_cut_short(sound, check, snaporch):
+    sound.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    assert snaporch("snapshot", "web", "--quiet").code == ExitCode.ATTENTION
+    code, found = check()
+    assert code == ExitCode.ATTENTION
+    assert {name: each["severity"] for name, each in found.items()} == {
+        "unfinished-run": "error",
+        "busy": "hint",
+    }
+
+
+def test_a_run_under_way_is_no_finding_but_a_hint(sound, check, snaporch):
+    seen = {}
+    sound.hooks.at["capture.switched"] = lambda: seen.update(answer=check())
+    assert snaporch("snapshot", "web", "--quiet").code == 0
+    code, found = seen["answer"]
+    assert (code, set(found)) == (0, {"busy"})
+    assert f"pid {os.getpid()}" in found["busy"]["what"]
+
+
+def test_a_job_of_libvirts_is_waited_out(sound, check):
+    sound.guest().job = "migration out"
+    assert "migration out" in check()[1]["busy"]["what"]
+
+
+def test_overlays_that_nobody_knows(sound, check):
+    (sound.paths.overlays / "r1").mkdir(parents=True)
+    aside = sound.paths.overlays / "quarantine" / "r2"
+    aside.mkdir(parents=True)
+    (aside / "vda.qcow2").touch()
+    found = check()[1]
+    assert "r1" in found["overlays-left"]["what"]
+    assert "quarantine" not in found["overlays-left"]["what"]
+    assert "r2/vda.qcow2" in found["overlays-set-aside"]["what"]
+
+
+def test_an_open_store(sound, check):
+    sound.paths.bundles.mkdir(mode=0o755)
+    sound.paths.bundles.chmod(0o755)
+    assert check()[1]["store-open"]["lines"] == [f"chmod 700 {sound.paths.bundles}"]
+    sound.paths.bundles.chmod(0o700)
+    assert check() == (0, {})
+
+
+def test_a_store_that_is_a_file(sound, check):
+    sound.paths.bundles.touch()
+    assert "store-unwritable" in check()[1]
+    assert stat.S_ISREG(sound.paths.bundles.stat().st_mode)
+
+
+def test_an_encrypted_guest_and_a_store_in_the_clear(sound, check):
+    sound.pool.create("tank/safe", encrypted=True)
+    sound.add_guest("safe", {"vda": "tank/safe"})
+    assert "tank/safe is" in check("safe")[1]["store-in-clear"]["what"]
+
+
+def test_sparse_images(sound, check, sanoid):
+    (sanoid.root / "qemu.conf").write_text('# snapshot_image_format = "sparse"\n')
+    assert check() == (0, {})
+    (sanoid.root / "qemu.conf").write_text('user = "root"\nsnapshot_image_format = "sparse"\n')
+    assert set(check()[1]) == {"sparse-images"}
+
+
+def test_a_hook_of_another_version(sound, check, sanoid):
+    old = sanoid.root / "snaporch"
+    old.write_text("#!/bin/sh\necho snaporch 0.0.1\n")
+    old.chmod(0o755)
+    text = (sanoid.root / "sanoid.conf").read_text()
+    sanoid(text.replace(str(sanoid.programs / "snaporch"), str(old)))
+    assert "0.0.1" in check()[1]["hook-version"]["what"]
+    old.chmod(0o644)
+    assert set(check()[1]) == {"hook-program"}
+
+
+def test_a_hook_file_has_the_version_it_was_installed_with(sound, check, sanoid):
+    hook = sanoid.root / "old" / "share" / "snaporch" / "hooks" / "sanoid-pre"
+    program = sanoid.root / "old" / "bin" / "snaporch"
+    for path in (hook, program):
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\necho snaporch 0.0.2\n")
+        path.chmod(0o755)
+    text = (sanoid.root / "sanoid.conf").read_text()
+    sanoid(text.replace(f"{sanoid.programs / 'snaporch'} hook sanoid pre", str(hook)))
+    assert "0.0.2" in check()[1]["hook-version"]["what"]
+    program.write_text(f"#!/bin/sh\necho snaporch {__version__}\n")
+    assert check() == (0, {})
+
+
+def test_a_hook_without_a_slash_is_searched_where_services_do(sound, check, sanoid):
+    text = (sanoid.root / "sanoid.conf").read_text()
+    sanoid(text.replace(str(sanoid.programs / "snaporch"), "snaporch"))
+    assert check() == (0, {})
+
+
+def test_a_configuration_of_which_sanoid_dies(sound, check, sanoid):
+    sanoid("[tank/web]\nsnapshots = yes\n")
+    assert "snapshots is no setting" in check()[1]["sanoid-refuses"]["what"]
+
+
+def test_the_timer_off(sound, check, sanoid, monkeypatch):
+    (sanoid.root / "run").mkdir()
+    systemctl = sanoid.programs / "systemctl"
+    monkeypatch.setenv("PATH", f"{sanoid.programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(gather, "PLACES", replace(gather.PLACES, systemd=sanoid.root / "run"))
+    for status, expected in ((0, set()), (3, {"sanoid-timer"})):
+        systemctl.write_text(f"#!/bin/sh\nexit {status}\n")
+        systemctl.chmod(0o755)
+        assert set(check()[1]) == expected
+
+
+# -- --nagios -----------------------------------------------------------------------------------
+
+
+def nagios(snaporch, sanoid):
+    answer = snaporch("check", "--nagios", "--configdir", str(sanoid.root))
+    assert answer.err == ""
+    assert len(answer.out.splitlines()) == 1
+    return answer.code, answer.out
+
+
+def test_nagios(sound, snaporch, sanoid, monkeypatch):
+    assert nagios(snaporch, sanoid) == (0, "SNAPORCH OK - nothing to mend\n")
+    sound.add_guest("new|guest")
+    code, line = nagios(snaporch, sanoid)
+    assert code == 1
+    assert line.startswith("SNAPORCH WARNING - 1 warning - new/guest: sanoid takes no snapshots")
+    sanoid("[tank/web]\n")
+    code, line = nagios(snaporch, sanoid)
+    assert code == 2
+    assert line.startswith("SNAPORCH CRITICAL - 1 error, 2 warnings - [tank/web]: ")
+
+    def absent(_uri):
+        raise UnavailableError("libvirt", "does not answer")
+
+    monkeypatch.setattr("snaporch.cli.session.open_hypervisor", absent)
+    code, line = nagios(snaporch, sanoid)
+    assert (code, line) == (3, "SNAPORCH UNKNOWN - libvirt: does not answer\n")
+
+
+def test_nagios_and_json_exclude_one_another(host, snaporch):
+    assert snaporch("check", "--nagios", "--json").code == ExitCode.USAGE
+
+
+# -- render -------------------------------------------------------------------------------------
+
+
+def test_rendering_some(sound, snaporch):
+    sound.add_guest("mail", state=DomainState.OFF)
+    answer = snaporch("render", "sanoid", "mail")
+    assert "[tank/mail]" in answer.out
+    assert "[tank/web]" not in answer.out
+
+
+def test_rendering_in_the_middle_of_a_run_names_the_bases(sound, snaporch):
+    seen = {}
+    sound.hooks.at["capture.switched"] = lambda: seen.update(out=snaporch("render", "sanoid").out)
+    assert snaporch("snapshot", "web", "--quiet").code == 0
+    assert "\n[tank/web]\n" in seen["out"]
+
+
+def test_rendering_nothing_is_refused(host, snaporch):
+    assert snaporch("render", "sanoid").code == ExitCode.REFUSED
+
+
+def test_the_json_is_as_documented(sound, snaporch, sanoid):
+    sanoid("[tank/web]\n")
+    answer = snaporch("check", "--json", "--configdir", str(sanoid.root))
+    for document in json.loads(answer.out):
+        assert list(document) == ["code", "severity", "subject", "what", "why", "mend", "lines"]
