@@ -18,8 +18,8 @@ from faults.scene import (
     look,
 )
 
-DOCUMENTED = (0, 7, 8, 9)
-"""What a run may answer that libvirtd or QEMU went away from."""
+DOCUMENTED = (0, 5, 7, 8, 9)
+"""What a run may answer that libvirtd or QEMU went away from; 5 if nothing was frozen yet."""
 UNGUARDED = (Fault.RUN_KILLED, Fault.BOTH_KILLED, Fault.LIBVIRTD_KILLED)
 UNDECIDED = "being switched"
 EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
