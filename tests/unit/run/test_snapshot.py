@@ -10,6 +10,7 @@ from fakes.hooks import failing, failing_once
 
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramimage import RamImageError, RamImageWriter, read_header
+from snaporch.bundle.stream import RamStream
 from snaporch.errors import (
     AttentionError,
     BusyError,
@@ -427,9 +428,22 @@ def test_a_failure_that_is_a_bug_is_undone_too(world):
 # -- RAM that cannot be streamed ----------------------------------------------------------------
 
 
-def broken_stream(monkeypatch, error):
-    """The writer fails when it gets RAM through the pipe; it can write from a file."""
-    real = RamImageWriter.write
+def broken_stream(world, monkeypatch, error):
+    """The writer fails when it gets RAM through the pipe; it can write from a file.
+
+    The guest is not switched to its overlays before that is known: it would not be tried again.
+    """
+    real, ended = RamImageWriter.write, threading.Event()
+    run = RamStream._run
+
+    def run_and_tell(stream):
+        try:
+            run(stream)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(RamStream, "_run", run_and_tell)
+    world.hooks.at["capture.writing"] = lambda: ended.wait(30)
 
     def write(writer, block):
         if writer._trailer:
@@ -441,7 +455,7 @@ def broken_stream(monkeypatch, error):
 
 def test_a_stream_that_is_no_image_is_repeated_with_a_file(world, monkeypatch):
     world.add_guest(disks=TWO)
-    broken_stream(monkeypatch, RamImageError("libvirt's RAM image", "is strange"))
+    broken_stream(world, monkeypatch, RamImageError("libvirt's RAM image", "is strange"))
     record = snapshot(world)
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
     assert world.hooks.acts().count("hypervisor.capture") == 2
@@ -458,7 +472,7 @@ def test_a_capture_that_fails_once_is_repeated_with_a_file(world):
 
 def test_a_full_store_is_not_tried_again(world, monkeypatch):
     world.add_guest()
-    broken_stream(monkeypatch, NO_SPACE)
+    broken_stream(world, monkeypatch, NO_SPACE)
     with pytest.raises(RunFailedError, match="No space left on device"):
         snapshot(world)
     assert world.hooks.acts().count("hypervisor.capture") == 1
@@ -468,7 +482,7 @@ def test_a_full_store_is_not_tried_again(world, monkeypatch):
 def test_the_cause_is_told_and_not_its_echo(world, monkeypatch):
     world.add_guest()
     world.with_defaults(ram_capture="stream")
-    broken_stream(monkeypatch, NO_SPACE)
+    broken_stream(world, monkeypatch, NO_SPACE)
     with pytest.raises(RunFailedError) as caught:
         snapshot(world)
     assert "Broken pipe" not in str(caught.value)
