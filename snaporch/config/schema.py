@@ -156,6 +156,16 @@ class DomainSettings(_Section):
         le=86400,
         description="Seconds after which a guardian process lets a frozen guest go, whoever hangs.",
     )
+    hook_deadline: int = Field(
+        default=90,
+        ge=1,
+        le=86400,
+        description="Longest time in seconds for which a guest is held for sanoid's snapshots: "
+        "between its pre and post hooks writes go to overlays that grow. Past it the guest is let "
+        "go, and what sanoid takes later counts as `crash`. Guests that stand still meanwhile are "
+        "let go after `freeze_deadline` if that is less. Also how long the pre hook waits for "
+        "another run on the domain.",
+    )
     exclude_disks: tuple[Target, ...] = Field(
         default=(),
         strict=False,
@@ -191,6 +201,12 @@ class Config(_Section):
 
     libvirt_uri: Annotated[str, StringConstraints(min_length=1, pattern=r"^[\x21-\x7e]+$")] = Field(
         default=LIBVIRT, description="The libvirt connection. Must be of this host."
+    )
+    jobs: int = Field(
+        default=4,
+        ge=1,
+        le=256,
+        description="How many guests sanoid's pre hook freezes at the same time.",
     )
     paths: Paths = Field(default=Paths(), description="Where snaporch keeps things.")
     prune: Prune = Field(

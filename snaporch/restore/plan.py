@@ -12,7 +12,7 @@ from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRec
 from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.run.context import Context
 from snaporch.run.plan import check_snapshot_name, datasets_of, locate_disks
-from snaporch.run.records import all_records, own_members
+from snaporch.run.records import all_records, missing_of, one_of_each, own_members
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
 _HARMLESS = ("removable", "read-only")
@@ -95,7 +95,8 @@ def make_restore_plan(
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     thing = f"{record.domain}@{record.snapshot}"
     of_run = [s for s in everything if s.properties.get("run") == record.run]
-    members = tuple(own_members(context.store, of_run))
+    own = own_members(context.store, of_run)
+    members = tuple(one_of_each(manifest, own, record.snapshot, newest=True))
     domain = context.hypervisor.find(record.uuid)
     _check_whole(record, manifest, members, domain, cold=cold)
     _check_definition(context, record, manifest, domain)
@@ -145,10 +146,8 @@ def _check_whole(
 ) -> None:
     thing = f"{record.domain}@{record.snapshot}"
     if manifest is not None:
-        present = {(member.dataset, member.guid) for member in members}
-        gone = [e for e in manifest.snapshots if (e.dataset, e.guid) not in present]
-        if gone:
-            names = ", ".join(f"{entry.dataset}@{entry.name}" for entry in gone)
+        if gone := missing_of(manifest, members):
+            names = ", ".join(f"{dataset}@{record.snapshot}" for dataset in gone)
             raise RefusedError(thing, f"its snapshots are not all there: {names} is gone")
     elif domain is not None:
         planned, _ = locate_disks(domain)

@@ -25,11 +25,14 @@ def choose_strategy(
     blockers: Sequence[Blocker],
     pools: Collection[str],
     level: str | None = None,
+    *,
+    at_once: bool = True,
 ) -> Choice:
     """Choose for a domain whose disks lie in ``pools``.
 
     Args:
         level: overrides the configured one.
+        at_once: the snapshots are taken at once, and not by somebody who may take his time.
 
     Raises:
         RefusedError: the level cannot be had, and no lower one is allowed; every reason is named.
@@ -40,16 +43,17 @@ def choose_strategy(
     if wanted == "off":
         raise RefusedError(domain.name, "it runs, and is to be snapshotted only while it is off")
     asked = Level.RAM if wanted == "auto" else Level(wanted)
-    found = _first_free(_ways(domain, settings, asked, pools), blockers)
+    short = at_once and len(pools) == 1
+    found = _first_free(_ways(domain, settings, asked, short=short), blockers)
     if found is not None:
         return Choice(found)
-    reasons = _reasons(_ways(domain, settings, asked, pools), blockers)
+    reasons = _reasons(_ways(domain, settings, asked, short=short), blockers)
     if settings.on_unavailable != "fail":
         lower = Level(settings.on_unavailable)
-        found = _first_free(_ways(domain, settings, lower, pools), blockers)
+        found = _first_free(_ways(domain, settings, lower, short=short), blockers)
         if found is not None and is_lower(lower, asked):
             return Choice(found, f"no {asked} snapshot ({reasons}): taking {lower} instead")
-    step = _first_step(_ways(domain, settings, asked, pools), blockers)
+    step = _first_step(_ways(domain, settings, asked, short=short), blockers)
     raise RefusedError(domain.name, f"no {asked} snapshot is possible: {reasons}", step)
 
 
@@ -60,7 +64,7 @@ def is_lower(level: Level, than: Level) -> bool:
 
 
 def _ways(
-    domain: Domain, settings: DomainSettings, level: Level, pools: Collection[str]
+    domain: Domain, settings: DomainSettings, level: Level, *, short: bool
 ) -> list[Strategy]:
     """Strategies for a level, the preferred one first."""
     if level is not Level.RAM:
@@ -70,7 +74,7 @@ def _ways(
     if settings.ram_strategy != "auto":
         return [Strategy(settings.ram_strategy)]
     ways = [Strategy.MANUAL, Strategy.OVERLAY]
-    return ways if len(pools) == 1 else ways[::-1]
+    return ways if short else ways[::-1]
 
 
 def _first_free(ways: Iterable[Strategy], blockers: Sequence[Blocker]) -> Strategy | None:

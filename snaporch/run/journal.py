@@ -99,6 +99,10 @@ class Facts:
     ram_pipe: str
     overlay_max_mib: int = 0
     overlay_floor_mib: int = 0
+    awaited: bool = False
+    """Somebody else takes the snapshots: they are not the run's to destroy."""
+    window_seconds: int = 0
+    """How long the window may stay open for that."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Facts:

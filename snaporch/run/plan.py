@@ -167,11 +167,20 @@ def _unreadable(domain: Domain, disk: Disk, error: OSError) -> RefusedError | Un
     return RefusedError(thing, error.strerror or "cannot be read", "see `virsh domblklist`")
 
 
-def make_plan(context: Context, domain: Domain, name: str | None, level: str | None = None) -> Plan:
+def make_plan(
+    context: Context,
+    domain: Domain,
+    name: str | None,
+    level: str | None = None,
+    *,
+    awaited: int | None = None,
+) -> Plan:
     """Plan a snapshot of ``domain``; ``name`` is the snapshot's, or ``None`` for the default.
 
     Args:
         level: overrides the configured one.
+        awaited: seconds for which the frozen window may wait for somebody else to take the
+            snapshots, under whatever names; ``None`` when the run takes them.
 
     Raises:
         RefusedError: it cannot be done, and why.
@@ -183,11 +192,17 @@ def make_plan(context: Context, domain: Domain, name: str | None, level: str | N
         raise RefusedError(domain.name, f"no disk on ZFS ({details or 'it has no disks'})")
     started = datetime.now(UTC)
     datasets = tuple(sorted({disk.dataset.name for disk in planned}))
-    snapshot = _free_name(context, domain, datasets, name, started)
+    if awaited is not None and name is not None:
+        check_snapshot_name(name)
+        snapshot = name
+    else:
+        snapshot = _free_name(context, domain, datasets, name, started)
     run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
     blockers = _find_blockers(context, domain, planned, left_out)
     pools = {disk.dataset.pool for disk in planned}
-    choice = choose_strategy(domain, settings, blockers, pools, level)
+    choice = choose_strategy(
+        domain, settings, blockers, pools, level, at_once=awaited is None
+    )
     paths = context.config.paths
     overlay_dir = paths.overlays / run
     facts = Facts(
@@ -204,6 +219,8 @@ def make_plan(context: Context, domain: Domain, name: str | None, level: str | N
         ram_pipe=str(paths.runtime / f"{run}.ram"),
         overlay_max_mib=paths.overlay_max_mib,
         overlay_floor_mib=paths.overlay_floor_mib,
+        awaited=awaited is not None,
+        window_seconds=awaited or 0,
     )
     return Plan(
         run,

@@ -11,20 +11,27 @@ from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord
 
 
 def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[SnapshotRecord]:
-    """One record per run, oldest first."""
+    """One record per run and snapshot name, oldest first."""
     runs: dict[str, list[PoolSnapshot]] = {}
     for snapshot in snapshots:
         run = snapshot.properties.get("run")
         if run and "domain" in snapshot.properties:
             runs.setdefault(run, []).append(snapshot)
-    own = {run: own_members(store, members) for run, members in runs.items()}
-    records = [_record(store, run, members) for run, members in own.items() if members]
-    return sorted(records, key=lambda record: (record.created, record.run))
+    records = [
+        _record(store, run, name, own)
+        for run, members in runs.items()
+        if (own := own_members(store, members))
+        for name in sorted({member.name for member in own})
+    ]
+    return sorted(records, key=lambda record: (record.created, record.run, record.snapshot))
 
 
-def record_of(store: BundleStore, snapshots: Iterable[PoolSnapshot], run: str) -> SnapshotRecord:
-    """The record of one run, whose snapshots are known to be there."""
-    return _record(store, run, [s for s in snapshots if s.properties.get("run") == run])
+def record_of(
+    store: BundleStore, snapshots: Iterable[PoolSnapshot], run: str, name: str
+) -> SnapshotRecord:
+    """The record of one run and name, whose snapshots are known to be there."""
+    members = [snapshot for snapshot in snapshots if snapshot.properties.get("run") == run]
+    return _record(store, run, name, members)
 
 
 def own_members(store: BundleStore, members: Sequence[PoolSnapshot]) -> list[PoolSnapshot]:
@@ -41,20 +48,55 @@ def own_members(store: BundleStore, members: Sequence[PoolSnapshot]) -> list[Poo
     return [member for member in members if member.dataset in taken]
 
 
-def _record(store: BundleStore, run: str, members: Sequence[PoolSnapshot]) -> SnapshotRecord:
-    first = members[0]
-    reference = first.properties.get("bundle")
+def one_of_each(
+    manifest: Manifest | None,
+    members: Iterable[PoolSnapshot],
+    name: str,
+    *,
+    newest: bool = False,
+) -> list[PoolSnapshot]:
+    """One snapshot of each dataset, by dataset: that of the name, or another of the same instant.
+
+    The disks stood still for all the snapshots of a run, so they hold the same: ``daily`` of a
+    round can stand in for its ``hourly``. Not if the guest was not held still.
+
+    Args:
+        newest: the latest of them, whatever its name: a rollback to it spares the others.
+    """
+    chosen: dict[str, PoolSnapshot] = {}
+    same = manifest is not None and manifest.level is not Level.CRASH
+    known = {(e.dataset, e.guid) for e in manifest.snapshots} if manifest else set()
+    for member in sorted(members, key=lambda m: (not newest and m.name == name, m.createtxg)):
+        if member.name == name or (same and (member.dataset, member.guid) in known):
+            chosen[member.dataset] = member
+    return [chosen[dataset] for dataset in sorted(chosen)]
+
+
+def missing_of(manifest: Manifest, members: Iterable[PoolSnapshot]) -> list[str]:
+    """Datasets of the run's disks of which ``members`` holds none of the run's snapshots."""
+    known = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
+    wanted = {dataset for dataset, _ in known}
+    wanted |= {disk.dataset for disk in manifest.disks if disk.dataset is not None}
+    return sorted(wanted - {m.dataset for m in members if (m.dataset, m.guid) in known})
+
+
+def _record(
+    store: BundleStore, run: str, name: str, members: Sequence[PoolSnapshot]
+) -> SnapshotRecord:
+    reference = members[0].properties.get("bundle")
     state, manifest = store.state(reference) if reference else (BundleState.MISSING, None)
-    if manifest is not None and state is BundleState.COMPLETE and not _all_there(manifest, members):
+    members = one_of_each(manifest, members, name)
+    first = next(member for member in members if member.name == name)
+    if manifest is not None and state is BundleState.COMPLETE and missing_of(manifest, members):
         state = BundleState.INCOMPLETE
     path = _path(store, reference) if state is not BundleState.MISSING else None
     return SnapshotRecord(
         domain=first.properties["domain"],
         uuid=first.properties.get("uuid", ""),
-        snapshot=first.name,
+        snapshot=name,
         run=run,
         level=_level(first, state),
-        datasets=tuple(sorted(member.dataset for member in members)),
+        datasets=tuple(member.dataset for member in members),
         created=manifest.created if manifest else first.created,
         ram_bytes=manifest.ram_bytes if manifest else None,
         stored_bytes=manifest.stored_bytes if manifest else 0,
@@ -69,12 +111,6 @@ def _path(store: BundleStore, reference: str | None) -> Path | None:
         return store.path(reference) if reference else None
     except BundleError:  # a property that names no bundle
         return None
-
-
-def _all_there(manifest: Manifest, members: Sequence[PoolSnapshot]) -> bool:
-    """Every snapshot of the manifest still exists, by GUID."""
-    present = {(member.dataset, member.guid) for member in members}
-    return all((entry.dataset, entry.guid) in present for entry in manifest.snapshots)
 
 
 def _level(snapshot: PoolSnapshot, state: BundleState) -> Level:

@@ -340,11 +340,12 @@ def _destroy_snapshots(context: Context, facts: Facts) -> list[str]:
 
 
 def own_snapshots(context: Context, facts: Facts) -> list[PoolSnapshot]:
-    """The snapshots that this run took."""
+    """The snapshots that this run took, or marked as its own."""
     return [
         found
         for found in context.pool.snapshots(facts.datasets)
-        if found.name == facts.snapshot and found.properties.get("run") == facts.run
+        if found.properties.get("run") == facts.run
+        and (facts.awaited or found.name == facts.snapshot)
     ]
 
 
@@ -397,7 +398,7 @@ def recover_leftovers(context: Context) -> None:
 
 def _recover_one(context: Context, journal: OldJournal) -> list[str]:
     facts = journal.facts
-    taken = len(own_snapshots(context, facts)) == len(facts.datasets)
+    taken = facts.awaited or len(own_snapshots(context, facts)) == len(facts.datasets)
     texts = settle(context, facts, journal.notes, keep_snapshots=taken)
     forget(journal.path)
     texts.append(f"settled the run {facts.run}, which had been cut short")

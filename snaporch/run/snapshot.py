@@ -7,6 +7,7 @@ finishes what it began: the way forward is as short as the way back.
 from __future__ import annotations
 
 import stat
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 from snaporch.bundle.manifest import Manifest, Part
 from snaporch.errors import AttentionError, InterruptedRunError, RunFailedError, SnaporchError
 from snaporch.model import Domain, Level, PoolSnapshot, SnapshotRecord
-from snaporch.pool import PREFIX, PoolError
+from snaporch.pool import PREFIX
 from snaporch.pool.resolver import flush_device
 from snaporch.run.choice import is_lower
 from snaporch.run.context import Context
@@ -24,9 +25,10 @@ from snaporch.run.lock import domain_lock
 from snaporch.run.parts import build_manifest, side_parts
 from snaporch.run.plan import Plan, make_plan
 from snaporch.run.records import record_of
-from snaporch.run.settle import COMPLETED, LOOK, SET_ASIDE, own_snapshots, recover, settle
+from snaporch.run.settle import COMPLETED, LOOK, SET_ASIDE, recover, settle
 from snaporch.run.strategies import make_strategy
 from snaporch.run.strategies.base import Strategy, StrategyUnavailableError, Work
+from snaporch.run.taking import OwnSnapshots, Taker, properties_of
 
 
 class FreezeFailedError(RunFailedError):
@@ -40,6 +42,7 @@ def take_snapshot(
     name: str | None,
     wait: int | None,
     level: str | None = None,
+    taker: Taker | None = None,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
@@ -47,6 +50,7 @@ def take_snapshot(
         name: of the snapshot, or ``None`` for ``snaporch_<UTC time>_manual``.
         wait: seconds to wait for another run on the domain; ``None`` for the configured ones.
         level: overrides the configured one.
+        taker: who takes the ZFS snapshots; the run itself when ``None``.
 
     Raises:
         RefusedError, BusyError, UnavailableError: nothing was touched.
@@ -55,6 +59,8 @@ def take_snapshot(
     """
     settings = context.config.settings(domain.name, domain.uuid)
     patience = settings.wait if wait is None else wait
+    taker = taker or OwnSnapshots(context)
+    seconds = taker.window_seconds if taker.awaited else None
     with domain_lock(
         context.config.paths.runtime,
         domain.name,
@@ -66,22 +72,24 @@ def take_snapshot(
         for text in recover(context, domain.uuid):
             context.progress.note(domain.name, text)
         current = context.hypervisor.domain(domain.uuid)
-        plan = make_plan(context, current, name, level)
+        plan = make_plan(context, current, name, level, awaited=seconds)
         try:
-            return _Run(context, plan).execute()
+            return _Run(context, plan, taker).execute()
         except (FreezeFailedError, StrategyUnavailableError) as error:
             lower = settings.on_unavailable
             if lower == "fail" or not is_lower(Level(lower), plan.level):
                 raise
             reason = f"{plan.level} failed ({error.reason}): taking {lower} instead"
-        plan = make_plan(context, context.hypervisor.domain(domain.uuid), name, lower)
-        return _Run(context, replace(plan, downgrade=reason)).execute()
+        current = context.hypervisor.domain(domain.uuid)
+        plan = make_plan(context, current, name, lower, awaited=seconds)
+        return _Run(context, replace(plan, downgrade=reason), taker).execute()
 
 
 class _Run:
-    def __init__(self, context: Context, plan: Plan) -> None:
+    def __init__(self, context: Context, plan: Plan, taker: Taker) -> None:
         self._context = context
         self._plan = plan
+        self._taker = taker
         self._domain = plan.domain
         self._started = datetime.now(UTC)
         self._freezing = False
@@ -120,9 +128,11 @@ class _Run:
         plan = self._plan
         bundle = self._context.store.create(plan.domain.uuid, plan.run)
         strategy = make_strategy(Work(self._context, plan, bundle, journal))
+        properties = properties_of(plan, bundle.reference)
         # What prepare() opened is let go of even if the journal cannot be written any more.
         try:
             with journal.step(Step.PREPARE):
+                self._taker.prepare(plan)
                 strategy.prepare()
             self._freezing = self._touched = True
             with journal.step(Step.FREEZE):
@@ -130,14 +140,16 @@ class _Run:
             self._context.interrupt.check(plan.domain.name)
             self._freezing = False
             with journal.step(Step.POOL_SNAPSHOT):
-                self._snapshot_pools(bundle.reference)
+                self._snapshot_pools(properties)
                 level = strategy.reached()
                 if let_go_mark(journal.path).exists():
                     level = strategy.disturbed(level)
+                level = self._taker.level(level)
             with journal.step(Step.RELEASE):
                 strategy.release()
+            self._taker.released()
             with journal.step(Step.SEAL):
-                snapshots = self._taken_snapshots()
+                snapshots = self._taker.taken(plan, properties)
                 parts = side_parts(bundle, plan.domain, strategy.pause)
                 self._context.progress.step(plan.domain.name, "sealing the bundle")
                 bundle.seal(self._manifest(strategy, level, parts, snapshots))
@@ -147,33 +159,16 @@ class _Run:
         with journal.step(Step.RECORD):
             names = [snapshot.full_name for snapshot in snapshots]
             self._context.pool.set_properties(names, {f"{PREFIX}level": level.value})
-        return record_of(
-            self._context.store, self._context.pool.snapshots(plan.facts.datasets), plan.run
-        )
+        there = self._context.pool.snapshots(plan.facts.datasets)
+        return record_of(self._context.store, there, plan.run, snapshots[0].name)
 
-    def _snapshot_pools(self, reference: str) -> None:
+    def _snapshot_pools(self, properties: Mapping[str, str]) -> None:
         """Inside the frozen window: nothing here that could be done before or after it."""
-        plan = self._plan
-        for planned in plan.disks:
+        for planned in self._plan.disks:
             if stat.S_ISBLK(Path(planned.path).stat().st_mode):
                 flush_device(planned.path)
-        properties = {
-            f"{PREFIX}run": plan.run,
-            f"{PREFIX}uuid": plan.domain.uuid,
-            f"{PREFIX}domain": plan.domain.name,
-            f"{PREFIX}bundle": reference,
-            f"{PREFIX}level": Level.CRASH.value,  # until the bundle is sealed, that is all it is
-        }
-        for names in plan.by_pool().values():
-            self._context.pool.snapshot(names, properties)
+        self._taker.take(self._plan, properties)
         self._taken = True
-
-    def _taken_snapshots(self) -> list[PoolSnapshot]:
-        plan = self._plan
-        snapshots = own_snapshots(self._context, plan.facts)
-        if len(snapshots) != len(plan.datasets):
-            raise PoolError(f"@{plan.snapshot}", "was destroyed by someone else while it was taken")
-        return snapshots
 
     def _manifest(
         self, strategy: Strategy, level: Level, parts: list[Part], snapshots: list[PoolSnapshot]
@@ -198,9 +193,8 @@ class _Run:
         doing = "finishing the run" if self._taken else "undoing the run"
         self._context.progress.step(name, doing)
         try:
-            done = settle(
-                self._context, self._plan.facts, journal.notes, keep_snapshots=self._taken
-            )
+            keep = self._taken or self._taker.awaited
+            done = settle(self._context, self._plan.facts, journal.notes, keep_snapshots=keep)
         except AttentionError as trouble:
             journal.close(settled=False)
             reason = f"{_reason(error)}; then: {trouble.thing}: {trouble.reason}"

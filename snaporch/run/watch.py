@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 _LOOK_SECONDS = 1.0
+_GRACE_SECONDS = 30
 _RECOVER_WAIT = "600"
 _STANDING_STILL = ("manual", "paused", "quiesced")
 _ASKED = ("paused", "quiesced")
@@ -112,6 +113,9 @@ def _too_much(window: _Window, facts: dict[str, Any], seconds: float, deadline: 
     """Frozen for too long; or on overlays that grow too large or have no room left."""
     if window is not _Window.ON_OVERLAYS:
         return seconds > deadline
+    window = facts.get("window_seconds")
+    if window and seconds > window + _GRACE_SECONDS:
+        return True  # the run had its time to let the guest go by itself
     paths = [disk["overlay"] for disk in facts["overlays"]]
     try:
         size = sum(os.stat(path).st_blocks * 512 for path in paths)

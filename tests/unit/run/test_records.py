@@ -82,7 +82,7 @@ def test_snapshots_that_are_not_ours_are_no_records(store):
 
 def test_one_run_can_be_asked_for(store):
     members = [snapshot("t/a", "r1"), snapshot("t/b", "r2"), snapshot("t/b", "r1")]
-    assert record_of(store, members, "r1").datasets == ("t/a", "t/b")
+    assert record_of(store, members, "r1", "s").datasets == ("t/a", "t/b")
 
 
 def test_without_its_bundle_ram_is_worth_no_more_than_a_crash(store):
