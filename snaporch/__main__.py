@@ -1,5 +1,24 @@
-"""``python3 -m snaporch``."""
+"""``snaporch``, also as ``python3 -m snaporch``."""
 
-from snaporch.cli.main import run
+from __future__ import annotations
 
-run()
+import os
+import sys
+
+_PHASES = ("pre", "post", "pre-prune", "prune")
+
+
+def main() -> None:
+    """The console script. sanoid's hooks do not wait for the command line's parser."""
+    words = sys.argv[1:]
+    if words[:-1] == ["hook", "sanoid"] and words[-1] in _PHASES:
+        from snaporch.sanoid.hook import answer
+
+        sys.exit(answer(words[2], os.environ))
+    from snaporch.cli.main import run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ import typer
 
 from snaporch import __version__
 from snaporch.cli.check import check_command
+from snaporch.cli.hook import hook_command
 from snaporch.cli.list import list_command
 from snaporch.cli.options import ConfigOption
 from snaporch.cli.prune import prune_command
@@ -40,6 +41,7 @@ app.command("recover")(recover_command)
 app.command("prune")(prune_command)
 app.command("check")(check_command)
 app.add_typer(render_app, name="render")
+app.command("hook")(hook_command)
 
 
 def _print_version(wanted: bool) -> None:

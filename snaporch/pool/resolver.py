@@ -58,8 +58,11 @@ def _unescape(text: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
-def resolve(path: str) -> Dataset:
+def resolve(path: str, mounts: list[Mount] | None = None) -> Dataset:
     """The dataset of a disk image or the volume of a block device.
+
+    Args:
+        mounts: as :func:`read_mounts` has just given them, for many paths at once.
 
     Raises:
         NotOnZfsError: it exists but not on ZFS, or only in a snapshot.
@@ -69,7 +72,7 @@ def resolve(path: str) -> Dataset:
     if stat.S_ISBLK(status.st_mode):
         return Dataset(_volume_name(path, status.st_rdev), DatasetKind.VOLUME)
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    for mount in read_mounts():
+    for mount in read_mounts() if mounts is None else mounts:
         if mount.device == device:
             return _dataset_of(path, mount)
     raise NotOnZfsError(path, f"no mount has its device number {device}")

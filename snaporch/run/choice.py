@@ -63,9 +63,7 @@ def is_lower(level: Level, than: Level) -> bool:
     return order.index(level) > order.index(than)
 
 
-def _ways(
-    domain: Domain, settings: DomainSettings, level: Level, *, short: bool
-) -> list[Strategy]:
+def _ways(domain: Domain, settings: DomainSettings, level: Level, *, short: bool) -> list[Strategy]:
     """Strategies for a level, the preferred one first."""
     if level is not Level.RAM:
         return [Strategy(level.value)]

@@ -30,9 +30,16 @@ def start_guardian(context: Context, facts: Facts, journal: Path) -> None:
     if context.config_path is not None:
         arguments.append(str(context.config_path.absolute()))
     command = [sys.executable, "-P", "-m", "snaporch.run.watch", *arguments]
+    start_detached(f"snaporch-guardian-{facts.run}", command)
+
+
+def start_detached(unit: str, command: list[str]) -> None:
+    """Start a process that outlives this one and its control group; not being able to is no error.
+
+    What sanoid told its hook stays here: it comes from outside, and nobody else needs it.
+    """
     if _SYSTEMD.is_dir() and shutil.which("systemd-run"):
-        unit = f"--unit=snaporch-guardian-{facts.run}"
-        launch = ["systemd-run", "--quiet", "--no-block", "--collect", unit, *command]
+        launch = ["systemd-run", "--quiet", "--no-block", "--collect", f"--unit={unit}", *command]
         if _works(launch):
             return
     with suppress(OSError):
@@ -42,6 +49,7 @@ def start_guardian(context: Context, facts: Facts, journal: Path) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name[:7] != "SANOID_"},
         )
 
 

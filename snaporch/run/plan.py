@@ -200,9 +200,7 @@ def make_plan(
     run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
     blockers = _find_blockers(context, domain, planned, left_out)
     pools = {disk.dataset.pool for disk in planned}
-    choice = choose_strategy(
-        domain, settings, blockers, pools, level, at_once=awaited is None
-    )
+    choice = choose_strategy(domain, settings, blockers, pools, level, at_once=awaited is None)
     paths = context.config.paths
     overlay_dir = paths.overlays / run
     facts = Facts(

@@ -1,4 +1,4 @@
-"""Who takes the ZFS snapshots of a run: the run itself, or somebody it holds the guest still for."""
+"""Who takes the ZFS snapshots of a run: the run, or somebody it holds the guest still for."""
 
 from __future__ import annotations
 

@@ -1,0 +1,63 @@
+"""The post hook: sanoid has taken its snapshots, the guests may go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from snaporch.sanoid.caller import Caller, find_sanoid
+from snaporch.sanoid.guests import Guest, guests_at
+from snaporch.sanoid.hook import tell
+from snaporch.sanoid.peek import peek
+from snaporch.sanoid.request import Request, read_request
+from snaporch.sanoid.talk import SUFFIX, Message, ask
+
+
+def post(environment: Mapping[str, str]) -> int:
+    """Let the guests go; 0 when all of them had stood still.
+
+    Raises:
+        SnaporchError: libvirt or ZFS do not answer.
+    """
+    request = read_request("post", environment)
+    peeked = peek(environment)
+    caller = find_sanoid()
+    replies = _leave(request, caller, sorted(peeked.runtime.glob(f"*{SUFFIX}")))
+    if request.pre_failed:
+        return 0
+    code = 0
+    for reply in replies.values():
+        for note in reply.get("notes", ()):
+            tell(str(note))
+        if not reply.get("ok"):
+            tell(str(reply.get("line", "failed")))
+            code = code or int(reply.get("code", 8))
+    guests = guests_at(peeked.libvirt_uri, request.targets)
+    unheld = [guest for guest in guests if guest.domain.uuid not in replies]
+    if unheld:
+        from snaporch.sanoid.unheld import record_unheld
+
+        code = code or record_unheld(request, caller, unheld)
+    return code
+
+
+def _leave(request: Request, caller: Caller, doors: Sequence[Path]) -> dict[str, Message]:
+    """What the holders of windows answer that knew of this call's pre hook, by domain."""
+    if not doors:
+        return {}
+    from concurrent.futures import ThreadPoolExecutor
+
+    word = "withdraw" if request.pre_failed else "leave"
+    calls = [(door, target) for door in doors for target in request.targets]
+
+    def leave(call: tuple[Path, str]) -> Message | None:
+        door, target = call
+        return ask(door, {"do": word, "sanoid": caller.pid, "target": target})
+
+    with ThreadPoolExecutor(len(calls)) as workers:
+        answers = list(workers.map(leave, calls))
+    return {
+        door.stem: answer
+        for (door, _), answer in zip(calls, answers, strict=True)
+        if answer is not None and not answer.get("unknown")
+    }

@@ -1,0 +1,27 @@
+"""The pre hook: every guest with a disk on what sanoid is about to snapshot stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from snaporch.sanoid.guests import check_exist, guests_at
+from snaporch.sanoid.peek import peek
+from snaporch.sanoid.request import read_request
+
+
+def pre(environment: Mapping[str, str]) -> int:
+    """Freeze the guests; back when all of them are.
+
+    Raises:
+        SnaporchError: one could not be frozen; none is.
+    """
+    request = read_request("pre", environment)
+    peeked = peek(environment)
+    guests = guests_at(peeked.libvirt_uri, request.targets)
+    if not guests:
+        check_exist(request.targets)
+        return 0
+    from snaporch.sanoid.freezing import freeze
+
+    freeze(request, guests, peeked)
+    return 0

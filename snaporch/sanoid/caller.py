@@ -1,0 +1,86 @@
+"""Who calls the hook: the sanoid among its ancestors, if there is one (proc(5))."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_CONFIG_DIR = Path("/etc/sanoid")
+_MOST_ANCESTORS = 64
+_OPTION = "configdir"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A sanoid."""
+
+    pid: int
+    """0 when the hook was not called by sanoid."""
+    config_dir: Path
+
+
+def find_sanoid(proc: Path = Path("/proc"), pid: int | None = None) -> Caller:
+    """The nearest sanoid above this process."""
+    current = _parent(proc, os.getpid() if pid is None else pid)
+    for _ in range(_MOST_ANCESTORS):
+        if current <= 1:
+            break
+        words = _command(proc, current)
+        options = _options_of_sanoid(words)
+        if options is not None:
+            return Caller(current, _config_dir(proc, current, options))
+        current = _parent(proc, current)
+    return Caller(0, DEFAULT_CONFIG_DIR)
+
+
+def _parent(proc: Path, pid: int) -> int:
+    """Field 4 of ``stat``; field 2, the name, may hold anything up to the last parenthesis."""
+    try:
+        text = (proc / str(pid) / "stat").read_text("utf-8", "replace")
+        return int(text.rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _command(proc: Path, pid: int) -> list[str]:
+    try:
+        raw = (proc / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return raw.decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
+
+
+def _options_of_sanoid(words: list[str]) -> list[str] | None:
+    """sanoid's own arguments, ``None`` if it is something else: it is a script, run by perl."""
+    rest = words
+    if os.path.basename(words[0] if words else "").startswith("perl"):
+        rest = words[1:]
+        while rest and rest[0].startswith("-"):
+            rest = rest[1:]
+    if rest and os.path.basename(rest[0]) in ("sanoid", "sanoid.pl"):
+        return rest[1:]
+    return None
+
+
+def _config_dir(proc: Path, pid: int, options: list[str]) -> Path:
+    """``--configdir DIR`` as Getopt::Long takes it: with "=" or not, one dash or two, cut short."""
+    for index, word in enumerate(options):
+        name, equals, value = word.partition("=")
+        bare = name.lstrip("-")
+        if not name.startswith("-") or len(bare) < 2 or not _OPTION.startswith(bare.lower()):  # noqa: PLR2004 - "c" alone could be --cron
+            continue
+        if not equals:
+            value = options[index + 1] if index + 1 < len(options) else ""
+        if value:
+            return _absolute(proc, pid, Path(value))
+    return DEFAULT_CONFIG_DIR
+
+
+def _absolute(proc: Path, pid: int, path: Path) -> Path:
+    if path.is_absolute():
+        return path
+    try:
+        return Path(os.readlink(proc / str(pid) / "cwd")) / path
+    except OSError:
+        return path

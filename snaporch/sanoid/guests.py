@@ -1,0 +1,91 @@
+"""Which domains have disks on the datasets that sanoid is at: asked of libvirt, every time.
+
+Nothing is remembered between two hooks: a guest that was defined a second ago must not be missed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch.errors import NotFoundError
+from snaporch.hypervisor import open_hypervisor
+from snaporch.model import Domain
+from snaporch.pool.resolver import Mount, NotOnZfsError, read_mounts, resolve
+
+_ZVOLS = Path("/dev/zvol")
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A domain and where its disks are."""
+
+    domain: Domain
+    disks: dict[str, str]
+    """Target → dataset, of every disk that a snapshot would take along."""
+
+    @property
+    def datasets(self) -> frozenset[str]:
+        """Every dataset with a disk of the guest."""
+        return frozenset(self.disks.values())
+
+    def on(self, targets: Iterable[str], *, below: bool) -> frozenset[str]:
+        """Its datasets among ``targets``; and among their children, if ``below``."""
+        wanted = tuple(targets)
+        return frozenset(
+            dataset
+            for dataset in self.datasets
+            if any(
+                dataset == target or (below and dataset.startswith(f"{target}/"))
+                for target in wanted
+            )
+        )
+
+
+def guests_at(uri: str, targets: Sequence[str]) -> list[Guest]:
+    """The domains with a disk on one of ``targets`` or below.
+
+    Raises:
+        UnavailableError, HypervisorError: libvirt does not answer.
+    """
+    mounts = read_mounts()
+    found = (Guest(domain, _disks(domain, mounts)) for domain in open_hypervisor(uri).domains())
+    return [guest for guest in found if guest.on(targets, below=True)]
+
+
+def _disks(domain: Domain, mounts: list[Mount]) -> dict[str, str]:
+    """Where the disks are; of a running guest's image that is gone, where it would be."""
+    found = {}
+    for disk in domain.disks:
+        if disk.device not in ("disk", "lun") or disk.readonly or not disk.source:
+            continue
+        path = Path(disk.source)
+        if domain.active:
+            path = next(place for place in [path, *path.parents] if os.path.exists(place))
+        with suppress(NotOnZfsError, OSError):
+            found[disk.target] = resolve(str(path), mounts).name
+    return found
+
+
+def check_exist(targets: Sequence[str]) -> None:
+    """See that the datasets exist; ``zfs`` is asked only about those that are not mounted.
+
+    Raises:
+        NotFoundError: one does not.
+    """
+    mounted = {mount.source for mount in read_mounts() if mount.filesystem == "zfs"}
+    for target in targets:
+        if target in mounted or (_ZVOLS / target).exists():
+            continue
+        command = ["zfs", "list", "-H", "-o", "name", target]
+        path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+        with suppress(FileNotFoundError):
+            done = subprocess.run(
+                command, capture_output=True, check=False, env={**os.environ, "PATH": path}
+            )
+            if done.returncode != 0:
+                raise NotFoundError(target, "no such dataset", "nothing was touched")

@@ -1,0 +1,86 @@
+"""``python3 -m snaporch.sanoid.holder UUID DOOR [CONFIG]``: holds a guest still for sanoid.
+
+A hook has to return, and what it began has to go on: so the run is a process of its own, which
+outlives the hook, and sanoid, and sanoid's control group. It is the ordinary run of
+``run/snapshot.py``, with an :class:`~snaporch.sanoid.awaited.Awaited` to wait for the snapshots.
+"""
+
+from __future__ import annotations
+
+import sys
+import syslog
+from pathlib import Path
+
+from snaporch.config import load_config
+from snaporch.errors import ExitCode, SnaporchError, one_line
+from snaporch.hypervisor import open_hypervisor
+from snaporch.pool import open_pool
+from snaporch.run.context import Context, Interrupt
+from snaporch.run.snapshot import take_snapshot
+from snaporch.sanoid.awaited import Awaited
+from snaporch.sanoid.door import Door
+
+_JOIN_SECONDS = 60
+
+
+class Log:
+    """A :class:`~snaporch.progress.Progress` into the system's log; notes also for the hooks."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def step(self, subject: str, text: str) -> None:
+        """A step."""
+        syslog.syslog(syslog.LOG_INFO, one_line(f"{subject}: {text}"))
+
+    def note(self, subject: str, text: str) -> None:
+        """A warning."""
+        syslog.syslog(syslog.LOG_WARNING, one_line(f"{subject}: {text}"))
+        self.notes.append(f"{subject}: {text}")
+
+    def amount(self, subject: str, done: int, total: int) -> None:
+        """Bytes; a log is not for that."""
+
+
+def main(arguments: list[str]) -> int:
+    """Hold the guest ``arguments[0]`` until sanoid is through; the exit code."""
+    uuid, path = arguments[0], Path(arguments[1])
+    config_path = Path(arguments[2]) if len(arguments) > len("up") else None
+    syslog.openlog("snaporch", syslog.LOG_PID)
+    log, interrupt = Log(), Interrupt()
+    with interrupt.watching():
+        door = Door(path, interrupt)
+        try:
+            _hold(uuid, config_path, door, log, interrupt)
+        except SnaporchError as error:
+            log.note(error.thing, error.reason)
+            door.answer({"ok": False, "line": error.line(), "code": int(error.exit_code)})
+            return int(error.exit_code)
+        except Exception as error:  # noqa: BLE001 - the hooks must hear of it
+            text = f"a bug in snaporch: {type(error).__name__}: {error}"
+            log.note(uuid, text)
+            door.answer({"ok": False, "line": text, "code": int(ExitCode.BUG)})
+            return int(ExitCode.BUG)
+        finally:
+            door.end()
+    return 0
+
+
+def _hold(uuid: str, config_path: Path | None, door: Door, log: Log, interrupt: Interrupt) -> None:
+    first = door.first(_JOIN_SECONDS)
+    if first is None:
+        return
+    config = load_config(config_path)
+    context = Context(
+        config, open_hypervisor(config.libvirt_uri), open_pool(), log, interrupt, config_path
+    )
+    domain = context.hypervisor.domain(uuid)
+    settings = config.settings(domain.name, domain.uuid)
+    seconds = settings.hook_deadline
+    taker = Awaited(context, door, log.notes, seconds)
+    wait = max(settings.wait, seconds)
+    take_snapshot(context, domain, name=first.names[0], wait=wait, taker=taker)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""The few settings a hook needs to find out that it has nothing to do, without the schema."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch import places
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Where to look."""
+
+    config: Path | None
+    """The configuration file that was named, if any."""
+    libvirt_uri: str
+    runtime: Path
+
+
+def peek(environment: Mapping[str, str]) -> Peek:
+    """What the configuration says, as far as it can be told without checking it.
+
+    Raises:
+        ConfigError: it cannot be read; the schema then says what is wrong.
+    """
+    named = environment.get("SNAPORCH_CONFIG")
+    path = Path(named) if named else None
+    try:
+        document = tomllib.loads((path or places.CONFIG).read_text("utf-8"))
+        uri = document.get("libvirt_uri", places.LIBVIRT)
+        runtime = document.get("paths", {}).get("runtime", str(places.RUNTIME))
+        if isinstance(uri, str) and isinstance(runtime, str):
+            return Peek(path, uri, Path(runtime))
+    except FileNotFoundError:
+        if path is None:
+            return Peek(None, places.LIBVIRT, places.RUNTIME)
+    except (OSError, ValueError, AttributeError):
+        pass
+    from snaporch.config import load_config
+
+    config = load_config(path)
+    return Peek(path, config.libvirt_uri, config.paths.runtime)

@@ -1,0 +1,91 @@
+"""What sanoid tells its pre and post hooks. It comes from outside and may be anything.
+
+sanoid 2.0.3 sets only ``SANOID_TARGET`` and ``SANOID_SNAPNAME``; later ones have lists too. In post
+``SANOID_SNAPNAME`` is ``dataset@name`` by mistake, so there only the lists are believed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from snaporch.errors import UsageError
+
+_DATASET = re.compile(r"[A-Za-z][A-Za-z0-9_.: -]*(/[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*)*")
+_NAME = re.compile(r"[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*")
+_MAX_FULL_NAME = 255
+"""ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
+_MOST = 1000
+_SHOWN = 40
+_STEP = "this is called by sanoid's pre and post scripts; nothing was touched"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call of the pre or the post hook."""
+
+    targets: tuple[str, ...]
+    """The datasets sanoid is about to snapshot, or has; recursive ones without their children."""
+    names: tuple[str, ...]
+    """Bare names of the snapshots."""
+    pre_failed: bool = False
+
+
+def read_request(phase: str, environment: Mapping[str, str]) -> Request:
+    """The request in ``environment``.
+
+    Raises:
+        UsageError: it is not what sanoid says in this phase; nothing may be done.
+    """
+    told = environment.get("SANOID_SCRIPT", phase)
+    if told != phase:
+        raise _wrong("SANOID_SCRIPT", told, f"is not {phase!r}")
+    targets = _list(environment, "SANOID_TARGETS", "SANOID_TARGET", _is_dataset, "a dataset")
+    names = _names(phase, environment)
+    for target in targets:
+        for name in names:
+            if len(f"{target}@{name}") > _MAX_FULL_NAME:
+                raise _wrong("SANOID_SNAPNAMES", name, f"is too long a name for {target[:_SHOWN]}")
+    failed = environment.get("SANOID_PRE_FAILURE", "0")
+    if failed not in ("0", "1"):
+        raise _wrong("SANOID_PRE_FAILURE", failed, "is neither 0 nor 1")
+    return Request(targets, names, failed == "1")
+
+
+def _names(phase: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    if phase == "post" and "SANOID_SNAPNAMES" not in environment:
+        full = environment.get("SANOID_SNAPNAME", "")
+        environment = {"SANOID_SNAPNAME": full.rsplit("@", 1)[-1]}
+    return _list(environment, "SANOID_SNAPNAMES", "SANOID_SNAPNAME", _is_name, "a snapshot's name")
+
+
+def _list(
+    environment: Mapping[str, str], many: str, one: str, known: Callable[[str], bool], what: str
+) -> tuple[str, ...]:
+    """The comma list in ``many``, or the only value in ``one``, each checked."""
+    variable = many if many in environment else one
+    if variable not in environment:
+        raise UsageError(one, "is not set", _STEP)
+    text = environment[variable]
+    values = text.split(",", _MOST)
+    for value in values:
+        if len(value) > _MAX_FULL_NAME or not known(value):
+            raise _wrong(variable, value, f"is not {what}")
+    if len(set(values)) != len(values):
+        raise _wrong(variable, text, "names something twice")
+    return tuple(values)
+
+
+def _is_dataset(text: str) -> bool:
+    parts = text.split("/")
+    return bool(_DATASET.fullmatch(text)) and {".", ".."}.isdisjoint(parts) and text == text.strip()
+
+
+def _is_name(text: str) -> bool:
+    return bool(_NAME.fullmatch(text)) and text not in (".", "..")
+
+
+def _wrong(variable: str, value: str, reason: str) -> UsageError:
+    shown = repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…")
+    return UsageError(f"{variable}={shown}", reason, _STEP)

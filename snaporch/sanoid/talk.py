@@ -1,0 +1,155 @@
+"""How hooks and the holders of windows talk: one JSON object per line over a Unix socket."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from snaporch.errors import RunFailedError
+
+SUFFIX = ".window"
+_BLOCK = 65536
+_LONGEST_LINE = 1 << 20
+_POLL_SECONDS = 0.02
+_START_SECONDS = 60.0
+_ROUNDS = 20
+
+Message = dict[str, Any]
+
+
+@contextmanager
+def address(path: Path) -> Iterator[str]:
+    """``path`` as a socket address, which may be no longer than 107 bytes (unix(7))."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+class Line:
+    """One end of a conversation."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._read = b""
+
+    def say(self, message: Message) -> None:
+        """Send a message; who has gone does not hear it.
+
+        Raises:
+            OSError: nobody is there any more.
+        """
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self) -> Message | None:
+        """The next message; ``None`` when the other end has gone or talks nonsense."""
+        while b"\n" not in self._read:
+            try:
+                block = self.connection.recv(_BLOCK)
+            except OSError:
+                block = b""
+            if not block or len(self._read) > _LONGEST_LINE:
+                return None
+            self._read += block
+        text, _, self._read = self._read.partition(b"\n")
+        try:
+            message = json.loads(text)
+        except ValueError:
+            return None
+        return message if isinstance(message, dict) else None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a whole message has been read and not heard yet."""
+        return b"\n" in self._read
+
+    def close(self) -> None:
+        """Hang up."""
+        self.connection.close()
+
+
+def call(door: Path) -> Line | None:
+    """Connect to the holder of a window; ``None`` when there is none."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with address(door) as name:
+            connection.connect(name)
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    except BaseException:
+        connection.close()
+        raise
+    return Line(connection)
+
+
+def ask(door: Path, message: Message) -> Message | None:
+    """One question; ``None`` when nobody answers."""
+    line = call(door)
+    if line is None:
+        return None
+    with closing(line):
+        try:
+            line.say(message)
+        except OSError:
+            return None
+        return line.hear()
+
+
+def enter(door: Path, message: Message, start: Callable[[], None]) -> tuple[Line, Message]:
+    """Join the window behind ``door``; have a holder started when there is none.
+
+    Returns: the line, and the answer, which comes when the guest is frozen or cannot be.
+
+    Raises:
+        RunFailedError: no holder can be started, or it went away.
+    """
+    for _ in range(_ROUNDS):
+        line = _knock(door, message, start)
+        reply = line.hear()
+        if reply is not None and not reply.get("late"):
+            return line, reply
+        line.close()
+        if reply is None:
+            raise RunFailedError(
+                door.stem, "the process that froze it has gone", "see `snaporch recover`"
+            )
+    raise RunFailedError(door.stem, "its windows close before they can be joined", "try again")
+
+
+def _knock(door: Path, message: Message, start: Callable[[], None]) -> Line:
+    """One hook at a time, until there is a holder: of two, each would start its own."""
+    lock = os.open(f"{door}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        line = call(door)
+        if line is None:
+            door.unlink(missing_ok=True)  # of a holder that was killed
+            start()
+            line = _await_holder(door)
+        line.say(message)
+        return line
+    except OSError as error:
+        raise RunFailedError(str(door), f"cannot be joined ({error.strerror})") from error
+    finally:
+        os.close(lock)
+
+
+def _await_holder(door: Path) -> Line:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        line = call(door)
+        if line is not None:
+            return line
+        time.sleep(_POLL_SECONDS)
+    raise RunFailedError(
+        door.stem, f"the process that is to freeze it did not start within {_START_SECONDS:.0f} s"
+    )

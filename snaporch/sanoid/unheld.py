@@ -1,0 +1,62 @@
+"""Snapshots that sanoid took of a guest nobody held still: recorded as what they are."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from snaporch.model import Level
+from snaporch.pool import PREFIX, Pool, open_pool
+from snaporch.sanoid.caller import Caller
+from snaporch.sanoid.coverage import conf_of, takes_children
+from snaporch.sanoid.guests import Guest
+from snaporch.sanoid.hook import tell
+from snaporch.sanoid.request import Request
+
+
+def record_unheld(
+    request: Request,
+    caller: Caller,
+    guests: Sequence[Guest],
+) -> int:
+    """Mark what sanoid has just taken as ``crash``; 8 if there was something, since pre ran."""
+    pool = open_pool()
+    marked = [_mark(pool, request, caller, guest) for guest in guests]
+    return 8 if any(marked) else 0
+
+
+def _mark(pool: Pool, request: Request, caller: Caller, guest: Guest) -> bool:
+    datasets = _datasets(request, caller, guest)
+    fresh = [
+        snapshot
+        for snapshot in pool.snapshots(sorted(datasets))
+        if snapshot.name in request.names and "run" not in snapshot.properties
+    ]
+    if not fresh:
+        return False
+    pool.set_properties([s.full_name for s in fresh], _properties(guest))
+    tell(
+        f"{guest.domain.name}: was not held still for {', '.join(s.full_name for s in fresh)}: "
+        "recorded as crash-consistent"
+    )
+    return True
+
+
+def _datasets(request: Request, caller: Caller, guest: Guest) -> frozenset[str]:
+    direct = guest.on(request.targets, below=False)
+    if guest.datasets == direct:
+        return direct
+    conf = conf_of(caller)
+    whole = [target for target in request.targets if conf and takes_children(conf, target)]
+    return direct | guest.on(whole, below=True)
+
+
+def _properties(guest: Guest) -> dict[str, str]:
+    now = datetime.now(UTC)
+    return {
+        f"{PREFIX}run": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}",
+        f"{PREFIX}uuid": guest.domain.uuid,
+        f"{PREFIX}domain": guest.domain.name,
+        f"{PREFIX}level": (Level.CRASH if guest.domain.active else Level.OFF).value,
+    }
