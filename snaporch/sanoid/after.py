@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from snaporch.sanoid.caller import Caller, find_sanoid
-from snaporch.sanoid.guests import Guest, guests_at
+from snaporch.sanoid.guests import guests_at
 from snaporch.sanoid.hook import tell
 from snaporch.sanoid.peek import peek
 from snaporch.sanoid.request import Request, read_request

@@ -1,0 +1,158 @@
+"""Real sanoid, real guests: what its hooks make of its snapshots."""
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from sanoid_here import Sanoid, autosnaps, forget, records
+from support import (
+    assert_clean,
+    assert_restored,
+    config,
+    must,
+    restore,
+    run,
+    snaporch,
+    wait_for,
+    zfs_snapshots,
+)
+
+
+@pytest.fixture(scope="module")
+def guest():
+    """Two disks on two datasets of one pool."""
+    must("zfs", "create", "tank/one")
+    made = Guest.create("one", disks=[Disk("file", "tank/one/a"), Disk("zvol", "tank/one/b")])
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def other():
+    made = Guest.create("other", disks=[Disk("file", "tank/other")])
+    yield made
+    made.remove()
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(guest):
+    mark = guest.mark()
+    yield mark
+    guest.wait_count()
+    assert_clean(guest)
+    forget(guest)
+
+
+def assert_goes_back(guest, name, *options):
+    """A restore to the exact count."""
+    member = next(record for record in records(guest) if record["snapshot"] == name)
+    assert (member["level"], member["state"]) == ("ram", "complete"), member
+    names = [s for s in autosnaps(*guest.datasets())]
+    by_dataset = {full.split("@")[0]: full.split("@")[1] for full in names}
+    counts = {i.count(by_dataset[i.dataset]) for i in guest.images}
+    assert len(counts) == 1, counts
+    (count,) = counts
+    guest.wait_count(beyond=count + 2)
+    mark = guest.mark()
+    restore(guest, name, *options)
+    assert_restored(guest, mark, count)
+
+
+def test_hourly_and_daily_of_a_round_are_of_one_instant(guest, undisturbed):
+    sanoid = Sanoid.configured("zfs", {"tank/one": "zfs"}, daily="5")
+    outcome = sanoid.run("--cron")
+    assert outcome.status == 0, outcome.err
+    assert "WARN" not in outcome.err
+    assert len(autosnaps("tank/one/a", "tank/one/b")) == 4
+    guest.assert_undisturbed(undisturbed)
+    daily, hourly = sorted(records(guest), key=lambda record: record["snapshot"])
+    assert daily["bundle"] == hourly["bundle"]
+    assert {daily["level"], hourly["level"]} == {"ram"}
+    assert guest.snapshot_count(daily["snapshot"]) == guest.snapshot_count(hourly["snapshot"])
+    must("zfs", "destroy", f"tank/one/b@{daily['snapshot']}")
+    assert_goes_back(guest, daily["snapshot"])
+    assert_goes_back(guest, hourly["snapshot"])
+
+
+def test_dataset_by_dataset_they_are_still_of_one_instant(guest, undisturbed):
+    """``recursive = yes``: a pre and a post for each dataset, in an order nobody knows."""
+    sanoid = Sanoid.configured("yes", {"tank/one": "yes"})
+    outcome = sanoid.run("--take-snapshots")
+    assert outcome.status == 0, outcome.err
+    assert "WARN" not in outcome.err
+    guest.assert_undisturbed(undisturbed)
+    found = records(guest)
+    assert len({record["run"] for record in found}) == 1
+    for record in found:
+        assert record["datasets"] == ["tank/one/a", "tank/one/b"]
+    assert_goes_back(guest, found[0]["snapshot"])
+
+
+def test_two_guests_in_one_round(guest, other):
+    sanoid = Sanoid.configured("two", {"tank/one": "zfs", "tank/other": "no"})
+    outcome = sanoid.run("--take-snapshots")
+    assert outcome.status == 0, outcome.err
+    assert "WARN" not in outcome.err
+    for each in (guest, other):
+        (record,) = records(each)
+        assert_goes_back(each, record["snapshot"])
+    assert_clean(other)
+    forget(other)
+
+
+def test_a_guest_that_is_off_gets_its_record(other):
+    other.destroy()
+    sanoid = Sanoid.configured("off", {"tank/other": "no"})
+    assert sanoid.run("--take-snapshots").status == 0
+    (record,) = records(other)
+    assert (record["level"], record["state"]) == ("off", "complete")
+    forget(other)
+    other.start()
+
+
+OPTIONS = {
+    "default": ({"no_inconsistent_snapshot": "no"}, 3),
+    "forced": ({"no_inconsistent_snapshot": "no", "force_post_snapshot_script": "yes"}, 3),
+    "consistent": ({"no_inconsistent_snapshot": "yes"}, 0),
+}
+
+
+@pytest.mark.parametrize(("options", "taken"), OPTIONS.values(), ids=OPTIONS)
+def test_a_guest_that_cannot_be_frozen(guest, other, tmp_path, undisturbed, options, taken):
+    """Neither is the one that could."""
+    must("zfs", "create", "-p", "tank/both")
+    must("zfs", "rename", "tank/one", "tank/both/one") if False else None
+    sanoid = Sanoid.configured("failing", {"tank": "zfs"}, **options)
+    with config(tmp_path, '[domain.other]\nlevel = "off"\n') as environment:
+        outcome = sanoid.run("--take-snapshots", env=environment)
+    assert "WARN: pre_snapshot_script failed" in outcome.err
+    assert "other: it runs, and is to be snapshotted only while it is off" in outcome.err
+    datasets = ["tank/one/a", "tank/one/b", "tank/other"]
+    assert len(autosnaps(*datasets)) == taken
+    assert records(guest) == []
+    guest.wait_count()
+    guest.assert_undisturbed(undisturbed)
+    assert_clean(other)
+    run("sh", "-c", "zfs list -H -t snapshot -o name | grep @autosnap_ | xargs -rn1 zfs destroy")
+
+
+def test_a_zfs_snapshot_that_fails(guest, undisturbed):
+    """Its name exists: of one of two datasets there is nothing of the instant."""
+    sanoid = Sanoid.configured("taken", {"tank/one": "yes"})
+    run(*sanoid.words("--force-update", "--readonly"))  # remembers that there is nothing
+    now = int(must("date", "+%s"))
+    for offset in range(-5, 120):
+        stamp = must("date", "-d", f"@{now + offset}", "+%Y-%m-%d_%H:%M:%S").strip()
+        must("zfs", "snapshot", f"tank/one/b@autosnap_{stamp}_hourly")
+    before = zfs_snapshots()
+    outcome = run(*sanoid.words("--take-snapshots", "--verbose"))
+    from sanoid_here import come_to_rest
+
+    come_to_rest()
+    assert "CRITICAL ERROR" in outcome.err
+    assert "incomplete" in outcome.err
+    fresh = set(zfs_snapshots()) - set(before)
+    assert {name.split("@")[0] for name in fresh} >= {"tank/one/a"}
+    (record,) = records(guest)
+    assert (record["level"], record["state"]) == ("crash", "incomplete")
+    guest.wait_count()
+    guest.assert_undisturbed(undisturbed)
