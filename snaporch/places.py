@@ -6,5 +6,6 @@ from pathlib import Path
 
 CONFIG = Path("/etc/snaporch/snaporch.toml")
 BUNDLES = Path("/var/lib/snaporch/bundles")
+OVERLAYS = Path("/var/lib/snaporch/overlays")
 RUNTIME = Path("/run/snaporch")
 LIBVIRT = "qemu:///system"

@@ -32,7 +32,7 @@ def post(environment: Mapping[str, str]) -> int:
         if not reply.get("ok"):
             tell(str(reply.get("line", "failed")))
             code = code or int(reply.get("code", 8))
-    guests = guests_at(peeked.libvirt_uri, request.targets)
+    guests = guests_at(peeked, request.targets)
     unheld = [guest for guest in guests if guest.domain.uuid not in replies]
     if unheld:
         from snaporch.sanoid.unheld import record_unheld

@@ -17,7 +17,7 @@ def pre(environment: Mapping[str, str]) -> int:
     """
     request = read_request("pre", environment)
     peeked = peek(environment)
-    guests = guests_at(peeked.libvirt_uri, request.targets)
+    guests = guests_at(peeked, request.targets)
     if not guests:
         check_exist(request.targets)
         return 0

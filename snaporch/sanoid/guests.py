@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.errors import NotFoundError
-from snaporch.hypervisor import open_hypervisor
+from snaporch.hypervisor import Hypervisor, open_hypervisor
 from snaporch.model import Domain
 from snaporch.pool.resolver import Mount, NotOnZfsError, read_mounts, resolve
+from snaporch.sanoid.peek import Peek
 
 _ZVOLS = Path("/dev/zvol")
 
@@ -46,28 +47,45 @@ class Guest:
         )
 
 
-def guests_at(uri: str, targets: Sequence[str]) -> list[Guest]:
+def guests_at(peeked: Peek, targets: Sequence[str]) -> list[Guest]:
     """The domains with a disk on one of ``targets`` or below.
 
     Raises:
         UnavailableError, HypervisorError: libvirt does not answer.
     """
+    hypervisor = open_hypervisor(peeked.libvirt_uri)
     mounts = read_mounts()
-    found = (Guest(domain, _disks(domain, mounts)) for domain in open_hypervisor(uri).domains())
-    return [guest for guest in found if guest.on(targets, below=True)]
+    guests = []
+    for domain in hypervisor.domains():
+        places = _places(hypervisor, domain, peeked.overlays)
+        guest = Guest(domain, _datasets(places, mounts, even_if_gone=domain.active))
+        if guest.on(targets, below=True):
+            guests.append(guest)
+    return guests
 
 
-def _disks(domain: Domain, mounts: list[Mount]) -> dict[str, str]:
-    """Where the disks are; of a running guest's image that is gone, where it would be."""
+def _places(hypervisor: Hypervisor, domain: Domain, overlays: Path) -> dict[str, str]:
+    """Target → path; of a guest in the middle of a window, what lies below our overlays."""
     found = {}
     for disk in domain.disks:
         if disk.device not in ("disk", "lun") or disk.readonly or not disk.source:
             continue
-        path = Path(disk.source)
-        if domain.active:
+        found[disk.target] = disk.source
+        if Path(disk.source).is_relative_to(overlays):
+            below = hypervisor.backing_chain(domain, disk.target)
+            found[disk.target] = below[0] if below else disk.source
+    return found
+
+
+def _datasets(places: dict[str, str], mounts: list[Mount], *, even_if_gone: bool) -> dict[str, str]:
+    """Target → dataset; of a running guest's image that is gone, the one it would be in."""
+    found = {}
+    for target, source in places.items():
+        path = Path(source)
+        if even_if_gone:
             path = next(place for place in [path, *path.parents] if os.path.exists(place))
         with suppress(NotOnZfsError, OSError):
-            found[disk.target] = resolve(str(path), mounts).name
+            found[target] = resolve(str(path), mounts).name
     return found
 
 

@@ -21,6 +21,7 @@ from snaporch.sanoid.awaited import Awaited
 from snaporch.sanoid.door import Door
 
 _JOIN_SECONDS = 60
+_FIXED = 2
 
 
 class Log:
@@ -45,24 +46,29 @@ class Log:
 def main(arguments: list[str]) -> int:
     """Hold the guest ``arguments[0]`` until sanoid is through; the exit code."""
     uuid, path = arguments[0], Path(arguments[1])
-    config_path = Path(arguments[2]) if len(arguments) > len("up") else None
+    config_path = Path(arguments[2]) if len(arguments) > _FIXED else None
     syslog.openlog("snaporch", syslog.LOG_PID)
-    log, interrupt = Log(), Interrupt()
+    interrupt = Interrupt()
     with interrupt.watching():
-        door = Door(path, interrupt)
-        try:
-            _hold(uuid, config_path, door, log, interrupt)
-        except SnaporchError as error:
-            log.note(error.thing, error.reason)
-            door.answer({"ok": False, "line": error.line(), "code": int(error.exit_code)})
-            return int(error.exit_code)
-        except Exception as error:  # noqa: BLE001 - the hooks must hear of it
-            text = f"a bug in snaporch: {type(error).__name__}: {error}"
-            log.note(uuid, text)
-            door.answer({"ok": False, "line": text, "code": int(ExitCode.BUG)})
-            return int(ExitCode.BUG)
-        finally:
-            door.end()
+        return hold(uuid, path, config_path, interrupt)
+
+
+def hold(uuid: str, path: Path, config_path: Path | None, interrupt: Interrupt) -> int:
+    """Hold a guest for those who come to the door at ``path``; the exit code."""
+    log, door = Log(), Door(path, interrupt)
+    try:
+        _hold(uuid, config_path, door, log, interrupt)
+    except SnaporchError as error:
+        log.note(error.thing, error.reason)
+        door.answer({"ok": False, "line": error.line(), "code": int(error.exit_code)})
+        return int(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the hooks must hear of it
+        text = f"a bug in snaporch: {type(error).__name__}: {error}"
+        log.note(uuid, text)
+        door.answer({"ok": False, "line": text, "code": int(ExitCode.BUG)})
+        return int(ExitCode.BUG)
+    finally:
+        door.end()
     return 0
 
 

@@ -18,6 +18,7 @@ class Peek:
     """The configuration file that was named, if any."""
     libvirt_uri: str
     runtime: Path
+    overlays: Path
 
 
 def peek(environment: Mapping[str, str]) -> Peek:
@@ -30,16 +31,17 @@ def peek(environment: Mapping[str, str]) -> Peek:
     path = Path(named) if named else None
     try:
         document = tomllib.loads((path or places.CONFIG).read_text("utf-8"))
-        uri = document.get("libvirt_uri", places.LIBVIRT)
-        runtime = document.get("paths", {}).get("runtime", str(places.RUNTIME))
-        if isinstance(uri, str) and isinstance(runtime, str):
-            return Peek(path, uri, Path(runtime))
+        uri, paths = document.get("libvirt_uri", places.LIBVIRT), document.get("paths", {})
+        runtime = Path(paths.get("runtime", places.RUNTIME))
+        overlays = Path(paths.get("overlays", places.OVERLAYS))
+        if isinstance(uri, str):
+            return Peek(path, uri, runtime, overlays)
     except FileNotFoundError:
         if path is None:
-            return Peek(None, places.LIBVIRT, places.RUNTIME)
-    except (OSError, ValueError, AttributeError):
+            return Peek(None, places.LIBVIRT, places.RUNTIME, places.OVERLAYS)
+    except (OSError, ValueError, TypeError, AttributeError):
         pass
     from snaporch.config import load_config
 
     config = load_config(path)
-    return Peek(path, config.libvirt_uri, config.paths.runtime)
+    return Peek(path, config.libvirt_uri, config.paths.runtime, config.paths.overlays)

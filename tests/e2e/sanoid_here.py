@@ -1,6 +1,7 @@
 """Running the real sanoid against guests, with snaporch's hooks."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from faults.machine import locks_held
 from guests.guest import Guest
-from support import BUNDLES, JOURNAL, Outcome, run, snaporch, wait_for
+from support import BUNDLES, JOURNAL, Outcome, must, run, snaporch, wait_for
 
 CONFIGURATIONS = Path("/run/sanoid-tests")
 CACHE = Path("/var/cache/sanoid")
@@ -106,9 +107,10 @@ def records(guest: Guest) -> list[dict]:
     return snaporch("list", guest.name, "--json").json
 
 
-def forget(*guests: Guest) -> None:
-    """Remove all snapshots of guests, and all bundles, so that everything is due again."""
-    for guest in guests:
-        for name in autosnaps(*guest.datasets()):
-            run("zfs", "destroy", name)
-    run("sh", "-c", f"rm -rf {BUNDLES}/*")
+def forget() -> None:
+    """Remove all that sanoid has taken, and all bundles, so that everything is due again."""
+    listing = run("zfs", "list", "-H", "-t", "snapshot", "-o", "name").out.splitlines()
+    for name in listing:
+        if "@autosnap_" in name:
+            must("zfs", "destroy", name)
+    shutil.rmtree(BUNDLES, ignore_errors=True)

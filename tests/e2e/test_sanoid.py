@@ -39,7 +39,7 @@ def undisturbed(guest):
     yield mark
     guest.wait_count()
     assert_clean(guest)
-    forget(guest)
+    forget()
 
 
 def assert_goes_back(guest, name, *options):
@@ -96,7 +96,7 @@ def test_two_guests_in_one_round(guest, other):
         (record,) = records(each)
         assert_goes_back(each, record["snapshot"])
     assert_clean(other)
-    forget(other)
+    forget()
 
 
 def test_a_guest_that_is_off_gets_its_record(other):
@@ -105,7 +105,7 @@ def test_a_guest_that_is_off_gets_its_record(other):
     assert sanoid.run("--take-snapshots").status == 0
     (record,) = records(other)
     assert (record["level"], record["state"]) == ("off", "complete")
-    forget(other)
+    forget()
     other.start()
 
 

@@ -1,0 +1,304 @@
+import os
+import subprocess
+import sys
+
+import pytest
+from fakes.hooks import failing
+from fakes.hypervisor import Agent
+
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import BundleState, DomainState, Level
+from snaporch.pool import PoolError
+from snaporch.run.records import all_records
+
+TWO = {"vda": "tank/web", "vdb": "flash/web"}
+
+
+def records(world):
+    return all_records(world.context.store, world.pool.snapshots())
+
+
+@pytest.fixture
+def sanoid():
+    """A process that is sanoid to the holder."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_guest_is_held_from_pre_to_post(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter(names=["hourly", "daily"])
+    assert not world.on_bases()
+    held.snapshot("tank/web@daily", "tank/web@hourly")
+    assert held.leave() == {"ok": True, "notes": []}
+    assert world.on_bases()
+    assert held.end() == 0
+    daily, hourly = sorted(records(world), key=lambda record: record.snapshot)
+    assert (daily.snapshot, hourly.snapshot) == ("daily", "hourly")
+    assert daily.bundle == hourly.bundle
+    assert {daily.level, hourly.level} == {Level.RAM}
+    assert {daily.state, hourly.state} == {BundleState.COMPLETE}
+    assert world.is_as_it_was()
+
+
+def test_the_manifest_names_all_the_snapshots(world, hold):
+    world.add_guest(disks=TWO)
+    held = hold()
+    held.enter("tank/web", datasets=["flash/web", "tank/web"], names=["hourly", "daily"])
+    wanted = [f"{dataset}@{name}" for dataset in TWO.values() for name in ("daily", "hourly")]
+    held.snapshot(*wanted)
+    held.leave()
+    held.end()
+    record = records(world)[0]
+    manifest = world.context.store.manifest(f"{record.uuid}/{record.run}")
+    told = {(f"{entry.dataset}@{entry.name}", entry.guid) for entry in manifest.snapshots}
+    assert told == {(snapshot.full_name, snapshot.guid) for snapshot in world.pool.snapshots()}
+
+
+def test_dataset_by_dataset_it_is_one_window(world, hold):
+    world.add_guest(disks=TWO)
+    held = hold()
+    both = list(TWO.values())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        held.enter("tank/web", process.pid, promised=both, names=["t1"])
+        held.snapshot("tank/web@t1")
+        assert held.leave("tank/web", process.pid) == {"ok": True, "notes": []}
+        assert not world.on_bases()
+        held.enter("flash/web", process.pid, promised=both, names=["t2"])
+        held.snapshot("flash/web@t2")
+        assert held.leave("flash/web", process.pid)["ok"]
+        assert world.on_bases()
+        process.communicate()
+    assert held.end() == 0
+    assert world.hooks.acts().count("hypervisor.capture") == 1
+    for record in records(world):
+        assert record.datasets == ("flash/web", "tank/web")
+        assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+
+
+def test_a_sanoid_that_ends_is_not_waited_for(world, hold, sanoid):
+    world.add_guest(disks=TWO)
+    held = hold()
+    held.enter("tank/web", sanoid.pid, promised=list(TWO.values()))
+    held.snapshot("tank/web@hourly")
+    held.leave("tank/web", sanoid.pid)
+    sanoid.kill()
+    assert held.end() == 0
+    (record,) = records(world)
+    assert (record.level, record.state) == (Level.CRASH, BundleState.INCOMPLETE)
+    assert world.is_as_it_was()
+
+
+def test_a_sanoid_that_was_killed_before_it_took_anything(world, hold, sanoid):
+    world.add_guest()
+    held = hold()
+    held.enter("tank/web", sanoid.pid)
+    sanoid.kill()
+    assert held.end() == 8
+    assert world.is_as_it_was()
+    assert records(world) == []
+    assert list(world.paths.bundles.glob("*/*")) == []
+
+
+def test_a_hook_that_is_killed_while_it_waits_undoes_the_freeze(world, hold):
+    world.add_guest()
+    lines = []
+
+    def hang_up():
+        lines[0].close()
+        while held.interrupt.signum is None:
+            pass
+
+    world.hooks.at["capture.writing"] = hang_up
+    held = hold()
+    lines.append(held.join())
+    assert held.end() == 8 or held.code is not None
+    assert world.is_as_it_was()
+    assert "hypervisor.commit" not in world.hooks.acts()
+
+
+def test_what_others_could_not_do_is_called_off(world, hold):
+    world.add_guest()
+    held = hold()
+    line = held.join()
+    assert line.hear()["ok"]
+    line.say(held.message("withdraw"))
+    assert line.hear() == {"ok": True}
+    assert world.is_as_it_was()
+    assert held.end() == 8
+    line.close()
+
+
+def test_a_guest_that_cannot_be_frozen_is_told_to_the_hook(world, hold):
+    world.add_guest()
+    world.hooks.at["hypervisor.capture"] = failing(HypervisorError("web", "no"))
+    held = hold()
+    reply = held.join().hear()
+    assert not reply["ok"]
+    assert reply["code"] == 8
+    assert "the guest is as it was and nothing was kept" in reply["line"]
+    assert held.end() == 8
+
+
+def test_sanoid_took_nothing(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    reply = held.leave()
+    assert (reply["ok"], reply["code"]) == (False, 8)
+    assert "sanoid has taken none of its snapshots" in reply["line"]
+    held.end()
+    assert world.is_as_it_was()
+    assert list(world.paths.bundles.glob("*/*")) == []
+
+
+def test_a_snapshot_of_before_is_not_of_the_window(world, hold):
+    world.add_guest()
+    world.pool.snapshot(["tank/web@hourly"], {})
+    held = hold()
+    held.enter(names=["hourly", "daily"])
+    held.snapshot("tank/web@daily")
+    reply = held.leave()
+    assert "sanoid has not taken tank/web@hourly" in reply["notes"][0]
+    held.end()
+    (record,) = records(world)
+    assert (record.snapshot, record.level) == ("daily", Level.RAM)
+
+
+def test_in_the_hour_that_comes_twice_the_name_is_another(world, hold):
+    world.add_guest()
+    world.pool.snapshot(["tank/web@autosnap_1_hourly"], {})
+    held = hold()
+    held.enter(names=["autosnap_1_hourly"])
+    held.snapshot("tank/web@autosnap_1dst_hourly")
+    assert held.leave() == {"ok": True, "notes": []}
+    held.end()
+    assert [record.snapshot for record in records(world)] == ["autosnap_1dst_hourly"]
+
+
+def test_past_the_deadline_the_guest_is_let_go(world, hold):
+    world.add_guest()
+    world.with_defaults(hook_deadline=1)
+    held = hold()
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    assert held.end() == 0
+    assert world.is_as_it_was()
+    assert held.leave() is None
+    (record,) = records(world)
+    assert record.level is Level.RAM
+
+
+def test_a_signal_ends_the_window(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    held.interrupt.signum = 15
+    assert held.end() == 8
+    assert world.is_as_it_was()
+
+
+def test_who_knocks_too_late_is_told(world, hold):
+    world.add_guest()
+    late = []
+    held = hold()
+
+    def knock():
+        late.append(held.door.exists())
+
+    world.hooks.at["hypervisor.commit"] = knock
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    held.leave()
+    held.end()
+    assert late == [False]
+
+
+def test_nonsense_at_the_door_is_answered_and_does_no_harm(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    from snaporch.sanoid.talk import ask, call
+
+    assert ask(held.door, {"do": "dance"})["ok"] is False
+    assert held.leave("tank/other")["unknown"]
+    line = call(held.door)
+    line.connection.sendall(b"\xff\x00{\n")
+    assert line.hear() is None
+    line.close()
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    assert held.end() == 0
+
+
+def test_two_sanoids_share_the_window(world, hold, sanoid):
+    world.add_guest()
+    held = hold()
+    held.enter("tank/web", sanoid.pid, names=["daily"])
+    held.enter("tank/web", os.getpid(), names=["hourly"])
+    held.snapshot("tank/web@daily")
+    assert held.leave("tank/web", sanoid.pid)["ok"]
+    assert not world.on_bases()
+    held.snapshot("tank/web@hourly")
+    assert held.leave("tank/web", os.getpid())["ok"]
+    held.end()
+    assert world.hooks.acts().count("hypervisor.capture") == 1
+    assert {record.level for record in records(world)} == {Level.RAM}
+
+
+@pytest.mark.parametrize("level", ["quiesced", "paused", "crash"])
+def test_every_level_can_be_held(world, hold, level):
+    world.add_guest(agent=Agent.ANSWERS)
+    world.with_defaults(level=level)
+    held = hold()
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    held.end()
+    (record,) = records(world)
+    assert (record.level, record.state) == (Level(level), BundleState.COMPLETE)
+    assert world.is_as_it_was()
+
+
+def test_a_guest_that_is_off(world, hold):
+    world.add_guest(state=DomainState.OFF)
+    held = hold()
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    held.end()
+    assert records(world)[0].level is Level.OFF
+
+
+def test_properties_that_cannot_be_written_do_not_hold_the_guest(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    world.hooks.at["pool.set_properties"] = failing(PoolError("zfs set", "pool is suspended"))
+    assert held.leave()["ok"]
+    assert world.on_bases()
+    held.end()
+    assert "hourly" in world.pool.names()[0]
+
+
+def test_auto_takes_overlays_so_that_the_guest_runs_meanwhile(world, hold):
+    world.add_guest()
+    world.with_defaults(ram_strategy="auto")
+    held = hold()
+    held.enter()
+    assert world.guest().state is DomainState.RUNNING
+    held.snapshot("tank/web@hourly")
+    held.leave()
+    held.end()
+    assert "hypervisor.commit" in world.hooks.acts()
+
+
+def test_without_anybody_at_the_door_nothing_is_touched(world, hold, monkeypatch):
+    world.add_guest()
+    monkeypatch.setattr("snaporch.sanoid.holder._JOIN_SECONDS", 0.05)
+    assert hold().end() == 0
+    assert world.hooks.log == []
