@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from snaporch.sanoid.caller import Caller, find_sanoid
 from snaporch.sanoid.guests import guests_at
 from snaporch.sanoid.hook import tell
-from snaporch.sanoid.peek import peek
+from snaporch.sanoid.peek import WINDOW, peek
 from snaporch.sanoid.request import Request, read_request
-from snaporch.sanoid.talk import SUFFIX, Message, ask
 
 
 def post(environment: Mapping[str, str]) -> int:
@@ -22,7 +22,7 @@ def post(environment: Mapping[str, str]) -> int:
     request = read_request("post", environment)
     peeked = peek(environment)
     caller = find_sanoid()
-    replies = _leave(request, caller, sorted(peeked.runtime.glob(f"*{SUFFIX}")))
+    replies = _leave(request, caller, sorted(peeked.runtime.glob(f"*{WINDOW}")))
     if request.pre_failed:
         return 0
     code = 0
@@ -41,16 +41,18 @@ def post(environment: Mapping[str, str]) -> int:
     return code
 
 
-def _leave(request: Request, caller: Caller, doors: Sequence[Path]) -> dict[str, Message]:
+def _leave(request: Request, caller: Caller, doors: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """What the holders of windows answer that knew of this call's pre hook, by domain."""
     if not doors:
         return {}
     from concurrent.futures import ThreadPoolExecutor
 
+    from snaporch.sanoid.talk import ask
+
     word = "withdraw" if request.pre_failed else "leave"
     calls = [(door, target) for door in doors for target in request.targets]
 
-    def leave(call: tuple[Path, str]) -> Message | None:
+    def leave(call: tuple[Path, str]) -> dict[str, Any] | None:
         door, target = call
         return ask(door, {"do": word, "sanoid": caller.pid, "target": target})
 

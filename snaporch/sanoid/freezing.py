@@ -17,9 +17,9 @@ from snaporch.sanoid.caller import Caller, find_sanoid
 from snaporch.sanoid.coverage import conf_of, promised, takes_children
 from snaporch.sanoid.guests import Guest
 from snaporch.sanoid.hook import tell
-from snaporch.sanoid.peek import Peek
+from snaporch.sanoid.peek import WINDOW, Peek
 from snaporch.sanoid.request import Request
-from snaporch.sanoid.talk import SUFFIX, Line, Message, enter
+from snaporch.sanoid.talk import Line, Message, enter
 
 
 class NotFrozenError(SnaporchError):
@@ -107,7 +107,7 @@ def _entry(caller: Caller, request: Request, target: str, guest: Guest) -> list[
 
 def _enter(entry: Entry, runtime: Path, config: Path | None) -> tuple[Line, Message]:
     uuid = entry.guest.domain.uuid
-    door = runtime / f"{uuid}{SUFFIX}"
+    door = runtime / f"{uuid}{WINDOW}"
 
     def start() -> None:
         words = [sys.executable, "-P", "-m", "snaporch.sanoid.holder", uuid, str(door)]

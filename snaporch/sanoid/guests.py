@@ -6,7 +6,6 @@ Nothing is remembered between two hooks: a guest that was defined a second ago m
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,6 +98,8 @@ def check_exist(targets: Sequence[str]) -> None:
     for target in targets:
         if target in mounted or (_ZVOLS / target).exists():
             continue
+        import subprocess
+
         command = ["zfs", "list", "-H", "-o", "name", target]
         path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
         with suppress(FileNotFoundError):

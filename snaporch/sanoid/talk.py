@@ -14,7 +14,6 @@ from typing import Any
 
 from snaporch.errors import RunFailedError
 
-SUFFIX = ".window"
 _BLOCK = 65536
 _LONGEST_LINE = 1 << 20
 _POLL_SECONDS = 0.02

@@ -11,8 +11,6 @@ from support import (
     must,
     restore,
     run,
-    snaporch,
-    wait_for,
     zfs_snapshots,
 )
 
@@ -46,8 +44,7 @@ def assert_goes_back(guest, name, *options):
     """A restore to the exact count."""
     member = next(record for record in records(guest) if record["snapshot"] == name)
     assert (member["level"], member["state"]) == ("ram", "complete"), member
-    names = [s for s in autosnaps(*guest.datasets())]
-    by_dataset = {full.split("@")[0]: full.split("@")[1] for full in names}
+    by_dataset = dict(full.split("@") for full in autosnaps(*guest.datasets()))
     counts = {i.count(by_dataset[i.dataset]) for i in guest.images}
     assert len(counts) == 1, counts
     (count,) = counts

@@ -6,7 +6,8 @@ import pytest
 
 from snaporch.run.context import Interrupt
 from snaporch.sanoid import holder
-from snaporch.sanoid.talk import SUFFIX, ask, call
+from snaporch.sanoid.peek import WINDOW
+from snaporch.sanoid.talk import ask, call
 
 
 class Held:
@@ -16,7 +17,7 @@ class Held:
         self.world = world
         self.uuid = world.guest(name).uuid
         world.paths.runtime.mkdir(exist_ok=True)
-        self.door = world.paths.runtime / f"{self.uuid}{SUFFIX}"
+        self.door = world.paths.runtime / f"{self.uuid}{WINDOW}"
         self.interrupt = Interrupt()
         self.code = None
         self._lines = []

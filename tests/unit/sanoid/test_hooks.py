@@ -1,0 +1,233 @@
+"""pre and post in this process, on a host of fakes; holders are threads."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from snaporch.errors import NotFoundError, RunFailedError, SnaporchError
+from snaporch.model import BundleState, DomainState, Level
+from snaporch.run.context import Interrupt
+from snaporch.run.records import all_records
+from snaporch.sanoid import after, before, freezing, guests, holder
+from snaporch.sanoid.caller import Caller
+from snaporch.sanoid.hook import answer
+from snaporch.sanoid.peek import Peek
+
+TWO = {"vda": "tank/web", "vdb": "flash/web"}
+
+
+class Host:
+    """Where sanoid runs its hooks."""
+
+    def __init__(self, world, monkeypatch, tmp_path):
+        self.world = world
+        self.conf = tmp_path / "sanoid"
+        self.conf.mkdir()
+        self.pid = 0
+        self.threads = []
+        self.interrupts = []
+        peeked = Peek(None, "fake", world.paths.runtime, world.paths.overlays)
+        for module in (before, after):
+            monkeypatch.setattr(module, "peek", lambda _environment: peeked)
+        for module in (after, freezing):
+            monkeypatch.setattr(module, "find_sanoid", lambda: Caller(self.pid, self.conf))
+        monkeypatch.setattr(freezing, "load_config", lambda _path: world.context.config)
+        monkeypatch.setattr(freezing, "start_detached", self.start)
+        monkeypatch.setattr(guests, "open_hypervisor", lambda _uri: world.hypervisor)
+        monkeypatch.setattr(guests, "resolve", lambda path, _mounts: world.resolve(path))
+        monkeypatch.setattr(before, "check_exist", lambda _targets: None)
+        monkeypatch.setattr("snaporch.sanoid.unheld.open_pool", lambda: world.pool)
+        monkeypatch.setattr(holder, "load_config", lambda _path: world.context.config)
+        monkeypatch.setattr(holder, "open_hypervisor", lambda _uri: world.hypervisor)
+        monkeypatch.setattr(holder, "open_pool", lambda: world.pool)
+        monkeypatch.setattr("snaporch.sanoid.awaited.lower_priority", lambda: None)
+
+    def start(self, _unit, words):
+        uuid, door = words[-2:]
+        self.interrupts.append(Interrupt())
+        arguments = (uuid, Path(door), None, self.interrupts[-1])
+        self.threads.append(threading.Thread(target=holder.hold, args=arguments))
+        self.threads[-1].start()
+
+    def configure(self, text):
+        (self.conf / "sanoid.defaults.conf").write_text("[template_default]\nautosnap = no\n")
+        (self.conf / "sanoid.conf").write_text(text)
+
+    @staticmethod
+    def environment(target, *names, **more):
+        return {"SANOID_TARGET": target, "SANOID_SNAPNAMES": ",".join(names or ("hourly",))} | more
+
+    def pre(self, target, *names):
+        return before.pre(self.environment(target, *names))
+
+    def post(self, target, *names, **more):
+        return after.post(self.environment(target, *names, **more))
+
+    def rest(self):
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def records(self):
+        self.rest()
+        return all_records(self.world.context.store, self.world.pool.snapshots())
+
+
+@pytest.fixture
+def host(world, monkeypatch, tmp_path):
+    made = Host(world, monkeypatch, tmp_path)
+    yield made
+    for interrupt in made.interrupts:
+        interrupt.signum = 15
+    made.rest()
+
+
+def test_a_round(host, world):
+    world.add_guest()
+    assert host.pre("tank/web") == 0
+    assert not world.on_bases()
+    world.pool.snapshot(["tank/web@hourly"], {})
+    assert host.post("tank/web") == 0
+    assert world.on_bases()
+    (record,) = host.records()
+    assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+
+
+def test_a_dataset_without_a_guest(host, world):
+    world.add_guest()
+    assert host.pre("tank/other") == 0
+    assert host.post("tank/other") == 0
+    assert host.threads == []
+    assert world.hooks.log == []
+
+
+def test_a_guest_below_is_not_meant_unless_the_snapshot_is_recursive(host, world):
+    world.add_guest()
+    host.configure("[tank]\n")
+    assert host.pre("tank") == 0
+    assert host.threads == []
+    host.configure("[tank]\nrecursive = zfs\n")
+    assert host.pre("tank") == 0
+    assert not world.on_bases()
+    world.pool.snapshot(["tank/web@hourly"], {})
+    assert host.post("tank") == 0
+    assert host.records()[0].level is Level.RAM
+
+
+def test_a_guest_in_its_window_is_found_by_what_lies_below_its_overlays(host, world):
+    world.add_guest(disks=TWO)
+    host.configure("[tank/web]\n[flash/web]\n")
+    assert host.pre("tank/web") == 0
+    world.pool.snapshot(["tank/web@hourly"], {})
+    assert host.pre("flash/web") == 0
+    world.pool.snapshot(["flash/web@hourly"], {})
+    assert host.post("tank/web") == 0
+    assert host.post("flash/web") == 0
+    (record,) = host.records()
+    assert (record.level, record.datasets) == (Level.RAM, ("flash/web", "tank/web"))
+    assert len(host.threads) == 1
+
+
+def test_one_after_the_other_the_next_has_a_window_of_its_own(host, world):
+    world.add_guest()
+    for name in ("h1", "h2"):
+        assert host.pre("tank/web", name) == 0
+        world.pool.snapshot([f"tank/web@{name}"], {})
+        assert host.post("tank/web", name) == 0
+    assert len({record.run for record in host.records()}) == 2
+
+
+def test_several_guests_are_frozen_together(host, world):
+    for name in ("web", "mail", "files"):
+        world.add_guest(name, {"vda": f"tank/{name}"})
+    host.configure("[tank]\nrecursive = zfs\n")
+    assert host.pre("tank") == 0
+    assert not any(world.on_bases(name) for name in ("web", "mail", "files"))
+    world.pool.snapshot([f"tank/{name}@hourly" for name in ("web", "mail", "files")], {})
+    assert host.post("tank") == 0
+    assert {record.level for record in host.records()} == {Level.RAM}
+    assert len(host.records()) == 3
+
+
+def test_if_one_cannot_be_frozen_none_is(host, world):
+    world.add_guest("web", {"vda": "tank/web"})
+    world.add_guest("mail", {"vda": "tank/mail"})
+    config = world.context.config.model_copy(update={"domain": {"mail": {"level": "off"}}})
+    world.context.config = config
+    host.configure("[tank]\nrecursive = zfs\n")
+    with pytest.raises(SnaporchError) as caught:
+        host.pre("tank")
+    assert caught.value.exit_code == 5
+    assert "mail: it runs" in caught.value.line()
+    host.rest()
+    assert world.is_as_it_was("web")
+    assert world.is_as_it_was("mail")
+    world.pool.snapshot(["tank/web@hourly", "tank/mail@hourly"], {})
+    assert host.post("tank", SANOID_PRE_FAILURE="1") == 0
+    assert host.records() == []
+
+
+def test_a_holder_that_does_not_start_is_told(host, world, monkeypatch):
+    world.add_guest()
+    monkeypatch.setattr(freezing, "start_detached", lambda _unit, _words: None)
+    monkeypatch.setattr("snaporch.sanoid.talk._START_SECONDS", 0.05)
+    with pytest.raises(RunFailedError, match="did not start"):
+        host.pre("tank/web")
+
+
+def test_what_a_killed_holder_left_at_the_door_is_no_obstacle(host, world):
+    uuid = world.add_guest().uuid
+    world.paths.runtime.mkdir()
+    (world.paths.runtime / f"{uuid}.window").touch()
+    assert host.pre("tank/web") == 0
+    world.pool.snapshot(["tank/web@hourly"], {})
+    assert host.post("tank/web") == 0
+
+
+def test_a_snapshot_nobody_held_the_guest_for_is_recorded_as_a_crash(host, world, capsys):
+    world.add_guest()
+    world.pool.snapshot(["tank/web@hourly"], {})
+    assert host.post("tank/web") == 8
+    (record,) = host.records()
+    assert (record.level, record.bundle) == (Level.CRASH, None)
+    assert "was not held still for tank/web@hourly" in capsys.readouterr().err
+
+
+def test_excluded_disks_are_nobodys(host, world):
+    world.add_guest(disks=TWO)
+    world.with_defaults(exclude_disks=["vdb"])
+    assert host.pre("flash/web") == 0
+    assert host.threads == []
+
+
+def test_a_guest_that_is_off(host, world):
+    world.add_guest(state=DomainState.OFF)
+    assert host.pre("tank/web") == 0
+    world.pool.snapshot(["tank/web@hourly"], {})
+    assert host.post("tank/web") == 0
+    assert host.records()[0].level is Level.OFF
+
+
+def test_sanoid_that_runs_but_whose_configuration_cannot_be_read(host, world):
+    world.add_guest(disks=TWO)
+    host.pid = 1
+    with pytest.raises(SnaporchError, match="sanoid"):
+        host.pre("tank/web")
+    assert host.threads == []
+
+
+def test_an_error_is_one_line_and_its_exit_code(host, world, monkeypatch, capsys):
+    def fail(_targets):
+        raise NotFoundError("tank/x", "no such dataset")
+
+    monkeypatch.setattr(before, "check_exist", fail)
+    assert answer("pre", host.environment("tank/x")) == 4
+    assert capsys.readouterr().err == "snaporch: tank/x: no such dataset\n"
+
+
+def test_a_bug_is_one_line_too(host, monkeypatch, capsys):
+    monkeypatch.setattr(before, "check_exist", lambda _targets: json.loads("{"))
+    assert answer("pre", host.environment("tank/x")) == 1
+    assert "a bug in snaporch: JSONDecodeError" in capsys.readouterr().err
