@@ -33,6 +33,15 @@ def domain(state=DomainState.RUNNING):
     )
 
 
+def test_nobody_stands_still_for_somebody_who_may_take_his_time():
+    settings = DomainSettings(ram_strategy="auto")
+    assert choose_strategy(domain(), settings, (), ONE).strategy is Strategy.MANUAL
+    awaited = choose_strategy(domain(), settings, (), ONE, at_once=False)
+    assert awaited.strategy is Strategy.OVERLAY
+    wished = DomainSettings(ram_strategy="manual")
+    assert choose_strategy(domain(), wished, (), ONE, at_once=False).strategy is Strategy.MANUAL
+
+
 def blocked(*strategies, reason="because", step="do this"):
     return Blocker(frozenset(strategies), reason, step)
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -129,3 +130,76 @@ def test_a_reference_that_leads_nowhere_does_not_break_the_list(store, reference
     assert [record.run for record in records] == ["r1", "r2"]
     assert records[0].state is not BundleState.COMPLETE
     assert records[0].bundle is None
+
+
+# -- one instant, several names -----------------------------------------------------------------
+
+
+def named(name, dataset, guid, *, txg=1, run="r1"):
+    return replace(snapshot(dataset, run, guid=guid), name=name, createtxg=txg)
+
+
+@pytest.fixture
+def round_of_two(bundle):
+    """hourly and daily of two datasets, all of one instant."""
+    members = [
+        named("daily", "t/a", 1, txg=10),
+        named("daily", "t/b", 2, txg=11),
+        named("hourly", "t/a", 3, txg=12),
+        named("hourly", "t/b", 4, txg=13),
+    ]
+    bundle(*members)
+    return members
+
+
+def test_each_name_of_a_run_is_a_record(store, round_of_two):
+    daily, hourly = all_records(store, round_of_two)
+    assert (daily.snapshot, hourly.snapshot) == ("daily", "hourly")
+    assert daily.bundle == hourly.bundle
+    for record in (daily, hourly):
+        assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+        assert record.datasets == ("t/a", "t/b")
+    assert record_of(store, round_of_two, "r1", "hourly") == hourly
+
+
+def test_another_of_the_same_instant_stands_in_for_one_that_is_gone(store, round_of_two):
+    daily, hourly = all_records(store, round_of_two[:3])
+    assert (hourly.level, hourly.state) == (Level.RAM, BundleState.COMPLETE)
+    assert hourly.datasets == ("t/a", "t/b")
+    assert daily.state is BundleState.COMPLETE
+
+
+def test_without_any_of_a_dataset_nothing_is_complete(store, round_of_two):
+    (daily, hourly) = all_records(store, [round_of_two[0], round_of_two[2]])
+    assert {daily.state, hourly.state} == {BundleState.INCOMPLETE}
+    assert {daily.level, hourly.level} == {Level.CRASH}
+
+
+def test_a_name_that_is_gone_everywhere_is_no_record(store, round_of_two):
+    (record,) = all_records(store, round_of_two[:2])
+    assert record.snapshot == "daily"
+
+
+def test_names_that_differ_between_datasets_are_each_whole(store, bundle):
+    members = [named("at-1", "t/a", 1), named("at-2", "t/b", 2)]
+    bundle(*members)
+    for record in all_records(store, members):
+        assert record.datasets == ("t/a", "t/b")
+        assert record.state is BundleState.COMPLETE
+
+
+def test_a_guest_nobody_held_still_was_of_two_instants(store):
+    """No bundle says otherwise: each name stands for itself."""
+    members = [named("daily", "t/a", 1), named("hourly", "t/b", 2)]
+    daily, hourly = all_records(store, members)
+    assert (daily.datasets, hourly.datasets) == (("t/a",), ("t/b",))
+
+
+def test_a_stand_in_is_known_by_its_guid(store, bundle):
+    bundle(named("daily", "t/a", 1), named("hourly", "t/a", 2), named("hourly", "t/b", 3))
+    remade = [named("daily", "t/a", 1), named("hourly", "t/b", 3), named("other", "t/b", 9)]
+    daily = next(record for record in all_records(store, remade) if record.snapshot == "daily")
+    assert daily.state is BundleState.COMPLETE
+    later = [named("daily", "t/a", 1), named("other", "t/b", 9)]
+    daily = next(record for record in all_records(store, later) if record.snapshot == "daily")
+    assert (daily.datasets, daily.state) == (("t/a",), BundleState.INCOMPLETE)

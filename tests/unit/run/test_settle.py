@@ -1,3 +1,4 @@
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -5,14 +6,16 @@ from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 
 from snaporch.errors import AttentionError, ExitCode, UnavailableError
-from snaporch.hypervisor import HypervisorError
-from snaporch.model import DomainState
+from snaporch.hypervisor import HypervisorError, Pause
+from snaporch.model import DomainState, Level
 from snaporch.pool import PoolError
 from snaporch.run import settle as settle_module
 from snaporch.run.journal import Journal, Note, Step, read_journals
 from snaporch.run.overlays import OverlayError
+from snaporch.run.parts import build_manifest
 from snaporch.run.plan import make_plan
 from snaporch.run.settle import foresee, is_ours_to_resume, recover, remove_unused, settle
+from snaporch.run.taking import properties_of
 
 
 class Killed:
@@ -679,3 +682,64 @@ def test_a_torn_journal_stays_where_it_is_when_foreseen(world):
     torn.write_bytes(b"{")
     foresee(world.context, run.facts.uuid)
     assert torn.exists()
+
+
+# -- snapshots that somebody else takes ---------------------------------------------------------
+
+
+class KilledHolder(Killed):
+    """It held a guest for sanoid, which takes snapshots of its own names."""
+
+    def __init__(self, world, **guest):
+        super().__init__(world, **guest)
+        for path in world.paths.journal.iterdir():
+            path.unlink()
+        world.context.store.discard_partial(self.facts.uuid, self.facts.run)
+        plan = make_plan(world.context, self.domain, "hourly", awaited=90)
+        self.plan, self.facts = plan, plan.facts
+        Journal(world.paths.journal, self.facts).close(settled=False)
+        self.bundle = world.context.store.create(self.domain.uuid, self.facts.run)
+
+    def sanoid_took(self, *names):
+        for name in names:
+            self.world.pool.snapshot([name], {})
+        return self
+
+    def marked(self, *names):
+        properties = properties_of(self.plan, self.bundle.reference)
+        self.world.pool.set_properties(names, properties)
+        return self
+
+    def sealed(self):
+        snapshots = self.world.pool.snapshots(self.facts.datasets)
+        versions = self.world.hypervisor.versions(self.domain)
+        now = datetime.now(UTC)
+        manifest = build_manifest(
+            self.plan, Level.RAM, [], snapshots, versions, Pause(now, 1.0), now, now
+        )
+        self.bundle.seal(manifest)
+        return self
+
+
+def test_what_sanoid_took_is_not_destroyed(world):
+    run = KilledHolder(world, disks=TWO).switched().sanoid_took("tank/web@hourly")
+    assert "web: committed vda, vdb" in run.recover()
+    assert_settled(world)
+    assert world.pool.names() == ["tank/web@hourly"]
+    assert "run" not in world.pool.snapshots()[0].properties
+
+
+def test_what_was_marked_without_a_bundle_stays_a_crash(world):
+    names = ["tank/web@hourly", "tank/web@daily"]
+    run = KilledHolder(world).sanoid_took(*names).marked(names[0])
+    run.recover()
+    assert world.pool.names() == names
+    assert world.pool.snapshots()[0].properties["level"] == "crash"
+
+
+def test_a_sealed_bundle_makes_all_its_snapshots_what_they_are(world):
+    names = ["tank/web@hourly", "tank/web@daily", "flash/web@hourly", "flash/web@daily"]
+    run = KilledHolder(world, disks=TWO).sanoid_took(*names).marked(*names).sealed()
+    assert any("completed ram snapshot" in text for text in run.recover())
+    assert {snapshot.properties["level"] for snapshot in world.pool.snapshots()} == {"ram"}
+    assert {snapshot.properties["run"] for snapshot in world.pool.snapshots()} == {run.facts.run}

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -346,6 +347,14 @@ def test_overlays_have_limits(begin, process, let_go, monkeypatch, world, limits
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
     assert let_go.times == let
+
+
+@pytest.mark.parametrize(("seconds", "let"), [(90, False), (119, False), (121, True)])
+def test_a_window_held_for_others_has_an_end(begin, world, seconds, let):
+    """Should its holder hang; else it had ended by itself."""
+    facts = asdict(begin("overlay").frozen().facts)
+    assert not watch._too_much(facts, 1e6, 60)
+    assert watch._too_much(facts | {"window_seconds": 90}, seconds, 60) is let
 
 
 def test_overlays_that_are_gone_already_do_not_end_the_guardian(

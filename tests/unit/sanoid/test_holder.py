@@ -6,10 +6,14 @@ import pytest
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
+from snaporch.errors import RefusedError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.pool import PoolError
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.restore import restore
 from snaporch.run.records import all_records
+from snaporch.sanoid.talk import ask, call
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
 
@@ -221,8 +225,6 @@ def test_nonsense_at_the_door_is_answered_and_does_no_harm(world, hold):
     world.add_guest()
     held = hold()
     held.enter()
-    from snaporch.sanoid.talk import ask, call
-
     assert ask(held.door, {"do": "dance"})["ok"] is False
     assert held.leave("tank/other")["unknown"]
     line = call(held.door)
@@ -302,3 +304,47 @@ def test_without_anybody_at_the_door_nothing_is_touched(world, hold, monkeypatch
     monkeypatch.setattr("snaporch.sanoid.holder._JOIN_SECONDS", 0.05)
     assert hold().end() == 0
     assert world.hooks.log == []
+
+
+# -- and back -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def a_round(world, hold):
+    """daily and hourly of two datasets that held ``first``; now they hold ``now``."""
+    world.add_guest(disks=TWO)
+    held = hold()
+    held.enter("tank/web", datasets=["flash/web", "tank/web"], names=["daily", "hourly"])
+    for name in ("daily", "hourly"):
+        held.snapshot(f"tank/web@{name}", f"flash/web@{name}")
+    held.leave()
+    held.end()
+    for dataset in TWO.values():
+        world.pool.write(dataset, b"now")
+    world.hooks.log.clear()
+
+
+@pytest.mark.parametrize("name", ["daily", "hourly"])
+@pytest.mark.parametrize("gone", [None, "tank/web@hourly", "flash/web@daily"])
+def test_either_of_a_round_leads_back_and_costs_no_other(world, a_round, name, gone):
+    if gone:
+        world.pool.destroy_snapshots([gone])
+    there = world.pool.names()
+    plan = make_restore_plan(world.context, "web", name, cold=False, discard_newer=False)
+    assert plan.newer == ()
+    assert plan.ram is not None
+    restore(world.context, plan, safety=False)
+    assert {world.pool.read(dataset) for dataset in TWO.values()} == {b"first"}
+    assert world.pool.names() == there
+
+
+def test_what_was_taken_after_the_round_is_newer(world, a_round):
+    world.pool.snapshot(["tank/web@later"], {})
+    with pytest.raises(RefusedError, match="tank/web@later"):
+        make_restore_plan(world.context, "web", "daily", cold=False, discard_newer=False)
+
+
+def test_a_dataset_without_any_of_the_round_is_told(world, a_round):
+    world.pool.destroy_snapshots(["tank/web@daily", "tank/web@hourly"])
+    with pytest.raises(RefusedError, match="tank/web@hourly is gone"):
+        make_restore_plan(world.context, "web", "hourly", cold=True, discard_newer=False)

@@ -1,0 +1,171 @@
+"""sanoid's rounds that are killed, in each other's way, or too slow."""
+
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from sanoid_here import Sanoid, autosnaps, forget, records
+from support import (
+    BUNDLES,
+    RUNTIME,
+    assert_clean,
+    assert_restored,
+    config,
+    restore,
+    stalled_compressor,
+    wait_for,
+    wait_for_ram_phase,
+)
+
+HOOK = "/usr/local/bin/snaporch hook sanoid pre"
+
+
+@pytest.fixture(scope="module")
+def guest():
+    """A UEFI guest: its firmware alone is more RAM than the pipes between us can hold."""
+    disks = [Disk("file", "tank/cut"), Disk("zvol", "flash/cut")]
+    made = Guest.create("cut", disks=disks, firmware="uefi")
+    yield made
+    made.remove()
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(guest):
+    mark = guest.mark()
+    yield
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    assert_clean(guest)
+    forget()
+
+
+class Gate:
+    """Where sanoid waits between the freeze and its snapshot."""
+
+    def __init__(self, directory: Path) -> None:
+        self._gate = directory / "gate"
+        self._frozen = directory / "frozen"
+        os.mkfifo(self._gate)
+
+    @property
+    def script(self) -> str:
+        """The pre script: the real hook, and then the wait."""
+        return f"{HOOK} && touch {self._frozen} && cat {self._gate}"
+
+    def wait(self) -> None:
+        """Until the guest is frozen and the hook has returned."""
+        wait_for(self._frozen.exists, "the freeze")
+
+    def open(self) -> None:
+        """Let sanoid go on."""
+        with self._gate.open("w"):
+            pass
+
+
+@contextmanager
+def at_the_gate(tmp_path, *, env=None, **template):
+    """A sanoid that has the guest frozen and waits."""
+    gate = Gate(tmp_path)
+    sections = {"tank/cut": "no"}
+    sanoid = Sanoid.configured("gate", sections, pre_snapshot_script=gate.script, **template)
+    with sanoid.started(env) as process:
+        gate.wait()
+        yield gate, process
+
+
+def holder():
+    """The process that holds the guest."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"snaporch.sanoid.holder" in words:
+                return int(entry.name)
+    raise AssertionError("nobody holds the guest")
+
+
+def on_overlays(guest):
+    return any("/overlays/" in source for source in guest.sources().values())
+
+
+def test_killed_with_its_process_group_while_the_guest_is_frozen(guest, tmp_path):
+    with at_the_gate(tmp_path) as (_gate, process):
+        assert on_overlays(guest)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        wait_for(lambda: not on_overlays(guest), "the guest to be let go")
+    assert records(guest) == []
+    assert list(BUNDLES.glob("*/*")) == []
+
+
+def test_killed_with_its_process_group_while_ram_is_saved(guest, tmp_path):
+    sanoid = Sanoid.configured("ram", {"tank/cut": "no"})
+    with stalled_compressor(tmp_path) as environment, sanoid.started(environment) as process:
+        wait_for_ram_phase()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        wait_for(lambda: not list(RUNTIME.glob("*.ram")), "the end of the run")
+    assert not on_overlays(guest)
+    assert autosnaps(*guest.datasets()) == []
+
+
+def test_the_holder_is_killed_while_the_guest_is_frozen(guest, tmp_path):
+    """Its guardian lets the guest go; what sanoid takes then is what it is."""
+    with at_the_gate(tmp_path) as (gate, process):
+        os.kill(holder(), signal.SIGKILL)
+        wait_for(lambda: not on_overlays(guest), "the guardian")
+        gate.open()
+        out, _ = process.communicate()
+    assert "was not held still for tank/cut@autosnap_" in out
+    (record,) = records(guest)
+    assert (record["level"], record["bundle"]) == ("crash", None)
+
+
+def test_sanoid_takes_too_long(guest, tmp_path):
+    with (
+        config(tmp_path, "[defaults]\nhook_deadline = 3\n") as environment,
+        at_the_gate(tmp_path, env=environment) as (gate, process),
+    ):
+        wait_for(lambda: not on_overlays(guest), "the deadline")
+        gate.open()
+        out, _ = process.communicate()
+    assert "recorded as crash-consistent" in out
+    (record,) = records(guest)
+    assert record["level"] == "crash"
+
+
+def test_two_sanoids_at_once(guest, tmp_path):
+    """One takes hourly, the other daily snapshots; the second comes into the first's window."""
+    sections = {"tank/cut": "no", "flash/cut": "no"}
+    second = Sanoid.configured("second", sections, hourly="0", daily="5")
+    gate = Gate(tmp_path)
+    first = Sanoid.configured("first", sections, pre_snapshot_script=gate.script)
+    with first.started() as one:
+        gate.wait()
+        with second.started() as two:
+            wait_for(lambda: len(autosnaps("tank/cut", "flash/cut")) > 0, "the second's snapshot")
+            gate.open()
+            gate.open()  # at its second dataset
+            out, _ = two.communicate()
+            assert "WARN" not in out, out
+            out, _ = one.communicate()
+            assert "WARN" not in out, out
+    found = records(guest)
+    assert len(found) >= 2
+    assert {(record["level"], record["state"]) for record in found} == {("ram", "complete")}
+    newest = found[-1]
+    counts = {
+        image.count(name)
+        for image in guest.images
+        for dataset, name in [full.split("@") for full in autosnaps(image.dataset)]
+        if dataset in newest["datasets"] and any(r["run"] == newest["run"] for r in found)
+    }
+    mark = guest.mark()
+    restore(guest, newest["snapshot"])
+    assert_restored(guest, mark, max(counts))
