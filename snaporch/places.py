@@ -9,3 +9,5 @@ BUNDLES = Path("/var/lib/snaporch/bundles")
 OVERLAYS = Path("/var/lib/snaporch/overlays")
 RUNTIME = Path("/run/snaporch")
 LIBVIRT = "qemu:///system"
+WINDOW = ".window"
+"""How the name of the socket of a domain's window ends, in the runtime directory."""

@@ -20,6 +20,7 @@ from snaporch.pool import PREFIX
 from snaporch.run import overlays
 from snaporch.run.context import Context
 from snaporch.run.decision import Action, File, Points, Power, Sight, decide
+from snaporch.run.doors import remove_if_dead
 from snaporch.run.journal import (
     Facts,
     Note,
@@ -75,6 +76,7 @@ def settle(
     )
     context.store.discard_partial(facts.uuid, facts.run)
     Path(facts.ram_pipe).unlink(missing_ok=True)
+    remove_if_dead(context.config.paths.runtime, facts.uuid)
     return done
 
 

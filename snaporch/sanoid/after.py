@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from snaporch.places import WINDOW
 from snaporch.sanoid.caller import Caller, find_sanoid
 from snaporch.sanoid.guests import guests_at
 from snaporch.sanoid.hook import tell
-from snaporch.sanoid.peek import WINDOW, peek
+from snaporch.sanoid.peek import peek
 from snaporch.sanoid.request import Request, read_request
 
 

@@ -46,7 +46,7 @@ class Awaited:
         self._door.opened(list(self._notes))
         del self._notes[:]
         if not self._door.wait(self._patience(plan)):
-            self._note(plan, "it was held for long enough: let go before sanoid was through")
+            self._note(plan, "let go before sanoid was through, which takes too long")
         if self._door.window.deserted:
             raise RunFailedError(plan.domain.name, "its snapshot was called off")
         self._look(plan)

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from snaporch.run.context import Interrupt
-from snaporch.sanoid.talk import Line, Message, address
+from snaporch.run.doors import address
+from snaporch.sanoid.talk import Line, Message
 from snaporch.sanoid.window import Join, Key, Phase, Window
 
 _LOOK_SECONDS = 0.5

@@ -12,12 +12,13 @@ from pathlib import Path
 from snaporch.bundle.store import explained_store, private_directory
 from snaporch.config import Config, load_config
 from snaporch.errors import SnaporchError
+from snaporch.places import WINDOW
 from snaporch.run.guardian import start_detached
 from snaporch.sanoid.caller import Caller, find_sanoid
 from snaporch.sanoid.coverage import conf_of, promised, takes_children
 from snaporch.sanoid.guests import Guest
 from snaporch.sanoid.hook import tell
-from snaporch.sanoid.peek import WINDOW, Peek
+from snaporch.sanoid.peek import Peek
 from snaporch.sanoid.request import Request
 from snaporch.sanoid.talk import Line, Message, enter
 

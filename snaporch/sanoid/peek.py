@@ -9,9 +9,6 @@ from pathlib import Path
 
 from snaporch import places
 
-WINDOW = ".window"
-"""The end of the name of a window's socket in the runtime directory."""
-
 
 @dataclass(frozen=True, slots=True)
 class Peek:

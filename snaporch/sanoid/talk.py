@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from snaporch.errors import RunFailedError
+from snaporch.run.doors import connect, only_visitor
 
 _BLOCK = 65536
 _LONGEST_LINE = 1 << 20
@@ -21,16 +20,6 @@ _START_SECONDS = 60.0
 _ROUNDS = 20
 
 Message = dict[str, Any]
-
-
-@contextmanager
-def address(path: Path) -> Iterator[str]:
-    """``path`` as a socket address, which may be no longer than 107 bytes (unix(7))."""
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)
 
 
 class Line:
@@ -77,17 +66,8 @@ class Line:
 
 def call(door: Path) -> Line | None:
     """Connect to the holder of a window; ``None`` when there is none."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with address(door) as name:
-            connection.connect(name)
-    except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
-        return None
-    except BaseException:
-        connection.close()
-        raise
-    return Line(connection)
+    connection = connect(door)
+    return None if connection is None else Line(connection)
 
 
 def ask(door: Path, message: Message) -> Message | None:
@@ -126,20 +106,17 @@ def enter(door: Path, message: Message, start: Callable[[], None]) -> tuple[Line
 
 def _knock(door: Path, message: Message, start: Callable[[], None]) -> Line:
     """One hook at a time, until there is a holder: of two, each would start its own."""
-    lock = os.open(f"{door}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        line = call(door)
-        if line is None:
-            door.unlink(missing_ok=True)  # of a holder that was killed
-            start()
-            line = _await_holder(door)
-        line.say(message)
-        return line
+        with only_visitor(door, wait=True):
+            line = call(door)
+            if line is None:
+                door.unlink(missing_ok=True)  # of a holder that was killed
+                start()
+                line = _await_holder(door)
+            line.say(message)
+            return line
     except OSError as error:
         raise RunFailedError(str(door), f"cannot be joined ({error.strerror})") from error
-    finally:
-        os.close(lock)
 
 
 def _await_holder(door: Path) -> Line:

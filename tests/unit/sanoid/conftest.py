@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
+from snaporch.places import WINDOW
 from snaporch.run.context import Interrupt
 from snaporch.sanoid import holder
-from snaporch.sanoid.peek import WINDOW
 from snaporch.sanoid.talk import ask, call
 
 

@@ -1,6 +1,7 @@
 """pre and post in this process, on a host of fakes; holders are threads."""
 
 import json
+import socket
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from snaporch.errors import NotFoundError, RunFailedError, SnaporchError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.run.context import Interrupt
+from snaporch.run.doors import address, only_visitor, remove_if_dead
 from snaporch.run.records import all_records
 from snaporch.sanoid import after, before, freezing, guests, holder
 from snaporch.sanoid.caller import Caller
@@ -184,6 +186,23 @@ def test_what_a_killed_holder_left_at_the_door_is_no_obstacle(host, world):
     assert host.pre("tank/web") == 0
     world.pool.snapshot(["tank/web@hourly"], {})
     assert host.post("tank/web") == 0
+
+
+def test_recovery_removes_it_unless_somebody_is_behind_it(host, world):
+    uuid = world.add_guest().uuid
+    world.paths.runtime.mkdir()
+    door = world.paths.runtime / f"{uuid}.window"
+    with socket.socket(socket.AF_UNIX) as listener, address(door) as name:
+        listener.bind(name)
+        listener.listen()
+        remove_if_dead(world.paths.runtime, uuid)
+        assert door.exists()
+    with only_visitor(door, wait=True):
+        remove_if_dead(world.paths.runtime, uuid)
+        assert door.exists()
+    remove_if_dead(world.paths.runtime, uuid)
+    assert not door.exists()
+    remove_if_dead(world.paths.runtime, uuid)
 
 
 def test_a_snapshot_nobody_held_the_guest_for_is_recorded_as_a_crash(host, world, capsys):
