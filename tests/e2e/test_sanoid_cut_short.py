@@ -61,7 +61,8 @@ class Gate:
         wait_for(self._frozen.exists, "the freeze")
 
     def open(self) -> None:
-        """Let sanoid go on."""
+        """Let sanoid go on, to its next dataset if there is one."""
+        self._frozen.unlink()
         with self._gate.open("w"):
             pass
 
@@ -151,7 +152,8 @@ def test_two_sanoids_at_once(guest, tmp_path):
         with second.started() as two:
             wait_for(lambda: len(autosnaps("tank/cut", "flash/cut")) > 0, "the second's snapshot")
             gate.open()
-            gate.open()  # at its second dataset
+            gate.wait()
+            gate.open()
             out, _ = two.communicate()
             assert "WARN" not in out, out
             out, _ = one.communicate()
