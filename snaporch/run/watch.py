@@ -113,8 +113,8 @@ def _too_much(window: _Window, facts: dict[str, Any], seconds: float, deadline: 
     """Frozen for too long; or on overlays that grow too large or have no room left."""
     if window is not _Window.ON_OVERLAYS:
         return seconds > deadline
-    window = facts.get("window_seconds")
-    if window and seconds > window + _GRACE_SECONDS:
+    held = facts.get("window_seconds")
+    if held and seconds > held + _GRACE_SECONDS:
         return True  # the run had its time to let the guest go by itself
     paths = [disk["overlay"] for disk in facts["overlays"]]
     try:

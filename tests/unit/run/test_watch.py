@@ -353,8 +353,9 @@ def test_overlays_have_limits(begin, process, let_go, monkeypatch, world, limits
 def test_a_window_held_for_others_has_an_end(begin, world, seconds, let):
     """Should its holder hang; else it had ended by itself."""
     facts = asdict(begin("overlay").frozen().facts)
-    assert not watch._too_much(facts, 1e6, 60)
-    assert watch._too_much(facts | {"window_seconds": 90}, seconds, 60) is let
+    window = watch._Window.ON_OVERLAYS
+    assert not watch._too_much(window, facts, 1e6, 60)
+    assert watch._too_much(window, facts | {"window_seconds": 90}, seconds, 60) is let
 
 
 def test_overlays_that_are_gone_already_do_not_end_the_guardian(
