@@ -42,7 +42,6 @@ def promised(config: SanoidConfig, target: str, datasets: Iterable[str]) -> froz
         for dataset in datasets
         if (section := config.covering(dataset)) is not None
         and section.autosnap
-        and not section.process_children_only
         and _schedule(section) == wanted
         and all(section.settings.get(f"{phase}_snapshot_script") for phase in ("pre", "post"))
     )

@@ -17,6 +17,20 @@ from snaporch.sanoid.caller import Caller
 from snaporch.sanoid.hook import answer
 from snaporch.sanoid.peek import Peek
 
+DEFAULTS = """\
+[version]
+version = 2
+[template_default]
+recursive =
+use_template =
+skip_children =
+process_children_only =
+autosnap = yes
+hourly = 10
+daily = 0
+pre_snapshot_script = pre
+post_snapshot_script = post
+"""
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
 
 
@@ -54,7 +68,7 @@ class Host:
         self.threads[-1].start()
 
     def configure(self, text):
-        (self.conf / "sanoid.defaults.conf").write_text("[template_default]\nautosnap = no\n")
+        (self.conf / "sanoid.defaults.conf").write_text(DEFAULTS)
         (self.conf / "sanoid.conf").write_text(text)
 
     @staticmethod
