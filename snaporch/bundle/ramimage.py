@@ -105,6 +105,7 @@ class RamImageWriter:
         self._final_header: Header | None = None
         self._compressor: Compressor | None = None
         self._held = bytearray()
+        self._broken_off = False
 
     @property
     def payload_bytes(self) -> int:
@@ -141,6 +142,9 @@ class RamImageWriter:
         self._store(bytes(self._head[HEADER_SIZE:start]))
         how = self._how if plain else Compressing(Compression.NONE)
         self._compressor = compressor(how, self._store)
+        if self._broken_off:  # while it was being started: nobody else could stop it
+            self._compressor.abandon()
+            raise RamImageError("libvirt's RAM image", "was broken off")
         rest = bytes(self._head[start:])
         self._head.clear()
         self._take(rest)
@@ -215,6 +219,7 @@ class RamImageWriter:
 
     def break_off(self) -> None:
         """Make a :meth:`write` that stands still in another thread fail."""
+        self._broken_off = True  # first: a compressor that is being started looks at it
         if self._compressor is not None:
             self._compressor.abandon()
 

@@ -303,3 +303,26 @@ def test_the_header_of_a_missing_or_short_file(tmp_path):
         read_header(tmp_path / "short")
     with pytest.raises(FileNotFoundError):
         read_header(tmp_path / "missing")
+
+
+def test_broken_off_while_the_compressor_is_started(tmp_path, monkeypatch):
+    """Nobody has a hand on it yet, and the first write to it could last for ever."""
+    writer = RamImageWriter(tmp_path / "ram", PLAIN, trailer=False)
+    acts = []
+
+    class Stalled:
+        def write(self, block):
+            acts.append("write")
+
+        def abandon(self):
+            acts.append("abandon")
+
+    def start(how, sink):
+        writer.break_off()
+        return Stalled()
+
+    monkeypatch.setattr("snaporch.bundle.ramimage.compressor", start)
+    with pytest.raises(RamImageError, match="broken off"):
+        writer.write(images.image(XML))
+    assert acts == ["abandon"]
+    writer.abandon()
