@@ -48,7 +48,7 @@ class Awaited:
         if not self._door.wait(self._patience(plan)):
             self._note(plan, "let go before sanoid was through, which takes too long")
         if self._door.window.deserted:
-            raise RunFailedError(plan.domain.name, "its snapshot was called off")
+            raise RunFailedError("the snapshot", "was called off")
         self._look(plan)
 
     def _patience(self, plan: Plan) -> float:
@@ -67,7 +67,7 @@ class Awaited:
         }
         self._found = [s for s in fresh if {(s.dataset, n) for n in _asked_as(s.name)} & wanted]
         if not self._found:
-            raise RunFailedError(plan.domain.name, "sanoid has taken none of its snapshots")
+            raise RunFailedError("sanoid", "has taken none of its snapshots")
         got = {(s.dataset, name) for s in self._found for name in _asked_as(s.name)}
         bare = set(plan.facts.datasets) - {snapshot.dataset for snapshot in self._found}
         self._complete = not bare

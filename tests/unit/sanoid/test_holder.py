@@ -153,7 +153,7 @@ def test_sanoid_took_nothing(world, hold):
     held.enter()
     reply = held.leave()
     assert (reply["ok"], reply["code"]) == (False, 8)
-    assert "sanoid has taken none of its snapshots" in reply["line"]
+    assert "web: sanoid: has taken none of its snapshots" in reply["line"]
     held.end()
     assert world.is_as_it_was()
     assert list(world.paths.bundles.glob("*/*")) == []
