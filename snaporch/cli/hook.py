@@ -32,10 +32,10 @@ def hook_command(
     phase: Annotated[HookPhase, typer.Argument(help="When.", show_default=False)],
     config: ConfigOption = None,
 ) -> int:
-    """Answer a hook of sanoid, which says in its environment what it is about to do.
+    """Answer sanoid's hooks; for sanoid.conf, not for people.
 
-    For pre_snapshot_script, post_snapshot_script, pre_pruning_script and pruning_script of
-    sanoid.conf; see docs/sanoid.md.
+    For pre_snapshot_script, post_snapshot_script, pre_pruning_script and pruning_script. What
+    sanoid is about is in its environment. See docs/sanoid.md.
     """
     from snaporch.sanoid.hook import answer
 
