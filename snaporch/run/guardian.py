@@ -18,7 +18,7 @@ from snaporch.run.context import Context
 from snaporch.run.journal import Facts
 
 _UNGUARDED = (Strategy.CRASH, Strategy.OFF)
-_SYSTEMD = Path("/run/systemd/system")
+SYSTEMD = Path("/run/systemd/system")
 
 
 def start_guardian(context: Context, facts: Facts, journal: Path) -> None:
@@ -38,7 +38,7 @@ def start_detached(unit: str, command: list[str]) -> None:
 
     What sanoid told its hook stays here: it comes from outside, and nobody else needs it.
     """
-    if _SYSTEMD.is_dir() and shutil.which("systemd-run"):
+    if SYSTEMD.is_dir() and shutil.which("systemd-run"):
         launch = ["systemd-run", "--quiet", "--no-block", "--collect", f"--unit={unit}", *command]
         if _works(launch):
             return

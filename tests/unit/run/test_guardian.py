@@ -34,14 +34,14 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr(
         guardian.subprocess, "Popen", lambda words, **how: calls.append((words, how))
     )
-    monkeypatch.setattr(guardian, "_SYSTEMD", tmp_path / "no-systemd")
+    monkeypatch.setattr(guardian, "SYSTEMD", tmp_path / "no-systemd")
     return calls
 
 
 @pytest.fixture
 def systemd(monkeypatch, tmp_path):
     """On a host with systemd."""
-    monkeypatch.setattr(guardian, "_SYSTEMD", tmp_path)
+    monkeypatch.setattr(guardian, "SYSTEMD", tmp_path)
     monkeypatch.setattr(guardian.shutil, "which", lambda name: SYSTEMD_RUN)
 
 
@@ -110,7 +110,7 @@ def test_a_unit_that_cannot_be_started_is_replaced_by_a_process(
 
 
 def test_systemd_on_the_host_without_its_command(world, facts, started, monkeypatch, tmp_path):
-    monkeypatch.setattr(guardian, "_SYSTEMD", tmp_path)
+    monkeypatch.setattr(guardian, "SYSTEMD", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     guardian.start_guardian(world.context, facts(), JOURNAL)
     assert started[0][0][0] == sys.executable
@@ -139,7 +139,7 @@ def test_a_real_one_ends_with_the_journal(world, facts, monkeypatch, tmp_path):
         processes.append(real(words, **how))
         return processes[-1]
 
-    monkeypatch.setattr(guardian, "_SYSTEMD", tmp_path / "no-systemd")
+    monkeypatch.setattr(guardian, "SYSTEMD", tmp_path / "no-systemd")
     monkeypatch.setattr(guardian.subprocess, "Popen", start)
     journal = Journal(world.paths.journal, facts())
     guardian.start_guardian(world.context, facts(), journal.path)

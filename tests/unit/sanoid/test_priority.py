@@ -1,0 +1,52 @@
+"""What is left to do after the release, behind everything else on the host."""
+
+import os
+import subprocess
+
+import pytest
+
+from snaporch.sanoid import awaited
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """What would have been run."""
+    called = []
+
+    def run(command, **_options):
+        called.append(list(command))
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(awaited.subprocess, "run", run)
+    monkeypatch.setattr(os, "nice", lambda more: called.append(["nice", more]))
+    return called
+
+
+def test_without_systemd_by_nice_and_ionice(commands, monkeypatch, tmp_path):
+    monkeypatch.setattr(awaited, "SYSTEMD", tmp_path / "none")
+    awaited.lower_priority()
+    assert commands == [["nice", 10], ["ionice", "-c", "3", "-p", str(os.getpid())]]
+
+
+def test_under_systemd_in_a_slice_of_its_own(commands, monkeypatch, tmp_path):
+    monkeypatch.setattr(awaited, "SYSTEMD", tmp_path)
+    awaited.lower_priority()
+    words = commands[-1]
+    assert words[:6] == ["busctl", "--quiet", "call", *awaited._MANAGER]
+    assert words[6:8] == ["StartTransientUnit", "ssa(sv)a(sa(sv))"]
+    count = int(words[10])
+    properties = words[11:-1]
+    assert properties[:4] == ["PIDs", "au", "1", str(os.getpid())]
+    assert properties[4:7] == ["Slice", "s", "snaporch.slice"]
+    assert count == 1 + (len(properties) - 4) // 3
+    assert words[-1] == "0"
+
+
+def test_a_host_that_cannot_is_no_error(monkeypatch, tmp_path):
+    def absent(*_command, **_options):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(awaited, "SYSTEMD", tmp_path)
+    monkeypatch.setattr(os, "nice", lambda _more: None)
+    monkeypatch.setattr(awaited.subprocess, "run", absent)
+    awaited.lower_priority()
