@@ -9,7 +9,9 @@ from snaporch.hypervisor.protocol import (
     OverlayDisk,
     Patience,
     Pause,
+    Picture,
     Told,
+    Vitals,
 )
 
 __all__ = [
@@ -21,7 +23,9 @@ __all__ = [
     "OverlayDisk",
     "Patience",
     "Pause",
+    "Picture",
     "Told",
+    "Vitals",
     "open_hypervisor",
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,9 +28,12 @@ from snaporch.hypervisor.protocol import (
     OverlayDisk,
     Patience,
     Pause,
+    Picture,
     Tick,
     Told,
+    Vitals,
 )
+from snaporch.hypervisor.screen import take_screenshot
 from snaporch.model import Domain, DomainState, Versions
 
 _ZSTD_SINCE = 10_004_000
@@ -39,6 +43,13 @@ _AGENT_SECONDS = 5
 _CLOCK_TRIES = 3
 _DEFINITIONS = (Path("/etc/libvirt/qemu"), Path.home() / ".config/libvirt/qemu")
 """Where libvirt keeps definitions: the system's daemon, and a user's own (libvirt's drvqemu)."""
+_VCPU_TIME = re.compile(r"vcpu\.\d+\.time")
+_UNDEFINE = (
+    libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+    | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
+)
 _ABSENT = {libvirt.VIR_ERR_NO_DOMAIN}
 
 
@@ -260,6 +271,35 @@ class LibvirtHypervisor:
         flag = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
         with self._explained(uuid, "start"):
             self._handle(uuid).createWithFlags(flag)
+
+    def create(self, xml: str) -> None:
+        with self._explained("domain XML", "start"):
+            self._conn().createXML(xml, 0)
+
+    def undefine(self, uuid: str) -> None:
+        with contextlib.suppress(NotFoundError), self._explained(uuid, "undefine"):
+            self._handle(uuid).undefineFlags(_UNDEFINE)
+
+    def vitals(self, uuid: str) -> Vitals:
+        handle = self._handle(uuid)
+        with self._explained(uuid, "asking for its CPUs"):
+            statistics = self._conn().domainListGetStats([handle], libvirt.VIR_DOMAIN_STATS_VCPU)
+        told = statistics[0][1] if statistics else {}
+        used = [value for key, value in told.items() if _VCPU_TIME.fullmatch(key)]
+        return Vitals(self.state(uuid), sum(used))
+
+    def screenshot(self, uuid: str) -> Picture | None:
+        return take_screenshot(self._conn(), self._handle(uuid))
+
+    def network_is_isolated(self, name: str) -> bool:
+        try:
+            network = self._conn().networkLookupByName(name)
+        except libvirt.libvirtError as error:
+            raise NotFoundError(
+                name, "no such libvirt network", "see `virsh net-list --all`"
+            ) from error
+        with self._explained(name, "reading the network"):
+            return "<forward" not in network.XMLDesc(0)
 
     def set_guest_clock(self, uuid: str) -> bool:
         handle = self._handle(uuid)

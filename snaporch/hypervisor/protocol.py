@@ -101,6 +101,24 @@ class Pause:
     """``time.monotonic()`` at its beginning, for a pause that goes on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """Signs of life of a domain."""
+
+    state: DomainState
+    vcpu_ns: int
+    """CPU time that its virtual CPUs have had, in nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A screen shot."""
+
+    data: bytes
+    suffix: str
+    """Of a file with it: ``png``, ``ppm``."""
+
+
 class Hypervisor(Protocol):
     """Operations on domains. A domain is named by its UUID once it has been looked up."""
 
@@ -216,6 +234,28 @@ class Hypervisor(Protocol):
 
     def start(self, uuid: str, *, paused: bool) -> None:
         """Boot a domain from its definition."""
+
+    def create(self, xml: str) -> None:
+        """Boot a transient domain: when it ends, libvirt forgets it."""
+
+    def undefine(self, uuid: str) -> None:
+        """Forget a domain that is off, with its managed save and UEFI variables; its disks stay.
+
+        One that is not there is not an error.
+        """
+
+    def vitals(self, uuid: str) -> Vitals:
+        """State and CPU time of a domain."""
+
+    def screenshot(self, uuid: str) -> Picture | None:
+        """What is on the first screen; ``None`` for a domain without one."""
+
+    def network_is_isolated(self, name: str) -> bool:
+        """Whether a libvirt network leads nowhere (``<forward>`` is absent from its XML).
+
+        Raises:
+            NotFoundError: there is no such network.
+        """
 
     def set_guest_clock(self, uuid: str) -> bool:
         """Set the guest's clock to the host's; False when no agent answers."""

@@ -15,7 +15,7 @@ from snaporch.hypervisor.protocol import CaptureRequest, OverlayDisk
 from snaporch.model import Disk, Owner
 
 _SOURCE_ATTRIBUTES = {"file": "file", "block": "dev", "dir": "dir"}
-_SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
+SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
 """Where libvirt keeps the state of emulated TPMs (docs/formatdomain, "TPM device")."""
 
 
@@ -96,7 +96,7 @@ def tpm_state(root: Element) -> str | None:
     if source is not None:
         return source.get("path")
     flavour = "tpm1.2" if backend.get("version") == "1.2" else "tpm2"
-    return str(_SWTPM_STATE / text(root, "uuid") / flavour)
+    return str(SWTPM_STATE / text(root, "uuid") / flavour)
 
 
 def emulator_owner(root: Element) -> Owner | None:

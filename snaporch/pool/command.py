@@ -13,7 +13,7 @@ from snaporch.errors import UnavailableError
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot
 from snaporch.pool.protocol import PREFIX, PoolError
 
-PROPERTIES = ("run", "level", "bundle", "uuid", "domain")
+PROPERTIES = ("run", "level", "bundle", "uuid", "verified", "domain")
 """The ``snaporch:`` user properties, the free-text one last so that a line splits safely."""
 
 _ARG_BYTES = 100_000
@@ -135,8 +135,36 @@ class ZfsCommand:
         lines = self._run("holds", "-H", name).splitlines()
         return [line.split("\t")[1] for line in lines]
 
-    def clone(self, origin: str, dataset: str) -> None:
-        self._run("clone", origin, dataset)
+    def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
+        options = [item for pair in (properties or {}).items() for item in ("-o", "=".join(pair))]
+        self._run("clone", *options, origin, dataset)
+
+    def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        columns = ["-s", "local", "-t", "filesystem,volume", "-o", "name,property,value"]
+        found: dict[str, dict[str, str]] = {}
+        for line in self._run("get", "-Hp", *columns, ",".join(names)).split("\n"):
+            fields = line.split("\t", 2)
+            if len(fields) == 3:  # noqa: PLR2004 - the columns asked for
+                found.setdefault(fields[0], {})[fields[1]] = fields[2]
+        return found
+
+    def origins(self, datasets: Sequence[str]) -> dict[str, str]:
+        found = {}
+        for chunk in _chunks(datasets):
+            for line in self._run("get", "-Hp", "-o", "name,value", "origin", *chunk).splitlines():
+                name, value = line.split("\t")
+                if value not in ("", "-"):
+                    found[name] = value
+        return found
+
+    def sizes(self, snapshots: Sequence[str]) -> dict[str, tuple[int, int]]:
+        found = {}
+        for chunk in _chunks(snapshots):
+            listing = self._run("list", "-Hp", "-o", "name,used,referenced", *chunk)
+            for line in listing.splitlines():
+                name, used, referenced = line.split("\t")
+                found[name] = int(used), int(referenced)
+        return found
 
     def destroy_dataset(self, dataset: str) -> None:
         self._run("destroy", dataset)

@@ -75,8 +75,26 @@ class Pool(Protocol):
     def holds(self, name: str) -> list[str]:
         """The tags of the user holds on a snapshot."""
 
-    def clone(self, origin: str, dataset: str) -> None:
-        """Create ``dataset`` as a clone of the snapshot ``origin``."""
+    def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
+        """Create ``dataset`` as a clone of the snapshot ``origin``, and mount it.
+
+        ``properties`` (user properties and ZFS's own) are set in the same transaction.
+
+        Raises:
+            PoolError: it was not created, or could not be mounted.
+        """
+
+    def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Of each dataset that has one of the properties set on itself: those, with their values.
+
+        Inherited and received values do not count.
+        """
+
+    def origins(self, datasets: Sequence[str]) -> dict[str, str]:
+        """The snapshot that each of these datasets is a clone of; only those that are clones."""
+
+    def sizes(self, snapshots: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Of each snapshot: bytes it alone holds, bytes it refers to (``used``, ``referenced``)."""
 
     def destroy_dataset(self, dataset: str) -> None:
         """Destroy one dataset that has no snapshots and no children."""

@@ -10,6 +10,8 @@ import fcntl
 import os
 import re
 import stat
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,9 @@ _MAX_DATASET_NAME = 256
 
 _BLKZNAME = (2 << 30) | (_MAX_DATASET_NAME << 16) | (0x12 << 8) | 125
 """_IOR(0x12, 125, char[256]): the question ``zvol_id`` of OpenZFS asks a volume's node."""
+
+_NODE_SECONDS = 60.0
+_NODE_POLL_SECONDS = 0.05
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
@@ -76,6 +81,37 @@ def resolve(path: str, mounts: list[Mount] | None = None) -> Dataset:
         if mount.device == device:
             return _dataset_of(path, mount)
     raise NotOnZfsError(path, f"no mount has its device number {device}")
+
+
+def mount_point_of(dataset: str) -> Path:
+    """Where a dataset is mounted.
+
+    Raises:
+        NotOnZfsError: nowhere.
+    """
+    for mount in read_mounts():
+        if mount.filesystem == "zfs" and mount.source == dataset:
+            return Path(mount.mount_point)
+    raise NotOnZfsError(dataset, "is not mounted", f"zfs mount {dataset}")
+
+
+def volume_node(volume: str, seconds: float = _NODE_SECONDS) -> Path:
+    """The block device of a volume, once its link is there and is the right one.
+
+    Links appear some time after a volume was made, and may be another's for a moment
+    (openzfs#8669, openzfs#15904), so the node itself is asked.
+
+    Raises:
+        NotOnZfsError: it did not appear in time.
+    """
+    link = Path("/dev/zvol") / volume
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(OSError, NotOnZfsError):
+            if link.is_block_device() and resolve(str(link)).name == volume:
+                return link
+        time.sleep(_NODE_POLL_SECONDS)
+    raise NotOnZfsError(volume, f"no device node after {seconds:.0f} s", "see `udevadm settle`")
 
 
 def _dataset_of(path: str, mount: Mount) -> Dataset:

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid as uuids
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -31,8 +31,10 @@ from snaporch.hypervisor.protocol import (
     OverlayDisk,
     Patience,
     Pause,
+    Picture,
     Tick,
     Told,
+    Vitals,
 )
 from snaporch.model import Domain, DomainState, Owner, Versions
 
@@ -82,6 +84,10 @@ class FakeGuest:
     """QEMU gives its images up when RAM has been saved, until the guest runs again."""
     committing: set[str] = field(default_factory=set)
     checkpoints: list[str] = field(default_factory=list)
+    vcpu_ns: int = 0
+    hangs: bool = False
+    """It is there, and its CPUs do nothing."""
+    screen: bytes | None = None
 
     def listAllCheckpoints(self, flags: int) -> list[_Checkpoint]:  # noqa: N802 - libvirt's
         """What looking for blockers asks libvirt's handle."""
@@ -107,6 +113,10 @@ class FakeHypervisor:
         self.guests = {guest.uuid: guest for guest in guests}
         self.zstd = True
         self.overlays_must_exist = True
+        self.networks: dict[str, bool] = {}
+        """libvirt's networks: whether they are isolated."""
+        self.restored: Callable[[FakeGuest], None] = lambda _guest: None
+        """Called with every guest that was resumed from RAM or booted."""
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -394,6 +404,15 @@ class FakeHypervisor:
         guest.live, guest.ram, guest.boot = xml, ram, guest.boot + 1
         guest.state = DomainState.RUNNING if running else DomainState.PAUSED
         guest.paused_reason = None if running else "user"
+        self._check_disks(guest)
+        self.restored(guest)
+
+    def _check_disks(self, guest: FakeGuest) -> None:
+        """QEMU opens every disk."""
+        missing = [path for path in (guest.sources()[0] or {}).values() if not Path(path).exists()]
+        if missing:
+            self.destroy(guest.uuid)
+            raise HypervisorError(guest.name, f"Could not open {missing[0]}: No such file")
 
     def start(self, uuid: str, *, paused: bool) -> None:
         """See the protocol."""
@@ -404,6 +423,48 @@ class FakeHypervisor:
         guest.live, guest.ram, guest.boot = guest.inactive, images.qemu_stream(64), guest.boot + 1
         guest.state = DomainState.PAUSED if paused else DomainState.RUNNING
         guest.paused_reason = "starting up" if paused else None
+        self.restored(guest)
+
+    def create(self, xml: str) -> None:
+        """See the protocol."""
+        root = domain_xml.parse(xml)
+        name, uuid = domain_xml.text(root, "name"), domain_xml.text(root, "uuid")
+        self.hooks.act("hypervisor.create", name)
+        if any(name == guest.name or uuid == guest.uuid for guest in self.guests.values()):
+            raise HypervisorError("domain XML", f"start: domain '{name}' already exists")
+        guest = FakeGuest(name, uuid, None, xml, DomainState.RUNNING, ram=images.qemu_stream(64))
+        self.guests[uuid] = guest
+        self._check_disks(guest)
+        self.restored(guest)
+
+    def undefine(self, uuid: str) -> None:
+        """See the protocol."""
+        self.hooks.act("hypervisor.undefine", uuid)
+        guest = self.guests.get(uuid)
+        if guest is None:
+            return
+        guest.inactive, guest.managed_save = None, False
+        if guest.live is None:
+            del self.guests[uuid]
+
+    def vitals(self, uuid: str) -> Vitals:
+        """See the protocol: CPUs of a guest that runs have run whenever one looks."""
+        self.hooks.reach("hypervisor.vitals")
+        guest = self._guest(uuid)
+        if guest.state is DomainState.RUNNING and not guest.hangs:
+            guest.vcpu_ns += 10_000_000
+        return Vitals(guest.state, guest.vcpu_ns)
+
+    def screenshot(self, uuid: str) -> Picture | None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        return Picture(guest.screen, "png") if guest.screen is not None else None
+
+    def network_is_isolated(self, name: str) -> bool:
+        """See the protocol."""
+        if name not in self.networks:
+            raise NotFoundError(name, "no such libvirt network")
+        return self.networks[name]
 
     def set_guest_clock(self, uuid: str) -> bool:
         """See the protocol."""

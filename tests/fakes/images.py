@@ -7,8 +7,8 @@ import struct
 HEADER_SIZE = 92
 FINISHED = b"LibvirtQemudSave"
 UNFINISHED = b"LibvirtQemudPart"
-_SPARE = bytes(range(HEADER_SIZE - 32))
-"""What lies behind the known fields: kept as it is, whatever it says."""
+_SPARE = bytes(4) + bytes(range(HEADER_SIZE - 36))
+"""No cookie; and what lies behind the known fields: kept as it is, whatever it says."""
 
 
 def header(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +50,8 @@ class FakePool:
         self._txg = itertools.count(100)
         self._datasets: dict[str, _Dataset] = {}
         self.exported: set[str] = set()
+        self.mounted: Callable[[str, str, Path], None] = lambda _name, _origin, _where: None
+        self.unmounted: Callable[[Path], None] = lambda _where: None
         for name in datasets:
             self.create(name)
 
@@ -188,13 +190,34 @@ class FakePool:
         """See the protocol."""
         return sorted(self._find(name)[1].holds)
 
-    def clone(self, origin: str, dataset: str) -> None:
-        """See the protocol."""
+    def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
+        """See the protocol; whoever listens at ``mounted`` makes its files."""
         self.hooks.act("pool.clone", origin, dataset)
         source, snapshot = self._find(origin)
         if dataset in self._datasets:
             raise PoolError(dataset, "dataset already exists")
-        self._datasets[dataset] = _Dataset(dataset, source.kind, snapshot.content, origin)
+        made = _Dataset(dataset, source.kind, snapshot.content, origin)
+        made.properties.update(properties or {})
+        self._datasets[dataset] = made
+        self.mounted(made.name, source.name, Path(made.properties.get("mountpoint", "/nowhere")))
+
+    def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """See the protocol."""
+        found = {}
+        for dataset in self._datasets.values():
+            own = {key: value for key, value in dataset.properties.items() if key in names}
+            if own:
+                found[dataset.name] = own
+        return found
+
+    def origins(self, datasets: Sequence[str]) -> dict[str, str]:
+        """See the protocol."""
+        origins = {name: self._dataset(name).origin for name in datasets}
+        return {name: origin for name, origin in origins.items() if origin is not None}
+
+    def sizes(self, snapshots: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """See the protocol."""
+        return {name: (0, len(self._find(name)[1].content)) for name in snapshots}
 
     def destroy_dataset(self, dataset: str) -> None:
         """See the protocol."""
@@ -202,7 +225,8 @@ class FakePool:
         below = [name for name in self._datasets if name.startswith(f"{dataset}/")]
         if self._dataset(dataset).snapshots or below:
             raise PoolError(dataset, "filesystem has children")
-        del self._datasets[dataset]
+        made = self._datasets.pop(dataset)
+        self.unmounted(Path(made.properties.get("mountpoint", "/nowhere")))
 
     def rollback(self, snapshot: str) -> None:
         """See the protocol."""
