@@ -178,6 +178,47 @@ class Versions:
     machine: str
 
 
+class Reached(StrEnum):
+    """How far a verification came."""
+
+    NOTHING = "nothing"
+    CHECKED = "checked"
+    """Everything is there, with its checksums and GUIDs."""
+    BOOTED = "booted"
+    """A clone was booted from the disks."""
+    RESUMED = "resumed"
+    """A clone was resumed from RAM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the last verification of a snapshot said."""
+
+    at: datetime
+    passed: bool
+    reached: Reached
+
+    def as_text(self) -> str:
+        """As the property ``snaporch:verified`` has it: ``2026-11-21T14:00:00Z passed resumed``."""
+        return f"{iso(self.at)} {'passed' if self.passed else 'failed'} {self.reached}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Verdict | None:
+        """What :meth:`as_text` wrote; ``None`` for anything else."""
+        match (text or "").split(" "):
+            case [at, ("passed" | "failed") as word, reached]:
+                try:
+                    moment = datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+                    return cls(moment, word == "passed", Reached(reached))
+                except ValueError:
+                    return None
+        return None
+
+    def as_json(self) -> dict[str, object]:
+        """Fields of the documented JSON objects."""
+        return {"at": iso(self.at), "passed": self.passed, "reached": self.reached.value}
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
     """A snapshot of a whole domain: what ``list`` shows and ``--json`` prints."""
@@ -194,6 +235,7 @@ class SnapshotRecord:
     pause_ms: float | None
     bundle: str | None
     state: BundleState
+    verified: Verdict | None = None
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``)."""
@@ -210,6 +252,7 @@ class SnapshotRecord:
             "pause_ms": self.pause_ms,
             "bundle": self.bundle,
             "state": self.state.value,
+            "verified": self.verified.as_json() if self.verified else None,
         }
 
 

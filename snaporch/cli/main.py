@@ -11,13 +11,17 @@ import typer
 from snaporch import __version__
 from snaporch.cli.check import check_command
 from snaporch.cli.hook import hook_command
+from snaporch.cli.clone import clone_command
+from snaporch.cli.extract import extract_command
 from snaporch.cli.list import list_command
 from snaporch.cli.options import ConfigOption
 from snaporch.cli.prune import prune_command
 from snaporch.cli.recover import recover_command
 from snaporch.cli.render import render_app
 from snaporch.cli.restore import restore_command
+from snaporch.cli.show import show_command
 from snaporch.cli.snapshot import snapshot_command
+from snaporch.cli.verify import verify_command
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 
 _EPILOG = (
@@ -36,7 +40,11 @@ app = typer.Typer(
 )
 app.command("snapshot")(snapshot_command)
 app.command("list")(list_command)
+app.command("show")(show_command)
 app.command("restore")(restore_command)
+app.command("clone")(clone_command)
+app.command("verify")(verify_command)
+app.command("extract")(extract_command)
 app.command("recover")(recover_command)
 app.command("prune")(prune_command)
 app.command("check")(check_command)

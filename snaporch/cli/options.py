@@ -20,6 +20,12 @@ ConfigOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output.")
 ]
+SnapshotArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="DOMAIN@SNAPSHOT", help="As `snaporch list` shows them.", show_default=False
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only notes.")]
 WaitOption = Annotated[
     int | None,

@@ -26,6 +26,8 @@ def recover_command(
 ) -> int:
     """Bring guests back to their base images after a run that was killed.
 
+    Without a domain, also removes what clones and verifications that were killed have left.
+
     Every command that changes something does this for its own domain first.
     """
     from snaporch.cli.recovering import recover_all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.report.terminal import print_error, print_result
+from snaporch.restore.clones import sweep
 from snaporch.run.context import Context
 from snaporch.run.journal import StrangeJournal, list_journals
 from snaporch.run.lock import RECOVERING, domain_lock
@@ -43,6 +44,21 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
         except SnaporchError as error:
             print_error(error.line())
             failures.append(int(error.exit_code))
+    if domain is None:
+        settled |= _sweep_clones(context, failures, dry_run=dry_run)
     if not settled and not failures:
         context.progress.step(domain or "snaporch", "nothing to recover")
     return failures[0] if failures else 0
+
+
+def _sweep_clones(context: Context, failures: list[int], *, dry_run: bool) -> bool:
+    """Remove what killed clones and verifications left; whether there was any."""
+    try:
+        done = sweep(context, dry_run=dry_run)
+    except SnaporchError as error:
+        print_error(error.line())
+        failures.append(int(error.exit_code))
+        return False
+    for text in done:
+        print_result(text)
+    return bool(done)

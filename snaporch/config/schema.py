@@ -62,6 +62,11 @@ class Paths(_Section):
         default=Path("/var/lib/snaporch/journal"),
         description="Journals of runs under way; must survive a reboot.",
     )
+    clones: AbsolutePath = Field(
+        default=Path("/var/lib/snaporch/clones"),
+        description="What clones have beside their disks (UEFI variables, logs), and where their "
+        "file systems are mounted. Needs room for a RAM image while a clone is resumed.",
+    )
     runtime: AbsolutePath = Field(
         default=RUNTIME,
         description="Locks and the pipes through which RAM is streamed; need not survive a reboot.",

@@ -218,20 +218,23 @@ def _firmware(root: Element, identity: Identity) -> None:
 
 
 def _character_devices(root: Element, identity: Identity) -> None:
+    logs: dict[str, str] = {}
     for tag in _CHARACTER_DEVICES:
         for element in root.findall(f"devices/{tag}"):
-            _character_device(element, tag, identity)
+            _character_device(element, tag, identity, logs)
 
 
-def _character_device(element: Element, tag: str, identity: Identity) -> None:
+def _character_device(element: Element, tag: str, identity: Identity, logs: dict[str, str]) -> None:
     """A file becomes one of its own; what only one can hold (sockets, ports, devices), nothing."""
     kind = element.get("type", "pty")
     source = element.find("source")
     for log in element.findall("log"):
         element.remove(log)
     if kind == "file" and source is not None:
-        path = PurePosixPath(source.get("path", ""))
-        source.set("path", f"{identity.files}/{path.name}")
+        original = source.get("path", "")  # a console names the file of its serial device again
+        number = f"{len(logs)}." if logs and original not in logs else ""
+        own = f"{identity.files}/{number}{PurePosixPath(original).name}"
+        source.set("path", logs.setdefault(original, own))
         return
     for old in [*element.findall("source"), *element.findall("protocol")]:
         element.remove(old)

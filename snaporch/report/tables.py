@@ -40,9 +40,12 @@ def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> T
     for name in ("AGE", "LEVEL", "RAM", "STORED", "PAUSE", "STATE"):
         words = name in ("LEVEL", "STATE")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
+    verified = any(record.verified for record in records)
+    if verified:
+        table.add_column("VERIFIED", no_wrap=True)
     now = datetime.now(UTC)
     for record in records:
-        table.add_row(
+        cells = [
             Text(one_line(record.domain)),
             Text(record.snapshot),
             age(record.created, now),
@@ -51,8 +54,18 @@ def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> T
             compact(size(record.stored_bytes)),
             compact(pause(record.pause_ms)),
             Text(record.state.value, style=_style(record.state)),
-        )
+        ]
+        table.add_row(*cells, *([_verdict(record, now)] if verified else []))
     return table
+
+
+def _verdict(record: SnapshotRecord, now: datetime) -> Text:
+    """How long ago it passed; that it failed counts more than when."""
+    if record.verified is None:
+        return Text("-")
+    if not record.verified.passed:
+        return Text("failed", style="red")
+    return Text(age(record.verified.at, now), style="green")
 
 
 def _style(state: BundleState) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import BundleError, BundleStore
-from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord
+from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, Verdict
 
 
 def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[SnapshotRecord]:
@@ -103,7 +103,14 @@ def _record(
         pause_ms=manifest.pause_ms if manifest else None,
         bundle=str(path) if path else None,
         state=state,
+        verified=_verdict(members),
     )
+
+
+def _verdict(members: Sequence[PoolSnapshot]) -> Verdict | None:
+    """The same on all of them, unless its writing was cut short: then there is none."""
+    texts = {member.properties.get("verified") for member in members}
+    return Verdict.parse(texts.pop()) if len(texts) == 1 else None
 
 
 def _path(store: BundleStore, reference: str | None) -> Path | None:

@@ -62,6 +62,7 @@ class World:
             overlay_floor_mib=0,
             bundles=root / "bundles",
             journal=root / "journal",
+            clones=root / "clones",
             runtime=root / "runtime",
         )
         self.context = self.with_defaults()

@@ -1,0 +1,69 @@
+"""Printing a snapshot, behind ``snaporch show``."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Iterator
+
+from snaporch.errors import one_line
+from snaporch.report.terminal import print_result
+from snaporch.report.units import pause, size
+from snaporch.restore.show import Description, custody, describe
+from snaporch.restore.source import records_called
+from snaporch.run.context import Context
+
+BY_HAND = "by hand"
+_NO_WAY = "its bundle or its snapshots are not whole; see `snaporch restore --cold`"
+
+
+def show_one(context: Context, text: str, *, json: bool) -> int:
+    """Show one snapshot."""
+    shown = describe(context, records_called(context, text)[-1])
+    if json:
+        print_result(json_format.dumps(shown.as_json(), indent=2, ensure_ascii=False))
+    else:
+        print_result("\n".join(_lines(shown)))
+    return 0
+
+
+def _lines(shown: Description) -> Iterator[str]:
+    record = shown.record
+    yield one_line(f"{record.domain}@{record.snapshot}")
+    yield from _pairs([("level", record.level.value), ("state", record.state.value)])
+    yield from _pairs([("paused", pause(record.pause_ms)), ("uuid", record.uuid)])
+    yield from _pairs(custody(record, shown.manifest))
+    yield from _heading("snapshots")
+    for dataset in shown.datasets:
+        gone = dataset.referenced is None
+        told = (
+            "GONE" if gone else f"{size(dataset.used)} its own, {size(dataset.referenced)} in all"
+        )
+        yield f"  {dataset.name}  guid {dataset.guid}  {told}"
+    if shown.clones:
+        yield from _heading("clones, which keep it from being destroyed")
+        yield from (f"  {name}" for name in shown.clones)
+    if shown.manifest is not None:
+        yield from _contents(shown)
+    yield from _heading(f"{BY_HAND}, with zfs and virsh alone")
+    yield from shown.by_hand or [f"  {_NO_WAY}"]
+
+
+def _contents(shown: Description) -> Iterator[str]:
+    assert shown.manifest is not None
+    yield from _heading("disks")
+    for disk in shown.manifest.disks:
+        place = disk.dataset or f"not in the snapshot: {disk.left_out}"
+        yield one_line(f"  {disk.target}  {disk.source or '-'} ({disk.format})  {place}")
+    yield from _heading(f"bundle {shown.record.bundle or '(gone)'}")
+    for part in shown.manifest.parts:
+        payload = f", {size(part.payload_bytes)} before {part.compression}"
+        yield f"  {part.name}  {size(part.bytes)}{payload if part.payload_bytes else ''}"
+
+
+def _heading(text: str) -> list[str]:
+    return ["", f"{text}:"]
+
+
+def _pairs(pairs: list[tuple[str, str]]) -> Iterator[str]:
+    for label, text in pairs:
+        yield f"  {label:9} {one_line(text)}"

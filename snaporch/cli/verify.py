@@ -1,0 +1,72 @@
+"""``snaporch verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+
+
+def verify_command(
+    context: typer.Context,
+    snapshots: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DOMAIN@SNAPSHOT...", help="As `snaporch list` shows them.", show_default=False
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All snapshots there are.")] = False,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample",
+            min=1,
+            metavar="N",
+            help="With --all: the N whose verification is longest ago.",
+            show_default=False,
+        ),
+    ] = None,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Run nothing, only read and compare.")
+    ] = False,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            "--script", metavar="PATH", help="Run this against each clone.", show_default=False
+        ),
+    ] = None,
+    script_timeout: Annotated[
+        int, typer.Option("--script-timeout", min=1, metavar="SECONDS", help="For the script.")
+    ] = 300,
+    screenshots: Annotated[
+        Path | None,
+        typer.Option(
+            "--screenshots",
+            metavar="DIR",
+            help="Keep a picture of each clone's screen here.",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """Prove that snapshots can be restored: run a throw-away clone of each, without a network.
+
+    Checks every checksum and GUID, resumes a clone from RAM (or boots it, where there is none),
+    looks for life in it, removes it, and writes the verdict on the snapshot.
+    """
+    from snaporch.cli.session import session
+    from snaporch.cli.verifying import verify_several
+    from snaporch.restore.verify import Ordeal
+
+    if everything == bool(snapshots) or (sample is not None and not everything):
+        raise typer.BadParameter("wanted is DOMAIN@SNAPSHOT..., or --all [--sample N]")
+    if checksums and (script or screenshots):
+        raise typer.BadParameter("--checksums runs no clone for a script or a picture")
+    ordeal = Ordeal(not checksums, script and script.absolute(), script_timeout, screenshots)
+    with session(config_path(context, config), quiet=quiet or json) as opened:
+        return verify_several(opened, snapshots or [], sample=sample, ordeal=ordeal, json=json)

@@ -1,0 +1,383 @@
+"""Making a guest of a snapshot, beside the one it was taken of.
+
+Every dataset is cloned (``zfs clone``), so it costs no space and no time; RAM is copied, for its
+image has to carry the clone's XML (:mod:`snaporch.bundle.ramcopy`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch.bundle.manifest import DiskEntry, Part, Role
+from snaporch.bundle.ramcopy import copy_with_xml, read_preface
+from snaporch.bundle.store import write_private
+from snaporch.errors import RefusedError, RunFailedError, UsageError
+from snaporch.hypervisor.rewrite import (
+    ISOLATED,
+    NO_NETWORK,
+    Identity,
+    Place,
+    Rewritten,
+    memory_bytes,
+    rewrite,
+)
+from snaporch.hypervisor.xml import SWTPM_STATE, parse, tpm_state
+from snaporch.model import DatasetKind
+from snaporch.pool import resolver
+from snaporch.restore.clones import (
+    NAME_PROPERTY,
+    OF_PROPERTY,
+    Purpose,
+    directory_of,
+    find_traces,
+    workplace,
+)
+from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
+from snaporch.run.context import Context
+
+RAM_COPY = "ram.save"
+_UNFIT = re.compile(r"[^A-Za-z0-9_.:-]")
+_MAX_DATASET_NAME = 255
+_MEMINFO = Path("/proc/meminfo")
+_MEMORY_MARGIN = 64 << 20
+"""For the emulator itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The clone that is wanted."""
+
+    name: str
+    resumed: bool
+    network: str = NO_NETWORK
+    purpose: Purpose = Purpose.CLONE
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """What was made."""
+
+    name: str
+    uuid: str
+    of: str
+    resumed: bool
+    network: str
+    datasets: dict[str, str]
+    """The clone of each of the snapshot's datasets."""
+    disks: dict[str, str]
+    """Path by target."""
+    missing: tuple[str, ...]
+    """What the original has and the clone does not."""
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {
+            "name": self.name,
+            "uuid": self.uuid,
+            "of": self.of,
+            "resumed": self.resumed,
+            "network": self.network,
+            "datasets": self.datasets,
+            "disks": self.disks,
+            "missing": list(self.missing),
+        }
+
+
+def dataset_name(origin: str, name: str) -> str:
+    """Beside its origin: ``tank/vm/web`` cloned as ``test`` is ``tank/vm/web-test``.
+
+    Characters that ZFS does not take in names become ``_``, followed by a checksum of the name.
+    """
+    fit = _UNFIT.sub("_", name)
+    if fit != name:
+        fit += "-" + hashlib.sha256(name.encode()).hexdigest()[:8]
+    pool, slash, _ = origin.partition("/")
+    return f"{origin}-{fit}" if slash else f"{pool}/{pool}-{fit}"
+
+
+def check_clone(context: Context, source: Source, wish: Wish) -> None:
+    """Everything that can be known before anything is made.
+
+    Raises:
+        UsageError, RefusedError, NotFoundError: it cannot be done, and why.
+    """
+    _check_name(context, wish)
+    _check_network(context, source, wish)
+    if wish.resumed and not source.has_ram:
+        raise RefusedError(
+            source.thing, f"has no RAM to resume from ({source.manifest.level})", "omit --running"
+        )
+    if not wish.resumed and source.text(Role.INACTIVE_XML) is None:
+        raise RefusedError(
+            source.thing, "is of a transient domain: there is no definition to boot from"
+        )
+    existing = kinds(context)
+    for entry in source.manifest.snapshots:
+        made = dataset_name(entry.dataset, wish.name)
+        if made in existing:
+            raise RefusedError(made, "exists already", "take another name")
+        if len(made) > _MAX_DATASET_NAME:
+            raise RefusedError(made, "is too long for the name of a dataset", "take a shorter name")
+    if not source.disks:
+        raise RefusedError(source.thing, "has no disks")
+    for disk in source.disks:
+        if existing.get(disk.dataset or "") is DatasetKind.FILESYSTEM:
+            path_inside(disk)
+    rewrite(_leading_xml(source, wish), _identity(context, source, wish, "0" * 36, {}, check=True))
+    if wish.resumed or wish.purpose is Purpose.VERIFY:
+        _check_room(context, source, wish)
+
+
+def _check_name(context: Context, wish: Wish) -> None:
+    name = wish.name
+    if not name or name != name.strip() or "/" in name or not name.isprintable() or name[0] == "-":
+        raise UsageError(f"clone name {name!r}", "is no name for a domain")
+    if any(name in (domain.name, domain.uuid) for domain in context.hypervisor.domains()):
+        raise RefusedError(name, "a domain has this name already", "take another name")
+    if any(traces.name == name for traces in find_traces(context)):
+        raise RefusedError(
+            name, "there are disks of a clone of this name", f"snaporch clone --delete {name}"
+        )
+
+
+def _check_network(context: Context, source: Source, wish: Wish) -> None:
+    if wish.network in (NO_NETWORK, ISOLATED):
+        return
+    if not context.hypervisor.network_is_isolated(wish.network) and wish.resumed:
+        raise RefusedError(
+            source.thing,
+            f"the network {wish.network} leads out, and in its RAM the clone has the addresses of "
+            "the original",
+            "use --network isolated, or a network without <forward>",
+        )
+
+
+def _check_room(context: Context, source: Source, wish: Wish) -> None:
+    needed = memory_bytes(_leading_xml(source, wish)) + _MEMORY_MARGIN
+    free = memory_available()
+    if needed > free:
+        raise RefusedError(
+            source.thing,
+            f"needs {needed >> 20} MiB of memory, {free >> 20} MiB are free",
+            "shut something down first",
+        )
+    ram = source.part(Role.RAM)
+    if ram is None or not wish.resumed:
+        return
+    place = context.config.paths.clones
+    existing = next(path for path in (place, *place.parents) if path.exists())
+    room = shutil.disk_usage(existing).free
+    if ram.bytes > room:
+        raise RefusedError(
+            str(place),
+            f"no room for a copy of the RAM image: {ram.bytes >> 20} MiB needed, "
+            f"{room >> 20} MiB free",
+            "see paths.clones in the configuration",
+        )
+
+
+def memory_available() -> int:
+    """Bytes of memory the host can give without swapping (``MemAvailable`` of proc(5))."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
+
+
+def check_parts(context: Context, source: Source, *, ram: bool) -> None:
+    """Compare what will be used of the bundle with the manifest, SHA-256 and all.
+
+    Raises:
+        RefusedError: something is damaged.
+    """
+    context.progress.step(source.thing, "checking the bundle's SHA-256")
+    damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
+    for part in source.manifest.parts:
+        if part.name in damage and (ram or part.role is not Role.RAM):
+            error = damage[part.name]
+            raise RefusedError(error.thing, error.reason, "see `snaporch list` for another")
+
+
+def clone(context: Context, source: Source, wish: Wish) -> Clone:
+    """Make a clone that lasts; it was checked.
+
+    Raises:
+        SnaporchError: it could not be made, and nothing of it is left.
+    """
+    with workplace(context, wish.name, wish.purpose, source.thing) as uuid:
+        return build(context, source, wish, uuid)
+
+
+def build(context: Context, source: Source, wish: Wish, uuid: str) -> Clone:
+    """Datasets, files, definition, and the start, in the workplace of ``uuid``."""
+    try:
+        return _build(context, source, wish, uuid)
+    except OSError as error:
+        reason = f"{error.filename or source.thing}: {error.strerror}"
+        raise RunFailedError(wish.name, f"could not be made ({reason})") from error
+
+
+def _build(context: Context, source: Source, wish: Wish, uuid: str) -> Clone:
+    progress, thing = context.progress, wish.name
+    progress.step(thing, f"cloning {', '.join(member.full_name for member in source.members)}")
+    datasets, places = _clone_disks(context, source, wish, uuid)
+    context.interrupt.check(thing)
+    identity = _identity(context, source, wish, uuid, places)
+    _copy_state(context, source, identity)
+    leading = rewrite(_leading_xml(source, wish), identity)
+    _bring_up(context, source, wish, identity, leading)
+    return Clone(
+        name=wish.name,
+        uuid=uuid,
+        of=source.thing,
+        resumed=wish.resumed,
+        network=wish.network,
+        datasets=datasets,
+        disks={target: place.path for target, place in places.items()},
+        missing=leading.missing,
+    )
+
+
+def _leading_xml(source: Source, wish: Wish) -> str:
+    """The XML that the clone starts with: that of its RAM, or the definition."""
+    if wish.resumed:
+        part = source.part(Role.RAM)
+        assert part is not None
+        return read_preface(source.directory / part.name).xml
+    return source.text(Role.INACTIVE_XML) or ""
+
+
+def _identity(
+    context: Context,
+    source: Source,
+    wish: Wish,
+    uuid: str,
+    places: dict[str, Place],
+    *,
+    check: bool = False,
+) -> Identity:
+    if check:
+        places = {disk.target: Place("/", "file") for disk in source.disks}
+    return Identity(
+        name=wish.name,
+        uuid=uuid,
+        of=source.thing,
+        disks=places,
+        files=str(directory_of(context, uuid)),
+        network=wish.network,
+        resumed=wish.resumed,
+        throw_away=wish.purpose is not Purpose.CLONE,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClonedDataset:
+    """A clone of one dataset of the snapshot."""
+
+    name: str
+    kind: DatasetKind
+    root: Path
+    """Where it is mounted, or its device node."""
+
+
+def clone_dataset(
+    context: Context, source: Source, name: str, purpose: Purpose, uuid: str, dataset: str
+) -> ClonedDataset:
+    """Clone one dataset, with the marks of the clone ``uuid``."""
+    made = dataset_name(dataset, name)
+    kind = kinds(context)[dataset]
+    index = [member.dataset for member in source.members].index(dataset)
+    mount = directory_of(context, uuid) / f"disk{index}"
+    properties = {purpose.mark: uuid, NAME_PROPERTY: name, OF_PROPERTY: source.thing}
+    if kind is DatasetKind.FILESYSTEM:
+        properties |= {"mountpoint": str(mount), "canmount": "on"}
+    else:
+        properties |= {"volmode": "dev"}
+        properties |= {"readonly": "on"} if purpose is Purpose.EXTRACT else {}
+    context.pool.clone(source.member(dataset).full_name, made, properties)
+    root = mount if kind is DatasetKind.FILESYSTEM else resolver.volume_node(made)
+    return ClonedDataset(made, kind, root)
+
+
+def _clone_disks(
+    context: Context, source: Source, wish: Wish, uuid: str
+) -> tuple[dict[str, str], dict[str, Place]]:
+    made = {
+        name: clone_dataset(context, source, wish.name, wish.purpose, uuid, name)
+        for name in (member.dataset for member in source.members)
+    }
+    places = {disk.target: place_of(disk, made[disk.dataset or ""]) for disk in source.disks}
+    return {origin: cloned.name for origin, cloned in made.items()}, places
+
+
+def place_of(disk: DiskEntry, cloned: ClonedDataset) -> Place:
+    """Where a disk is in the clone of its dataset.
+
+    Raises:
+        NotWholeError: it is not there.
+    """
+    if cloned.kind is DatasetKind.VOLUME:
+        return Place(str(cloned.root), "block")
+    path = cloned.root / path_inside(disk)
+    if not path.is_file():
+        raise NotWholeError(f"{disk.target} ({path})", "the image is not in the snapshot")
+    return Place(str(path), "file")
+
+
+def _copy_state(context: Context, source: Source, identity: Identity) -> None:
+    """UEFI variables and TPM state; a resumed clone has them in its RAM, and boots from them later.
+
+    TPM state goes where libvirt will look: to a directory named after the UUID, or to ours.
+    """
+    for part in source.manifest.parts:
+        if part.role is Role.NVRAM:
+            _put(source.directory / part.name, Path(identity.nvram), part)
+        elif part.role is Role.TPM and part.source is not None:
+            original = Path(part.source)
+            if original.is_relative_to(str(SWTPM_STATE)):
+                xml = source.text(Role.INACTIVE_XML) or source.text(Role.LIVE_XML) or ""
+                flavour = Path(tpm_state(parse(xml)) or "tpm2").name
+                folder = Path(SWTPM_STATE) / identity.uuid / flavour
+            else:
+                folder = Path(identity.tpm)
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+            if part.uid is not None and part.gid is not None:
+                os.chown(folder, part.uid, part.gid)
+            _put(source.directory / part.name, folder / original.name, part)
+
+
+def _put(source: Path, target: Path, part: Part) -> None:
+    write_private(target, source.read_bytes())
+    if part.uid is not None and part.gid is not None and part.mode is not None:
+        os.chown(target, part.uid, part.gid)
+        target.chmod(part.mode)
+
+
+def _bring_up(
+    context: Context, source: Source, wish: Wish, identity: Identity, leading: Rewritten
+) -> None:
+    """Defined if it is to last; a throw-away clone is gone with its emulator."""
+    definition = source.text(Role.INACTIVE_XML)
+    if wish.purpose is Purpose.CLONE and definition is not None:
+        xml = rewrite(definition, identity).xml if wish.resumed else leading.xml
+        context.hypervisor.define(xml)
+    if wish.resumed:
+        _resume(context, source, wish, identity, leading.xml)
+    elif wish.purpose is not Purpose.CLONE:
+        context.progress.step(wish.name, "booting")
+        context.hypervisor.create(leading.xml)
+
+
+def _resume(context: Context, source: Source, wish: Wish, identity: Identity, xml: str) -> None:
+    part = source.part(Role.RAM)
+    assert part is not None
+    image = Path(identity.files) / RAM_COPY
+    copy_with_xml(source.directory / part.name, image, xml)
+    context.interrupt.check(wish.name)
+    context.progress.step(wish.name, "resuming from RAM")
+    running = source.manifest.was_running or wish.purpose is not Purpose.CLONE
+    context.hypervisor.restore(image, running=running)
+    image.unlink()

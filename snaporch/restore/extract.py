@@ -1,0 +1,200 @@
+"""Copying a disk out of a snapshot, as an image, without touching the guest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from snaporch.bundle.manifest import DiskEntry
+from snaporch.bundle.store import sync_directory
+from snaporch.errors import NotFoundError, RefusedError, RunFailedError
+from snaporch.model import DatasetKind
+from snaporch.pool import resolver
+from snaporch.restore.clone import clone_dataset
+from snaporch.restore.clones import Purpose, workplace
+from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
+from snaporch.run.context import Context
+
+_BLOCK = 1 << 20
+_GRAIN = 64 << 10
+"""Runs of zeros of this size become holes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """A disk that was copied."""
+
+    target: str
+    path: str
+    format: str
+    bytes: int
+    """The image's length."""
+    stored_bytes: int
+    """What it takes on its file system."""
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {
+            "disk": self.target,
+            "path": self.path,
+            "format": self.format,
+            "bytes": self.bytes,
+            "stored_bytes": self.stored_bytes,
+        }
+
+
+def choose_disks(source: Source, target: str | None, to: Path) -> list[tuple[DiskEntry, Path]]:
+    """Which disks go where.
+
+    Raises:
+        NotFoundError: no such disk in the snapshot.
+        RefusedError: the destination exists, or is too little for several disks.
+    """
+    disks = [disk for disk in source.disks if target in (None, disk.target)]
+    names = ", ".join(disk.target for disk in source.disks) or "none"
+    if not disks:
+        raise NotFoundError(f"{source.thing} {target}", f"no such disk; there are: {names}")
+    if len(disks) > 1 and not to.is_dir():
+        raise RefusedError(
+            source.thing, f"has several disks ({names})", "choose with --disk, or name a directory"
+        )
+    chosen = [(disk, to / _name(source, disk) if to.is_dir() else to) for disk in disks]
+    for _, path in chosen:
+        if path.exists():
+            raise RefusedError(str(path), "exists already", "remove it, or take another name")
+        if not path.parent.is_dir():
+            raise RefusedError(str(path.parent), "is not a directory", "make it first")
+    return chosen
+
+
+def _name(source: Source, disk: DiskEntry) -> str:
+    return f"{source.thing}-{disk.target}.{disk.format}".replace("/", "_")
+
+
+def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extracted:
+    """Copy one disk to ``to``, sparse, byte by byte the same as in the snapshot.
+
+    An image file is read from the snapshot itself (``.zfs/snapshot``); a volume from a read-only
+    clone, which is removed again.
+
+    Raises:
+        NotWholeError: the image is not in the snapshot.
+        RunFailedError: it could not be read or written; nothing is left of it.
+    """
+    assert disk.dataset is not None
+    context.progress.step(source.thing, f"copying {disk.target} to {to}")
+    try:
+        if kinds(context)[disk.dataset] is DatasetKind.VOLUME:
+            with workplace(context, to.name, Purpose.EXTRACT, source.thing) as uuid:
+                cloned = clone_dataset(
+                    context, source, f"extract-{uuid[:8]}", Purpose.EXTRACT, uuid, disk.dataset
+                )
+                _copy(context, source, cloned.root, to)
+        else:
+            _copy(context, source, _in_snapshot(source, disk), to)
+    except OSError as error:
+        reason = f"{error.filename or to}: {error.strerror}"
+        raise RunFailedError(
+            source.thing, f"{disk.target} could not be copied ({reason})"
+        ) from error
+    status = to.stat()
+    _warn_of_backing_file(context, source, disk, to)
+    return Extracted(disk.target, str(to), disk.format, status.st_size, status.st_blocks * 512)
+
+
+def _in_snapshot(source: Source, disk: DiskEntry) -> Path:
+    root = resolver.mount_point_of(disk.dataset or "")
+    path = root / ".zfs" / "snapshot" / source.record.snapshot / path_inside(disk)
+    if not path.is_file():
+        raise NotWholeError(f"{disk.target} ({path})", "the image is not in the snapshot")
+    return path
+
+
+def _copy(context: Context, source: Source, origin: Path, to: Path) -> None:
+    """Under another name until it is whole and on stable storage."""
+    partial = to.with_name(f".{to.name}.partial")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        with origin.open("rb", buffering=0) as reading:
+            size = reading.seek(0, os.SEEK_END)
+            _check_room(reading, size, to)
+            with os.fdopen(os.open(partial, flags, 0o600), "wb", buffering=0) as writing:
+                _copy_data(context, source, reading, writing, size)
+                writing.truncate(size)
+                os.fsync(writing.fileno())
+        partial.rename(to)
+        sync_directory(to.parent)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _check_room(reading: BinaryIO, size: int, to: Path) -> None:
+    """What an image file takes; of a volume nothing is known beforehand, so zeros may save it."""
+    taken = os.fstat(reading.fileno()).st_blocks * 512
+    free = shutil.disk_usage(to.parent).free
+    if min(taken, size) > free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to))
+
+
+def _copy_data(
+    context: Context, source: Source, reading: BinaryIO, writing: BinaryIO, size: int
+) -> None:
+    zeros = bytes(_GRAIN)
+    for start, end in _extents(reading.fileno(), size):
+        for offset in range(start, end, _BLOCK):
+            context.interrupt.check(source.thing)
+            block = os.pread(reading.fileno(), min(_BLOCK, end - offset), offset)
+            for inner in range(0, len(block), _GRAIN):
+                grain = block[inner : inner + _GRAIN]
+                if grain != zeros[: len(grain)]:
+                    _write(writing.fileno(), grain, offset + inner)
+            context.progress.amount(source.thing, offset + len(block), size)
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Parts that hold data, where the file system tells (lseek(2), SEEK_DATA)."""
+    position = 0
+    while position < size:
+        start, end = position, size
+        with suppress(OSError):
+            start = _seek_data(descriptor, position, size)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE) if start < size else size
+        if start >= size:
+            return
+        yield start, end
+        position = end
+
+
+def _seek_data(descriptor: int, position: int, size: int) -> int:
+    try:
+        return os.lseek(descriptor, position, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a hole up to the end
+            return size
+        raise
+
+
+def _warn_of_backing_file(context: Context, source: Source, disk: DiskEntry, to: Path) -> None:
+    """A qcow2 image may need another (docs/interop/qcow2.txt of QEMU: bytes 8 to 15)."""
+    if disk.format != "qcow2":
+        return
+    with to.open("rb") as image:
+        head = image.read(16)
+    if head[:4] == b"QFI\xfb" and any(head[8:16]):
+        context.progress.note(
+            source.thing, f"{to} has a backing file, which is not copied; see `qemu-img info`"
+        )

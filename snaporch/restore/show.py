@@ -1,0 +1,152 @@
+"""All there is to know of a snapshot, and how to restore it without snaporch."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch.bundle.manifest import Manifest, Part, Role
+from snaporch.model import BundleState, Domain, Level, SnapshotRecord, iso
+from snaporch.restore.clones import blocked_by
+from snaporch.restore.source import members_of
+from snaporch.run.context import Context
+
+_DEFAULT_URI = "qemu:///system"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownDataset:
+    """A ZFS snapshot that belongs to it; sizes in bytes, ``None`` when it is gone."""
+
+    name: str
+    guid: int
+    used: int | None
+    referenced: int | None
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {
+            "name": self.name,
+            "guid": str(self.guid),
+            "used_bytes": self.used,
+            "referenced_bytes": self.referenced,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A snapshot, shown."""
+
+    record: SnapshotRecord
+    manifest: Manifest | None
+    datasets: tuple[ShownDataset, ...]
+    clones: tuple[str, ...]
+    by_hand: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        manifest = self.manifest.model_dump(mode="json") if self.manifest else None
+        return self.record.as_json() | {
+            "snapshots": [dataset.as_json() for dataset in self.datasets],
+            "clones": list(self.clones),
+            "manifest": manifest,
+            "by_hand": list(self.by_hand),
+        }
+
+
+def describe(context: Context, record: SnapshotRecord) -> Description:
+    """Look everything up; whatever is missing is shown as missing."""
+    members = members_of(context, record)
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    names = [member.full_name for member in members]
+    sizes = context.pool.sizes(names)
+    shown = [
+        ShownDataset(member.full_name, member.guid, *sizes.get(member.full_name, (None, None)))
+        for member in members
+    ]
+    present = {(dataset.name, dataset.guid) for dataset in shown}
+    for entry in manifest.snapshots if manifest else ():
+        full = f"{entry.dataset}@{entry.name}"
+        if (full, entry.guid) not in present:
+            shown.append(ShownDataset(full, entry.guid, None, None))
+    return Description(
+        record=record,
+        manifest=manifest,
+        datasets=tuple(sorted(shown, key=lambda dataset: dataset.name)),
+        clones=tuple(blocked_by(context, names)),
+        by_hand=tuple(by_hand(context, record, manifest)),
+    )
+
+
+def by_hand(context: Context, record: SnapshotRecord, manifest: Manifest | None) -> list[str]:
+    """The commands that restore it, with ``zfs``, ``virsh`` and coreutils alone.
+
+    Empty when they would not bring back what they promise. They are of now: what is newer, and
+    whether the domain runs, is looked up.
+    """
+    if manifest is None or record.bundle is None or record.state is not BundleState.COMPLETE:
+        return []
+    bundle = Path(record.bundle)
+    virsh = _virsh(context)
+    domain = context.hypervisor.find(record.uuid)
+    lines = []
+    if domain is not None and domain.active:
+        lines.append(f"{virsh} destroy {record.uuid}")
+    for entry in manifest.snapshots:
+        full = f"{entry.dataset}@{entry.name}"
+        newer = context.pool.newer(full)
+        if newer:
+            lines.append(f"# destroys {', '.join(newer)}")
+        lines.append(shlex.join(["zfs", "rollback", *(["-r"] if newer else []), full]))
+    lines += [_install(bundle, part) for part in manifest.parts if part.source is not None]
+    return lines + _up(virsh, bundle, manifest, domain)
+
+
+def _virsh(context: Context) -> str:
+    uri = context.config.libvirt_uri
+    return "virsh" if uri == _DEFAULT_URI else shlex.join(["virsh", "-c", uri])
+
+
+def _install(bundle: Path, part: Part) -> str:
+    words = ["install"]
+    for option, value in (("-o", part.uid), ("-g", part.gid)):
+        words += [option, str(value)] if value is not None else []
+    words += ["-m", f"{part.mode if part.mode is not None else 0o600:o}"]
+    return shlex.join([*words, str(bundle / part.name), str(part.source)])
+
+
+def _up(virsh: str, bundle: Path, manifest: Manifest, domain: Domain | None) -> list[str]:
+    """Define, and resume or boot."""
+    lines = []
+    definition, ram = manifest.part(Role.INACTIVE_XML), manifest.part(Role.RAM)
+    if definition is not None:
+        lines.append(f"{virsh} define {shlex.quote(str(bundle / definition.name))}")
+    if domain is not None and domain.managed_save:
+        lines.append(f"{virsh} managedsave-remove {manifest.uuid}")
+    if ram is not None:
+        state = "--running" if manifest.was_running else "--paused"
+        lines.append(f"{virsh} restore {shlex.quote(str(bundle / ram.name))} {state}")
+    elif manifest.level is not Level.OFF and definition is not None:
+        lines.append(f"{virsh} start {manifest.uuid}")
+    return lines
+
+
+def custody(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[str, str]]:
+    """Who made it, with what, when, and who looked at it since; as pairs of label and text."""
+    found = [("run", record.run), ("created", iso(record.created))]
+    if manifest is not None:
+        versions = manifest.versions
+        found += [
+            ("begun", iso(manifest.started)),
+            ("sealed", iso(manifest.finished)),
+            ("made by", f"snaporch {versions.snaporch}"),
+            ("libvirt", versions.libvirt),
+            ("emulator", versions.emulator),
+            ("machine", versions.machine),
+        ]
+    verified = "never"
+    if record.verified is not None:
+        word = "passed" if record.verified.passed else "failed"
+        verified = f"{iso(record.verified.at)} {word}, {record.verified.reached}"
+    return [*((label, text or "unknown") for label, text in found), ("verified", verified)]

@@ -1,0 +1,151 @@
+"""A snapshot that something is to be made from: its manifest, its ZFS snapshots, its disks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
+from snaporch.errors import NotFoundError, RefusedError, SnaporchError
+from snaporch.model import BundleState, DatasetKind, Level, PoolSnapshot, SnapshotRecord
+from snaporch.pool import resolver
+from snaporch.restore.plan import split_name
+from snaporch.run.context import Context
+from snaporch.run.records import all_records, own_members
+
+
+class NotWholeError(SnaporchError):
+    """Something that belongs to a snapshot is missing or is not what it was."""
+
+    exit_code = RefusedError.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A snapshot that is all there."""
+
+    record: SnapshotRecord
+    manifest: Manifest
+    members: tuple[PoolSnapshot, ...]
+    directory: Path
+    """The bundle's."""
+
+    @property
+    def thing(self) -> str:
+        """``DOMAIN@SNAPSHOT``."""
+        return f"{self.record.domain}@{self.record.snapshot}"
+
+    @property
+    def disks(self) -> tuple[DiskEntry, ...]:
+        """Those that are in the snapshot."""
+        return tuple(disk for disk in self.manifest.disks if disk.dataset and not disk.left_out)
+
+    @property
+    def has_ram(self) -> bool:
+        """Whether it was taken with RAM."""
+        return self.manifest.level is Level.RAM
+
+    def part(self, role: Role) -> Part | None:
+        """A part of the bundle."""
+        return self.manifest.part(role)
+
+    def text(self, role: Role) -> str | None:
+        """A part that is XML."""
+        part = self.part(role)
+        return (self.directory / part.name).read_text("utf-8") if part else None
+
+    def member(self, dataset: str) -> PoolSnapshot:
+        """The snapshot of one of its datasets."""
+        return next(member for member in self.members if member.dataset == dataset)
+
+
+def records_called(context: Context, text: str) -> list[SnapshotRecord]:
+    """The records of ``DOMAIN@SNAPSHOT``, oldest first.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    domain, snapshot = split_name(text)
+    found = [
+        record
+        for record in all_records(context.store, context.pool.snapshots())
+        if domain in (record.domain, record.uuid) and record.snapshot == snapshot
+    ]
+    if not found:
+        raise NotFoundError(text, "snaporch has no such snapshot", "see `snaporch list`")
+    return found
+
+
+def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, ...]:
+    """The ZFS snapshots of a record that exist, on the guest's own datasets."""
+    of_run = [s for s in context.pool.snapshots() if s.properties.get("run") == record.run]
+    return tuple(own_members(context.store, of_run))
+
+
+def whole_source(context: Context, record: SnapshotRecord) -> Source:
+    """The source behind a record, every part and every ZFS snapshot in its place.
+
+    Presence, sizes and GUIDs; checksums are :meth:`BundleStore.damage`'s.
+
+    Raises:
+        NotWholeError: something is missing.
+    """
+    thing = f"{record.domain}@{record.snapshot}"
+    reference = f"{record.uuid}/{record.run}"
+    members = members_of(context, record)
+    state, manifest = context.store.state(reference)
+    if manifest is None:
+        raise NotWholeError(thing, f"its bundle is {state}, which says what belongs to it")
+    _check_members(thing, manifest, members)
+    if state is not BundleState.COMPLETE:
+        directory = context.store.path(reference)
+        torn = [part.name for part in manifest.parts if not _is_there(directory, part)]
+        raise NotWholeError(thing, f"its bundle lacks {', '.join(torn)}, or it was cut short")
+    return Source(record, manifest, members, context.store.path(reference))
+
+
+def _check_members(thing: str, manifest: Manifest, members: tuple[PoolSnapshot, ...]) -> None:
+    guids = {member.dataset: member.guid for member in members if member.name == manifest.snapshot}
+    for entry in manifest.snapshots:
+        full = f"{entry.dataset}@{entry.name}"
+        if entry.dataset not in guids:
+            raise NotWholeError(thing, f"its ZFS snapshot {full} is gone")
+        if guids[entry.dataset] != entry.guid:
+            raise NotWholeError(
+                thing, f"{full} is another snapshot of that name (GUID {guids[entry.dataset]})"
+            )
+
+
+def _is_there(directory: Path, part: Part) -> bool:
+    try:
+        return (directory / part.name).stat().st_size == part.bytes
+    except OSError:
+        return False
+
+
+def kinds(context: Context) -> dict[str, DatasetKind]:
+    """Of every dataset: file system or volume."""
+    return {dataset.name: dataset.kind for dataset in context.pool.datasets()}
+
+
+def path_inside(disk: DiskEntry) -> Path:
+    """Where an image lies below the mount point of its dataset.
+
+    Raises:
+        RefusedError: the dataset is not mounted where it was, so nobody can tell.
+    """
+    assert disk.dataset is not None
+    assert disk.source is not None
+    try:
+        root = resolver.mount_point_of(disk.dataset)
+    except resolver.NotOnZfsError as error:
+        raise RefusedError(error.thing, error.reason, error.step) from error
+    for path in (Path(disk.source), Path(os.path.realpath(disk.source))):
+        if path.is_relative_to(root):
+            return path.relative_to(root)
+    raise RefusedError(
+        f"{disk.target} ({disk.source})",
+        f"is not below {root}, where {disk.dataset} is mounted now",
+        "mount the dataset where it was",
+    )

@@ -1,0 +1,207 @@
+"""The test restore: read everything, then run a throw-away clone and look for life in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.bundle.manifest import Role
+from snaporch.bundle.ramimage import read_header
+from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
+from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor.rewrite import NO_NETWORK
+from snaporch.model import Reached, SnapshotRecord, Verdict
+from snaporch.pool import PREFIX
+from snaporch.restore.clone import Clone, Wish, build, check_clone
+from snaporch.restore.clones import Purpose, workplace
+from snaporch.restore.life import LifeError, run_script, wait_for_agent, wait_for_cpus
+from snaporch.restore.source import NotWholeError, Source, members_of, whole_source
+from snaporch.run.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Ordeal:
+    """What a verification consists of."""
+
+    run: bool = True
+    """Resume or boot a clone; without, only what is stored is checked."""
+    script: Path | None = None
+    script_seconds: int = 300
+    screenshots: Path | None = None
+    """A directory for pictures of the guests' screens."""
+
+
+@dataclass
+class Verification:
+    """What came of one."""
+
+    record: SnapshotRecord
+    passed: bool = False
+    reached: Reached = Reached.NOTHING
+    proof: list[str] = field(default_factory=list)
+    failure: str | None = None
+    screenshot: str | None = None
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def verdict(self) -> Verdict:
+        """As it is written on the snapshot."""
+        return Verdict(self.at, self.passed, self.reached)
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {
+            "domain": self.record.domain,
+            "uuid": self.record.uuid,
+            "snapshot": self.record.snapshot,
+            "run": self.record.run,
+            **self.verdict.as_json(),
+            "proof": self.proof,
+            "failure": self.failure,
+            "screenshot": self.screenshot,
+        }
+
+
+def longest_ago(records: Iterable[SnapshotRecord], count: int | None) -> list[SnapshotRecord]:
+    """The ``count`` records whose last verification is longest ago; never comes first."""
+    never = datetime.min.replace(tzinfo=UTC)
+    ordered = sorted(records, key=lambda record: record.verified.at if record.verified else never)
+    return ordered if count is None else ordered[:count]
+
+
+def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verification:
+    """Verify one snapshot and write the verdict on it.
+
+    Raises:
+        SnaporchError: it could not be found out, for a reason that is not the snapshot's
+            (no memory, no libvirt, a signal); nothing is written.
+    """
+    outcome = Verification(record)
+    try:
+        source = whole_source(context, record)
+        _check_sums(context, source, outcome)
+        reason = _stays_on_paper(source, ordeal)
+        if reason is None:
+            _check_life(context, source, ordeal, outcome)
+        else:
+            outcome.proof.append(f"not run: {reason}")
+        outcome.passed = True
+    except (NotWholeError, LifeError) as error:
+        outcome.failure = error.line()
+    outcome.at = datetime.now(UTC)
+    _write(context, outcome)
+    return outcome
+
+
+def _check_sums(context: Context, source: Source, outcome: Verification) -> None:
+    context.progress.step(source.thing, "checking the bundle's SHA-256")
+    damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
+    for error in damage.values():
+        raise NotWholeError(error.thing, error.reason)
+    ram = source.part(Role.RAM)
+    try:
+        if ram is not None:
+            read_header(source.directory / ram.name)
+    except SnaporchError as error:
+        raise NotWholeError(error.thing, error.reason) from error
+    outcome.reached = Reached.CHECKED
+    outcome.proof.append(f"{len(source.manifest.parts)} parts have their SHA-256")
+    outcome.proof.append(f"{len(source.members)} ZFS snapshots have their GUIDs")
+
+
+def _stays_on_paper(source: Source, ordeal: Ordeal) -> str | None:
+    """Why it cannot be run, if so, or is not to be."""
+    if not ordeal.run:
+        return "as asked for"
+    if not source.has_ram and source.part(Role.INACTIVE_XML) is None:
+        return "of a transient domain, without RAM"
+    if not source.disks:
+        return "it has no disks"
+    apart = [disk for disk in source.manifest.disks if disk.left_out and _is_written(disk.left_out)]
+    if apart and source.has_ram:
+        return f"its disk {apart[0].target} is not in the snapshot"
+    return None
+
+
+def _is_written(reason: str) -> bool:
+    """A medium or a read-only disk can be used by two."""
+    return not reason.startswith(("removable", "read-only"))
+
+
+def _check_life(context: Context, source: Source, ordeal: Ordeal, outcome: Verification) -> None:
+    name = f"{source.record.domain}-verify-{secrets.token_hex(4)}"
+    wish = Wish(name, resumed=source.has_ram, network=NO_NETWORK, purpose=Purpose.VERIFY)
+    check_clone(context, source, wish)
+    with workplace(context, name, Purpose.VERIFY, source.thing) as uuid:
+        try:
+            made = build(context, source, wish, uuid)
+        except HypervisorError as error:
+            deed = "resumed" if wish.resumed else "booted"
+            raise LifeError(source.thing, f"could not be {deed} ({error.reason})") from error
+        _look_for_life(context, source, ordeal, outcome, made)
+    context.interrupt.check(source.thing)
+
+
+def _look_for_life(
+    context: Context, source: Source, ordeal: Ordeal, outcome: Verification, made: Clone
+) -> None:
+    context.progress.step(source.thing, "looking for signs of life")
+    used = wait_for_cpus(context, source.thing, made.uuid)
+    outcome.reached = Reached.RESUMED if made.resumed else Reached.BOOTED
+    outcome.proof.append(f"{outcome.reached} without a network; vCPUs ran {used / 1e6:.0f} ms")
+    if wait_for_agent(context, source, made.uuid):
+        outcome.proof.append("the guest's agent answers")
+    if ordeal.screenshots is not None:
+        _take_picture(context, source, ordeal.screenshots, outcome, made)
+    if ordeal.script is not None:
+        context.progress.step(source.thing, f"running {ordeal.script}")
+        run_script(context, source, made, ordeal.script, ordeal.script_seconds)
+        outcome.proof.append(f"{ordeal.script} ended with 0")
+
+
+def _take_picture(
+    context: Context, source: Source, directory: Path, outcome: Verification, made: Clone
+) -> None:
+    picture = context.hypervisor.screenshot(made.uuid)
+    if picture is None:
+        context.progress.note(source.thing, "has no screen to take a picture of")
+        return
+    path = directory / f"{source.thing.replace('/', '_')}.{picture.suffix}"
+    path.write_bytes(picture.data)
+    outcome.screenshot = str(path)
+
+
+def _write(context: Context, outcome: Verification) -> None:
+    """On the ZFS snapshots that there are; a record of nothing has nothing to be written on."""
+    names = [member.full_name for member in members_of(context, outcome.record)]
+    if names:
+        context.pool.set_properties(names, {f"{PREFIX}verified": outcome.verdict.as_text()})
+
+
+def check_ordeal(ordeal: Ordeal) -> None:
+    """What can be known before the first snapshot is looked at.
+
+    Raises:
+        RefusedError: the script cannot be run, or pictures cannot be kept.
+    """
+    if ordeal.script is not None and not os.access(ordeal.script, os.X_OK):
+        raise RefusedError(str(ordeal.script), "is not there, or not executable", "chmod +x it")
+    if ordeal.screenshots is not None and not ordeal.screenshots.is_dir():
+        raise RefusedError(str(ordeal.screenshots), "is not a directory", "make it first")
+
+
+def verify_all(
+    context: Context, records: Sequence[SnapshotRecord], ordeal: Ordeal
+) -> Iterable[Verification | SnaporchError]:
+    """Verify one after the other; an error that is not the snapshot's does not stop the others."""
+    for record in records:
+        try:
+            yield verify(context, record, ordeal)
+        except InterruptedRunError:
+            raise
+        except SnaporchError as error:
+            yield error
