@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 
+from snaporch.bundle.manifest import Role
 from snaporch.report.terminal import print_result
 from snaporch.restore.clone import Clone, Wish, check_clone, check_parts, clone
 from snaporch.restore.clones import sweep
@@ -17,7 +18,8 @@ def clone_one(
 ) -> int:
     """Clone one snapshot; 0 when it was done."""
     sweep_first(context)
-    source = whole_source(context, records_called(context, text)[-1])
+    roles = [role for role in Role if running or role is not Role.RAM]
+    source = whole_source(context, records_called(context, text)[-1], roles)
     wish = Wish(new, resumed=running, network=network)
     check_clone(context, source, wish)
     check_parts(context, source, ram=running)

@@ -18,7 +18,7 @@ def extract_all(
 ) -> int:
     """Copy the disks asked for."""
     sweep_first(context)
-    source = whole_source(context, records_called(context, text)[-1])
+    source = whole_source(context, records_called(context, text)[-1], roles=())
     done = []
     for entry, path in choose_disks(source, disk, destination):
         extracted = extract(context, source, entry, path)

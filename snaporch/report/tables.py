@@ -45,7 +45,7 @@ def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> T
         table.add_column("VERIFIED", no_wrap=True)
     now = datetime.now(UTC)
     for record in records:
-        cells = [
+        cells: list[str | Text] = [
             Text(one_line(record.domain)),
             Text(record.snapshot),
             age(record.created, now),

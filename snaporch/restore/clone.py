@@ -226,7 +226,7 @@ def _build(context: Context, source: Source, wish: Wish, uuid: str) -> Clone:
     datasets, places = _clone_disks(context, source, wish, uuid)
     context.interrupt.check(thing)
     identity = _identity(context, source, wish, uuid, places)
-    _copy_state(context, source, identity)
+    _copy_state(source, identity)
     leading = rewrite(_leading_xml(source, wish), identity)
     _bring_up(context, source, wish, identity, leading)
     return Clone(
@@ -327,8 +327,8 @@ def place_of(disk: DiskEntry, cloned: ClonedDataset) -> Place:
     return Place(str(path), "file")
 
 
-def _copy_state(context: Context, source: Source, identity: Identity) -> None:
-    """UEFI variables and TPM state; a resumed clone has them in its RAM, and boots from them later.
+def _copy_state(source: Source, identity: Identity) -> None:
+    """UEFI variables and TPM state; a resumed clone has them in its RAM and boots from them later.
 
     TPM state goes where libvirt will look: to a directory named after the UUID, or to ours.
     """

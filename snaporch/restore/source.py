@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
 from snaporch.errors import NotFoundError, RefusedError, SnaporchError
-from snaporch.model import BundleState, DatasetKind, Level, PoolSnapshot, SnapshotRecord
+from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import resolver
 from snaporch.restore.plan import split_name
 from snaporch.run.context import Context
@@ -83,10 +84,15 @@ def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, 
     return tuple(own_members(context.store, of_run))
 
 
-def whole_source(context: Context, record: SnapshotRecord) -> Source:
+def whole_source(
+    context: Context, record: SnapshotRecord, roles: Collection[Role] = tuple(Role)
+) -> Source:
     """The source behind a record, every part and every ZFS snapshot in its place.
 
     Presence, sizes and GUIDs; checksums are :meth:`BundleStore.damage`'s.
+
+    Args:
+        roles: which parts of the bundle have to be there.
 
     Raises:
         NotWholeError: something is missing.
@@ -98,11 +104,15 @@ def whole_source(context: Context, record: SnapshotRecord) -> Source:
     if manifest is None:
         raise NotWholeError(thing, f"its bundle is {state}, which says what belongs to it")
     _check_members(thing, manifest, members)
-    if state is not BundleState.COMPLETE:
-        directory = context.store.path(reference)
-        torn = [part.name for part in manifest.parts if not _is_there(directory, part)]
-        raise NotWholeError(thing, f"its bundle lacks {', '.join(torn)}, or it was cut short")
-    return Source(record, manifest, members, context.store.path(reference))
+    directory = context.store.path(reference)
+    torn = [
+        part.name
+        for part in manifest.parts
+        if part.role in roles and not _is_there(directory, part)
+    ]
+    if torn:
+        raise NotWholeError(thing, f"{', '.join(torn)} of its bundle is gone, or was cut short")
+    return Source(record, manifest, members, directory)
 
 
 def _check_members(thing: str, manifest: Manifest, members: tuple[PoolSnapshot, ...]) -> None:

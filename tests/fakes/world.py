@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid as uuids
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from fakes.pool import FakePool
 from snaporch.config import Config, Paths
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Dataset, DatasetKind, Domain, DomainState, Owner
+from snaporch.pool import resolver
 from snaporch.pool.resolver import NotOnZfsError
 from snaporch.run import overlays, plan
 from snaporch.run.context import Context
@@ -54,7 +56,9 @@ class World:
         self.hooks = Hooks()
         self.pool = FakePool(hooks=self.hooks)
         self.hypervisor = FakeHypervisor(hooks=self.hooks)
+        self.pool.mounted, self.pool.unmounted = self.mounted, self.unmounted
         self.heard = Heard()
+        self.memory = 1 << 40
         self.guarded: list[Facts] = []
         self.paths = Paths(
             overlays=root / "overlays",
@@ -81,6 +85,9 @@ class World:
         """Put the fake resolver and the fake qemu-img in their places; start no guardians."""
         monkeypatch.setattr("snaporch.run.snapshot.start_guardian", self.start_guardian)
         monkeypatch.setattr(plan, "resolve", self.resolve)
+        monkeypatch.setattr(resolver, "mount_point_of", lambda dataset: self.root / "zfs" / dataset)
+        monkeypatch.setattr(resolver, "volume_node", self.volume_node)
+        monkeypatch.setattr("snaporch.restore.clone.memory_available", lambda: self.memory)
         monkeypatch.setattr(overlays, "make_overlay", self.make_overlay)
         monkeypatch.setattr(overlays, "holds_writes", self.holds_writes)
         monkeypatch.setattr(overlays, "holds_what_base_holds", self.holds_what_base_holds)
@@ -165,6 +172,23 @@ class World:
             raise NotOnZfsError(path, "not on ZFS but on tmpfs")
         parts = Path(path).relative_to(zfs).parts
         return Dataset("/".join(parts[:2]), DatasetKind.FILESYSTEM)
+
+    def mounted(self, name: str, origin: str, where: Path) -> None:
+        """A clone has the files of its origin."""
+        if where.is_relative_to(self.root):
+            shutil.copytree(self.root / "zfs" / origin, where)
+
+    def unmounted(self, where: Path) -> None:
+        """And they go with it."""
+        if where.is_relative_to(self.root):
+            shutil.rmtree(where)
+
+    def volume_node(self, volume: str) -> Path:
+        """A file stands for the device of a clone."""
+        node = self.root / "dev" / volume
+        node.parent.mkdir(parents=True, exist_ok=True)
+        node.write_bytes(self.pool.read(volume))
+        return node
 
     def make_overlay(self, disk: OverlayDisk, size: int, owner: Owner | None) -> None:
         """An empty overlay."""

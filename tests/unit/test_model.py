@@ -5,6 +5,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from snaporch.model import (
+    Reached,
+    Verdict,
     BundleState,
     Dataset,
     DatasetKind,
@@ -102,4 +104,35 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         "pause_ms": 1.5,
         "bundle": None,
         "state": "complete",
+        "verified": None,
     }
+
+
+@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("reached", list(Reached))
+def test_a_verdict_is_read_as_it_was_written(passed, reached):
+    verdict = Verdict(datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), passed, reached)
+    assert Verdict.parse(verdict.as_text()) == verdict
+    assert verdict.as_json() == {
+        "at": "2025-01-02T03:04:05Z",
+        "passed": passed,
+        "reached": reached.value,
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "-",
+        "yes",
+        "2025-01-02T03:04:05Z passed best",
+        "2025-01-02T03:04:05 passed resumed",
+        "2025-01-02T03:04:05Z perhaps resumed",
+        "yesterday passed resumed",
+        "2025-01-02T03:04:05Z passed resumed twice",
+    ],
+)
+def test_what_is_no_verdict_is_none(text):
+    assert Verdict.parse(text) is None

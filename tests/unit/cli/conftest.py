@@ -39,7 +39,10 @@ def snaporch(capsys, monkeypatch):
 def host(world, monkeypatch, tmp_path):
     """The world behind the command line; its configuration is the default one."""
     paths = world.paths
-    lines = [f"{key} = {json.dumps(str(getattr(paths, key)))}" for key in ("overlays", "bundles")]
+    lines = [
+        f"{key} = {json.dumps(str(getattr(paths, key)))}"
+        for key in ("overlays", "bundles", "clones")
+    ]
     lines += [f"{key} = {json.dumps(str(getattr(paths, key)))}" for key in ("journal", "runtime")]
     config = tmp_path / "snaporch.toml"
     lines = ["[paths]", "overlay_reserve_mib = 1", *lines]

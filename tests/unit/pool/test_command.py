@@ -35,7 +35,18 @@ def line(*values):
 
 def test_a_snapshots_line_with_all_properties():
     found = _parse_snapshot(
-        line("tank/vm one@s 1", 2**64 - 1, 77, 1748779200, "run-1", "ram", "u/r", "u", "Bär\tx")
+        line(
+            "tank/vm one@s 1",
+            2**64 - 1,
+            77,
+            1748779200,
+            "run-1",
+            "ram",
+            "u/r",
+            "u",
+            "when",
+            "Bär\tx",
+        )
     )
     assert (found.dataset, found.name, found.full_name) == ("tank/vm one", "s 1", "tank/vm one@s 1")
     assert (found.guid, found.createtxg) == (2**64 - 1, 77)
@@ -45,12 +56,13 @@ def test_a_snapshots_line_with_all_properties():
         "level": "ram",
         "bundle": "u/r",
         "uuid": "u",
+        "verified": "when",
         "domain": "Bär\tx",
     }
 
 
 def test_properties_that_are_not_set_are_absent():
-    assert _parse_snapshot(line("tank@s", 1, 2, 3, "-", "-", "-", "-", "-")).properties == {}
+    assert _parse_snapshot(line("tank@s", 1, 2, 3, *"------")).properties == {}
 
 
 def test_datasets_with_their_kinds(zfs):
@@ -86,7 +98,7 @@ def test_a_failure_without_words_tells_its_status(zfs):
 
 def test_snapshots_of_datasets_that_exist_take_one_command(zfs):
     pool, answers, asked = zfs
-    answers["list -Hp -t snapshot"] = line("tank/a@s", 1, 2, 3, *"-----") + "\n"
+    answers["list -Hp -t snapshot"] = line("tank/a@s", 1, 2, 3, *"------") + "\n"
     assert [s.full_name for s in pool.snapshots(["tank/a"])] == ["tank/a@s"]
     assert [words[-3:] for words in asked] == [["-d", "1", "tank/a"]]
 
@@ -101,7 +113,7 @@ def test_snapshots_of_no_datasets_take_none(zfs):
 def absent(tmp_path):
     """A ``zfs`` that knows tank/a only, and fails when asked for anything else."""
     script = tmp_path / "zfs"
-    row = line("tank/a@s", 1, 2, 3, *"-----")
+    row = line("tank/a@s", 1, 2, 3, *"------")
     script.write_text(
         "#!/bin/sh\n"
         'case "$*" in\n'
@@ -181,7 +193,7 @@ def test_held_or_cloned_snapshots_stop_the_destruction_of_all(zfs):
     pool, answers, asked = zfs
     answers["list -Hp -t filesystem"] = "t\tfilesystem\n"
     answers["list -Hp -t snapshot"] = "".join(
-        line(f"t@{n}", 1, 2, 3, *"-----") + "\n" for n in "ab"
+        line(f"t@{n}", 1, 2, 3, *"------") + "\n" for n in "ab"
     )
     answers["holds -H t@a"] = ""
     answers["holds -H t@b"] = "t@b\tkeep\tnow\n"

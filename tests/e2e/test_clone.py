@@ -1,0 +1,210 @@
+"""Clones beside their originals: resumed from RAM, booted cold, removed again."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from support import must, one_line_error, run, snaporch, snapshot, started, wait_for, zfs_snapshots
+
+CLONES = Path("/var/lib/snaporch/clones")
+THREE = [Disk("file", "tank/web"), Disk("zvol", "flash/web"), Disk("file", "flash/more/web")]
+
+
+@pytest.fixture(scope="module")
+def guest():
+    made = Guest.create("web", disks=THREE)
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def taken(guest):
+    made = snapshot(guest, "--name", "s1")
+    guest.wait_count(beyond=guest.snapshot_count("s1") + 5)
+    return made
+
+
+def cloned(*arguments):
+    outcome = snaporch("clone", *arguments, "--json")
+    assert outcome.status == 0, outcome.err
+    return outcome.json, Guest.existing(arguments[1])
+
+
+def delete(name):
+    outcome = snaporch("clone", "--delete", name)
+    assert outcome.status == 0, outcome.err
+
+
+def clone_datasets():
+    return must("zfs", "get", "-H", "-s", "local", "-o", "name", "snaporch:clone-name").split("\n")[
+        :-1
+    ]
+
+
+def test_a_running_clone_goes_on_beside_its_original(guest, taken):
+    count = guest.snapshot_count("s1")
+    mark = guest.mark()
+    document, clone = cloned("web@s1", "test", "--running")
+    assert document["resumed"]
+    clone.assert_continues(0, count)
+    assert clone.counts_since(0)[0] != guest.wait_count()
+    guest.assert_undisturbed(mark)
+    for inactive in (False, True):
+        assert not set(clone.sources(inactive).values()) & set(guest.sources(inactive).values())
+    assert clone.machine.serial_log != guest.machine.serial_log
+    assert clone.domain().UUIDString() == document["uuid"] != guest.domain().UUIDString()
+    assert not list(CLONES.glob("*/ram.save"))
+    assert not list(CLONES.glob("*/making"))
+    writes = max(guest.disk_counts()), max(clone.disk_counts())
+    assert writes[0] != writes[1]
+
+
+def test_the_datasets_are_named_after_their_origins(taken):
+    assert clone_datasets() == ["flash/more/web-test", "flash/web-test", "tank/web-test"]
+    assert must("zfs", "get", "-H", "-o", "value", "origin", "flash/web-test") == "flash/web@s1\n"
+
+
+def test_a_name_in_use_is_refused(guest, taken):
+    one_line_error(snaporch("clone", "web@s1", "test"), 5, "test", "name")
+    one_line_error(snaporch("clone", "web@s1", "web"), 5, "web")
+
+
+def test_a_clone_keeps_its_snapshot(taken):
+    outcome = run("zfs", "destroy", "tank/web@s1")
+    assert outcome.status != 0
+    assert "tank/web-test" in snaporch("show", "web@s1").out
+
+
+def test_what_is_no_clone_is_not_deleted(guest, taken):
+    mark = guest.mark()
+    one_line_error(snaporch("clone", "--delete", "web"), 5, "web", "not a clone")
+    one_line_error(snaporch("clone", "--delete", "nobody"), 4, "nobody")
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+
+
+def test_a_domain_with_a_copied_mark_is_not_deleted(guest, taken, tmp_path):
+    """virt-clone and people copy metadata along; the mark names another UUID then."""
+    xml = must("virsh", "dumpxml", "--inactive", "test")
+    copy = re.sub(r"<uuid>.*</uuid>|<nvram.*</nvram>", "", xml).replace(">test<", ">copy<")
+    (tmp_path / "copy.xml").write_text(copy)
+    must("virsh", "define", str(tmp_path / "copy.xml"))
+    try:
+        one_line_error(snaporch("clone", "--delete", "copy"), 5, "not a clone")
+    finally:
+        must("virsh", "undefine", "copy")
+
+
+def test_a_clone_with_snapshots_of_its_own_is_not_deleted(taken):
+    must("zfs", "snapshot", "tank/web-test@own")
+    one_line_error(snaporch("clone", "--delete", "test"), 5, "tank/web-test@own")
+    assert Guest.existing("test").state() == "running"
+    must("zfs", "destroy", "tank/web-test@own")
+
+
+def test_deleting_leaves_nothing_of_it(guest, taken):
+    mark = guest.mark()
+    delete("test")
+    assert run("virsh", "dominfo", "test").status != 0
+    assert clone_datasets() == []
+    assert list(CLONES.iterdir()) == []
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+
+
+def test_a_clone_whose_domain_was_undefined_can_still_be_deleted(taken):
+    cloned("web@s1", "orphan")
+    must("virsh", "undefine", "orphan")
+    delete("orphan")
+    assert clone_datasets() == []
+
+
+def test_a_cold_clone_boots_with_addresses_of_its_own(taken):
+    with_card = Guest.create("card", [Disk("file", "tank/card")], mutate=add_card)
+    try:
+        snapshot(with_card, "--name", "s")
+        document, clone = cloned("card@s", "cold", "--network", "isolated")
+        assert not document["resumed"]
+        clone.start()
+        assert clone.cold_boots_since(0)
+        (own,) = re.findall("mac address='(.*?)'", clone.xml())
+        assert own != "52:54:00:11:22:33"
+        delete("cold")
+        document, clone = cloned("card@s", "warm", "--running")
+        clone.assert_continues(0, with_card.snapshot_count("s"))
+        assert re.findall("mac address='(.*?)'", clone.xml()) == ["52:54:00:11:22:33"]
+        assert "<link state='down'/>" in clone.xml()
+        delete("warm")
+    finally:
+        with_card.remove()
+
+
+def add_card(domain):
+    import xml.etree.ElementTree as ET
+
+    card = ET.SubElement(domain.find("devices"), "interface", type="ethernet")
+    ET.SubElement(card, "mac", address="52:54:00:11:22:33")
+    ET.SubElement(card, "model", type="virtio")
+
+
+def test_a_running_clone_may_not_be_on_a_network_that_leads_out(taken):
+    """libvirt's own network "default" is there, with a <forward mode='nat'>."""
+    outcome = snaporch("clone", "web@s1", "out", "--running", "--network", "default")
+    one_line_error(outcome, 5, "default", "isolated")
+    one_line_error(snaporch("clone", "web@s1", "out", "--network", "absent"), 4, "absent")
+
+
+@pytest.mark.parametrize("where", ["cloning", "resuming"])
+def test_a_killed_clone_leaves_what_recover_removes(guest, taken, where):
+    mark = guest.mark()
+    with started("clone", "web@s1", "killed", "--running", env={}) as process:
+        for line in process.stderr:
+            if where in line:
+                break
+        if where == "resuming":
+            wait_for(lambda: list(CLONES.glob("*/ram.save")), "a copy of the RAM image")
+        process.send_signal(signal.SIGKILL)
+    assert list(CLONES.iterdir())
+    outcome = snaporch("recover")
+    assert outcome.status == 0, outcome.err
+    assert "killed" in outcome.out
+    assert run("virsh", "dominfo", "killed").status != 0
+    assert clone_datasets() == []
+    assert list(CLONES.iterdir()) == []
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    assert len(zfs_snapshots("@s1")) == 3
+
+
+def test_a_clone_that_cannot_be_resumed_leaves_nothing(taken):
+    image = Path(taken["bundle"]) / "ram.save"
+    kept = image.read_bytes()
+    try:
+        image.write_bytes(kept[:-1000] + bytes(1000))
+        one_line_error(snaporch("clone", "web@s1", "bad", "--running", "--quiet"), 5, "ram.save")
+        cloned("web@s1", "bad")  # disks and definition are well
+        delete("bad")
+    finally:
+        image.write_bytes(kept)
+    assert list(CLONES.iterdir()) == []
+
+
+def test_uefi_variables_are_copied():
+    guest = Guest.create("uefi", firmware="uefi", disks=[Disk("zvol", "tank/uefi")])
+    try:
+        snapshot(guest, "--name", "s")
+        count = guest.snapshot_count("s")
+        document, clone = cloned("uefi@s", "efi two", "--running")
+        clone.assert_continues(0, count)
+        assert clone.nvram() == CLONES / document["uuid"] / "nvram.fd"
+        assert clone.nvram() != guest.nvram()
+        clone.destroy()
+        clone.start()
+        assert clone.cold_boots_since(0)
+        delete("efi two")
+        assert guest.nvram().exists()
+    finally:
+        guest.remove()

@@ -1,0 +1,155 @@
+"""What ``show`` prints is what one can do; what ``extract`` copies is what was on the disk."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from support import must, one_line_error, run, snaporch, snapshot
+
+DISKS = [Disk("file", "tank/by hand"), Disk("zvol", "flash/by hand"), Disk("file", "tank/more")]
+
+
+@pytest.fixture(scope="module")
+def guest():
+    made = Guest.create("by hand", disks=DISKS)
+    yield made
+    made.remove()
+
+
+def commands(name):
+    """The block that ``show`` prints, as it is."""
+    out = snaporch("show", name).out
+    return out.split("by hand, with zfs and virsh alone:\n", 1)[1]
+
+
+def fresh_mark(guest):
+    """End a line that was torn when the guest was destroyed; the guest is off."""
+    with guest.log.path.open("a") as log:
+        log.write("\n")
+    return guest.mark()
+
+
+def follow(guest, printed):
+    """Run the printed lines in a shell that ends with the first failure; a mark in the middle.
+
+    The guest still runs when the first of them destroys it.
+    """
+    first, rest = printed.split("\n", 1)
+    assert "destroy" in first
+    must("sh", "-ec", first)
+    mark = fresh_mark(guest)
+    must("sh", "-ec", rest)
+    return mark
+
+
+def test_the_printed_commands_restore_it(guest):
+    snapshot(guest, "--name", "s one")
+    count = guest.snapshot_count("s one")
+    guest.wait_count(beyond=count + 10)
+    mark = follow(guest, commands("by hand@s one"))
+    guest.assert_continues(mark, count)
+
+
+def test_they_say_what_they_destroy(guest):
+    snapshot(guest, "--name", "old")
+    snapshot(guest, "--name", "new")
+    count = guest.snapshot_count("old")
+    printed = commands("by hand@old")
+    assert "# destroys tank/more@new" in printed
+    mark = follow(guest, printed)
+    guest.assert_continues(mark, count)
+
+
+def test_as_json_they_are_the_same(guest):
+    snapshot(guest, "--name", "json")
+    document = snaporch("show", "by hand@json", "--json").json
+    assert "\n".join(document["by_hand"]) + "\n" == commands("by hand@json")
+    (listed,) = [e for e in snaporch("list", "--json").json if e["snapshot"] == "json"]
+    assert {key: document[key] for key in listed} == listed
+    for shown in document["snapshots"]:
+        guid = must("zfs", "get", "-H", "-o", "value", "guid", shown["name"]).strip()
+        assert shown["guid"] == guid
+        assert shown["referenced_bytes"] > 0
+
+
+def test_what_is_gone_is_shown_as_gone(guest):
+    snapshot(guest, "--name", "torn")
+    must("zfs", "destroy", "tank/more@torn")
+    out = snaporch("show", "by hand@torn").out
+    (line,) = [line for line in out.splitlines() if "tank/more@torn" in line]
+    assert line.endswith("GONE")
+    assert "virsh" not in out.split("virsh alone:", 1)[1]
+
+
+def test_a_guest_with_uefi_variables():
+    guest = Guest.create("efi", firmware="uefi", disks=[Disk("zvol", "tank/efi")])
+    try:
+        snapshot(guest, "--name", "s")
+        count = guest.snapshot_count("s")
+        guest.wait_count(beyond=count + 3)
+        printed = commands("efi@s")
+        assert "install" in printed
+        mark = follow(guest, printed)
+        guest.assert_continues(mark, count)
+    finally:
+        guest.remove()
+
+
+def digest(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def test_extracted_disks_are_what_was_on_them(guest, tmp_path):
+    taken = snapshot(guest, "--name", "out")
+    mark = guest.mark()
+    outcome = snaporch("extract", "by hand@out", str(tmp_path), "--json")
+    assert outcome.status == 0, outcome.err
+    found = {document["disk"]: document for document in outcome.json}
+    assert sorted(found) == ["vda", "vdb", "vdc"]
+    inside = "/tank/more/.zfs/snapshot/out"
+    (original,) = Path(inside).iterdir()
+    assert digest(found["vdc"]["path"]) == digest(original)
+    must("zfs", "clone", "-o", "readonly=on", "flash/by hand@out", "flash/seen")
+    must("udevadm", "settle")
+    assert digest(found["vdb"]["path"]) == digest("/dev/zvol/flash/seen")
+    must("zfs", "destroy", "flash/seen")
+    assert found["vdb"]["stored_bytes"] < found["vdb"]["bytes"]
+    assert must("zfs", "list", "-H", "-o", "name").count("extract") == 0
+    assert taken["datasets"]
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+
+
+def test_one_disk_into_a_file(guest, tmp_path):
+    target = tmp_path / "disk.raw"
+    one_line_error(snaporch("extract", "by hand@out", str(target), "--quiet"), 5, "--disk")
+    one_line_error(snaporch("extract", "by hand@out", str(target), "--disk", "vdz", "-q"), 4, "vdb")
+    outcome = snaporch("extract", "by hand@out", str(target), "--disk", "vda")
+    assert outcome.status == 0, outcome.err
+    assert str(target) in outcome.out
+    one_line_error(snaporch("extract", "by hand@out", str(target), "--disk", "vda", "-q"), 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["disk.raw"]
+
+
+def test_no_room_leaves_nothing(guest, tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    must("mount", "-t", "tmpfs", "-o", "size=16k", "none", str(place))
+    try:
+        outcome = snaporch("extract", "by hand@out", str(place / "x"), "--disk", "vdb", "--quiet")
+        one_line_error(outcome, 8, "No space left")
+        assert list(place.iterdir()) == []
+    finally:
+        must("umount", str(place))
+    assert "extract" not in must("zfs", "list", "-H", "-o", "name")
+
+
+def test_extracting_does_not_need_the_ram(guest, tmp_path):
+    taken = snapshot(guest, "--name", "lame")
+    (Path(taken["bundle"]) / "ram.save").unlink()
+    outcome = snaporch("extract", "by hand@lame", str(tmp_path / "x"), "--disk", "vda")
+    assert outcome.status == 0, outcome.err
+    assert run("snaporch", "clone", "by hand@lame", "cold").status == 0
+    assert run("snaporch", "clone", "--delete", "cold").status == 0

@@ -1,0 +1,259 @@
+import re
+from xml.etree import ElementTree
+
+import pytest
+from fakes.domain_xml import DiskSpec, domain_xml
+
+from snaporch.errors import RefusedError
+from snaporch.hypervisor.rewrite import Identity, Place, clone_of, memory_bytes, rewrite
+from snaporch.hypervisor.xml import disks, nvram, parse
+
+OLD = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
+NEW = "11111111-2222-3333-4444-555555555555"
+DISKS = {"vda": Place("/clones/1/disk0/a.img", "file"), "vdb": Place("/dev/zvol/t/b", "block")}
+SPECS = [DiskSpec("vda", "/tank/web/a.img"), DiskSpec("vdb", "/tank/web/b.img")]
+
+
+def identity(**changes):
+    known = {
+        "name": "two <&>",
+        "uuid": NEW,
+        "of": "web@s1",
+        "disks": DISKS,
+        "files": "/clones/1",
+        "network": "none",
+        "resumed": True,
+    }
+    return Identity(**(known | changes))
+
+
+def domain(*more, specs=SPECS, **options):
+    """Domain XML with more elements: (path of the parent, XML)."""
+    root = ElementTree.fromstring(domain_xml("web", OLD, specs, **options))
+    for parent, text in more:
+        where = root if parent == "." else root.find(parent)
+        where.append(ElementTree.fromstring(text))
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def device(text):
+    return "devices", text
+
+
+def rewritten(*more, specs=SPECS, options=None, **changes):
+    return parse(rewrite(domain(*more, specs=specs, **(options or {})), identity(**changes)).xml)
+
+
+def test_it_has_a_name_and_a_uuid_of_its_own():
+    root = rewritten((".", f"<sysinfo><system><entry name='uuid'>{OLD}</entry></system></sysinfo>"))
+    assert root.findtext("name") == "two <&>"
+    assert root.findtext("uuid") == NEW
+    assert root.findtext("sysinfo/system/entry") == NEW
+    assert OLD not in ElementTree.tostring(root, encoding="unicode")
+
+
+def test_its_generation_is_new():
+    root = rewritten((".", f"<genid>{OLD}</genid>"))
+    assert root.findtext("genid") not in (OLD, None)
+
+
+def test_it_is_marked_and_the_mark_is_known():
+    root = rewritten()
+    assert clone_of(ElementTree.tostring(root, encoding="unicode")) == "web@s1"
+
+
+def test_a_mark_that_was_copied_along_counts_for_nothing():
+    text = ElementTree.tostring(rewritten(), encoding="unicode")
+    assert clone_of(text.replace(f"<uuid>{NEW}", f"<uuid>{OLD}")) is None
+    assert clone_of(domain()) is None
+
+
+def test_a_clone_of_a_clone_has_one_mark():
+    again = rewrite(rewrite(domain(), identity()).xml, identity(uuid=OLD, of="two@s2"))
+    assert clone_of(again.xml) == "two@s2"
+    assert again.xml.count("snaporch:clone ") == 1
+
+
+def test_its_disks_are_its_own():
+    chain = "<backingStore type='file'><source file='/tank/web/below'/></backingStore>"
+    text = domain().replace('<target dev="vda"', f'{chain}<target dev="vda"')
+    found = disks(parse(rewrite(text, identity()).xml))
+    assert [(disk.target, disk.source, disk.kind) for disk in found] == [
+        ("vda", "/clones/1/disk0/a.img", "file"),
+        ("vdb", "/dev/zvol/t/b", "block"),
+    ]
+    assert "/tank/web" not in rewrite(text, identity()).xml
+
+
+def test_a_disk_that_the_xml_has_not_is_refused():
+    with pytest.raises(RefusedError, match="no disk vdz"):
+        rewrite(domain(), identity(disks={**DISKS, "vdz": Place("/x", "file")}))
+
+
+def test_a_writable_disk_that_is_not_in_the_snapshot_cannot_be_shared():
+    more = [*SPECS, DiskSpec("vdc", "/elsewhere/c.img")]
+    with pytest.raises(RefusedError, match="vdc is not in the snapshot"):
+        rewrite(domain(specs=more), identity())
+    cold = rewrite(domain(specs=more), identity(resumed=False))
+    assert [disk.target for disk in disks(parse(cold.xml))] == ["vda", "vdb"]
+    assert cold.missing == ("the disk vdc, which is not in the snapshot",)
+
+
+def test_media_and_read_only_disks_stay():
+    more = [
+        *SPECS,
+        DiskSpec("sda", "/iso/x.iso", device="cdrom", readonly=True),
+        DiskSpec("vdc", "/ro.img", readonly=True),
+    ]
+    for resumed in (True, False):
+        root = rewritten(specs=more, resumed=resumed)
+        assert [disk.source for disk in disks(root)][2:] == ["/iso/x.iso", "/ro.img"]
+        assert root.find("devices/disk[@device='cdrom']/source").get("startupPolicy") == "optional"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<hostdev mode='subsystem' type='pci'/>",
+        "<filesystem type='mount'><source dir='/srv'/></filesystem>",
+        "<lease><key>x</key></lease>",
+        "<shmem name='x'/>",
+    ],
+)
+def test_what_only_one_can_have_is_taken_away_or_refused(text):
+    with pytest.raises(RefusedError, match="of the host"):
+        rewrite(domain(device(text)), identity())
+    cold = rewrite(domain(device(text)), identity(resumed=False))
+    tag = re.match(r"<(\w+)", text)[1]
+    assert parse(cold.xml).find(f"devices/{tag}") is None
+    assert cold.missing == (f"a <{tag}> of the host",)
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_memory_in_a_file_of_the_host_is_refused(resumed):
+    text = "<memory model='nvdimm'><source><path>/nv</path></source></memory>"
+    with pytest.raises(RefusedError, match="memory in a file"):
+        rewrite(domain(device(text)), identity(resumed=resumed))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<nvram template='/t'>/var/lib/x_VARS.fd</nvram>",
+        "<nvram type='file'><source file='/var/lib/x_VARS.fd'/></nvram>",
+    ],
+)
+def test_uefi_variables_are_its_own(text):
+    assert nvram(rewritten(("os", text))) == "/clones/1/nvram.fd"
+
+
+def test_tpm_state_in_a_place_of_its_own():
+    root = rewritten(options={"tpm": "/srv/tpm"})
+    assert root.find("devices/tpm/backend/source").get("path") == "/clones/1/tpm"
+
+
+def test_files_of_character_devices_are_its_own_and_stay_shared_among_them():
+    serial = "<serial type='file'><source path='/log/a.log'/><target port='0'/></serial>"
+    other = "<serial type='file'><source path='/other/a.log'/><target port='1'/></serial>"
+    console = "<console type='file'><source path='/log/a.log'/><target type='serial'/></console>"
+    root = rewritten(device(serial), device(other), device(console))
+    paths = [s.get("path") for s in root.findall("devices/serial/source")]
+    assert paths == ["/clones/1/a.log", "/clones/1/1.a.log"]
+    assert root.find("devices/console/source").get("path") == paths[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("<serial type='pty' tty='/dev/pts/1'><source path='/dev/pts/1'/></serial>", "pty"),
+        ("<serial type='unix'><source mode='bind' path='/run/x'/></serial>", "null"),
+        (
+            "<serial type='tcp'><source host='::' service='1'/><protocol type='raw'/></serial>",
+            "null",
+        ),
+        ("<serial type='dev'><source path='/dev/ttyS0'/></serial>", "null"),
+        ("<channel type='unix'><source mode='bind' path='/run/x'/></channel>", "unix"),
+        ("<channel type='spicevmc'/>", "spicevmc"),
+        ("<parallel type='pipe'><source path='/fifo'/></parallel>", "null"),
+    ],
+)
+def test_character_devices_share_nothing_of_the_host(text, kind):
+    tag = re.match(r"<(\w+)", text)[1]
+    element = rewritten(device(text)).find(f"devices/{tag}")
+    assert element.get("type") == kind
+    assert [child.tag for child in element] == []
+    assert element.get("tty") is None
+
+
+CARD = (
+    "<interface type='bridge'><mac address='52:54:00:00:00:01'/><source bridge='br0'/>"
+    "<target dev='vnet0'/><model type='virtio'/><link state='up'/><filterref filter='x'/>"
+    "<address type='pci' slot='3'/></interface>"
+)
+
+
+@pytest.mark.parametrize(("network", "link"), [("none", "down"), ("isolated", "up")])
+def test_a_card_is_connected_to_nothing(network, link):
+    card = rewritten(device(CARD), network=network).find("devices/interface")
+    assert card.get("type") == "ethernet"
+    assert [child.tag for child in card] == ["mac", "model", "address", "link"]
+    assert card.find("link").get("state") == link
+
+
+def test_a_card_on_a_network():
+    card = rewritten(device(CARD), network="lan", resumed=False).find("devices/interface")
+    assert (card.get("type"), card.find("source").attrib) == ("network", {"network": "lan"})
+    assert "br0" not in ElementTree.tostring(card, encoding="unicode")
+
+
+def test_a_resumed_clone_keeps_its_addresses_and_a_cold_one_gets_others():
+    def address(**changes):
+        return rewritten(device(CARD), **changes).find("devices/interface/mac").get("address")
+
+    assert address() == "52:54:00:00:00:01"
+    cold = {address(resumed=False) for _ in range(5)}
+    assert "52:54:00:00:00:01" not in cold
+    assert len(cold) > 1
+    assert all(re.fullmatch(r"52:54:00(:[0-9a-f]{2}){3}", found) for found in cold)
+
+
+def test_ports_of_screens_are_chosen_anew():
+    text = "<graphics type='vnc' port='5900' autoport='no' websocket='5700'/>"
+    assert rewritten(device(text)).find("devices/graphics").attrib == {
+        "type": "vnc",
+        "autoport": "yes",
+    }
+
+
+def test_labels_that_libvirt_chose_are_chosen_anew():
+    root = rewritten((".", "<seclabel type='dynamic' model='dac'><label>+0:+0</label></seclabel>"))
+    assert root.find("seclabel") is None
+
+
+def test_a_throw_away_clone_takes_nobody_anything_away():
+    more = [
+        (".", "<cputune><vcpupin vcpu='0' cpuset='3'/></cputune>"),
+        (".", "<numatune><memory mode='strict' nodeset='0'/></numatune>"),
+        (".", "<memoryBacking><hugepages/><locked/><nosharepages/></memoryBacking>"),
+        (".", "<vcpu cpuset='3'>1</vcpu>"),
+    ]
+    kept, thrown = rewritten(*more), rewritten(*more, throw_away=True)
+    for path in ("cputune", "numatune", "memoryBacking/hugepages", "memoryBacking/locked"):
+        assert kept.find(path) is not None
+        assert thrown.find(path) is None
+    assert thrown.find("vcpu").attrib == {}
+    assert thrown.find("memoryBacking/nosharepages") is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("<memory unit='KiB'>16384</memory>", 16 << 20),
+        ("<memory unit='GiB'>2</memory>", 2 << 30),
+        ("<memory>1024</memory>", 1 << 20),
+        ("<maxMemory unit='KiB'>4096</maxMemory><memory unit='KiB'>1024</memory>", 4 << 20),
+        ("", 0),
+    ],
+)
+def test_the_memory_it_can_have(text, wanted):
+    assert memory_bytes(f"<domain>{text}</domain>") == wanted

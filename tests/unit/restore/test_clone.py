@@ -1,0 +1,490 @@
+import re
+from pathlib import Path
+
+import pytest
+from fakes.domain_xml import DiskSpec
+from fakes.hooks import failing
+
+from snaporch.errors import (
+    InterruptedRunError,
+    NotFoundError,
+    RefusedError,
+    RunFailedError,
+    UsageError,
+)
+from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor.rewrite import clone_of
+from snaporch.hypervisor.xml import disks, parse
+from snaporch.model import DatasetKind, DomainState
+from snaporch.pool import PoolError
+from snaporch.restore import clone as clone_module
+from snaporch.restore.clone import Wish, check_clone, check_parts, clone, dataset_name
+from snaporch.restore.clones import Purpose, sweep, workplace
+from snaporch.restore.deletion import delete_clone
+from snaporch.restore.source import NotWholeError, records_called, whole_source
+from snaporch.run.snapshot import take_snapshot
+
+
+def source(world, text="web@s1"):
+    return whole_source(world.context, records_called(world.context, text)[-1])
+
+
+def make(world, name="test", *, resumed=True, text="web@s1", network="none"):
+    wish = Wish(name, resumed=resumed, network=network)
+    check_clone(world.context, source(world, text), wish)
+    return clone(world.context, source(world, text), wish)
+
+
+def datasets(world):
+    return sorted(dataset.name for dataset in world.pool.datasets())
+
+
+def nothing_of_it(world):
+    """Only the original is there."""
+    names = [guest.name for guest in world.hypervisor.guests.values()]
+    files = list(world.paths.clones.glob("*")) if world.paths.clones.exists() else []
+    locks = [
+        path for path in world.paths.runtime.glob("*.lock") if world.domain_uuid not in str(path)
+    ]
+    return (names, datasets(world), files, locks) == (["web"], ["flash/web", "tank/web"], [], [])
+
+
+@pytest.fixture(autouse=True)
+def original(story, world):
+    world.domain_uuid = story.domain.uuid
+    return story
+
+
+# -- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("origin", "name", "made"),
+    [
+        ("tank/vm/web", "test", "tank/vm/web-test"),
+        ("tank/web/data", "test", "tank/web/data-test"),
+        ("tank", "test", "tank/tank-test"),
+    ],
+)
+def test_a_clone_lies_beside_its_origin(origin, name, made):
+    assert dataset_name(origin, name) == made
+
+
+def test_names_that_zfs_does_not_take_stay_apart():
+    first, second = dataset_name("tank/web", "a b"), dataset_name("tank/web", "a@b")
+    assert first != second
+    assert all(re.fullmatch(r"tank/web-a_b-[0-9a-f]{8}", name) for name in (first, second))
+
+
+# -- the way through ----------------------------------------------------------------------------
+
+
+def test_a_resumed_clone_is_where_the_original_was(original, world):
+    made = make(world)
+    guest = world.guest("test")
+    assert guest.ram == original.ram
+    assert guest.state is DomainState.RUNNING
+    assert guest.uuid == made.uuid != original.domain.uuid
+    assert made.datasets == {"flash/web": "flash/web-test", "tank/web": "tank/web-test"}
+    assert {world.pool.read(name) for name in made.datasets.values()} == {b"first"}
+
+
+def test_it_has_no_file_of_the_original(original, world):
+    make(world)
+    for xml in (world.guest("test").live, world.guest("test").inactive):
+        assert xml is not None
+        paths = {disk.source for disk in disks(parse(xml))}
+        assert all(Path(path).is_file() for path in paths)
+        assert not paths & {disk.source for disk in original.domain.disks}
+
+
+def test_the_original_is_left_alone(original, world):
+    before = world.guest("web").live, world.guest("web").inactive
+    make(world)
+    assert (world.guest("web").live, world.guest("web").inactive) == before
+    assert world.guest("web").state is DomainState.RUNNING
+    assert original.content() == {b"now"}
+
+
+def test_a_cold_clone_is_defined_and_off(world):
+    made = make(world, resumed=False)
+    guest = world.guest("test")
+    assert (guest.live, guest.state) == (None, DomainState.OFF)
+    assert clone_of(guest.inactive) == "web@s1"
+    assert not made.resumed
+
+
+def test_its_marks_are_on_every_dataset(world):
+    made = make(world)
+    names = ["snaporch:clone", "snaporch:clone-name", "snaporch:clone-of", "mountpoint"]
+    found = world.pool.local_properties(names)
+    assert set(found) == set(made.datasets.values())
+    for index, name in enumerate(made.datasets.values()):
+        assert found[name] == {
+            "snaporch:clone": made.uuid,
+            "snaporch:clone-name": "test",
+            "snaporch:clone-of": "web@s1",
+            "mountpoint": str(world.paths.clones / made.uuid / f"disk{index}"),
+        }
+
+
+def test_no_copy_of_the_ram_and_no_mark_stay(world):
+    made = make(world)
+    left = sorted(path.name for path in (world.paths.clones / made.uuid).iterdir())
+    assert left == ["disk0", "disk1"]
+
+
+def test_a_guest_that_was_paused_is_resumed_paused(world):
+    world.add_guest("still", state=DomainState.PAUSED)
+    take_snapshot(world.context, world.hypervisor.domain("still"), name="s1", wait=0)
+    make(world, text="still@s1")
+    assert world.guest("test").state is DomainState.PAUSED
+
+
+def test_uefi_variables_are_a_copy(world, tmp_path):
+    variables = tmp_path / "web_VARS.fd"
+    variables.write_bytes(b"then")
+    world.add_guest("efi", nvram=str(variables))
+    take_snapshot(world.context, world.hypervisor.domain("efi"), name="s1", wait=0)
+    variables.write_bytes(b"now")
+    made = make(world, text="efi@s1")
+    copy = world.paths.clones / made.uuid / "nvram.fd"
+    assert copy.read_bytes() == b"then"
+    assert str(copy) in world.guest("test").inactive
+
+
+def test_tpm_state_is_a_copy(world, tmp_path):
+    (tmp_path / "tpm").mkdir()
+    (tmp_path / "tpm" / "tpm2-00.permall").write_bytes(b"then")
+    world.add_guest("tpm", tpm=str(tmp_path / "tpm"))
+    take_snapshot(world.context, world.hypervisor.domain("tpm"), name="s1", wait=0)
+    made = make(world, text="tpm@s1")
+    copy = world.paths.clones / made.uuid / "tpm" / "tpm2-00.permall"
+    assert copy.read_bytes() == b"then"
+
+
+def test_a_volume_is_given_by_its_node(world):
+    world.pool.create("tank/vol", DatasetKind.VOLUME)
+    world.add_guest("vol", {"vda": "tank/vol"})
+    take_snapshot(world.context, world.hypervisor.domain("vol"), name="s1", wait=0)
+    made = make(world, text="vol@s1")
+    assert made.disks == {"vda": str(world.root / "dev" / "tank/vol-test")}
+    assert (
+        "mountpoint" not in world.pool.local_properties(["mountpoint", "volmode"])["tank/vol-test"]
+    )
+
+
+def test_the_document(world):
+    made = make(world)
+    assert made.as_json() == {
+        "name": "test",
+        "uuid": made.uuid,
+        "of": "web@s1",
+        "resumed": True,
+        "network": "none",
+        "datasets": made.datasets,
+        "disks": made.disks,
+        "missing": [],
+    }
+
+
+# -- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", " x", "x ", "a/b", "-x", "a\nb"])
+def test_what_is_no_name(world, name):
+    with pytest.raises(UsageError):
+        make(world, name)
+    assert nothing_of_it(world)
+
+
+def test_names_in_use(world):
+    make(world)
+    before = datasets(world)
+    for name in ("web", "test"):
+        with pytest.raises(RefusedError):
+            make(world, name)
+    world.hypervisor.guests.pop(world.guest("test").uuid)
+    with pytest.raises(RefusedError, match="--delete test"):
+        make(world)
+    assert datasets(world) == before
+
+
+def test_a_dataset_in_use(world):
+    world.pool.create("tank/web-test")
+    with pytest.raises(RefusedError, match="tank/web-test: exists already"):
+        make(world)
+
+
+def test_a_name_too_long_for_a_dataset(world):
+    with pytest.raises(RefusedError, match="too long"):
+        make(world, "x" * 250)
+
+
+def test_no_ram_no_running(world):
+    world.add_guest("off", state=DomainState.OFF)
+    take_snapshot(world.context, world.hypervisor.domain("off"), name="s1", wait=0)
+    with pytest.raises(RefusedError, match="no RAM to resume from"):
+        make(world, text="off@s1")
+    make(world, text="off@s1", resumed=False)
+
+
+def test_a_network_that_leads_out_is_for_cold_clones(world):
+    world.hypervisor.networks = {"default": False, "inner": True}
+    with pytest.raises(RefusedError, match="leads out"):
+        make(world, network="default")
+    with pytest.raises(NotFoundError):
+        make(world, network="absent")
+    make(world, "one", network="inner")
+    make(world, "two", network="default", resumed=False)
+
+
+def test_memory_is_looked_at_first(world):
+    world.memory = 1 << 20
+    with pytest.raises(RefusedError, match="80 MiB of memory, 1 MiB are free"):
+        make(world)
+    assert nothing_of_it(world)
+    make(world, resumed=False)
+
+
+def test_room_for_the_copy_of_ram_is_looked_at_first(world, monkeypatch):
+    usage = type("Usage", (), {"free": 10})
+    monkeypatch.setattr(clone_module.shutil, "disk_usage", lambda _path: usage)
+    with pytest.raises(RefusedError, match="no room for a copy"):
+        make(world)
+    assert nothing_of_it(world)
+
+
+def test_a_disk_that_was_left_out_is_not_shared(world):
+    world.add_guest("more", more=(DiskSpec("vdz", str(world.root / "z.img")),))
+    (world.root / "z.img").touch()
+    take_snapshot(world.context, world.hypervisor.domain("more"), name="s1", wait=0)
+    with pytest.raises(RefusedError, match="vdz"):
+        make(world, text="more@s1")
+    made = make(world, text="more@s1", resumed=False)
+    assert made.missing == ("the disk vdz, which is not in the snapshot",)
+
+
+def test_a_damaged_part_is_found_before_anything_is_made(original, world):
+    image = Path(original.record.bundle) / "ram.save"
+    image.write_bytes(image.read_bytes()[:-1] + b"\0")
+    with pytest.raises(RefusedError, match="damaged"):
+        check_parts(world.context, source(world), ram=True)
+    check_parts(world.context, source(world), ram=False)
+
+
+def test_a_dataset_that_is_mounted_elsewhere_now(world, monkeypatch):
+    monkeypatch.setattr(clone_module.resolver, "mount_point_of", lambda _name: Path("/elsewhere"))
+    with pytest.raises(RefusedError, match="is not below /elsewhere"):
+        make(world)
+    assert nothing_of_it(world)
+
+
+def test_an_image_that_is_not_in_the_snapshot(original, world):
+    Path(original.domain.disks[0].source).unlink()
+    with pytest.raises(NotWholeError, match="not in the snapshot"):
+        make(world)
+    assert nothing_of_it(world)
+
+
+@pytest.mark.parametrize("change", ["gone", "other"])
+def test_a_zfs_snapshot_that_is_gone_or_another(world, change):
+    if change == "gone":
+        world.pool.destroy_snapshots(["flash/web@s1"])
+    else:
+        world.pool.remake("flash/web@s1")
+    with pytest.raises(NotWholeError, match="flash/web@s1"):
+        source(world)
+
+
+# -- failing half way ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("pool.clone", PoolError("zfs", "no")),
+        ("hypervisor.define", HypervisorError("xml", "no")),
+        ("hypervisor.restore", HypervisorError("ram", "no")),
+        ("hypervisor.restore", KeyboardInterrupt()),
+    ],
+)
+def test_what_fails_leaves_nothing(world, place, error):
+    world.hooks.at[place] = failing(error)
+    with pytest.raises(type(error)):
+        make(world)
+    assert nothing_of_it(world)
+
+
+def test_a_full_disk_is_an_error_in_words(world, monkeypatch):
+    monkeypatch.setattr(clone_module, "copy_with_xml", failing_copy)
+    with pytest.raises(RunFailedError, match="No space left"):
+        make(world)
+    assert nothing_of_it(world)
+
+
+def failing_copy(*_arguments):
+    raise OSError(28, "No space left on device", "/clones/ram.save")
+
+
+def test_a_signal_is_obeyed(world):
+    def signal():
+        world.context.interrupt.signum = 15
+
+    world.hooks.at["pool.clone"] = signal
+    with pytest.raises(InterruptedRunError):
+        make(world)
+    assert nothing_of_it(world)
+
+
+# -- what is left by one that was killed ---------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Nothing is cleaned up."""
+
+
+def kill_at(world, monkeypatch, place, **wish):
+    world.hooks.at[place] = failing(Killed())
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("snaporch.restore.clones.remove", lambda *_: None)
+        make(world, **wish)
+    world.hooks.at.clear()
+
+
+@pytest.mark.parametrize("place", ["pool.clone", "hypervisor.define", "hypervisor.restore"])
+def test_leftovers_are_swept(original, world, monkeypatch, place):
+    kill_at(world, monkeypatch, place)
+    assert not nothing_of_it(world)
+    left = datasets(world), sorted(world.hypervisor.guests)
+    assert sweep(world.context, dry_run=True)
+    assert (datasets(world), sorted(world.hypervisor.guests)) == left
+    done = sweep(world.context)
+    assert all(line.startswith("test: an unfinished clone: ") for line in done)
+    assert nothing_of_it(world)
+    assert original.content() == {b"now"}
+    assert sweep(world.context) == []
+
+
+def test_a_finished_clone_is_no_leftover(world):
+    make(world)
+    assert sweep(world.context) == []
+    assert "tank/web-test" in datasets(world)
+
+
+def test_what_is_being_made_is_no_leftover(world):
+    with workplace(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
+        assert sweep(world.context) == []
+        assert (world.paths.clones / uuid / "making").exists()
+    assert nothing_of_it(world)
+
+
+def test_a_throw_away_clone_goes_even_if_its_directory_is_lost(world):
+    mark = "11111111-2222-3333-4444-555555555555"
+    world.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": mark})
+    world.pool.snapshot(["tank/web-x@autosnap"], {})
+    sweep(world.context)
+    assert nothing_of_it(world)
+
+
+def test_a_clone_with_a_mark_that_is_no_uuid_is_nobodys(world):
+    world.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": "../../etc"})
+    assert sweep(world.context) == []
+    assert "tank/web-x" in datasets(world)
+
+
+def test_a_dataset_that_is_no_clone_is_never_destroyed(world):
+    mark = "11111111-2222-3333-4444-555555555555"
+    world.pool.create("tank/precious")
+    world.pool.set_properties(["tank/precious"], {"snaporch:verify": mark})
+    sweep(world.context)
+    assert "tank/precious" in datasets(world)
+
+
+def test_a_mark_cut_short_by_a_crash_is_swept(world):
+    directory = world.paths.clones / "11111111-2222-3333-4444-555555555555"
+    directory.mkdir(parents=True)
+    (directory / "making").write_text('{"na')
+    assert sweep(world.context)
+    assert not directory.exists()
+
+
+# -- deleting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+@pytest.mark.parametrize("by", ["name", "uuid"])
+def test_a_deleted_clone_is_gone(original, world, resumed, by):
+    made = make(world, resumed=resumed)
+    deleted = delete_clone(world.context, getattr(made, by))
+    assert nothing_of_it(world)
+    assert deleted.as_json()["removed"] == [
+        "removed the domain test",
+        "destroyed tank/web-test",
+        "destroyed flash/web-test",
+    ]
+    assert original.content() == {b"now"}
+
+
+def test_what_is_no_clone_is_not_deleted(original, world):
+    with pytest.raises(RefusedError, match="not a clone that snaporch made"):
+        delete_clone(world.context, "web")
+    with pytest.raises(NotFoundError):
+        delete_clone(world.context, "nobody")
+    assert nothing_of_it(world)
+    assert world.guest("web").state is DomainState.RUNNING
+
+
+def test_a_clone_that_somebody_undefined_is_deleted_by_its_name(world):
+    made = make(world, resumed=False)
+    world.hypervisor.guests.pop(made.uuid)
+    delete_clone(world.context, "test")
+    assert nothing_of_it(world)
+
+
+def test_a_clone_with_snapshots_stays(world):
+    make(world)
+    world.pool.snapshot(["tank/web-test@own"], {})
+    with pytest.raises(RefusedError, match="tank/web-test@own"):
+        delete_clone(world.context, "test")
+    assert world.guest("test").state is DomainState.RUNNING
+    assert "flash/web-test" in datasets(world)
+
+
+def test_a_clone_with_datasets_below_it_stays(world):
+    make(world)
+    world.pool.create("tank/web-test/below")
+    with pytest.raises(RefusedError, match="tank/web-test/below"):
+        delete_clone(world.context, "test")
+    assert "flash/web-test" in datasets(world)
+
+
+def test_a_promoted_clone_stays(world):
+    make(world)
+    world.pool._datasets["tank/web-test"].origin = None
+    with pytest.raises(RefusedError, match="promoted"):
+        delete_clone(world.context, "test")
+    assert "flash/web-test" in datasets(world)
+
+
+def test_a_clone_whose_marks_were_removed_stays(world, monkeypatch):
+    make(world)
+    for name in ("tank/web-test", "flash/web-test"):
+        world.pool._datasets[name].properties.clear()
+    made = next((world.paths.clones).iterdir())
+    monkeypatch.setattr("snaporch.restore.deletion.directory_of", lambda *_: made / "absent")
+    monkeypatch.setattr("snaporch.restore.clones._directories", lambda _path: [])
+    monkeypatch.setattr("snaporch.restore.deletion.datasets_of", lambda _domain: {"tank/web-test"})
+    with pytest.raises(RefusedError, match="no mark of a clone"):
+        delete_clone(world.context, "test")
+    assert world.guest("test").state is DomainState.RUNNING
+
+
+def test_a_clone_that_another_domain_uses_stays(world, monkeypatch):
+    make(world)
+    monkeypatch.setattr(
+        "snaporch.restore.deletion.datasets_of",
+        lambda domain: {"tank/web-test"} if domain.name == "web" else set(),
+    )
+    with pytest.raises(RefusedError, match="the domain web has disks on tank/web-test"):
+        delete_clone(world.context, "test")

@@ -1,0 +1,338 @@
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from fakes.domain_xml import DiskSpec
+from fakes.hooks import failing
+from fakes.hypervisor import Agent
+
+from snaporch.errors import InterruptedRunError, RefusedError
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DomainState, Reached
+from snaporch.pool import PoolError
+from snaporch.restore import life
+from snaporch.restore.source import records_called
+from snaporch.restore.verify import Ordeal, check_ordeal, longest_ago, verify, verify_all
+from snaporch.run.records import all_records
+from snaporch.run.snapshot import take_snapshot
+
+
+def record(world, text="web@s1"):
+    return records_called(world.context, text)[-1]
+
+
+def check(world, text="web@s1", **ordeal):
+    return verify(world.context, record(world, text), Ordeal(**ordeal))
+
+
+def taken(world, name, level=None, **guest):
+    """Another guest with a snapshot ``s1``."""
+    world.add_guest(name, **guest)
+    domain = world.hypervisor.domain(name)
+    return take_snapshot(world.context, domain, name="s1", wait=0, level=level)
+
+
+def nothing_of_it(world):
+    clones = list(world.paths.clones.glob("*")) if world.paths.clones.exists() else []
+    datasets = [d.name for d in world.pool.datasets() if "verify" in d.name]
+    domains = [guest.name for guest in world.hypervisor.guests.values() if "verify" in guest.name]
+    return clones == datasets == domains == []
+
+
+@pytest.fixture(autouse=True)
+def original(story, monkeypatch):
+    monkeypatch.setattr(life, "_CPU_SECONDS", 0.05)
+    monkeypatch.setattr(life, "_AGENT_SECONDS", 0.05)
+    monkeypatch.setattr(life, "_POLL_SECONDS", 0.001)
+    return story
+
+
+# -- passing ------------------------------------------------------------------------------------
+
+
+def test_a_whole_snapshot_passes_and_nothing_stays(original, world):
+    outcome = check(world)
+    assert (outcome.passed, outcome.reached, outcome.failure) == (True, Reached.RESUMED, None)
+    assert nothing_of_it(world)
+    assert world.guest("web").state is DomainState.RUNNING
+    assert original.content() == {b"now"}
+
+
+def test_the_clone_was_resumed_from_its_ram_without_a_network(original, world):
+    seen = []
+    world.hypervisor.restored = lambda guest: seen.append((guest.name, guest.ram, guest.inactive))
+    check(world)
+    ((name, ram, inactive),) = seen
+    assert name.startswith("web-verify-")
+    assert (ram, inactive) == (original.ram, None)
+
+
+def test_the_verdict_is_on_every_snapshot_and_in_the_list(world):
+    outcome = check(world)
+    texts = {s.properties["verified"] for s in world.pool.snapshots() if s.name == "s1"}
+    assert texts == {outcome.verdict.as_text()}
+    assert record(world).verified.reached is Reached.RESUMED
+
+
+def test_a_guest_that_was_paused_has_to_run(world):
+    taken(world, "still", state=DomainState.PAUSED)
+    assert check(world, "still@s1").reached is Reached.RESUMED
+
+
+@pytest.mark.parametrize("level", ["crash", "paused"])
+def test_without_ram_a_clone_is_booted(world, level):
+    taken(world, "cold", level=level)
+    outcome = check(world, "cold@s1")
+    assert (outcome.passed, outcome.reached) == (True, Reached.BOOTED)
+    assert nothing_of_it(world)
+
+
+def test_a_guest_that_was_off_is_booted(world):
+    taken(world, "off", state=DomainState.OFF)
+    assert check(world, "off@s1").reached is Reached.BOOTED
+
+
+def test_checksums_alone_run_nothing(world):
+    outcome = check(world, run=False)
+    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert "hypervisor.restore" not in world.hooks.acts()
+    assert "pool.clone" not in world.hooks.acts()
+
+
+def test_with_a_disk_that_is_not_in_the_snapshot_it_stays_on_paper(world):
+    (world.root / "z.img").touch()
+    taken(world, "more", more=(DiskSpec("vdz", str(world.root / "z.img")),))
+    outcome = check(world, "more@s1")
+    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert any("vdz is not in the snapshot" in line for line in outcome.proof)
+
+
+def test_the_agent_of_a_guest_that_had_one_has_to_answer(world):
+    taken(world, "talks", agent=Agent.ANSWERS)
+    silent = check(world, "talks@s1")
+    assert not silent.passed
+    assert "agent does not answer" in silent.failure
+
+    def wake(guest):
+        guest.agent = Agent.ANSWERS
+
+    world.hypervisor.restored = wake
+    assert "the guest's agent answers" in check(world, "talks@s1").proof
+
+
+def test_a_picture_is_kept(world, tmp_path):
+    def show(guest):
+        guest.screen = b"picture"
+
+    world.hypervisor.restored = show
+    outcome = check(world, screenshots=tmp_path)
+    assert Path(outcome.screenshot) == tmp_path / "web@s1.png"
+    assert Path(outcome.screenshot).read_bytes() == b"picture"
+
+
+def test_a_guest_without_a_screen_passes_all_the_same(world, tmp_path):
+    outcome = check(world, screenshots=tmp_path)
+    assert (outcome.passed, outcome.screenshot) == (True, None)
+
+
+# -- failing ------------------------------------------------------------------------------------
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def break_bundle(original, how):
+    bundle = Path(original.record.bundle)
+    if how == "flipped":
+        flip(bundle / "ram.save")
+    elif how == "short":
+        (bundle / "ram.save").write_bytes(b"LibvirtQemudSave")
+    elif how == "gone":
+        (bundle / "domain.xml").unlink()
+    elif how == "manifest":
+        (bundle / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize("how", ["flipped", "short", "gone", "manifest"])
+def test_a_broken_bundle_fails(original, world, how):
+    break_bundle(original, how)
+    outcome = check(world)
+    assert (outcome.passed, outcome.reached) == (False, Reached.NOTHING)
+    assert outcome.failure
+    assert "pool.clone" not in world.hooks.acts()
+    assert not record(world).verified.passed
+
+
+@pytest.mark.parametrize("how", ["gone", "other"])
+def test_a_missing_or_wrong_zfs_snapshot_fails(world, how):
+    if how == "gone":
+        world.pool.destroy_snapshots(["flash/web@s1"])
+    else:
+        world.pool.remake("flash/web@s1")
+    outcome = check(world)
+    assert not outcome.passed
+    assert "flash/web@s1" in outcome.failure
+
+
+def test_a_failed_verdict_follows_a_passed_one(original, world):
+    assert check(world).passed
+    break_bundle(original, "flipped")
+    check(world)
+    assert not record(world).verified.passed
+
+
+def test_what_libvirt_cannot_resume_fails(world):
+    world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
+    outcome = check(world)
+    assert (outcome.passed, outcome.reached) == (False, Reached.CHECKED)
+    assert "could not be resumed (load of migration)" in outcome.failure
+    assert nothing_of_it(world)
+
+
+def test_cpus_that_do_nothing_fail(world):
+    def hang(guest):
+        guest.hangs = True
+
+    world.hypervisor.restored = hang
+    outcome = check(world)
+    assert "CPUs did nothing" in outcome.failure
+    assert outcome.reached is Reached.CHECKED
+    assert nothing_of_it(world)
+
+
+def test_a_guest_that_crashes_fails(world):
+    def crash(guest):
+        guest.state = DomainState.CRASHED
+
+    world.hypervisor.restored = crash
+    assert "does not run but is crashed" in check(world).failure
+    assert nothing_of_it(world)
+
+
+def test_an_emulator_that_ends_fails(world):
+    def vanish():
+        for uuid, guest in list(world.hypervisor.guests.items()):
+            if "verify" in guest.name:
+                del world.hypervisor.guests[uuid]
+
+    world.hooks.at["hypervisor.vitals"] = vanish
+    assert "its emulator ended" in check(world).failure
+    assert nothing_of_it(world)
+
+
+# -- the user's script ---------------------------------------------------------------------------
+
+
+def script(tmp_path, text):
+    path = tmp_path / "check"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_script_is_told_all_it_needs(world, tmp_path):
+    wanted = "$SNAPORCH_DOMAIN $SNAPORCH_SNAPSHOT $SNAPORCH_LEVEL $SNAPORCH_RESUMED"
+    path = script(
+        tmp_path, f'echo "{wanted} $SNAPORCH_CLONE $SNAPORCH_CLONE_UUID" > {tmp_path}/out'
+    )
+    outcome = check(world, script=path)
+    words = (tmp_path / "out").read_text().split()
+    assert outcome.passed
+    assert words[:4] == ["web", "s1", "ram", "1"]
+    assert words[4].startswith("web-verify-")
+    assert len(words[5]) == 36
+
+
+def test_a_script_that_says_no_fails_the_snapshot(world, tmp_path):
+    outcome = check(world, script=script(tmp_path, "exit 3"))
+    assert (outcome.passed, outcome.reached) == (False, Reached.RESUMED)
+    assert "ended with 3" in outcome.failure
+    assert nothing_of_it(world)
+
+
+def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
+    path = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; wait")
+    outcome = check(world, script=path, script_seconds=1)
+    assert "did not end within 1 s" in outcome.failure
+    child = int((tmp_path / "child").read_text())
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("what", ["absent", "plain", "pictures"])
+def test_what_is_missing_is_said_first(tmp_path, what):
+    (tmp_path / "plain").write_text("")
+    ordeals = {
+        "absent": Ordeal(script=tmp_path / "absent"),
+        "plain": Ordeal(script=tmp_path / "plain"),
+        "pictures": Ordeal(screenshots=tmp_path / "absent"),
+    }
+    with pytest.raises(RefusedError):
+        check_ordeal(ordeals[what])
+
+
+# -- what is not the snapshot's fault ------------------------------------------------------------
+
+
+def test_without_memory_there_is_no_verdict(world):
+    world.memory = 0
+    with pytest.raises(RefusedError, match="of memory"):
+        check(world)
+    assert record(world).verified is None
+
+
+def test_a_pool_that_fails_is_no_verdict(world):
+    world.hooks.at["pool.clone"] = failing(PoolError("zfs", "no space"))
+    with pytest.raises(PoolError):
+        check(world)
+    assert record(world).verified is None
+    assert nothing_of_it(world)
+
+
+def test_a_signal_is_no_verdict(world):
+    def signal():
+        world.context.interrupt.signum = 2
+
+    world.hooks.at["hypervisor.restore"] = signal
+    with pytest.raises(InterruptedRunError):
+        check(world)
+    assert record(world).verified is None
+    assert nothing_of_it(world)
+
+
+def test_one_that_cannot_be_found_out_does_not_stop_the_others(original, world):
+    original.snapshot("s2")
+    records = [record(world), record(world, "web@s2")]
+    world.hooks.at["pool.clone"] = failing_first(PoolError("zfs", "no"))
+    first, second = verify_all(world.context, records, Ordeal())
+    assert isinstance(first, PoolError)
+    assert second.passed
+
+
+def failing_first(error):
+    left = [error]
+
+    def fail():
+        if left:
+            raise left.pop()
+
+    return fail
+
+
+# -- choosing -----------------------------------------------------------------------------------
+
+
+def test_those_verified_longest_ago_come_first(original, world):
+    for name in ("s2", "s3"):
+        original.snapshot(name)
+    check(world, "web@s1")
+    check(world, "web@s2")
+    old = record(world, "web@s2").verified
+    text = type(old)(old.at - timedelta(days=1), old.passed, old.reached).as_text()
+    world.pool.set_properties(["tank/web@s2", "flash/web@s2"], {"snaporch:verified": text})
+    records = all_records(world.context.store, world.pool.snapshots())
+    assert [r.snapshot for r in longest_ago(records, None)] == ["s3", "s2", "s1"]
+    assert [r.snapshot for r in longest_ago(records, 2)] == ["s3", "s2"]
