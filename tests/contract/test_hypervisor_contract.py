@@ -8,11 +8,14 @@ import pytest
 from contract_hosts import NAME, FakeAgentHost, FakeHost, LinuxHost, ProbeHost
 from fakes import images
 
+from snaporch.bundle.ramcopy import copy_with_xml, read_preface
 from snaporch.bundle.ramimage import read_header
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import CaptureRequest, CommitStage, HypervisorError, Patience
+from snaporch.hypervisor.rewrite import Identity, Place, rewrite
 from snaporch.model import DomainState, Strategy
 
+OTHER = "11111111-2222-3333-4444-555555555555"
 ABSENT = "00000000-0000-0000-0000-000000000001"
 
 
@@ -372,6 +375,67 @@ class TestHypervisorContract:
         assert hypervisor.domain(NAME).boot == ""
         hypervisor.start(host.uuid, paused=False)
         assert hypervisor.domain(NAME).boot not in ("", first)
+
+    def test_cpus_that_run_use_time(self, host, hypervisor):
+        first = hypervisor.vitals(host.uuid)
+        assert first.state is DomainState.RUNNING
+        while hypervisor.vitals(host.uuid).vcpu_ns == first.vcpu_ns:
+            assert hypervisor.state(host.uuid) is DomainState.RUNNING
+
+    def test_cpus_of_a_paused_guest_use_none(self, host, hypervisor):
+        hypervisor.suspend(host.uuid)
+        first = hypervisor.vitals(host.uuid)
+        assert first.state is DomainState.PAUSED
+        assert hypervisor.vitals(host.uuid) == first
+
+    def test_vitals_of_what_is_not_there(self, hypervisor):
+        with pytest.raises(NotFoundError):
+            hypervisor.vitals(ABSENT)
+
+    def test_a_guest_without_a_screen_has_no_picture(self, host, hypervisor):
+        assert hypervisor.screenshot(host.uuid) is None
+
+    def test_an_undefined_domain_is_forgotten(self, host, hypervisor):
+        hypervisor.destroy(host.uuid)
+        hypervisor.undefine(host.uuid)
+        hypervisor.undefine(host.uuid)
+        assert hypervisor.find(host.uuid) is None
+
+    def test_a_transient_domain_is_gone_with_its_emulator(self, host, hypervisor):
+        xml = hypervisor.domain(NAME).inactive_xml
+        hypervisor.destroy(host.uuid)
+        hypervisor.undefine(host.uuid)
+        hypervisor.create(xml)
+        assert hypervisor.domain(NAME).inactive_xml is None
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+        with pytest.raises(HypervisorError):
+            hypervisor.create(xml)
+        hypervisor.destroy(host.uuid)
+        assert hypervisor.find(host.uuid) is None
+
+    def test_a_network_that_is_not_there(self, hypervisor):
+        with pytest.raises(NotFoundError):
+            hypervisor.network_is_isolated("no such network")
+
+    def test_an_image_with_other_xml_is_another_domain(self, host, hypervisor):
+        """The XML of a save image decides who is resumed, and nothing in its RAM."""
+        hypervisor.suspend(host.uuid)
+        hypervisor.capture(request_for(host, manual=("vda",)), nothing)
+        image, copy = host.directory / "ram.save", host.directory / "copy.save"
+        disk = host.directory / "copy.img"
+        disk.write_bytes(Path(hypervisor.domain(NAME).disks[0].source).read_bytes())
+        xml = read_preface(image).xml
+        own = {"vda": Place(str(disk), "file")}
+        who = Identity("two", OTHER, "of", own, str(host.directory), "none", resumed=True)
+        copy_with_xml(image, copy, rewrite(xml, who).xml)
+        hypervisor.restore(copy, running=True)
+        try:
+            assert hypervisor.domain("two").uuid == OTHER
+            assert hypervisor.domain("two").disks[0].source == str(disk)
+            assert hypervisor.state(OTHER) is DomainState.RUNNING
+            assert hypervisor.state(host.uuid) is DomainState.PAUSED
+        finally:
+            hypervisor.destroy(OTHER)
 
 
 class TestAgentContract:

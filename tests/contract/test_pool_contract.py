@@ -211,6 +211,41 @@ class TestPoolContract:
         pool.destroy_dataset(f"{root}/clone")
         assert pool.clones([f"{root}@a"]) == {}
 
+    def test_a_clone_is_made_with_its_properties(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        properties = {"snaporch:clone": "one", "snaporch:clone-name": "Bär <vm> & Co"}
+        pool.clone(f"{root}@a", f"{root}/clone", properties)
+        assert pool.local_properties(list(properties)) == {f"{root}/clone": properties}
+        assert pool.local_properties(["snaporch:verify"]) == {}
+
+    def test_inherited_properties_are_not_local(self, scratch, pool, root):
+        pool.set_properties([root], {"snaporch:clone": "one"})
+        scratch.create(f"{root}/below")
+        pool.snapshot([f"{root}@a"], {})
+        assert pool.local_properties(["snaporch:clone"]) == {root: {"snaporch:clone": "one"}}
+
+    def test_a_clone_that_exists_or_has_no_origin_is_an_error(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.clone(f"{root}@a", f"{root}/clone", {})
+        for origin in (f"{root}@a", f"{root}@never"):
+            with pytest.raises(PoolError):
+                pool.clone(origin, f"{root}/clone", {"snaporch:clone": "two"})
+        assert pool.local_properties(["snaporch:clone"]) == {}
+
+    def test_the_origin_of_a_clone_is_told(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.clone(f"{root}@a", f"{root}/clone")
+        assert pool.origins([root, f"{root}/clone"]) == {f"{root}/clone": f"{root}@a"}
+        assert pool.origins([]) == {}
+
+    def test_sizes_are_told(self, scratch, pool, root):
+        scratch.write(root, b"x" * 100_000)
+        pool.snapshot([f"{root}@a"], {})
+        ((name, (used, referenced)),) = pool.sizes([f"{root}@a"]).items()
+        assert name == f"{root}@a"
+        assert 0 <= used < referenced
+        assert pool.sizes([]) == {}
+
     def test_no_snapshots_have_no_clones(self, pool):
         assert pool.clones([]) == {}
 

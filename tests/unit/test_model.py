@@ -5,8 +5,6 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from snaporch.model import (
-    Reached,
-    Verdict,
     BundleState,
     Dataset,
     DatasetKind,
@@ -15,7 +13,9 @@ from snaporch.model import (
     DomainState,
     Level,
     PoolSnapshot,
+    Reached,
     SnapshotRecord,
+    Verdict,
     iso,
 )
 

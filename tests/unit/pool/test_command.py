@@ -261,3 +261,16 @@ def test_an_increment_that_fails_leaves_no_file(tmp_path):
     with pytest.raises(PoolError, match="zfs send t@b: broken"):
         ZfsCommand(str(script)).send_increment("t@a", "t@b", tmp_path / "000.zfs")
     assert not (tmp_path / "000.zfs").exists()
+
+
+def test_local_properties_keep_what_they_say(zfs):
+    pool, answers, asked = zfs
+    answers["get"] = (
+        "t/a\tsnaporch:clone\tu\nt/a\tsnaporch:clone-name\ta\tb\nt/b\tsnaporch:clone\tv\n"
+    )
+    assert pool.local_properties(["snaporch:clone", "snaporch:clone-name"]) == {
+        "t/a": {"snaporch:clone": "u", "snaporch:clone-name": "a\tb"},
+        "t/b": {"snaporch:clone": "v"},
+    }
+    assert asked[-1][-1] == "snaporch:clone,snaporch:clone-name"
+    assert "local" in asked[-1]

@@ -346,9 +346,10 @@ class Killed(BaseException):
 
 def kill_at(world, monkeypatch, place, **wish):
     world.hooks.at[place] = failing(Killed())
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr("snaporch.restore.clones.remove", lambda *_: None)
-        make(world, **wish)
+        with pytest.raises(Killed):
+            make(world, **wish)
     world.hooks.at.clear()
 
 

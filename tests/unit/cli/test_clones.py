@@ -1,0 +1,185 @@
+"""``clone``, ``verify``, ``show`` and ``extract`` as a user sees them."""
+
+from pathlib import Path
+
+import pytest
+
+from snaporch.errors import ExitCode
+from snaporch.restore import life
+
+
+@pytest.fixture
+def taken(host, snaporch, monkeypatch):
+    """A guest with a snapshot ``s1``."""
+    monkeypatch.setattr(life, "_CPU_SECONDS", 0.05)
+    host.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    assert snaporch("snapshot", "web", "--name", "s1", "--quiet").code == 0
+    return host
+
+
+def flip(host):
+    (image,) = host.paths.bundles.glob("*/*/ram.save")
+    data = bytearray(image.read_bytes())
+    data[-1] ^= 1
+    image.write_bytes(data)
+
+
+# -- clone --------------------------------------------------------------------------------------
+
+
+def test_a_clone_says_how_to_start_it(taken, snaporch):
+    answer = snaporch("clone", "web@s1", "test")
+    assert answer.code == 0
+    assert answer.out == "test  clone of web@s1, defined; virsh start test\n"
+    assert "keeps flash/web@s1, tank/web@s1 from being destroyed" in answer.err
+
+
+def test_a_running_clone_says_that_it_has_the_addresses(taken, snaporch):
+    answer = snaporch("clone", "web@s1", "test", "--running")
+    assert answer.out == "test  clone of web@s1, resumed from RAM\n"
+    assert "has the addresses of web in its RAM; network: none" in answer.err
+
+
+def test_made_and_deleted_as_json(taken, snaporch):
+    made = snaporch("clone", "web@s1", "test", "--json")
+    assert (made.json["name"], made.err) == ("test", "")
+    deleted = snaporch("clone", "--delete", "test", "--json")
+    assert deleted.json["uuid"] == made.json["uuid"]
+    assert snaporch("clone", "--delete", "test").code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["web@s1"],
+        ["--delete", "web", "test"],
+        ["--delete", "web", "--running"],
+        [],
+    ],
+)
+def test_wrong_words(taken, snaporch, words):
+    answer = snaporch("clone", *words)
+    assert answer.code == ExitCode.USAGE
+    assert len(answer.err.splitlines()) == 1
+    assert len(taken.pool.datasets()) == 2
+
+
+def test_an_original_is_never_deleted(taken, snaporch):
+    answer = snaporch("clone", "--delete", "web")
+    assert answer.code == ExitCode.REFUSED
+    assert taken.is_as_it_was()
+
+
+# -- verify -------------------------------------------------------------------------------------
+
+
+def test_a_verification_in_a_line(taken, snaporch):
+    answer = snaporch("verify", "web@s1", "--quiet")
+    assert answer.code == 0
+    assert answer.out.startswith("web@s1  passed, resumed: ")
+    assert len(answer.out.splitlines()) == 1
+    assert answer.err == ""
+
+
+def test_a_failed_one_is_exit_code_8(taken, snaporch):
+    flip(taken)
+    answer = snaporch("verify", "web@s1", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert answer.out.startswith("web@s1  FAILED, nothing: ")
+    assert "ram.save" in answer.err
+    assert "failed" in snaporch("list").out
+
+
+def test_the_list_has_a_column_when_there_is_something_in_it(taken, snaporch):
+    assert "VERIFIED" not in snaporch("list").out
+    snaporch("verify", "web@s1", "--quiet", "--checksums")
+    assert "VERIFIED" in snaporch("list").out
+    (entry,) = snaporch("list", "--json").json
+    assert entry["verified"]["reached"] == "checked"
+
+
+def test_one_as_json_is_an_object_and_several_are_an_array(taken, snaporch):
+    assert snaporch("snapshot", "web", "--name", "s2", "--quiet").code == 0
+    assert snaporch("verify", "web@s1", "--json").json["snapshot"] == "s1"
+    answer = snaporch("verify", "web@s1", "web@s2", "--json")
+    assert [document["snapshot"] for document in answer.json] == ["s1", "s2"]
+    answer = snaporch("verify", "--all", "--sample", "1", "--json")
+    assert [document["snapshot"] for document in answer.json] == ["s1"]
+
+
+def test_all_of_nothing(host, snaporch):
+    answer = snaporch("verify", "--all")
+    assert (answer.code, answer.out) == (0, "")
+    assert "there are no snapshots" in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["web@s1", "--all"],
+        ["web@s1", "--sample", "1"],
+        ["web@s1", "--checksums", "--script", "/bin/true"],
+        ["--all", "--sample", "0"],
+    ],
+)
+def test_wrong_words_for_verify(taken, snaporch, words):
+    assert snaporch("verify", *words).code == ExitCode.USAGE
+
+
+def test_a_misspelt_snapshot_stops_all_before_anything(taken, snaporch):
+    answer = snaporch("verify", "web@s1", "web@s9")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "verified" not in str(snaporch("list").out).lower()
+
+
+def test_what_a_killed_one_left_is_recovered(taken, snaporch):
+    mark = "11111111-2222-3333-4444-555555555555"
+    taken.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": mark})
+    told = snaporch("recover", "--dry-run")
+    assert "tank/web-x" in told.out
+    assert len(taken.pool.datasets()) == 3
+    answer = snaporch("recover")
+    assert answer.code == 0
+    assert "destroyed tank/web-x" in answer.out
+    assert "nothing to recover" in snaporch("recover").err
+
+
+# -- show ---------------------------------------------------------------------------------------
+
+
+def test_show_ends_with_what_to_type(taken, snaporch):
+    answer = snaporch("show", "web@s1")
+    assert answer.code == 0
+    assert answer.out.startswith("web@s1\n")
+    lines = answer.out.split("by hand, with zfs and virsh alone:\n")[1].splitlines()
+    assert lines == snaporch("show", "web@s1", "--json").json["by_hand"]
+    assert lines[-1].startswith("virsh restore ")
+
+
+def test_show_without_a_bundle(taken, snaporch):
+    (bundle,) = taken.paths.bundles.glob("*/*")
+    bundle.rename(bundle.with_name("elsewhere"))
+    answer = snaporch("show", "web@s1")
+    assert answer.code == 0
+    assert "missing" in answer.out
+    assert snaporch("show", "web@s1", "--json").json["manifest"] is None
+
+
+def test_show_of_what_is_not_there(taken, snaporch):
+    assert snaporch("show", "web@s9").code == ExitCode.NOT_FOUND
+
+
+# -- extract ------------------------------------------------------------------------------------
+
+
+def test_an_extracted_disk(taken, snaporch, tmp_path):
+    folder = taken.root / "zfs" / "tank/web" / ".zfs" / "snapshot" / "s1"
+    folder.mkdir(parents=True)
+    (folder / "web-vda.img").write_bytes(b"content")
+    answer = snaporch("extract", "web@s1", str(tmp_path / "x"), "--disk", "vda", "--quiet")
+    assert answer.code == 0
+    assert answer.out.startswith(f"{tmp_path}/x  vda of web@s1, raw, 7 B, ")
+    answer = snaporch("extract", "web@s1", str(tmp_path / "y"), "--disk", "vda", "--json")
+    assert answer.json[0]["path"] == str(tmp_path / "y")
+    assert Path(tmp_path / "y").read_bytes() == b"content"

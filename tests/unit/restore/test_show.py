@@ -1,0 +1,122 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from snaporch.model import DomainState, Verdict
+from snaporch.pool import PoolError
+from snaporch.restore.show import custody, describe
+from snaporch.restore.source import records_called
+from snaporch.run.snapshot import take_snapshot
+
+
+def shown(world, text="web@s1"):
+    return describe(world.context, records_called(world.context, text)[-1])
+
+
+def test_the_way_back_by_hand(story, world):
+    bundle = story.record.bundle
+    assert list(shown(world).by_hand) == [
+        f"virsh destroy {story.domain.uuid}",
+        "zfs rollback flash/web@s1",
+        "zfs rollback tank/web@s1",
+        f"virsh define {bundle}/domain.xml",
+        f"virsh restore {bundle}/ram.save --running",
+    ]
+
+
+def test_a_guest_that_is_off_need_not_be_stopped(story, world):
+    world.hypervisor.destroy(story.domain.uuid)
+    world.guest().managed_save = True
+    lines = shown(world).by_hand
+    assert not any("destroy" in line for line in lines)
+    assert f"virsh managedsave-remove {story.domain.uuid}" in lines
+
+
+def test_what_is_newer_is_named_before_it_is_destroyed(story, world):
+    story.snapshot("s2")
+    lines = shown(world).by_hand
+    index = lines.index("zfs rollback -r tank/web@s1")
+    assert lines[index - 1] == "# destroys tank/web@s2"
+
+
+def test_a_paused_guest_is_resumed_paused(tell, world):
+    tell(state=DomainState.PAUSED)
+    assert shown(world).by_hand[-1].endswith(" --paused")
+
+
+@pytest.mark.parametrize(("state", "last"), [(DomainState.OFF, "define"), (None, "start")])
+def test_without_ram_it_is_booted_or_stays_off(world, state, last):
+    world.add_guest("cold", state=state or DomainState.RUNNING)
+    level = "crash" if state is None else None
+    take_snapshot(world.context, world.hypervisor.domain("cold"), name="s1", wait=0, level=level)
+    assert shown(world, "cold@s1").by_hand[-1].split()[1] == last
+
+
+def test_uefi_variables_are_put_back_whose_they_were(world, tmp_path):
+    variables = tmp_path / "my VARS.fd"
+    variables.write_bytes(b"x")
+    variables.chmod(0o640)
+    world.add_guest("efi", nvram=str(variables))
+    record = take_snapshot(world.context, world.hypervisor.domain("efi"), name="s1", wait=0)
+    (line,) = [line for line in shown(world, "efi@s1").by_hand if line.startswith("install")]
+    owner = variables.stat()
+    assert line == (
+        f"install -o {owner.st_uid} -g {owner.st_gid} -m 640 {record.bundle}/nvram.fd '{variables}'"
+    )
+
+
+def test_another_libvirt_is_named(story, world):
+    config = world.context.config.model_copy(update={"libvirt_uri": "qemu:///session"})
+    world.context.config = config
+    assert shown(world).by_hand[0].startswith("virsh -c qemu:///session destroy")
+
+
+@pytest.mark.parametrize("what", ["snapshot", "part", "bundle"])
+def test_there_is_no_way_by_hand_to_what_is_not_whole(story, world, what):
+    bundle = Path(story.record.bundle)
+    if what == "snapshot":
+        world.pool.destroy_snapshots(["tank/web@s1"])
+    elif what == "part":
+        (bundle / "ram.save").unlink()
+    else:
+        bundle.rename(bundle.with_name("elsewhere"))
+    description = shown(world)
+    assert description.by_hand == ()
+    if what == "snapshot":
+        (gone,) = [d for d in description.datasets if d.name == "tank/web@s1"]
+        assert (gone.used, gone.referenced) == (None, None)
+
+
+def test_clones_are_named(story, world):
+    world.pool.clone("tank/web@s1", "tank/copy")
+    assert shown(world).clones == ("tank/copy",)
+
+
+def test_the_document(story, world):
+    document = json.loads(json.dumps(shown(world).as_json()))
+    assert document["snapshot"] == "s1"
+    assert document["manifest"]["run"] == story.record.run
+    assert [d["name"] for d in document["snapshots"]] == ["flash/web@s1", "tank/web@s1"]
+    assert all(d["guid"].isdecimal() for d in document["snapshots"])
+    assert document["by_hand"] == list(shown(world).by_hand)
+
+
+def test_custody_tells_who_looked_at_it(story, world):
+    assert dict(custody(story.record, None))["verified"] == "never"
+    text = "2026-01-02T03:04:05Z passed resumed"
+    world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
+    description = shown(world)
+    assert Verdict.parse(text) == description.record.verified
+    told = dict(custody(description.record, description.manifest))
+    assert told["verified"] == "2026-01-02T03:04:05Z passed, resumed"
+    assert told["made by"] == "snaporch 0.0"
+
+
+def test_a_pool_that_fails_is_an_error(story, world):
+    def fail():
+        raise PoolError("zfs list", "I/O error")
+
+    world.hooks.at["pool.snapshots"] = fail
+    with pytest.raises(PoolError):
+        shown(world)
