@@ -6,11 +6,19 @@ import json as json_format
 
 from snaporch.cli.cloning import sweep_first
 from snaporch.errors import ExitCode, SnaporchError
+from snaporch.model import Reached
 from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.source import records_called
 from snaporch.restore.verify import Ordeal, Verification, check_ordeal, longest_ago, verify_all
 from snaporch.run.context import Context
 from snaporch.run.records import all_records
+
+_REACHED = {
+    Reached.NOTHING: "it is not whole",
+    Reached.CHECKED: "checksums and GUIDs are right",
+    Reached.BOOTED: "a clone booted",
+    Reached.RESUMED: "a clone resumed from RAM",
+}
 
 
 def verify_several(
@@ -48,5 +56,4 @@ def verify_several(
 
 def _line(outcome: Verification) -> str:
     name = f"{outcome.record.domain}@{outcome.record.snapshot}"
-    word = "passed" if outcome.passed else "FAILED"
-    return f"{name}  {word}, {outcome.reached}: {'; '.join(outcome.proof) or outcome.failure}"
+    return f"{name}  {'passed' if outcome.passed else 'FAILED'}, {_REACHED[outcome.reached]}"

@@ -47,6 +47,11 @@ class Verification:
     screenshot: str | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
+    def prove(self, context: Context, text: str) -> None:
+        """Something was seen that speaks for it."""
+        self.proof.append(text)
+        context.progress.step(f"{self.record.domain}@{self.record.snapshot}", text)
+
     @property
     def verdict(self) -> Verdict:
         """As it is written on the snapshot."""
@@ -88,7 +93,7 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
         if reason is None:
             _check_life(context, source, ordeal, outcome)
         else:
-            outcome.proof.append(f"not run: {reason}")
+            outcome.prove(context, f"not run: {reason}")
         outcome.passed = True
     except (NotWholeError, LifeError) as error:
         outcome.failure = error.line()
@@ -109,8 +114,8 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
     except SnaporchError as error:
         raise NotWholeError(error.thing, error.reason) from error
     outcome.reached = Reached.CHECKED
-    outcome.proof.append(f"{len(source.manifest.parts)} parts have their SHA-256")
-    outcome.proof.append(f"{len(source.members)} ZFS snapshots have their GUIDs")
+    outcome.prove(context, f"{len(source.manifest.parts)} parts have their SHA-256")
+    outcome.prove(context, f"{len(source.members)} ZFS snapshots have their GUIDs")
 
 
 def _stays_on_paper(source: Source, ordeal: Ordeal) -> str | None:
@@ -152,15 +157,15 @@ def _look_for_life(
     context.progress.step(source.thing, "looking for signs of life")
     used = wait_for_cpus(context, source.thing, made.uuid)
     outcome.reached = Reached.RESUMED if made.resumed else Reached.BOOTED
-    outcome.proof.append(f"{outcome.reached} without a network; vCPUs ran {used / 1e6:.0f} ms")
+    outcome.prove(context, f"{outcome.reached} without a network; vCPUs ran {used / 1e6:.0f} ms")
     if wait_for_agent(context, source, made.uuid):
-        outcome.proof.append("the guest's agent answers")
+        outcome.prove(context, "the guest's agent answers")
     if ordeal.screenshots is not None:
         _take_picture(context, source, ordeal.screenshots, outcome, made)
     if ordeal.script is not None:
         context.progress.step(source.thing, f"running {ordeal.script}")
         run_script(context, source, made, ordeal.script, ordeal.script_seconds)
-        outcome.proof.append(f"{ordeal.script} ended with 0")
+        outcome.prove(context, f"{ordeal.script} ended with 0")
 
 
 def _take_picture(
