@@ -13,17 +13,8 @@ from snaporch.run.settle import LOOK, SET_ASIDE, foresee, recover
 
 def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_run: bool) -> int:
     """Settle every unfinished run, or those of one domain; the first failure's exit code."""
-    names, failures = {}, []
-    for journal in list_journals(context.config.paths.journal, sweep=False):
-        if isinstance(journal, StrangeJournal):
-            print_error(journal.error.line())
-            failures.append(int(ExitCode.ATTENTION))
-        else:
-            names[journal.facts.uuid] = journal.facts.domain
-    if domain is not None:
-        names = {uuid: name for uuid, name in names.items() if domain in (uuid, name)}
-        if not names:
-            context.hypervisor.domain(domain)  # a misspelt name is an error
+    failures: list[int] = []
+    names = _unsettled(context, domain, failures)
     settled = False
     for uuid, name in names.items():
         try:
@@ -49,6 +40,22 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
     if not settled and not failures:
         context.progress.step(domain or "snaporch", "nothing to recover")
     return failures[0] if failures else 0
+
+
+def _unsettled(context: Context, domain: str | None, failures: list[int]) -> dict[str, str]:
+    """Domains with unfinished runs, UUID to name."""
+    names = {}
+    for journal in list_journals(context.config.paths.journal, sweep=False):
+        if isinstance(journal, StrangeJournal):
+            print_error(journal.error.line())
+            failures.append(int(ExitCode.ATTENTION))
+        else:
+            names[journal.facts.uuid] = journal.facts.domain
+    if domain is not None:
+        names = {uuid: name for uuid, name in names.items() if domain in (uuid, name)}
+        if not names:
+            context.hypervisor.domain(domain)  # a misspelt name is an error
+    return names
 
 
 def _sweep_clones(context: Context, failures: list[int], *, dry_run: bool) -> bool:

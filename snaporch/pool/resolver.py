@@ -24,6 +24,7 @@ _MAX_DATASET_NAME = 256
 _BLKZNAME = (2 << 30) | (_MAX_DATASET_NAME << 16) | (0x12 << 8) | 125
 """_IOR(0x12, 125, char[256]): the question ``zvol_id`` of OpenZFS asks a volume's node."""
 
+_LINKS = Path("/dev/zvol")
 _NODE_SECONDS = 60.0
 _NODE_POLL_SECONDS = 0.05
 
@@ -104,7 +105,7 @@ def volume_node(volume: str, seconds: float = _NODE_SECONDS) -> Path:
     Raises:
         NotOnZfsError: it did not appear in time.
     """
-    link = Path("/dev/zvol") / volume
+    link = _LINKS / volume.replace(" ", "+")  # as zvol_id of OpenZFS writes them
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(OSError, NotOnZfsError):

@@ -184,3 +184,59 @@ def test_flushing_reaches_the_device(image, monkeypatch):
     )
     resolver.flush_device(str(image))
     assert flushed == [str(image)]
+
+
+# -- from a dataset to its place -----------------------------------------------------------------
+
+
+def test_a_mount_point_is_that_of_the_dataset_itself(monkeypatch):
+    mounts = [
+        Mount("0:1", "/tank", "zfs", "tank"),
+        Mount("0:2", "/srv/my images", "zfs", "tank/web"),
+        Mount("0:3", "/elsewhere", "tmpfs", "tank/other"),
+    ]
+    monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
+    assert str(resolver.mount_point_of("tank/web")) == "/srv/my images"
+    for name in ("tank/other", "tank/w"):
+        with pytest.raises(NotOnZfsError, match="is not mounted; zfs mount"):
+            resolver.mount_point_of(name)
+
+
+@pytest.fixture
+def links(tmp_path, monkeypatch):
+    """A directory of links to nodes; what a node says it is, by its link's name."""
+    said = {}
+    monkeypatch.setattr(resolver, "_LINKS", tmp_path)
+    monkeypatch.setattr(resolver, "_NODE_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(resolver.Path, "is_block_device", lambda path: path.exists())
+    monkeypatch.setattr(resolver, "resolve", lambda path: said[path])
+    (tmp_path / "tank").mkdir()
+
+    def link(name, volume):
+        (tmp_path / name).touch()
+        said[str(tmp_path / name)] = Dataset(volume, DatasetKind.VOLUME)
+
+    return link
+
+
+def test_the_node_of_a_volume(links):
+    links("tank/vm+one", "tank/vm one")
+    assert resolver.volume_node("tank/vm one", seconds=5).name == "vm+one"
+
+
+def test_a_node_that_is_anothers_does_not_count(links):
+    links("tank/vol", "tank/old")
+    with pytest.raises(NotOnZfsError, match="no device node after 0 s"):
+        resolver.volume_node("tank/vol", seconds=0.05)
+
+
+def test_a_node_that_comes_late_is_waited_for(links, monkeypatch):
+    asked = []
+
+    def sleep(_seconds):
+        asked.append(1)
+        if len(asked) == 3:
+            links("tank/vol", "tank/vol")
+
+    monkeypatch.setattr(resolver.time, "sleep", sleep)
+    assert resolver.volume_node("tank/vol", seconds=60).name == "vol"
