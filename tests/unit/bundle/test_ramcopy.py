@@ -65,6 +65,13 @@ def test_what_fits_leaves_the_payload_in_its_place(origin, tmp_path):
     assert read_preface(tmp_path / "copy").end == read_preface(origin).end
 
 
+def test_what_does_not_fit_moves_the_payload(origin, tmp_path):
+    payload = payload_of(origin)
+    copy_with_xml(origin, tmp_path / "copy", XML + " " * 5000)
+    assert read_preface(tmp_path / "copy").end > read_preface(origin).end
+    assert payload_of(tmp_path / "copy") == payload
+
+
 def test_the_original_stays_as_it_is(origin, tmp_path):
     before = origin.read_bytes()
     copy_with_xml(origin, tmp_path / "copy", "<domain/>")

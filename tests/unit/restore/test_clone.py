@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from snaporch.hypervisor.xml import disks, parse
 from snaporch.model import DatasetKind, DomainState
 from snaporch.pool import PoolError
 from snaporch.restore import clone as clone_module
+from snaporch.restore import clones as clones_module
 from snaporch.restore.clone import Wish, check_clone, check_parts, clone, dataset_name
 from snaporch.restore.clones import Purpose, sweep, workplace
 from snaporch.restore.deletion import delete_clone
@@ -369,6 +371,18 @@ def test_leftovers_are_swept(original, world, monkeypatch, place):
 
 def test_a_finished_clone_is_no_leftover(world):
     make(world)
+    assert sweep(world.context) == []
+    assert "tank/web-test" in datasets(world)
+
+
+def test_a_clone_that_was_finished_between_two_looks_stays(world, monkeypatch):
+    make(world)
+    (now,) = clones_module.find_traces(world.context)
+    answers = [[replace(now, making=True)]]
+    look = clones_module.find_traces
+    monkeypatch.setattr(
+        clones_module, "find_traces", lambda c: answers.pop() if answers else look(c)
+    )
     assert sweep(world.context) == []
     assert "tank/web-test" in datasets(world)
 
