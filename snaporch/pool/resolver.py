@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import stat
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,8 +100,9 @@ def mount_point_of(dataset: str) -> Path:
 def volume_node(volume: str, seconds: float = _NODE_SECONDS) -> Path:
     """The block device of a volume, once its link is there and is the right one.
 
-    Links appear some time after a volume was made, and may be another's for a moment
-    (openzfs#8669, openzfs#15904), so the node itself is asked.
+    Links appear some time after a volume was made, may be another's for a moment (openzfs#8669,
+    openzfs#15904), and may go and come again while udev looks at the volume for a second time. So
+    the node itself is asked, and asked again when udev has nothing left to do.
 
     Raises:
         NotOnZfsError: it did not appear in time.
@@ -108,11 +110,30 @@ def volume_node(volume: str, seconds: float = _NODE_SECONDS) -> Path:
     link = _LINKS / volume.replace(" ", "+")  # as zvol_id of OpenZFS writes them
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        with suppress(OSError, NotOnZfsError):
-            if link.is_block_device() and resolve(str(link)).name == volume:
+        if _is_node_of(link, volume):
+            _settle_udev(end - time.monotonic())
+            if _is_node_of(link, volume):
                 return link
         time.sleep(_NODE_POLL_SECONDS)
     raise NotOnZfsError(volume, f"no device node after {seconds:.0f} s", "see `udevadm settle`")
+
+
+def _is_node_of(link: Path, volume: str) -> bool:
+    with suppress(OSError, NotOnZfsError):
+        return link.is_block_device() and resolve(str(link)).name == volume
+    return False
+
+
+def _settle_udev(seconds: float) -> None:
+    """Wait until udev has handled what has happened so far; a host without it has nothing to do."""
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            ["udevadm", "settle", f"--timeout={max(int(seconds), 1)}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            process_group=0,
+        )
 
 
 def _dataset_of(path: str, mount: Mount) -> Dataset:

@@ -298,8 +298,11 @@ def clone_dataset(
         properties |= {"volmode": "dev"}
         properties |= {"readonly": "on"} if purpose is Purpose.EXTRACT else {}
     context.pool.clone(source.member(dataset).full_name, made, properties)
-    root = mount if kind is DatasetKind.FILESYSTEM else resolver.volume_node(made)
-    return ClonedDataset(made, kind, root)
+    if kind is DatasetKind.FILESYSTEM:
+        return ClonedDataset(made, kind, mount)
+    node = resolver.volume_node(made)
+    lasts = purpose is Purpose.CLONE  # over a reboot the link is the same, the node is not
+    return ClonedDataset(made, kind, node if lasts else Path(os.path.realpath(node)))
 
 
 def _clone_disks(

@@ -208,6 +208,7 @@ def links(tmp_path, monkeypatch):
     said = {}
     monkeypatch.setattr(resolver, "_LINKS", tmp_path)
     monkeypatch.setattr(resolver, "_NODE_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(resolver, "_settle_udev", lambda _seconds: None)
     monkeypatch.setattr(resolver.Path, "is_block_device", lambda path: path.exists())
     monkeypatch.setattr(resolver, "resolve", lambda path: said[path])
     (tmp_path / "tank").mkdir()
@@ -240,3 +241,19 @@ def test_a_node_that_comes_late_is_waited_for(links, monkeypatch):
 
     monkeypatch.setattr(resolver.time, "sleep", sleep)
     assert resolver.volume_node("tank/vol", seconds=60).name == "vol"
+
+
+def test_a_link_that_goes_and_comes_again_is_waited_for(links, monkeypatch):
+    links("tank/vol", "tank/vol")
+    path = resolver._LINKS / "tank" / "vol"
+    settled = []
+
+    def settle(_seconds):
+        settled.append(1)
+        if len(settled) == 1:
+            path.unlink()
+
+    monkeypatch.setattr(resolver, "_settle_udev", settle)
+    monkeypatch.setattr(resolver.time, "sleep", lambda _seconds: path.touch())
+    assert resolver.volume_node("tank/vol", seconds=60) == path
+    assert len(settled) == 2
