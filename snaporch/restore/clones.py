@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +26,7 @@ from snaporch.bundle.store import (
     sync_directory,
     write_private,
 )
-from snaporch.errors import AttentionError, BusyError, SnaporchError
+from snaporch.errors import AttentionError, BusyError, NotFoundError, SnaporchError
 from snaporch.hypervisor.xml import SWTPM_STATE
 from snaporch.pool import PREFIX, PoolError
 from snaporch.run.context import Context
@@ -184,7 +184,8 @@ def remove(context: Context, uuid: str) -> list[str]:
     done = []
     domain = context.hypervisor.find(uuid)
     if domain is not None:
-        context.hypervisor.destroy(uuid)
+        with suppress(NotFoundError):  # a transient one may end by itself
+            context.hypervisor.destroy(uuid)
         context.hypervisor.undefine(uuid)
         done.append(f"removed the domain {domain.name}")
     for traces in find_traces(context):

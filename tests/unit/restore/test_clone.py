@@ -424,6 +424,21 @@ def test_a_mark_cut_short_by_a_crash_is_swept(world):
     assert not directory.exists()
 
 
+def test_a_domain_that_ends_while_it_is_removed_is_no_error(world):
+    with workplace(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
+        world.hypervisor.guests[uuid] = replace(world.guest("web"), uuid=uuid, name="temporary")
+
+        def end():
+            raise NotFoundError(uuid, "no such domain")
+
+        def forget():
+            world.hypervisor.guests.pop(uuid)
+
+        world.hooks.at["hypervisor.destroy"] = end
+        world.hooks.at["hypervisor.undefine"] = forget
+    assert nothing_of_it(world)
+
+
 # -- deleting -----------------------------------------------------------------------------------
 
 
