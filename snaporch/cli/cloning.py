@@ -26,7 +26,7 @@ def clone_one(
     made = clone(context, source, wish)
     for missing in made.missing:
         context.progress.note(new, f"does without {missing}")
-    origins = ", ".join(f"{dataset}@{source.record.snapshot}" for dataset in made.datasets)
+    origins = ", ".join(source.member(dataset).full_name for dataset in made.datasets)
     context.progress.step(new, f"keeps {origins} from being destroyed while it exists")
     if running:
         context.progress.step(

@@ -10,9 +10,9 @@ import typer
 
 from snaporch import __version__
 from snaporch.cli.check import check_command
-from snaporch.cli.hook import hook_command
 from snaporch.cli.clone import clone_command
 from snaporch.cli.extract import extract_command
+from snaporch.cli.hook import hook_command
 from snaporch.cli.list import list_command
 from snaporch.cli.options import ConfigOption
 from snaporch.cli.prune import prune_command

@@ -34,11 +34,9 @@ def _lines(shown: Description) -> Iterator[str]:
     yield from _pairs(custody(record, shown.manifest))
     yield from _heading("snapshots")
     for dataset in shown.datasets:
-        gone = dataset.referenced is None
-        told = (
-            "GONE" if gone else f"{size(dataset.used)} its own, {size(dataset.referenced)} in all"
-        )
-        yield f"  {dataset.name}  guid {dataset.guid}  {told}"
+        told = f"{size(dataset.used)} its own, {size(dataset.referenced)} in all"
+        gone = dataset.guid is None
+        yield f"  {dataset.name}  {'GONE' if gone else f'guid {dataset.guid}  {told}'}"
     if shown.clones:
         yield from _heading("clones, which keep it from being destroyed")
         yield from (f"  {name}" for name in shown.clones)

@@ -117,8 +117,8 @@ def check_clone(context: Context, source: Source, wish: Wish) -> None:
             source.thing, "is of a transient domain: there is no definition to boot from"
         )
     existing = kinds(context)
-    for entry in source.manifest.snapshots:
-        made = dataset_name(entry.dataset, wish.name)
+    for member in source.members:
+        made = dataset_name(member.dataset, wish.name)
         if made in existing:
             raise RefusedError(made, "exists already", "take another name")
         if len(made) > _MAX_DATASET_NAME:

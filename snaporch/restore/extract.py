@@ -110,7 +110,8 @@ def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extr
 
 def _in_snapshot(source: Source, disk: DiskEntry) -> Path:
     root = resolver.mount_point_of(disk.dataset or "")
-    path = root / ".zfs" / "snapshot" / source.record.snapshot / path_inside(disk)
+    name = source.member(disk.dataset or "").name
+    path = root / ".zfs" / "snapshot" / name / path_inside(disk)
     if not path.is_file():
         raise NotWholeError(f"{disk.target} ({path})", "the image is not in the snapshot")
     return path

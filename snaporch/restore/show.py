@@ -9,8 +9,9 @@ from pathlib import Path
 from snaporch.bundle.manifest import Manifest, Part, Role
 from snaporch.model import BundleState, Domain, Level, SnapshotRecord, iso
 from snaporch.restore.clones import blocked_by
-from snaporch.restore.source import members_of
+from snaporch.restore.source import members_of, snapshots_of_run
 from snaporch.run.context import Context
+from snaporch.run.records import missing_of, one_of_each
 
 _DEFAULT_URI = "qemu:///system"
 
@@ -20,7 +21,7 @@ class ShownDataset:
     """A ZFS snapshot that belongs to it; sizes in bytes, ``None`` when it is gone."""
 
     name: str
-    guid: int
+    guid: int | None
     used: int | None
     referenced: int | None
 
@@ -28,7 +29,7 @@ class ShownDataset:
         """The documented JSON object."""
         return {
             "name": self.name,
-            "guid": str(self.guid),
+            "guid": None if self.guid is None else str(self.guid),
             "used_bytes": self.used,
             "referenced_bytes": self.referenced,
         }
@@ -65,11 +66,9 @@ def describe(context: Context, record: SnapshotRecord) -> Description:
         ShownDataset(member.full_name, member.guid, *sizes.get(member.full_name, (None, None)))
         for member in members
     ]
-    present = {(dataset.name, dataset.guid) for dataset in shown}
-    for entry in manifest.snapshots if manifest else ():
-        full = f"{entry.dataset}@{entry.name}"
-        if (full, entry.guid) not in present:
-            shown.append(ShownDataset(full, entry.guid, None, None))
+    for dataset in missing_of(manifest, members) if manifest else ():
+        shown = [one for one in shown if one.name.split("@")[0] != dataset]
+        shown.append(ShownDataset(f"{dataset}@{record.snapshot}", None, None, None))
     return Description(
         record=record,
         manifest=manifest,
@@ -93,8 +92,9 @@ def by_hand(context: Context, record: SnapshotRecord, manifest: Manifest | None)
     lines = []
     if domain is not None and domain.active:
         lines.append(f"{virsh} destroy {record.uuid}")
-    for entry in manifest.snapshots:
-        full = f"{entry.dataset}@{entry.name}"
+    own = snapshots_of_run(context, record)
+    for member in one_of_each(manifest, own, record.snapshot, newest=True):
+        full = member.full_name
         newer = context.pool.newer(full)
         if newer:
             lines.append(f"# destroys {', '.join(newer)}")

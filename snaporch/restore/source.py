@@ -13,7 +13,7 @@ from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import resolver
 from snaporch.restore.plan import split_name
 from snaporch.run.context import Context
-from snaporch.run.records import all_records, own_members
+from snaporch.run.records import all_records, missing_of, one_of_each, own_members
 
 
 class NotWholeError(SnaporchError):
@@ -79,9 +79,15 @@ def records_called(context: Context, text: str) -> list[SnapshotRecord]:
 
 
 def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, ...]:
-    """The ZFS snapshots of a record that exist, on the guest's own datasets."""
+    """The ZFS snapshots of a record that exist, one of each of the guest's own datasets."""
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    return tuple(one_of_each(manifest, snapshots_of_run(context, record), record.snapshot))
+
+
+def snapshots_of_run(context: Context, record: SnapshotRecord) -> list[PoolSnapshot]:
+    """All of its run, on the guest's own datasets: a run may have several names."""
     of_run = [s for s in context.pool.snapshots() if s.properties.get("run") == record.run]
-    return tuple(own_members(context.store, of_run))
+    return own_members(context.store, of_run)
 
 
 def whole_source(
@@ -103,7 +109,7 @@ def whole_source(
     state, manifest = context.store.state(reference)
     if manifest is None:
         raise NotWholeError(thing, f"its bundle is {state}, which says what belongs to it")
-    _check_members(thing, manifest, members)
+    _check_members(record, manifest, members)
     directory = context.store.path(reference)
     torn = [
         part.name
@@ -115,16 +121,17 @@ def whole_source(
     return Source(record, manifest, members, directory)
 
 
-def _check_members(thing: str, manifest: Manifest, members: tuple[PoolSnapshot, ...]) -> None:
-    guids = {member.dataset: member.guid for member in members if member.name == manifest.snapshot}
-    for entry in manifest.snapshots:
-        full = f"{entry.dataset}@{entry.name}"
-        if entry.dataset not in guids:
+def _check_members(
+    record: SnapshotRecord, manifest: Manifest, members: tuple[PoolSnapshot, ...]
+) -> None:
+    there = {member.dataset: member for member in members}
+    for dataset in missing_of(manifest, members):
+        thing, full = f"{record.domain}@{record.snapshot}", f"{dataset}@{record.snapshot}"
+        if dataset not in there:
             raise NotWholeError(thing, f"its ZFS snapshot {full} is gone")
-        if guids[entry.dataset] != entry.guid:
-            raise NotWholeError(
-                thing, f"{full} is another snapshot of that name (GUID {guids[entry.dataset]})"
-            )
+        raise NotWholeError(
+            thing, f"{full} is another snapshot of that name (GUID {there[dataset].guid})"
+        )
 
 
 def _is_there(directory: Path, part: Part) -> bool:

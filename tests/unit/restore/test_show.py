@@ -5,8 +5,9 @@ import pytest
 
 from snaporch.model import DomainState, Verdict
 from snaporch.pool import PoolError
+from snaporch.restore.clone import Wish, clone
 from snaporch.restore.show import custody, describe
-from snaporch.restore.source import records_called
+from snaporch.restore.source import NotWholeError, records_called, whole_source
 from snaporch.run.snapshot import take_snapshot
 
 
@@ -120,3 +121,60 @@ def test_a_pool_that_fails_is_an_error(story, world):
     world.hooks.at["pool.snapshots"] = fail
     with pytest.raises(PoolError):
         shown(world)
+
+
+# -- one instant, several names -----------------------------------------------------------------
+
+
+@pytest.fixture
+def hourly(story, world):
+    """A second name for the same instant, as sanoid gives them."""
+    known = {s.dataset: s for s in world.pool.snapshots() if s.name == "s1"}
+    for dataset, first in known.items():
+        marks = {f"snaporch:{key}": value for key, value in first.properties.items()}
+        world.pool.write(dataset, b"first")
+        world.pool.snapshot([f"{dataset}@hourly"], marks)
+    manifest = Path(story.record.bundle) / "manifest.json"
+    told = json.loads(manifest.read_text())
+    told["snapshots"] += [
+        {"dataset": s.dataset, "name": s.name, "guid": s.guid, "createtxg": s.createtxg}
+        for s in world.pool.snapshots()
+        if s.name == "hourly"
+    ]
+    manifest.write_text(json.dumps(told))
+    return story
+
+
+def test_each_dataset_is_rolled_back_once_to_the_latest_of_its_names(hourly, world):
+    for name in ("s1", "hourly"):
+        lines = shown(world, f"web@{name}").by_hand
+        assert [line for line in lines if "rollback" in line] == [
+            "zfs rollback flash/web@hourly",
+            "zfs rollback tank/web@hourly",
+        ]
+
+
+def test_each_name_is_shown_with_its_own_snapshots(hourly, world):
+    for name in ("s1", "hourly"):
+        names = [dataset.name for dataset in shown(world, f"web@{name}").datasets]
+        assert names == [f"flash/web@{name}", f"tank/web@{name}"]
+
+
+def test_another_name_of_the_same_instant_stands_in(hourly, world):
+    world.pool.destroy_snapshots(["flash/web@hourly"])
+    description = shown(world, "web@hourly")
+    assert [d.name for d in description.datasets] == ["flash/web@s1", "tank/web@hourly"]
+    source = whole_source(world.context, description.record)
+    made = clone(world.context, source, Wish("test", resumed=True))
+    origins = world.pool.origins(list(made.datasets.values()))
+    assert set(origins.values()) == {"flash/web@s1", "tank/web@hourly"}
+
+
+def test_without_any_of_a_dataset_it_is_not_whole(hourly, world):
+    for name in ("s1", "hourly"):
+        world.pool.destroy_snapshots([f"flash/web@{name}"])
+    description = shown(world, "web@hourly")
+    assert description.by_hand == ()
+    assert [d.guid is None for d in description.datasets] == [True, False]
+    with pytest.raises(NotWholeError, match="flash/web@hourly is gone"):
+        whole_source(world.context, description.record)

@@ -203,6 +203,8 @@ def test_a_stand_in_is_known_by_its_guid(store, bundle):
     later = [named("daily", "t/a", 1), named("other", "t/b", 9)]
     daily = next(record for record in all_records(store, later) if record.snapshot == "daily")
     assert (daily.datasets, daily.state) == (("t/a",), BundleState.INCOMPLETE)
+
+
 def test_a_verdict_is_that_of_all_snapshots(store):
     text = "2025-06-01T12:00:00Z passed resumed"
     (record,) = all_records(store, [snapshot(name, verified=text) for name in ("t/a", "t/b")])
