@@ -1,0 +1,1 @@
+"""Policies: when a guest is snapshotted by itself, and which of those snapshots stay."""

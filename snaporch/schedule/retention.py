@@ -1,0 +1,121 @@
+"""Which snapshots of a domain stay: a pure function from what exists, the policies and the time.
+
+Of every hour, day, week, month and year that has snapshots the newest one stands for it, and a rule
+keeps as many of these as it says, newest first. Only what exists counts: a guest that was off for a
+month, or a clock that ran ahead, makes nothing old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+
+from snaporch.config.policy import Keep
+
+LAST_RAM = "the last good RAM snapshot"
+_FUTURE = "from the future: the clock went back"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A snapshot of a domain, as far as retention must know it."""
+
+    run: str
+    snapshot: str
+    created: datetime
+    """The frozen instant; with a time zone."""
+    policy: str | None
+    """The policy it was taken for; ``None`` for everybody else's."""
+    good_ram: bool
+    """It can be resumed from."""
+    incomplete: bool = False
+    """A part of it is gone: it stands for nothing, and is left to whoever finds out why."""
+    pinned: str = ""
+    """What keeps it from being destroyed: a hold or a clone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a snapshot, and why."""
+
+    taken: Taken
+    delete: bool
+    reason: str
+
+
+Period = Callable[[datetime], object]
+_PERIODS: Mapping[str, Period] = {
+    # An hour that the clock shows twice is two hours: they differ in their offset.
+    "hourly": lambda local: (local.date(), local.hour, local.utcoffset()),
+    "daily": lambda local: local.date(),
+    "weekly": lambda local: local.isocalendar()[:2],
+    "monthly": lambda local: (local.year, local.month),
+    "yearly": lambda local: local.year,
+}
+
+
+def judge(
+    snapshots: Iterable[Taken], policies: Mapping[str, Keep], now: datetime, zone: tzinfo
+) -> list[Verdict]:
+    """Decide about all snapshots of one domain, oldest first.
+
+    Args:
+        snapshots: all there are of the domain, whoever took them.
+        policies: what each policy keeps. Of a policy that is not named here everything stays.
+        now: the time, with a time zone.
+        zone: whose days, weeks, months and years count.
+    """
+    ordered = sorted(snapshots, key=lambda taken: (taken.created, taken.run))
+    past = [taken for taken in ordered if taken.created <= now]
+    last_ram = next((taken.run for taken in reversed(past) if taken.good_ram), None)
+    counted = [taken for taken in reversed(past) if not taken.incomplete]
+    kept: dict[str, list[str]] = {}
+    for name, keep in policies.items():
+        own = [taken for taken in counted if taken.policy == name]
+        for run, reasons in _kept(own, keep, zone).items():
+            kept.setdefault(run, []).extend(reasons)
+    return [_verdict(taken, policies, now, last_ram, kept) for taken in ordered]
+
+
+def _kept(newest_first: Sequence[Taken], keep: Keep, zone: tzinfo) -> dict[str, list[str]]:
+    """Which rules keep which run."""
+    found: dict[str, list[str]] = {}
+    for place, taken in enumerate(newest_first[: keep.last], 1):
+        found.setdefault(taken.run, []).append(f"last {place} of {keep.last}")
+    for rule, period in _PERIODS.items():
+        count = getattr(keep, rule)
+        seen: set[object] = set()
+        for taken in newest_first:
+            key = period(taken.created.astimezone(zone))
+            if key in seen:
+                continue
+            if len(seen) == count:
+                break
+            seen.add(key)
+            found.setdefault(taken.run, []).append(f"{rule} {len(seen)} of {count}")
+    return found
+
+
+def _verdict(
+    taken: Taken,
+    policies: Mapping[str, Keep],
+    now: datetime,
+    last_ram: str | None,
+    kept: Mapping[str, Sequence[str]],
+) -> Verdict:
+    if taken.policy is None:
+        return Verdict(taken, delete=False, reason="not taken by a policy")
+    if taken.policy not in policies:
+        return Verdict(taken, delete=False, reason=f"policy {taken.policy} deletes nothing")
+    if taken.incomplete:
+        return Verdict(taken, delete=False, reason="incomplete: look at it yourself")
+    if taken.created > now:
+        return Verdict(taken, delete=False, reason=_FUTURE)
+    reasons = [*kept.get(taken.run, ()), *([LAST_RAM] if taken.run == last_ram else ())]
+    if reasons:
+        return Verdict(taken, delete=False, reason=", ".join(reasons))
+    rules = policies[taken.policy].describe()
+    if taken.pinned:
+        return Verdict(taken, delete=False, reason=f"{taken.pinned}, though not in {rules}")
+    return Verdict(taken, delete=True, reason=f"not in {rules}")

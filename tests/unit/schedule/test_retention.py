@@ -1,0 +1,148 @@
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from snaporch.config.policy import Keep
+from snaporch.schedule.retention import LAST_RAM, Taken, judge
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
+
+
+def at(text, zone=UTC):
+    return datetime.fromisoformat(text).replace(tzinfo=zone)
+
+
+def taken(moment, *, policy="p", ram=False, run=None, **more):
+    return Taken(
+        run or moment.astimezone(UTC).isoformat(), "s", moment, policy, good_ram=ram, **more
+    )
+
+
+def deleted(snapshots, keep, now=NOW, zone=UTC):
+    verdicts = judge(snapshots, {"p": Keep(**keep)}, now, zone)
+    return [v.taken.created for v in verdicts if v.delete]
+
+
+def kept(snapshots, keep, now=NOW, zone=UTC):
+    verdicts = judge(snapshots, {"p": Keep(**keep)}, now, zone)
+    return [v.taken.created for v in verdicts if not v.delete]
+
+
+def hourly(count, until=NOW):
+    return [taken(until - timedelta(hours=n)) for n in range(count)]
+
+
+def test_last_keeps_the_newest():
+    moments = sorted(each.created for each in hourly(5))
+    assert kept(hourly(5), {"last": 2}) == moments[-2:]
+
+
+def test_the_newest_of_an_hour_stands_for_it():
+    early, late = taken(at("2026-06-10 10:05")), taken(at("2026-06-10 10:35"))
+    assert kept([early, late], {"hourly": 5}) == [late.created]
+
+
+def test_days_without_snapshots_do_not_count():
+    old, new = taken(at("2026-01-01 10:00")), taken(at("2026-06-09 10:00"))
+    assert deleted([old, new], {"daily": 2}) == []
+
+
+def test_rules_add_up():
+    found = hourly(24 * 40)
+    expected = {each.created for each in found[:3]}
+    for day in range(1, 4):
+        expected.add(at("2026-06-10 23:30") - timedelta(days=day))
+    expected.add(at("2026-05-31 23:30"))
+    assert set(kept(found, {"hourly": 3, "daily": 4, "monthly": 2})) == expected
+
+
+def test_weeks_begin_on_monday_also_around_new_year():
+    sunday, monday = taken(at("2025-12-28 12:00")), taken(at("2025-12-29 12:00"))
+    friday = taken(at("2026-01-02 12:00"))
+    assert kept([sunday, monday, friday], {"weekly": 9}) == [sunday.created, friday.created]
+
+
+def test_days_are_those_of_the_zone():
+    first, second = taken(at("2026-06-08 22:30")), taken(at("2026-06-09 21:30"))
+    assert deleted([first, second], {"daily": 9}, zone=BERLIN) == [first.created]
+    assert deleted([first, second], {"daily": 9}, zone=UTC) == []
+
+
+def test_the_hour_the_clock_shows_twice_is_two():
+    first, second = taken(at("2025-10-26 00:30")), taken(at("2025-10-26 01:30"))
+    assert first.created.astimezone(BERLIN).hour == second.created.astimezone(BERLIN).hour
+    assert deleted([first, second], {"hourly": 9}, zone=BERLIN) == []
+
+
+def test_the_hour_the_clock_leaves_out_is_no_snapshot_less():
+    found = [taken(at("2026-03-29 00:30")), taken(at("2026-03-29 01:30"))]
+    assert deleted(found, {"hourly": 2}, zone=BERLIN) == []
+
+
+def test_a_second_that_comes_twice_has_one_newest():
+    moment = at("2016-12-31 23:59:59")
+    pair = [taken(moment, run="b"), taken(moment, run="a")]
+    (verdict,) = [v for v in judge(pair, {"p": Keep(last=1)}, NOW, UTC) if v.delete]
+    assert verdict.taken.run == "a"
+
+
+def test_the_last_good_ram_snapshot_stays_however_old():
+    ram = taken(at("2020-01-01 00:00"), ram=True)
+    verdicts = judge([ram, *hourly(9)], {"p": Keep(last=1)}, NOW, UTC)
+    assert [v.reason for v in verdicts if v.taken is ram] == [LAST_RAM]
+
+
+def test_an_older_ram_snapshot_may_go_when_a_newer_one_is_there_whoever_took_it():
+    old, manual = taken(at("2020-01-01 00:00"), ram=True), taken(NOW, policy=None, ram=True)
+    crash = taken(at("2026-01-01 00:00"))
+    assert deleted([old, manual, crash], {"last": 1}) == [old.created]
+
+
+def test_what_is_from_the_future_stays_and_displaces_nothing():
+    future = [taken(NOW + timedelta(hours=n), ram=True) for n in range(1, 9)]
+    present = [*hourly(3), taken(NOW, ram=True, run="z")]
+    verdicts = judge([*future, *present], {"p": Keep(last=4)}, NOW, UTC)
+    assert not any(v.delete for v in verdicts)
+    assert [v.reason for v in verdicts][-1] == "from the future: the clock went back"
+
+
+def test_only_what_a_policy_took_is_ever_deleted():
+    found = [taken(NOW - timedelta(days=n), policy=None) for n in range(50)]
+    found += [taken(NOW - timedelta(days=n), policy="other") for n in range(50)]
+    assert deleted(found, {"last": 1}) == []
+
+
+def test_an_incomplete_one_stays_and_stands_for_nothing():
+    good = taken(at("2026-06-10 10:05"))
+    torn = taken(at("2026-06-10 10:35"), incomplete=True)
+    verdicts = judge([good, torn], {"p": Keep(hourly=1)}, NOW, UTC)
+    assert [(v.delete, v.reason) for v in verdicts] == [
+        (False, "hourly 1 of 1"),
+        (False, "incomplete: look at it yourself"),
+    ]
+
+
+def test_a_held_one_stays_and_says_so():
+    found = [*hourly(2), taken(at("2025-01-01 00:00"), pinned="held")]
+    verdicts = judge(found, {"p": Keep(last=1)}, NOW, UTC)
+    assert verdicts[0].reason == "held, though not in last=1"
+    assert [v.delete for v in verdicts] == [False, True, False]
+
+
+def test_two_policies_do_not_count_each_others():
+    mine, theirs = taken(NOW), taken(NOW - timedelta(hours=1), policy="q")
+    verdicts = judge([mine, theirs], {"p": Keep(last=1), "q": Keep(last=1)}, NOW, UTC)
+    assert not any(v.delete for v in verdicts)
+
+
+def test_ten_thousand_are_judged_once_each():
+    found = hourly(10_000)
+    verdicts = judge(found, {"p": Keep(hourly=24, daily=30, yearly=9)}, NOW, UTC)
+    assert [v.taken.created for v in verdicts] == sorted(each.created for each in found)
+
+
+def test_a_policy_that_keeps_nothing_is_no_policy():
+    with pytest.raises(ValueError, match="must keep something"):
+        Keep()

@@ -1,0 +1,124 @@
+"""What must hold of retention whatever exists, whatever is kept, whenever it is asked."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snaporch.config.policy import RULES, Keep
+from snaporch.schedule.retention import Taken, judge
+
+ZONES = [UTC, *map(ZoneInfo, ("Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns"))]
+# Around both changes of the clocks, new year, the leap day and the leap second of 2016.
+PIVOTS = ("2026-03-29T01:00", "2025-10-26T01:00", "2026-01-01", "2024-02-29", "2016-12-31T23:59:59")
+
+pivots = st.sampled_from([datetime.fromisoformat(text).replace(tzinfo=UTC) for text in PIVOTS])
+spans = st.one_of(
+    st.timedeltas(timedelta(hours=-6), timedelta(hours=6)),
+    st.timedeltas(timedelta(days=-800), timedelta(days=800)),
+)
+moments = st.builds(lambda pivot, span: (pivot + span).replace(microsecond=0), pivots, spans)
+counts = st.integers(0, 5)
+keeps = st.builds(lambda *found: dict(zip(RULES, found, strict=True)), *[counts] * len(RULES))
+keeps = keeps.filter(lambda keep: any(keep.values())).map(lambda keep: Keep(**keep))
+zones = st.sampled_from(ZONES)
+
+
+@st.composite
+def snapshots(draw):
+    found = draw(
+        st.lists(
+            st.builds(
+                Taken,
+                run=st.just(""),
+                snapshot=st.just("s"),
+                created=moments,
+                policy=st.sampled_from(["p", "p", "p", "q", None]),
+                good_ram=st.booleans(),
+                incomplete=st.sampled_from([False, False, False, True]),
+                pinned=st.sampled_from(["", "", "", "held"]),
+            ),
+            max_size=30,
+        )
+    )
+    return [
+        replace(taken, run=f"{n:02}", good_ram=taken.good_ram and not taken.incomplete)
+        for n, taken in enumerate(found)
+    ]
+
+
+def gone(found, keep, now, zone):
+    return {v.taken.run for v in judge(found, {"p": keep}, now, zone) if v.delete}
+
+
+@given(snapshots(), keeps, moments, zones)
+def test_every_snapshot_is_judged_once_with_a_reason(found, keep, now, zone):
+    verdicts = judge(found, {"p": keep}, now, zone)
+    assert sorted(v.taken.run for v in verdicts) == [taken.run for taken in found]
+    assert all(v.reason for v in verdicts)
+
+
+@given(snapshots(), keeps, moments, zones)
+def test_only_the_policys_own_free_whole_past_ones_go(found, keep, now, zone):
+    left = gone(found, keep, now, zone)
+    for taken in found:
+        if taken.run in left:
+            assert taken.policy == "p"
+            assert taken.created <= now
+            assert not taken.incomplete
+            assert not taken.pinned
+
+
+@given(snapshots(), keeps, moments, zones)
+def test_the_last_good_ram_snapshot_never_goes(found, keep, now, zone):
+    left = gone(found, keep, now, zone)
+    good = [taken for taken in found if taken.good_ram and taken.created <= now]
+    if good:
+        newest = max(taken.created for taken in good)
+        remaining = [t for t in good if t.run not in left]
+        assert max(taken.created for taken in remaining) == newest
+
+
+@given(snapshots(), keeps, moments, zones)
+def test_the_newest_of_a_policy_never_goes(found, keep, now, zone):
+    left = gone(found, keep, now, zone)
+    own = [t for t in found if t.policy == "p" and t.created <= now and not t.incomplete]
+    if own:
+        assert max(own, key=lambda t: (t.created, t.run)).run not in left
+
+
+@given(snapshots(), keeps, moments, zones)
+def test_a_second_time_there_is_nothing_left_to_do(found, keep, now, zone):
+    left = gone(found, keep, now, zone)
+    assert gone([taken for taken in found if taken.run not in left], keep, now, zone) == set()
+
+
+@given(snapshots(), keeps, moments, st.timedeltas(timedelta(0), timedelta(days=900)), zones)
+def test_what_may_go_now_may_go_later(found, keep, now, later, zone):
+    assert gone(found, keep, now, zone) <= gone(found, keep, now + later, zone)
+
+
+@given(snapshots(), snapshots(), keeps, moments, zones)
+def test_what_may_go_still_may_when_newer_ones_come(found, more, keep, now, zone):
+    newest = max((taken.created for taken in found), default=now)
+    added = [
+        replace(taken, run=f"n{taken.run}", created=newest + abs(taken.created - newest))
+        for taken in more
+    ]
+    later = max([now, *(taken.created for taken in added)])
+    assert gone(found, keep, now, zone) <= gone([*found, *added], keep, later, zone)
+
+
+@given(snapshots(), keeps, keeps, moments, zones)
+def test_keeping_less_never_keeps_more(found, keep, other, now, zone):
+    pairs = {rule: (getattr(keep, rule), getattr(other, rule)) for rule in RULES}
+    more = Keep(**{rule: max(pair) for rule, pair in pairs.items()})
+    assert gone(found, more, now, zone) <= gone(found, keep, now, zone)
+
+
+@given(st.permutations(range(12)), snapshots(), keeps, moments, zones)
+def test_the_order_they_are_listed_in_does_not_matter(order, found, keep, now, zone):
+    mixed = [found[place] for place in order if place < len(found)] + found[len(order) :]
+    assert gone(mixed, keep, now, zone) == gone(found, keep, now, zone)
