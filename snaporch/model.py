@@ -115,6 +115,18 @@ class Census:
 
 
 @dataclass(frozen=True, slots=True)
+class Survey:
+    """All that policies need to know of ZFS, of one moment."""
+
+    snapshots: tuple[PoolSnapshot, ...]
+    """Oldest first."""
+    pinned: Mapping[str, str]
+    """Why a snapshot (by its full name) cannot be destroyed: a hold or a clone."""
+    policies: Mapping[str, str]
+    """``snaporch:policy`` of each dataset that has or inherits one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Disk:
     """A disk of a domain as its XML describes it."""
 
@@ -236,6 +248,8 @@ class SnapshotRecord:
     bundle: str | None
     state: BundleState
     verified: Verdict | None = None
+    policy: str | None = None
+    """The policy it was taken for, and by whose rules it may be deleted."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``)."""
@@ -253,6 +267,7 @@ class SnapshotRecord:
             "bundle": self.bundle,
             "state": self.state.value,
             "verified": self.verified.as_json() if self.verified else None,
+            "policy": self.policy,
         }
 
 

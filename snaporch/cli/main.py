@@ -15,6 +15,7 @@ from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.list import list_command
 from snaporch.cli.options import ConfigOption
+from snaporch.cli.plan import plan_command
 from snaporch.cli.prune import prune_command
 from snaporch.cli.recover import recover_command
 from snaporch.cli.render import render_app
@@ -50,6 +51,7 @@ app.command("prune")(prune_command)
 app.command("check")(check_command)
 app.add_typer(render_app, name="render")
 app.command("hook")(hook_command)
+app.command("plan")(plan_command)
 
 
 def _print_version(wanted: bool) -> None:

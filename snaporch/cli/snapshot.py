@@ -40,6 +40,15 @@ def snapshot_command(
             "--level", help="How consistent [default: as configured, auto].", show_default=False
         ),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="Take it for this policy: its level, and its rules for how long it stays.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, and do nothing.")
     ] = False,
@@ -60,5 +69,7 @@ def snapshot_command(
     with session(config_path(context, config), quiet=quiet or json) as opened:
         chosen = level.value if level else None
         if dry_run:
-            return show_plans(opened, domains, name=name, level=chosen)
-        return snapshot_each(opened, domains, name=name, level=chosen, wait=wait, json=json)
+            return show_plans(opened, domains, name=name, level=chosen, policy=policy)
+        return snapshot_each(
+            opened, domains, name=name, level=chosen, policy=policy, wait=wait, json=json
+        )

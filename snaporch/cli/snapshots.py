@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Sequence
 
-from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UsageError
 from snaporch.model import Domain, SnapshotRecord
 from snaporch.report.terminal import print_error, print_result
 from snaporch.report.units import pause, size
@@ -21,6 +21,7 @@ def snapshot_each(
     *,
     name: str | None,
     level: str | None,
+    policy: str | None,
     wait: int | None,
     json: bool,
 ) -> int:
@@ -29,15 +30,14 @@ def snapshot_each(
     All are looked up first, so that a misspelt name is refused before anything is touched. One
     domain prints a JSON object, several print an array of those that succeeded.
     """
-    if name is not None:
-        check_snapshot_name(name)
+    level = _level(context, name, level, policy)
     recover_leftovers(context)
-    unique = _look_up(context, names, name)
+    unique = _look_up(context, names)
     records: list[SnapshotRecord] = []
     failures: list[int] = []
     for domain in unique:
         try:
-            records.append(take_snapshot(context, domain, name=name, wait=wait, level=level))
+            records.append(_take(context, domain, name, wait, level, policy))
         except InterruptedRunError:
             raise
         except SnaporchError as error:
@@ -56,19 +56,54 @@ def snapshot_each(
     return failures[0] if failures else 0
 
 
-def _look_up(context: Context, names: Sequence[str], name: str | None) -> list[Domain]:
+def _take(
+    context: Context,
+    domain: Domain,
+    name: str | None,
+    wait: int | None,
+    level: str | None,
+    policy: str | None,
+) -> SnapshotRecord:
+    record = take_snapshot(context, domain, name=name, wait=wait, level=level, policy=policy)
+    if policy is not None and context.config.policy[policy].verify and record.bundle:
+        context.progress.step(domain.name, "reading the bundle back")
+        context.store.verify(f"{record.uuid}/{record.run}")
+    return record
+
+
+def _level(context: Context, name: str | None, level: str | None, policy: str | None) -> str | None:
+    """The level to ask for; bad names are refused before anything is touched."""
     if name is not None:
         check_snapshot_name(name)
+    if policy is None:
+        return level
+    if name is not None:
+        raise UsageError("--policy", "names its snapshots itself", "leave out --name")
+    known = context.config.policy
+    if policy not in known:
+        told = f"there are {', '.join(sorted(known))}" if known else "there is none"
+        raise NotFoundError(policy, f"no such policy in the configuration; {told}")
+    wanted = known[policy].level
+    return level or (None if wanted == "auto" else wanted)
+
+
+def _look_up(context: Context, names: Sequence[str]) -> list[Domain]:
     domains = [context.hypervisor.domain(wanted) for wanted in dict.fromkeys(names)]
     return list({domain.uuid: domain for domain in domains}.values())
 
 
 def show_plans(
-    context: Context, names: Sequence[str], *, name: str | None, level: str | None
+    context: Context,
+    names: Sequence[str],
+    *,
+    name: str | None,
+    level: str | None,
+    policy: str | None,
 ) -> int:
     """Print what a snapshot of each domain would do; refusals are errors as they would be."""
-    for domain in _look_up(context, names, name):
-        plan = make_plan(context, domain, name, level)
+    level = _level(context, name, level, policy)
+    for domain in _look_up(context, names):
+        plan = make_plan(context, domain, name, level, policy=policy)
         print_result(f"{domain.name}@{plan.snapshot}  {plan.level}, by {plan.strategy}")
         if plan.downgrade:
             print_result(f"  instead of what was asked for: {plan.downgrade}")

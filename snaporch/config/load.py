@@ -58,4 +58,7 @@ def _allowed(problem: dict[str, object]) -> str:
     """What pydantic says, with the value that was given."""
     if problem["type"] == "extra_forbidden":
         return "is no option of snaporch"
-    return f"{str(problem['msg'])[:1].lower()}{str(problem['msg'])[1:]}, not {problem['input']!r}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    text = f"{message[:1].lower()}{message[1:]}"
+    about_many = isinstance(problem["input"], dict) and problem["type"] == "value_error"
+    return text if about_many else f"{text}, not {problem['input']!r}"

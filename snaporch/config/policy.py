@@ -2,10 +2,144 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import re
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+if TYPE_CHECKING:
+    from apscheduler.triggers.cron import CronTrigger
 
 RULES = ("last", "hourly", "daily", "weekly", "monthly", "yearly")
+RESERVED = ("manual", "none")
+"""No names of policies: what snapshots by hand end in, and what says that there is no policy."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _MOST = 100_000
+_SPAN = re.compile(r"(0|[1-9][0-9]{0,3})([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_CRON_FIELDS = 5
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_WEEKDAY_PART = re.compile(r"(\*|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([1-9]))?")
+
+
+def span(text: str) -> timedelta:
+    """A length of time: ``90s``, ``15m``, ``1h``, ``2d``, ``1w``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        raise ValueError("must be a number and one of s, m, h, d, w, as in '15m'")
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def _span_text(text: str) -> str:
+    span(text)
+    return text
+
+
+def _every(text: str) -> str:
+    if text and span(text) < timedelta(minutes=1):
+        raise ValueError("must be a minute or more")
+    return text
+
+
+@lru_cache
+def cron_trigger(expression: str, zone: tzinfo) -> CronTrigger:
+    """The times a line of crontab(5) means.
+
+    apscheduler counts weekdays from Monday, cron from Sunday; so they are given to it by name.
+
+    Raises:
+        ValueError: it means none, or something else to cron than to us.
+    """
+    from apscheduler.triggers.cron import CronTrigger
+
+    fields = expression.lower().split()
+    if len(fields) != _CRON_FIELDS:
+        raise ValueError("must have five fields: minute, hour, day, month, weekday")
+    minute, hour, day, month, weekday = fields
+    if day != "*" and weekday != "*":
+        raise ValueError("must leave the day of the month or the weekday to '*'")
+    trigger = CronTrigger(
+        minute=minute,
+        hour=hour,
+        day=day,
+        month=month,
+        day_of_week=_weekdays(weekday),
+        timezone=zone,
+    )
+    if trigger.get_next_fire_time(None, datetime(2000, 1, 1, tzinfo=UTC)) is None:
+        raise ValueError("must be a time that comes")
+    return trigger
+
+
+def _weekdays(field: str) -> str:
+    """cron's weekdays (0 and 7 are Sunday) as a list of names."""
+    days: set[int] = set()
+    for part in field.split(","):
+        found = _WEEKDAY_PART.fullmatch(part)
+        if found is None:
+            raise ValueError(f"has the weekday {part!r}, which is none")
+        first, last = _weekday(found[1]), _weekday(found[2] or found[1])
+        if found[1] == "*":
+            first, last = 0, 6
+        elif found[3] and not found[2]:
+            last = 6
+        if last < first:
+            last += 7
+        days.update(day % 7 for day in range(first, last + 1, int(found[3] or 1)))
+    return ",".join(_WEEKDAYS[day] for day in sorted(days))
+
+
+def _weekday(text: str) -> int:
+    if text == "*":
+        return 0
+    if text in _WEEKDAYS:
+        return _WEEKDAYS.index(text)
+    if text not in tuple("01234567"):
+        raise ValueError(f"has the weekday {text!r}, which is none")
+    return int(text)
+
+
+def _cron(text: str) -> str:
+    if text:
+        cron_trigger(text, UTC)
+    return text
+
+
+def _policy_name(name: str) -> str:
+    if name in RESERVED or not _NAME.fullmatch(name):
+        raise ValueError("must be small letters, digits and hyphens, and not 'manual' or 'none'")
+    return name
+
+
+def _zone(name: str) -> str:
+    if name != "local":
+        try:
+            ZoneInfo(name)
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError("must be 'local' or a time zone such as 'Europe/Berlin'") from error
+    return name
+
+
+PolicyName = Annotated[str, AfterValidator(_policy_name)]
+Span = Annotated[str, AfterValidator(_span_text)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 def _count(what: str) -> int:
@@ -13,10 +147,8 @@ def _count(what: str) -> int:
     return number
 
 
-class Keep(BaseModel):
+class Keep(_Section):
     """How many of a policy's snapshots stay."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     last: int = _count("The newest ones, whenever they were taken.")
     hourly: int = _count("The newest one of each of this many hours that have any.")
@@ -35,3 +167,74 @@ class Keep(BaseModel):
         """The rules that keep something: ``hourly=24 daily=7``."""
         counts = ((rule, getattr(self, rule)) for rule in RULES)
         return " ".join(f"{rule}={count}" for rule, count in counts if count)
+
+
+class Policy(_Section):
+    """When to take snapshots, which, and how long they stay."""
+
+    every: Annotated[str, AfterValidator(_every)] = Field(
+        default="",
+        description="Take one every so often: `15m`, `1h`, `1d`, `1w`, counted in UTC from a "
+        "Monday on, so that `1h` is the full hour. Without `every` and `cron` nothing is taken by "
+        "itself.",
+    )
+    cron: Annotated[str, AfterValidator(_cron)] = Field(
+        default="",
+        description="Take one at the times of this line of crontab(5): minute, hour, day of the "
+        "month, month, weekday; in `schedule.timezone`. Either the day of the month or the weekday "
+        "must be `*`.",
+    )
+    stagger: Span = Field(
+        default="0m",
+        description="Spread the starts over this long: every domain has a place in it that is "
+        "always the same.",
+    )
+    level: Literal["auto", "ram", "quiesced", "paused", "crash"] = Field(
+        default="auto",
+        description="How consistent these snapshots shall be; `auto` is what is configured for the "
+        "domain.",
+    )
+    domains: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = Field(
+        default=(),
+        strict=False,
+        description="Domains this policy is for: names, UUIDs, or patterns of names with `*`, `?` "
+        "and `[…]`.",
+    )
+    verify: bool = Field(
+        default=False,
+        description="Read every bundle back once it is written and compare its checksums; a "
+        "snapshot that fails counts as a failed run.",
+    )
+    keep: Keep | None = Field(
+        default=None, description="How many stay; without it nothing is ever deleted."
+    )
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Policy:
+        if self.every and self.cron:
+            raise ValueError("must have every or cron, not both")
+        return self
+
+
+class Schedule(_Section):
+    """How policies are carried out."""
+
+    timezone: Annotated[str, AfterValidator(_zone)] = Field(
+        default="local",
+        description="Whose clock `cron` is read by, and whose days, weeks and months retention "
+        "counts: `local`, or a name such as `Europe/Berlin`.",
+    )
+    jobs: int = Field(default=1, ge=1, le=64, description="Most snapshots taken at once.")
+    jobs_per_pool: int = Field(
+        default=1, ge=1, le=64, description="Most snapshots taken at once in one pool."
+    )
+    ram_in_flight_mib: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 30,
+        description="Most RAM in MiB of all guests whose RAM is saved at once; a guest that has "
+        "more is taken alone. 0 for no limit.",
+    )
+    retry: Span = Field(
+        default="10m", description="How long after a failed run the next try comes."
+    )

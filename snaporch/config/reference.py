@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
+from snaporch.config.policy import Keep, Policy, Schedule
 from snaporch.config.schema import Config, DomainSettings, Paths, Prune
 
 _HEAD = f"""# Configuration
@@ -22,12 +23,12 @@ named by `--config` or by `SNAPORCH_CONFIG`. The format is TOML; an option that 
 value of the wrong type, is an error that names the file and the key.
 """
 _DOMAIN_INTRO = (
-    '`[defaults]` holds for every domain; a `[domain."NAME"]` section (the domain\'s name or '
-    "UUID) overrides it option by option."
-)
-_DOMAIN_INTRO = (
     '`[defaults]` holds for every domain; a `[domain."NAME"]` section (the domain\'s name or UUID) '
     "overrides it option by option."
+)
+_POLICY_INTRO = (
+    "When snapshots are taken by themselves and how many of them stay. The name has at most 32 "
+    "small letters, digits and hyphens, and is not `manual` or `none`."
 )
 _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Top level", Config, ""),
@@ -38,7 +39,11 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         "Bundles whose snapshots are gone, and safety copies: see [pruning](pruning.md).",
     ),
     ('`[defaults]` and `[domain."NAME"]`', DomainSettings, _DOMAIN_INTRO),
+    ("`[schedule]`", Schedule, "See [schedules](schedule.md)."),
+    ("`[policy.NAME]`", Policy, _POLICY_INTRO),
+    ("`[policy.NAME.keep]`", Keep, "At least one of them."),
 )
+_SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep")
 
 
 def reference() -> str:
@@ -49,7 +54,7 @@ def reference() -> str:
         if intro:
             parts.append(intro + "\n")
         for name, field in model.model_fields.items():
-            if isinstance(field.default, BaseModel) or name == "domain":
+            if isinstance(field.default, BaseModel) or name in _SECTIONS_OF_THEIR_OWN:
                 continue
             parts.append(_entry(name, field))
     return "\n".join(parts)
@@ -73,6 +78,8 @@ def _type(field: FieldInfo) -> str:
         bounds = {type(m).__name__: m for m in field.metadata}
         low, high = bounds.get("Ge"), bounds.get("Le")
         return f"integer, {getattr(low, 'ge', '…')} to {getattr(high, 'le', '…')}"
+    if annotation is bool:
+        return "true or false"
     return "absolute path" if annotation is Path else "string"
 
 

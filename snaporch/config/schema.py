@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    StringConstraints,
+    model_validator,
+)
+
+from snaporch.config.policy import Policy, PolicyName, Schedule
 
 from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
 
@@ -66,6 +76,10 @@ class Paths(_Section):
         default=Path("/var/lib/snaporch/clones"),
         description="What clones have beside their disks (UEFI variables, logs), and where their "
         "file systems are mounted. Needs room for a RAM image while a clone is resumed.",
+    )
+    schedule: AbsolutePath = Field(
+        default=Path("/var/lib/snaporch/schedule"),
+        description="What `run-due` and the daemon remember: failed tries, and when they are next.",
     )
     runtime: AbsolutePath = Field(
         default=RUNTIME,
@@ -199,6 +213,12 @@ class DomainSettings(_Section):
         le=86400,
         description="Seconds to wait for another run on the same domain; `--wait` overrides it.",
     )
+    policies: tuple[PolicyName, ...] = Field(
+        default=(),
+        strict=False,
+        description="Policies to apply. In `[defaults]` they are for domains that no other place "
+        "gives any; in a domain's own section they count before every other place.",
+    )
 
 
 class Config(_Section):
@@ -224,6 +244,23 @@ class Config(_Section):
         default={},
         description='Settings of one domain: `[domain."web 1"]`, by name or UUID.',
     )
+    schedule: Schedule = Field(default=Schedule(), description="How policies are carried out.")
+    policy: dict[PolicyName, Policy] = Field(
+        default={}, description="Policies, by name: `[policy.hourly]`."
+    )
+
+    @model_validator(mode="after")
+    def _policies_exist(self) -> Config:
+        sections = [("defaults", {"policies": self.defaults.policies})]
+        sections += [(f"domain.{name}", section) for name, section in self.domain.items()]
+        for title, section in sections:
+            named = section.get("policies", ())
+            for name in named if isinstance(named, (list, tuple)) else ():
+                if name not in self.policy:
+                    raise ValueError(
+                        f"{title}.policies names {name!r}, and there is no such policy"
+                    )
+        return self
 
     def settings(self, name: str, uuid: str) -> DomainSettings:
         """The settings of a domain: the defaults, overridden by its section."""

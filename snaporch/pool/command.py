@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.errors import UnavailableError
-from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot
+from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
 from snaporch.pool.protocol import PREFIX, PoolError
 
-PROPERTIES = ("run", "level", "bundle", "uuid", "verified", "domain")
+PROPERTIES = ("run", "level", "bundle", "uuid", "verified", "retention", "domain")
 """The ``snaporch:`` user properties, the free-text one last so that a line splits safely."""
 
 _ARG_BYTES = 100_000
@@ -70,6 +70,28 @@ class ZfsCommand:
         listing = ["list", "-Hp", "-t", "filesystem,volume", "-o", "name,encryption"]
         pairs = (line.split("\t") for line in self._run(*listing).splitlines())
         return frozenset(name for name, cipher in pairs if cipher not in ("off", "-"))
+
+    def survey(self) -> Survey:
+        columns = ["userrefs", "clones", f"{PREFIX}policy", "name", "guid", "createtxg", "creation"]
+        columns += [PREFIX + key for key in PROPERTIES]
+        kinds = "filesystem,volume,snapshot"
+        text = self._run("list", "-Hp", "-t", kinds, "-s", "createtxg", "-o", ",".join(columns))
+        found: list[PoolSnapshot] = []
+        pinned: dict[str, str] = {}
+        policies: dict[str, str] = {}
+        for line in text.split("\n"):
+            holds, _, rest = line.partition("\t")
+            clones, _, rest = rest.partition("\t")
+            policy, _, rest = rest.partition("\t")
+            snapshot = _parse_snapshot(rest)
+            if snapshot is None:
+                if holds == "-" and policy != "-" and "@" not in rest:
+                    policies[rest.split("\t", 1)[0]] = policy
+                continue
+            found.append(snapshot)
+            if reason := _pin(holds, clones):
+                pinned[snapshot.full_name] = reason
+        return Survey(tuple(found), pinned, policies)
 
     def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
         columns = ["name", "guid", "createtxg", "creation"]
@@ -225,6 +247,13 @@ class ZfsCommand:
         encryption = self._run("get", "-Hp", "-o", "value", "encryption", dataset).strip()
         raw = ["-w"] if encryption not in ("off", "-") else ["-L", "-c", "-e"]
         return [*raw, "-I", origin, snapshot]
+
+
+def _pin(holds: str, clones: str) -> str:
+    """Why ``zfs destroy`` would refuse, from ``userrefs`` and ``clones`` of zfsprops(7)."""
+    if holds not in ("", "-", "0"):
+        return "held"
+    return f"cloned as {clones}" if clones not in ("", "-") else ""
 
 
 def _private(path: str, flags: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
-from snaporch.model import Census, Dataset, PoolSnapshot
+from snaporch.model import Census, Dataset, PoolSnapshot, Survey
 
 PREFIX = "snaporch:"
 """Of the user properties on our snapshots."""
@@ -47,6 +47,13 @@ class Pool(Protocol):
 
         Raises:
             PoolError: the listing failed or was empty; never an empty census in its place.
+        """
+
+    def survey(self) -> Survey:
+        """Everything policies need to know, in one listing.
+
+        Raises:
+            PoolError: the listing failed; never an empty one in its place.
         """
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:

@@ -69,6 +69,8 @@ class Plan:
     downgrade: str
     """Why the level is lower than what was asked for; empty when it is not."""
     facts: Facts
+    policy: str | None = None
+    """The policy it is taken for."""
 
     @property
     def strategy(self) -> Strategy:
@@ -174,6 +176,7 @@ def make_plan(
     level: str | None = None,
     *,
     awaited: int | None = None,
+    policy: str | None = None,
 ) -> Plan:
     """Plan a snapshot of ``domain``; ``name`` is the snapshot's, or ``None`` for the default.
 
@@ -181,6 +184,7 @@ def make_plan(
         level: overrides the configured one.
         awaited: seconds for which the frozen window may wait for somebody else to take the
             snapshots, under whatever names; ``None`` when the run takes them.
+        policy: the policy it is taken for, which the default name ends in.
 
     Raises:
         RefusedError: it cannot be done, and why.
@@ -196,7 +200,7 @@ def make_plan(
         check_snapshot_name(name)
         snapshot = name
     else:
-        snapshot = _free_name(context, domain, datasets, name, started)
+        snapshot = _free_name(context, domain, datasets, name, started, policy or "manual")
     run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
     blockers = _find_blockers(context, domain, planned, left_out)
     pools = {disk.dataset.pool for disk in planned}
@@ -230,6 +234,7 @@ def make_plan(
         tuple(left_out),
         choice.downgrade,
         facts,
+        policy,
     )
 
 
@@ -258,7 +263,12 @@ def _overlay(planned: PlannedDisk, directory: Path) -> OverlayDisk:
 
 
 def _free_name(
-    context: Context, domain: Domain, datasets: tuple[str, ...], name: str | None, now: datetime
+    context: Context,
+    domain: Domain,
+    datasets: tuple[str, ...],
+    name: str | None,
+    now: datetime,
+    purpose: str,
 ) -> str:
     taken = {found.name for found in context.pool.snapshots(datasets)}
     if name is not None:
@@ -270,7 +280,7 @@ def _free_name(
         chosen = name
     else:
         stem = f"snaporch_{now:%Y%m%dT%H%M%SZ}"
-        candidates = (f"{stem}{more}_manual" for more in ["", *(f".{n}" for n in range(2, 100))])
+        candidates = (f"{stem}{more}_{purpose}" for more in ["", *(f".{n}" for n in range(2, 100))])
         chosen = next(candidate for candidate in candidates if candidate not in taken)
     for dataset in datasets:
         if len(f"{dataset}@{chosen}".encode()) > _MAX_FULL_NAME:

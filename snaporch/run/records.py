@@ -104,6 +104,7 @@ def _record(
         bundle=str(path) if path else None,
         state=state,
         verified=_verdict(members),
+        policy=_policy(members),
     )
 
 
@@ -111,6 +112,22 @@ def _verdict(members: Sequence[PoolSnapshot]) -> Verdict | None:
     """The same on all of them, unless its writing was cut short: then there is none."""
     texts = {member.properties.get("verified") for member in members}
     return Verdict.parse(texts.pop()) if len(texts) == 1 else None
+
+
+def _policy(members: Sequence[PoolSnapshot]) -> str | None:
+    """The policy that took it: all its snapshots carry the mark."""
+    policy = members[0].properties.get("retention")
+    marked = policy is not None and all(is_marked(member, policy) for member in members)
+    return policy if marked else None
+
+
+def is_marked(snapshot: PoolSnapshot, policy: str) -> bool:
+    """Whether the policy took it: ``snaporch:retention`` says so, and its name does.
+
+    Neither is enough: a property may be inherited from a dataset, a name may be anybody's.
+    """
+    named = snapshot.name.startswith("snaporch_") and snapshot.name.endswith(f"_{policy}")
+    return named and snapshot.properties.get("retention") == policy
 
 
 def _path(store: BundleStore, reference: str | None) -> Path | None:

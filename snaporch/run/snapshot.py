@@ -43,6 +43,7 @@ def take_snapshot(
     wait: int | None,
     level: str | None = None,
     taker: Taker | None = None,
+    policy: str | None = None,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
@@ -51,6 +52,7 @@ def take_snapshot(
         wait: seconds to wait for another run on the domain; ``None`` for the configured ones.
         level: overrides the configured one.
         taker: who takes the ZFS snapshots; the run itself when ``None``.
+        policy: the policy it is taken for: it marks the snapshots, and is in their name.
 
     Raises:
         RefusedError, BusyError, UnavailableError: nothing was touched.
@@ -72,7 +74,7 @@ def take_snapshot(
         for text in recover(context, domain.uuid):
             context.progress.note(domain.name, text)
         current = context.hypervisor.domain(domain.uuid)
-        plan = make_plan(context, current, name, level, awaited=seconds)
+        plan = make_plan(context, current, name, level, awaited=seconds, policy=policy)
         try:
             return _Run(context, plan, taker).execute()
         except (FreezeFailedError, StrategyUnavailableError) as error:
@@ -81,7 +83,7 @@ def take_snapshot(
                 raise
             reason = f"{plan.level} failed ({error.reason}): taking {lower} instead"
         current = context.hypervisor.domain(domain.uuid)
-        plan = make_plan(context, current, name, lower, awaited=seconds)
+        plan = make_plan(context, current, name, lower, awaited=seconds, policy=policy)
         return _Run(context, replace(plan, downgrade=reason), taker).execute()
 
 

@@ -78,7 +78,8 @@ class OwnSnapshots:
 
 def properties_of(plan: Plan, reference: str) -> dict[str, str]:
     """What the snapshots of a run carry until its bundle is sealed."""
-    return {
+    mark = {f"{PREFIX}retention": plan.policy} if plan.policy else {}
+    return mark | {
         f"{PREFIX}run": plan.run,
         f"{PREFIX}uuid": plan.domain.uuid,
         f"{PREFIX}domain": plan.domain.name,

@@ -57,6 +57,43 @@ def names(pool, *datasets):
     return [snapshot.full_name for snapshot in pool.snapshots(list(datasets))]
 
 
+class TestSurvey:
+    def test_it_has_what_a_listing_has(self, pool, root):
+        pool.snapshot([f"{root}@a"], {"snaporch:run": "r", "snaporch:retention": "hourly"})
+        pool.snapshot([f"{root}@b"], {})
+        mine = [s for s in pool.survey().snapshots if s.dataset == root]
+        assert mine == pool.snapshots([root])
+        assert mine[0].properties == {"run": "r", "retention": "hourly"}
+
+    def test_held_and_cloned_snapshots_are_pinned(self, pool, root):
+        pool.snapshot([f"{root}@held", f"{root}@cloned", f"{root}@free"], {})
+        before = pool.survey().pinned
+        pool.hold([f"{root}@held"], "mine")
+        pool.clone(f"{root}@cloned", f"{root}/clone")
+        found = pool.survey().pinned
+        assert found[f"{root}@held"] == "held"
+        assert found[f"{root}@cloned"] == f"cloned as {root}/clone"
+        assert f"{root}@free" not in found
+        assert not any(name.startswith(root) for name in before)
+        pool.destroy_dataset(f"{root}/clone")
+
+    def test_policies_of_datasets_are_inherited(self, scratch, pool, root):
+        scratch.create(f"{root}/below")
+        scratch.create(f"{root}/own")
+        pool.set_properties([root], {"snaporch:policy": "hourly"})
+        pool.set_properties([f"{root}/own"], {"snaporch:policy": "none"})
+        found = pool.survey().policies
+        assert found[root] == found[f"{root}/below"] == "hourly"
+        assert found[f"{root}/own"] == "none"
+        assert scratch.other not in found
+
+    def test_a_datasets_policy_is_no_mark_of_its_snapshots(self, pool, root):
+        pool.set_properties([root], {"snaporch:policy": "hourly"})
+        pool.snapshot([f"{root}@by-hand"], {})
+        (mine,) = [s for s in pool.survey().snapshots if s.dataset == root]
+        assert mine.properties == {}
+
+
 class TestPoolContract:
     def test_a_new_dataset_is_listed_with_its_kind(self, pool, root):
         assert Dataset(root, DatasetKind.FILESYSTEM) in pool.datasets()

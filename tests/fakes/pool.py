@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fakes.hooks import Hooks
-from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot
+from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
 from snaporch.pool.protocol import PoolError
 
 _PREFIX = "snaporch:"
@@ -127,6 +127,19 @@ class FakePool:
                 names = (*snapshots.get(found.guid, ()), f"{dataset.name}@{found.name}")
                 snapshots[found.guid] = names
         return Census(frozenset(d.name.split("/")[0] for d in datasets), snapshots)
+
+    def survey(self) -> Survey:
+        """See the protocol."""
+        self.hooks.reach("pool.survey")
+        found = self.snapshots()
+        pinned = {each.full_name: "held" for each in found if self.holds(each.full_name)}
+        cloned = self.clones([each.full_name for each in found])
+        for name, clones in cloned.items():
+            pinned.setdefault(name, f"cloned as {','.join(clones)}")
+        policies = {
+            name: policy for name in self._datasets if (policy := self._inherited(name, "policy"))
+        }
+        return Survey(tuple(found), pinned, policies)
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """See the protocol."""
@@ -282,6 +295,10 @@ class FakePool:
         dataset, found = self._find(snapshot)
         return 0 if dataset.content == found.content else len(dataset.content)
 
+    def age(self, full: str, created: datetime) -> None:
+        """Make a snapshot one of another time."""
+        self._find(full)[1].created = created
+
     # -- inside ---------------------------------------------------------------------------------
 
     def _imported(self) -> dict[str, _Dataset]:
@@ -291,6 +308,14 @@ class FakePool:
         if name not in self._datasets:
             raise PoolError(name, "dataset does not exist")
         return self._datasets[name]
+
+    def _inherited(self, dataset: str, key: str) -> str:
+        while dataset:
+            known = self._datasets.get(dataset)
+            if known and (value := known.properties.get(_PREFIX + key)):
+                return value
+            dataset = dataset.rpartition("/")[0]
+        return ""
 
     def _exists(self, full: str) -> bool:
         dataset, _, name = full.partition("@")
@@ -310,7 +335,7 @@ class FakePool:
         own = {
             key.removeprefix(_PREFIX): value
             for key, value in (dataset.properties | snapshot.properties).items()
-            if key.startswith(_PREFIX)
+            if key.startswith(_PREFIX) and key != f"{_PREFIX}policy"
         }
         return PoolSnapshot(
             dataset.name, snapshot.name, snapshot.guid, snapshot.txg, snapshot.created, own

@@ -1,0 +1,34 @@
+"""``snaporch plan``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from snaporch.cli.options import ConfigOption, JsonOption, config_path
+
+
+def plan_command(
+    context: typer.Context,
+    domain: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DOMAIN]", help="Only this domain, by name or UUID.", show_default=False
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Name the snapshots that stay, too.")
+    ] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """Say when policies take the next snapshots, and what they would delete now.
+
+    Looks, and changes nothing.
+    """
+    from snaporch.cli.planning import plan_and_tell
+    from snaporch.cli.session import session
+
+    with session(config_path(context, config), quiet=True) as opened:
+        return plan_and_tell(opened, domain, verbose=verbose, json=json)

@@ -1,0 +1,138 @@
+"""What policies have in store for each domain: reads only, from ZFS, libvirt and the bundles."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from snaporch.config.policy import span
+from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord, Survey
+from snaporch.run.context import Context
+from snaporch.run.records import all_records, is_marked
+from snaporch.schedule.assign import Assignment, assign
+from snaporch.schedule.retention import Taken, Verdict, judge
+from snaporch.schedule.tries import Failed, read_failed
+from snaporch.schedule.when import Times, times, zone_of
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The next snapshot of a policy on a domain."""
+
+    policy: str
+    at: datetime
+    reason: str
+
+    def due(self, now: datetime) -> bool:
+        """Whether its time has come."""
+        return self.at <= now
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is in store for one domain."""
+
+    domain: Domain
+    assignment: Assignment
+    nexts: tuple[Next, ...]
+    verdicts: tuple[Verdict, ...]
+    """About all its snapshots, oldest first."""
+    names: Mapping[str, tuple[str, ...]]
+    """Full names of the ZFS snapshots of each run."""
+
+    @property
+    def doomed(self) -> list[Verdict]:
+        """What retention would delete."""
+        return [verdict for verdict in self.verdicts if verdict.delete]
+
+
+def look(context: Context, now: datetime, only: str | None = None) -> list[Outlook]:
+    """What is in store for every domain, or for the one of that name or UUID.
+
+    Raises:
+        NotFoundError: there is no such domain.
+    """
+    hypervisor = context.hypervisor
+    domains = hypervisor.domains() if only is None else [hypervisor.domain(only)]
+    survey = context.pool.survey()
+    wanted = {domain.uuid for domain in domains}
+    snapshots: dict[str, list[PoolSnapshot]] = defaultdict(list)
+    for snapshot in survey.snapshots:
+        if (uuid := snapshot.properties.get("uuid", "")) in wanted:
+            snapshots[uuid].append(snapshot)
+    failed = read_failed(context.config.paths.schedule)
+    return [
+        _outlook(context, domain, snapshots[domain.uuid], survey, failed, now) for domain in domains
+    ]
+
+
+def _outlook(
+    context: Context,
+    domain: Domain,
+    snapshots: Sequence[PoolSnapshot],
+    survey: Survey,
+    failed: Mapping[str, Failed],
+    now: datetime,
+) -> Outlook:
+    config = context.config
+    assignment = assign(context, domain, survey.policies)
+    records = all_records(context.store, snapshots)
+    keeps = {name: policy.keep for name, policy in config.policy.items() if policy.keep}
+    verdicts = judge(
+        (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)
+    )
+    nexts = []
+    for name in assignment.policies:
+        own = [s for s in snapshots if is_marked(s, name)]
+        when = times(config, name, domain.uuid)
+        if when.known:
+            found = _next(name, when, own, now)
+            retry = span(config.schedule.retry)
+            nexts.append(_after_failure(found, failed.get(f"{domain.uuid}/{name}"), retry, now))
+    names = {record.run: _full_names(record) for record in records}
+    return Outlook(domain, assignment, tuple(nexts), tuple(verdicts), names)
+
+
+def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: datetime) -> Next:
+    """When the next one is due, by the newest there is.
+
+    The newest is the one ZFS made last, whatever its time says: a clock that was set back shall not
+    stop snapshots until it has caught up.
+    """
+    newest: dict[str, PoolSnapshot] = {}
+    for snapshot in snapshots:
+        pool = snapshot.dataset.split("/", 1)[0]
+        newest[pool] = max(newest.get(pool, snapshot), snapshot, key=lambda s: s.createtxg)
+    past = [snapshot.created for snapshot in newest.values() if snapshot.created <= now]
+    if not past:
+        reason = "the clock went back" if newest else "there is none yet"
+        return Next(policy, now, reason)
+    at = when.after(max(past))
+    rule = when.policy.every or when.policy.cron
+    return Next(policy, at, f"{'every' if when.policy.every else 'cron'} {rule}")
+
+
+def _after_failure(found: Next, failed: Failed | None, retry: timedelta, now: datetime) -> Next:
+    if failed is None or failed.at > now or failed.at + retry <= found.at:
+        return found
+    return Next(found.policy, failed.at + retry, f"again after it failed: {failed.reason}")
+
+
+def _taken(record: SnapshotRecord, pinned: Mapping[str, str]) -> Taken:
+    pins = [pinned[name] for name in _full_names(record) if name in pinned]
+    complete = record.state is BundleState.COMPLETE
+    return Taken(
+        run=record.run,
+        snapshot=record.snapshot,
+        created=record.created,
+        policy=record.policy,
+        good_ram=complete and record.level is Level.RAM,
+        incomplete=not complete,
+        pinned=pins[0] if pins else "",
+    )
+
+
+def _full_names(record: SnapshotRecord) -> tuple[str, ...]:
+    return tuple(f"{dataset}@{record.snapshot}" for dataset in record.datasets)

@@ -1,0 +1,54 @@
+"""What snapshots do not tell: tries that failed, so that the next ones are not made at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.bundle.store import explained_store, private_directory, write_private
+from snaporch.model import iso
+
+_NAME = "failed.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A try that failed."""
+
+    at: datetime
+    reason: str
+
+
+def read_failed(directory: Path) -> dict[str, Failed]:
+    """Failed tries by ``UUID/POLICY``; none in a file that cannot be understood."""
+    try:
+        document = json.loads((directory / _NAME).read_bytes())
+        return {
+            key: Failed(
+                datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC), str(reason)
+            )
+            for key, (at, reason) in document.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def write_failed(directory: Path, failed: Mapping[str, Failed]) -> None:
+    """Replace what is remembered, in one step.
+
+    Raises:
+        UnavailableError: the directory cannot be written.
+    """
+    document = {key: [iso(each.at), each.reason] for key, each in failed.items()}
+    with explained_store(directory):
+        private_directory(directory)
+        fresh = directory / f".{_NAME}"
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+        write_private(fresh, json.dumps(document, indent=1).encode())
+        os.replace(fresh, directory / _NAME)

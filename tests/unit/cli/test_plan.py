@@ -1,0 +1,114 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fakes.schedule import Scheduled
+
+from snaporch.config import load as load_module
+from snaporch.errors import ExitCode
+
+
+@pytest.fixture
+def policies(host):
+    """A guest that has had three snapshots: one too many, and one by hand."""
+    host.add_guest()
+    with load_module.DEFAULT_PATH.open("a") as stream:
+        stream.write('[policy.hourly]\nevery = "1h"\ndomains = ["web"]\nkeep = { last = 1 }\n')
+    scheduled = Scheduled(host)
+    scheduled.configure(policy={"hourly": {}})
+    now = datetime.now(UTC)
+    for days, policy in ((3, "hourly"), (2, None), (1, "hourly")):
+        scheduled.taken(now - timedelta(days=days), policy=policy)
+    host.hooks.log.clear()
+    return host
+
+
+def test_what_is_due_and_what_would_go(policies, snaporch):
+    answer = snaporch("plan")
+    assert answer.code == 0
+    due, doomed, total = answer.out.splitlines()
+    assert due == "web  hourly  due now  (every 1h)"
+    assert doomed.startswith("web@snaporch_")
+    assert doomed.endswith("_hourly  would go: not in last=1")
+    assert total == "web  2 snapshots of policies, 1 would go; 1 not of policies"
+    assert policies.hooks.log == []
+
+
+def test_what_stays_is_named_when_asked_for(policies, snaporch):
+    lines = snaporch("plan", "web", "--verbose").out.splitlines()
+    assert any(line.endswith("stays: last 1 of 1, the last good RAM snapshot") for line in lines)
+
+
+def test_the_plan_as_json(policies, snaporch):
+    document = snaporch("plan", "--json").json
+    (run,) = document["runs"]
+    assert (run["domain"], run["policy"], run["due"]) == ("web", "hourly", True)
+    assert run["assigned_by"] == "the policy's domains"
+    assert [each["action"] for each in document["retention"]] == ["delete", "keep"]
+
+
+def test_a_domain_without_policies(policies, snaporch):
+    policies.add_guest("mail")
+    assert snaporch("plan", "mail").out == "mail  nothing is taken by itself\n"
+
+
+def test_a_misspelt_domain(policies, snaporch):
+    assert snaporch("plan", "wbe").code == ExitCode.NOT_FOUND
+
+
+def test_a_policy_that_there_is_not_is_told_after_the_plan(policies, snaporch):
+    policies.add_guest("mail")
+    policies.pool.set_properties(["tank/mail"], {"snaporch:policy": "dayly"})
+    answer = snaporch("plan")
+    assert answer.code == ExitCode.CONFIG
+    assert "due now" in answer.out
+    assert "mail: snaporch:policy of tank/mail names the policy 'dayly'" in answer.err
+
+
+# -- snapshot --policy --------------------------------------------------------------------------
+
+
+def test_a_snapshot_for_a_policy_is_marked(policies, snaporch):
+    taken = snaporch("snapshot", "web", "--policy", "hourly", "--json").json
+    assert taken["policy"] == "hourly"
+    assert taken["snapshot"].endswith("_hourly")
+    (found,) = [s for s in policies.pool.snapshots() if s.name == taken["snapshot"]]
+    assert found.properties["retention"] == "hourly"
+
+
+def test_a_snapshot_by_hand_is_nobodys(policies, snaporch):
+    taken = snaporch("snapshot", "web", "--json").json
+    assert taken["policy"] is None
+
+
+def test_a_policy_brings_its_level(policies, snaporch):
+    with load_module.DEFAULT_PATH.open("a") as stream:
+        stream.write('[policy.quick]\nlevel = "crash"\n')
+    assert snaporch("snapshot", "web", "--policy", "quick", "--json").json["level"] == "crash"
+    told = snaporch("snapshot", "web", "--policy", "quick", "--level", "paused", "--json").json
+    assert told["level"] == "paused"
+    assert "crash, by crash" in snaporch("snapshot", "web", "--policy", "quick", "--dry-run").out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--policy", "daily"], ExitCode.NOT_FOUND, "no such policy in the configuration"),
+        (["--policy", "hourly", "--name", "x"], ExitCode.USAGE, "leave out --name"),
+    ],
+)
+def test_what_a_policy_refuses(policies, snaporch, options, code, words):
+    before = policies.pool.names()
+    answer = snaporch("snapshot", "web", *options)
+    assert answer.code == code
+    assert words in answer.err
+    assert policies.pool.names() == before
+
+
+def test_a_bundle_that_reads_back_otherwise_is_a_failure(policies, snaporch, monkeypatch):
+    with load_module.DEFAULT_PATH.open("a") as stream:
+        stream.write("[policy.checked]\nverify = true\n")
+    assert snaporch("snapshot", "web", "--policy", "checked").code == 0
+    monkeypatch.setattr("snaporch.bundle.store.sha256_of", lambda _path: "0" * 64)
+    answer = snaporch("snapshot", "web", "--policy", "checked")
+    assert answer.code == ExitCode.FAILED
+    assert "SHA-256" in answer.err

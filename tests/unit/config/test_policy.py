@@ -1,0 +1,93 @@
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from snaporch.config.policy import Keep, cron_trigger, span
+
+BERLIN = ZoneInfo("Europe/Berlin")
+MONDAY = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+def fires(expression, count, start=MONDAY, zone=UTC):
+    found, previous = [], None
+    for _ in range(count):
+        previous = cron_trigger(expression, zone).get_next_fire_time(previous, start)
+        found.append(previous)
+        start = previous
+    return found
+
+
+def weekdays(field):
+    return sorted({moment.isoweekday() for moment in fires(f"0 0 * * {field}", 14)})
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("15m", timedelta(minutes=15)),
+        ("1h", timedelta(hours=1)),
+        ("2d", timedelta(days=2)),
+        ("1w", timedelta(weeks=1)),
+    ],
+)
+def test_spans(text, length):
+    assert span(text) == length
+
+
+@pytest.mark.parametrize("text", ["", "1", "h", "-1h", "1 h", "01h", "1.5h", "99999d", "1y"])
+def test_what_is_no_span(text):
+    with pytest.raises(ValueError, match="must be a number and one of"):
+        span(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "days"),
+    [
+        ("0", [7]),
+        ("7", [7]),
+        ("1", [1]),
+        ("1-5", [1, 2, 3, 4, 5]),
+        ("mon-fri", [1, 2, 3, 4, 5]),
+        ("5-7", [5, 6, 7]),
+        ("sat-mon", [1, 6, 7]),
+        ("6,sun", [6, 7]),
+        ("*/2", [2, 4, 6, 7]),
+        ("1-5/2", [1, 3, 5]),
+        ("*", [1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_weekdays_are_those_of_cron(field, days):
+    assert weekdays(field) == days
+
+
+@pytest.mark.parametrize("field", ["8", "someday", "1-", "-1", "1-5/0", ""])
+def test_what_is_no_weekday(field):
+    with pytest.raises(ValueError, match=r"weekday|five fields"):
+        cron_trigger(f"0 0 * * {field}", UTC)
+
+
+def test_cron_is_read_by_the_clock_of_the_zone():
+    (summer,) = fires("0 3 * * *", 1, zone=BERLIN)
+    assert summer.astimezone(UTC).hour == 1
+
+
+def test_a_time_that_the_clock_leaves_out_comes_once_all_the_same():
+    start = datetime(2026, 3, 28, 12, tzinfo=UTC)
+    days = [moment.date().day for moment in fires("30 2 * * *", 3, start, BERLIN)]
+    assert days in ([29, 30, 31], [30, 31, 1])
+
+
+@pytest.mark.parametrize(
+    "day", [datetime(2026, 3, 28, tzinfo=UTC), datetime(2026, 10, 24, tzinfo=UTC)]
+)
+def test_every_hour_comes_every_hour_when_the_clocks_change(day):
+    found = fires("0 * * * *", 40, day, BERLIN)
+    steps = {later.timestamp() - earlier.timestamp() for earlier, later in pairwise(found)}
+    assert steps == {3600.0}
+
+
+def test_rules_are_named():
+    assert Keep(hourly=24, yearly=1).describe() == "hourly=24 yearly=1"
