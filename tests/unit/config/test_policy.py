@@ -74,12 +74,6 @@ def test_cron_is_read_by_the_clock_of_the_zone():
     assert summer.astimezone(UTC).hour == 1
 
 
-def test_a_time_that_the_clock_leaves_out_comes_once_all_the_same():
-    start = datetime(2026, 3, 28, 12, tzinfo=UTC)
-    days = [moment.date().day for moment in fires("30 2 * * *", 3, start, BERLIN)]
-    assert days in ([29, 30, 31], [30, 31, 1])
-
-
 @pytest.mark.parametrize(
     "day", [datetime(2026, 3, 28, tzinfo=UTC), datetime(2026, 10, 24, tzinfo=UTC)]
 )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from snaporch.config import Config
 from snaporch.schedule.when import times, zone_of
 
+BERLIN = ZoneInfo("Europe/Berlin")
 MONDAY = datetime(2026, 6, 8, tzinfo=UTC)
 MOMENTS = st.integers(0, 3 * 365 * 86400).map(lambda n: MONDAY + timedelta(seconds=n))
 
@@ -41,7 +42,7 @@ def test_a_policy_without_times_has_none():
 
 @given(
     MOMENTS,
-    st.sampled_from([{"every": "7h"}, {"cron": "30 2 * * *"}, {"cron": "*/20 1-3 * * 7"}]),
+    st.sampled_from([{"every": "7h"}, {"cron": "30 4 * * *"}, {"cron": "*/20 4-6 * * 7"}]),
     st.sampled_from(["0m", "45m"]),
     st.uuids(),
 )
@@ -52,6 +53,29 @@ def test_the_next_time_is_later_and_none_lies_between(moment, policy, stagger, u
     assert found.after(later - timedelta(seconds=1)) == later
     between = moment + (later - moment) / 2
     assert found.after(between) == later
+
+
+def a_week(start):
+    """When a snapshot follows the other."""
+    moment, found = start, []
+    for _ in range(6):
+        moment = when(cron="30 2 * * *").after(moment) + timedelta(seconds=7)
+        found.append(moment.astimezone(BERLIN).strftime("%d %H:%M %z"))
+    return found
+
+
+def test_a_time_that_the_clock_leaves_out_comes_an_hour_later():
+    assert a_week(datetime(2026, 3, 27, 12, tzinfo=UTC))[:3] == [
+        "28 02:30 +0100",
+        "29 03:30 +0200",
+        "30 02:30 +0200",
+    ]
+
+
+def test_a_time_that_the_clock_shows_twice_comes_at_least_once():
+    found = a_week(datetime(2026, 10, 23, 12, tzinfo=UTC))
+    assert {each.split()[0] for each in found} >= {"24", "25", "26", "27"}
+    assert found.count("25 02:30 +0200") == 1
 
 
 def test_stagger_spreads_domains_and_keeps_their_places():
