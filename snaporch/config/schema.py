@@ -16,7 +16,6 @@ from pydantic import (
 )
 
 from snaporch.config.policy import Policy, PolicyName, Schedule
-
 from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
 
 
