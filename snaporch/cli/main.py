@@ -21,6 +21,7 @@ from snaporch.cli.recover import recover_command
 from snaporch.cli.render import render_app
 from snaporch.cli.restore import restore_command
 from snaporch.cli.show import show_command
+from snaporch.cli.run_due import run_due_command
 from snaporch.cli.snapshot import snapshot_command
 from snaporch.cli.verify import verify_command
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
@@ -52,6 +53,7 @@ app.command("check")(check_command)
 app.add_typer(render_app, name="render")
 app.command("hook")(hook_command)
 app.command("plan")(plan_command)
+app.command("run-due")(run_due_command)
 
 
 def _print_version(wanted: bool) -> None:

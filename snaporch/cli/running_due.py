@@ -1,0 +1,102 @@
+"""Taking, deleting and telling, behind ``snaporch run-due``."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from snaporch.cli.planning import tell_unknown
+from snaporch.errors import ExitCode
+from snaporch.report.terminal import print_error, print_result
+from snaporch.run.context import Context
+from snaporch.run.lock import domain_lock
+from snaporch.run.settle import recover_leftovers
+from snaporch.schedule.captures import Captures, Outcome, snapshot_command
+from snaporch.schedule.due import due_captures, take_all
+from snaporch.schedule.gate import Gate
+from snaporch.schedule.outlook import look
+from snaporch.schedule.retire import Retired, retire
+
+SCHEDULE = "schedule"
+
+
+def run_due(context: Context, *, retention: bool, json: bool) -> int:
+    """Carry policies out once; the exit code of the first failure.
+
+    Raises:
+        BusyError: another ``run-due`` or the daemon is at it.
+    """
+    with domain_lock(
+        context.config.paths.runtime,
+        SCHEDULE,
+        SCHEDULE,
+        "run-due",
+        wait=0,
+        interrupt=context.interrupt,
+    ):
+        recover_leftovers(context)
+        now = datetime.now(UTC)
+        outlooks = look(context, now)
+        wanted = due_captures(context, outlooks, now)
+        captures = Captures(Gate(context.config.schedule), snapshot_command(context.config_path))
+        outcomes = take_all(context, captures, wanted)
+        retired = Retired()
+        if retention and context.interrupt.signum is None:
+            later = datetime.now(UTC)
+            retired = retire(context, look(context, later), later)
+    if json:
+        print_result(json_format.dumps(_document(outcomes, retired), indent=2, ensure_ascii=False))
+    else:
+        _tell(context, outcomes, retired)
+    context.interrupt.check(SCHEDULE)
+    return _exit_code(outcomes, retired, tell_unknown(outlooks))
+
+
+def _exit_code(outcomes: Sequence[Outcome], retired: Retired, unknown: int) -> int:
+    for outcome in outcomes:
+        if not outcome.ok:
+            print_error(f"{outcome.capture.domain}: {outcome.capture.policy}: {outcome.text}")
+    for error in retired.failures:
+        print_error(error.line())
+    codes = [outcome.status for outcome in outcomes if not outcome.ok]
+    codes += [int(error.exit_code) for error in retired.failures]
+    return next((code for code in [*codes, unknown] if code), ExitCode.OK)
+
+
+def _tell(context: Context, outcomes: Sequence[Outcome], retired: Retired) -> None:
+    for outcome in outcomes:
+        if outcome.ok:
+            print_result(outcome.text)
+    for domain, verdict in retired.deleted:
+        print_result(f"{domain}@{verdict.taken.snapshot}  deleted: {verdict.reason}")
+    for domain in retired.busy:
+        context.progress.note(domain, "busy: what need not stay is deleted the next time")
+    if not outcomes and not retired.deleted:
+        context.progress.step("snaporch", "nothing is due")
+
+
+def _document(outcomes: Sequence[Outcome], retired: Retired) -> dict[str, object]:
+    return {
+        "runs": [
+            {
+                "domain": outcome.capture.domain,
+                "uuid": outcome.capture.uuid,
+                "policy": outcome.capture.policy,
+                "status": outcome.status,
+                "text": outcome.text,
+            }
+            for outcome in outcomes
+        ],
+        "deleted": [
+            {
+                "domain": domain,
+                "snapshot": verdict.taken.snapshot,
+                "policy": verdict.taken.policy,
+                "reason": verdict.reason,
+            }
+            for domain, verdict in retired.deleted
+        ],
+        "failures": [error.line() for error in retired.failures],
+        "busy": retired.busy,
+    }

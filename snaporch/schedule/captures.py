@@ -1,0 +1,110 @@
+"""Taking snapshots in processes of their own.
+
+A run obeys signals and holds a domain's lock by its process, so several at once need several. It
+also must survive whoever asked for it: a run whose parent is killed finishes by itself, and a run
+that is killed has its guardian.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch.errors import ExitCode
+from snaporch.schedule.gate import Capture, Gate, GateClosedError
+
+Command = Callable[[Capture], list[str]]
+_PREFIX = "snaporch: "
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a capture ended."""
+
+    capture: Capture
+    status: int
+    """The exit code of ``snaporch snapshot``; ``128 + N`` after signal N."""
+    text: str
+    """Its result, or why there is none; one line."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a snapshot, as it should be."""
+        return self.status == ExitCode.OK
+
+
+def snapshot_command(config: Path | None) -> Command:
+    """The command line that takes a capture."""
+
+    def command(capture: Capture) -> list[str]:
+        words = [sys.executable, "-P", "-m", "snaporch"]
+        words += ["--config", str(config.absolute())] if config else []
+        return [*words, "snapshot", capture.uuid, "--policy", capture.policy, "--quiet"]
+
+    return command
+
+
+class Captures:
+    """The captures of this process."""
+
+    def __init__(self, gate: Gate, command: Command) -> None:
+        self.gate = gate
+        self.command = command
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def take(self, capture: Capture) -> Outcome:
+        """Wait for room, take the snapshot, and say how it went; never raises for its failure."""
+        try:
+            with self.gate.through(capture):
+                return self._take(capture)
+        except GateClosedError:
+            return Outcome(capture, 128 + signal.SIGTERM, "not begun: asked to stop")
+
+    def _take(self, capture: Capture) -> Outcome:
+        with self._lock:
+            if self._stopped:
+                raise GateClosedError
+            try:
+                process = subprocess.Popen(
+                    self.command(capture),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,  # a terminal's Ctrl-C is for us; we pass it on
+                )
+            except OSError as error:
+                return Outcome(capture, ExitCode.UNAVAILABLE, f"cannot be started: {error}")
+            self._running.add(process)
+        try:
+            out, err = process.communicate()
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        return _outcome(capture, process.returncode, out, err)
+
+    def stop(self) -> None:
+        """Begin nothing any more, and ask what runs to undo or finish itself."""
+        self.gate.close()
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                process.send_signal(signal.SIGTERM)
+
+
+def _outcome(capture: Capture, returned: int, out: str, err: str) -> Outcome:
+    lines = [line.removeprefix(_PREFIX) for line in err.splitlines() if line.strip()]
+    status = returned if returned >= 0 else 128 - returned
+    if status == ExitCode.OK:
+        return Outcome(capture, status, out.strip(), tuple(lines))
+    last = lines.pop() if lines else f"ended with status {status} and without a word"
+    return Outcome(capture, status, last.removeprefix(f"{capture.domain}: "), tuple(lines))

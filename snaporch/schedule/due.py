@@ -1,0 +1,101 @@
+"""Carrying policies out once: take what is due, then delete what need not stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime
+
+from snaporch.errors import SnaporchError
+from snaporch.model import Domain
+from snaporch.run.context import Context
+from snaporch.schedule.assign import datasets
+from snaporch.schedule.captures import Captures, Outcome
+from snaporch.schedule.gate import Capture
+from snaporch.schedule.outlook import Outlook
+from snaporch.schedule.tries import Failed, read_failed, write_failed
+
+_POLL_SECONDS = 0.2
+_MOST_WAITING = 64
+_NO_RAM = ("quiesced", "paused", "crash", "off")
+
+
+def due_captures(context: Context, outlooks: Iterable[Outlook], now: datetime) -> list[Capture]:
+    """What is due; what has waited longest comes first."""
+    due = [
+        (coming.at, each.domain.name, each.domain, coming.policy)
+        for each in outlooks
+        for coming in each.nexts
+        if coming.due(now)
+    ]
+    ordered = sorted(due, key=lambda entry: (entry[0], entry[1], entry[3]))
+    return [capture_of(context, domain, policy) for _, _, domain, policy in ordered]
+
+
+def capture_of(context: Context, domain: Domain, policy: str) -> Capture:
+    """What the snapshot will burden the host with."""
+    pools = frozenset(name.split("/", 1)[0] for name in datasets(context, domain))
+    return Capture(domain.uuid, domain.name, policy, pools, _ram_mib(context, domain, policy))
+
+
+def _ram_mib(context: Context, domain: Domain, policy: str) -> int:
+    level: str = context.config.policy[policy].level
+    if level == "auto":
+        level = context.config.settings(domain.name, domain.uuid).level
+    if level in _NO_RAM or not domain.active:
+        return 0
+    try:
+        return context.hypervisor.ram_in_use(domain.uuid) >> 20
+    except SnaporchError:  # it went away meanwhile, which the run will say
+        return 0
+
+
+def take_all(context: Context, captures: Captures, wanted: Sequence[Capture]) -> list[Outcome]:
+    """Take them side by side as the limits allow; a failure stops no other.
+
+    A signal lets nothing begin any more, and those under way undo or finish themselves.
+    """
+    outcomes: list[Outcome] = []
+    if not wanted:
+        return outcomes
+    with ThreadPoolExecutor(max_workers=min(len(wanted), _MOST_WAITING)) as threads:
+        open_ones: set[Future[Outcome]] = {threads.submit(captures.take, each) for each in wanted}
+        stopped = False
+        while open_ones:
+            done, open_ones = wait(open_ones, timeout=_POLL_SECONDS)
+            for future in done:
+                outcomes.append(future.result())
+                _tell(context, outcomes[-1])
+            if context.interrupt.signum is not None and not stopped:
+                stopped = True
+                captures.stop()
+    remember(context, outcomes)
+    return outcomes
+
+
+def remember(context: Context, outcomes: Iterable[Outcome]) -> None:
+    """Note which tries failed, for the next ones to wait a while."""
+    directory = context.config.paths.schedule
+    known = read_failed(directory)
+    changed = changed_by(known, outcomes, datetime.now(UTC))
+    if changed != known:
+        write_failed(directory, changed)
+
+
+def changed_by(
+    known: Mapping[str, Failed], outcomes: Iterable[Outcome], now: datetime
+) -> dict[str, Failed]:
+    """What is to be remembered; a try that a signal cut short is none."""
+    changed = dict(known)
+    for outcome in outcomes:
+        if outcome.ok:
+            changed.pop(outcome.capture.key, None)
+        elif outcome.status < 128:  # noqa: PLR2004 - 128 + N is signal N
+            changed[outcome.capture.key] = Failed(now, outcome.text)
+    return changed
+
+
+def _tell(context: Context, outcome: Outcome) -> None:
+    name = outcome.capture.domain
+    for text in outcome.notes:
+        context.progress.note(name, text.removeprefix(f"{name}  note: "))

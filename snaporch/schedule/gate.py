@@ -1,0 +1,94 @@
+"""How many snapshots may be taken at once: on the host, in a pool, and by their RAM."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from snaporch.config import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A snapshot that a policy wants of a domain."""
+
+    uuid: str
+    domain: str
+    policy: str
+    pools: frozenset[str]
+    ram_mib: int
+    """RAM that will be saved; 0 when none is."""
+
+    @property
+    def key(self) -> str:
+        """What tells it from others: ``UUID/POLICY``."""
+        return f"{self.uuid}/{self.policy}"
+
+
+class GateClosedError(Exception):
+    """No snapshot may begin any more."""
+
+
+class Gate:
+    """Lets captures in as the limits allow; for use by many threads."""
+
+    def __init__(self, limits: Schedule) -> None:
+        self._limits = limits
+        self._changed = threading.Condition()
+        self._inside: list[Capture] = []
+        self._closed = False
+
+    @property
+    def inside(self) -> tuple[Capture, ...]:
+        """Those that are being taken."""
+        with self._changed:
+            return tuple(self._inside)
+
+    def close(self) -> None:
+        """Let nobody in any more; those who wait are told."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def limit(self, limits: Schedule) -> None:
+        """Other limits from now on."""
+        with self._changed:
+            self._limits = limits
+            self._changed.notify_all()
+
+    @contextmanager
+    def through(self, capture: Capture) -> Iterator[None]:
+        """Wait until there is room, and take it until the end.
+
+        Raises:
+            GateClosedError: the gate was closed before.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._room(capture))
+            if self._closed:
+                raise GateClosedError
+            self._inside.append(capture)
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside.remove(capture)
+                self._changed.notify_all()
+
+    def _room(self, capture: Capture) -> bool:
+        limits, inside = self._limits, self._inside
+        if not inside:
+            return True
+        if any(other.uuid == capture.uuid for other in inside) or len(inside) >= limits.jobs:
+            return False
+        used = Counter(pool for other in inside for pool in other.pools)
+        if any(used[pool] >= limits.jobs_per_pool for pool in capture.pools):
+            return False
+        saving = sum(other.ram_mib for other in inside)
+        if not (limits.ram_in_flight_mib and saving and capture.ram_mib):
+            return True
+        return saving + capture.ram_mib <= limits.ram_in_flight_mib

@@ -1,0 +1,78 @@
+"""Deleting what retention says: ZFS snapshots pool by pool, then the bundles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from snaporch.errors import BusyError, SnaporchError
+from snaporch.pool import PoolError
+from snaporch.prune.prune import prune
+from snaporch.run.context import Context
+from snaporch.run.lock import domain_lock
+from snaporch.schedule.outlook import Outlook, look
+from snaporch.schedule.retention import Verdict
+
+
+@dataclass
+class Retired:
+    """What came of it."""
+
+    deleted: list[tuple[str, Verdict]] = field(default_factory=list)
+    """Domain's name and verdict of each snapshot that is gone."""
+    failures: list[SnaporchError] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+    """Domains somebody else works with; theirs wait for the next time."""
+
+
+def retire(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Retired:
+    """Delete what retention foresees; a failure on one domain does not stop the others."""
+    done = Retired()
+    for outlook in outlooks:
+        if outlook.doomed:
+            context.interrupt.check(outlook.domain.name)
+            try:
+                _retire(context, outlook, now, done)
+            except BusyError:
+                done.busy.append(outlook.domain.name)
+            except SnaporchError as error:
+                done.failures.append(error)
+    return done
+
+
+def _retire(context: Context, outlook: Outlook, now: datetime, done: Retired) -> None:
+    domain = outlook.domain
+    gone: list[str] = []
+    with domain_lock(
+        context.config.paths.runtime,
+        domain.name,
+        domain.uuid,
+        "retention",
+        wait=0,
+        interrupt=context.interrupt,
+    ):
+        # What was seen before the lock was held may have been rolled away meanwhile.
+        (current,) = look(context, now, domain.uuid)
+        foreseen = {verdict.taken.run for verdict in outlook.doomed}
+        for verdict in current.doomed:
+            if verdict.taken.run not in foreseen:
+                continue
+            try:
+                _destroy(context, current.names[verdict.taken.run])
+            except PoolError as error:
+                done.failures.append(error)
+                continue
+            done.deleted.append((domain.name, verdict))
+            gone.append(f"{domain.uuid}/{verdict.taken.run}")
+    if gone:
+        done.failures += prune(context.config, context.pool, only=gone).failures
+
+
+def _destroy(context: Context, names: Sequence[str]) -> None:
+    """Atomic in each pool; what cannot be destroyed in one pool stays in the later ones, too."""
+    pools: dict[str, list[str]] = {}
+    for name in names:
+        pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)
+    for members in pools.values():
+        context.pool.destroy_snapshots(members)

@@ -1,0 +1,192 @@
+"""Policies on real snapshots: what is due is taken, what need not stay goes, nothing else does."""
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from support import BUNDLES, assert_clean, must, one_line_error, snaporch, zfs_snapshots
+
+from snaporch.cli.session import session
+from snaporch.schedule.outlook import look
+from snaporch.schedule.retire import retire
+
+CONFIG = Path("/etc/snaporch/snaporch.toml")
+POLICIES = """
+[schedule]
+timezone = "UTC"
+jobs = 2
+
+[policy.hourly]
+every = "1h"
+verify = true
+keep = { hourly = 2 }
+
+[policy.daily]
+cron = "0 3 * * *"
+level = "crash"
+domains = ["other"]
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def policies():
+    CONFIG.parent.mkdir(exist_ok=True)
+    CONFIG.write_text(POLICIES)
+    yield
+    CONFIG.unlink()
+
+
+@pytest.fixture(scope="module")
+def guest():
+    made = Guest.create("timed", disks=[Disk("file", "tank/timed"), Disk("zvol", "flash/timed")])
+    must("zfs", "set", "snaporch:policy=hourly", "tank/timed")
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def other():
+    made = Guest.create("other", disks=[Disk("file", "tank/other")])
+    yield made
+    made.remove()
+
+
+def planned(name):
+    document = snaporch("plan", name, "--json").json
+    return {run["policy"]: run for run in document["runs"]}
+
+
+def names(dataset):
+    return [full.split("@")[1] for full in zfs_snapshots() if full.startswith(f"{dataset}@")]
+
+
+def test_places_that_name_policies(guest, other):
+    assert planned("timed")["hourly"]["assigned_by"] == "snaporch:policy of tank/timed"
+    assert planned("other")["daily"]["assigned_by"] == "the policy's domains"
+    tell = ("virsh", "metadata", "other", "urn:snaporch", "--config", "--key", "snaporch")
+    must(*tell, "--set", "<policy>hourly</policy>")
+    assert set(planned("other")) == {"hourly"}
+    must("virsh", "metadata", "other", "urn:snaporch", "--config", "--remove")
+    assert set(planned("other")) == {"daily"}
+
+
+def test_the_first_ones_are_due_and_taken(guest, other):
+    assert planned("timed")["hourly"]["due"]
+    marks = {each: each.mark() for each in (guest, other)}
+    outcome = snaporch("run-due", "--json")
+    assert outcome.status == 0, outcome.err
+    assert {run["domain"] for run in outcome.json["runs"]} == {"timed", "other"}
+    for each, mark in marks.items():
+        each.wait_count()
+        each.assert_undisturbed(mark)
+        assert_clean(each)
+    (name,) = names("tank/timed")
+    assert name.endswith("_hourly")
+    assert names("flash/timed") == [name]
+    assert must("zfs", "get", "-Ho", "value", "snaporch:retention", f"tank/timed@{name}") == (
+        "hourly\n"
+    )
+    levels = {e["domain"]: e["level"] for e in snaporch("list", "--json").json}
+    assert levels == {"timed": "ram", "other": "crash"}
+
+
+def test_nothing_is_due_right_after(guest, other):
+    outcome = snaporch("run-due")
+    assert (outcome.status, outcome.out) == (0, "")
+    assert not planned("timed")["hourly"]["due"]
+
+
+def test_retention_deletes_what_it_foresaw_and_nothing_else(guest):
+    """The library is asked about later times: nobody can wait for hours."""
+    must("zfs", "snapshot", "tank/timed@autosnap_2026-01-01_00:00:00_hourly")
+    must("zfs", "snapshot", "tank/timed@snaporch_20260101T000000Z_hourly")
+    assert snaporch("snapshot", "timed", "--name", "by-hand").status == 0
+    for _ in range(2):
+        assert snaporch("snapshot", "timed", "--policy", "hourly").status == 0
+    ours = [n for n in names("tank/timed") if n.endswith("_hourly") and "2026010" not in n]
+    oldest, held, newest = sorted(ours)[0], sorted(ours)[1], sorted(ours)[2]
+    age_bundles("timed")
+    must("zfs", "hold", "keep", f"flash/timed@{held}")
+    with session(None, quiet=True) as context:
+        later = datetime.now(UTC) + timedelta(days=2)
+        context.config = context.config.model_copy(update={"policy": only_last(context.config)})
+        (outlook,) = look(context, later, "timed")
+        assert [v.taken.snapshot for v in outlook.doomed] == [oldest]
+        done = retire(context, [outlook], later)
+        assert ([v.taken.snapshot for _, v in done.deleted], done.failures) == ([oldest], [])
+        assert retire(context, look(context, later), later).deleted == []
+    assert set(names("tank/timed")) == {
+        "autosnap_2026-01-01_00:00:00_hourly", "snaporch_20260101T000000Z_hourly",
+        "by-hand", held, newest,
+    }  # fmt: skip
+    assert set(names("flash/timed")) == {"by-hand", held, newest}
+    listed = {e["snapshot"]: e["state"] for e in snaporch("list", "timed", "--json").json}
+    assert listed == {"by-hand": "complete", held: "complete", newest: "complete"}
+    must("zfs", "release", "keep", f"flash/timed@{held}")
+
+
+def only_last(config):
+    hourly = config.policy["hourly"]
+    keep = hourly.keep.model_copy(update={"hourly": 0, "last": 1})
+    return config.policy | {"hourly": hourly.model_copy(update={"keep": keep})}
+
+
+def age_bundles(domain):
+    """Make every bundle an hour older than the next one, so that none is of the same hour."""
+    records = snaporch("list", domain, "--json").json
+    for hours, record in enumerate(reversed(records)):
+        path = Path(record["bundle"]) / "manifest.json"
+        document = json.loads(path.read_text())
+        created = datetime.fromisoformat(document["created"]) - timedelta(hours=hours)
+        path.write_text(json.dumps(document | {"created": created.isoformat()}))
+
+
+def test_a_run_that_fails_is_told_and_stops_no_other(guest, other):
+    must("zfs", "set", "snaporch:policy=quick", "tank/timed")
+    must("zfs", "set", "snaporch:policy=quiet", "tank/other")
+    CONFIG.write_text(
+        POLICIES.replace('domains = ["other"]\n', "")
+        + '[policy.quick]\nevery = "1h"\n[policy.quiet]\nevery = "1h"\nlevel = "quiesced"\n'
+    )
+    outcome = snaporch("run-due")
+    assert outcome.status == 5, outcome.err
+    assert outcome.out.startswith("timed@snaporch_")
+    assert "other: quiet: " in outcome.err
+    assert "agent" in outcome.err
+    again = snaporch("run-due")
+    assert (again.status, again.out) == (0, "")
+    assert "again after it failed" in planned("other")["quiet"]["reason"]
+    CONFIG.write_text(POLICIES)
+    must("zfs", "inherit", "snaporch:policy", "tank/other")
+    must("zfs", "set", "snaporch:policy=hourly", "tank/timed")
+
+
+def test_a_policy_that_there_is_not(guest):
+    must("zfs", "set", "snaporch:policy=dayly", "tank/timed")
+    outcome = snaporch("plan", "timed")
+    assert outcome.status == 3
+    assert "names the policy 'dayly'" in outcome.err
+    one_line_error(snaporch("snapshot", "timed", "--policy", "dayly"), 4, "dayly", "hourly")
+    must("zfs", "set", "snaporch:policy=hourly", "tank/timed")
+
+
+def test_thousands_of_snapshots_are_planned_in_one_listing(guest):
+    """A channel program makes them in one go; the plan is asked once, and told how long it took."""
+    before = len(zfs_snapshots())
+    program = Path("/tmp/many.lua")
+    program.write_text(
+        "for n = 1, 2000 do zfs.sync.snapshot('flash/timed@many' .. n) end\n", encoding="ascii"
+    )
+    must("zpool", "program", "-t", "100000000", "-m", "100000000", "flash", str(program))
+    began = time.monotonic()
+    outcome = snaporch("plan", "--json")
+    print(f"planned over {len(zfs_snapshots())} snapshots in {time.monotonic() - began:.1f} s")
+    assert outcome.status == 0
+    assert len(zfs_snapshots()) == before + 2000
+    assert not any("many" in each["snapshot"] for each in outcome.json["retention"])
+    must("zfs", "destroy", "flash/timed@many1%many2000")
+    assert BUNDLES.is_dir()

@@ -1,0 +1,91 @@
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fakes.schedule import Scheduled
+
+from snaporch.cli import running_due
+from snaporch.config import load as load_module
+from snaporch.errors import ExitCode
+from snaporch.run.context import Interrupt
+from snaporch.run.lock import domain_lock
+
+CHILD = """
+import sys
+name = sys.argv[1]
+if name == "bad":
+    print("snaporch: bad: no such luck", file=sys.stderr)
+    sys.exit(5)
+print(f"{name}@s  ram  complete")
+"""
+
+
+@pytest.fixture
+def policies(host, monkeypatch):
+    """A policy for everybody; snapshots are taken by a child that only says so."""
+    host.add_guest()
+    with load_module.DEFAULT_PATH.open("a") as stream:
+        stream.write('policies = ["hourly"]\n')
+        stream.write(f'[policy.hourly]\nevery = "1h"\nkeep = {"{ last = 1 }"}\n')
+    text = load_module.DEFAULT_PATH.read_text()
+    place = host.root / "schedule"
+    load_module.DEFAULT_PATH.write_text(text.replace("[paths]", f'[paths]\nschedule = "{place}"'))
+
+    def command(_config):
+        return lambda capture: [sys.executable, "-c", CHILD, capture.domain]
+
+    monkeypatch.setattr(running_due, "snapshot_command", command)
+    return host
+
+
+def test_what_is_due_is_taken_and_told(policies, snaporch):
+    answer = snaporch("run-due")
+    assert (answer.code, answer.out, answer.err) == (0, "web@s  ram  complete\n", "")
+
+
+def test_a_failure_is_a_line_and_the_exit_code_and_stops_no_other(policies, snaporch):
+    policies.add_guest("bad")
+    answer = snaporch("run-due")
+    assert answer.code == ExitCode.REFUSED
+    assert answer.out == "web@s  ram  complete\n"
+    assert answer.err == "snaporch: bad: hourly: no such luck\n"
+
+
+def test_what_failed_is_not_tried_at_once_again(policies, snaporch):
+    policies.add_guest("bad")
+    snaporch("run-due")
+    answer = snaporch("run-due", "--json")
+    assert [run["domain"] for run in answer.json["runs"]] == ["web"]  # its child took nothing
+
+
+def test_what_need_not_stay_goes_unless_told_otherwise(policies, snaporch):
+    scheduled = Scheduled(policies)
+    now = datetime.now(UTC)
+    old, _ = (scheduled.taken(now - timedelta(hours=h)) for h in (5, 3))
+    assert "deleted" not in snaporch("run-due", "--no-retention").out
+    answer = snaporch("run-due")
+    assert f"web@{old.snapshot}  deleted: not in last=1" in answer.out.splitlines()
+    assert f"tank/web@{old.snapshot}" not in policies.pool.names()
+
+
+def test_run_due_as_json(policies, snaporch):
+    document = snaporch("run-due", "--json").json
+    assert set(document) == {"runs", "deleted", "failures", "busy"}
+    (run,) = document["runs"]
+    assert (run["domain"], run["policy"], run["status"]) == ("web", "hourly", 0)
+
+
+def test_one_at_a_time(policies, snaporch):
+    with domain_lock(
+        policies.paths.runtime, "schedule", "schedule", "daemon", wait=0, interrupt=Interrupt()
+    ):
+        answer = snaporch("run-due")
+    assert answer.code == ExitCode.BUSY
+    assert "schedule: held by daemon" in answer.err
+
+
+def test_nothing_is_due(policies, snaporch):
+    Scheduled(policies).taken(datetime.now(UTC))
+    answer = snaporch("run-due")
+    assert (answer.code, answer.out) == (0, "")
+    assert "nothing is due" in answer.err

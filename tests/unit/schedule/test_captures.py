@@ -1,0 +1,84 @@
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from snaporch.config import Schedule
+from snaporch.schedule.captures import Captures, snapshot_command
+from snaporch.schedule.gate import Capture, Gate
+
+WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
+OBEDIENT = """
+import signal, sys
+def stop(*_):
+    print("snaporch: web: stopped by SIGTERM", file=sys.stderr)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+with open(sys.argv[1], "w") as ready:
+    ready.write("x")
+signal.pause()
+"""
+
+
+def captures(script, *arguments, jobs=1):
+    return Captures(Gate(Schedule(jobs=jobs)), lambda _: [sys.executable, "-c", script, *arguments])
+
+
+def test_the_command_names_everything(tmp_path):
+    words = snapshot_command(tmp_path / "c.toml")(WEB)
+    assert words[1:5] == ["-P", "-m", "snaporch", "--config"]
+    assert words[5:] == [
+        str(tmp_path / "c.toml"), "snapshot", "u", "--policy", "hourly", "--quiet",
+    ]  # fmt: skip
+    assert "--config" not in snapshot_command(None)(WEB)
+
+
+def test_a_result_comes_back():
+    outcome = captures("print('web@s  ram')").take(WEB)
+    assert (outcome.ok, outcome.text) == (True, "web@s  ram")
+
+
+def test_a_failure_has_its_last_line_as_the_reason():
+    script = "import sys; print('web  note: first', file=sys.stderr); sys.exit('snaporch: web: no')"
+    outcome = captures(script).take(WEB)
+    assert (outcome.status, outcome.text) == (1, "no")
+    assert outcome.notes == ("web  note: first",)
+
+
+def test_one_that_is_killed_is_128_and_the_signal():
+    outcome = captures("import os; os.kill(os.getpid(), 9)").take(WEB)
+    assert (outcome.status, outcome.text) == (137, "ended with status 137 and without a word")
+
+
+def test_one_that_cannot_be_started():
+    outcome = Captures(Gate(Schedule()), lambda _: ["/nonexistent/python"]).take(WEB)
+    assert not outcome.ok
+    assert outcome.text.startswith("cannot be started")
+
+
+def test_stopping_asks_what_runs_to_end_and_begins_nothing(tmp_path):
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    made = captures(OBEDIENT, str(ready))
+    outcomes = {}
+    other = Capture("v", "mail", "hourly", frozenset({"tank"}), 0)
+    threads = [
+        threading.Thread(target=lambda each=each: outcomes.update({each.domain: made.take(each)}))
+        for each in (WEB, other)
+    ]
+    threads[0].start()
+    assert Path(ready).read_text() == "x"
+    threads[1].start()
+    made.stop()
+    for thread in threads:
+        thread.join(60)
+    assert (outcomes["web"].status, outcomes["web"].text) == (143, "stopped by SIGTERM")
+    assert outcomes["mail"].text == "not begun: asked to stop"
+    assert outcomes["mail"].status == 128 + signal.SIGTERM
+
+
+def test_nothing_begins_after_the_stop():
+    made = captures("print('begun')")
+    made.stop()
+    assert made.take(WEB).text == "not begun: asked to stop"

@@ -1,0 +1,76 @@
+import shutil
+
+from fakes.hooks import failing
+from fakes.schedule import NOW
+
+from snaporch.model import BundleState
+from snaporch.pool import PoolError
+from snaporch.run.context import Interrupt
+from snaporch.run.lock import domain_lock
+from snaporch.run.records import all_records
+from snaporch.schedule.outlook import look
+from snaporch.schedule.retire import retire
+
+
+def clean_up(scheduled, outlooks=None):
+    return retire(scheduled.context, outlooks or look(scheduled.context, NOW), NOW)
+
+
+def remaining(scheduled):
+    return [r.run for r in all_records(scheduled.context.store, scheduled.world.pool.snapshots())]
+
+
+def test_snapshots_go_in_every_pool_and_their_bundles_with_them(scheduled):
+    scheduled.world.add_guest("two", {"vda": "tank/two", "vdb": "flash/two"})
+    old, *new = scheduled.hours_ago(3, 2, 1, guest="two")
+    done = clean_up(scheduled)
+    assert [(domain, verdict.taken.run) for domain, verdict in done.deleted] == [("two", old.run)]
+    assert remaining(scheduled) == [record.run for record in new]
+    assert scheduled.context.store.state(f"{old.uuid}/{old.run}")[0] is BundleState.MISSING
+    assert (done.failures, done.busy) == ([], [])
+
+
+def test_a_second_time_nothing_is_left_to_do(scheduled):
+    scheduled.hours_ago(3, 2, 1)
+    clean_up(scheduled)
+    assert clean_up(scheduled).deleted == []
+
+
+def test_what_a_restore_has_rolled_away_meanwhile_changes_the_verdict(scheduled):
+    old, _, newest = scheduled.hours_ago(3, 2, 1)
+    foreseen = look(scheduled.context, NOW)
+    scheduled.world.pool.destroy_snapshots([f"tank/web@{newest.snapshot}"])
+    shutil.rmtree(newest.bundle)
+    assert clean_up(scheduled, foreseen).deleted == []
+    assert old.run in remaining(scheduled)
+
+
+def test_a_domain_somebody_works_with_waits(scheduled):
+    old, *_ = scheduled.hours_ago(3, 2, 1)
+    runtime = scheduled.context.config.paths.runtime
+    with domain_lock(runtime, "web", old.uuid, "restore", wait=0, interrupt=Interrupt()):
+        done = clean_up(scheduled)
+    assert (done.deleted, done.busy) == ([], ["web"])
+    assert old.run in remaining(scheduled)
+
+
+def test_a_snapshot_that_cannot_be_destroyed_does_not_keep_others(scheduled):
+    world = scheduled.world
+    world.add_guest("mail")
+    for guest in ("web", "mail"):
+        scheduled.hours_ago(5, 4, 2, 1, guest=guest)
+    error = PoolError("tank", "dataset is busy")
+    world.hooks.at["pool.destroy_snapshots"] = failing(error)
+    assert len(clean_up(scheduled).failures) == 4
+    del world.hooks.at["pool.destroy_snapshots"]
+    assert len(clean_up(scheduled).deleted) == 4
+
+
+def test_no_policys_snapshot_is_touched_but_its_own(scheduled):
+    hand = scheduled.hours_ago(9, policy=None)
+    world = scheduled.world
+    world.pool.snapshot(["tank/web@autosnap_2026-01-01_00:00:00_hourly"], {})
+    scheduled.hours_ago(3, 2, 1)
+    clean_up(scheduled)
+    assert hand[0].run in remaining(scheduled)
+    assert "tank/web@autosnap_2026-01-01_00:00:00_hourly" in world.pool.names()
