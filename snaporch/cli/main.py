@@ -13,6 +13,7 @@ from snaporch.cli.check import check_command
 from snaporch.cli.clone import clone_command
 from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
+from snaporch.cli.daemon import daemon_command
 from snaporch.cli.list import list_command
 from snaporch.cli.options import ConfigOption
 from snaporch.cli.plan import plan_command
@@ -54,6 +55,7 @@ app.add_typer(render_app, name="render")
 app.command("hook")(hook_command)
 app.command("plan")(plan_command)
 app.command("run-due")(run_due_command)
+app.command("daemon")(daemon_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -49,6 +49,12 @@ def _span_text(text: str) -> str:
     return text
 
 
+def _refresh(text: str) -> str:
+    if span(text) < timedelta(seconds=1):
+        raise ValueError("must be a second or more")
+    return text
+
+
 def _every(text: str) -> str:
     if text and span(text) < timedelta(minutes=1):
         raise ValueError("must be a minute or more")
@@ -234,6 +240,11 @@ class Schedule(_Section):
         le=1 << 30,
         description="Most RAM in MiB of all guests whose RAM is saved at once; a guest that has "
         "more is taken alone. 0 for no limit.",
+    )
+    refresh: Annotated[str, AfterValidator(_refresh)] = Field(
+        default="5m",
+        description="How often the daemon looks anew which domains, policies and snapshots there "
+        "are.",
     )
     retry: Span = Field(
         default="10m", description="How long after a failed run the next try comes."

@@ -78,7 +78,7 @@ class Paths(_Section):
     )
     schedule: AbsolutePath = Field(
         default=Path("/var/lib/snaporch/schedule"),
-        description="What `run-due` and the daemon remember: failed tries, and when they are next.",
+        description="What `run-due` and the daemon remember: which tries failed, and when.",
     )
     runtime: AbsolutePath = Field(
         default=RUNTIME,

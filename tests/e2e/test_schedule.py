@@ -108,7 +108,7 @@ def test_retention_deletes_what_it_foresaw_and_nothing_else(guest):
     for _ in range(2):
         assert snaporch("snapshot", "timed", "--policy", "hourly").status == 0
     ours = [n for n in names("tank/timed") if n.endswith("_hourly") and "2026010" not in n]
-    oldest, held, newest = sorted(ours)[0], sorted(ours)[1], sorted(ours)[2]
+    oldest, held, newest = sorted(ours)
     age_bundles("timed")
     must("zfs", "hold", "keep", f"flash/timed@{held}")
     with session(None, quiet=True) as context:

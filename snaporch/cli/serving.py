@@ -1,0 +1,63 @@
+"""Signals and the daemon, behind ``snaporch daemon``."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from snaporch.cli.running_due import SCHEDULE
+from snaporch.config import load_config
+from snaporch.hypervisor import open_hypervisor
+from snaporch.pool import open_pool
+from snaporch.report.terminal import TerminalProgress
+from snaporch.run.context import Context
+from snaporch.run.lock import domain_lock
+from snaporch.run.settle import recover_leftovers
+from snaporch.schedule.captures import Captures, snapshot_command
+from snaporch.schedule.daemon import Daemon
+from snaporch.schedule.gate import Gate
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(path: Path | None, *, quiet: bool) -> int:
+    """Run the daemon to its end.
+
+    Raises:
+        BusyError: a ``run-due`` or another daemon is at it.
+        ConfigError, UnavailableError: it cannot begin.
+    """
+    config = load_config(path)
+    pool, hypervisor = open_pool(), open_hypervisor(config.libvirt_uri)
+    context = Context(config, hypervisor, pool, TerminalProgress(quiet=quiet), config_path=path)
+    captures = Captures(Gate(config.schedule), snapshot_command(path))
+    daemon = Daemon(context, captures, lambda: load_config(path))
+    runtime, interrupt = config.paths.runtime, context.interrupt
+    with (
+        domain_lock(runtime, SCHEDULE, SCHEDULE, "daemon", wait=0, interrupt=interrupt),
+        _signals(daemon, context),
+    ):
+        recover_leftovers(context)
+        daemon.run()
+    return 0
+
+
+@contextmanager
+def _signals(daemon: Daemon, context: Context) -> Iterator[None]:
+    def end(signum: int, _frame: FrameType | None) -> None:
+        context.interrupt.signum = signum
+        daemon.stop()
+
+    def reload(_signum: int, _frame: FrameType | None) -> None:
+        daemon.reload()
+
+    handlers = {**dict.fromkeys(_ENDING, end), signal.SIGHUP: reload}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,250 @@
+"""The daemon: apscheduler tells when, processes of their own take the snapshots.
+
+Nothing is remembered between two starts but failed tries: what is due follows from the snapshots
+that exist, so a time missed while nobody was there is made up for once, whatever became of the
+daemon's own files. Every so often, and after every snapshot, it looks anew; domains that appeared
+or went, a clock that was set, policies in metadata and properties show themselves then.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
+
+from snaporch.config import Config
+from snaporch.config.policy import span
+from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.run.context import Context
+from snaporch.schedule.captures import Captures, Outcome
+from snaporch.schedule.due import capture_of, remember
+from snaporch.schedule.notify import notify, watchdog_seconds
+from snaporch.schedule.outlook import Next, Outlook, look
+from snaporch.schedule.retire import retire
+from snaporch.schedule.when import Times, times
+
+_THREADS = 64
+_ME = "snaporch"
+
+
+class PolicyTrigger(BaseTrigger):  # type: ignore[misc]
+    """A policy's times on a domain, for apscheduler."""
+
+    def __init__(self, when: Times) -> None:
+        self.when = when
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        """The first time later than both: however many were missed, one run makes up for them."""
+        return self.when.after(max(previous_fire_time or now, now))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Somebody wants us to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reload:
+    """Somebody changed the configuration."""
+
+
+class Daemon:
+    """Carries policies out until it is told to stop.
+
+    Args:
+        context: what it works with; the configuration in it is replaced by a reload.
+        captures: how snapshots are taken.
+        load: reads the configuration anew.
+    """
+
+    def __init__(self, context: Context, captures: Captures, load: Callable[[], Config]) -> None:
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)
+        self._context = context
+        self._captures = captures
+        self._load = load
+        # Also filled by signal handlers: a SimpleQueue may be, an Event may not (its lock).
+        self._inbox: queue.SimpleQueue[_Stop | _Reload | Outcome] = queue.SimpleQueue()
+        self._taken: dict[str, datetime] = {}
+        self._busy: set[str] = set()
+        self._lock = threading.Lock()
+        self._scheduler = BackgroundScheduler(
+            timezone=UTC,
+            executors={"default": ThreadPoolExecutor(_THREADS)},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+        )
+
+    def stop(self) -> None:
+        """End; snapshots under way undo or finish themselves first. Safe in a signal handler."""
+        self._inbox.put(_Stop())
+
+    def reload(self) -> None:
+        """Read the configuration anew. Safe in a signal handler."""
+        self._inbox.put(_Reload())
+
+    def run(self) -> None:
+        """Work until :meth:`stop`."""
+        self._scheduler.start()
+        try:
+            self._refresh()
+            notify("READY=1")
+            while not isinstance(message := self._next_message(), _Stop):
+                if isinstance(message, _Reload):
+                    self._reload()
+                elif message is not None:
+                    self._finished(message)
+                self._refresh()
+        finally:
+            self._end()
+
+    def _next_message(self) -> _Stop | _Reload | Outcome | None:
+        """What comes first: a message, or the time to look anew (``None``)."""
+        pause = span(self._context.config.schedule.refresh).total_seconds()
+        until = time.monotonic() + pause
+        beat = (watchdog_seconds() or pause * 2) / 2
+        while (left := until - time.monotonic()) > 0:
+            notify("WATCHDOG=1")
+            try:
+                return self._inbox.get(timeout=min(left, beat))
+            except queue.Empty:
+                continue
+        notify("WATCHDOG=1")
+        return None
+
+    def _end(self) -> None:
+        notify("STOPPING=1", "STATUS=waiting for snapshots under way to undo or finish themselves")
+        self._captures.stop()
+        self._scheduler.shutdown(wait=True)
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, Outcome):
+                self._finished(message)
+
+    def _reload(self) -> None:
+        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            config = self._load()
+        except SnaporchError as error:
+            self._context.progress.note(_ME, f"{error.line()}; the old configuration stays")
+        else:
+            self._context.config = config
+            self._captures.gate.limit(config.schedule)
+            self._context.progress.step(_ME, "configuration loaded")
+        notify("READY=1")
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Look at everything anew, delete what need not stay, and set the times right."""
+        now = datetime.now(UTC)
+        progress = self._context.progress
+        try:
+            outlooks = look(self._context, now)
+            retired = retire(self._context, outlooks, now)
+        except InterruptedRunError:
+            return
+        except SnaporchError as error:
+            progress.note(_ME, f"cannot look at policies now: {error.line()}")
+            notify(f"STATUS={error.line()}")
+            return
+        for domain, verdict in retired.deleted:
+            progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
+        for failure in retired.failures:
+            progress.note(_ME, failure.line())
+        self._set_times(outlooks, now)
+        notify(f"STATUS={self._status()}")
+
+    def _set_times(self, outlooks: Sequence[Outlook], now: datetime) -> None:
+        wanted = {
+            f"{each.domain.uuid}/{coming.policy}": (each, coming)
+            for each in outlooks
+            for coming in each.nexts
+        }
+        for job in self._scheduler.get_jobs():
+            if job.id not in wanted:
+                job.remove()
+        for key, (each, coming) in wanted.items():
+            with self._lock:
+                stale = key in self._busy or self._taken.get(key, now) > now
+            if not stale:
+                self._set_time(key, each, coming)
+
+    def _set_time(self, key: str, each: Outlook, coming: Next) -> None:
+        when = times(self._context.config, coming.policy, each.domain.uuid)
+        job = self._scheduler.get_job(key)
+        if job is None or job.next_run_time != coming.at or job.trigger.when != when:
+            self._scheduler.add_job(
+                self._fire,
+                PolicyTrigger(when),
+                args=[each.domain.uuid, each.domain.name, coming.policy],
+                id=key,
+                next_run_time=coming.at,
+                replace_existing=True,
+            )
+
+    def _status(self) -> str:
+        jobs = sorted(self._scheduler.get_jobs(), key=lambda job: job.next_run_time)
+        inside = [f"{c.domain} ({c.policy})" for c in self._captures.gate.inside]
+        text = f"taking {', '.join(inside)}; " if inside else ""
+        if not jobs:
+            return f"{text}no policy has anything to take"
+        first = jobs[0]
+        at = first.next_run_time.astimezone(UTC)
+        return (
+            f"{text}{len(jobs)} to come, next {first.args[1]} ({first.args[2]}) {at:%H:%M:%S} UTC"
+        )
+
+    # -- taking -----------------------------------------------------------------------------
+
+    def _fire(self, uuid: str, name: str, policy: str) -> None:
+        """In a thread of the scheduler's."""
+        key = f"{uuid}/{policy}"
+        with self._lock:
+            if key in self._busy or not self._due(key, uuid, policy):
+                return
+            self._busy.add(key)
+        try:
+            outcome = self._take(uuid, policy)
+        finally:
+            with self._lock:
+                self._busy.discard(key)
+                self._taken[key] = datetime.now(UTC)
+        if outcome is not None:
+            self._inbox.put(outcome)
+
+    def _due(self, key: str, uuid: str, policy: str) -> bool:
+        """Whether a time has come since the last try: the times may have been set just then."""
+        last = self._taken.get(key)
+        if policy not in self._context.config.policy:
+            return False
+        if last is None:
+            return True
+        retry = timedelta(seconds=span(self._context.config.schedule.retry).total_seconds())
+        soonest = min(times(self._context.config, policy, uuid).after(last), last + retry)
+        return not last <= datetime.now(UTC) < soonest
+
+    def _take(self, uuid: str, policy: str) -> Outcome | None:
+        domain = self._context.hypervisor.find(uuid)
+        if domain is None:
+            return None
+        return self._captures.take(capture_of(self._context, domain, policy))
+
+    def _finished(self, outcome: Outcome) -> None:
+        progress, name = self._context.progress, outcome.capture.domain
+        for text in outcome.notes:
+            progress.note(name, text.removeprefix(f"{name}  note: "))
+        if outcome.ok:
+            progress.step(name, outcome.text)
+        else:
+            progress.note(name, f"{outcome.capture.policy}: {outcome.text}")
+        try:
+            remember(self._context, [outcome])
+        except SnaporchError as error:
+            progress.note(_ME, error.line())

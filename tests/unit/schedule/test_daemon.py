@@ -1,0 +1,234 @@
+import queue
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fakes.hooks import failing
+
+from snaporch.config import Config
+from snaporch.errors import ConfigError, UnavailableError
+from snaporch.schedule import daemon as daemon_module
+from snaporch.schedule.captures import Captures, Outcome
+from snaporch.schedule.daemon import Daemon, PolicyTrigger
+from snaporch.schedule.gate import Gate, GateClosedError
+from snaporch.schedule.tries import read_failed
+from snaporch.schedule.when import times
+
+PATIENCE = 60
+
+
+class Taker(Captures):
+    """Takes snapshots with the world's own run, in the scheduler's thread, and says so."""
+
+    def __init__(self, scheduled):
+        super().__init__(Gate(scheduled.context.config.schedule), lambda _: [])
+        self.scheduled = scheduled
+        self.taken = queue.SimpleQueue()
+        self.statuses = {}
+        self.held = None
+
+    def _take(self, capture):
+        if self._stopped:
+            raise GateClosedError
+        if self.held is not None:
+            self.taken.put(f"{capture.domain} begins")
+            assert self.held.wait(PATIENCE)
+            return Outcome(capture, 143, "stopped by SIGTERM")
+        status = self.statuses.get(capture.domain, 0)
+        if status == 0:
+            self.scheduled.taken(datetime.now(UTC), capture.policy, capture.domain)
+        self.taken.put(capture.domain)
+        return Outcome(capture, status, f"status {status}")
+
+    def stop(self):
+        super().stop()
+        if self.held is not None:
+            self.held.set()
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What systemd hears."""
+    lines = queue.SimpleQueue()
+    monkeypatch.setattr(daemon_module, "notify", lambda *new: [lines.put(line) for line in new])
+
+    def await_line(start):
+        while not (line := lines.get(timeout=PATIENCE)).startswith(start):
+            pass
+        return line
+
+    return await_line
+
+
+@pytest.fixture
+def serving(scheduled):
+    """Runs a daemon in a thread until the end of the block."""
+
+    @contextmanager
+    def run(load=None):
+        taker = Taker(scheduled)
+        made = Daemon(scheduled.context, taker, load or (lambda: scheduled.context.config))
+        thread = threading.Thread(target=made.run, daemon=True)
+        made.taker, made.thread = taker, thread
+        try:
+            yield made
+        finally:
+            if thread.ident is not None:
+                made.stop()
+                thread.join(PATIENCE)
+                assert not thread.is_alive()
+
+    return run
+
+
+def test_what_is_due_is_taken_at_once_and_once(scheduled, serving, told):
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
+        assert "1 to come, next web (hourly)" in told("STATUS=1 to come")
+    assert daemon.taker.taken.empty()
+    assert len(scheduled.world.pool.names()) == 1
+
+
+def test_what_is_not_due_waits_for_its_time(scheduled, serving, told):
+    scheduled.taken(datetime.now(UTC))
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        (job,) = daemon._scheduler.get_jobs()
+        when = times(
+            scheduled.context.config, "hourly", scheduled.context.hypervisor.domain("web").uuid
+        )
+        assert job.next_run_time == when.after(datetime.now(UTC))
+    assert daemon.taker.taken.empty()
+
+
+def test_missed_times_are_made_up_for_once(scheduled, serving, told):
+    scheduled.taken(datetime.now(UTC) - timedelta(hours=30))
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        daemon.taker.taken.get(timeout=PATIENCE)
+        told("STATUS=1 to come")
+    assert daemon.taker.taken.empty()
+
+
+def test_guests_that_appear_and_go_are_noticed(scheduled, serving, told):
+    scheduled.taken(datetime.now(UTC))
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        mail = scheduled.world.add_guest("mail")
+        daemon.reload()
+        assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
+        told("STATUS=2 to come")
+        del scheduled.context.hypervisor.guests[mail.uuid]
+        daemon.reload()
+        told("STATUS=1 to come")
+
+
+def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, told):
+    with serving() as daemon:
+        daemon.taker.statuses["web"] = 5
+        daemon.thread.start()
+        told("READY=1")
+        daemon.taker.taken.get(timeout=PATIENCE)
+        told("STATUS=1 to come")
+        (job,) = daemon._scheduler.get_jobs()
+        (failed,) = read_failed(scheduled.context.config.paths.schedule).values()
+        assert job.next_run_time == failed.at + timedelta(minutes=10)
+        assert failed.reason == "status 5"
+    assert daemon.taker.taken.empty()
+    assert scheduled.world.heard.notes == ["hourly: status 5"]
+
+
+def test_what_need_not_stay_goes(scheduled, serving, told):
+    now = datetime.now(UTC)
+    old = scheduled.taken(now - timedelta(hours=9))
+    for hours in (7, 5, 0):
+        scheduled.taken(now - timedelta(hours=hours))
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+    assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
+    assert f"deleted @{old.snapshot}: not in hourly=2" in scheduled.world.heard.steps
+
+
+def test_a_reload_brings_other_policies_and_limits(scheduled, serving, told):
+    scheduled.taken(datetime.now(UTC))
+    paths = scheduled.context.config.paths
+    new = Config(
+        paths=paths,
+        schedule={"jobs": 7},
+        policy={"daily": {"every": "1d", "domains": ["web"]}},
+    )
+    with serving(load=lambda: new) as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        daemon.reload()
+        told("RELOADING=1")
+        assert told("MONOTONIC_USEC=")
+        told("READY=1")
+        assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
+        told("STATUS=1 to come, next web (daily)")
+        assert daemon.taker.gate._limits.jobs == 7
+
+
+def test_a_configuration_that_is_wrong_changes_nothing(scheduled, serving, told):
+    scheduled.taken(datetime.now(UTC))
+
+    def load():
+        raise ConfigError("snaporch.toml", "is not TOML")
+
+    with serving(load=load) as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        daemon.reload()
+        told("STATUS=1 to come")
+    (note,) = [n for n in scheduled.world.heard.notes if "TOML" in n]
+    assert note == "snaporch.toml: is not TOML; the old configuration stays"
+
+
+def test_a_stop_in_the_middle_waits_for_the_snapshot_under_way(scheduled, serving, told):
+    with serving() as daemon:
+        daemon.taker.held = threading.Event()
+        daemon.thread.start()
+        assert daemon.taker.taken.get(timeout=PATIENCE) == "web begins"
+        daemon.stop()
+        told("STOPPING=1")
+        daemon.thread.join(PATIENCE)
+        assert not daemon.thread.is_alive()
+    assert "hourly: stopped by SIGTERM" in scheduled.world.heard.notes
+    assert read_failed(scheduled.context.config.paths.schedule) == {}
+
+
+def test_libvirt_or_zfs_away_for_a_while_is_no_end(scheduled, serving, told):
+    scheduled.taken(datetime.now(UTC))
+    hooks = scheduled.world.hooks
+    hooks.at["pool.survey"] = failing(UnavailableError("zfs", "does not answer"))
+    with serving() as daemon:
+        daemon.thread.start()
+        assert told("STATUS=") == "STATUS=zfs: does not answer"
+        told("READY=1")
+        del hooks.at["pool.survey"]
+        daemon.reload()
+        told("STATUS=1 to come")
+
+
+def test_the_watchdog_is_fed(scheduled, serving, told, monkeypatch):
+    scheduled.taken(datetime.now(UTC))
+    monkeypatch.setenv("WATCHDOG_USEC", "20000")
+    with serving() as daemon:
+        daemon.thread.start()
+        for _ in range(5):
+            told("WATCHDOG=1")
+
+
+def test_a_trigger_makes_up_for_missed_times_with_one(scheduled):
+    trigger = PolicyTrigger(times(scheduled.context.config, "hourly", "u"))
+    start = datetime(2026, 6, 10, 12, tzinfo=UTC)
+    now = start + timedelta(hours=5, minutes=1)
+    assert trigger.get_next_fire_time(start, now) == start + timedelta(hours=6)
+    assert trigger.get_next_fire_time(None, now) == start + timedelta(hours=6)
