@@ -14,6 +14,7 @@ from snaporch.cli.clone import clone_command
 from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.daemon import daemon_command
+from snaporch.cli.install import install_command, uninstall_command
 from snaporch.cli.list import list_command
 from snaporch.cli.options import ConfigOption
 from snaporch.cli.plan import plan_command
@@ -56,6 +57,8 @@ app.command("hook")(hook_command)
 app.command("plan")(plan_command)
 app.command("run-due")(run_due_command)
 app.command("daemon")(daemon_command)
+app.command("install")(install_command)
+app.command("uninstall")(uninstall_command)
 
 
 def _print_version(wanted: bool) -> None:

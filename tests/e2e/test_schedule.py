@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
-from support import BUNDLES, assert_clean, must, one_line_error, snaporch, zfs_snapshots
+from support import BUNDLES, assert_clean, must, one_line_error, run, snaporch, zfs_snapshots
 
 from snaporch.cli.session import session
 from snaporch.schedule.outlook import look
@@ -104,10 +104,10 @@ def test_retention_deletes_what_it_foresaw_and_nothing_else(guest):
     """The library is asked about later times: nobody can wait for hours."""
     must("zfs", "snapshot", "tank/timed@autosnap_2026-01-01_00:00:00_hourly")
     must("zfs", "snapshot", "tank/timed@snaporch_20260101T000000Z_hourly")
-    assert snaporch("snapshot", "timed", "--name", "by-hand").status == 0
+    assert snaporch("snapshot", "timed", "--name", "by-hand", "--level", "crash").status == 0
     for _ in range(2):
         assert snaporch("snapshot", "timed", "--policy", "hourly").status == 0
-    ours = [n for n in names("tank/timed") if n.endswith("_hourly") and "2026010" not in n]
+    ours = [n for n in names("tank/timed") if n.startswith("snaporch_") and "20260101" not in n]
     oldest, held, newest = sorted(ours)
     age_bundles("timed")
     must("zfs", "hold", "keep", f"flash/timed@{held}")
@@ -181,7 +181,7 @@ def test_thousands_of_snapshots_are_planned_in_one_listing(guest):
     program.write_text(
         "for n = 1, 2000 do zfs.sync.snapshot('flash/timed@many' .. n) end\n", encoding="ascii"
     )
-    must("zpool", "program", "-t", "100000000", "-m", "100000000", "flash", str(program))
+    must("zfs", "program", "-t", "100000000", "-m", "100000000", "flash", str(program))
     began = time.monotonic()
     outcome = snaporch("plan", "--json")
     print(f"planned over {len(zfs_snapshots())} snapshots in {time.monotonic() - began:.1f} s")
@@ -190,3 +190,15 @@ def test_thousands_of_snapshots_are_planned_in_one_listing(guest):
     assert not any("many" in each["snapshot"] for each in outcome.json["retention"])
     must("zfs", "destroy", "flash/timed@many1%many2000")
     assert BUNDLES.is_dir()
+
+
+def test_units_are_what_systemd_can_read(tmp_path):
+    place = tmp_path / "etc/systemd/system"
+    outcome = snaporch("install", "--root", str(tmp_path))
+    assert outcome.status == 0, outcome.err
+    units = sorted(place.iterdir())
+    assert len(units) == 5
+    verdict = run("systemd-analyze", "verify", "--man=no", *map(str, units))
+    assert [line for line in verdict.err.splitlines() if "snaporch" in line] == []
+    assert snaporch("uninstall", "--root", str(tmp_path)).status == 0
+    assert list(place.iterdir()) == []

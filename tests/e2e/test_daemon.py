@@ -1,0 +1,130 @@
+"""The daemon with real guests: it takes what is due, obeys signals, and takes no guest with it."""
+
+import os
+import signal
+import socket
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from support import (
+    PATIENCE_SECONDS,
+    assert_clean,
+    must,
+    snaporch,
+    stalled_compressor,
+    wait_for,
+    wait_for_ram_phase,
+    zfs_snapshots,
+)
+
+POLICY = '[schedule]\nrefresh = "2s"\n[policy.{name}]\nevery = "1w"\ndomains = ["served"]\n'
+
+
+@pytest.fixture(scope="module")
+def guest():
+    made = Guest.create("served", disks=[Disk("file", "tank/served")])
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def listener(tmp_path):
+    """What systemd would hear."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+        bound.settimeout(PATIENCE_SECONDS)
+        bound.bind(str(tmp_path / "notify"))
+        yield bound
+
+
+def hear(listener, word):
+    while word not in (text := listener.recv(4096).decode()):
+        pass
+    return text
+
+
+@contextmanager
+def serving(tmp_path, **env):
+    """A daemon, killed at the end if it still runs."""
+    environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), **env}
+    log = tmp_path / "daemon.log"
+    with log.open("a") as stream:
+        process = subprocess.Popen(
+            ["snaporch", "daemon"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        print(log.read_text())
+
+
+def taken(policy):
+    return zfs_snapshots(f"_{policy}")
+
+
+def test_due_ones_are_taken_and_a_reload_brings_others(guest, listener, tmp_path):
+    config = tmp_path / "snaporch.toml"
+    config.write_text(POLICY.format(name="first"))
+    with serving(tmp_path, SNAPORCH_CONFIG=str(config)) as daemon:
+        hear(listener, "READY=1")
+        wait_for(lambda: taken("first"), "the first policy's snapshot", PATIENCE_SECONDS)
+        assert hear(listener, "STATUS=1 to come")
+        config.write_text(POLICY.format(name="second"))
+        daemon.send_signal(signal.SIGHUP)
+        wait_for(lambda: taken("second"), "the second policy's snapshot", PATIENCE_SECONDS)
+        hear(listener, "STATUS=1 to come, next served (second)")
+        busy = snaporch("run-due")
+        assert busy.status == 6
+        assert "held by daemon" in busy.err
+        daemon.send_signal(signal.SIGTERM)
+        hear(listener, "STOPPING=1")
+        assert daemon.wait(PATIENCE_SECONDS) == 0
+    assert (len(taken("first")), len(taken("second"))) == (1, 1)
+    records = snaporch("list", "served", "--json").json
+    assert {record["state"] for record in records} == {"complete"}
+    assert_clean(guest)
+
+
+def test_sigterm_in_the_middle_of_a_capture_leaves_the_guest_as_it_was(guest, listener, tmp_path):
+    mark = guest.mark()
+    with stalled_compressor(tmp_path) as env:
+        config = Path(env["SNAPORCH_CONFIG"])
+        config.write_text(config.read_text() + POLICY.format(name="third"))
+        with serving(tmp_path, **env) as daemon:
+            wait_for_ram_phase()
+            daemon.send_signal(signal.SIGTERM)
+            assert daemon.wait(PATIENCE_SECONDS) == 0
+    assert taken("third") == []
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    assert_clean(guest)
+
+
+def test_a_daemon_that_is_killed_takes_no_capture_with_it(guest, listener, tmp_path):
+    mark = guest.mark()
+    with stalled_compressor(tmp_path) as env:
+        config = Path(env["SNAPORCH_CONFIG"])
+        config.write_text(config.read_text() + POLICY.format(name="fourth"))
+        with serving(tmp_path, **env) as daemon:
+            wait_for_ram_phase()
+            daemon.kill()
+            daemon.wait()
+            journal = list(Path("/var/lib/snaporch/journal").iterdir())
+            assert journal, "the run goes on without its daemon"
+            run = int(must("pgrep", "-f", "snapshot .* --policy fourth").split()[0])
+            os.kill(run, signal.SIGTERM)
+            wait_for(lambda: not Path(f"/proc/{run}").exists(), "the run's end", PATIENCE_SECONDS)
+    wait_for(lambda: not any(Path("/var/lib/snaporch/journal").iterdir()), "a settled run")
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    assert_clean(guest)

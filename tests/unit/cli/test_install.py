@@ -1,0 +1,129 @@
+import re
+
+import pytest
+
+from snaporch.errors import ExitCode
+from snaporch.schedule.units import UNITS
+
+COMMAND = ("--command", "/usr/bin/snaporch")
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "root/etc/systemd/system"
+
+
+@pytest.fixture
+def install(host, snaporch, tmp_path):
+    """Installs below a directory."""
+    return lambda *more: snaporch("install", "--root", str(tmp_path / "root"), *COMMAND, *more)
+
+
+@pytest.fixture
+def uninstall(snaporch, tmp_path):
+    return lambda: snaporch("uninstall", "--root", str(tmp_path / "root"))
+
+
+def words(answer):
+    """The last word of what was said of each file."""
+    return [line.split("  ")[1] for line in answer.out.splitlines()]
+
+
+def test_all_units_are_written(install, place):
+    answer = install()
+    assert answer.code == 0
+    assert words(answer) == ["written"] * len(UNITS)
+    assert sorted(path.name for path in place.iterdir()) == sorted(UNITS)
+    for path in place.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o644
+        assert "{" not in path.read_text()
+    daemon = (place / "snaporch.service").read_text()
+    assert "ExecStart=/usr/bin/snaporch daemon\n" in daemon
+    assert "\nNoNewPrivileges=yes\n" in daemon
+    assert "\n[Install]\nWantedBy=multi-user.target\n" in daemon
+
+
+def test_a_second_time_changes_nothing(install, place):
+    install()
+    before = {path: path.stat().st_mtime_ns for path in place.iterdir()}
+    assert words(install()) == ["unchanged"] * len(UNITS)
+    assert {path: path.stat().st_mtime_ns for path in place.iterdir()} == before
+
+
+def test_what_is_as_it_was_written_is_replaced(install, place):
+    install()
+    answer = install("--command", "/opt/snaporch")
+    assert words(answer).count("replaced") == 3
+    assert words(answer).count("unchanged") == 2
+    assert "/opt/snaporch" in (place / "snaporch.service").read_text()
+    assert len(list(place.iterdir())) == len(UNITS)
+
+
+def test_what_was_edited_is_kept_beside_it(install, place):
+    install()
+    unit = place / "snaporch-run-due.timer"
+    edits = []
+    for hour in (1, 2):
+        edits.append(unit.read_text() + f"# {hour}\n")
+        unit.write_text(edits[-1])
+        assert "replaced; the edited one is now" in install().out
+    assert unit.read_text() != edits[1]
+    assert (place / "snaporch-run-due.timer.edited").read_text() == edits[0]
+    assert (place / "snaporch-run-due.timer.edited.2").read_text() == edits[1]
+
+
+def test_a_link_is_somebodys_work(install, place):
+    install()
+    unit = place / "snaporch.slice"
+    unit.unlink()
+    unit.symlink_to("/dev/null")
+    install()
+    assert not unit.is_symlink()
+    assert (place / "snaporch.slice.edited").is_symlink()
+
+
+def test_uninstall_removes_what_is_ours(install, uninstall, place):
+    install()
+    (place / "mine.service").write_text("[Unit]\n")
+    with (place / "snaporch.service").open("a") as stream:
+        stream.write("# mine\n")
+    answer = uninstall()
+    assert answer.code == 0
+    assert sorted(path.name for path in place.iterdir()) == ["mine.service", "snaporch.service"]
+    assert "snaporch.service  kept: it was edited" in answer.out
+
+
+def test_nothing_to_uninstall(uninstall):
+    answer = uninstall()
+    assert (answer.code, answer.out) == (0, "")
+    assert "no units of snaporch" in answer.err
+
+
+def test_a_configuration_of_ones_own_is_named(install, place, tmp_path):
+    config = tmp_path / "own.toml"
+    config.write_text('[paths]\njournal = "/srv/journal"\n')
+    install("--config", str(config))
+    text = (place / "snaporch-recover.service").read_text()
+    assert f"ExecStart=/usr/bin/snaporch --config {config} recover\n" in text
+    assert "ConditionDirectoryNotEmpty=/srv/journal\n" in text
+
+
+@pytest.mark.parametrize("command", ["snaporch", "/usr/bin/snaporch --x", "/a\nb", "/a'b"])
+def test_what_is_no_command(snaporch, host, tmp_path, command):
+    answer = snaporch("install", "--root", str(tmp_path), "--command", command)
+    assert answer.code == ExitCode.USAGE
+    assert list(tmp_path.glob("etc/**/*")) == []
+
+
+def test_a_place_that_cannot_be_written(snaporch, host, tmp_path):
+    (tmp_path / "file").write_text("")
+    answer = snaporch("install", "--root", str(tmp_path / "file"), *COMMAND)
+    assert answer.code == ExitCode.UNAVAILABLE
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_every_line_is_one_of_a_unit_file(install, place):
+    install()
+    for path in place.iterdir():
+        for line in path.read_text().splitlines():
+            assert re.fullmatch(r"|#.*|\[\w+\]|[A-Z]\w+=\S.*", line), (path.name, line)
