@@ -14,8 +14,9 @@ def daemon_command(
     config: ConfigOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")] = False,
 ) -> int:
-    """Carry policies out until stopped: what run-due does, each at its time.
+    """Carry policies out until stopped.
 
+    It does what run-due does, each at its time.
     SIGHUP reads the configuration anew. SIGTERM and SIGINT end it, once the snapshots under way
     have undone or finished themselves.
     """

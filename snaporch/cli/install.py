@@ -46,7 +46,7 @@ def install_command(
 
 
 def uninstall_command(root: RootOption = Path("/")) -> int:
-    """Remove snaporch's systemd units, but those that were edited."""
+    """Remove snaporch's systemd units, but edited ones."""
     from snaporch.cli.installing import uninstall_units
 
     return uninstall_units(root)

@@ -23,7 +23,7 @@ def plan_command(
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Say when policies take the next snapshots, and what they would delete now.
+    """Say what policies will take, and would delete.
 
     Looks, and changes nothing.
     """

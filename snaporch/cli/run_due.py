@@ -19,7 +19,7 @@ def run_due_command(
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Take the snapshots that policies have due, then delete those they need not keep.
+    """Take what policies have due, delete what need not stay.
 
     For a timer. What is due follows from the snapshots that exist: a time that was missed is made
     up for once. A snapshot that fails does not keep the others from being taken.

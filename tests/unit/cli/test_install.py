@@ -127,3 +127,15 @@ def test_every_line_is_one_of_a_unit_file(install, place):
     for path in place.iterdir():
         for line in path.read_text().splitlines():
             assert re.fullmatch(r"|#.*|\[\w+\]|[A-Z]\w+=\S.*", line), (path.name, line)
+
+
+def test_hardening_leaves_what_safety_needs(install, place):
+    """Emulators are another user's: their open files (proc(5)) are hidden without the right."""
+    install()
+    for name in ("snaporch.service", "snaporch-run-due.service", "snaporch-recover.service"):
+        text = (place / name).read_text()
+        (dropped,) = re.findall(r"(?m)^CapabilityBoundingSet=~(.+)$", text)
+        needed = {"CAP_SYS_PTRACE", "CAP_SYS_ADMIN", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL"}
+        assert not needed & set(dropped.split())
+        for hidden in ("PrivateTmp", "ProtectSystem", "PrivateDevices", "ProtectClock"):
+            assert hidden not in text
