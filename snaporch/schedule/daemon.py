@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -226,7 +226,7 @@ class Daemon:
             return False
         if last is None:
             return True
-        retry = timedelta(seconds=span(self._context.config.schedule.retry).total_seconds())
+        retry = span(self._context.config.schedule.retry)
         soonest = min(times(self._context.config, policy, uuid).after(last), last + retry)
         return not last <= datetime.now(UTC) < soonest
 

@@ -90,6 +90,7 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         pause_ms=1.5,
         bundle=None,
         state=BundleState.COMPLETE,
+        policy="hourly",
     )
     assert json.loads(json.dumps(record.as_json())) == {
         "domain": "Bär",
@@ -105,6 +106,7 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         "bundle": None,
         "state": "complete",
         "verified": None,
+        "policy": "hourly",
     }
 
 

@@ -1,0 +1,65 @@
+"""The units under a real systemd: hardened, and still able to do all of a run."""
+
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from support import assert_clean, must, run, snaporch, wait_for, zfs_snapshots
+
+CONFIG = Path("/etc/snaporch/snaporch.toml")
+POLICY = '[schedule]\nrefresh = "5s"\n[policy.{name}]\nevery = "1w"\ndomains = ["united"]\n'
+
+
+@pytest.fixture(scope="module")
+def guest():
+    CONFIG.parent.mkdir(exist_ok=True)
+    disks = [Disk("file", "tank/united"), Disk("zvol", "flash/united")]
+    made = Guest.create("united", disks=disks)
+    assert snaporch("install").status == 0
+    must("systemctl", "daemon-reload")
+    yield made
+    made.remove()
+    must("snaporch", "uninstall")
+    CONFIG.unlink()
+
+
+def show(unit, name):
+    return must("systemctl", "show", "-P", name, unit).strip()
+
+
+def journal(unit):
+    return run("journalctl", "--no-pager", "-u", unit).out
+
+
+def test_what_is_due_is_taken_by_the_timers_unit(guest):
+    CONFIG.write_text(POLICY.format(name="timed"))
+    mark = guest.mark()
+    outcome = run("systemctl", "start", "snaporch-run-due.service")
+    assert outcome.status == 0, journal("snaporch-run-due")
+    (record,) = snaporch("list", "united", "--json").json
+    assert (record["policy"], record["level"], record["state"]) == ("timed", "ram", "complete")
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    assert_clean(guest)
+
+
+def test_the_daemon_is_ready_reloads_and_stops(guest):
+    unit = "snaporch.service"
+    outcome = run("systemctl", "start", unit)
+    assert outcome.status == 0, journal(unit)
+    assert "1 to come" in show(unit, "StatusText")
+    assert show(unit, "Slice") == "snaporch.slice"
+    CONFIG.write_text(POLICY.format(name="other"))
+    must("systemctl", "reload", unit)
+    wait_for(lambda: zfs_snapshots("_other"), "the other policy's snapshot", 300)
+    wait_for(lambda: "next united (other)" in show(unit, "StatusText"), "the daemon's status", 300)
+    must("systemctl", "stop", unit)
+    assert (show(unit, "Result"), show(unit, "ExecMainStatus")) == ("success", "0")
+    assert "1 to come" not in show(unit, "StatusText")
+    assert_clean(guest)
+
+
+def test_recovery_at_boot_has_nothing_to_do_and_says_so(guest):
+    assert run("systemctl", "start", "snaporch-recover.service").status == 0
+    assert show("snaporch-recover.service", "Result") == "success"
