@@ -14,6 +14,7 @@ from snaporch.cli.clone import clone_command
 from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.daemon import daemon_command
+from snaporch.cli.hook import hook_command
 from snaporch.cli.install import install_command, uninstall_command
 from snaporch.cli.list import list_command
 from snaporch.cli.options import ConfigOption
