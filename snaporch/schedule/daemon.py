@@ -4,6 +4,9 @@ Nothing is remembered between two starts but failed tries: what is due follows f
 that exist, so a time missed while nobody was there is made up for once, whatever became of the
 daemon's own files. Every so often, and after every snapshot, it looks anew; domains that appeared
 or went, a clock that was set, policies in metadata and properties show themselves then.
+
+It looks in a thread of its own: libvirt may not answer while a guest's RAM is saved through a full
+pipe, and a signal that would end just that must be obeyed all the same.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -32,6 +35,7 @@ from snaporch.schedule.retire import retire
 from snaporch.schedule.when import Times, times
 
 _THREADS = 64
+_LOOK_SECONDS = 60
 _ME = "snaporch"
 
 
@@ -52,8 +56,16 @@ class _Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class _Looked:
+    """A look is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Reload:
     """Somebody changed the configuration."""
+
+
+_Message = _Stop | _Reload | _Looked | Outcome
 
 
 class Daemon:
@@ -71,10 +83,12 @@ class Daemon:
         self._captures = captures
         self._load = load
         # Also filled by signal handlers: a SimpleQueue may be, an Event may not (its lock).
-        self._inbox: queue.SimpleQueue[_Stop | _Reload | Outcome] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._taken: dict[str, datetime] = {}
         self._busy: set[str] = set()
         self._lock = threading.Lock()
+        self._looker: threading.Thread | None = None
+        self._look_again = False
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
@@ -94,8 +108,14 @@ class Daemon:
         self._scheduler.start()
         try:
             self._refresh()
-            notify("READY=1")
+            ready = False
             while not isinstance(message := self._next_message(), _Stop):
+                if isinstance(message, _Looked):
+                    if not ready:
+                        notify("READY=1")
+                    ready = True
+                    self._looked()
+                    continue
                 if isinstance(message, _Reload):
                     self._reload()
                 elif message is not None:
@@ -104,7 +124,7 @@ class Daemon:
         finally:
             self._end()
 
-    def _next_message(self) -> _Stop | _Reload | Outcome | None:
+    def _next_message(self) -> _Message | None:
         """What comes first: a message, or the time to look anew (``None``)."""
         pause = span(self._context.config.schedule.refresh).total_seconds()
         until = time.monotonic() + pause
@@ -122,6 +142,8 @@ class Daemon:
         notify("STOPPING=1", "STATUS=waiting for snapshots under way to undo or finish themselves")
         self._captures.stop()
         self._scheduler.shutdown(wait=True)
+        if self._looker is not None:
+            self._looker.join(_LOOK_SECONDS)
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, Outcome):
@@ -142,12 +164,33 @@ class Daemon:
     # -- looking ----------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Look at everything anew, delete what need not stay, and set the times right."""
-        now = datetime.now(UTC)
-        progress = self._context.progress
+        """Begin to look anew, or do so once the look under way is over."""
+        if self._looker is not None:
+            self._look_again = True
+            return
+        self._look_again = False
+        context = replace(self._context)  # a reload must not change it under a look
+        self._looker = threading.Thread(target=self._look, args=[context], daemon=True)
+        self._looker.start()
+
+    def _looked(self) -> None:
+        self._looker = None
+        if self._look_again:
+            self._refresh()
+
+    def _look(self, context: Context) -> None:
         try:
-            outlooks = look(self._context, now)
-            retired = retire(self._context, outlooks, now)
+            self._set_right(context)
+        finally:
+            self._inbox.put(_Looked())
+
+    def _set_right(self, context: Context) -> None:
+        """Look at everything, delete what need not stay, and set the times right."""
+        now = datetime.now(UTC)
+        progress = context.progress
+        try:
+            outlooks = look(context, now)
+            retired = retire(context, outlooks, now)
         except InterruptedRunError:
             return
         except SnaporchError as error:
@@ -158,10 +201,10 @@ class Daemon:
             progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
         for failure in retired.failures:
             progress.note(_ME, failure.line())
-        self._set_times(outlooks, now)
+        self._set_times(context.config, outlooks, now)
         notify(f"STATUS={self._status()}")
 
-    def _set_times(self, outlooks: Sequence[Outlook], now: datetime) -> None:
+    def _set_times(self, config: Config, outlooks: Sequence[Outlook], now: datetime) -> None:
         wanted = {
             f"{each.domain.uuid}/{coming.policy}": (each, coming)
             for each in outlooks
@@ -174,10 +217,10 @@ class Daemon:
             with self._lock:
                 stale = key in self._busy or self._taken.get(key, now) > now
             if not stale:
-                self._set_time(key, each, coming)
+                self._set_time(config, key, each, coming)
 
-    def _set_time(self, key: str, each: Outlook, coming: Next) -> None:
-        when = times(self._context.config, coming.policy, each.domain.uuid)
+    def _set_time(self, config: Config, key: str, each: Outlook, coming: Next) -> None:
+        when = times(config, coming.policy, each.domain.uuid)
         job = self._scheduler.get_job(key)
         if job is None or job.next_run_time != coming.at or job.trigger.when != when:
             self._scheduler.add_job(

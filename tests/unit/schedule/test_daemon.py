@@ -204,6 +204,28 @@ def test_a_stop_in_the_middle_waits_for_the_snapshot_under_way(scheduled, servin
     assert read_failed(scheduled.context.config.paths.schedule) == {}
 
 
+def test_a_stop_is_obeyed_while_libvirt_does_not_answer(scheduled, serving, told):
+    """As it may not while RAM is saved; it answers again when that has been stopped."""
+    scheduled.taken(datetime.now(UTC))
+    looking, answer = threading.Event(), threading.Event()
+
+    def hang():
+        looking.set()
+        assert answer.wait(PATIENCE)
+
+    with serving() as daemon:
+        daemon.taker.stop = answer.set
+        daemon.thread.start()
+        told("READY=1")
+        scheduled.world.hooks.at["pool.survey"] = hang
+        daemon.reload()
+        assert looking.wait(PATIENCE)
+        daemon.stop()
+        told("STOPPING=1")
+        daemon.thread.join(PATIENCE)
+        assert not daemon.thread.is_alive()
+
+
 def test_libvirt_or_zfs_away_for_a_while_is_no_end(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     hooks = scheduled.world.hooks
