@@ -128,14 +128,14 @@ class Daemon:
         """What comes first: a message, or the time to look anew (``None``)."""
         pause = span(self._context.config.schedule.refresh).total_seconds()
         until = time.monotonic() + pause
-        beat = (watchdog_seconds() or pause * 2) / 2
+        watchdog = watchdog_seconds()
         while (left := until - time.monotonic()) > 0:
-            notify("WATCHDOG=1")
+            if watchdog is not None:
+                notify("WATCHDOG=1")
             try:
-                return self._inbox.get(timeout=min(left, beat))
+                return self._inbox.get(timeout=min(left, (watchdog or pause * 2) / 2))
             except queue.Empty:
                 continue
-        notify("WATCHDOG=1")
         return None
 
     def _end(self) -> None:

@@ -6,6 +6,9 @@ import os
 import socket
 from contextlib import suppress
 
+_SECONDS = 1.0
+"""A listener that reads nothing must not hold us up: datagrams to it wait for room (unix(7))."""
+
 
 def notify(*lines: str) -> None:
     """Send ``NAME=value`` lines to whoever started us, if it wants to know."""
@@ -14,6 +17,7 @@ def notify(*lines: str) -> None:
         return
     address = "\0" + place[1:] if place.startswith("@") else place
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stream:
+        stream.settimeout(_SECONDS)
         stream.sendto("\n".join(lines).encode(), address)
 
 

@@ -3,6 +3,7 @@ import socket
 
 import pytest
 
+from snaporch.schedule import notify as notify_module
 from snaporch.schedule.notify import notify, watchdog_seconds
 
 
@@ -19,6 +20,14 @@ def listener(request, tmp_path, monkeypatch):
 def test_lines_arrive_in_one_message(listener):
     notify("READY=1", "STATUS=läuft")
     assert listener.recv(4096).decode() == "READY=1\nSTATUS=läuft"
+
+
+def test_a_listener_that_reads_nothing_holds_nobody_up(listener, monkeypatch):
+    monkeypatch.setattr(notify_module, "_SECONDS", 0.001)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    for _ in range(2000):
+        notify("STATUS=" + "x" * 500)
+    assert listener.recv(4096).startswith(b"STATUS=")
 
 
 @pytest.mark.parametrize("place", ["", "relative", "/nonexistent/socket", "vsock:1:2"])
