@@ -11,9 +11,8 @@ import typer
 from snaporch import __version__
 from snaporch.cli.check import check_command
 from snaporch.cli.clone import clone_command
-from snaporch.cli.extract import extract_command
-from snaporch.cli.hook import hook_command
 from snaporch.cli.daemon import daemon_command
+from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.install import install_command, uninstall_command
 from snaporch.cli.list import list_command
@@ -23,8 +22,8 @@ from snaporch.cli.prune import prune_command
 from snaporch.cli.recover import recover_command
 from snaporch.cli.render import render_app
 from snaporch.cli.restore import restore_command
-from snaporch.cli.show import show_command
 from snaporch.cli.run_due import run_due_command
+from snaporch.cli.show import show_command
 from snaporch.cli.snapshot import snapshot_command
 from snaporch.cli.verify import verify_command
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
