@@ -2,7 +2,8 @@
 
 The first place that says anything counts, alone: the domain's section of the configuration, the
 domain's metadata in libvirt, ``snaporch:policy`` of its datasets, the patterns of the policies, the
-defaults.
+defaults. A clone has what its own section says, and nothing else: it has its origin's metadata, and
+lies below its origin's datasets.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from fnmatch import fnmatchcase
 
 from snaporch.config import Config
 from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor.rewrite import clone_of
 from snaporch.model import Domain
 from snaporch.run.context import Context
 from snaporch.run.plan import datasets_of
@@ -38,6 +40,8 @@ def assign(context: Context, domain: Domain, properties: Mapping[str, str]) -> A
     section = _section(config, domain)
     if section is not None:
         return _assignment(config, section, "its section of the configuration")
+    if (origin := clone_of(domain.inactive_xml or domain.live_xml or "<domain/>")) is not None:
+        return Assignment((), f"it is a clone of {origin}")
     if (metadata := _metadata(domain)) is not None:
         return _assignment(config, _names(metadata), "its metadata in libvirt")
     places = {name: properties[name] for name in datasets(context, domain) if name in properties}

@@ -1,5 +1,6 @@
 import pytest
 
+from snaporch.hypervisor.rewrite import NAMESPACE
 from snaporch.schedule.assign import assign
 
 POLICIES = {"a": {}, "b": {}, "c": {}, "d": {}, "e": {}}
@@ -96,3 +97,16 @@ def test_a_guest_on_an_overlay_keeps_the_policy_of_its_dataset(scheduled):
     (world.root / "overlay.qcow2").touch()
     domain = world.hypervisor.domain("web")
     assert assign(scheduled.context, domain, {"tank/web": "hourly"}).source.endswith("tank/web")
+
+
+def test_a_clone_has_the_policies_of_its_own_section_alone(scheduled):
+    guest = scheduled.world.guest()
+    scheduled.configure(policy=POLICIES, defaults={"policies": ["e"]})
+    mark = f'<c:clone xmlns:c="{NAMESPACE}" uuid="{guest.uuid}" of="origin@s"/>'
+    told = METADATA.format("b").replace("</metadata>", f"{mark}</metadata>")
+    guest.inactive = guest.live.replace("<memory", told, 1)
+    domain = scheduled.context.hypervisor.domain("web")
+    found = assign(scheduled.context, domain, {"tank/web": "c"})
+    assert (found.policies, found.source) == ((), "it is a clone of origin@s")
+    scheduled.configure(policy=POLICIES, domain={"web": {"policies": ["a"]}})
+    assert assign(scheduled.context, domain, {}).policies == ("a",)
