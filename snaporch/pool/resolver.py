@@ -10,7 +10,6 @@ import fcntl
 import os
 import re
 import stat
-import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -126,6 +125,8 @@ def _is_node_of(link: Path, volume: str) -> bool:
 
 def _settle_udev(seconds: float) -> None:
     """Wait until udev has handled what has happened so far; a host without it has nothing to do."""
+    import subprocess  # a hook that has nothing to do is not to pay for it
+
     with suppress(OSError, subprocess.SubprocessError):
         subprocess.run(
             ["udevadm", "settle", f"--timeout={max(int(seconds), 1)}"],
