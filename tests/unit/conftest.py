@@ -4,12 +4,17 @@ import signal
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fakes import sanoid
 from fakes.world import World
+
+# An example takes as long as the machine needs: no test asserts times.
+hypothesis.settings.register_profile("snaporch", deadline=None)
+hypothesis.settings.load_profile("snaporch")
 
 
 @pytest.fixture

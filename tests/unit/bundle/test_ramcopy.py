@@ -4,7 +4,7 @@ import struct
 
 import pytest
 from fakes import images
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.bundle.ramcopy import copy_with_xml, read_preface
@@ -45,7 +45,6 @@ def test_an_image_without_a_cookie(origin):
     assert read_preface(origin).cookie == b""
 
 
-@settings(deadline=None)
 @given(xml=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_a_copy_has_other_xml_and_the_same_ram(xml, tmp_path_factory):
     """Whether it fits into the room that libvirt left, or not."""

@@ -2,7 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
@@ -53,7 +53,6 @@ def test_a_volume_is_copied_from_a_clone_that_goes_again(world, tmp_path):
     assert list(world.paths.clones.iterdir()) == []
 
 
-@settings(deadline=None)
 @given(runs=st.lists(st.tuples(st.booleans(), st.integers(0, 2 * GRAIN)), max_size=6))
 def test_copies_are_the_same_and_zeros_take_no_space(runs, tmp_path_factory):
     content = b"".join((b"x" if full else b"\0") * length for full, length in runs)
