@@ -304,7 +304,14 @@ def test_a_half_restore_needs_attention(taken, snaporch):
     taken.hooks.at["hypervisor.restore"] = failing(HypervisorError("web", "no"))
     answer = snaporch("restore", "web@s1", "--yes", "--quiet")
     assert answer.code == ExitCode.ATTENTION
-    assert "snaporch restore --yes web@s1" in answer.err
+    assert "mend the cause, then: snaporch recover web" in answer.err
+    del taken.hooks.at["hypervisor.restore"]
+    answer = snaporch("recover", "--dry-run")
+    assert "web: the restore of @s1 was cut short: finish it" in answer.out
+    answer = snaporch("recover", "web", "--quiet")
+    assert answer.code == 0
+    assert "finished the restore of @s1, which had been cut short: it is running" in answer.out
+    assert taken.leftovers() == []
 
 
 # -- recover ------------------------------------------------------------------------------------
