@@ -40,7 +40,6 @@ class Sight:
     rolled_back: bool
     """All were."""
     resuming: bool
-    booting: bool
     ending: Ending
 
 
@@ -54,7 +53,7 @@ def decide(sight: Sight) -> Fate:
         return Fate.FORWARD if sight.barred else Fate.CHANGED
     if sight.active:
         return Fate.COMPLETE
-    if sight.ending is not Ending.RESUME or sight.booting:
+    if sight.ending is not Ending.RESUME:
         return Fate.FORWARD
     if sight.resuming:
         return Fate.FORWARD if sight.barred and sight.untouched else Fate.LEAVE_OFF
@@ -79,7 +78,6 @@ def fate_of(context: Context, old: OldRestore, *, dry_run: bool = False) -> Fate
             rolling=progress.has_begun(Step.ROLLBACK),
             rolled_back=all(progress.has_ended(Step.ROLLBACK, each) for each in facts.datasets),
             resuming=resuming,
-            booting=progress.has_begun(Step.BOOT),
             ending=facts.ending,
         )
     )
