@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from guests import sector
 from guests.disks import Disk
 from guests.guest import Guest
 from support import (
@@ -124,13 +125,13 @@ def test_the_state_that_ran_comes_back_to_the_instant(guest, taken):
     guest.wait_count()
     guest.assert_undisturbed(mark)
     assert_clean(guest)
-    assert "s3" in {entry["snapshot"] for entry in listed(guest)} | names(guest)
+    assert "s3" in names(guest)
 
 
 def test_a_managed_save_is_kept_and_can_be_resumed(guest, taken):
     guest.wait_count()
     must("virsh", "managedsave", guest.name)
-    expected = guest.disk_counts()[0]
+    expected = sector.agreed_count(guest.disk_counts())
     restored = restore(guest, "s1", "--disks-only", "--discard-newer")
     assert "no" in must("virsh", "dominfo", guest.name).partition("Managed save:")[2].split()[0]
     outcome = run("sh", restored["undo"])
@@ -151,15 +152,11 @@ def test_a_machine_that_this_host_does_not_have_is_refused(guest, tmp_path):
     mark = guest.mark()
     outcome = snaporch("restore", "ways@future", "--yes")
     one_line_error(outcome, 5, "this host cannot run it", machine[:-1] + "9", "--cold")
-    path.write_text(text.replace("qemu64", "EPYC-Rome"))
+    path.write_text(text.replace("lahf_lm", "avx512f"))  # of one length: the bundle is whole
     outcome = snaporch("restore", "ways@future", "--yes")
     one_line_error(outcome, 5, "this host cannot run it", "CPU", "--cold")
     guest.wait_count()
     guest.assert_undisturbed(mark)
-
-
-def listed(guest):
-    return snaporch("list", guest.name, "--json").json
 
 
 def names(guest):
