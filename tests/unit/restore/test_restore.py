@@ -241,6 +241,42 @@ def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(story, w
     assert_untouched(story, world)
 
 
+def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
+    vars_fd, state = world.root / "vars.fd", world.root / "tpm2"
+    vars_fd.write_bytes(b"then")
+    state.mkdir()
+    (state / "tpm2-00.permall").write_bytes(b"secret then")
+    tell(nvram=str(vars_fd), tpm=str(state))
+    vars_fd.write_bytes(b"now")
+    (state / "tpm2-00.permall").write_bytes(b"secret now")
+    (state / "tpm2-00.volatilestate").write_bytes(b"volatile now")
+    manage_save(world)
+    script = Path(put_back(world).undo)
+    kept = script.parent
+    assert (kept / "nvram.fd").read_bytes() == b"now"
+    assert (kept / "tpm" / "tpm2-00.permall").read_bytes() == b"secret now"
+    assert (kept / "tpm" / "tpm2-00.volatilestate").read_bytes() == b"volatile now"
+    assert (kept / "managed.save").read_bytes().endswith(b"QEVM later")
+    text = script.read_text()
+    assert f"cp -p nvram.fd {vars_fd}\n" in text
+    assert f"cp -a tpm/. {state}/\n" in text
+    assert "its managed save image: virsh restore $PWD/managed.save" in text
+    files = [line for line in text.splitlines() if line.startswith(("cp ", "mkdir -p /"))]
+    subprocess.run(["sh", "-e"], input="\n".join(files), cwd=kept, text=True, check=True)
+    assert vars_fd.read_bytes() == b"now"
+    assert (state / "tpm2-00.permall").read_bytes() == b"secret now"
+
+
+def test_the_script_bars_the_guest_until_all_is_back(story, world):
+    text = Path(put_back(world).undo).read_text()
+    order = ["flock -n 9", "virsh define barred.xml", "zfs rollback", "zfs receive", "rm -f "]
+    places = [text.index(word) for word in [*order, "virsh define domain.xml"]]
+    assert places == sorted(places)
+    kept = Path(story.safety()[1][0])
+    assert "run-snaporch-recover-first" in (kept / "barred.xml").read_text()
+    assert (kept / "domain.xml").read_text() == story.domain.inactive_xml
+
+
 # -- failures before the rollback ---------------------------------------------------------------
 
 
