@@ -8,9 +8,8 @@ from enum import StrEnum
 from snaporch.pool import PoolError
 from snaporch.restore.barrier import is_barred
 from snaporch.restore.journal import Ending, OldRestore, Step
+from snaporch.restore.written import written_now
 from snaporch.run.context import Context
-
-_PROBE = "snaporch-safety_probe-"
 
 
 class Fate(StrEnum):
@@ -32,7 +31,7 @@ class Sight:
     barred: bool
     """Nothing can have started the guest by mistake."""
     untouched: bool
-    """The disks are as the snapshots, as far as ZFS says."""
+    """Nothing was written to the disks since the guest was to be resumed."""
     stopping: bool
     """The guest was about to be stopped."""
     rolling: bool
@@ -84,19 +83,8 @@ def fate_of(context: Context, old: OldRestore, *, dry_run: bool = False) -> Fate
 
 
 def _untouched(context: Context, old: OldRestore, *, probing: bool) -> bool:
-    """Nothing was written to any of the datasets since their rollback.
-
-    A new snapshot has ZFS write out what it still holds in memory, so that it is counted.
-    """
-    targets = old.facts.targets if probing else ()
-    probes = [f"{target.dataset}@{_PROBE}{old.facts.run}" for target in targets]
+    """Nothing was written to any of the datasets since the guest was to be resumed."""
     try:
-        for probe in probes:
-            context.pool.snapshot([probe], {})
-        written = [context.pool.written_since(each.full_name) for each in old.facts.targets]
+        return written_now(context, old.facts, probing=probing) == old.progress.written
     except PoolError:
         return False
-    finally:
-        for probe in probes:
-            context.pool.destroy_snapshots([probe])
-    return not any(written)

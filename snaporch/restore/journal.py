@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,10 @@ class RestoreJournal(Journal):
         """It is known that a step which was begun has done nothing."""
         self._write(event="failed", step=step.value)
 
+    def wrote(self, written: dict[str, int]) -> None:
+        """How many bytes each dataset has got since its snapshot, before the guest is resumed."""
+        self._write(event="written", datasets=written)
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -140,6 +145,8 @@ class Progress:
     begun: frozenset[tuple[Step, str]]
     ended: frozenset[tuple[Step, str]]
     """Steps, each with the dataset it was about."""
+    written: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that each dataset had got since its snapshot when the guest was to be resumed."""
 
     def has_begun(self, step: Step) -> bool:
         """Whether a step was begun, on any dataset."""
@@ -170,9 +177,13 @@ def read(journal: OtherJournal) -> OldRestore:
     """
     begun: set[tuple[Step, str]] = set()
     ended: set[tuple[Step, str]] = set()
+    written: dict[str, int] = {}
     try:
         facts = RestoreFacts.from_json(journal.lines[0]["facts"])
         for line in journal.lines[1:]:
+            if line["event"] == "written":
+                written = dict(line["datasets"])
+                continue
             place = (Step(line["step"]), str(line.get("of", "")))
             if line["event"] == "begin":
                 begun.add(place)
@@ -184,7 +195,7 @@ def read(journal: OtherJournal) -> OldRestore:
         raise JournalError(
             str(journal.path), f"cannot be understood ({error!r})", "use the snaporch that wrote it"
         ) from error
-    return OldRestore(journal.path, facts, Progress(frozenset(begun), frozenset(ended)))
+    return OldRestore(journal.path, facts, Progress(frozenset(begun), frozenset(ended), written))
 
 
 def unfinished(directory: Path, uuid: str) -> list[OldRestore]:

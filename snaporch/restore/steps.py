@@ -26,6 +26,7 @@ from snaporch.restore.journal import (
 )
 from snaporch.restore.plan import is_safety
 from snaporch.restore.safety import Safety
+from snaporch.restore.written import written_now
 from snaporch.run.context import Context
 from snaporch.run.journal import forget
 
@@ -129,6 +130,7 @@ class Work:
                 self._context.hypervisor.define(self._facts.after)
 
     def _resume(self) -> None:
+        self._journal.wrote(written_now(self._context, self._facts))
         with self._journal.step(Step.RESUME):
             self._tell("resuming from RAM")
             try:

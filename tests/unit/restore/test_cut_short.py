@@ -253,6 +253,22 @@ def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill):
     assert world.leftovers() == []
 
 
+def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
+    """ZFS counts some KiB after a rollback, and after mounting."""
+    rollback = world.pool.rollback
+
+    def with_a_trace(snapshot):
+        rollback(snapshot)
+        world.pool.write(snapshot.partition("@")[0], b"first, mounted")
+
+    world.pool.rollback = with_a_trace
+    with kill("before", Step.RESUME):
+        put_back(world)
+    (text,) = recover(world.context, story.domain.uuid)
+    assert "it is running" in text
+    assert world.guest().ram == story.ram
+
+
 def test_a_journal_that_says_what_nobody_writes(story, world, kill):
     with kill("after", "flash/web"):
         put_back(world)

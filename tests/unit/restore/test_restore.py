@@ -55,7 +55,11 @@ def test_everything_in_order(story, world):
     ]
     assert acts.count("pool.rollback") == 2
     after = acts[len(acts) - acts[::-1].index("pool.rollback") :]
-    assert after == ["hypervisor.restore", "hypervisor.define", "hypervisor.set_guest_clock"]
+    assert [act for act in after if act.startswith("hypervisor.")] == [
+        "hypervisor.restore",
+        "hypervisor.define",
+        "hypervisor.set_guest_clock",
+    ]
     assert world.leftovers() == []
 
 
