@@ -215,7 +215,10 @@ def _facts(
         domain=record.domain,
         uuid=record.uuid,
         snapshot=record.snapshot,
-        targets=tuple(Target(s.dataset, s.name, s.guid) for s in plan.snapshots),
+        targets=tuple(
+            Target(each.dataset, each.name, each.guid)
+            for each in sorted(plan.snapshots, key=lambda each: each.dataset)
+        ),
         newer=plan.newer,
         ending=ending,
         ram=str(plan.ram or ""),
