@@ -9,7 +9,6 @@ from pathlib import Path
 from snaporch.bundle.manifest import Manifest, Part, Role
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
-from snaporch.hypervisor.rewrite import memory_bytes
 from snaporch.model import Domain
 from snaporch.run.context import Context
 
@@ -42,7 +41,7 @@ def check_memory(
     Raises:
         RefusedError: with both figures.
     """
-    needed = memory_bytes(xml)
+    needed = _memory(xml)
     if manifest is not None and manifest.ram_bytes is not None:
         needed = min(needed, manifest.ram_bytes) or manifest.ram_bytes
     free = available_memory()
@@ -54,6 +53,13 @@ def check_memory(
             f"needs {needed >> 20} MiB of memory, {free >> 20} MiB can be had",
             "stop other guests, or use --disks-only",
         )
+
+
+def _memory(xml: str) -> int:
+    """What the guest has when it starts, in bytes; libvirt writes it in KiB."""
+    root = domain_xml.parse(xml)
+    text = domain_xml.text(root, "currentMemory") or domain_xml.text(root, "memory")
+    return int(text or 0) << 10
 
 
 def available_memory() -> int:
