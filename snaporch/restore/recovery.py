@@ -60,8 +60,10 @@ def _go_on(context: Context, old: OldRestore, fate: Fate) -> str:
                 work.save()
                 with journal.step(Step.STOP):
                     work.stop()
+            _forget_superseded(context, old)
             work.go_forward()
         else:
+            _forget_superseded(context, old)
             work.define()
             _let_run(context, old)
     except (SnaporchError, OSError) as error:
@@ -75,6 +77,12 @@ def _go_on(context: Context, old: OldRestore, fate: Fate) -> str:
     if facts.safety and (script := Path(facts.safety) / "undo.sh").exists():
         text += f"; undo with {script}"
     return text
+
+
+def _forget_superseded(context: Context, old: OldRestore) -> None:
+    for other in unfinished(context.config.paths.journal, old.facts.uuid):
+        if other.facts.run in old.facts.supersedes:
+            forget(other.path)
 
 
 def _is_stopped(old: OldRestore) -> bool:

@@ -192,6 +192,32 @@ def test_the_second_is_killed_too(story, world, kill, place):
     assert world.leftovers() == []
 
 
+@pytest.mark.parametrize("order", ["first-second", "second-first"])
+def test_killed_when_it_was_about_to_forget_the_one_before(story, world, kill, monkeypatch, order):
+    """The second goes forward and the first does not, whichever is found first."""
+    later = story.snapshot("s2")
+    story.write(b"now")
+    names = iter(["0001", "0002"] if order == "first-second" else ["0002", "0001"])
+    monkeypatch.setattr(restore_module.secrets, "token_hex", lambda _size: next(names))
+    with kill("after", "flash/web"):
+        put_back(world, "s2")
+
+    def die(_path):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restore_module, "forget", die)
+        with pytest.raises(Killed):
+            put_back(world, "s1", cold=True)
+    assert len(unfinished(world.paths.journal, story.domain.uuid)) == 2
+    said = " ".join(recover(world.context, story.domain.uuid))
+    assert "finished the restore of @s1" in said
+    assert "hypervisor.restore" not in world.hooks.acts()
+    assert story.content() == {b"first"}
+    assert world.leftovers() == []
+    assert later.run
+
+
 def test_a_guest_that_was_undefined_cannot_be_started_half_way(story, world, kill):
     world.hypervisor.guests.clear()
     with kill("after", "flash/web"):
@@ -308,8 +334,15 @@ def test_a_guest_started_between_stop_and_rollback_is_not_rolled_back(story, wor
     world.hooks.at[place] = somebody
     with pytest.raises(SnaporchError, match="started by someone"):
         put_back(world)
+    world.hooks.at.clear()
+    if place == "pool.send_increment":  # it was seen after the last look
+        (text,) = recover(world.context, story.domain.uuid)
+        assert "undid the restore" in text
     assert story.content() == {b"now"}
     assert world.guest().state is DomainState.RUNNING
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert story.safety() == ([], [])
+    assert world.leftovers() == []
 
 
 def test_a_guest_started_while_the_copy_was_written_is_left_alone(tell, world):
