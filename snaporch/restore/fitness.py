@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from pathlib import Path
+from xml.etree import ElementTree
 
 from snaporch.bundle.manifest import Manifest, Part, Role
 from snaporch.errors import RefusedError
@@ -17,17 +18,32 @@ _ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
 _PUT_BACK = (Role.NVRAM, Role.TPM)
 
 
-def check_machine(context: Context, thing: str, xml: str, *, resumes: bool) -> None:
+def check_machine(
+    context: Context, thing: str, xml: str, domain: Domain | None, *, resumes: bool
+) -> None:
     """Refuse a machine type or CPU that this host does not have.
+
+    What runs at this moment fits, whatever a comparison of its CPU says.
 
     Raises:
         RefusedError: as libvirt says.
     """
+    running = domain.live_xml if domain is not None else None
+    if running is not None and _hardware(running) == _hardware(xml):
+        return
     if reason := context.hypervisor.misfit(xml):
         step = "restore it where it was taken"
         if resumes:
             step = f"{step}, or boot it from its disks with --cold"
         raise RefusedError(thing, f"this host cannot run it: {reason}", step)
+
+
+def _hardware(xml: str) -> tuple[str, str]:
+    """Machine type and CPU, to be compared."""
+    root = domain_xml.parse(xml)
+    kind, cpu = root.find("os/type"), root.find("cpu")
+    machine = (kind.get("machine") if kind is not None else None) or ""
+    return machine, ElementTree.tostring(cpu, "unicode").strip() if cpu is not None else ""
 
 
 def check_memory(

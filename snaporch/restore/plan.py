@@ -150,7 +150,7 @@ def _check_fitness(context: Context, plan: RestorePlan) -> None:
     xml = live or inactive if plan.ram else inactive or current
     if xml is None or not (plan.ram or plan.boot):
         return
-    check_machine(context, plan.thing, xml, resumes=plan.ram is not None)
+    check_machine(context, plan.thing, xml, plan.domain, resumes=plan.ram is not None)
     check_memory(context, plan.thing, xml, plan.manifest if plan.ram else None, plan.domain)
 
 

@@ -37,6 +37,7 @@ def memory(world, monkeypatch):
 
 def test_a_machine_that_is_not_here(story, world):
     world.hypervisor.machines = {"pc"}
+    world.hypervisor.guests.clear()
     said = refusal(world)
     assert "this host cannot run it: the machine 'pc-q35-9.2' is not supported" in said
     assert "--cold" in said
@@ -46,6 +47,14 @@ def test_a_machine_that_is_not_here(story, world):
 
 def test_a_cpu_that_is_not_here(story, world):
     world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
+    world.hypervisor.guests.clear()
+    assert "avx512f" in refusal(world)
+
+
+def test_what_runs_now_fits_whatever_a_comparison_says(story, world):
+    world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
+    assert plan(world).ram
+    world.guest().live = world.guest().live.replace("pc-q35-9.2", "pc")
     assert "avx512f" in refusal(world)
 
 
