@@ -80,15 +80,11 @@ class BundleStore:
     def state(self, reference: str) -> tuple[BundleState, Manifest | None]:
         """What is there, by presence and size of every part; checksums are for :meth:`verify`."""
         try:
-            with explained_store(self.root):
-                manifest = self.manifest(reference)
-        except (ManifestError, BundleError):
+            directory = self.path(reference)
+        except BundleError:
             return BundleState.INCOMPLETE, None
-        if manifest is None:
-            return BundleState.MISSING, None
-        directory = self.path(reference)
-        whole = all(_size(directory / part.name) == part.bytes for part in manifest.parts)
-        return (BundleState.COMPLETE if whole else BundleState.INCOMPLETE), manifest
+        with explained_store(self.root):
+            return state_of(directory)
 
     def verify(self, reference: str) -> Manifest:
         """Read every part and compare its SHA-256.
@@ -109,21 +105,41 @@ class BundleStore:
         Raises:
             BundleError, ManifestError: there is no such bundle, or its manifest is wrong.
         """
-        manifest = self.manifest(reference)
-        if manifest is None:
-            raise BundleError(str(self.path(reference)), "there is no such bundle")
-        found: dict[str, BundleError] = {}
-        for part in manifest.parts:
-            path = self.path(reference) / part.name
-            try:
-                digest = sha256_of(path)
-            except OSError as error:
-                found[part.name] = BundleError(str(path), error.strerror or "cannot be read")
-                continue
-            if digest != part.sha256:
-                reason = "its SHA-256 is not that of the manifest: it is damaged"
-                found[part.name] = BundleError(str(path), reason)
-        return found
+        return damage_of(self.path(reference))
+
+
+def state_of(directory: Path) -> tuple[BundleState, Manifest | None]:
+    """What is there of the bundle in a directory, by presence and size of every part."""
+    if not directory.is_dir():
+        return BundleState.MISSING, None
+    try:
+        manifest = read_manifest(directory)
+    except ManifestError:
+        return BundleState.INCOMPLETE, None
+    whole = all(_size(directory / part.name) == part.bytes for part in manifest.parts)
+    return (BundleState.COMPLETE if whole else BundleState.INCOMPLETE), manifest
+
+
+def damage_of(directory: Path) -> dict[str, BundleError]:
+    """What is wrong with which part of the bundle in a directory, by its name.
+
+    Raises:
+        BundleError, ManifestError: there is no bundle, or its manifest is wrong.
+    """
+    if not directory.is_dir():
+        raise BundleError(str(directory), "there is no such bundle")
+    found: dict[str, BundleError] = {}
+    for part in read_manifest(directory).parts:
+        path = directory / part.name
+        try:
+            digest = sha256_of(path)
+        except OSError as error:
+            found[part.name] = BundleError(str(path), error.strerror or "cannot be read")
+            continue
+        if digest != part.sha256:
+            reason = "its SHA-256 is not that of the manifest: it is damaged"
+            found[part.name] = BundleError(str(path), reason)
+    return found
 
 
 class PartialBundle:

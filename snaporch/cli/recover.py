@@ -28,7 +28,8 @@ def recover_command(
 
     Without a domain, also removes what clones and verifications that were killed have left.
 
-    Every command that changes something does this for its own domain first.
+    Every command that changes something does this for its own domain first. A restore that was cut
+    short is finished, or undone if the guest had not been stopped yet.
     """
     from snaporch.cli.recovering import recover_all
     from snaporch.cli.session import session

@@ -50,7 +50,7 @@ def _unsettled(context: Context, domain: str | None, failures: list[int]) -> dic
             print_error(journal.error.line())
             failures.append(int(ExitCode.ATTENTION))
         else:
-            names[journal.facts.uuid] = journal.facts.domain
+            names[journal.uuid] = journal.domain
     if domain is not None:
         names = {uuid: name for uuid, name in names.items() if domain in (uuid, name)}
         if not names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,16 +15,49 @@ def restore_command(
     snapshot: Annotated[
         str,
         typer.Argument(
-            metavar="DOMAIN@SNAPSHOT", help="As `snaporch list` shows them.", show_default=False
+            metavar="DOMAIN@SNAPSHOT",
+            help="As `snaporch list` shows them; with --to-time only the domain.",
+            show_default=False,
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    to_time: Annotated[
+        str | None,
+        typer.Option(
+            "--to-time",
+            metavar="TIME",
+            help="The newest snapshot not after 2026-11-21T10:00; local time without an offset.",
+            show_default=False,
+        ),
+    ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Boot from the disks instead of resuming from RAM.")
     ] = False,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Resume from RAM, and leave the guest paused.")
+    ] = False,
+    disks_only: Annotated[
+        bool, typer.Option("--disks-only", help="Roll back, and leave the guest off.")
+    ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            metavar="DIR",
+            help="The bundle's directory, if it is not in the store.",
+            show_default=False,
+        ),
+    ] = None,
     discard_newer: Annotated[
         bool,
         typer.Option("--discard-newer", help="Destroy snapshots newer than this one."),
+    ] = False,
+    keep_running_state: Annotated[
+        bool,
+        typer.Option(
+            "--keep-running-state",
+            help="Keep the RAM of the running guest too: the undo resumes it.",
+        ),
     ] = False,
     no_safety: Annotated[
         bool,
@@ -39,17 +73,19 @@ def restore_command(
     Stops the guest, rolls its datasets back, restores NVRAM and definition and resumes it from RAM.
     What is discarded is kept in the bundle store first, with a script that undoes the restore.
     """
-    from snaporch.cli.restoring import restore_one
+    from snaporch.cli.restoring import Wishes, restore_one
     from snaporch.cli.session import session
 
+    wishes = Wishes(
+        snapshot,
+        to_time=to_time,
+        cold=cold,
+        paused=paused,
+        disks_only=disks_only,
+        bundle=bundle,
+        discard_newer=discard_newer,
+        keep_running=keep_running_state,
+        safety=not no_safety,
+    )
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return restore_one(
-            opened,
-            snapshot,
-            yes=yes,
-            cold=cold,
-            discard_newer=discard_newer,
-            safety=not no_safety,
-            wait=wait,
-            json=json,
-        )
+        return restore_one(opened, wishes, yes=yes, wait=wait, json=json)

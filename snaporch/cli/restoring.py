@@ -4,33 +4,88 @@ from __future__ import annotations
 
 import json as json_format
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
-from snaporch.errors import RefusedError
+from snaporch.errors import RefusedError, UsageError
+from snaporch.model import iso
 from snaporch.report.terminal import print_error, print_result
-from snaporch.restore.plan import RestorePlan, make_restore_plan, split_name
+from snaporch.restore.choosing import newest_until, parse_moment, split_name
+from snaporch.restore.plan import RestorePlan, make_restore_plan
 from snaporch.restore.restore import Restored, check_bundle, restore
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
-from snaporch.run.settle import recover, recover_leftovers
+from snaporch.run.settle import recover_leftovers, recover_runs
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What was asked for."""
+
+    name: str
+    """``DOMAIN@SNAPSHOT``, or the domain with a time."""
+    to_time: str | None
+    cold: bool
+    paused: bool
+    disks_only: bool
+    bundle: Path | None
+    discard_newer: bool
+    keep_running: bool
+    safety: bool
+
+    def check(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            UsageError: it does.
+        """
+        endings = {"--cold": self.cold, "--paused": self.paused, "--disks-only": self.disks_only}
+        self._exclusive([name for name, wanted in endings.items() if wanted])
+        sources = {"--to-time": self.to_time is not None, "--bundle": self.bundle is not None}
+        self._exclusive([name for name, wanted in sources.items() if wanted])
+        keeping = {"--keep-running-state": self.keep_running, "--no-safety": not self.safety}
+        self._exclusive([name for name, wanted in keeping.items() if wanted])
+
+    def _exclusive(self, given: list[str]) -> None:
+        if len(given) > 1:
+            raise UsageError(" and ".join(given), "exclude one another", "choose one")
+
+    def choose(self, context: Context) -> tuple[str, str]:
+        """Domain and snapshot.
+
+        Raises:
+            UsageError, NotFoundError: there is no such thing.
+        """
+        if self.to_time is None:
+            return split_name(self.name)
+        record = newest_until(context, self.name, parse_moment(self.to_time))
+        context.progress.note(record.domain, f"chose @{record.snapshot} of {iso(record.created)}")
+        return record.uuid, record.snapshot
 
 
 def restore_one(
-    context: Context,
-    text: str,
-    *,
-    yes: bool,
-    cold: bool,
-    discard_newer: bool,
-    safety: bool,
-    wait: int | None,
-    json: bool,
+    context: Context, wishes: Wishes, *, yes: bool, wait: int | None, json: bool
 ) -> int:
     """Restore one domain; 0 when it was done."""
-    domain, snapshot = split_name(text)
+    wishes.check()
+    if wishes.to_time is None:
+        split_name(wishes.name)
+    else:
+        parse_moment(wishes.to_time)
     recover_leftovers(context)
+    domain, snapshot = wishes.choose(context)
 
     def plan() -> RestorePlan:
-        return make_restore_plan(context, domain, snapshot, cold=cold, discard_newer=discard_newer)
+        return make_restore_plan(
+            context,
+            domain,
+            snapshot,
+            cold=wishes.cold,
+            paused=wishes.paused,
+            disks_only=wishes.disks_only,
+            discard_newer=wishes.discard_newer,
+            bundle=wishes.bundle,
+        )
 
     record = plan().record
     settings = context.config.settings(record.domain, record.uuid)
@@ -42,12 +97,12 @@ def restore_one(
         wait=settings.wait if wait is None else wait,
         interrupt=context.interrupt,
     ):
-        for done in recover(context, record.uuid):
+        for done in recover_runs(context, record.uuid):
             context.progress.note(record.domain, done)
         current = check_bundle(context, plan())
         if not yes:
-            _ask(context, current, safety=safety)
-        restored = restore(context, current, safety=safety)
+            _ask(context, current, wishes)
+        restored = restore(context, current, safety=wishes.safety, keep_running=wishes.keep_running)
     if json:
         print_result(json_format.dumps(restored.as_json(), indent=2, ensure_ascii=False))
     else:
@@ -55,24 +110,24 @@ def restore_one(
     return 0
 
 
-def _ask(context: Context, plan: RestorePlan, *, safety: bool) -> None:
+def _ask(context: Context, plan: RestorePlan, wishes: Wishes) -> None:
     """Say what will be lost and wait for a yes.
 
     Raises:
         RefusedError: no, or nobody there to ask.
     """
-    thing = f"{plan.record.domain}@{plan.record.snapshot}"
-    print_error(f"restoring {thing} discards:")
+    print_error(f"restoring {plan.thing} discards:")
     for loss in plan.losses(context):
         print_error(f"  {loss}")
-    if safety:
-        print_error("  (a copy of the disks is kept, with a script to undo the restore)")
+    if wishes.safety:
+        kept = "the disks and the RAM" if wishes.keep_running else "the disks"
+        print_error(f"  (a copy of {kept} is kept, with a script to undo the restore)")
     if not sys.stdin.isatty():
-        raise RefusedError(thing, "not confirmed, and no terminal to ask on", "use --yes")
+        raise RefusedError(plan.thing, "not confirmed, and no terminal to ask on", "use --yes")
     sys.stderr.write("Go on? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RefusedError(thing, "not confirmed; nothing was touched")
+        raise RefusedError(plan.thing, "not confirmed; nothing was touched")
 
 
 def _line(restored: Restored) -> str:

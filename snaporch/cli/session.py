@@ -11,6 +11,13 @@ from snaporch.hypervisor import open_hypervisor
 from snaporch.pool import open_pool
 from snaporch.report.terminal import TerminalProgress
 from snaporch.run.context import Context
+from snaporch.run.journal import OtherJournal
+
+
+def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
+    from snaporch.restore.recovery import finish
+
+    return finish(context, journal, dry_run=dry_run)
 
 
 @contextmanager
@@ -23,6 +30,13 @@ def session(config: Path | None, *, quiet: bool) -> Iterator[Context]:
     settings = load_config(config)
     pool = open_pool()
     hypervisor = open_hypervisor(settings.libvirt_uri)
-    context = Context(settings, hypervisor, pool, TerminalProgress(quiet=quiet), config_path=config)
+    context = Context(
+        settings,
+        hypervisor,
+        pool,
+        TerminalProgress(quiet=quiet),
+        config_path=config,
+        finishers={"restore": _finish_restore},
+    )
     with context.interrupt.watching():
         yield context

@@ -20,6 +20,7 @@ from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.capture import capture
 from snaporch.hypervisor.commit import commit_overlays
 from snaporch.hypervisor.events import DomainEvents, start_event_loop
+from snaporch.hypervisor.fitness import find_misfit
 from snaporch.hypervisor.inventory import DomainReader
 from snaporch.hypervisor.protocol import (
     Blocker,
@@ -50,6 +51,8 @@ _UNDEFINE = (
     | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
     | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
 )
+_MANAGED_SAVES = (Path("/var/lib/libvirt/qemu/save"), Path.home() / ".config/libvirt/qemu/save")
+"""Where libvirt keeps managed save images, as ``NAME.save`` (its qemu_conf.c, ``saveDir``)."""
 _ABSENT = {libvirt.VIR_ERR_NO_DOMAIN}
 
 
@@ -261,6 +264,24 @@ class LibvirtHypervisor:
         with self._explained(uuid, "removing its managed save image"):
             if handle.hasManagedSaveImage(0):
                 handle.managedSaveRemove(0)
+
+    def managed_save_path(self, uuid: str) -> Path | None:
+        found = self.find(uuid)
+        if found is None or not found.managed_save:
+            return None
+        paths = [directory / f"{found.name}.save" for directory in _MANAGED_SAVES]
+        there = next((path for path in paths if path.is_file()), None)
+        if there is None:
+            raise HypervisorError(found.name, "its managed save image is not where libvirt puts it")
+        return there
+
+    def save(self, uuid: str, path: Path) -> None:
+        handle = self._handle(uuid)
+        with self._explained(uuid, "saving its RAM"):
+            handle.saveFlags(str(path), None, 0)
+
+    def misfit(self, xml: str) -> str:
+        return find_misfit(self._conn(), xml)
 
     def restore(self, ram_path: Path, *, running: bool) -> None:
         flag = libvirt.VIR_DOMAIN_SAVE_RUNNING if running else libvirt.VIR_DOMAIN_SAVE_PAUSED

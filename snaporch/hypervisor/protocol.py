@@ -229,6 +229,19 @@ class Hypervisor(Protocol):
     def drop_managed_save(self, uuid: str) -> None:
         """Remove libvirt's managed save image, which would otherwise be resumed by a start."""
 
+    def managed_save_path(self, uuid: str) -> Path | None:
+        """Where the managed save image of a domain is; ``None`` when it has none."""
+
+    def save(self, uuid: str, path: Path) -> None:
+        """Write the RAM of an active domain to a save image and end it, in one instant.
+
+        Raises:
+            HypervisorError: it could not be saved; the domain goes on.
+        """
+
+    def misfit(self, xml: str) -> str:
+        """Why this host cannot run a domain with this XML (machine type, CPU); else empty."""
+
     def restore(self, ram_path: Path, *, running: bool) -> None:
         """Resume a domain from a save image."""
 

@@ -181,6 +181,30 @@ def with_bases(xml: str, overlays: Iterable[OverlayDisk]) -> str | None:
     return ElementTree.tostring(root, encoding="unicode") if changed else None
 
 
+def barred(xml: str, path: str) -> str:
+    """The definition with its first disk at ``path``, which must not exist: it cannot be started.
+
+    libvirt refuses with "Cannot access storage file" and that path. One without disks stays as it
+    is.
+    """
+    root = parse(xml)
+    element = root.find("devices/disk")
+    if element is None:
+        return xml
+    kind = "block" if element.get("device") == "lun" else "file"
+    for name in ("source", "backingStore", "auth", "mirror"):
+        for child in element.findall(name):
+            element.remove(child)
+    element.set("type", kind)
+    ElementTree.SubElement(element, "source", {_SOURCE_ATTRIBUTES[kind]: path})
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def names_path(xml: str, path: str) -> bool:
+    """Whether one of the disks is at ``path``."""
+    return any(disk.source == path for disk in disks(parse(xml)))
+
+
 def _point_at(element: Element, disk: OverlayDisk) -> None:
     element.set("type", disk.base_kind)
     source, driver, store = (

@@ -37,13 +37,13 @@ from snaporch.restore.clones import (
     find_traces,
     workplace,
 )
+from snaporch.restore.fitness import available_memory as memory_available
 from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
 from snaporch.run.context import Context
 
 RAM_COPY = "ram.save"
 _UNFIT = re.compile(r"[^A-Za-z0-9_.:-]")
 _MAX_DATASET_NAME = 255
-_MEMINFO = Path("/proc/meminfo")
 _MEMORY_MARGIN = 64 << 20
 """For the emulator itself."""
 
@@ -179,12 +179,6 @@ def _check_room(context: Context, source: Source, wish: Wish) -> None:
             f"{room >> 20} MiB free",
             "see paths.clones in the configuration",
         )
-
-
-def memory_available() -> int:
-    """Bytes of memory the host can give without swapping (``MemAvailable`` of proc(5))."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
-    return int(found[1]) << 10 if found else 0
 
 
 def check_parts(context: Context, source: Source, *, ram: bool) -> None:

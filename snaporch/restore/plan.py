@@ -6,17 +6,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch.bundle.manifest import Manifest, Role
-from snaporch.errors import NotFoundError, RefusedError, UsageError
+from snaporch.bundle.manifest import Manifest, Part, Role
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool.resolver import NotOnZfsError, resolve
+from snaporch.restore.barrier import as_defined
+from snaporch.restore.choosing import find_inside, find_outside, split_name
+from snaporch.restore.fitness import check_files, check_machine, check_memory
 from snaporch.run.context import Context
-from snaporch.run.plan import check_snapshot_name, datasets_of, locate_disks
-from snaporch.run.records import all_records, missing_of, one_of_each, own_members
+from snaporch.run.plan import datasets_of, locate_disks
+from snaporch.run.records import missing_of
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
 _HARMLESS = ("removable", "read-only")
 SAFETY_PREFIX = "snaporch-safety_"
+__all__ = ["RestorePlan", "is_safety", "make_restore_plan", "split_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,30 @@ class RestorePlan:
     ram: Path | None
     """The image to resume from; ``None`` to boot or to stay off."""
     boot: bool
-    cold: bool
-    discard_newer: bool
     running: bool
-    """Whether the guest ran when it was captured."""
+    """Whether the guest runs when it has been resumed: as it did when it was captured."""
     damaged: frozenset[str] = frozenset()
     """Parts of the bundle that differ from the manifest, and are not put back."""
+
+    @property
+    def thing(self) -> str:
+        """``DOMAIN@SNAPSHOT``."""
+        return f"{self.record.domain}@{self.record.snapshot}"
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of the bundle that can be put back."""
+        if self.manifest is None or self.record.bundle is None:
+            return []
+        return [part for part in self.manifest.parts if part.name not in self.damaged]
+
+    def text(self, role: Role) -> str | None:
+        """A part of the bundle that is XML, if it can be read."""
+        for part in self.parts:
+            if part.role is role and self.record.bundle is not None:
+                with suppress(OSError, UnicodeDecodeError):
+                    return (Path(self.record.bundle) / part.name).read_text("utf-8")
+        return None
 
     def losses(self, context: Context) -> list[str]:
         """What the user gives up, a line each."""
@@ -64,76 +87,79 @@ class RestorePlan:
         return lines
 
 
-def split_name(text: str) -> tuple[str, str]:
-    """``DOMAIN@SNAPSHOT`` in two; a domain's name may hold an ``@``, a snapshot's cannot.
-
-    Raises:
-        UsageError: it is not of that form.
-    """
-    domain, _, snapshot = text.rpartition("@")
-    if not domain or not snapshot:
-        raise UsageError(repr(text), "is not DOMAIN@SNAPSHOT", "see `snaporch list`")
-    check_snapshot_name(snapshot)
-    return domain, snapshot
-
-
 def make_restore_plan(
-    context: Context, domain_name: str, snapshot: str, *, cold: bool, discard_newer: bool
+    context: Context,
+    domain_name: str,
+    snapshot: str,
+    *,
+    cold: bool = False,
+    paused: bool = False,
+    disks_only: bool = False,
+    discard_newer: bool = False,
+    bundle: Path | None = None,
 ) -> RestorePlan:
     """Look everything over.
 
     Args:
         cold: boot from the disks, do not resume from RAM.
+        paused: resume from RAM, and leave the guest paused.
+        disks_only: roll back, and leave the guest off.
         discard_newer: snapshots newer than this one may be destroyed.
+        bundle: the bundle's directory, if it is not in the store.
 
     Raises:
         NotFoundError: no such snapshot of such a domain.
         RefusedError: it cannot be done safely, and why.
     """
-    everything = context.pool.snapshots()
-    record = _find(context, everything, domain_name, snapshot)
-    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
-    thing = f"{record.domain}@{record.snapshot}"
-    of_run = [s for s in everything if s.properties.get("run") == record.run]
-    own = own_members(context.store, of_run)
-    members = tuple(one_of_each(manifest, own, record.snapshot, newest=True))
-    domain = context.hypervisor.find(record.uuid)
-    _check_whole(record, manifest, members, domain, cold=cold)
+    found = find_outside if bundle else find_inside
+    record, manifest, members = found(context, domain_name, snapshot, bundle)
+    domain = as_defined(context, context.hypervisor.find(record.uuid))
+    resumes = not cold and not disks_only
+    _check_whole(record, manifest, members, domain, cold=not resumes)
     _check_definition(context, record, manifest, domain)
     _check_bootable(record, manifest, domain, cold=cold)
     _check_alone(context, record)
-    _check_own_places(context, record)
+    _check_own_places(context, record, bundle)
     newer = _newer(context, members)
-    _check_newer(context, thing, newer, discard=discard_newer)
-    wanted = record.level is Level.RAM and not cold
-    ram = manifest.part(Role.RAM) if manifest and wanted else None
-    return RestorePlan(
+    _check_newer(context, f"{record.domain}@{record.snapshot}", newer, discard=discard_newer)
+    ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None
+    if paused and ram is None:
+        raise RefusedError(
+            f"{record.domain}@{record.snapshot}", "has no RAM to resume from", "use --cold"
+        )
+    plan = RestorePlan(
         record=record,
         manifest=manifest,
         domain=domain,
         snapshots=members,
         newer=tuple(newer),
         ram=Path(record.bundle) / ram.name if ram and record.bundle else None,
-        boot=cold or record.level not in (Level.RAM, Level.OFF),
-        cold=cold,
-        discard_newer=discard_newer,
-        running=manifest.was_running if manifest else False,
+        boot=cold or (resumes and record.level not in (Level.RAM, Level.OFF)),
+        running=manifest is not None and manifest.was_running and not paused,
     )
+    _check_fitness(context, plan)
+    return plan
 
 
-def _find(
-    context: Context, snapshots: list[PoolSnapshot], domain: str, snapshot: str
-) -> SnapshotRecord:
-    of_domain = [
-        record
-        for record in all_records(context.store, snapshots)
-        if domain in (record.domain, record.uuid)
-    ]
-    found = [record for record in of_domain if record.snapshot == snapshot]
-    if found:
-        return found[-1]
-    step = f"see `snaporch list {domain}`" if of_domain else "see `snaporch list`"
-    raise NotFoundError(f"{domain}@{snapshot}", "snaporch has no such snapshot", step)
+def _check_fitness(context: Context, plan: RestorePlan) -> None:
+    """The host can run the guest, and its files have their places."""
+    inactive, live = (_readable(plan.text(role)) for role in (Role.INACTIVE_XML, Role.LIVE_XML))
+    current = plan.domain.inactive_xml or plan.domain.live_xml if plan.domain else None
+    xmls = [xml for xml in (inactive, live, current) if xml is not None]
+    check_files(context, plan.thing, plan.record.uuid, plan.parts, xmls)
+    xml = live or inactive if plan.ram else inactive or current
+    if xml is None or not (plan.ram or plan.boot):
+        return
+    check_machine(context, plan.thing, xml, plan.domain, resumes=plan.ram is not None)
+    check_memory(context, plan.thing, xml, plan.manifest if plan.ram else None, plan.domain)
+
+
+def _readable(xml: str | None) -> str | None:
+    """The XML, unless it is damaged; its checksum is looked at later."""
+    try:
+        return xml if xml is not None and domain_xml.parse(xml) is not None else None
+    except RefusedError:
+        return None
 
 
 def _check_whole(
@@ -156,7 +182,8 @@ def _check_whole(
             raise RefusedError(thing, f"has no snapshot of {', '.join(sorted(bare))}")
     if cold:
         return
-    wanted = any(member.properties.get("level") == Level.RAM for member in members)
+    marked = any(member.properties.get("level") == Level.RAM for member in members)
+    wanted = marked or record.level is Level.RAM
     if wanted and record.state is not BundleState.COMPLETE:
         raise RefusedError(
             thing,
@@ -202,10 +229,11 @@ def _check_alone(context: Context, record: SnapshotRecord) -> None:
             )
 
 
-def _check_own_places(context: Context, record: SnapshotRecord) -> None:
+def _check_own_places(context: Context, record: SnapshotRecord, bundle: Path | None) -> None:
     """A rollback must not take back the bundle it restores from, nor the host itself."""
     paths = context.config.paths
-    for place in (paths.bundles, paths.journal, paths.overlays, *_HOST_PLACES):
+    own = (bundle or paths.bundles, paths.bundles, paths.journal, paths.overlays)
+    for place in (*own, *_HOST_PLACES):
         with suppress(NotOnZfsError, OSError):
             dataset = resolve(str(place)).name
             if dataset in record.datasets:

@@ -1,20 +1,35 @@
-"""Carrying a restore out: safety, stop, roll back, define, resume."""
+"""Carrying a restore out: safety, stop, roll back, resume or boot."""
 
 from __future__ import annotations
 
-import os
+import secrets
 import shlex
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.manifest import Part, Role
+from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramimage import read_header
-from snaporch.bundle.store import BundleError, write_private
+from snaporch.bundle.store import BundleError, damage_of
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
-from snaporch.model import DomainState, SnapshotRecord
-from snaporch.restore.plan import RestorePlan, is_safety
+from snaporch.model import DomainState, SnapshotRecord, Strategy
+from snaporch.restore.barrier import is_barred
+from snaporch.restore.fate import Fate, fate_of
+from snaporch.restore.journal import (
+    Ending,
+    HostFile,
+    OldRestore,
+    RestoreFacts,
+    RestoreJournal,
+    Step,
+    Target,
+    unfinished,
+)
+from snaporch.restore.plan import RestorePlan
 from snaporch.restore.safety import Safety
+from snaporch.restore.steps import Work, check_nothing_new, give_up
 from snaporch.run.context import Context
+from snaporch.run.journal import forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +65,7 @@ def check_bundle(context: Context, plan: RestorePlan) -> RestorePlan:
     if plan.manifest is None or plan.record.bundle is None:
         return plan
     context.progress.step(plan.record.domain, "checking the bundle's SHA-256")
-    troubles = context.store.damage(f"{plan.record.uuid}/{plan.record.run}")
+    troubles = damage_of(Path(plan.record.bundle))
     try:
         if plan.ram is not None:
             for trouble in troubles.values():
@@ -62,210 +77,193 @@ def check_bundle(context: Context, plan: RestorePlan) -> RestorePlan:
         context.progress.note(plan.record.domain, f"{trouble}; it is not put back")
     checked = replace(plan, damaged=frozenset(troubles))
     current = plan.domain.inactive_xml if plan.domain else None
-    if plan.boot and current is None and _definition(checked) is None:
+    if plan.boot and current is None and checked.text(Role.INACTIVE_XML) is None:
         raise RefusedError(
             plan.record.domain, "the definition in its bundle is damaged", "define it by hand first"
         )
     return checked
 
 
-def restore(context: Context, plan: RestorePlan, *, safety: bool) -> Restored:
+def restore(
+    context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool = False
+) -> Restored:
     """Restore; the caller holds the domain's lock and the user's consent.
 
     A guest that is off stays off until its disks are back; once the first dataset was rolled back
     the only way is forward, so a signal is looked at only before that.
 
+    Args:
+        safety: keep a copy of what is discarded.
+        keep_running: keep the RAM of a running guest with it.
+
     Raises:
         RunFailedError: nothing was rolled back.
         AttentionError: the disks were, and the rest was not; says the command that finishes.
     """
-    record, progress = plan.record, context.progress
+    record = plan.record
     context.interrupt.check(record.domain)
-    copy = _begin_safety(context, plan) if safety else None
-    undo = _stop(context, plan, copy)
+    older = _make_way(context, record.uuid)
+    facts = _facts(context, plan, older, safety=safety, keep_running=keep_running)
+    journal = RestoreJournal(context.config.paths.journal, facts)
+    work = Work(context, facts, journal)
+    _prepare(context, plan, facts, journal, work)
+    for old in older:
+        forget(old.path)
     try:
-        progress.step(record.domain, f"rolling back {', '.join(record.datasets)}")
-        _roll_back(context, plan)
-        _put_back_files(plan)
-        _define(context, plan)
-        state = _bring_up(context, plan)
+        work.go_forward()
     except (SnaporchError, OSError) as error:
-        raise AttentionError(
-            f"{record.domain}@{record.snapshot}",
-            f"the restore stopped half way ({error}); the guest is {_state(context, record.uuid)}",
-            f"mend the cause, then: {_again(plan)}",
-        ) from error
-    clock = False
+        journal.close(settled=False)
+        raise half_way(context, facts, error) from error
+    journal.close(settled=True)
+    state, clock = context.hypervisor.state(record.uuid), False
     if state is DomainState.RUNNING and plan.ram is not None:
         clock = context.hypervisor.set_guest_clock(record.uuid)
-    return Restored(record, state, plan.ram is not None, clock, str(undo) if undo else None)
+    undo = str(work.undo) if work.undo else None
+    return Restored(record, state, plan.ram is not None, clock, undo)
 
 
-def _state(context: Context, uuid: str) -> str:
-    try:
-        return context.hypervisor.state(uuid)
-    except SnaporchError:
-        return "out of reach"
+def half_way(context: Context, facts: RestoreFacts, error: Exception) -> AttentionError:
+    """What to say of a restore that has begun to roll back and cannot go on."""
+    step = f"mend the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
+    if facts.ending is Ending.RESUME:
+        again = ["snaporch", "restore", "--cold", facts.thing]
+        step += f" (or boot it: {shlex.join(again)})"
+    state, barred = _guest(context, facts.uuid)
+    how = f"{state} and cannot be started until it is finished" if barred else state
+    return AttentionError(
+        facts.thing, f"the restore stopped half way ({error}); the guest is {how}", step
+    )
 
 
-def _again(plan: RestorePlan) -> str:
-    """The one command that finishes the job."""
-    words = ["snaporch", "restore", "--yes"]
-    words += ["--cold"] if plan.cold else []
-    words += ["--discard-newer"] if plan.discard_newer else []
-    return shlex.join([*words, f"{plan.record.domain}@{plan.record.snapshot}"])
-
-
-def _begin_safety(context: Context, plan: RestorePlan) -> Safety:
-    """The long part of the safety copy, while the guest still runs."""
-    context.progress.step(plan.record.domain, "saving what will be discarded")
-    safety = Safety.begin(context, plan.record.uuid, plan.snapshots)
-    try:
-        safety.save()
-        context.interrupt.check(plan.record.domain)
-    except BaseException:
-        _forget_safety(context, safety, plan)
-        raise
-    return safety
-
-
-def _stop(context: Context, plan: RestorePlan, safety: Safety | None) -> Path | None:
-    """Stop the guest and complete the safety copy; the script that undoes the restore.
+def _prepare(
+    context: Context, plan: RestorePlan, facts: RestoreFacts, journal: RestoreJournal, work: Work
+) -> None:
+    """All that can be undone; on any failure it is.
 
     Raises:
-        RunFailedError: the guest is off, its disks are as they were.
+        SnaporchError: as what went wrong says, and how the guest is.
     """
-    record = plan.record
-    was_active = plan.domain is not None and plan.domain.active
+    stopping = False
     try:
-        _check_unchanged(context, plan)
-    except SnaporchError:
-        if safety is not None:
-            _forget_safety(context, safety, plan)
+        with journal.step(Step.SAFETY):
+            work.save()
+        context.interrupt.check(facts.domain)
+        _check_unchanged(context, plan, facts)
+        with journal.step(Step.STOP):
+            stopping = True
+            work.stop()
+    except BaseException as error:
+        journal.close(settled=False)
+        text = give_up(context, facts, journal.path)
+        if stopping and isinstance(error, (SnaporchError, OSError)) and _is_off(context, facts):
+            raise RunFailedError(
+                facts.domain,
+                f"the restore could not begin ({error}); {text}",
+                "start it again with virsh, or mend the cause and restore it again",
+            ) from error
         raise
-    if was_active:
-        context.progress.step(record.domain, "stopping the guest")
-        try:
-            context.hypervisor.destroy(record.uuid)
-        except SnaporchError:
-            if safety is not None:
-                _forget_safety(context, safety, plan)
-            raise
-    if safety is None:
-        return None
-    try:
-        if was_active:
-            safety.save()
-        script = safety.write_script(plan.domain)
-    except (SnaporchError, OSError) as error:
-        _forget_safety(context, safety, plan)
-        raise RunFailedError(
-            record.domain,
-            f"the safety copy could not be completed ({error}); the guest is off, its disks are "
-            "as they were",
-            "start it again with virsh, or restore with --no-safety",
-        ) from error
-    context.progress.step(record.domain, f"undo with {script}")
-    return script
 
 
-def _forget_safety(context: Context, safety: Safety, plan: RestorePlan) -> None:
-    """The restore did not begin: leave no trace of its safety copy."""
-    stamp = safety.directory.name.removeprefix("safety-")
-    datasets = [snapshot.dataset for snapshot in plan.snapshots]
-    for snapshot in context.pool.snapshots(datasets):
-        if stamp in snapshot.name:
-            context.pool.destroy_snapshots([snapshot.full_name])
-    for path in safety.directory.iterdir():
-        path.unlink()
-    safety.directory.rmdir()
+def _is_off(context: Context, facts: RestoreFacts) -> bool:
+    return bool(facts.boot) and context.hypervisor.state(facts.uuid) is DomainState.OFF
 
 
-def _check_unchanged(context: Context, plan: RestorePlan) -> None:
+def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -> None:
     """What consent was given to is still what there is; before anything is stopped or destroyed.
 
     Raises:
         RefusedError: the guest was started meanwhile, or snapshots have appeared.
     """
-    domain = context.hypervisor.find(plan.record.uuid)
-    runs = domain is not None and domain.active
-    if runs and not (plan.domain is not None and plan.domain.active):
+    domain = context.hypervisor.find(facts.uuid)
+    boot = domain.boot if domain is not None else ""
+    if boot and boot != facts.boot:
         raise RefusedError(plan.record.domain, "was started meanwhile", "restore it again")
-    _check_nothing_new(context, plan)
+    check_nothing_new(context, facts)
 
 
-def _check_nothing_new(context: Context, plan: RestorePlan) -> None:
-    for target in plan.snapshots:
-        newer = context.pool.newer(target.full_name)
-        unknown = [name for name in newer if name not in plan.newer and not is_safety(name)]
-        if unknown:
+def _make_way(context: Context, uuid: str) -> list[OldRestore]:
+    """Restores that were cut short before: undone, or superseded by the one that begins."""
+    older = []
+    for old in unfinished(context.config.paths.journal, uuid):
+        if fate_of(context, old) is Fate.UNDO:
+            give_up(context, old.facts, old.path)
+        else:
+            older.append(old)
+    return older
+
+
+def _facts(
+    context: Context,
+    plan: RestorePlan,
+    older: list[OldRestore],
+    *,
+    safety: bool,
+    keep_running: bool,
+) -> RestoreFacts:
+    record, domain = plan.record, plan.domain
+    runs = domain is not None and domain.active
+    if keep_running and not runs:
+        context.progress.note(record.domain, "is off, so there is no running state to keep")
+    if keep_running and not safety:
+        raise RefusedError(record.domain, "its running state is kept with the safety copy only")
+    if keep_running and domain is not None and runs:
+        _check_savable(context, plan)
+    ending = Ending.RESUME if plan.ram else Ending.BOOT if plan.boot else Ending.OFF
+    before = domain.inactive_xml if domain is not None else None
+    return RestoreFacts(
+        run=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}",
+        domain=record.domain,
+        uuid=record.uuid,
+        snapshot=record.snapshot,
+        targets=tuple(
+            Target(each.dataset, each.name, each.guid)
+            for each in sorted(plan.snapshots, key=lambda each: each.dataset)
+        ),
+        newer=plan.newer,
+        ending=ending,
+        ram=str(plan.ram or ""),
+        running=plan.running,
+        boot=domain.boot if domain is not None else "",
+        ran=domain is not None and domain.state is DomainState.RUNNING,
+        before=before,
+        after=plan.text(Role.INACTIVE_XML) or before,
+        files=_files(plan),
+        safety=str(Safety.place(context, record.uuid)) if safety else "",
+        keep_running=keep_running and runs,
+        supersedes=tuple(old.facts.run for old in older),
+    )
+
+
+def _check_savable(context: Context, plan: RestorePlan) -> None:
+    """What stands in the way of saving RAM is known before anything is touched."""
+    assert plan.domain is not None
+    for blocker in context.hypervisor.blockers(plan.domain):
+        if Strategy.MANUAL in blocker.strategies:
             raise RefusedError(
-                target.dataset, f"{', '.join(unknown)} appeared meanwhile", "restore it again"
+                plan.record.domain,
+                f"its running state cannot be kept: {blocker.reason}",
+                blocker.step,
             )
 
 
-def _roll_back(context: Context, plan: RestorePlan) -> None:
-    """Newer snapshots and bookmarks first, pool by pool; consent was given for each by name."""
-    _check_nothing_new(context, plan)  # of any dataset, before the first is rolled back
-    for target in plan.snapshots:
-        domain = context.hypervisor.find(plan.record.uuid)
-        if domain is not None and domain.active:
-            raise RunFailedError(plan.record.domain, "was started by someone in the middle of it")
-        newer = context.pool.newer(target.full_name)
-        context.pool.destroy_snapshots([name for name in newer if "@" in name])
-        for name in newer:
-            if "#" in name:
-                context.pool.destroy_bookmark(name)
-        context.pool.rollback(target.full_name)
+def _files(plan: RestorePlan) -> tuple[HostFile, ...]:
+    found = []
+    for part in plan.parts:
+        if part.role not in (Role.NVRAM, Role.TPM):
+            continue
+        copy = Path(plan.record.bundle or "") / part.name
+        if part.source is None:
+            raise BundleError(str(copy), "the manifest does not say where it belongs")
+        found.append(HostFile(str(copy), part.source, part.uid, part.gid, part.mode))
+    return tuple(found)
 
 
-def _put_back_files(plan: RestorePlan) -> None:
-    """NVRAM and TPM state, as they were and whose they were."""
-    if plan.manifest is None or plan.record.bundle is None:
-        return
-    for part in plan.manifest.parts:
-        if part.role in (Role.NVRAM, Role.TPM) and part.name not in plan.damaged:
-            _put_back(Path(plan.record.bundle), part)
-
-
-def _put_back(bundle: Path, part: Part) -> None:
-    if part.source is None:
-        raise BundleError(str(bundle / part.name), "the manifest does not say where it belongs")
-    target = Path(part.source)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.snaporch")
-    temporary.unlink(missing_ok=True)
-    write_private(temporary, (bundle / part.name).read_bytes())
-    if part.uid is not None and part.gid is not None and part.mode is not None:
-        os.chown(temporary, part.uid, part.gid)
-        temporary.chmod(part.mode)
-    temporary.replace(target)
-
-
-def _define(context: Context, plan: RestorePlan) -> None:
-    xml = _definition(plan)
-    if xml is not None:
-        context.hypervisor.define(xml)
-
-
-def _definition(plan: RestorePlan) -> str | None:
-    """The persistent definition; a transient domain has none, its RAM image carries its XML."""
-    if plan.manifest is None or plan.record.bundle is None:
-        return None
-    part = plan.manifest.part(Role.INACTIVE_XML)
-    if part is None or part.name in plan.damaged:
-        return None
-    return (Path(plan.record.bundle) / part.name).read_text("utf-8")
-
-
-def _bring_up(context: Context, plan: RestorePlan) -> DomainState:
-    record, hypervisor = plan.record, context.hypervisor
-    if hypervisor.find(record.uuid) is not None:
-        hypervisor.drop_managed_save(record.uuid)
-    if plan.ram is not None:
-        context.progress.step(record.domain, "resuming from RAM")
-        hypervisor.restore(plan.ram, running=plan.running)
-    elif plan.boot:
-        context.progress.step(record.domain, "booting")
-        hypervisor.start(record.uuid, paused=False)
-    return hypervisor.state(record.uuid)
+def _guest(context: Context, uuid: str) -> tuple[str, bool]:
+    """Its state, and whether it is kept from being started."""
+    try:
+        domain = context.hypervisor.find(uuid)
+        if domain is None:
+            return "undefined", False
+        return domain.state.value, not domain.active and is_barred(context, domain)
+    except SnaporchError:
+        return "out of reach", False

@@ -4,24 +4,31 @@ A rollback destroys every snapshot newer than its target, so a safety snapshot a
 survive it. Therefore all that lies between the target and the safety snapshot is written as an
 incremental stream (``zfs send -I``, newer snapshots included) into the bundle store, with a script
 that puts it back. First while the guest still runs; after it was stopped, only what came since.
+NVRAM, TPM state, a managed save image and, if asked for, the RAM of the guest are kept beside it.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snaporch.bundle.ramimage import RamImageError, read_header
 from snaporch.bundle.store import explained_store, private_directory, sync_directory, write_private
 from snaporch.errors import RefusedError
-from snaporch.model import Domain, PoolSnapshot
+from snaporch.model import Domain
 from snaporch.pool import PREFIX
+from snaporch.restore.journal import Target
 from snaporch.restore.plan import SAFETY_PREFIX
+from snaporch.restore.undo import undo_script
 from snaporch.run.context import Context
 
 _MARGIN = 1.1
+_DIRECTORY = "safety-"
 
 
 @dataclass
@@ -30,22 +37,45 @@ class Safety:
 
     context: Context
     directory: Path
-    targets: tuple[PoolSnapshot, ...]
-    _stamp: str
+    targets: tuple[Target, ...]
     _last: dict[str, str] = field(default_factory=dict)
     _streams: list[tuple[str, Path]] = field(default_factory=list)
+    _saves: int = 0
 
     @classmethod
-    def begin(cls, context: Context, uuid: str, targets: tuple[PoolSnapshot, ...]) -> Safety:
-        """An empty one, in a directory of its own."""
+    def place(cls, context: Context, uuid: str) -> Path:
+        """A directory for a new one, which is not made yet."""
         stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
-        directory = context.store.root / uuid / f"safety-{stamp}"
+        return context.store.root / uuid / f"{_DIRECTORY}{stamp}"
+
+    @classmethod
+    def begin(cls, context: Context, directory: Path, targets: tuple[Target, ...]) -> Safety:
+        """An empty one; what an earlier attempt left in its directory goes, but for the RAM."""
+        safety = cls(context, directory, targets)
+        safety._sweep()
         with explained_store(context.store.root):
             private_directory(context.store.root)
             private_directory(directory.parent)
             private_directory(directory)
-        last = {target.dataset: target.full_name for target in targets}
-        return cls(context, directory, targets, stamp, last)
+        safety._last = {target.dataset: target.full_name for target in targets}
+        return safety
+
+    @property
+    def ram(self) -> Path:
+        """Where the RAM of the running guest is kept."""
+        return self.directory / "running.save"
+
+    @property
+    def has_ram(self) -> bool:
+        """Whether it is there, and whole."""
+        try:
+            return bool(read_header(self.ram))
+        except (OSError, RamImageError):
+            return False
+
+    @property
+    def _stamp(self) -> str:
+        return self.directory.name.removeprefix(_DIRECTORY)
 
     def save(self) -> list[str]:
         """Snapshot every dataset as it is now, and write what came since the last time.
@@ -55,7 +85,8 @@ class Safety:
         Raises:
             RefusedError: the store has no room for it; the safety snapshots are gone again.
         """
-        name = f"{SAFETY_PREFIX}{self._stamp}-{len(self._streams)}"
+        name = f"{SAFETY_PREFIX}{self._stamp}-{self._saves}"
+        self._saves += 1
         pools: dict[str, list[str]] = {}
         for target in self.targets:
             pool = target.dataset.split("/", 1)[0]
@@ -75,7 +106,15 @@ class Safety:
 
     def _check_room(self, taken: list[str]) -> None:
         pairs = [(self._last[full.split("@")[0]], full) for full in taken]
-        needed = int(sum(self.context.pool.increment_size(*pair) for pair in pairs) * _MARGIN)
+        self.check_room(int(sum(self.context.pool.increment_size(*pair) for pair in pairs)))
+
+    def check_room(self, size: int) -> None:
+        """Refuse what the store has no room for.
+
+        Raises:
+            RefusedError: with both figures.
+        """
+        needed = int(size * _MARGIN)
         free = shutil.disk_usage(self.directory).free
         if needed > free:
             raise RefusedError(
@@ -95,41 +134,92 @@ class Safety:
         """What makes the newer snapshots snaporch's, which does not travel in the streams."""
         lines = []
         for target in self.targets:
-            for snapshot in self.context.pool.snapshots([target.dataset]):
-                if snapshot.createtxg > target.createtxg and snapshot.properties:
+            snapshots = self.context.pool.snapshots([target.dataset])
+            born = next(each.createtxg for each in snapshots if each.guid == target.guid)
+            for snapshot in snapshots:
+                if snapshot.createtxg > born and snapshot.properties:
                     pairs = [f"{PREFIX}{key}={value}" for key, value in snapshot.properties.items()]
                     lines.append(shlex.join(["zfs", "set", *pairs, snapshot.full_name]))
         return lines
 
-    def write_script(self, domain: Domain | None) -> Path:
+    def keep_files(self, domain: Domain | None) -> None:
+        """Copy what a restore will replace: NVRAM, TPM state, a managed save image."""
+        if domain is None:
+            return
+        if domain.nvram is not None and Path(domain.nvram).is_file():
+            _copy(Path(domain.nvram), self.directory / "nvram.fd")
+        if domain.tpm_state is not None and Path(domain.tpm_state).is_dir():
+            kept = self.directory / "tpm"
+            kept.mkdir(mode=0o700)
+            for path in sorted(Path(domain.tpm_state).iterdir()):
+                if path.is_file() and not path.is_symlink():
+                    _copy(path, kept / path.name)
+            sync_directory(kept)
+        image = self.context.hypervisor.managed_save_path(domain.uuid)
+        if image is not None:
+            _link_or_copy(image, self.directory / "managed.save")
+
+    def write_script(
+        self, domain: Domain | None, *, journal: Path, lock: Path, barred: str | None
+    ) -> Path:
         """The script that undoes the restore; its path."""
-        lines = [
-            "#!/bin/sh",
-            "# Undoes a restore by snaporch: brings the disks back to what they were before it.",
-            "# The guest must be off. What was written since the restore is lost.",
-            "set -eu",
-            'cd "$(dirname "$0")"',
-        ]
-        if domain is not None:
-            lines += [
-                f"state=$(LC_ALL=C virsh domstate {domain.uuid} 2>/dev/null || true)",
-                'case "$state" in "" | "shut off" | crashed) ;; *)',
-                '    echo "the guest is $state; shut it off first" >&2; exit 1 ;;',
-                "esac",
-            ]
-        lines += [f"zfs rollback -r {shlex.quote(target.full_name)}" for target in self.targets]
-        for dataset, path in self._streams:
-            lines.append(f"zfs receive -F {shlex.quote(dataset)} < {path.name}")
-        lines += self._marks()
         xml = domain and (domain.inactive_xml or domain.live_xml)
         if xml:
             write_private(self.directory / "domain.xml", xml.encode())
-            lines.append("virsh define domain.xml")
-        if domain is not None and domain.nvram is not None and Path(domain.nvram).is_file():
-            write_private(self.directory / "nvram.fd", Path(domain.nvram).read_bytes())
-            lines.append(f"cat nvram.fd > {shlex.quote(domain.nvram)}")
+        if barred:
+            write_private(self.directory / "barred.xml", barred.encode())
+        text = undo_script(
+            self.directory,
+            domain,
+            [target.full_name for target in self.targets],
+            [(dataset, path.name) for dataset, path in self._streams],
+            self._marks(),
+            journal=journal,
+            lock=lock,
+        )
         script = self.directory / "undo.sh"
-        write_private(script, ("\n".join(lines) + "\n").encode())
+        write_private(script, text.encode())
         script.chmod(0o700)
         sync_directory(self.directory)
+        sync_directory(self.directory.parent)
         return script
+
+    def forget(self) -> None:
+        """The restore did not begin: leave no trace of its safety copy."""
+        self._sweep()
+        if self.directory.is_dir():
+            self.ram.unlink(missing_ok=True)
+            self.directory.rmdir()
+
+    def _sweep(self) -> None:
+        datasets = [target.dataset for target in self.targets]
+        for snapshot in self.context.pool.snapshots(datasets):
+            if snapshot.name.startswith(f"{SAFETY_PREFIX}{self._stamp}-"):
+                self.context.pool.destroy_snapshots([snapshot.full_name])
+        if not self.directory.is_dir():
+            return
+        keep = self.has_ram
+        for path in self.directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path != self.ram or not keep:
+                path.unlink()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Whose it is and what may be done with it included; on stable storage."""
+    status = source.stat()
+    write_private(target, source.read_bytes())
+    os.chown(target, status.st_uid, status.st_gid)
+    target.chmod(status.st_mode & 0o7777)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """A large file that nobody writes to any more."""
+    with suppress(OSError):
+        os.link(source, target)
+        return
+    shutil.copyfile(source, target)
+    target.chmod(0o600)
+    with target.open("rb") as stream:
+        os.fsync(stream.fileno())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from snaporch.bundle.store import BundleStore
 from snaporch.config import Config
@@ -61,6 +62,9 @@ class Context:
     interrupt: Interrupt = field(default_factory=Interrupt)
     config_path: Path | None = None
     """The configuration's file, for processes that are to work with the same one."""
+    finishers: Mapping[str, Callable[[Context, Any, bool], list[str]]] = field(default_factory=dict)
+    """Who finishes runs of other kinds than snapshots, by the kind in their journal: called with
+    the journal, and whether only to say what would be done. See :mod:`snaporch.run.others`."""
 
     @property
     def store(self) -> BundleStore:

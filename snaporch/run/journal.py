@@ -3,6 +3,9 @@
 One JSON object per line. The first holds the facts of the run; every step has a ``begin`` line and,
 when it is over, an ``end`` line. A journal is removed when its run left nothing to do; one that is
 still there belongs to a run that goes on or that was killed.
+
+Runs of another kind than a snapshot's (restores) keep theirs in the same directory and form, with a
+``kind`` in the first line; what they say is known only to who wrote them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, Self
 
 from snaporch.bundle.store import explained_store, private_directory, sync_directory
 from snaporch.errors import SnaporchError
@@ -24,6 +27,7 @@ from snaporch.hypervisor import CommitStage, OverlayDisk, Told
 from snaporch.model import DomainState, Strategy
 
 FORMAT = 1
+_SNAPSHOT = "snapshot"
 _LATER = "use the snaporch that wrote it"
 
 
@@ -82,6 +86,24 @@ class JournalError(SnaporchError):
     """A journal cannot be read."""
 
 
+class AnyFacts(Protocol):
+    """What the facts of every kind of run have: a dataclass that JSON can hold."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def run(self) -> str:
+        """Names the journal."""
+
+    @property
+    def domain(self) -> str:
+        """The domain's name."""
+
+    @property
+    def uuid(self) -> str:
+        """The domain's UUID."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """All that finishing or undoing a run needs to know."""
@@ -123,7 +145,7 @@ class Facts:
 class Journal:
     """An open journal."""
 
-    def __init__(self, directory: Path, facts: Facts) -> None:
+    def __init__(self, directory: Path, facts: AnyFacts, *, kind: str = _SNAPSHOT) -> None:
         self.path = directory / f"{facts.run}.jsonl"
         self.notes: set[Note] = set()
         with explained_store(directory):
@@ -133,16 +155,32 @@ class Journal:
             fresh = self.path.with_suffix(".new")
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(fresh, flags, 0o600)
-            self._write(event="open", format=FORMAT, facts=asdict(facts))
+            self._write(event="open", format=FORMAT, kind=kind, facts=asdict(facts))
             fresh.rename(self.path)  # whoever reads journals sees a whole first line or none
             sync_directory(directory)
 
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Go on with the journal of a run that was cut short."""
+        journal = cls.__new__(cls)
+        journal.path, journal.notes = path, set()
+        with explained_store(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            os.write(descriptor, b"\n")  # what was cut short is a line of its own
+        journal._descriptor = descriptor  # noqa: SLF001 - its own
+        return journal
+
     @contextmanager
-    def step(self, step: Step) -> Iterator[None]:
-        """Around one step; a step that raises gets no ``end``."""
-        self._write(event="begin", step=step.value)
+    def step(self, step: StrEnum, of: str = "") -> Iterator[None]:
+        """Around one step; a step that raises gets no ``end``.
+
+        Args:
+            of: what the step is about, where it is taken several times.
+        """
+        about = {"of": of} if of else {}
+        self._write(event="begin", step=step.value, **about)
         yield
-        self._write(event="end", step=step.value)
+        self._write(event="end", step=step.value, **about)
 
     def note(self, note: Note) -> None:
         """Something that settling has to know and cannot see."""
@@ -193,6 +231,27 @@ class OldJournal:
     ended: frozenset[Step]
     notes: frozenset[Note]
 
+    @property
+    def uuid(self) -> str:
+        """The domain's UUID."""
+        return self.facts.uuid
+
+    @property
+    def domain(self) -> str:
+        """The domain's name."""
+        return self.facts.domain
+
+
+@dataclass(frozen=True, slots=True)
+class OtherJournal:
+    """A journal of another kind of run; see :mod:`snaporch.run.others`."""
+
+    path: Path
+    kind: str
+    uuid: str
+    domain: str
+    lines: tuple[dict[str, Any], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class StrangeJournal:
@@ -219,12 +278,20 @@ def journals_of(directory: Path, uuid: str, *, sweep: bool = False) -> list[OldJ
     for each in list_journals(directory, sweep=sweep):
         if isinstance(each, OldJournal):
             found += [each] if each.facts.uuid == uuid else []
-        elif each.uuid == uuid:
+        elif isinstance(each, StrangeJournal) and each.uuid == uuid:
             raise each.error
     return found
 
 
-def list_journals(directory: Path, *, sweep: bool) -> list[OldJournal | StrangeJournal]:
+def others_of(directory: Path, uuid: str) -> list[OtherJournal]:
+    """The journals of other kinds about one domain, oldest first."""
+    found = list_journals(directory, sweep=False)
+    return [each for each in found if isinstance(each, OtherJournal) and each.uuid == uuid]
+
+
+def list_journals(
+    directory: Path, *, sweep: bool
+) -> list[OldJournal | OtherJournal | StrangeJournal]:
     """Every journal in ``directory``, oldest first.
 
     A line cut short by a crash counts as not written. A journal whose first
@@ -232,7 +299,7 @@ def list_journals(directory: Path, *, sweep: bool) -> list[OldJournal | StrangeJ
     """
     if not directory.is_dir():
         return []
-    found: list[OldJournal | StrangeJournal] = []
+    found: list[OldJournal | OtherJournal | StrangeJournal] = []
     with explained_store(directory):
         names = sorted(os.listdir(directory))
     for path in (directory / name for name in names if name.endswith(".jsonl")):
@@ -244,11 +311,14 @@ def list_journals(directory: Path, *, sweep: bool) -> list[OldJournal | StrangeJ
     return found
 
 
-def _parse(path: Path, lines: list[Any]) -> OldJournal | StrangeJournal:
+def _parse(path: Path, lines: list[Any]) -> OldJournal | OtherJournal | StrangeJournal:
     try:
         if lines[0]["format"] != FORMAT:
             reason = f"has format {lines[0]['format']}, known is {FORMAT}"
             return StrangeJournal(path, _uuid(lines[0]), JournalError(str(path), reason, _LATER))
+        if (kind := str(lines[0].get("kind", _SNAPSHOT))) != _SNAPSHOT:
+            facts = lines[0]["facts"]
+            return OtherJournal(path, kind, facts["uuid"], facts["domain"], tuple(lines))
         notes: set[Note] = set()
         for line in lines:
             if line["event"] == "note":

@@ -33,6 +33,7 @@ from snaporch.run.journal import (
     noting,
 )
 from snaporch.run.lock import RECOVERING, domain_lock
+from snaporch.run.others import finish_others, foresee_others
 from snaporch.run.pipe import reader_of
 
 _JOB_SECONDS = 120
@@ -355,7 +356,17 @@ def own_snapshots(context: Context, facts: Facts) -> list[PoolSnapshot]:
 
 
 def recover(context: Context, uuid: str) -> list[str]:
-    """Settle the runs on a domain that were killed; the caller holds its lock.
+    """Settle the runs on a domain that were killed, of any kind; the caller holds its lock.
+
+    Raises:
+        AttentionError: one cannot be settled.
+        JournalError: one cannot be understood.
+    """
+    return recover_runs(context, uuid) + finish_others(context, uuid)
+
+
+def recover_runs(context: Context, uuid: str) -> list[str]:
+    """Settle the snapshot runs on a domain that were killed; the caller holds its lock.
 
     Raises:
         AttentionError: one cannot be settled.
@@ -368,7 +379,7 @@ def recover(context: Context, uuid: str) -> list[str]:
 
 
 def recover_leftovers(context: Context) -> None:
-    """Settle every run that was killed, before anything is asked about its domain.
+    """Settle every snapshot run that was killed, before anything is asked about its domain.
 
     libvirt may be holding a domain while it waits to open the pipe of a run that is gone. A run
     that holds its lock is alive; one that cannot be settled is left for its own domain's commands.
@@ -377,7 +388,7 @@ def recover_leftovers(context: Context) -> None:
     for journal in list_journals(context.config.paths.journal, sweep=True):
         if isinstance(journal, StrangeJournal):
             context.progress.note("snaporch", journal.error.line())
-        else:
+        elif isinstance(journal, OldJournal):
             names[journal.facts.uuid] = journal.facts.domain
     for uuid, name in names.items():
         lock = domain_lock(
@@ -390,7 +401,7 @@ def recover_leftovers(context: Context) -> None:
         )
         try:
             with lock:
-                for text in recover(context, uuid):
+                for text in recover_runs(context, uuid):
                     context.progress.note(name, text)
         except BusyError:
             continue
@@ -423,7 +434,7 @@ def foresee(context: Context, uuid: str) -> list[str]:
                 lines.append(f"{facts.domain}: resume the guest")
         lines += [f"{facts.domain}: {text}" for text in _foresee_snapshots(context, facts)]
         lines.append(f"{facts.domain}: settle the run {facts.run}, which was cut short")
-    return lines
+    return lines + foresee_others(context, uuid)
 
 
 def _foresee_snapshots(context: Context, facts: Facts) -> list[str]:

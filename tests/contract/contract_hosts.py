@@ -41,6 +41,14 @@ class FakeHost:
         guest = self.hypervisor.guests[self.uuid]  # type: ignore[attr-defined]
         guest.state, guest.paused_reason = DomainState.PAUSED, "user"
 
+    def managed_save(self) -> None:
+        """``virsh managedsave``."""
+        guest = self.hypervisor.guests[self.uuid]  # type: ignore[attr-defined]
+        image = self.directory / "managed.save"
+        self.hypervisor.save(self.uuid, image)
+        guest.managed_save = True
+        self.hypervisor.managed_saves[self.uuid] = image  # type: ignore[attr-defined]
+
     def copy(self) -> None:
         """``virsh blockcopy``."""
         guest = self.hypervisor.guests[self.uuid]  # type: ignore[attr-defined]
@@ -88,6 +96,10 @@ class ProbeHost:
     def suspend(self) -> None:
         """``virsh suspend``."""
         self.guest.domain().suspend()
+
+    def managed_save(self) -> None:
+        """``virsh managedsave``."""
+        self.guest.domain().managedSave(0)
 
     def copy(self) -> None:
         """``virsh blockcopy``."""

@@ -1,5 +1,6 @@
 """What any Hypervisor must do, whichever it is."""
 
+import re
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from snaporch.bundle.ramcopy import copy_with_xml, read_preface
 from snaporch.bundle.ramimage import read_header
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import CaptureRequest, CommitStage, HypervisorError, Patience
+from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.rewrite import Identity, Place, rewrite
 from snaporch.model import DomainState, Strategy
 
@@ -436,6 +438,45 @@ class TestHypervisorContract:
             assert hypervisor.state(host.uuid) is DomainState.PAUSED
         finally:
             hypervisor.destroy(OTHER)
+
+    def test_saving_ends_the_domain_in_the_instant_it_saves(self, host, hypervisor):
+        path = host.directory / "running.save"
+        hypervisor.save(host.uuid, path)
+        assert hypervisor.state(host.uuid) is DomainState.OFF
+        assert read_header(path).was_running
+        with pytest.raises(HypervisorError):
+            hypervisor.save(host.uuid, host.directory / "again.save")
+        hypervisor.restore(path, running=True)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+
+    def test_a_managed_save_image_is_found(self, host, hypervisor):
+        assert hypervisor.managed_save_path(host.uuid) is None
+        host.managed_save()
+        assert read_header(hypervisor.managed_save_path(host.uuid)).was_running
+        hypervisor.drop_managed_save(host.uuid)
+        assert hypervisor.managed_save_path(host.uuid) is None
+
+    def test_what_runs_here_fits(self, host, hypervisor):
+        domain = hypervisor.domain(NAME)
+        assert hypervisor.misfit(domain.live_xml) == ""
+        assert hypervisor.misfit(domain.inactive_xml) == ""
+
+    def test_a_machine_of_the_future_does_not(self, host, hypervisor):
+        xml = hypervisor.domain(NAME).live_xml
+        future = re.sub(r"machine=(['\"])[^'\"]*", r"machine=\1pc-q35-99.9", xml)
+        assert "pc-q35-99.9" in hypervisor.misfit(future)
+
+    def test_a_barred_definition_cannot_be_started(self, host, hypervisor):
+        xml = hypervisor.domain(NAME).inactive_xml
+        hypervisor.define(domain_xml.barred(xml, "/absent/run-this-first"))
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
+        hypervisor.destroy(host.uuid)
+        with pytest.raises(HypervisorError, match=r"Cannot access storage file.*run-this-first"):
+            hypervisor.start(host.uuid, paused=False)
+        assert hypervisor.state(host.uuid) is DomainState.OFF
+        hypervisor.define(xml)
+        hypervisor.start(host.uuid, paused=False)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
 
 
 class TestAgentContract:

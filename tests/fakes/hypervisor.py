@@ -112,6 +112,9 @@ class FakeHypervisor:
         self.hooks = hooks or Hooks()
         self.guests = {guest.uuid: guest for guest in guests}
         self.zstd = True
+        self.machines = {"pc-q35-9.2"}
+        self.cpu_misfit = ""
+        self.managed_saves: dict[str, Path] = {}
         self.overlays_must_exist = True
         self.networks: dict[str, bool] = {}
         """libvirt's networks: whether they are isolated."""
@@ -368,10 +371,13 @@ class FakeHypervisor:
         """See the protocol."""
         guest = self._guest(uuid)
         self.hooks.act("hypervisor.destroy", guest.name)
+        self._end(guest)
+
+    def _end(self, guest: FakeGuest) -> None:
         guest.live, guest.state, guest.paused_reason = None, DomainState.OFF, None
         guest.frozen = guest.images_inactive = False
         if guest.inactive is None:
-            del self.guests[uuid]
+            del self.guests[guest.uuid]
 
     def define(self, xml: str) -> None:
         """See the protocol."""
@@ -391,6 +397,28 @@ class FakeHypervisor:
         guest = self._guest(uuid)
         self.hooks.act("hypervisor.drop_managed_save")
         guest.managed_save = False
+
+    def managed_save_path(self, uuid: str) -> Path | None:
+        """See the protocol."""
+        return self.managed_saves[uuid] if self._guest(uuid).managed_save else None
+
+    def save(self, uuid: str, path: Path) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.save", guest.name)
+        if guest.live is None:
+            raise HypervisorError(guest.name, "saving its RAM: domain is not running")
+        running = int(guest.state is DomainState.RUNNING)
+        path.write_bytes(images.image(f"{guest.live}\0".encode(), guest.ram, running=running))
+        self._end(guest)
+
+    def misfit(self, xml: str) -> str:
+        """See the protocol."""
+        kind = domain_xml.parse(xml).find("os/type")
+        machine = kind.get("machine") if kind is not None else None
+        if machine not in self.machines:
+            return f"the machine '{machine}' is not supported by emulator"
+        return self.cpu_misfit
 
     def restore(self, ram_path: Path, *, running: bool) -> None:
         """See the protocol."""
@@ -420,6 +448,9 @@ class FakeHypervisor:
         self.hooks.act("hypervisor.start", guest.name)
         if guest.live is not None:
             raise HypervisorError(guest.name, "start: domain is already running")
+        for path in (_paths(guest.inactive) or {}).values():
+            if not os.path.exists(path):
+                raise HypervisorError(guest.name, f"start: Cannot access storage file '{path}'")
         guest.live, guest.ram, guest.boot = guest.inactive, images.qemu_stream(64), guest.boot + 1
         guest.state = DomainState.PAUSED if paused else DomainState.RUNNING
         guest.paused_reason = "starting up" if paused else None

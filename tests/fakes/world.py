@@ -20,9 +20,10 @@ from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Dataset, DatasetKind, Domain, DomainState, Owner
 from snaporch.pool import resolver
 from snaporch.pool.resolver import NotOnZfsError
+from snaporch.restore import recovery
 from snaporch.run import overlays, plan
 from snaporch.run.context import Context
-from snaporch.run.journal import Facts
+from snaporch.run.journal import Facts, OtherJournal
 
 _WRITTEN = b"the guest's last writes"
 
@@ -78,8 +79,14 @@ class World:
         """
         chosen = {"ram_strategy": "overlay"} | defaults
         config = Config.model_validate({"paths": self.paths.model_dump(), "defaults": chosen})
-        self.context = Context(config, self.hypervisor, self.pool, self.heard)
+        self.context = Context(
+            config, self.hypervisor, self.pool, self.heard, finishers={"restore": self.finish}
+        )
         return self.context
+
+    def finish(self, context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
+        """Finish a restore, as the command line would."""
+        return recovery.finish(context, journal, dry_run=dry_run)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the fake resolver and the fake qemu-img in their places; start no guardians."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from support import Outcome
 
 import snaporch.cli.recovering
+import snaporch.cli.restoring
 import snaporch.cli.session
 import snaporch.cli.snapshots
 import snaporch.hypervisor.facade

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Run snaporch and stop it at one point: ``stopping.py [--unguarded] POINT -- ARGUMENT...``.
 
-POINT is ``MOMENT:STEP`` or ``MOMENT:NOTE``, such as ``after:freeze``. The process stops itself with
+POINT is ``MOMENT:STEP`` or ``MOMENT:NOTE``, such as ``after:freeze``, or ``MOMENT:DATASET`` for a
+step that is taken for each dataset. The process stops itself with
 SIGSTOP there; who waits for it sees that, and kills it or lets it go on. The journal's methods are
 wrapped: the code under test has no hook.
 """
@@ -11,11 +12,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any
 
 import snaporch.run.snapshot
 from snaporch.cli import main
-from snaporch.run.journal import Journal, Note, Step
+from snaporch.run.journal import Journal, Note
 from snaporch.run.strategies.ram import RamStrategy
 
 WHILE_RAM_IS_SAVED = "during:ram"
@@ -26,26 +28,27 @@ def stop_at(point: str) -> None:
     if point == WHILE_RAM_IS_SAVED:
         stop_while_ram_is_saved()
         return
-    moment, name = point.split(":")
+    moment, name = point.split(":", 1)
     original, original_note = Journal.step, Journal.note
 
-    def pass_by(here: str, what: Step | Note) -> None:
-        if (here, what.value) == (moment, name):
+    def pass_by(here: str, what: str) -> None:
+        if (here, what) == (moment, name):
             os.kill(os.getpid(), signal.SIGSTOP)
 
     @contextmanager
-    def step(journal: Journal, step: Step) -> Iterator[None]:
-        pass_by("ahead", step)
-        with original(journal, step):
-            pass_by("before", step)
+    def step(journal: Journal, step: StrEnum, of: str = "") -> Iterator[None]:
+        place = of or step.value
+        pass_by("ahead", place)
+        with original(journal, step, of):
+            pass_by("before", place)
             yield
-            pass_by("after", step)
-        pass_by("past", step)
+            pass_by("after", place)
+        pass_by("past", place)
 
     def note(journal: Journal, note: Note) -> None:
-        pass_by("ahead", note)
+        pass_by("ahead", note.value)
         original_note(journal, note)
-        pass_by("past", note)
+        pass_by("past", note.value)
 
     Journal.step, Journal.note = step, note
 

@@ -304,7 +304,62 @@ def test_a_half_restore_needs_attention(taken, snaporch):
     taken.hooks.at["hypervisor.restore"] = failing(HypervisorError("web", "no"))
     answer = snaporch("restore", "web@s1", "--yes", "--quiet")
     assert answer.code == ExitCode.ATTENTION
-    assert "snaporch restore --yes web@s1" in answer.err
+    assert "mend the cause, then: snaporch recover web" in answer.err
+    del taken.hooks.at["hypervisor.restore"]
+    answer = snaporch("recover", "--dry-run")
+    assert "web: the restore of @s1 was cut short: finish it" in answer.out
+    answer = snaporch("recover", "web", "--quiet")
+    assert answer.code == 0
+    assert "finished the restore of @s1, which had been cut short: it is running" in answer.out
+    assert taken.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["web@s1", "--cold", "--paused"],
+        ["web@s1", "--disks-only", "--cold"],
+        ["web@s1", "--no-safety", "--keep-running-state"],
+        ["web", "--to-time", "2026-11-21T10:00", "--bundle", "/tmp"],
+        ["web", "--to-time", "soon"],
+        ["web"],
+    ],
+)
+def test_a_restore_that_contradicts_itself(taken, snaporch, words):
+    taken.hooks.log.clear()
+    answer = snaporch("restore", *words, "--yes")
+    assert answer.code == ExitCode.USAGE
+    assert len(answer.err.splitlines()) == 1
+    assert taken.hooks.log == []
+
+
+def test_a_restore_to_a_time_says_what_it_chose(taken, snaporch):
+    answer = snaporch("restore", "web", "--to-time", "2999-01-01T00:00", "--yes", "--quiet")
+    assert answer.code == 0
+    assert "chose @s1 of 2" in answer.err
+    assert answer.out == "web@s1  restored, running, resumed from RAM\n"
+
+
+def test_a_restore_to_a_time_before_all_snapshots(taken, snaporch):
+    answer = snaporch("restore", "web", "--to-time", "1999-01-01", "--yes")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "its oldest snapshot, s1," in answer.err
+
+
+@pytest.mark.parametrize(
+    ("option", "state"), [("--paused", "paused, resumed from RAM"), ("--disks-only", "off")]
+)
+def test_a_restore_that_does_not_end_with_a_running_guest(taken, snaporch, option, state):
+    answer = snaporch("restore", "web@s1", "--yes", "--quiet", option)
+    assert answer.out == f"web@s1  restored, {state}\n"
+
+
+def test_a_restore_from_a_bundle_elsewhere(taken, snaporch, tmp_path):
+    (bundle,) = taken.paths.bundles.glob("*/2*")
+    place = bundle.rename(tmp_path / "elsewhere")
+    assert "bundle is missing" in snaporch("restore", "web@s1", "--yes").err
+    answer = snaporch("restore", "web@s1", "--yes", "--quiet", "--bundle", str(place))
+    assert answer.out == "web@s1  restored, running, resumed from RAM\n"
 
 
 # -- recover ------------------------------------------------------------------------------------

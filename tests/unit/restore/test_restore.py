@@ -17,10 +17,11 @@ from snaporch.errors import (
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
 from snaporch.pool import PoolError
-from snaporch.restore import restore as restore_module
 from snaporch.restore import safety as safety_module
+from snaporch.restore import steps
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import check_bundle, restore
+from snaporch.run.settle import recover
 from snaporch.run.snapshot import take_snapshot
 
 
@@ -43,21 +44,23 @@ def test_everything_in_order(story, world):
         "pool.snapshot",
         "pool.send_increment",
         "pool.send_increment",
+        "hypervisor.define",  # barred
         "hypervisor.destroy",
         "pool.snapshot",  # what came until the guest was off
         "pool.snapshot",
         "pool.send_increment",
         "pool.send_increment",
+        "hypervisor.drop_managed_save",
         "pool.destroy_snapshots",
     ]
     assert acts.count("pool.rollback") == 2
     after = acts[len(acts) - acts[::-1].index("pool.rollback") :]
-    assert after == [
-        "hypervisor.define",
-        "hypervisor.drop_managed_save",
+    assert [act for act in after if act.startswith("hypervisor.")] == [
         "hypervisor.restore",
+        "hypervisor.define",
         "hypervisor.set_guest_clock",
     ]
+    assert world.leftovers() == []
 
 
 def test_the_guest_goes_on_where_it_was(story, world):
@@ -95,8 +98,18 @@ def test_a_cold_restore_boots(story, world):
     assert "hypervisor.restore" not in world.hooks.acts()
 
 
+def manage_save(world):
+    """``virsh managedsave``."""
+    guest = world.guest()
+    image = world.root / "web.save"
+    world.hypervisor.save(guest.uuid, image)
+    guest.managed_save = True
+    world.hypervisor.managed_saves[guest.uuid] = image
+    world.hooks.log.clear()
+
+
 def test_a_managed_save_is_dropped_before_it_could_be_resumed(story, world):
-    world.guest().managed_save = True
+    manage_save(world)
     put_back(world, cold=True)
     acts = world.hooks.acts()
     assert acts.index("hypervisor.drop_managed_save") < acts.index("hypervisor.start")
@@ -155,10 +168,10 @@ def test_secrets_are_never_readable_by_others_on_their_way_back(tell, world, mon
         modes.append(Path(path).stat().st_mode & 0o077)
         real(path, uid, gid, **options)
 
-    monkeypatch.setattr(restore_module.os, "chown", chown)
+    monkeypatch.setattr(steps.os, "chown", chown)
     before = os.umask(0o022)
     try:
-        put_back(world)
+        put_back(world, safety=False)
     finally:
         os.umask(before)
     assert modes == [0]
@@ -232,6 +245,42 @@ def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(story, w
     assert_untouched(story, world)
 
 
+def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
+    vars_fd, state = world.root / "vars.fd", world.root / "tpm2"
+    vars_fd.write_bytes(b"then")
+    state.mkdir()
+    (state / "tpm2-00.permall").write_bytes(b"secret then")
+    tell(nvram=str(vars_fd), tpm=str(state))
+    vars_fd.write_bytes(b"now")
+    (state / "tpm2-00.permall").write_bytes(b"secret now")
+    (state / "tpm2-00.volatilestate").write_bytes(b"volatile now")
+    manage_save(world)
+    script = Path(put_back(world).undo)
+    kept = script.parent
+    assert (kept / "nvram.fd").read_bytes() == b"now"
+    assert (kept / "tpm" / "tpm2-00.permall").read_bytes() == b"secret now"
+    assert (kept / "tpm" / "tpm2-00.volatilestate").read_bytes() == b"volatile now"
+    assert (kept / "managed.save").read_bytes().endswith(b"QEVM later")
+    text = script.read_text()
+    assert f"cp -p nvram.fd {vars_fd}\n" in text
+    assert f"cp -a tpm/. {state}/\n" in text
+    assert "its managed save image: virsh restore $PWD/managed.save" in text
+    files = [line for line in text.splitlines() if line.startswith(("cp ", "mkdir -p /"))]
+    subprocess.run(["sh", "-e"], input="\n".join(files), cwd=kept, text=True, check=True)
+    assert vars_fd.read_bytes() == b"now"
+    assert (state / "tpm2-00.permall").read_bytes() == b"secret now"
+
+
+def test_the_script_bars_the_guest_until_all_is_back(story, world):
+    text = Path(put_back(world).undo).read_text()
+    order = ["flock -n 9", "virsh define barred.xml", "zfs rollback", "zfs receive", "rm -f "]
+    places = [text.index(word) for word in [*order, "virsh define domain.xml"]]
+    assert places == sorted(places)
+    kept = Path(story.safety()[1][0])
+    assert "run-snaporch-recover-first" in (kept / "barred.xml").read_text()
+    assert (kept / "domain.xml").read_text() == story.domain.inactive_xml
+
+
 # -- failures before the rollback ---------------------------------------------------------------
 
 
@@ -283,7 +332,6 @@ def test_a_safety_copy_that_cannot_be_completed_says_that_the_guest_is_off(story
 
 AFTER = {
     "pool.rollback": PoolError("zfs rollback", "dataset is busy"),
-    "hypervisor.define": HypervisorError("domain XML", "define: no"),
     "hypervisor.drop_managed_save": HypervisorError("web", "no"),
     "hypervisor.restore": HypervisorError("web", "restore: no such CPU"),
 }
@@ -299,32 +347,61 @@ def test_a_failure_after_the_guest_was_stopped_tells_the_command_that_finishes(
     message = str(caught.value)
     assert error.reason in message
     assert "the guest is off" in message
-    assert "mend the cause, then: snaporch restore --yes --discard-newer web@s1" in message
+    assert "mend the cause, then: snaporch recover web (or boot it: snaporch restore" in message
     assert caught.value.exit_code == ExitCode.ATTENTION
 
 
 @pytest.mark.parametrize("place", AFTER)
-def test_that_command_finishes_it(story, world, place):
+@pytest.mark.parametrize("way", ["recover", "restore"])
+def test_that_command_finishes_it_and_so_does_another_restore(story, world, place, way):
     world.hooks.at[place] = failing(AFTER[place])
     with pytest.raises(AttentionError):
         put_back(world)
+    with pytest.raises(HypervisorError, match="run-snaporch-recover-first"):
+        world.hypervisor.start(story.domain.uuid, paused=False)
     del world.hooks.at[place]
-    assert put_back(world, safety=False).resumed
+    if way == "recover":
+        assert recover(world.context, story.domain.uuid)
+    else:
+        put_back(world, safety=False)
     assert world.guest().ram == story.ram
     assert story.content() == {b"first"}
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert world.leftovers() == []
+
+
+def test_a_definition_that_cannot_be_put_back_is_put_back_later(story, world):
+    def fail():
+        if world.guest().ram == story.ram:
+            raise HypervisorError("domain XML", "define: no")
+
+    world.hooks.at["hypervisor.define"] = fail
+    with pytest.raises(AttentionError, match="the guest is running"):
+        put_back(world)
+    del world.hooks.at["hypervisor.define"]
+    recover(world.context, story.domain.uuid)
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert world.guest().state is DomainState.RUNNING
+    assert world.leftovers() == []
+
+
+def test_a_guest_that_cannot_be_booted_can_be_started_by_hand(story, world):
+    world.hooks.at["hypervisor.start"] = failing(HypervisorError("web", "no"))
+    with pytest.raises(AttentionError, match="the guest is off; mend the cause") as caught:
+        put_back(world, cold=True)
+    assert "cannot be started" not in str(caught.value)
+    del world.hooks.at["hypervisor.start"]
+    world.hypervisor.start(story.domain.uuid, paused=False)
+    recover(world.context, story.domain.uuid)
+    assert world.hooks.acts().count("hypervisor.start") == 2
+    assert world.leftovers() == []
 
 
 def test_odd_names_are_quoted_in_that_command(story, world):
     story.snapshot("two words")
     world.hooks.at["pool.rollback"] = failing(PoolError("zfs rollback", "busy"))
-    with pytest.raises(AttentionError, match="restore --yes --discard-newer 'web@two words'"):
+    with pytest.raises(AttentionError, match="restore --cold 'web@two words'"):
         put_back(world, "two words")
-
-
-def test_that_command_has_the_options_of_the_first(story, world):
-    world.hooks.at["hypervisor.start"] = failing(HypervisorError("web", "no"))
-    with pytest.raises(AttentionError, match=r"restore .*--cold"):
-        put_back(world, cold=True)
 
 
 def test_a_signal_after_the_rollback_began_is_too_late(story, world):

@@ -13,10 +13,12 @@ from snaporch.run.journal import (
     Journal,
     JournalError,
     Note,
+    OtherJournal,
     Step,
     StrangeJournal,
     journals_of,
     list_journals,
+    others_of,
     read_journals,
 )
 
@@ -240,3 +242,51 @@ def test_two_runs_never_share_a_journal(directory):
     killed(directory)
     with pytest.raises(UnavailableError):
         Journal(directory, FACTS)
+
+
+# -- other kinds of runs ------------------------------------------------------------------------
+
+
+def of_another_kind(directory, *steps):
+    journal = Journal(directory, FACTS, kind="cruise")
+    for step in steps:
+        with journal.step(step, of="tank/a"):
+            pass
+    journal.close(settled=False)
+    return journal.path
+
+
+def test_another_kind_is_told_apart_and_its_lines_are_kept(directory):
+    path = of_another_kind(directory, Step.FREEZE)
+    (found,) = list_journals(directory, sweep=False)
+    assert isinstance(found, OtherJournal)
+    assert (found.path, found.kind) == (path, "cruise")
+    assert (found.uuid, found.domain) == (FACTS.uuid, FACTS.domain)
+    assert [(line["event"], line.get("of")) for line in found.lines] == [
+        ("open", None),
+        ("begin", "tank/a"),
+        ("end", "tank/a"),
+    ]
+
+
+def test_another_kind_is_no_snapshot_run(directory):
+    of_another_kind(directory)
+    assert read_journals(directory) == []
+    assert journals_of(directory, FACTS.uuid) == []
+    assert len(others_of(directory, FACTS.uuid)) == 1
+    assert others_of(directory, "another") == []
+
+
+def test_a_journal_can_be_gone_on_with_after_a_torn_line(directory):
+    path = of_another_kind(directory)
+    with path.open("ab") as stream:
+        stream.write(b'{"event": "begin", "st')
+    journal = Journal.reopen(path)
+    with journal.step(Step.SEAL):
+        pass
+    journal.close(settled=False)
+    (found,) = others_of(directory, FACTS.uuid)
+    assert [line["event"] for line in found.lines] == ["open", "begin", "end"]
+    journal = Journal.reopen(path)
+    journal.close(settled=True)
+    assert not path.exists()

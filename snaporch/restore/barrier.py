@@ -1,0 +1,50 @@
+"""Keeping a guest from being started while its disks are not all of one instant.
+
+Its definition gets a disk that does not exist, so ``virsh start``, autostart and every other start
+of the defined domain fail with "Cannot access storage file" and a path that tells what to do. The
+real definition is in the journal. It stays defined: autostart, snapshots' metadata, UEFI variables
+and TPM state, which undefining would take along, stay too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from snaporch.hypervisor import xml as domain_xml
+from snaporch.model import Domain
+from snaporch.restore.journal import OldRestore, unfinished
+from snaporch.run.context import Context
+
+_NAME = "unfinished-restore/run-snaporch-recover-first"
+
+
+def barred(context: Context, xml: str) -> str:
+    """The definition, barred."""
+    return domain_xml.barred(xml, str(_path(context)))
+
+
+def is_barred(context: Context, domain: Domain | None) -> bool:
+    """Whether nothing can start the domain by mistake: it is barred, or not defined."""
+    if domain is None or domain.inactive_xml is None:
+        return True
+    return domain_xml.names_path(domain.inactive_xml, str(_path(context)))
+
+
+def as_defined(context: Context, domain: Domain | None) -> Domain | None:
+    """The domain as it is without the bar of a restore that was cut short."""
+    if domain is None or domain.inactive_xml is None or not is_barred(context, domain):
+        return domain
+    before = _before(unfinished(context.config.paths.journal, domain.uuid))
+    if before is None:
+        return domain
+    disks = domain.disks if domain.active else tuple(domain_xml.disks(domain_xml.parse(before)))
+    return replace(domain, inactive_xml=before, disks=disks)
+
+
+def _before(olds: list[OldRestore]) -> str | None:
+    return next((old.facts.before for old in olds if old.facts.before), None)
+
+
+def _path(context: Context) -> Path:
+    return context.config.paths.journal / _NAME

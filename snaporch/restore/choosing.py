@@ -1,0 +1,137 @@
+"""Which snapshot is meant: by its name, by a time, with a bundle in the store or elsewhere."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from snaporch.bundle.manifest import Manifest
+from snaporch.bundle.store import state_of
+from snaporch.errors import NotFoundError, RefusedError, UsageError
+from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord, iso
+from snaporch.run.context import Context
+from snaporch.run.plan import check_snapshot_name
+from snaporch.run.records import all_records, one_of_each, own_members
+
+Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
+"""A snapshot, its manifest if there is one, and the ZFS snapshots that it is made of."""
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """``DOMAIN@SNAPSHOT`` in two; a domain's name may hold an ``@``, a snapshot's cannot.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    domain, _, snapshot = text.rpartition("@")
+    if not domain or not snapshot:
+        raise UsageError(repr(text), "is not DOMAIN@SNAPSHOT", "see `snaporch list`")
+    check_snapshot_name(snapshot)
+    return domain, snapshot
+
+
+def parse_moment(text: str) -> datetime:
+    """A time as ISO 8601 has it; local time without an offset.
+
+    Raises:
+        UsageError: it is no such time.
+    """
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError, OSError) as error:
+        raise UsageError(
+            f"time {text!r}", "is not understood", "write it as 2026-11-21T10:00 or with +01:00"
+        ) from error
+
+
+def newest_until(context: Context, domain: str, moment: datetime) -> SnapshotRecord:
+    """The newest snapshot of a domain that was not taken after ``moment``.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    of_domain = _records(context, context.pool.snapshots(), domain)
+    found = [record for record in of_domain if record.created <= moment]
+    if found:
+        return found[-1]
+    if not of_domain:
+        raise NotFoundError(domain, "snaporch has no snapshot of it", "see `snaporch list`")
+    first = of_domain[0]
+    raise NotFoundError(
+        domain,
+        f"its oldest snapshot, {first.snapshot}, was taken after that, at {iso(first.created)}",
+        f"see `snaporch list {domain}`",
+    )
+
+
+def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
+    """A snapshot by the marks on the ZFS snapshots, with its bundle in the store.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
+    del bundle
+    everything = context.pool.snapshots()
+    of_domain = _records(context, everything, domain)
+    named = [record for record in of_domain if record.snapshot == snapshot]
+    if not named:
+        step = f"see `snaporch list {domain}`" if of_domain else "see `snaporch list`"
+        raise NotFoundError(f"{domain}@{snapshot}", "snaporch has no such snapshot", step)
+    record = named[-1]
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    of_run = [each for each in everything if each.properties.get("run") == record.run]
+    own = own_members(context.store, of_run)
+    return record, manifest, tuple(one_of_each(manifest, own, record.snapshot, newest=True))
+
+
+def find_outside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
+    """A snapshot by the GUIDs in the manifest of a bundle anywhere.
+
+    Raises:
+        NotFoundError: there is no bundle in that directory.
+        RefusedError: it cannot be read, or belongs to another snapshot.
+    """
+    assert bundle is not None
+    directory = bundle.absolute()
+    state, manifest = state_of(directory)
+    if state is BundleState.MISSING:
+        raise NotFoundError(str(bundle), "is not the directory of a bundle")
+    if manifest is None:
+        raise RefusedError(str(bundle), "its manifest cannot be read")
+    names = {entry.name for entry in manifest.snapshots}
+    if domain not in (manifest.domain, manifest.uuid) or snapshot not in names:
+        raise RefusedError(
+            str(bundle), f"is the bundle of {manifest.domain}@{manifest.snapshot}", "name that"
+        )
+    guids = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
+    datasets = sorted({entry.dataset for entry in manifest.snapshots})
+    own = [s for s in context.pool.snapshots(datasets) if (s.dataset, s.guid) in guids]
+    members = tuple(one_of_each(manifest, own, snapshot, newest=True))
+    return _record(manifest, snapshot, directory, state), manifest, members
+
+
+def _records(context: Context, snapshots: list[PoolSnapshot], domain: str) -> list[SnapshotRecord]:
+    return [
+        record
+        for record in all_records(context.store, snapshots)
+        if domain in (record.domain, record.uuid)
+    ]
+
+
+def _record(
+    manifest: Manifest, snapshot: str, directory: Path, state: BundleState
+) -> SnapshotRecord:
+    return SnapshotRecord(
+        domain=manifest.domain,
+        uuid=manifest.uuid,
+        snapshot=snapshot,
+        run=manifest.run,
+        level=manifest.level,
+        datasets=tuple(sorted({entry.dataset for entry in manifest.snapshots})),
+        created=manifest.created,
+        ram_bytes=manifest.ram_bytes,
+        stored_bytes=manifest.stored_bytes,
+        pause_ms=manifest.pause_ms,
+        bundle=str(directory),
+        state=state,
+    )

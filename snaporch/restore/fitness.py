@@ -1,0 +1,136 @@
+"""Whether the guest of a snapshot can run on this host now, before anything is touched."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from xml.etree import ElementTree
+
+from snaporch.bundle.manifest import Manifest, Part, Role
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import xml as domain_xml
+from snaporch.model import Domain
+from snaporch.run.context import Context
+
+_MEMINFO = Path("/proc/meminfo")
+_ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
+_PUT_BACK = (Role.NVRAM, Role.TPM)
+
+
+def check_machine(
+    context: Context, thing: str, xml: str, domain: Domain | None, *, resumes: bool
+) -> None:
+    """Refuse a machine type or CPU that this host does not have.
+
+    What runs at this moment fits, whatever a comparison of its CPU says.
+
+    Raises:
+        RefusedError: as libvirt says.
+    """
+    running = domain.live_xml if domain is not None else None
+    if running is not None and _hardware(running) == _hardware(xml):
+        return
+    if reason := context.hypervisor.misfit(xml):
+        step = "restore it where it was taken"
+        if resumes:
+            step = f"{step}, or boot it from its disks with --cold"
+        raise RefusedError(thing, f"this host cannot run it: {reason}", step)
+
+
+def _hardware(xml: str) -> tuple[str, str]:
+    """Machine type and CPU, to be compared."""
+    root = domain_xml.parse(xml)
+    kind, cpu = root.find("os/type"), root.find("cpu")
+    machine = (kind.get("machine") if kind is not None else None) or ""
+    return machine, ElementTree.tostring(cpu, "unicode").strip() if cpu is not None else ""
+
+
+def check_memory(
+    context: Context, thing: str, xml: str, manifest: Manifest | None, domain: Domain | None
+) -> None:
+    """Refuse a guest that needs more memory than the host can give when it is stopped.
+
+    A resumed guest needs the pages in its RAM image at once; one that boots may have what its
+    definition says.
+
+    Raises:
+        RefusedError: with both figures.
+    """
+    needed = _memory(xml)
+    if manifest is not None and manifest.ram_bytes is not None:
+        needed = min(needed, manifest.ram_bytes) or manifest.ram_bytes
+    free = available_memory()
+    if domain is not None and domain.active:
+        free += context.hypervisor.ram_in_use(domain.uuid)
+    if needed > free:
+        raise RefusedError(
+            thing,
+            f"needs {needed >> 20} MiB of memory, {free >> 20} MiB can be had",
+            "stop other guests, or use --disks-only",
+        )
+
+
+def _memory(xml: str) -> int:
+    """What the guest has when it starts, in bytes; libvirt writes it in KiB."""
+    root = domain_xml.parse(xml)
+    text = domain_xml.text(root, "currentMemory") or domain_xml.text(root, "memory")
+    return int(text or 0) << 10
+
+
+def available_memory() -> int:
+    """Bytes the host can give without swapping: MemAvailable (proc(5)), and what ZFS would cede.
+
+    The kernel does not count the ARC as available; it shrinks to its ``c_min``.
+    """
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    available = int(found[1]) << 10 if found else 0
+    try:
+        lines = _ARCSTATS.read_text().splitlines()
+    except OSError:
+        return available
+    arc = {fields[0]: fields[2] for line in lines if len(fields := line.split()) == 3}  # noqa: PLR2004
+    return available + max(0, int(arc.get("size", "0")) - int(arc.get("c_min", "0")))
+
+
+def check_files(
+    context: Context, thing: str, uuid: str, parts: list[Part], xmls: list[str]
+) -> None:
+    """Refuse to put NVRAM or TPM state where something else is.
+
+    Raises:
+        RefusedError: it is not the place in the definition, not a regular file, or another's.
+    """
+    roots = [domain_xml.parse(xml) for xml in xmls]
+    stores = {domain_xml.nvram(root) for root in roots}
+    states = {domain_xml.tpm_state(root) for root in roots}
+    for part in parts:
+        if part.role not in _PUT_BACK:
+            continue
+        place = Path(part.source or "")
+        own = str(place) in stores if part.role is Role.NVRAM else str(place.parent) in states
+        if not own or not place.is_absolute():
+            raise RefusedError(
+                thing,
+                f"its {part.role} belongs to {place}, which is not what its definition says",
+                "define it as it shall be, and restore with --disks-only",
+            )
+        _check_place(context, thing, uuid, place)
+
+
+def _check_place(context: Context, thing: str, uuid: str, place: Path) -> None:
+    try:
+        if not stat.S_ISREG(place.lstat().st_mode):
+            raise RefusedError(
+                thing, f"{place} is not a regular file, and would be replaced", "move it away"
+            )
+    except FileNotFoundError:
+        pass
+    for other in context.hypervisor.domains():
+        used = {other.nvram, *(disk.source for disk in other.disks)}
+        if other.uuid != uuid and (str(place) in used or str(place.parent) == other.tpm_state):
+            raise RefusedError(
+                thing,
+                f"{place} is used by the domain {other.name}",
+                f"give {other.name} a file of its own",
+            )

@@ -1,0 +1,141 @@
+"""Finishing or undoing a restore that was cut short, behind every command that recovers.
+
+Before the first rollback a guest that still runs is left alone and the restore undone; one that was
+stopped already goes where its user wanted it. After it the way is always forward.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from snaporch.errors import AttentionError, SnaporchError
+from snaporch.model import DomainState
+from snaporch.restore.fate import Fate, fate_of
+from snaporch.restore.journal import OldRestore, RestoreJournal, Step, read, unfinished
+from snaporch.restore.restore import half_way
+from snaporch.restore.steps import Work, give_up
+from snaporch.run.context import Context
+from snaporch.run.journal import OtherJournal, forget
+
+_JOB_SECONDS = 120
+_POLL_SECONDS = 0.2
+
+
+def finish(context: Context, journal: OtherJournal, *, dry_run: bool) -> list[str]:
+    """Finish or undo one restore; what was done, in words. The caller holds the domain's lock.
+
+    Raises:
+        AttentionError: it cannot be; everything was kept.
+        JournalError: the journal cannot be understood.
+    """
+    old = read(journal)
+    facts = old.facts
+    if _is_superseded(context, old):
+        if not dry_run:
+            forget(old.path)
+        return [f"forget the restore of @{facts.snapshot}, which another has taken the place of"]
+    if not dry_run:
+        _await_libvirt(context, facts.uuid)
+    fate = fate_of(context, old, dry_run=dry_run)
+    if dry_run:
+        return [f"the restore of @{facts.snapshot} was cut short: {fate}"]
+    if fate is Fate.UNDO:
+        how = give_up(context, facts, old.path)
+        return [f"undid the restore of @{facts.snapshot}, which had been cut short: {how}"]
+    if fate in (Fate.TORN, Fate.CHANGED):
+        raise _puzzled(old, fate)
+    return [_go_on(context, old, fate)]
+
+
+def _go_on(context: Context, old: OldRestore, fate: Fate) -> str:
+    facts = old.facts
+    journal = RestoreJournal.reopen(old.path)
+    work = Work(context, facts, journal, old.progress)
+    try:
+        if fate is Fate.FORWARD:
+            if not old.progress.has_begun(Step.ROLLBACK) and not _is_stopped(old):
+                work.save()
+                with journal.step(Step.STOP):
+                    work.stop()
+            _forget_superseded(context, old)
+            work.go_forward()
+        else:
+            _forget_superseded(context, old)
+            work.define()
+            _let_run(context, old)
+    except (SnaporchError, OSError) as error:
+        journal.close(settled=False)
+        raise half_way(context, facts, error) from error
+    journal.close(settled=True)
+    state = context.hypervisor.state(facts.uuid)
+    text = f"finished the restore of @{facts.snapshot}, which had been cut short: it is {state}"
+    if fate is Fate.LEAVE_OFF:
+        text += ", with its disks as it left them when it ended"
+    if facts.safety and (script := Path(facts.safety) / "undo.sh").exists():
+        text += f"; undo with {script}"
+    return text
+
+
+def _forget_superseded(context: Context, old: OldRestore) -> None:
+    for other in unfinished(context.config.paths.journal, old.facts.uuid):
+        if other.facts.run in old.facts.supersedes:
+            forget(other.path)
+
+
+def _is_stopped(old: OldRestore) -> bool:
+    return old.progress.has_ended(Step.STOP)
+
+
+def _let_run(context: Context, old: OldRestore) -> None:
+    """libvirt was told to let the guest run when its RAM is there; see that it does."""
+    if not old.facts.running or not old.progress.has_begun(Step.RESUME):
+        return
+    if old.progress.has_ended(Step.RESUME):
+        return  # whoever paused it since had a reason
+    domain = context.hypervisor.find(old.facts.uuid)
+    if domain is not None and domain.state is DomainState.PAUSED:
+        context.hypervisor.resume(old.facts.uuid)
+
+
+def _await_libvirt(context: Context, uuid: str) -> None:
+    """Until libvirt has done what a killed restore had asked it for: saving or loading RAM."""
+
+    def busy() -> bool:
+        domain = context.hypervisor.find(uuid)
+        if domain is None or not domain.active:
+            return False
+        return context.hypervisor.busy_with(uuid) is not None
+
+    Retrying(
+        stop=stop_after_delay(_JOB_SECONDS),
+        wait=wait_fixed(_POLL_SECONDS),
+        retry=retry_if_result(lambda still: still),
+        retry_error_callback=lambda _state: None,
+    )(busy)
+
+
+def _is_superseded(context: Context, old: OldRestore) -> bool:
+    return any(
+        old.facts.run in other.facts.supersedes and other.progress.has_ended(Step.STOP)
+        for other in unfinished(context.config.paths.journal, old.facts.uuid)
+    )
+
+
+def _puzzled(old: OldRestore, fate: Fate) -> AttentionError:
+    facts = old.facts
+    if fate is Fate.TORN:
+        return AttentionError(
+            facts.domain,
+            f"runs while its restore to @{facts.snapshot} is half done: its disks are of two "
+            "instants",
+            f"{shlex.join(['virsh', 'destroy', facts.domain])}, then: "
+            f"{shlex.join(['snaporch', 'recover', facts.domain])}",
+        )
+    return AttentionError(
+        facts.domain,
+        f"was redefined while its restore to @{facts.snapshot} was half done, so it may have run",
+        f"restore it again: {shlex.join(['snaporch', 'restore', facts.thing])}",
+    )

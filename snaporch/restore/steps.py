@@ -1,0 +1,268 @@
+"""The steps of a restore, for the restore itself and for finishing one that was cut short.
+
+What has to be done comes from the facts in the journal alone, so both do the same.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from snaporch.bundle.store import sync_directory, write_private
+from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
+from snaporch.model import Domain
+from snaporch.pool import PoolError
+from snaporch.restore.barrier import as_defined, barred
+from snaporch.restore.journal import (
+    FRESH,
+    Ending,
+    HostFile,
+    Progress,
+    RestoreFacts,
+    RestoreJournal,
+    Step,
+    Target,
+)
+from snaporch.restore.plan import is_safety
+from snaporch.restore.safety import Safety
+from snaporch.restore.written import written_now
+from snaporch.run.context import Context
+from snaporch.run.journal import forget
+
+
+class Work:
+    """A restore under way."""
+
+    def __init__(
+        self,
+        context: Context,
+        facts: RestoreFacts,
+        journal: RestoreJournal,
+        progress: Progress = FRESH,
+    ) -> None:
+        self._context = context
+        self._facts = facts
+        self._journal = journal
+        self._progress = progress
+        self._safety: Safety | None = None
+        self.undo: Path | None = None
+        """The script that undoes it, once there is one."""
+
+    # -- as long as nothing was rolled back -----------------------------------------------------
+
+    def save(self) -> None:
+        """The long part of the safety copy, while the guest still runs."""
+        if not self._facts.safety:
+            return
+        self._tell("saving what will be discarded")
+        self._safety = Safety.begin(self._context, Path(self._facts.safety), self._facts.targets)
+        if self._facts.keep_running and not self._safety.has_ram:
+            self._safety.check_room(self._context.hypervisor.ram_in_use(self._facts.uuid))
+        self._safety.save()
+
+    def stop(self) -> None:
+        """Bar the definition, stop the guest, complete the safety copy.
+
+        Raises:
+            SnaporchError: nothing was rolled back; see :func:`give_up`.
+        """
+        domain = as_defined(self._context, self._find())
+        bar = barred(self._context, self._facts.before) if self._facts.before else None
+        if bar is not None:
+            self._context.hypervisor.define(bar)
+        self._end_guest(domain)
+        if self._safety is not None:
+            if self._facts.boot:
+                self._safety.save()
+            self._safety.keep_files(domain)
+            self.undo = self._safety.write_script(
+                domain,
+                journal=self._journal.path,
+                lock=self._context.config.paths.runtime / f"{self._facts.uuid}.lock",
+                barred=bar,
+            )
+            self._tell(f"undo with {self.undo}")
+        if not (self._safety is not None and self._progress is not FRESH):
+            check_nothing_new(self._context, self._facts)
+
+    def _end_guest(self, domain: Domain | None) -> None:
+        if domain is not None and domain.active:
+            if not self._facts.boot:
+                raise RefusedError(self._facts.domain, "was started meanwhile", "restore it again")
+            self._tell("stopping the guest")
+            if self._facts.keep_running and self._safety is not None:
+                self._context.hypervisor.save(self._facts.uuid, self._safety.ram)
+                self._safety.ram.chmod(0o600)
+            else:
+                self._context.hypervisor.destroy(self._facts.uuid)
+        self._check_off()
+
+    # -- from the first rollback on -------------------------------------------------------------
+
+    def go_forward(self) -> None:
+        """Everything from the first rollback to the guest's start; what is done already is not.
+
+        Raises:
+            SnaporchError, OSError: it stopped half way, and can be taken up again.
+        """
+        if self._context.hypervisor.find(self._facts.uuid) is not None:
+            self._context.hypervisor.drop_managed_save(self._facts.uuid)
+        self._roll_back()
+        if not self._progress.has_ended(Step.FILES):
+            with self._journal.step(Step.FILES):
+                for file in self._facts.files:
+                    _put_back(file)
+        if self._facts.ending is Ending.RESUME:
+            self._resume()
+        self.define()
+        if self._facts.ending is Ending.BOOT:
+            with self._journal.step(Step.BOOT):
+                self._tell("booting")
+                self._context.hypervisor.start(self._facts.uuid, paused=False)
+
+    def define(self) -> None:
+        """The definition of the snapshot, which lifts the bar."""
+        if self._progress.has_ended(Step.DEFINE):
+            return
+        with self._journal.step(Step.DEFINE):
+            if self._facts.after is not None:
+                self._context.hypervisor.define(self._facts.after)
+
+    def _resume(self) -> None:
+        self._journal.wrote(written_now(self._context, self._facts))
+        with self._journal.step(Step.RESUME):
+            self._tell("resuming from RAM")
+            try:
+                self._context.hypervisor.restore(Path(self._facts.ram), running=self._facts.running)
+            except SnaporchError:
+                if not self._is_active():
+                    self._journal.failed(Step.RESUME)
+                raise
+
+    def _roll_back(self) -> None:
+        """Newer snapshots and bookmarks first, dataset by dataset."""
+        left = [
+            target
+            for target in self._facts.targets
+            if not self._progress.has_ended(Step.ROLLBACK, target.dataset)
+        ]
+        if not left:
+            return
+        self._tell(f"rolling back {', '.join(target.dataset for target in left)}")
+        check_targets(self._context, self._facts)
+        for target in left:
+            self._check_off()
+            with self._journal.step(Step.ROLLBACK, target.dataset):
+                self._roll_back_one(target)
+
+    def _roll_back_one(self, target: Target) -> None:
+        pool = self._context.pool
+        newer = pool.newer(target.full_name)
+        for name in newer:
+            if name not in self._facts.newer and not is_safety(name):
+                self._context.progress.note(
+                    self._facts.domain, f"destroying {name}, which was taken since the guest is off"
+                )
+        pool.destroy_snapshots([name for name in newer if "@" in name])
+        for name in newer:
+            if "#" in name:
+                pool.destroy_bookmark(name)
+        pool.rollback(target.full_name)
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def _find(self) -> Domain | None:
+        return self._context.hypervisor.find(self._facts.uuid)
+
+    def _is_active(self) -> bool:
+        with suppress(SnaporchError):
+            domain = self._find()
+            return domain is not None and domain.active
+        return True
+
+    def _check_off(self) -> None:
+        domain = self._find()
+        if domain is not None and domain.active:
+            raise RunFailedError(self._facts.domain, "was started by someone in the middle of it")
+
+    def _tell(self, text: str) -> None:
+        self._context.progress.step(self._facts.domain, text)
+
+
+def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
+    """What consent was given to is still what there is, on every dataset.
+
+    Raises:
+        RefusedError: snapshots have appeared.
+    """
+    for target in facts.targets:
+        newer = context.pool.newer(target.full_name)
+        unknown = [name for name in newer if name not in facts.newer and not is_safety(name)]
+        if unknown:
+            raise RefusedError(
+                target.dataset, f"{', '.join(unknown)} appeared meanwhile", "restore it again"
+            )
+
+
+def check_targets(context: Context, facts: RestoreFacts) -> None:
+    """The snapshots are those that were meant, by GUID.
+
+    Raises:
+        PoolError: one is gone.
+    """
+    present = {(each.full_name, each.guid) for each in context.pool.snapshots(facts.datasets)}
+    gone = [t.full_name for t in facts.targets if (t.full_name, t.guid) not in present]
+    if gone:
+        raise PoolError(", ".join(gone), "is gone, so the restore cannot be finished")
+
+
+def give_up(context: Context, facts: RestoreFacts, journal: Path) -> str:
+    """Undo a restore that has rolled back nothing; how the guest is then, in words.
+
+    Raises:
+        AttentionError: it could not be.
+    """
+    try:
+        domain = context.hypervisor.find(facts.uuid)
+        if facts.before is not None and domain is not None and not facts.supersedes:
+            _lift(context, facts, domain)
+        safety = Safety(context, Path(facts.safety), facts.targets) if facts.safety else None
+        off = domain is None or not domain.active
+        text = "the guest was not touched"
+        if off and facts.boot:
+            text = "the guest is off, its disks are as they were"
+            if safety is not None and safety.has_ram:
+                context.hypervisor.restore(safety.ram, running=facts.ran)
+                text = "the guest goes on where it was"
+        if safety is not None:
+            safety.forget()
+    except (SnaporchError, OSError) as error:
+        raise AttentionError(
+            facts.thing,
+            f"the restore could not be undone ({error}); nothing was rolled back",
+            f"mend the cause, then: snaporch recover {facts.uuid}",
+        ) from error
+    forget(journal)
+    return text
+
+
+def _lift(context: Context, facts: RestoreFacts, domain: Domain) -> None:
+    if facts.before is not None and domain.inactive_xml != facts.before:
+        whole = as_defined(context, domain)
+        if whole is not domain:  # it was barred, by this restore
+            context.hypervisor.define(facts.before)
+
+
+def _put_back(file: HostFile) -> None:
+    """As it was and whose it was; the name changes hands in one instant."""
+    place = Path(file.place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_name(f".{place.name}.snaporch")
+    temporary.unlink(missing_ok=True)
+    write_private(temporary, Path(file.copy).read_bytes())
+    if file.uid is not None and file.gid is not None and file.mode is not None:
+        os.chown(temporary, file.uid, file.gid)
+        temporary.chmod(file.mode)
+    temporary.replace(place)
+    sync_directory(place.parent)

@@ -1,0 +1,200 @@
+"""Restores that are killed at every step, then recovered; the points come from ``Step`` itself."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from faults import machine
+from faults.process import Run, snaporch_here
+from guests.disks import Disk
+from guests.guest import Guest
+from support import (
+    JOURNAL,
+    assert_clean,
+    assert_restored,
+    must,
+    one_line_error,
+    run,
+    snaporch,
+    snapshot,
+    wait_for,
+)
+
+from snaporch.restore.journal import Step
+
+DATASETS = ("flash/cut", "tank/cut")
+
+
+def places(without):
+    """Every step of a way, the rollbacks one by one."""
+    for step in Step:
+        if step is Step.ROLLBACK:
+            yield from DATASETS
+        elif step is not without:
+            yield step.value
+
+
+WARM = [f"{moment}:{place}" for place in places(Step.BOOT) for moment in ("before", "after")]
+COLD = [f"{moment}:{place}" for place in ("define", "boot") for moment in ("before", "after")]
+UNTOUCHED = ("before:safety", "after:safety", "before:stop")
+
+
+@pytest.fixture(scope="module")
+def guest():
+    made = Guest.create("cut", disks=[Disk("file", "tank/cut"), Disk("zvol", "flash/cut")])
+    snapshot(made, "--name", "s1")
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def running(guest):
+    """The guest, some counts after its snapshot."""
+    if guest.state() == "shut off":
+        guest.start()
+    guest.wait_count(beyond=guest.snapshot_count("s1") + 3)
+    return guest
+
+
+def killed(guest, point, *options):
+    """A restore that ends at a point; the mark of the guest's log before it."""
+    mark = guest.mark()
+    under_way = Run("restore", "cut@s1", "--yes", *options, point=point)
+    try:
+        under_way.wait_stopped()
+    finally:
+        under_way.kill()
+        under_way.close()
+    return mark
+
+
+def recover(*words):
+    outcome = snaporch_here("recover", *words)
+    assert outcome.status == 0, outcome
+    return outcome.out
+
+
+def are_of_two_instants(guest):
+    return guest.state() == "shut off" and len(set(guest.disk_counts())) > 1
+
+
+def assert_cannot_be_started(guest):
+    outcome = run("virsh", "start", guest.name)
+    assert outcome.status != 0
+    assert "run-snaporch-recover-first" in outcome.err
+
+
+@pytest.mark.parametrize("point", [*WARM, "past:define"])
+def test_killed_and_recovered(running, point):
+    count = running.snapshot_count("s1")
+    mark = killed(running, point)
+    if are_of_two_instants(running):
+        assert_cannot_be_started(running)
+    said = recover()
+    if point in UNTOUCHED:
+        assert "undid the restore of @s1" in said
+        running.wait_count()
+        running.assert_undisturbed(mark)
+    else:
+        assert "finished the restore of @s1" in said
+        assert_restored(running, mark, count)
+    assert_clean(running)
+    assert recover() == ""
+
+
+@pytest.mark.parametrize("point", COLD)
+def test_a_cold_one_is_killed_and_recovered(running, point):
+    count = running.snapshot_count("s1")
+    mark = killed(running, point, "--cold", "--no-safety")
+    assert "finished the restore of @s1" in recover()
+    running.wait_count()
+    found = running.cold_boots_since(mark)
+    assert len(found) == 1
+    assert set(found[0].values()) <= {count, count - 1}
+    assert_clean(running)
+
+
+def test_killed_while_libvirt_loads_the_ram(running):
+    """libvirt goes on loading, and the guest runs when it has."""
+    count, mark = running.snapshot_count("s1"), running.mark()
+    under_way = Run("restore", "cut@s1", "--yes", "--no-safety")
+    wait_for(lambda: '"begin", "step": "resume"' in _journal(), "the resume")
+    wait_for(lambda: running.state() != "shut off", "QEMU")
+    under_way.kill()
+    under_way.close()
+    recover()
+    assert_restored(running, mark, count)
+    assert_clean(running)
+
+
+def _journal():
+    return "".join(path.read_text() for path in JOURNAL.glob("*.jsonl"))
+
+
+def test_nothing_starts_it_on_disks_of_two_instants(running):
+    """Not ``virsh start``, not autostart at libvirtd's start; a snapshot finishes it first."""
+    count = running.snapshot_count("s1")
+    must("virsh", "autostart", running.name)
+    try:
+        mark = killed(running, "after:flash/cut")
+        assert are_of_two_instants(running)
+        assert_cannot_be_started(running)
+        machine.restart_libvirtd()
+        assert running.state() == "shut off"
+        assert "finish it" in recover("--dry-run")
+        assert running.state() == "shut off"
+        taken = snaporch("snapshot", "cut", "--name", "s2")
+        assert taken.status == 0, taken.err
+        assert "finished the restore of @s1" in taken.err
+        assert_restored(running, mark, count)
+        assert "Autostart:      enable" in must("virsh", "dominfo", running.name)
+        must("zfs", "destroy", "tank/cut@s2")
+        must("zfs", "destroy", "flash/cut@s2")
+    finally:
+        must("virsh", "autostart", "--disable", running.name)
+
+
+def test_an_unfinished_one_can_be_undone_by_its_script(running):
+    mark = killed(running, "after:flash/cut")
+    (directory,) = sorted(Path("/var/lib/snaporch/bundles").glob("*/safety-*"))[-1:]
+    outcome = run("sh", str(directory / "undo.sh"))
+    assert outcome.status == 0, outcome.err
+    assert not are_of_two_instants(running)
+    assert min(running.disk_counts()) >= max(running.counts_since(mark - 100)[:1])
+    assert recover() == ""
+    assert_clean(running, "shut off")
+
+
+def test_what_cannot_be_resumed_says_so_and_is_booted_instead(running):
+    """Its RAM went while the restore was cut short."""
+    (taken,) = [e for e in snaporch("list", "cut", "--json").json if e["snapshot"] == "s1"]
+    ram = Path(taken["bundle"]) / "ram.save"
+    killed(running, "after:tank/cut")
+    ram.rename(ram.with_suffix(".away"))
+    try:
+        one_line_error(snaporch("recover"), 9, "stopped half way", "restore --cold cut@s1")
+        assert_cannot_be_started(running)
+        mark = running.mark()
+        outcome = snaporch("restore", "cut@s1", "--yes", "--cold")
+        assert outcome.status == 0, outcome.err
+    finally:
+        ram.with_suffix(".away").rename(ram)
+    running.wait_count()
+    assert running.cold_boots_since(mark)
+    assert_clean(running)
+
+
+def test_a_signal_while_the_copy_is_written_leaves_the_guest_alone(running):
+    mark = running.mark()
+    under_way = Run("restore", "cut@s1", "--yes", point="after:safety")
+    under_way.wait_stopped()
+    os.kill(under_way.pid, signal.SIGTERM)
+    under_way.go_on()
+    outcome = under_way.wait()
+    under_way.close()
+    assert outcome.status == 143, outcome
+    running.wait_count()
+    running.assert_undisturbed(mark)
+    assert_clean(running)
+    assert "safety_" not in must("zfs", "list", "-H", "-t", "snapshot", "-o", "name", "tank/cut")

@@ -1,0 +1,457 @@
+"""Restores that are killed at every step, and what recovery makes of them."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing
+
+from snaporch.errors import AttentionError, RefusedError, SnaporchError
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DomainState
+from snaporch.pool import PoolError
+from snaporch.restore import restore as restore_module
+from snaporch.restore.fate import Fate, Sight, decide
+from snaporch.restore.journal import Ending, RestoreJournal, Step, unfinished
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.restore import restore
+from snaporch.run.context import Context
+from snaporch.run.journal import JournalError
+from snaporch.run.settle import foresee, recover
+from snaporch.run.snapshot import take_snapshot
+
+DATASETS = ("flash/web", "tank/web")
+MOMENTS = ("ahead", "before", "after")
+STEPS = {
+    "resume": [Step.SAFETY, Step.STOP, *DATASETS, Step.FILES, Step.RESUME, Step.DEFINE],
+    "cold": [Step.SAFETY, Step.STOP, *DATASETS, Step.FILES, Step.DEFINE, Step.BOOT],
+    "disks_only": [Step.SAFETY, Step.STOP, *DATASETS, Step.FILES, Step.DEFINE],
+}
+
+
+class Killed(BaseException):
+    """The process ends here, and runs no more code."""
+
+
+@pytest.fixture
+def kill(monkeypatch):
+    """Makes the next restore end at a point."""
+
+    @contextmanager
+    def at(moment, place):
+        original = RestoreJournal.step
+
+        def here(now, step, of):
+            if (now, place) == (moment, of or step):
+                raise Killed
+
+        @contextmanager
+        def step(journal, step, of=""):
+            here("ahead", step, of)
+            with original(journal, step, of):
+                here("before", step, of)
+                yield
+                here("after", step, of)
+
+        def no_code_runs(*_arguments):
+            raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RestoreJournal, "step", step)
+            patched.setattr(restore_module, "give_up", no_code_runs)
+            with pytest.raises(Killed):
+                yield
+
+    return at
+
+
+def put_back(world, name="s1", *, keep_running=False, safety=True, **how):
+    made = make_restore_plan(world.context, "web", name, discard_newer=True, **how)
+    return restore(world.context, made, safety=safety, keep_running=keep_running)
+
+
+def begins(moment, place):
+    """Whether the guest was stopped by then, and it goes forward."""
+    return place not in (Step.SAFETY, Step.STOP) or (moment, place) == ("after", Step.STOP)
+
+
+def cannot_be_started(world, uuid):
+    with pytest.raises(SnaporchError):
+        world.hypervisor.start(uuid, paused=False)
+    return True
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("how", "place"), [(how, place) for how, places in STEPS.items() for place in places]
+)
+def test_killed_and_recovered(story, world, kill, how, place, moment):
+    options = {} if how == "resume" else {how: True}
+    with kill(moment, place):
+        put_back(world, **options)
+    uuid = story.domain.uuid
+    if len(story.content()) > 1:
+        assert cannot_be_started(world, uuid)
+    log = list(world.hooks.log)
+    assert foresee(world.context, uuid)
+    assert world.hooks.log == log
+    (text,) = recover(world.context, uuid)
+    assert world.leftovers() == []
+    assert world.guest().inactive == story.domain.inactive_xml
+    if not begins(moment, place):
+        assert "undid the restore of @s1" in text
+        assert story.content() == {b"now"}
+        assert world.guest().state is DomainState.RUNNING
+        assert world.guest().ram == b"QEVM later"
+        assert story.safety() == ([], [])
+        return
+    assert "finished the restore of @s1" in text
+    assert story.content() == {b"first"}
+    state = DomainState.OFF if how == "disks_only" else DomainState.RUNNING
+    assert world.guest().state is state
+    if how == "resume":
+        assert world.guest().ram == story.ram
+    (directory,) = story.safety()[1]
+    assert (directory / "undo.sh").exists()
+
+
+def test_killed_after_the_guest_was_destroyed_and_before_the_copy_was_complete(story, world, kill):
+    """The copy is made anew, and is whole."""
+
+    def die():
+        raise Killed
+
+    world.hooks.at["hypervisor.destroy"] = lambda: world.hooks.at.update(
+        {"pool.send_increment": die}
+    )
+    with kill("never", Step.STOP):
+        put_back(world)
+    world.hooks.at.clear()
+    assert world.guest().state is DomainState.OFF
+    recover(world.context, story.domain.uuid)
+    assert story.content() == {b"first"}
+    (directory,) = story.safety()[1]
+    script = (directory / "undo.sh").read_text()
+    streams = sorted(path.name for path in directory.glob("*.zfs"))
+    assert len(streams) == 4
+    assert all(f"< {name}\n" in script for name in streams)
+
+
+def test_the_next_snapshot_of_the_domain_finishes_it_first(story, world, kill):
+    with kill("after", "flash/web"):
+        put_back(world)
+    world.context.interrupt.signum = None
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s2", wait=0)
+    assert "finished the restore of @s1" in world.heard.notes[-1]
+    assert world.pool.read("tank/web") == b"first"
+
+
+def test_a_command_that_cannot_finish_it_refuses_and_says_who_can(story, world, kill):
+    with kill("after", "flash/web"):
+        put_back(world)
+    poor = Context(world.context.config, world.hypervisor, world.pool, world.heard)
+    with pytest.raises(AttentionError, match="a restore of it was cut short; run: snaporch recov"):
+        take_snapshot(poor, world.hypervisor.domain("web"), name="s2", wait=0)
+
+
+def test_another_restore_takes_the_place_of_one_that_was_cut_short(story, world, kill):
+    later = story.snapshot("s2")
+    with kill("ahead", "tank/web"):
+        put_back(world, "s2")
+    put_back(world, "s1")
+    assert story.content() == {b"first"}
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert world.leftovers() == []
+    assert later.run
+
+
+def test_a_second_restore_that_fails_early_leaves_the_first_to_be_finished(story, world, kill):
+    story.snapshot("s2")
+    with kill("after", "flash/web"):
+        put_back(world, "s1")
+    world.hooks.at["pool.send_increment"] = failing(PoolError("zfs send", "trouble"))
+    with pytest.raises(PoolError):
+        put_back(world, "s1")
+    del world.hooks.at["pool.send_increment"]
+    assert cannot_be_started(world, story.domain.uuid)
+    assert len(unfinished(world.paths.journal, story.domain.uuid)) == 1
+    recover(world.context, story.domain.uuid)
+    assert story.content() == {b"first"}
+    assert world.guest().ram == story.ram
+
+
+@pytest.mark.parametrize("place", [Step.STOP, "flash/web", Step.RESUME])
+def test_the_second_is_killed_too(story, world, kill, place):
+    for _ in range(2):
+        with kill("after", place):
+            put_back(world)
+    recover(world.context, story.domain.uuid)
+    assert story.content() == {b"first"}
+    assert world.guest().state is DomainState.RUNNING
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert world.leftovers() == []
+
+
+@pytest.mark.parametrize("order", ["first-second", "second-first"])
+def test_killed_when_it_was_about_to_forget_the_one_before(story, world, kill, monkeypatch, order):
+    """The second goes forward and the first does not, whichever is found first."""
+    later = story.snapshot("s2")
+    story.write(b"now")
+    names = iter(["0001", "0002"] if order == "first-second" else ["0002", "0001"])
+    monkeypatch.setattr(restore_module.secrets, "token_hex", lambda _size: next(names))
+    with kill("after", "flash/web"):
+        put_back(world, "s2")
+
+    def die(_path):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restore_module, "forget", die)
+        with pytest.raises(Killed):
+            put_back(world, "s1", cold=True)
+    assert len(unfinished(world.paths.journal, story.domain.uuid)) == 2
+    said = " ".join(recover(world.context, story.domain.uuid))
+    assert "finished the restore of @s1" in said
+    assert "hypervisor.restore" not in world.hooks.acts()
+    assert story.content() == {b"first"}
+    assert world.leftovers() == []
+    assert later.run
+
+
+def test_a_guest_that_was_undefined_cannot_be_started_half_way(story, world, kill):
+    world.hypervisor.guests.clear()
+    with kill("after", "flash/web"):
+        put_back(world)
+    assert world.hypervisor.find(story.domain.uuid) is None
+    recover(world.context, story.domain.uuid)
+    assert world.guest().ram == story.ram
+    assert world.guest().inactive == story.domain.inactive_xml
+
+
+def test_a_snapshot_that_appeared_since_is_told_when_it_goes(story, world, kill):
+    """The guest was off already, so it holds nothing that the safety copy has not."""
+    with kill("after", "flash/web"):
+        put_back(world)
+    world.pool.snapshot(["tank/web@hourly"], {})
+    recover(world.context, story.domain.uuid)
+    assert "tank/web@hourly" not in world.pool.names()
+    assert any("destroying tank/web@hourly" in note for note in world.heard.notes)
+
+
+def test_a_target_that_was_destroyed_since_is_not_guessed(story, world, kill):
+    with kill("after", "flash/web"):
+        put_back(world)
+    world.pool.remake("tank/web@s1")
+    with pytest.raises(AttentionError, match="tank/web@s1: is gone"):
+        recover(world.context, story.domain.uuid)
+    assert world.pool.read("tank/web") == b"now"
+    assert cannot_be_started(world, story.domain.uuid)
+
+
+def test_nothing_is_rolled_back_under_a_guest_that_somebody_runs(story, world, kill):
+    with kill("after", "flash/web"):
+        put_back(world)
+    world.guest().live, world.guest().state = story.domain.inactive_xml, DomainState.RUNNING
+    with pytest.raises(AttentionError, match="virsh destroy web, then: snaporch recover web"):
+        recover(world.context, story.domain.uuid)
+    assert world.pool.read("tank/web") == b"now"
+
+
+def test_a_guest_that_was_redefined_and_may_have_run_is_not_rolled_back(story, world, kill):
+    with kill("after", "flash/web"):
+        put_back(world)
+    world.hypervisor.define(story.domain.inactive_xml)
+    with pytest.raises(AttentionError, match="snaporch restore web@s1"):
+        recover(world.context, story.domain.uuid)
+    assert world.pool.read("tank/web") == b"now"
+
+
+def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill):
+    """It was resumed, its restore killed, and it ended hours later."""
+    with kill("after", Step.RESUME):
+        put_back(world)
+    world.hypervisor.destroy(story.domain.uuid)
+    story.write(b"hours of work")
+    (text,) = recover(world.context, story.domain.uuid)
+    assert "it is off, with its disks as it left them" in text
+    assert story.content() == {b"hours of work"}
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert world.leftovers() == []
+
+
+def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
+    """ZFS counts some KiB after a rollback, and after mounting."""
+    rollback = world.pool.rollback
+
+    def with_a_trace(snapshot):
+        rollback(snapshot)
+        world.pool.write(snapshot.partition("@")[0], b"first, mounted")
+
+    world.pool.rollback = with_a_trace
+    with kill("before", Step.RESUME):
+        put_back(world)
+    (text,) = recover(world.context, story.domain.uuid)
+    assert "it is running" in text
+    assert world.guest().ram == story.ram
+
+
+def test_a_journal_that_says_what_nobody_writes(story, world, kill):
+    with kill("after", "flash/web"):
+        put_back(world)
+    (path,) = world.paths.journal.glob("*.jsonl")
+    with path.open("a") as stream:
+        stream.write('{"event": "begin", "step": "teleport"}\n')
+    with pytest.raises(JournalError, match="use the snaporch that wrote it"):
+        recover(world.context, story.domain.uuid)
+
+
+# -- a guest that is started meanwhile ----------------------------------------------------------
+
+
+def start(world, story):
+    """By somebody who has the definition."""
+    guest = world.guest()
+    guest.live, guest.state, guest.boot = story.domain.inactive_xml, DomainState.RUNNING, 77
+
+
+@pytest.mark.parametrize("place", ["hypervisor.destroy", "pool.send_increment"])
+def test_a_guest_started_between_stop_and_rollback_is_not_rolled_back(story, world, place):
+    """In spite of its barred definition."""
+
+    def somebody():
+        guest = world.guest()
+        if place == "hypervisor.destroy":
+            end = world.hypervisor._end
+
+            def end_and_start(guest):
+                end(guest)
+                start(world, story)
+
+            world.hypervisor._end = end_and_start
+        elif guest.state is DomainState.OFF:
+            start(world, story)
+
+    world.hooks.at[place] = somebody
+    with pytest.raises(SnaporchError, match="started by someone"):
+        put_back(world)
+    world.hooks.at.clear()
+    if place == "pool.send_increment":  # it was seen after the last look
+        (text,) = recover(world.context, story.domain.uuid)
+        assert "undid the restore" in text
+    assert story.content() == {b"now"}
+    assert world.guest().state is DomainState.RUNNING
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert story.safety() == ([], [])
+    assert world.leftovers() == []
+
+
+def test_a_guest_started_while_the_copy_was_written_is_left_alone(tell, world):
+    story = tell(state=DomainState.OFF)
+    world.hooks.at["pool.send_increment"] = lambda: start(world, story)
+    with pytest.raises(RefusedError, match="was started meanwhile"):
+        put_back(world)
+    assert story.content() == {b"now"}
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert story.safety() == ([], [])
+    assert world.leftovers() == []
+
+
+# -- the running state --------------------------------------------------------------------------
+
+
+def test_the_running_state_is_kept_and_the_script_resumes_it(story, world):
+    script = Path(put_back(world, keep_running=True).undo)
+    assert "hypervisor.save" in world.hooks.acts()
+    assert "hypervisor.destroy" not in world.hooks.acts()
+    saved = script.parent / "running.save"
+    assert saved.read_bytes().endswith(b"QEVM later")
+    assert script.read_text().rstrip().endswith('virsh restore "$PWD/running.save"')
+    assert world.guest().ram == story.ram
+
+
+def test_a_restore_that_fails_after_saving_it_lets_the_guest_go_on(story, world):
+    def fail():
+        if world.guest().state is DomainState.OFF:
+            raise PoolError("zfs send", "trouble")
+
+    world.hooks.at["pool.send_increment"] = fail
+    with pytest.raises(PoolError):
+        put_back(world, keep_running=True)
+    assert world.guest().state is DomainState.RUNNING
+    assert world.guest().ram == b"QEVM later"
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert story.safety() == ([], [])
+
+
+def test_killed_after_it_was_saved_it_is_kept_all_the_same(story, world, kill):
+    def die():
+        if world.guest().state is DomainState.OFF:
+            raise Killed
+
+    world.hooks.at["pool.send_increment"] = die
+    with kill("never", Step.STOP):
+        put_back(world, keep_running=True)
+    world.hooks.at.clear()
+    recover(world.context, story.domain.uuid)
+    (directory,) = story.safety()[1]
+    assert (directory / "running.save").read_bytes().endswith(b"QEVM later")
+    assert "virsh restore" in (directory / "undo.sh").read_text()
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_touched(story, world):
+    guest = world.guest()
+    for name in ("live", "inactive"):
+        text = getattr(guest, name).replace("</devices>", "<hostdev type='pci'/></devices>")
+        setattr(guest, name, text)
+    with pytest.raises(RefusedError, match="its running state cannot be kept"):
+        put_back(world, keep_running=True)
+    assert world.hooks.log == []
+
+
+def test_a_guest_that_is_off_has_none(tell, world):
+    tell(state=DomainState.OFF)
+    put_back(world, keep_running=True)
+    assert "no running state to keep" in world.heard.notes[-1]
+
+
+def test_one_that_cannot_be_stopped_by_saving_goes_on(story, world):
+    world.hooks.at["hypervisor.save"] = failing(HypervisorError("web", "no space"))
+    with pytest.raises(HypervisorError, match="no space"):
+        put_back(world, keep_running=True)
+    assert world.guest().ram == b"QEVM later"
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert world.leftovers() == []
+
+
+# -- the decision -------------------------------------------------------------------------------
+
+
+def sights():
+    flags = [
+        "active",
+        "barred",
+        "untouched",
+        "stopping",
+        "rolling",
+        "rolled_back",
+        "resuming",
+    ]
+    for number in range(1 << len(flags)):
+        for ending in Ending:
+            yield Sight(
+                **{name: bool(number >> bit & 1) for bit, name in enumerate(flags)}, ending=ending
+            )
+
+
+def test_no_decision_rolls_back_under_a_guest_or_over_its_writes():
+    for sight in sights():
+        fate = decide(sight)
+        if fate is Fate.FORWARD:
+            assert not sight.active
+            assert sight.rolling or sight.stopping
+            if sight.rolling and not sight.rolled_back:
+                assert sight.barred
+            if sight.rolled_back and sight.ending is Ending.RESUME and sight.resuming:
+                assert sight.untouched or not sight.rolling
+        if fate is Fate.UNDO:
+            assert not sight.rolling

@@ -1,0 +1,142 @@
+"""What the host must have, and where files may be put."""
+
+from pathlib import Path
+
+import pytest
+
+from snaporch.errors import RefusedError
+from snaporch.restore import fitness
+from snaporch.restore.plan import make_restore_plan
+
+NOTHING = "MemAvailable:       1024 kB\n"
+
+
+def plan(world, **how):
+    return make_restore_plan(world.context, "web", "s1", **how)
+
+
+def refusal(world, **how):
+    with pytest.raises(RefusedError) as caught:
+        plan(world, **how)
+    assert world.hooks.log == []
+    return str(caught.value)
+
+
+@pytest.fixture
+def memory(world, monkeypatch):
+    """Sets what the host says of its memory."""
+
+    def tell(meminfo, arcstats=""):
+        for name, text in (("_MEMINFO", meminfo), ("_ARCSTATS", arcstats)):
+            path = world.root / name
+            path.write_text(text)
+            monkeypatch.setattr(fitness, name, path)
+
+    return tell
+
+
+def test_a_machine_that_is_not_here(story, world):
+    world.hypervisor.machines = {"pc"}
+    world.hypervisor.guests.clear()
+    said = refusal(world)
+    assert "this host cannot run it: the machine 'pc-q35-9.2' is not supported" in said
+    assert "--cold" in said
+    assert "--cold" not in refusal(world, cold=True)
+    assert plan(world, disks_only=True)
+
+
+def test_a_cpu_that_is_not_here(story, world):
+    world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
+    world.hypervisor.guests.clear()
+    assert "avx512f" in refusal(world)
+
+
+def test_what_runs_now_fits_whatever_a_comparison_says(story, world):
+    world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
+    assert plan(world).ram
+    world.guest().live = world.guest().live.replace("pc-q35-9.2", "pc")
+    assert "avx512f" in refusal(world)
+
+
+def test_memory_that_is_not_there(story, world, memory):
+    memory(NOTHING)
+    world.hypervisor.guests.clear()
+    assert "needs 16 MiB of memory, 1 MiB can be had; stop other guests" in refusal(
+        world, cold=True
+    )
+    assert plan(world, disks_only=True)
+
+
+def test_a_resumed_guest_needs_what_is_in_its_image(story, world, memory):
+    """20 000 bytes, and not the 16 MiB of its definition."""
+    memory(NOTHING)
+    world.hypervisor.guests.clear()
+    assert plan(world).ram
+
+
+def test_the_memory_of_the_guest_that_is_stopped_counts(story, world, memory):
+    memory(NOTHING)
+    world.guest().ram = bytes(16 << 20)
+    assert plan(world, cold=True).boot
+
+
+def test_what_zfs_would_cede_counts(memory):
+    memory(NOTHING, "size  4  5368709120\nc_min 4  1073741824\nname type data\n")
+    assert fitness.available_memory() == (4 << 30) + (1 << 20)
+
+
+def test_without_an_arc_the_kernels_figure_counts(memory, world, monkeypatch):
+    memory(NOTHING)
+    monkeypatch.setattr(fitness, "_ARCSTATS", world.root / "absent")
+    assert fitness.available_memory() == 1 << 20
+
+
+# -- places -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def firmware(world, tell):
+    """A guest with UEFI variables and a TPM."""
+    nvram, tpm = world.root / "vars.fd", world.root / "tpm2"
+    nvram.write_bytes(b"then")
+    tpm.mkdir()
+    (tpm / "tpm2-00.permall").write_bytes(b"secret")
+    return tell(nvram=str(nvram), tpm=str(tpm))
+
+
+@pytest.mark.parametrize("kind", ["link", "directory", "pipe"])
+def test_what_is_no_regular_file_is_not_replaced(firmware, world, kind):
+    place = world.root / "vars.fd"
+    place.unlink()
+    match kind:
+        case "link":
+            place.symlink_to("/etc/hostname")
+        case "directory":
+            place.mkdir()
+        case "pipe":
+            import os
+
+            os.mkfifo(place)
+    assert "vars.fd is not a regular file" in refusal(world)
+
+
+def test_a_file_that_is_gone_may_be_put_back(firmware, world):
+    (world.root / "vars.fd").unlink()
+    assert plan(world).ram
+
+
+def test_variables_that_another_domain_uses(firmware, world):
+    world.add_guest("mail", {"vda": "tank/mail"}, nvram=str(world.root / "vars.fd"))
+    assert "is used by the domain mail" in refusal(world)
+
+
+def test_a_tpm_that_another_domain_uses(firmware, world):
+    world.add_guest("mail", {"vda": "tank/mail"}, tpm=str(world.root / "tpm2"))
+    assert "is used by the domain mail" in refusal(world)
+
+
+def test_a_place_that_the_definition_does_not_name(firmware, world):
+    """A manifest may say anything; what libvirt would run decides."""
+    path = Path(firmware.record.bundle) / "manifest.json"
+    path.write_text(path.read_text().replace(str(world.root / "vars.fd"), "/etc/passwd"))
+    assert "its nvram belongs to /etc/passwd, which is not what" in refusal(world)
