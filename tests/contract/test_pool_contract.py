@@ -66,7 +66,8 @@ class TestSurvey:
         assert mine[0].properties == {"run": "r", "retention": "hourly"}
 
     def test_held_and_cloned_snapshots_are_pinned(self, pool, root):
-        pool.snapshot([f"{root}@held", f"{root}@cloned", f"{root}@free"], {})
+        for name in ("held", "cloned", "free"):
+            pool.snapshot([f"{root}@{name}"], {})
         before = pool.survey().pinned
         pool.hold([f"{root}@held"], "mine")
         pool.clone(f"{root}@cloned", f"{root}/clone")
@@ -95,6 +96,11 @@ class TestSurvey:
 
 
 class TestPoolContract:
+    def test_a_dataset_gets_one_snapshot_at_a_time(self, pool, root):
+        with pytest.raises(PoolError, match="multiple snapshots of"):
+            pool.snapshot([f"{root}@a", f"{root}@b"], {})
+        assert names(pool, root) == []
+
     def test_a_new_dataset_is_listed_with_its_kind(self, pool, root):
         assert Dataset(root, DatasetKind.FILESYSTEM) in pool.datasets()
 

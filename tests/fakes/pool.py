@@ -146,6 +146,8 @@ class FakePool:
         self.hooks.act("pool.snapshot", *names)
         self.hooks.reach(f"pool.snapshot {names[0].split('/', 1)[0]}")
         self._same_pool(names)
+        if len({full.partition("@")[0] for full in names}) < len(names):
+            raise PoolError(", ".join(names), "multiple snapshots of same fs not allowed")
         for full in names:
             dataset, _, name = full.partition("@")
             if name in self._dataset(dataset).snapshots:
