@@ -129,7 +129,7 @@ def test_dry_run_prints_the_plan_and_touches_nothing(guest):
     mark = guest.mark()
     outcome = snaporch("snapshot", guest.name, "--dry-run")
     assert outcome.status == 0
-    assert "ram, by overlay" in outcome.out
+    assert "ram, by manual" in outcome.out
     assert "tank/one-data" in outcome.out
     assert zfs_snapshots() == before
     guest.wait_count()
