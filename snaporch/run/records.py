@@ -17,12 +17,12 @@ def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[S
         run = snapshot.properties.get("run")
         if run and "domain" in snapshot.properties:
             runs.setdefault(run, []).append(snapshot)
-    records = [
-        _record(store, run, name, own)
-        for run, members in runs.items()
-        if (own := own_members(store, members))
-        for name in sorted({member.name for member in own})
-    ]
+    records: list[SnapshotRecord] = []
+    for run, members in runs.items():
+        state, manifest = _state(store, members)
+        own = _own(manifest, members)
+        names = sorted({member.name for member in own})
+        records += [_record(store, run, name, own, state, manifest) for name in names]
     return sorted(records, key=lambda record: (record.created, record.run, record.snapshot))
 
 
@@ -31,7 +31,7 @@ def record_of(
 ) -> SnapshotRecord:
     """The record of one run and name, whose snapshots are known to be there."""
     members = [snapshot for snapshot in snapshots if snapshot.properties.get("run") == run]
-    return _record(store, run, name, members)
+    return _record(store, run, name, members, *_state(store, members))
 
 
 def own_members(store: BundleStore, members: Sequence[PoolSnapshot]) -> list[PoolSnapshot]:
@@ -40,8 +40,19 @@ def own_members(store: BundleStore, members: Sequence[PoolSnapshot]) -> list[Poo
     A replica (``zfs send -p | zfs receive``) has the same properties and even the same GUID, but is
     a backup, which nobody may roll back. The manifest knows which dataset is the guest's.
     """
+    _, manifest = _state(store, members)
+    return _own(manifest, members)
+
+
+def _state(
+    store: BundleStore, members: Sequence[PoolSnapshot]
+) -> tuple[BundleState, Manifest | None]:
+    """What there is of the bundle of a run."""
     reference = members[0].properties.get("bundle") if members else None
-    _, manifest = store.state(reference) if reference else (BundleState.MISSING, None)
+    return store.state(reference) if reference else (BundleState.MISSING, None)
+
+
+def _own(manifest: Manifest | None, members: Sequence[PoolSnapshot]) -> list[PoolSnapshot]:
     if manifest is None:
         return list(members)
     taken = {entry.dataset for entry in manifest.snapshots}
@@ -81,10 +92,14 @@ def missing_of(manifest: Manifest, members: Iterable[PoolSnapshot]) -> list[str]
 
 
 def _record(
-    store: BundleStore, run: str, name: str, members: Sequence[PoolSnapshot]
+    store: BundleStore,
+    run: str,
+    name: str,
+    members: Sequence[PoolSnapshot],
+    state: BundleState,
+    manifest: Manifest | None,
 ) -> SnapshotRecord:
     reference = members[0].properties.get("bundle")
-    state, manifest = store.state(reference) if reference else (BundleState.MISSING, None)
     members = one_of_each(manifest, members, name)
     first = next(member for member in members if member.name == name)
     if manifest is not None and state is BundleState.COMPLETE and missing_of(manifest, members):
