@@ -10,16 +10,11 @@ Whatever the hook misses (destroys by hand, rollbacks, renamed datasets), ``snap
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from snaporch.errors import UsageError
-
-_DATASET = re.compile(r"[A-Za-z][A-Za-z0-9_.: -]*(/[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*)*")
-_SNAPSHOT = re.compile(r"[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*")
-_MAX_FULL_NAME = 255
-_SHOWN = 40
+from snaporch.sanoid.names import MAX_FULL_NAME, is_dataset, is_snapshot, shown
 
 
 def pre_prune(environment: Mapping[str, str]) -> int:
@@ -43,7 +38,7 @@ def prune(environment: Mapping[str, str]) -> int:
     """
     phase = environment.get("SANOID_SCRIPT", "prune")
     if phase != "prune":
-        raise UsageError(f"SANOID_SCRIPT={_shown(phase)}", "is not 'prune'", _STEP)
+        raise UsageError(f"SANOID_SCRIPT={shown(phase)}", "is not 'prune'", _STEP)
     dataset, snapshot = _read(environment)
     from snaporch.bundle.search import bundles_naming
 
@@ -58,24 +53,11 @@ def _read(environment: Mapping[str, str]) -> tuple[str, str]:
     """Dataset and bare snapshot name; both come from outside and may be anything."""
     dataset = environment.get("SANOID_TARGET", "")
     snapshot = environment.get("SANOID_SNAPNAME", "")
-    if (
-        len(dataset) > _MAX_FULL_NAME
-        or not _DATASET.fullmatch(dataset)
-        or not {".", ".."}.isdisjoint(dataset.split("/"))
-        or dataset != dataset.strip()
-    ):
-        raise UsageError(f"SANOID_TARGET={_shown(dataset)}", "is not a dataset", _STEP)
-    if (
-        len(dataset) + 1 + len(snapshot) > _MAX_FULL_NAME
-        or not _SNAPSHOT.fullmatch(snapshot)
-        or snapshot in (".", "..")
-    ):
-        raise UsageError(f"SANOID_SNAPNAME={_shown(snapshot)}", "is not a snapshot's name", _STEP)
+    if not is_dataset(dataset):
+        raise UsageError(f"SANOID_TARGET={shown(dataset)}", "is not a dataset", _STEP)
+    if len(f"{dataset}@{snapshot}") > MAX_FULL_NAME or not is_snapshot(snapshot):
+        raise UsageError(f"SANOID_SNAPNAME={shown(snapshot)}", "is not a snapshot's name", _STEP)
     return dataset, snapshot
-
-
-def _shown(value: str) -> str:
-    return repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…")
 
 
 def _store(environment: Mapping[str, str]) -> Path:

@@ -6,18 +6,13 @@ sanoid 2.0.3 sets only ``SANOID_TARGET`` and ``SANOID_SNAPNAME``; later ones hav
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from snaporch.errors import UsageError
+from snaporch.sanoid.names import MAX_FULL_NAME, SHOWN, is_dataset, is_snapshot, shown
 
-_DATASET = re.compile(r"[A-Za-z][A-Za-z0-9_.: -]*(/[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*)*")
-_NAME = re.compile(r"[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*")
-_MAX_FULL_NAME = 255
-"""ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
 _MOST = 1000
-_SHOWN = 40
 _STEP = "this is called by sanoid's pre and post scripts; nothing was touched"
 
 
@@ -41,12 +36,12 @@ def read_request(phase: str, environment: Mapping[str, str]) -> Request:
     told = environment.get("SANOID_SCRIPT", phase)
     if told != phase:
         raise _wrong("SANOID_SCRIPT", told, f"is not {phase!r}")
-    targets = _list(environment, "SANOID_TARGETS", "SANOID_TARGET", _is_dataset, "a dataset")
+    targets = _list(environment, "SANOID_TARGETS", "SANOID_TARGET", is_dataset, "a dataset")
     names = _names(phase, environment)
     for target in targets:
         for name in names:
-            if len(f"{target}@{name}") > _MAX_FULL_NAME:
-                raise _wrong("SANOID_SNAPNAMES", name, f"is too long a name for {target[:_SHOWN]}")
+            if len(f"{target}@{name}") > MAX_FULL_NAME:
+                raise _wrong("SANOID_SNAPNAMES", name, f"is too long a name for {target[:SHOWN]}")
     failed = environment.get("SANOID_PRE_FAILURE", "0")
     if failed not in ("0", "1"):
         raise _wrong("SANOID_PRE_FAILURE", failed, "is neither 0 nor 1")
@@ -57,7 +52,9 @@ def _names(phase: str, environment: Mapping[str, str]) -> tuple[str, ...]:
     if phase == "post" and "SANOID_SNAPNAMES" not in environment:
         full = environment.get("SANOID_SNAPNAME", "")
         environment = {"SANOID_SNAPNAME": full.rsplit("@", 1)[-1]}
-    return _list(environment, "SANOID_SNAPNAMES", "SANOID_SNAPNAME", _is_name, "a snapshot's name")
+    return _list(
+        environment, "SANOID_SNAPNAMES", "SANOID_SNAPNAME", is_snapshot, "a snapshot's name"
+    )
 
 
 def _list(
@@ -70,22 +67,12 @@ def _list(
     text = environment[variable]
     values = text.split(",", _MOST)
     for value in values:
-        if len(value) > _MAX_FULL_NAME or not known(value):
+        if not known(value):
             raise _wrong(variable, value, f"is not {what}")
     if len(set(values)) != len(values):
         raise _wrong(variable, text, "names something twice")
     return tuple(values)
 
 
-def _is_dataset(text: str) -> bool:
-    parts = text.split("/")
-    return bool(_DATASET.fullmatch(text)) and {".", ".."}.isdisjoint(parts) and text == text.strip()
-
-
-def _is_name(text: str) -> bool:
-    return bool(_NAME.fullmatch(text)) and text not in (".", "..")
-
-
 def _wrong(variable: str, value: str, reason: str) -> UsageError:
-    shown = repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…")
-    return UsageError(f"{variable}={shown}", reason, _STEP)
+    return UsageError(f"{variable}={shown(value)}", reason, _STEP)
