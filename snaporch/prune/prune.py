@@ -21,8 +21,9 @@ from snaporch.model import Census
 from snaporch.pool import Pool
 from snaporch.prune.survey import survey
 from snaporch.prune.trash import Trash, remove
-from snaporch.prune.verdict import Fate, Found, Grace, Kind, Verdict, judge
+from snaporch.prune.verdict import Fate, Found, Grace, Kind, Verdict, judge, worked_on
 from snaporch.run.context import Interrupt
+from snaporch.run.journal import OldJournal, list_journals
 from snaporch.run.lock import PRUNING, domain_lock
 
 
@@ -109,10 +110,16 @@ def _judge(config: Config, found: Sequence[Found], census: Census, now: datetime
 
 
 def _under_way(config: Config) -> set[str]:
-    """Runs with a journal, by its file's name alone: it counts whoever wrote it."""
+    """Runs with a journal, by its file's name alone: it counts whoever wrote it.
+
+    With the UUIDs of domains that have one of another kind, which may need a safety copy.
+    """
     directory = config.paths.journal
     with explained_store(directory):
-        return {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
+        names = {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
+    journals = list_journals(directory, sweep=False)
+    others = [each for each in journals if not isinstance(each, OldJournal)]
+    return names | {each.uuid for each in others if each.uuid}
 
 
 def _carry_out(config: Config, verdict: Verdict, now: datetime, done: Pruned) -> None:
@@ -120,8 +127,7 @@ def _carry_out(config: Config, verdict: Verdict, now: datetime, done: Pruned) ->
     found = verdict.found
     try:
         with _held(config, found):
-            if found.name in _under_way(config):
-                reason = "a run has begun on it meanwhile"
+            if reason := worked_on(found, _under_way(config)):
                 done.verdicts.append(replace(verdict, fate=Fate.KEEP, reason=reason))
                 return
             moved = _move(Trash(config.paths.bundles), verdict, now)

@@ -29,7 +29,9 @@ _SAFETY_STAMP = "%Y%m%dT%H%M%S.%fZ"
 _OF_A_PARTIAL = re.compile(
     r"ram\.(save|raw)|domain(\.live)?\.xml|nvram\.fd|tpm\.\d+\.permall|manifest\.json"
 )
-_OF_A_SAFETY = re.compile(r"\d{3,}\.zfs|undo\.sh|domain\.xml|nvram\.fd")
+_OF_A_SAFETY = re.compile(
+    r"\d{3,}\.zfs|undo\.sh|(domain|barred)\.xml|nvram\.fd|tpm\..+|(running|managed)\.save"
+)
 
 
 def survey(root: Path, only: Collection[str] | None = None) -> list[Found]:

@@ -116,14 +116,14 @@ def judge(
     Args:
         found: the thing, looked at *before* the census was taken.
         census: the snapshots that exist, and the pools that were asked.
-        under_way: runs that have a journal.
+        under_way: runs that have a journal, and domains with an unfinished restore, by UUID.
         grace: how long trash and safety copies stay.
         now: the time.
     """
     if found.trouble:
         return Verdict(found, Fate.KEEP, found.trouble)
-    if found.name in under_way:
-        return Verdict(found, Fate.KEEP, "its run is under way")
+    if reason := worked_on(found, under_way):
+        return Verdict(found, Fate.KEEP, reason)
     match found.kind:
         case Kind.REMAINS:
             return Verdict(found, Fate.DELETE, "its removal was cut short")
@@ -133,6 +133,15 @@ def judge(
             return _aged(found, "undoes a restore", grace.safety, now)
         case _:
             return _judge_bundle(found, census, grace, now)
+
+
+def worked_on(found: Found, under_way: Collection[str]) -> str:
+    """Who needs the thing as it is; empty when nobody does. See :func:`judge`."""
+    if found.name in under_way:
+        return "its run is under way"
+    if found.kind is Kind.SAFETY and found.uuid in under_way:
+        return "a restore of its domain is not finished"
+    return ""
 
 
 def _judge_bundle(found: Found, census: Census, grace: Grace, now: datetime) -> Verdict:

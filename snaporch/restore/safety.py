@@ -24,7 +24,7 @@ from snaporch.model import Domain
 from snaporch.pool import PREFIX
 from snaporch.restore.journal import Target
 from snaporch.restore.plan import SAFETY_PREFIX
-from snaporch.restore.undo import undo_script
+from snaporch.restore.undo import TPM_PREFIX, undo_script
 from snaporch.run.context import Context
 
 _MARGIN = 1.1
@@ -149,12 +149,9 @@ class Safety:
         if domain.nvram is not None and Path(domain.nvram).is_file():
             _copy(Path(domain.nvram), self.directory / "nvram.fd")
         if domain.tpm_state is not None and Path(domain.tpm_state).is_dir():
-            kept = self.directory / "tpm"
-            kept.mkdir(mode=0o700)
             for path in sorted(Path(domain.tpm_state).iterdir()):
                 if path.is_file() and not path.is_symlink():
-                    _copy(path, kept / path.name)
-            sync_directory(kept)
+                    _copy(path, self.directory / f"{TPM_PREFIX}{path.name}")
         image = self.context.hypervisor.managed_save_path(domain.uuid)
         if image is not None:
             _link_or_copy(image, self.directory / "managed.save")
@@ -200,9 +197,7 @@ class Safety:
             return
         keep = self.has_ram
         for path in self.directory.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path != self.ram or not keep:
+            if path != self.ram or not keep:
                 path.unlink()
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from snaporch.model import Domain
 
+TPM_PREFIX = "tpm."
+"""What the names of files of TPM state have before them in a safety copy."""
+
 _HEAD = """#!/bin/sh
 # Undoes a restore by snaporch: brings the disks back to what they were before it.
 # The guest must be off. What was written since the restore is lost.
@@ -69,7 +72,10 @@ def _files(directory: Path, domain: Domain) -> list[str]:
     lines = []
     if domain.nvram is not None and (directory / "nvram.fd").exists():
         lines.append(f"cp -p nvram.fd {shlex.quote(domain.nvram)}")
-    if domain.tpm_state is not None and (directory / "tpm").is_dir():
-        place = shlex.quote(domain.tpm_state)
-        lines += [f"mkdir -p {place}", f"cp -a tpm/. {place}/"]
+    kept = sorted(path.name for path in directory.glob(f"{TPM_PREFIX}*"))
+    if domain.tpm_state is not None and kept:
+        lines.append(f"mkdir -p {shlex.quote(domain.tpm_state)}")
+        for name in kept:
+            place = Path(domain.tpm_state) / name.removeprefix(TPM_PREFIX)
+            lines.append(shlex.join(["cp", "-p", name, str(place)]))
     return lines

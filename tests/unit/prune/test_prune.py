@@ -273,7 +273,7 @@ def test_a_run_that_begins_before_the_lock_is_had_keeps_its_bundle(shelf, monkey
         return real(config, found)
 
     monkeypatch.setattr(prune_module, "_held", begin_first)
-    assert shelf.fates(trash_days=0)["web@s1"] == ("keep", "a run has begun on it meanwhile")
+    assert shelf.fates(trash_days=0)["web@s1"] == ("keep", "its run is under way")
     assert bundle.is_dir()
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from fakes.hooks import failing
 
+from snaporch.config import Config
 from snaporch.errors import AttentionError, RefusedError, SnaporchError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
 from snaporch.pool import PoolError
+from snaporch.prune.prune import prune
 from snaporch.restore import restore as restore_module
 from snaporch.restore.fate import Fate, Sight, decide
 from snaporch.restore.journal import Ending, RestoreJournal, Step, unfinished
@@ -293,6 +295,20 @@ def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
     (text,) = recover(world.context, story.domain.uuid)
     assert "it is running" in text
     assert world.guest().ram == story.ram
+
+
+def test_its_safety_copy_outlives_every_pruning(story, world, kill):
+    """It is all there is of the disks as they were."""
+    config = Config.model_validate(
+        {"paths": world.paths.model_dump(), "prune": {"safety_days": 0, "trash_days": 0}}
+    )
+    with kill("before", Step.RESUME):
+        put_back(world)
+    prune(config, world.pool)
+    assert story.safety()[1]
+    recover(world.context, story.domain.uuid)
+    prune(config, world.pool)
+    assert story.safety()[1] == []
 
 
 def test_a_journal_that_says_what_nobody_writes(story, world, kill):

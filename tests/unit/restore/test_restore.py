@@ -17,6 +17,8 @@ from snaporch.errors import (
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
 from snaporch.pool import PoolError
+from snaporch.prune.survey import survey
+from snaporch.prune.verdict import Kind
 from snaporch.restore import safety as safety_module
 from snaporch.restore import steps
 from snaporch.restore.plan import make_restore_plan
@@ -258,17 +260,22 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
     script = Path(put_back(world).undo)
     kept = script.parent
     assert (kept / "nvram.fd").read_bytes() == b"now"
-    assert (kept / "tpm" / "tpm2-00.permall").read_bytes() == b"secret now"
-    assert (kept / "tpm" / "tpm2-00.volatilestate").read_bytes() == b"volatile now"
+    assert (kept / "tpm.tpm2-00.permall").read_bytes() == b"secret now"
+    assert (kept / "tpm.tpm2-00.volatilestate").read_bytes() == b"volatile now"
     assert (kept / "managed.save").read_bytes().endswith(b"QEVM later")
     text = script.read_text()
     assert f"cp -p nvram.fd {vars_fd}\n" in text
-    assert f"cp -a tpm/. {state}/\n" in text
+    assert f"cp -p tpm.tpm2-00.permall {state}/tpm2-00.permall\n" in text
     assert "its managed save image: virsh restore $PWD/managed.save" in text
     files = [line for line in text.splitlines() if line.startswith(("cp ", "mkdir -p /"))]
     subprocess.run(["sh", "-e"], input="\n".join(files), cwd=kept, text=True, check=True)
     assert vars_fd.read_bytes() == b"now"
     assert (state / "tpm2-00.permall").read_bytes() == b"secret now"
+    made = plan(world)
+    restore(world.context, made, safety=True, keep_running=True)
+    found = [each for each in survey(world.paths.bundles) if each.kind is Kind.SAFETY]
+    assert [each.trouble for each in found] == ["", ""], "prune must know every file of it"
+    assert any((each.path / "running.save").exists() for each in found)
 
 
 def test_the_script_bars_the_guest_until_all_is_back(story, world):
