@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -156,30 +156,31 @@ def config(tmp_path: Path, text: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def stalled_compressor(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """An environment in which RAM cannot flow: a ``pigz`` that waits for a pipe nobody writes.
+    """An environment in which RAM cannot flow: a ``pigz`` that waits for :func:`open_gate`.
 
     The RAM phase then lasts until somebody ends it, whatever the machine's speed.
     """
     gate = tmp_path / "gate"
     os.mkfifo(gate)
+    held = os.open(gate, os.O_RDWR)  # an opening stays in the pipe until the compressor reads it
     programs = tmp_path / "bin"
     programs.mkdir()
     pigz = programs / "pigz"
     STALLED.unlink(missing_ok=True)
-    pigz.write_text(f"#!/bin/sh\n: > {STALLED}\nexec cat {gate}\n")
+    pigz.write_text(f"#!/bin/sh\n: > {STALLED}\nread -r _ < {gate}\n")
     pigz.chmod(0o755)
     text = '[defaults]\ncompression = "gzip"\n'
     with config(tmp_path, text) as environment:
         try:
             yield environment | {"PATH": f"{programs}:{os.environ['PATH']}"}
         finally:
-            _open_gate(gate)
+            open_gate(tmp_path)
+            os.close(held)
 
 
-def _open_gate(gate: Path) -> None:
-    """Let whoever waits at the gate go; nobody may."""
-    with suppress(OSError):
-        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+def open_gate(tmp_path: Path) -> None:
+    """Let the stalled compressor end, now or when it comes to the gate."""
+    (tmp_path / "gate").write_text("\n")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import subprocess
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from support import (
     PATIENCE_SECONDS,
     assert_clean,
     must,
+    open_gate,
     snaporch,
     stalled_compressor,
     wait_for,
@@ -108,7 +109,7 @@ def test_sigterm_in_the_middle_of_a_capture_lets_it_undo_or_finish_itself(
             wait_for_ram_phase()
             daemon.send_signal(signal.SIGTERM)
             hear(listener, "STOPPING=1")
-            open_gate(tmp_path / "gate")
+            open_gate(tmp_path)
             assert daemon.wait(PATIENCE_SECONDS) == 0
     guest.wait_count()
     guest.assert_undisturbed(mark)
@@ -126,14 +127,8 @@ def test_a_daemon_that_is_killed_takes_no_capture_with_it(guest, listener, tmp_p
             daemon.wait()
             assert must("pgrep", "-f", "snapshot .* --policy fourth"), "the run ended, too"
             assert any(JOURNAL.iterdir())
-            open_gate(tmp_path / "gate")
+            open_gate(tmp_path)
         wait_for(lambda: not any(JOURNAL.iterdir()), "a settled run", PATIENCE_SECONDS)
     guest.wait_count()
     guest.assert_undisturbed(mark)
     assert_clean(guest)
-
-
-def open_gate(gate):
-    """Let the stalled compressor go on, which then ends; the run may have killed it already."""
-    with suppress(OSError):
-        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
