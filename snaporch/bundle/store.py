@@ -51,6 +51,19 @@ class BundleStore:
             raise BundleError(reference, "is not a bundle reference (uuid/run)")
         return self.root / reference
 
+    def references(self) -> list[str]:
+        """Every ``uuid/run`` in the store, by name alone; what is there is not looked at.
+
+        Raises:
+            UnavailableError: the store cannot be read.
+        """
+        with explained_store(self.root):
+            return [
+                f"{domain.name}/{bundle.name}"
+                for domain in _directories(self.root, UUID_NAME)
+                for bundle in _directories(domain, RUN_NAME)
+            ]
+
     def create(self, uuid: str, run: str) -> PartialBundle:
         """Begin a bundle.
 
@@ -241,6 +254,15 @@ def sha256_of(path: Path) -> str:
         while block := stream.read(_READ):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _directories(path: Path, name: str) -> list[Path]:
+    """The directories in it whose names match, in order; a link to one is none."""
+    if not path.is_dir():
+        return []
+    with os.scandir(path) as entries:
+        found = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+    return [path / each for each in sorted(found) if re.fullmatch(name, each)]
 
 
 def _size(path: Path) -> int:

@@ -11,7 +11,7 @@ from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord, iso
 from snaporch.run.context import Context
 from snaporch.run.plan import check_snapshot_name
-from snaporch.run.records import all_records, one_of_each, own_members
+from snaporch.run.records import all_records, one_of_each, run_members
 
 Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
 """A snapshot, its manifest if there is one, and the ZFS snapshots that it is made of."""
@@ -79,8 +79,7 @@ def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | Non
         raise NotFoundError(f"{domain}@{snapshot}", "snaporch has no such snapshot", step)
     record = named[-1]
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
-    of_run = [each for each in everything if each.properties.get("run") == record.run]
-    own = own_members(context.store, of_run)
+    own = run_members(manifest, record.run, everything)
     return record, manifest, tuple(one_of_each(manifest, own, record.snapshot, newest=True))
 
 

@@ -13,7 +13,7 @@ from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import resolver
 from snaporch.restore.plan import split_name
 from snaporch.run.context import Context
-from snaporch.run.records import all_records, missing_of, one_of_each, own_members
+from snaporch.run.records import all_records, missing_of, one_of_each, run_members
 
 
 class NotWholeError(SnaporchError):
@@ -86,8 +86,8 @@ def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, 
 
 def snapshots_of_run(context: Context, record: SnapshotRecord) -> list[PoolSnapshot]:
     """All of its run, on the guest's own datasets: a run may have several names."""
-    of_run = [s for s in context.pool.snapshots() if s.properties.get("run") == record.run]
-    return own_members(context.store, of_run)
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    return run_members(manifest, record.run, context.pool.snapshots())
 
 
 def whole_source(

@@ -21,6 +21,7 @@ from snaporch.restore.clones import Purpose, workplace
 from snaporch.restore.life import LifeError, run_script, wait_for_agent, wait_for_cpus
 from snaporch.restore.source import NotWholeError, Source, members_of, whole_source
 from snaporch.run.context import Context
+from snaporch.run.records import marked_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +182,9 @@ def _take_picture(
 
 
 def _write(context: Context, outcome: Verification) -> None:
-    """On the ZFS snapshots that there are; a record of nothing has nothing to be written on."""
-    names = [member.full_name for member in members_of(context, outcome.record)]
+    """On the ZFS snapshots that there are and that carry the guest's marks, not another's."""
+    run = outcome.record.run
+    names = [m.full_name for m in members_of(context, outcome.record) if marked_by(m, run)]
     if names:
         context.pool.set_properties(names, {f"{PREFIX}verified": outcome.verdict.as_text()})
 

@@ -1,4 +1,8 @@
-"""Snapshots of whole domains, read from ZFS and the bundle store: nothing is remembered."""
+"""Snapshots of whole domains, read from ZFS and the bundle store: nothing is remembered.
+
+A run marks its ZFS snapshots with properties. Guests that share a dataset share its snapshots, too,
+which can be marked by one run only; those of the others are found by the GUIDs in their manifests.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +15,92 @@ from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, Ver
 
 
 def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[SnapshotRecord]:
-    """One record per run and snapshot name, oldest first."""
+    """One record per run and snapshot name, oldest first.
+
+    Args:
+        store: where the manifests are.
+        snapshots: every one that exists.
+    """
+    everything = list(snapshots)
+    records = marked_records(store, everything)
+    known = {f"{record.uuid}/{record.run}" for record in records}
+    for reference in store.references():
+        if reference not in known:
+            state, manifest = store.state(reference)
+            if manifest is not None:
+                members = run_members(manifest, manifest.run, everything)
+                records += _records(store, manifest.run, members, state, manifest)
+    return _oldest_first(records)
+
+
+def marked_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[SnapshotRecord]:
+    """Those of the runs whose marks ``snapshots`` carry, oldest first."""
+    everything = list(snapshots)
     runs: dict[str, list[PoolSnapshot]] = {}
-    for snapshot in snapshots:
+    for snapshot in everything:
         run = snapshot.properties.get("run")
         if run and "domain" in snapshot.properties:
             runs.setdefault(run, []).append(snapshot)
+    places: dict[str, list[PoolSnapshot]] = {}
+    for snapshot in everything:
+        places.setdefault(snapshot.dataset, []).append(snapshot)
     records: list[SnapshotRecord] = []
-    for run, members in runs.items():
-        state, manifest = _state(store, members)
-        own = _own(manifest, members)
-        names = sorted({member.name for member in own})
-        records += [_record(store, run, name, own, state, manifest) for name in names]
-    return sorted(records, key=lambda record: (record.created, record.run, record.snapshot))
+    for run, marked in runs.items():
+        state, manifest = _state(store, marked)
+        taken = {e.dataset for e in manifest.snapshots} if manifest else set()
+        shared = taken - {each.dataset for each in marked}
+        near = marked + [each for dataset in shared for each in places.get(dataset, ())]
+        members = run_members(manifest, run, near)
+        records += _records(store, run, members, state, manifest)
+    return _oldest_first(records)
 
 
 def record_of(
     store: BundleStore, snapshots: Iterable[PoolSnapshot], run: str, name: str
 ) -> SnapshotRecord:
     """The record of one run and name, whose snapshots are known to be there."""
-    members = [snapshot for snapshot in snapshots if snapshot.properties.get("run") == run]
+    members = [snapshot for snapshot in snapshots if marked_by(snapshot, run)]
     return _record(store, run, name, members, *_state(store, members))
 
 
-def own_members(store: BundleStore, members: Sequence[PoolSnapshot]) -> list[PoolSnapshot]:
-    """Those of a run's snapshots that lie where the run took them.
+def run_members(
+    manifest: Manifest | None, run: str, snapshots: Iterable[PoolSnapshot]
+) -> list[PoolSnapshot]:
+    """The snapshots of a run: those marked by it, and those its manifest knows by their GUIDs.
 
-    A replica (``zfs send -p | zfs receive``) has the same properties and even the same GUID, but is
-    a backup, which nobody may roll back. The manifest knows which dataset is the guest's.
+    Only where the run took them: a replica (``zfs send -p | zfs receive``) has the same properties
+    and even the same GUID, but is a backup, which nobody may roll back. The manifest knows which
+    dataset is the guest's.
     """
-    _, manifest = _state(store, members)
-    return _own(manifest, members)
+    if manifest is None:
+        return [each for each in snapshots if marked_by(each, run)]
+    known = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
+    taken = {entry.dataset for entry in manifest.snapshots}
+    return [
+        each
+        for each in snapshots
+        if (each.dataset, each.guid) in known or (marked_by(each, run) and each.dataset in taken)
+    ]
+
+
+def marked_by(snapshot: PoolSnapshot, run: str) -> bool:
+    """Whether the properties it carries are those of the run."""
+    return snapshot.properties.get("run") == run
+
+
+def _oldest_first(records: list[SnapshotRecord]) -> list[SnapshotRecord]:
+    return sorted(records, key=lambda record: (record.created, record.run, record.snapshot))
+
+
+def _records(
+    store: BundleStore,
+    run: str,
+    members: Sequence[PoolSnapshot],
+    state: BundleState,
+    manifest: Manifest | None,
+) -> list[SnapshotRecord]:
+    names = sorted({member.name for member in members})
+    return [_record(store, run, name, members, state, manifest) for name in names]
 
 
 def _state(
@@ -50,13 +109,6 @@ def _state(
     """What there is of the bundle of a run."""
     reference = members[0].properties.get("bundle") if members else None
     return store.state(reference) if reference else (BundleState.MISSING, None)
-
-
-def _own(manifest: Manifest | None, members: Sequence[PoolSnapshot]) -> list[PoolSnapshot]:
-    if manifest is None:
-        return list(members)
-    taken = {entry.dataset for entry in manifest.snapshots}
-    return [member for member in members if member.dataset in taken]
 
 
 def one_of_each(
@@ -99,18 +151,21 @@ def _record(
     state: BundleState,
     manifest: Manifest | None,
 ) -> SnapshotRecord:
-    reference = members[0].properties.get("bundle")
+    marks = next((m.properties for m in members if marked_by(m, run)), {})
+    reference = marks.get("bundle") or (f"{manifest.uuid}/{run}" if manifest else None)
     members = one_of_each(manifest, members, name)
-    first = next(member for member in members if member.name == name)
     if manifest is not None and state is BundleState.COMPLETE and missing_of(manifest, members):
         state = BundleState.INCOMPLETE
     path = _path(store, reference) if state is not BundleState.MISSING else None
+    first = next(member for member in members if member.name == name)
+    marked = [member for member in members if marked_by(member, run)]
+    level = first.properties.get("level", "") if first in marked or not manifest else manifest.level
     return SnapshotRecord(
-        domain=first.properties["domain"],
-        uuid=first.properties.get("uuid", ""),
+        domain=marks.get("domain") or (manifest.domain if manifest else ""),
+        uuid=marks.get("uuid", "") or (manifest.uuid if manifest else ""),
         snapshot=name,
         run=run,
-        level=_level(first, state),
+        level=_level(level, state),
         datasets=tuple(member.dataset for member in members),
         created=manifest.created if manifest else first.created,
         ram_bytes=manifest.ram_bytes if manifest else None,
@@ -118,14 +173,14 @@ def _record(
         pause_ms=manifest.pause_ms if manifest else None,
         bundle=str(path) if path else None,
         state=state,
-        verified=_verdict(members),
+        verified=_verdict(marked),
         policy=_policy(members),
     )
 
 
-def _verdict(members: Sequence[PoolSnapshot]) -> Verdict | None:
+def _verdict(marked: Sequence[PoolSnapshot]) -> Verdict | None:
     """The same on all of them, unless its writing was cut short: then there is none."""
-    texts = {member.properties.get("verified") for member in members}
+    texts = {member.properties.get("verified") for member in marked}
     return Verdict.parse(texts.pop()) if len(texts) == 1 else None
 
 
@@ -152,10 +207,10 @@ def _path(store: BundleStore, reference: str | None) -> Path | None:
         return None
 
 
-def _level(snapshot: PoolSnapshot, state: BundleState) -> Level:
+def _level(said: str, state: BundleState) -> Level:
     """What can still be had from it: without its RAM it is as if the plug had been pulled."""
     try:
-        level = Level(snapshot.properties.get("level", ""))
+        level = Level(said)
     except ValueError:
         return Level.CRASH
     return Level.CRASH if level is Level.RAM and state is not BundleState.COMPLETE else level

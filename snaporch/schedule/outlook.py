@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from snaporch.config.policy import span
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord, Survey
 from snaporch.run.context import Context
-from snaporch.run.records import all_records, is_marked
+from snaporch.run.records import is_marked, marked_records
 from snaporch.schedule.assign import Assignment, assign
 from snaporch.schedule.retention import Taken, Verdict, judge
 from snaporch.schedule.tries import Failed, read_failed
@@ -78,7 +78,7 @@ def _outlook(
 ) -> Outlook:
     config = context.config
     assignment = assign(context, domain, survey.policies)
-    records = all_records(context.store, snapshots)
+    records = marked_records(context.store, snapshots)
     keeps = {name: policy.keep for name, policy in config.policy.items() if policy.keep}
     verdicts = judge(
         (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)

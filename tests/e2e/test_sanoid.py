@@ -14,6 +14,7 @@ from support import (
     must,
     restore,
     run,
+    snaporch,
     zfs_snapshots,
 )
 
@@ -95,6 +96,33 @@ def test_two_guests_in_one_round(guest, other):
         assert_goes_back(each, record["snapshot"])
     assert_clean(other)
     forget()
+
+
+def test_two_guests_on_one_dataset(tmp_path):
+    """The snapshot carries the marks of one; the other's bundle is found and good all the same."""
+    must("zfs", "create", "tank/shared")
+    guests = [
+        Guest.create(name, disks=[Disk("plain", "/tank/shared", file_name=f"{name}.img")])
+        for name in ("left", "right")
+    ]
+    sanoid = Sanoid.configured("shared", {"tank/shared": "no"})
+    outcome = sanoid.run("--take-snapshots")
+    assert outcome.status == 0, outcome.err
+    found = [records(each)[0] for each in guests]
+    assert {(record["level"], record["state"]) for record in found} == {("ram", "complete")}
+    (full,) = autosnaps("tank/shared")
+    for each, record in zip(guests, found, strict=True):
+        assert record["datasets"] == ["tank/shared"]
+        refused = snaporch("restore", f"{each.name}@{record['snapshot']}")
+        assert refused.status == 5, refused
+        passed = snaporch("verify", f"{each.name}@{record['snapshot']}", "--json")
+        assert passed.status == 0, passed.err
+    must("zfs", "destroy", full)
+    pruned = snaporch("prune", "--json").json
+    assert len([item for item in pruned["items"] if item["action"] == "trash"]) == 2
+    for each in guests:
+        each.remove()
+    must("zfs", "destroy", "-r", "tank/shared")
 
 
 def test_a_guest_that_is_off_gets_its_record(other):

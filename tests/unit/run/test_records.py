@@ -5,8 +5,8 @@ import pytest
 
 from snaporch.bundle.manifest import Manifest, Role, SnapshotEntry, VersionsEntry
 from snaporch.bundle.store import BundleStore
-from snaporch.model import BundleState, Level, PoolSnapshot
-from snaporch.run.records import all_records, record_of
+from snaporch.model import BundleState, Level, PoolSnapshot, Reached, Verdict
+from snaporch.run.records import all_records, marked_records, record_of
 
 NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -216,3 +216,42 @@ def test_a_verdict_that_is_on_some_snapshots_only_is_none(store):
     text = "2025-06-01T12:00:00Z passed resumed"
     (record,) = all_records(store, [snapshot("t/a", verified=text), snapshot("t/b")])
     assert record.verified is None
+
+
+# -- guests that share a dataset ----------------------------------------------------------------
+
+
+def by_another(dataset, guid):
+    """A snapshot that another guest's run has marked."""
+    other = "0f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
+    mark = {"domain": "db", "uuid": other, "bundle": f"{other}/r2", "verified": VERDICT}
+    return snapshot(dataset, "r2", guid=guid, **mark)
+
+
+VERDICT = str(Verdict(NOON, True, Reached.RESUMED).as_text())
+
+
+def test_one_whose_marks_are_another_guests_is_known_by_its_manifest(store, bundle):
+    shared = by_another("tank/shared", 7)
+    bundle(shared)
+    web, db = sorted(all_records(store, [shared]), key=lambda record: record.domain, reverse=True)
+    assert (web.domain, web.uuid, web.run) == ("web", UUID, "r1")
+    assert (web.level, web.state) == (Level.RAM, BundleState.COMPLETE)
+    assert web.bundle == str(store.root / UUID / "r1")
+    assert web.verified is None, "the verdict is the other guest's"
+    assert db.verified is not None
+    assert marked_records(store, [shared]) == [db]
+
+
+def test_one_of_its_datasets_may_be_shared(store, bundle):
+    own, shared = snapshot("tank/own", guid=6), by_another("tank/shared", 7)
+    bundle(own, shared)
+    (web,) = [record for record in all_records(store, [own, shared]) if record.domain == "web"]
+    assert web.datasets == ("tank/own", "tank/shared")
+    assert (web.level, web.state) == (Level.RAM, BundleState.COMPLETE)
+
+
+def test_a_manifest_none_of_whose_snapshots_is_left_makes_no_record(store, bundle):
+    bundle(snapshot("tank/own", guid=6))
+    assert all_records(store, [by_another("tank/own", 8)])[0].domain == "db"
+    assert len(all_records(store, [by_another("tank/own", 8)])) == 1
