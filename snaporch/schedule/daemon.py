@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Protocol
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -68,6 +69,19 @@ class _Reload:
 _Message = _Stop | _Reload | _Looked | Outcome
 
 
+class Watcher(Protocol):
+    """Whoever wants to know how policies are carried out. Nothing here may raise or take long."""
+
+    def looked(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
+        """Somebody has looked at what policies have in store."""
+
+    def ended(self, config: Config, outcome: Outcome) -> None:
+        """A run ended; its guest was released."""
+
+    def failed(self, config: Config, error: SnaporchError) -> None:
+        """Something could not be deleted."""
+
+
 class Daemon:
     """Carries policies out until it is told to stop.
 
@@ -75,13 +89,21 @@ class Daemon:
         context: what it works with; the configuration in it is replaced by a reload.
         captures: how snapshots are taken.
         load: reads the configuration anew.
+        watcher: is told how it goes.
     """
 
-    def __init__(self, context: Context, captures: Captures, load: Callable[[], Config]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        captures: Captures,
+        load: Callable[[], Config],
+        watcher: Watcher,
+    ) -> None:
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._context = context
         self._captures = captures
         self._load = load
+        self._watcher = watcher
         # Also filled by signal handlers: a SimpleQueue may be, an Event may not (its lock).
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._taken: dict[str, datetime] = {}
@@ -201,7 +223,9 @@ class Daemon:
             progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
         for failure in retired.failures:
             progress.note(_ME, failure.line())
+            self._watcher.failed(context.config, failure)
         self._set_times(context.config, outlooks, now)
+        self._watcher.looked(context, outlooks, now)
         notify(f"STATUS={self._status()}")
 
     def _set_times(self, config: Config, outlooks: Sequence[Outlook], now: datetime) -> None:
@@ -287,6 +311,7 @@ class Daemon:
             progress.step(name, outcome.text)
         else:
             progress.note(name, f"{outcome.capture.policy}: {outcome.text}")
+        self._watcher.ended(self._context.config, outcome)
         try:
             remember(self._context, [outcome])
         except SnaporchError as error:

@@ -92,8 +92,10 @@ def test_names_are_text(shown):
         (with_policy(missed=1), "SNAPORCH WARNING - web: hourly: the snapshot of ", 1),
         (
             replace(with_policy(missed=1), runs=(replace(RUN, held=False),)),
-            "SNAPORCH CRITICAL - web: a snapshot was cut short while frozen; run: snaporch "
-            + "recover u (and 1 more) | guests=1 missed=1 failed=0 cut_short=1 ",
+            (
+                "SNAPORCH CRITICAL - web: a snapshot was cut short while frozen; run: snaporch "
+                "recover u (and 1 more) | guests=1 missed=1 failed=0 cut_short=1 "
+            ),
             2,
         ),
     ],

@@ -47,6 +47,22 @@ class Taker(Captures):
             self.held.set()
 
 
+class Heard:
+    """What whoever watches over the daemon is told."""
+
+    def __init__(self):
+        self.looks, self.outcomes, self.errors = (queue.SimpleQueue() for _ in range(3))
+
+    def looked(self, _context, outlooks, _now):
+        self.looks.put([each.domain.name for each in outlooks])
+
+    def ended(self, _config, outcome):
+        self.outcomes.put((outcome.capture.domain, outcome.status))
+
+    def failed(self, _config, error):
+        self.errors.put(error.line())
+
+
 @pytest.fixture
 def told(monkeypatch):
     """What systemd hears."""
@@ -68,7 +84,10 @@ def serving(scheduled):
     @contextmanager
     def run(load=None):
         taker = Taker(scheduled)
-        made = Daemon(scheduled.context, taker, load or (lambda: scheduled.context.config))
+        heard = Heard()
+        load = load or (lambda: scheduled.context.config)
+        made = Daemon(scheduled.context, taker, load, heard)
+        made.heard = heard
         thread = threading.Thread(target=made.run, daemon=True)
         made.taker, made.thread = taker, thread
         try:
@@ -142,6 +161,8 @@ def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, told)
         assert failed.reason == "status 5"
     assert daemon.taker.taken.empty()
     assert scheduled.world.heard.notes == ["hourly: status 5"]
+    assert daemon.heard.outcomes.get(timeout=PATIENCE) == ("web", 5)
+    assert daemon.heard.looks.get(timeout=PATIENCE) == ["web"]
 
 
 def test_what_need_not_stay_goes(scheduled, serving, told):
