@@ -2,8 +2,9 @@
 
 Nothing is remembered between two starts but failed tries: what is due follows from the snapshots
 that exist, so a time missed while nobody was there is made up for once, whatever became of the
-daemon's own files. Every so often, and after every snapshot, it looks anew; domains that appeared
-or went, a clock that was set, policies in metadata and properties show themselves then.
+daemon's own files. Every so often, after every snapshot, and when libvirt tells that a domain came,
+went, was started or stopped, it looks anew; a clock that was set, policies in metadata and
+properties show themselves then.
 
 It looks in a thread of its own: libvirt may not answer while a guest's RAM is saved through a full
 pipe, and a signal that would end just that must be obeyed all the same.
@@ -12,6 +13,7 @@ pipe, and a signal that would end just that must be obeyed all the same.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -37,6 +39,8 @@ from snaporch.schedule.when import Times, times
 
 _THREADS = 64
 _LOOK_SECONDS = 60
+_SETTLE_SECONDS = 1.0
+"""Changes of domains come in swarms: what follows within this time is seen by the same look."""
 _ME = "snaporch"
 
 
@@ -66,7 +70,12 @@ class _Reload:
     """Somebody changed the configuration."""
 
 
-_Message = _Stop | _Reload | _Looked | Outcome
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """A domain appeared, went, was started or stopped."""
+
+
+_Message = _Stop | _Reload | _Looked | _Changed | Outcome
 
 
 class Watcher(Protocol):
@@ -111,6 +120,7 @@ class Daemon:
         self._lock = threading.Lock()
         self._looker: threading.Thread | None = None
         self._look_again = False
+        self._look_at: float | None = None
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
@@ -129,6 +139,7 @@ class Daemon:
         """Work until :meth:`stop`."""
         self._scheduler.start()
         try:
+            self._listen()
             self._refresh()
             ready = False
             while not isinstance(message := self._next_message(), _Stop):
@@ -138,6 +149,10 @@ class Daemon:
                     ready = True
                     self._looked()
                     continue
+                if isinstance(message, _Changed):
+                    if self._look_at is None:
+                        self._look_at = time.monotonic() + _SETTLE_SECONDS
+                    continue
                 if isinstance(message, _Reload):
                     self._reload()
                 elif message is not None:
@@ -146,10 +161,17 @@ class Daemon:
         finally:
             self._end()
 
+    def _listen(self) -> None:
+        """Have libvirt tell what changes; without it there is still a look every so often."""
+        try:
+            self._context.hypervisor.on_change(lambda: self._inbox.put(_Changed()))
+        except SnaporchError as error:
+            self._context.progress.note(_ME, error.line())
+
     def _next_message(self) -> _Message | None:
         """What comes first: a message, or the time to look anew (``None``)."""
         pause = span(self._context.config.schedule.refresh).total_seconds()
-        until = time.monotonic() + pause
+        until = min(time.monotonic() + pause, self._look_at or math.inf)
         watchdog = watchdog_seconds()
         while (left := until - time.monotonic()) > 0:
             if watchdog is not None:
@@ -187,6 +209,7 @@ class Daemon:
 
     def _refresh(self) -> None:
         """Begin to look anew, or do so once the look under way is over."""
+        self._look_at = None
         if self._looker is not None:
             self._look_again = True
             return

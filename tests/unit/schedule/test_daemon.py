@@ -8,6 +8,7 @@ from fakes.hooks import failing
 
 from snaporch.config import Config
 from snaporch.errors import ConfigError, UnavailableError
+from snaporch.hypervisor import HypervisorError
 from snaporch.schedule import daemon as daemon_module
 from snaporch.schedule.captures import Captures, Outcome
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
@@ -146,6 +147,30 @@ def test_guests_that_appear_and_go_are_noticed(scheduled, serving, told):
         del scheduled.context.hypervisor.guests[mail.uuid]
         daemon.reload()
         told("STATUS=1 to come")
+
+
+def test_what_libvirt_tells_is_seen_at_once(scheduled, serving, told):
+    """Long before the next look: that is five minutes away."""
+    scheduled.taken(datetime.now(UTC))
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        scheduled.world.add_guest("mail")
+        for _ in range(9):
+            scheduled.world.hypervisor.happen()
+        assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
+        told("STATUS=2 to come")
+    looks = [daemon.heard.looks.get() for _ in range(daemon.heard.looks.qsize())]
+    assert len(looks) in (2, 3)  # at the start, after the swarm, maybe after the snapshot
+
+
+def test_a_libvirt_that_tells_nothing_is_a_note(scheduled, serving, told):
+    scheduled.world.hooks.at["hypervisor.on_change"] = failing(HypervisorError("libvirt", "no"))
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
+    assert "libvirt: no" in scheduled.world.heard.notes
 
 
 def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, told):
