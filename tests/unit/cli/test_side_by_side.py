@@ -11,6 +11,7 @@ from snaporch.cli.side_by_side import Wanted, worst
 from snaporch.errors import ExitCode
 from snaporch.hypervisor.rewrite import NAMESPACE
 from snaporch.model import DomainState
+from snaporch.schedule.gate import Gate
 
 CHILD = """
 import json, sys
@@ -109,6 +110,22 @@ def test_options_are_handed_on(host, snaporch, children):
     host.add_guest("web")
     snaporch("snapshot", "web", "--jobs", "1", "--name", "s1", "--level", "crash", "--wait", "7")
     assert children == [("web", ["--name", "s1", "--level", "crash", "--wait", "7"])]
+
+
+@pytest.mark.parametrize(("words", "limits"), [(("--jobs", "7"), (7, 7)), ((), (1, 1))])
+def test_so_many_at_once_on_the_host_and_in_a_pool(
+    host, snaporch, children, monkeypatch, words, limits
+):
+    given = []
+
+    def gate(schedule):
+        given.append((schedule.jobs, schedule.jobs_per_pool))
+        return Gate(schedule)
+
+    monkeypatch.setattr(side_by_side, "Gate", gate)
+    host.add_guest("web")
+    snaporch("snapshot", "--all", *words)
+    assert given == [limits]
 
 
 def test_the_command_names_everything(host, tmp_path):

@@ -135,6 +135,18 @@ def test_overlays_of_no_run(scheduled, standing, opened):
     assert standing().overlays == (str(overlays / "20200101T000000Z-0badcafe"),)
 
 
+def test_overlays_that_go_between_two_looks_leave_no_alarm(scheduled, standing, monkeypatch):
+    directory = scheduled.context.config.paths.overlays / "20200101T000000Z-0badcafe"
+    directory.mkdir(parents=True)
+
+    def ended(*_, **__):
+        directory.rmdir()
+        return []
+
+    monkeypatch.setattr("snaporch.status.gather.list_journals", ended)
+    assert standing().overlays == ()
+
+
 def on_overlay(scheduled):
     web = scheduled.world.guest()
     overlay = scheduled.context.config.paths.overlays / "gone" / "vda.qcow2"
