@@ -25,6 +25,7 @@ from snaporch.cli.restore import restore_command
 from snaporch.cli.run_due import run_due_command
 from snaporch.cli.show import show_command
 from snaporch.cli.snapshot import snapshot_command
+from snaporch.cli.status import status_command
 from snaporch.cli.verify import verify_command
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 
@@ -54,6 +55,7 @@ app.command("prune")(prune_command)
 app.command("check")(check_command)
 app.add_typer(render_app, name="render")
 app.command("hook")(hook_command)
+app.command("status")(status_command)
 app.command("plan")(plan_command)
 app.command("run-due")(run_due_command)
 app.command("daemon")(daemon_command)

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from snaporch.cli.planning import tell_unknown
+from snaporch.cli.watching import Watchers, watchers
 from snaporch.errors import ExitCode
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
 from snaporch.run.settle import recover_leftovers
 from snaporch.schedule.captures import Captures, Outcome, snapshot_command
-from snaporch.schedule.due import due_captures, take_all
+from snaporch.schedule.due import due_captures, take_due
 from snaporch.schedule.gate import Gate
-from snaporch.schedule.outlook import look
+from snaporch.schedule.outlook import Outlook, look
 from snaporch.schedule.retire import Retired, retire
 
 SCHEDULE = "schedule"
@@ -27,30 +28,48 @@ def run_due(context: Context, *, retention: bool, json: bool) -> int:
     Raises:
         BusyError: another ``run-due`` or the daemon is at it.
     """
-    with domain_lock(
-        context.config.paths.runtime,
-        SCHEDULE,
-        SCHEDULE,
-        "run-due",
-        wait=0,
-        interrupt=context.interrupt,
-    ):
-        recover_leftovers(context)
-        now = datetime.now(UTC)
-        outlooks = look(context, now)
-        wanted = due_captures(context, outlooks, now)
-        captures = Captures(Gate(context.config.schedule), snapshot_command(context.config_path))
-        outcomes = take_all(context, captures, wanted)
-        retired = Retired()
-        if retention and context.interrupt.signum is None:
-            later = datetime.now(UTC)
-            retired = retire(context, look(context, later), later)
+    with watchers(context) as watching:
+        with domain_lock(
+            context.config.paths.runtime,
+            SCHEDULE,
+            SCHEDULE,
+            "run-due",
+            wait=0,
+            interrupt=context.interrupt,
+        ):
+            outlooks, outcomes, retired = _carry_out(context, watching, retention=retention)
+        _print(context, outcomes, retired, json=json)
+    context.interrupt.check(SCHEDULE)
+    return _exit_code(outcomes, retired, tell_unknown(outlooks))
+
+
+def _carry_out(
+    context: Context, watching: Watchers, *, retention: bool
+) -> tuple[list[Outlook], list[Outcome], Retired]:
+    """What was in store, what was taken, and what was deleted."""
+    recover_leftovers(context)
+    config, now = context.config, datetime.now(UTC)
+    outlooks = look(context, now)
+    wanted = due_captures(context, outlooks, now)
+    captures = Captures(Gate(config.schedule), snapshot_command(context.config_path))
+    outcomes = take_due(context, captures, wanted, lambda each: watching.ended(config, each))
+    retired = Retired()
+    if context.interrupt.signum is None and (retention or config.metrics.textfile):
+        later = datetime.now(UTC)
+        after = look(context, later)
+        if retention:
+            retired = retire(context, after, later)
+        watching.looked(context, after, later)
+    for error in retired.failures:
+        watching.failed(config, error)
+    return outlooks, outcomes, retired
+
+
+def _print(context: Context, outcomes: Sequence[Outcome], retired: Retired, *, json: bool) -> None:
     if json:
         print_result(json_format.dumps(_document(outcomes, retired), indent=2, ensure_ascii=False))
     else:
         _tell(context, outcomes, retired)
-    context.interrupt.check(SCHEDULE)
-    return _exit_code(outcomes, retired, tell_unknown(outlooks))
 
 
 def _exit_code(outcomes: Sequence[Outcome], retired: Retired, unknown: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from snaporch.cli.running_due import SCHEDULE
+from snaporch.cli.watching import watchers
 from snaporch.config import load_config
 from snaporch.hypervisor import open_hypervisor
 from snaporch.pool import open_pool
@@ -34,14 +35,15 @@ def serve(path: Path | None, *, quiet: bool) -> int:
     pool, hypervisor = open_pool(), open_hypervisor(config.libvirt_uri)
     context = Context(config, hypervisor, pool, TerminalProgress(quiet=quiet), config_path=path)
     captures = Captures(Gate(config.schedule), snapshot_command(path))
-    daemon = Daemon(context, captures, lambda: load_config(path))
     runtime, interrupt = config.paths.runtime, context.interrupt
     with (
+        watchers(context) as watching,
         domain_lock(runtime, SCHEDULE, SCHEDULE, "daemon", wait=0, interrupt=interrupt),
-        _signals(daemon, context),
     ):
-        recover_leftovers(context)
-        daemon.run()
+        daemon = Daemon(context, captures, lambda: load_config(path), watching)
+        with _signals(daemon, context), watching.observer.serving(context, config.metrics):
+            recover_leftovers(context)
+            daemon.run()
     return 0
 
 

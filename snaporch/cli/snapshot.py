@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
+from snaporch.errors import UsageError
 
 
 class SnapshotLevel(StrEnum):
@@ -23,9 +24,24 @@ class SnapshotLevel(StrEnum):
 def snapshot_command(
     context: typer.Context,
     domains: Annotated[
-        list[str],
-        typer.Argument(metavar="DOMAIN...", help="Domains by name or UUID.", show_default=False),
-    ],
+        list[str] | None,
+        typer.Argument(metavar="DOMAIN", help="Domains by name or UUID.", show_default=False),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All domains with disks on ZFS, but clones.")
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            min=1,
+            max=64,
+            metavar="N",
+            help="Take this many at once, each in a process of its own [default: one after the "
+            "other; with --all, schedule.jobs].",
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -62,14 +78,26 @@ def snapshot_command(
     A running guest goes on running: its RAM is saved live, all its disks are switched to overlays
     in one instant, ZFS snapshots are taken of what lies beneath, and the overlays are committed
     back. A guest that is off gets a plain snapshot.
+
+    With --all or --jobs a failure stops no other, and the exit code is that of the worst.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.snapshots import show_plans, snapshot_each
+    from snaporch.cli.side_by_side import Wanted, every_domain, snapshot_side_by_side
+    from snaporch.cli.snapshots import look_up, show_plans, snapshot_each
 
+    if every == bool(domains):
+        reason = "are all of them with --all" if every else "is missing"
+        step = "name one or more, or use --all; see `snaporch snapshot --help`"
+        raise UsageError("DOMAIN", reason, step)
+    chosen = level.value if level else None
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        chosen = level.value if level else None
+        names = [domain.uuid for domain in every_domain(opened)] if every else domains or []
         if dry_run:
-            return show_plans(opened, domains, name=name, level=chosen, policy=policy)
+            return show_plans(opened, names, name=name, level=chosen, policy=policy)
+        if every or jobs is not None:
+            wanted = Wanted(name, chosen, policy, wait)
+            found = look_up(opened, names)
+            return snapshot_side_by_side(opened, found, wanted, jobs=jobs, json=json)
         return snapshot_each(
-            opened, domains, name=name, level=chosen, policy=policy, wait=wait, json=json
+            opened, names, name=name, level=chosen, policy=policy, wait=wait, json=json
         )

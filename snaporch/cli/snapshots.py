@@ -10,7 +10,7 @@ from snaporch.model import Domain, SnapshotRecord
 from snaporch.report.terminal import print_error, print_result
 from snaporch.report.units import pause, size
 from snaporch.run.context import Context
-from snaporch.run.plan import check_snapshot_name, make_plan
+from snaporch.run.plan import Plan, check_snapshot_name, make_plan
 from snaporch.run.settle import recover_leftovers
 from snaporch.run.snapshot import take_snapshot
 
@@ -30,9 +30,9 @@ def snapshot_each(
     All are looked up first, so that a misspelt name is refused before anything is touched. One
     domain prints a JSON object, several print an array of those that succeeded.
     """
-    level = _level(context, name, level, policy)
+    level = chosen_level(context, name, level, policy)
     recover_leftovers(context)
-    unique = _look_up(context, names)
+    unique = look_up(context, names)
     records: list[SnapshotRecord] = []
     failures: list[int] = []
     for domain in unique:
@@ -71,7 +71,9 @@ def _take(
     return record
 
 
-def _level(context: Context, name: str | None, level: str | None, policy: str | None) -> str | None:
+def chosen_level(
+    context: Context, name: str | None, level: str | None, policy: str | None
+) -> str | None:
     """The level to ask for; bad names are refused before anything is touched."""
     if name is not None:
         check_snapshot_name(name)
@@ -87,7 +89,12 @@ def _level(context: Context, name: str | None, level: str | None, policy: str | 
     return level or (None if wanted == "auto" else wanted)
 
 
-def _look_up(context: Context, names: Sequence[str]) -> list[Domain]:
+def look_up(context: Context, names: Sequence[str]) -> list[Domain]:
+    """The domains by name or UUID, each once.
+
+    Raises:
+        NotFoundError: one is misspelt.
+    """
     domains = [context.hypervisor.domain(wanted) for wanted in dict.fromkeys(names)]
     return list({domain.uuid: domain for domain in domains}.values())
 
@@ -101,20 +108,31 @@ def show_plans(
     policy: str | None,
 ) -> int:
     """Print what a snapshot of each domain would do; refusals are errors as they would be."""
-    level = _level(context, name, level, policy)
-    for domain in _look_up(context, names):
-        plan = make_plan(context, domain, name, level, policy=policy)
-        print_result(f"{domain.name}@{plan.snapshot}  {plan.level}, by {plan.strategy}")
-        if plan.downgrade:
-            print_result(f"  instead of what was asked for: {plan.downgrade}")
-        for planned in plan.disks:
-            disk = planned.disk
-            print_result(
-                f"  {disk.target}  {planned.path} ({disk.format}) on {planned.dataset.name}"
-            )
-        for out in plan.left_out:
-            print_result(f"  left out: {out.describe()}")
-    return 0
+    level = chosen_level(context, name, level, policy)
+    domains = look_up(context, names)
+    failures: list[int] = []
+    for domain in domains:
+        try:
+            plan = make_plan(context, domain, name, level, policy=policy)
+        except SnaporchError as error:
+            if len(domains) == 1:
+                raise
+            print_error(error.line())
+            failures.append(error.exit_code)
+        else:
+            _show(plan)
+    return failures[0] if failures else 0
+
+
+def _show(plan: Plan) -> None:
+    print_result(f"{plan.domain.name}@{plan.snapshot}  {plan.level}, by {plan.strategy}")
+    if plan.downgrade:
+        print_result(f"  instead of what was asked for: {plan.downgrade}")
+    for planned in plan.disks:
+        disk = planned.disk
+        print_result(f"  {disk.target}  {planned.path} ({disk.format}) on {planned.dataset.name}")
+    for out in plan.left_out:
+        print_result(f"  left out: {out.describe()}")
 
 
 def _line(record: SnapshotRecord) -> str:

@@ -3,14 +3,19 @@
 from snaporch.config.load import DEFAULT_PATH, load_config
 from snaporch.config.policy import Keep, Policy, Schedule
 from snaporch.config.schema import Config, DomainSettings, Paths
+from snaporch.config.telling import Email, Metrics, Notify, Status
 
 __all__ = [
     "DEFAULT_PATH",
     "Config",
     "DomainSettings",
+    "Email",
     "Keep",
+    "Metrics",
+    "Notify",
     "Paths",
     "Policy",
     "Schedule",
+    "Status",
     "load_config",
 ]

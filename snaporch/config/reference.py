@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from snaporch.config.load import DEFAULT_PATH
 from snaporch.config.policy import Keep, Policy, Schedule
 from snaporch.config.schema import Config, DomainSettings, Paths, Prune
+from snaporch.config.telling import Email, Metrics, Notify, Status
 
 _HEAD = f"""# Configuration
 
@@ -42,6 +43,10 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[schedule]`", Schedule, "See [schedules](schedule.md)."),
     ("`[policy.NAME]`", Policy, _POLICY_INTRO),
     ("`[policy.NAME.keep]`", Keep, "At least one of them."),
+    ("`[status]`", Status, "See [status](status.md)."),
+    ("`[metrics]`", Metrics, "See [metrics for Prometheus](metrics.md)."),
+    ("`[notify]`", Notify, "See [notifications](notify.md)."),
+    ("`[notify.email]`", Email, ""),
 )
 _SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep")
 

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from snaporch.config.policy import Policy, PolicyName, Schedule
+from snaporch.config.telling import Metrics, Notify, Status
 from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
 
 
@@ -247,6 +248,9 @@ class Config(_Section):
     policy: dict[PolicyName, Policy] = Field(
         default={}, description="Policies, by name: `[policy.hourly]`."
     )
+    status: Status = Field(default=Status(), description="When something needs attention.")
+    metrics: Metrics = Field(default=Metrics(), description="Figures for Prometheus.")
+    notify: Notify = Field(default=Notify(), description="Who is told how runs ended.")
 
     @model_validator(mode="after")
     def _policies_exist(self) -> Config:

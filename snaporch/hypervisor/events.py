@@ -6,6 +6,7 @@ import contextlib
 import functools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -24,6 +25,28 @@ def start_event_loop() -> None:
 def _run_loop() -> None:
     while True:
         libvirt.virEventRunDefaultImpl()
+
+
+_CHANGES = (
+    libvirt.VIR_DOMAIN_EVENT_DEFINED,
+    libvirt.VIR_DOMAIN_EVENT_UNDEFINED,
+    libvirt.VIR_DOMAIN_EVENT_STARTED,
+    libvirt.VIR_DOMAIN_EVENT_STOPPED,
+)
+
+
+def tell_changes(connection: Any, told: Callable[[], None]) -> None:
+    """Call ``told`` whenever a domain of the connection was defined, undefined, started, stopped.
+
+    For as long as the connection is: libvirt forgets it with that.
+    """
+
+    def happened(_conn: Any, _dom: Any, event: int, _detail: int, _opaque: Any) -> None:
+        if event in _CHANGES:
+            told()
+
+    kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
+    connection.domainEventRegisterAny(None, kind, happened, None)
 
 
 @dataclass

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.capture import capture
 from snaporch.hypervisor.commit import commit_overlays
-from snaporch.hypervisor.events import DomainEvents, start_event_loop
+from snaporch.hypervisor.events import DomainEvents, start_event_loop, tell_changes
 from snaporch.hypervisor.fitness import find_misfit
 from snaporch.hypervisor.inventory import DomainReader
 from snaporch.hypervisor.protocol import (
@@ -64,6 +64,7 @@ class LibvirtHypervisor:
         start_event_loop()
         self._uri = uri
         self._connection: Any = None
+        self._told: list[Callable[[], None]] = []
         self._conn()
 
     def _conn(self) -> Any:
@@ -79,6 +80,8 @@ class LibvirtHypervisor:
             ) from error
         with contextlib.suppress(libvirt.libvirtError):  # not every driver has it
             self._connection.setKeepAlive(*_KEEPALIVE)
+        for told in self._told:
+            tell_changes(self._connection, told)
         return self._connection
 
     def _alive(self) -> bool:
@@ -129,6 +132,11 @@ class LibvirtHypervisor:
             return None
         with self._explained(uuid, "reading the domain"):
             return DomainReader(self._conn()).read(handle)
+
+    def on_change(self, told: Callable[[], None]) -> None:
+        with self._explained("libvirt", "asking for events"):
+            tell_changes(self._conn(), told)
+        self._told.append(told)
 
     def versions(self, domain: Domain) -> Versions:
         with self._explained(domain.name, "asking for versions"):

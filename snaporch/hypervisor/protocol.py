@@ -135,6 +135,13 @@ class Hypervisor(Protocol):
     def find(self, uuid: str) -> Domain | None:
         """The domain with this UUID, if it exists."""
 
+    def on_change(self, told: Callable[[], None]) -> None:
+        """Call ``told`` whenever a domain was defined, undefined, started or stopped.
+
+        From another thread, and perhaps more often than that. Not for what happens while libvirt
+        does not answer, nor before somebody asks it anything again.
+        """
+
     def versions(self, domain: Domain) -> Versions:
         """What runs the domain."""
 

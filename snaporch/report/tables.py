@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -29,6 +30,35 @@ def print_records(records: Sequence[SnapshotRecord]) -> None:
     with console.capture() as captured:  # rich ends the process when its reader left early
         console.print(_table(records, piped=not console.is_terminal, narrow=narrow))
     print_result(captured.get().rstrip("\n"))
+
+
+def print_outcomes(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) -> None:
+    """What became of each domain: its name, the exit code, and the JSON object of its snapshot."""
+    console = Console(highlight=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, emoji=False, width=_PIPED_WIDTH)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    for name in ("DOMAIN", "SNAPSHOT"):
+        table.add_column(name, overflow="fold")
+    for name in ("LEVEL", "PAUSE", "STORED", "RESULT"):
+        table.add_column(name, no_wrap=True, justify="left" if name != "PAUSE" else "right")
+    for domain, status, taken in rows:
+        cells = ["-", "-", "-", "-"]
+        if taken is not None:
+            cells = [
+                str(taken["snapshot"]),
+                str(taken["level"]),
+                compact(pause(taken["pause_ms"])),
+                compact(size(taken["stored_bytes"])),
+            ]
+        good = taken is not None and taken["state"] == BundleState.COMPLETE
+        word = str(taken["state"]) if taken is not None else f"failed ({status})"
+        table.add_row(
+            Text(one_line(domain)), *map(Text, cells), Text(word, style="green" if good else "red")
+        )
+    with console.capture() as captured:
+        console.print(table)
+    print_result("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> Table:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -78,8 +79,24 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock."""
+
+    doing: str
+    pid: int
+    since: str
+    """ISO 8601, UTC."""
+
+
 def holder(runtime: Path, uuid: str) -> str | None:
-    """Who holds the domain, for a message; ``None`` for nobody.
+    """Who holds the domain, for a message; ``None`` for nobody."""
+    found = held_by(runtime, uuid)
+    return f"{found.doing} (pid {found.pid})" if found else None
+
+
+def held_by(runtime: Path, uuid: str) -> Holder | None:
+    """Who holds the domain; ``None`` for nobody.
 
     Asks the kernel's list (proc(5), ``/proc/locks``): taking the lock could make a run fail.
     """
@@ -88,12 +105,13 @@ def holder(runtime: Path, uuid: str) -> str | None:
         inode = path.stat().st_ino
         locks = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
         told = json.loads(path.read_bytes())
-        alive = Path(f"/proc/{int(told['pid'])}").exists()
+        found = Holder(str(told["doing"]), int(told["pid"]), str(told["since"]))
+        alive = Path(f"/proc/{found.pid}").exists()
     except (OSError, ValueError, KeyError, TypeError):
         return None
     # only the inode: some file systems show another device number here than stat(2) does
     held = any(words[1] == "FLOCK" and words[5].endswith(f":{inode}") for words in locks)
-    return f"{told['doing']} (pid {told['pid']})" if held and alive else None
+    return found if held and alive else None
 
 
 def _doing(descriptor: int) -> str:

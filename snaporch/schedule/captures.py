@@ -7,6 +7,7 @@ that is killed has its guardian.
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.errors import ExitCode
+from snaporch.model import Level
 from snaporch.schedule.gate import Capture, Gate, GateClosedError
 
 Command = Callable[[Capture], list[str]]
 _PREFIX = "snaporch: "
+_RESULT = re.compile(rf"@\S+  ({'|'.join(Level)})  ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,12 @@ class Outcome:
     def ok(self) -> bool:
         """Whether there is a snapshot, as it should be."""
         return self.status == ExitCode.OK
+
+    @property
+    def level(self) -> Level | None:
+        """The level that was reached, by the line that `snaporch snapshot` prints."""
+        found = _RESULT.match(self.text.removeprefix(self.capture.domain)) if self.ok else None
+        return Level(found[1]) if found else None
 
 
 def snapshot_command(config: Path | None) -> Command:

@@ -2,8 +2,9 @@
 
 Nothing is remembered between two starts but failed tries: what is due follows from the snapshots
 that exist, so a time missed while nobody was there is made up for once, whatever became of the
-daemon's own files. Every so often, and after every snapshot, it looks anew; domains that appeared
-or went, a clock that was set, policies in metadata and properties show themselves then.
+daemon's own files. Every so often, after every snapshot, and when libvirt tells that a domain came,
+went, was started or stopped, it looks anew; a clock that was set, policies in metadata and
+properties show themselves then.
 
 It looks in a thread of its own: libvirt may not answer while a guest's RAM is saved through a full
 pipe, and a signal that would end just that must be obeyed all the same.
@@ -12,12 +13,14 @@ pipe, and a signal that would end just that must be obeyed all the same.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Protocol
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -36,6 +39,8 @@ from snaporch.schedule.when import Times, times
 
 _THREADS = 64
 _LOOK_SECONDS = 60
+_SETTLE_SECONDS = 1.0
+"""Changes of domains come in swarms: what follows within this time is seen by the same look."""
 _ME = "snaporch"
 
 
@@ -65,7 +70,25 @@ class _Reload:
     """Somebody changed the configuration."""
 
 
-_Message = _Stop | _Reload | _Looked | Outcome
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """A domain appeared, went, was started or stopped."""
+
+
+_Message = _Stop | _Reload | _Looked | _Changed | Outcome
+
+
+class Watcher(Protocol):
+    """Whoever wants to know how policies are carried out. Nothing here may raise or take long."""
+
+    def looked(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
+        """Somebody has looked at what policies have in store."""
+
+    def ended(self, config: Config, outcome: Outcome) -> None:
+        """A run ended; its guest was released."""
+
+    def failed(self, config: Config, error: SnaporchError) -> None:
+        """Something could not be deleted."""
 
 
 class Daemon:
@@ -75,13 +98,21 @@ class Daemon:
         context: what it works with; the configuration in it is replaced by a reload.
         captures: how snapshots are taken.
         load: reads the configuration anew.
+        watcher: is told how it goes.
     """
 
-    def __init__(self, context: Context, captures: Captures, load: Callable[[], Config]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        captures: Captures,
+        load: Callable[[], Config],
+        watcher: Watcher,
+    ) -> None:
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._context = context
         self._captures = captures
         self._load = load
+        self._watcher = watcher
         # Also filled by signal handlers: a SimpleQueue may be, an Event may not (its lock).
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._taken: dict[str, datetime] = {}
@@ -89,6 +120,7 @@ class Daemon:
         self._lock = threading.Lock()
         self._looker: threading.Thread | None = None
         self._look_again = False
+        self._look_at: float | None = None
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
@@ -107,6 +139,7 @@ class Daemon:
         """Work until :meth:`stop`."""
         self._scheduler.start()
         try:
+            self._listen()
             self._refresh()
             ready = False
             while not isinstance(message := self._next_message(), _Stop):
@@ -116,6 +149,10 @@ class Daemon:
                     ready = True
                     self._looked()
                     continue
+                if isinstance(message, _Changed):
+                    if self._look_at is None:
+                        self._look_at = time.monotonic() + _SETTLE_SECONDS
+                    continue
                 if isinstance(message, _Reload):
                     self._reload()
                 elif message is not None:
@@ -124,10 +161,17 @@ class Daemon:
         finally:
             self._end()
 
+    def _listen(self) -> None:
+        """Have libvirt tell what changes; without it there is still a look every so often."""
+        try:
+            self._context.hypervisor.on_change(lambda: self._inbox.put(_Changed()))
+        except SnaporchError as error:
+            self._context.progress.note(_ME, error.line())
+
     def _next_message(self) -> _Message | None:
         """What comes first: a message, or the time to look anew (``None``)."""
         pause = span(self._context.config.schedule.refresh).total_seconds()
-        until = time.monotonic() + pause
+        until = min(time.monotonic() + pause, self._look_at or math.inf)
         watchdog = watchdog_seconds()
         while (left := until - time.monotonic()) > 0:
             if watchdog is not None:
@@ -165,6 +209,7 @@ class Daemon:
 
     def _refresh(self) -> None:
         """Begin to look anew, or do so once the look under way is over."""
+        self._look_at = None
         if self._looker is not None:
             self._look_again = True
             return
@@ -201,7 +246,9 @@ class Daemon:
             progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
         for failure in retired.failures:
             progress.note(_ME, failure.line())
+            self._watcher.failed(context.config, failure)
         self._set_times(context.config, outlooks, now)
+        self._watcher.looked(context, outlooks, now)
         notify(f"STATUS={self._status()}")
 
     def _set_times(self, config: Config, outlooks: Sequence[Outlook], now: datetime) -> None:
@@ -287,6 +334,7 @@ class Daemon:
             progress.step(name, outcome.text)
         else:
             progress.note(name, f"{outcome.capture.policy}: {outcome.text}")
+        self._watcher.ended(self._context.config, outcome)
         try:
             remember(self._context, [outcome])
         except SnaporchError as error:

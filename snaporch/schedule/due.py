@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
@@ -15,6 +15,7 @@ from snaporch.schedule.gate import Capture
 from snaporch.schedule.outlook import Outlook
 from snaporch.schedule.tries import Failed, read_failed, write_failed
 
+Told = Callable[[Outcome], None]
 _POLL_SECONDS = 0.2
 _MOST_WAITING = 64
 _NO_RAM = ("quiesced", "paused", "crash", "off")
@@ -34,12 +35,20 @@ def due_captures(context: Context, outlooks: Iterable[Outlook], now: datetime) -
 
 def capture_of(context: Context, domain: Domain, policy: str) -> Capture:
     """What the snapshot will burden the host with."""
+    return burden(context, domain, policy, context.config.policy[policy].level)
+
+
+def burden(context: Context, domain: Domain, policy: str, level: str) -> Capture:
+    """What a snapshot of this level will burden the host with.
+
+    Args:
+        policy: the policy it is for; empty for none.
+    """
     pools = frozenset(name.split("/", 1)[0] for name in datasets(context, domain))
-    return Capture(domain.uuid, domain.name, policy, pools, _ram_mib(context, domain, policy))
+    return Capture(domain.uuid, domain.name, policy, pools, _ram_mib(context, domain, level))
 
 
-def _ram_mib(context: Context, domain: Domain, policy: str) -> int:
-    level: str = context.config.policy[policy].level
+def _ram_mib(context: Context, domain: Domain, level: str) -> int:
     if level == "auto":
         level = context.config.settings(domain.name, domain.uuid).level
     if level in _NO_RAM or not domain.active:
@@ -50,10 +59,28 @@ def _ram_mib(context: Context, domain: Domain, policy: str) -> int:
         return 0
 
 
-def take_all(context: Context, captures: Captures, wanted: Sequence[Capture]) -> list[Outcome]:
+def take_due(
+    context: Context, captures: Captures, wanted: Sequence[Capture], told: Told
+) -> list[Outcome]:
+    """Take what is due, and remember what failed; see :func:`take_all`.
+
+    Raises:
+        UnavailableError: what failed cannot be written down.
+    """
+    outcomes = take_all(context, captures, wanted, told)
+    remember(context, outcomes)
+    return outcomes
+
+
+def take_all(
+    context: Context, captures: Captures, wanted: Sequence[Capture], told: Told
+) -> list[Outcome]:
     """Take them side by side as the limits allow; a failure stops no other.
 
     A signal lets nothing begin any more, and those under way undo or finish themselves.
+
+    Args:
+        told: is called with each outcome as it comes.
     """
     outcomes: list[Outcome] = []
     if not wanted:
@@ -66,10 +93,10 @@ def take_all(context: Context, captures: Captures, wanted: Sequence[Capture]) ->
             for future in done:
                 outcomes.append(future.result())
                 _tell(context, outcomes[-1])
+                told(outcomes[-1])
             if context.interrupt.signum is not None and not stopped:
                 stopped = True
                 captures.stop()
-    remember(context, outcomes)
     return outcomes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from snaporch.config.policy import span
@@ -24,6 +24,10 @@ class Next:
     policy: str
     at: datetime
     reason: str
+    wanted: datetime | None = None
+    """The policy's own time, which a failure may have put off; ``None`` without a snapshot."""
+    failed: Failed | None = None
+    """The last try, if it failed."""
 
     def due(self, now: datetime) -> bool:
         """Whether its time has come."""
@@ -41,6 +45,8 @@ class Outlook:
     """About all its snapshots, oldest first."""
     names: Mapping[str, tuple[str, ...]]
     """Full names of the ZFS snapshots of each run."""
+    records: tuple[SnapshotRecord, ...] = ()
+    """All its snapshots, oldest first."""
 
     @property
     def doomed(self) -> list[Verdict]:
@@ -90,9 +96,10 @@ def _outlook(
         if when.known:
             found = _next(name, when, own, now)
             retry = span(config.schedule.retry)
-            nexts.append(_after_failure(found, failed.get(f"{domain.uuid}/{name}"), retry, now))
+            last = _last_failure(failed.get(f"{domain.uuid}/{name}"), own)
+            nexts.append(_after_failure(found, last, retry, now))
     names = {record.run: _full_names(record) for record in records}
-    return Outlook(domain, assignment, tuple(nexts), tuple(verdicts), names)
+    return Outlook(domain, assignment, tuple(nexts), tuple(verdicts), names, tuple(records))
 
 
 def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: datetime) -> Next:
@@ -111,13 +118,23 @@ def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: date
         return Next(policy, now, reason)
     at = when.after(max(past))
     rule = when.policy.every or when.policy.cron
-    return Next(policy, at, f"{'every' if when.policy.every else 'cron'} {rule}")
+    return Next(policy, at, f"{'every' if when.policy.every else 'cron'} {rule}", wanted=at)
+
+
+def _last_failure(failed: Failed | None, own: Iterable[PoolSnapshot]) -> Failed | None:
+    """The failed try, unless a snapshot was taken since, whoever asked for it."""
+    if failed is None or any(snapshot.created > failed.at for snapshot in own):
+        return None
+    return failed
 
 
 def _after_failure(found: Next, failed: Failed | None, retry: timedelta, now: datetime) -> Next:
-    if failed is None or failed.at > now or failed.at + retry <= found.at:
+    if failed is None or failed.at > now:
         return found
-    return Next(found.policy, failed.at + retry, f"again after it failed: {failed.reason}")
+    if failed.at + retry <= found.at:
+        return replace(found, failed=failed)
+    reason = f"again after it failed: {failed.reason}"
+    return replace(found, at=failed.at + retry, reason=reason, failed=failed)
 
 
 def _taken(record: SnapshotRecord, pinned: Mapping[str, str]) -> Taken:

@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -200,6 +201,23 @@ class TestHypervisorContract:
         hypervisor.rebase_inactive(host.uuid, [overlay])
         assert sources(host) == (overlay.base, overlay.base)
         hypervisor.rebase_inactive(host.uuid, [overlay])
+
+    def test_changes_of_domains_are_told(self, host, hypervisor):
+        told = threading.Event()
+        hypervisor.on_change(told.set)
+        xml = hypervisor.domain(host.uuid).inactive_xml
+        acts = {
+            "stop": lambda: hypervisor.destroy(host.uuid),
+            "start": lambda: hypervisor.start(host.uuid, paused=False),
+            "define": lambda: hypervisor.define(
+                xml.replace(host.uuid, OTHER).replace("contract ", "contract of another ")
+            ),
+            "undefine": lambda: hypervisor.undefine(OTHER),
+        }
+        for name, act in acts.items():
+            told.clear()
+            act()
+            assert told.wait(60), name
 
     def test_what_cannot_be_defined_is_an_error(self, host, hypervisor):
         mine = hypervisor.domain(NAME).inactive_xml

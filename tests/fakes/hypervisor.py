@@ -121,7 +121,19 @@ class FakeHypervisor:
         self.restored: Callable[[FakeGuest], None] = lambda _guest: None
         """Called with every guest that was resumed from RAM or booted."""
 
+        self.listeners: list[Callable[[], None]] = []
+
+    def happen(self) -> None:
+        """Tell whoever listens that a domain changed."""
+        for told in self.listeners:
+            told()
+
     # -- looking --------------------------------------------------------------------------------
+
+    def on_change(self, told: Callable[[], None]) -> None:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.on_change")
+        self.listeners.append(told)
 
     def domains(self) -> list[Domain]:
         """See the protocol."""
@@ -378,6 +390,7 @@ class FakeHypervisor:
         guest.frozen = guest.images_inactive = False
         if guest.inactive is None:
             del self.guests[guest.uuid]
+        self.happen()
 
     def define(self, xml: str) -> None:
         """See the protocol."""
@@ -391,6 +404,7 @@ class FakeHypervisor:
         if guest.name != name:
             raise HypervisorError("domain XML", f"define: '{guest.name}' has uuid {uuid}")
         guest.inactive = xml
+        self.happen()
 
     def drop_managed_save(self, uuid: str) -> None:
         """See the protocol."""
@@ -434,6 +448,7 @@ class FakeHypervisor:
         guest.paused_reason = None if running else "user"
         self._check_disks(guest)
         self.restored(guest)
+        self.happen()
 
     def _check_disks(self, guest: FakeGuest) -> None:
         """QEMU opens every disk."""
@@ -455,6 +470,7 @@ class FakeHypervisor:
         guest.state = DomainState.PAUSED if paused else DomainState.RUNNING
         guest.paused_reason = "starting up" if paused else None
         self.restored(guest)
+        self.happen()
 
     def create(self, xml: str) -> None:
         """See the protocol."""
@@ -467,6 +483,7 @@ class FakeHypervisor:
         self.guests[uuid] = guest
         self._check_disks(guest)
         self.restored(guest)
+        self.happen()
 
     def undefine(self, uuid: str) -> None:
         """See the protocol."""
@@ -477,6 +494,7 @@ class FakeHypervisor:
         guest.inactive, guest.managed_save = None, False
         if guest.live is None:
             del self.guests[uuid]
+        self.happen()
 
     def vitals(self, uuid: str) -> Vitals:
         """See the protocol: CPUs of a guest that runs have run whenever one looks."""

@@ -89,3 +89,48 @@ def test_nothing_is_due(policies, snaporch):
     answer = snaporch("run-due")
     assert (answer.code, answer.out) == (0, "")
     assert "nothing is due" in answer.err
+
+
+def configure(text):
+    with load_module.DEFAULT_PATH.open("a") as stream:
+        stream.write(text)
+
+
+@pytest.mark.parametrize("words", [(), ("--no-retention",)])
+def test_metrics_are_written_after_it(policies, snaporch, tmp_path, monkeypatch, words):
+    monkeypatch.setattr("snaporch.status.gather.unit_states", dict)
+    target = tmp_path / "snaporch.prom"
+    configure(f'[metrics]\ntextfile = "{target}"\n')
+    policies.add_guest("bad")
+    snaporch("run-due", *words)
+    text = target.read_text()
+    assert 'snaporch_policy_last_run_failed{domain="bad",policy="hourly"} 1.0' in text
+
+
+def test_metrics_that_cannot_be_written_are_a_note(policies, snaporch, tmp_path):
+    configure(f'[metrics]\ntextfile = "{tmp_path}/no/x.prom"\n')
+    answer = snaporch("run-due")
+    assert (answer.code, answer.out) == (0, "web@s  ram  complete\n")
+    assert "metrics  note: " in answer.err
+
+
+def test_somebody_is_told(policies, snaporch, tmp_path):
+    tell = tmp_path / "tell"
+    tell.write_text(f"#!/bin/sh\necho $SNAPORCH_TITLE: $SNAPORCH_TEXT >> {tmp_path}/told\n")
+    tell.chmod(0o755)
+    configure(f'[notify]\non = ["failure", "success"]\ncommand = "{tell}"\n')
+    policies.add_guest("bad")
+    answer = snaporch("run-due")
+    assert answer.code == ExitCode.REFUSED
+    told = sorted(line.split(": ", 1)[1] for line in (tmp_path / "told").read_text().splitlines())
+    assert told == [
+        "failure: bad (hourly): no such luck",
+        "success: web (hourly): web@s ram complete",
+    ]
+
+
+def test_that_nobody_could_be_told_is_a_note(policies, snaporch):
+    configure('[notify]\non = ["success"]\ncommand = "/nonexistent"\n')
+    answer = snaporch("run-due")
+    assert answer.code == 0
+    assert "web  note: notify.command: /nonexistent: cannot be started" in answer.err

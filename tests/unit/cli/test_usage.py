@@ -6,7 +6,7 @@ import pytest
 from snaporch import __version__
 from snaporch.errors import ExitCode
 
-COMMANDS = ["snapshot", "list", "restore", "recover", "prune"]
+COMMANDS = ["snapshot", "list", "restore", "recover", "prune", "status"]
 
 
 def test_help_names_every_command(snaporch):

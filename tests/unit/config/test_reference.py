@@ -6,6 +6,7 @@ import pytest
 from snaporch.config.policy import Keep, Policy, Schedule
 from snaporch.config.reference import reference
 from snaporch.config.schema import Config, DomainSettings, Paths, Prune
+from snaporch.config.telling import Email, Metrics, Notify, Status
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
@@ -14,20 +15,24 @@ def test_the_page_is_what_the_generator_prints():
     assert PAGE.read_text("utf-8") == reference()
 
 
-@pytest.mark.parametrize("section", [Paths, Prune, DomainSettings, Schedule, Policy, Keep])
+@pytest.mark.parametrize(
+    "section",
+    [Paths, Prune, DomainSettings, Schedule, Policy, Keep, Status, Metrics, Notify, Email],
+)
 def test_every_option_is_described(section):
     page = reference()
     for name, field in section.model_fields.items():
-        if name == "keep":
-            continue  # has a section of its own
+        if name in ("keep", "email"):
+            continue  # have sections of their own
         assert f"### `{name}`\n\n{field.description}" in page
 
 
 def test_every_default_and_type_is_told():
     entries = reference().count("\n### ")
     sections = (Paths, Prune, DomainSettings, Config, Schedule, Policy, Keep)
+    sections += (Status, Metrics, Notify, Email)
     options = sum(len(section.model_fields) for section in sections)
-    assert entries == options - 7  # these have sections of their own
+    assert entries == options - 11  # these have sections of their own
     assert len(re.findall(r"(?m)^Type: .+\. Default: `.+`\.$", reference())) == entries
 
 

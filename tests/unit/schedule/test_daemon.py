@@ -8,6 +8,7 @@ from fakes.hooks import failing
 
 from snaporch.config import Config
 from snaporch.errors import ConfigError, UnavailableError
+from snaporch.hypervisor import HypervisorError
 from snaporch.schedule import daemon as daemon_module
 from snaporch.schedule.captures import Captures, Outcome
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
@@ -47,6 +48,22 @@ class Taker(Captures):
             self.held.set()
 
 
+class Heard:
+    """What whoever watches over the daemon is told."""
+
+    def __init__(self):
+        self.looks, self.outcomes, self.errors = (queue.SimpleQueue() for _ in range(3))
+
+    def looked(self, _context, outlooks, _now):
+        self.looks.put([each.domain.name for each in outlooks])
+
+    def ended(self, _config, outcome):
+        self.outcomes.put((outcome.capture.domain, outcome.status))
+
+    def failed(self, _config, error):
+        self.errors.put(error.line())
+
+
 @pytest.fixture
 def told(monkeypatch):
     """What systemd hears."""
@@ -68,7 +85,10 @@ def serving(scheduled):
     @contextmanager
     def run(load=None):
         taker = Taker(scheduled)
-        made = Daemon(scheduled.context, taker, load or (lambda: scheduled.context.config))
+        heard = Heard()
+        load = load or (lambda: scheduled.context.config)
+        made = Daemon(scheduled.context, taker, load, heard)
+        made.heard = heard
         thread = threading.Thread(target=made.run, daemon=True)
         made.taker, made.thread = taker, thread
         try:
@@ -129,6 +149,30 @@ def test_guests_that_appear_and_go_are_noticed(scheduled, serving, told):
         told("STATUS=1 to come")
 
 
+def test_what_libvirt_tells_is_seen_at_once(scheduled, serving, told):
+    """Long before the next look: that is five minutes away."""
+    scheduled.taken(datetime.now(UTC))
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        scheduled.world.add_guest("mail")
+        for _ in range(9):
+            scheduled.world.hypervisor.happen()
+        assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
+        told("STATUS=2 to come")
+    looks = [daemon.heard.looks.get() for _ in range(daemon.heard.looks.qsize())]
+    assert len(looks) in (2, 3)  # at the start, after the swarm, maybe after the snapshot
+
+
+def test_a_libvirt_that_tells_nothing_is_a_note(scheduled, serving, told):
+    scheduled.world.hooks.at["hypervisor.on_change"] = failing(HypervisorError("libvirt", "no"))
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
+    assert "libvirt: no" in scheduled.world.heard.notes
+
+
 def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, told):
     with serving() as daemon:
         daemon.taker.statuses["web"] = 5
@@ -142,6 +186,8 @@ def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, told)
         assert failed.reason == "status 5"
     assert daemon.taker.taken.empty()
     assert scheduled.world.heard.notes == ["hourly: status 5"]
+    assert daemon.heard.outcomes.get(timeout=PATIENCE) == ("web", 5)
+    assert daemon.heard.looks.get(timeout=PATIENCE) == ["web"]
 
 
 def test_what_need_not_stay_goes(scheduled, serving, told):

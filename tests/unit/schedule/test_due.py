@@ -5,7 +5,7 @@ from fakes.schedule import NOW
 
 from snaporch.model import DomainState
 from snaporch.schedule.captures import Captures, Outcome
-from snaporch.schedule.due import capture_of, changed_by, due_captures, take_all
+from snaporch.schedule.due import capture_of, changed_by, due_captures, take_due
 from snaporch.schedule.gate import Capture, Gate
 from snaporch.schedule.outlook import look
 from snaporch.schedule.tries import Failed, read_failed
@@ -73,7 +73,9 @@ def test_a_failure_stops_no_other_and_is_remembered(scheduled):
     context = scheduled.context
     wanted = due_captures(context, look(context, NOW), NOW)
     taker = Taker(context, mail=8)
-    outcomes = take_all(context, taker, wanted)
+    told = []
+    outcomes = take_due(context, taker, wanted, told.append)
+    assert told == outcomes
     assert sorted(taker.taken) == ["mail", "web"]
     assert {outcome.capture.domain: outcome.status for outcome in outcomes} == {"mail": 8, "web": 0}
     mail = context.hypervisor.domain("mail").uuid
@@ -81,7 +83,7 @@ def test_a_failure_stops_no_other_and_is_remembered(scheduled):
 
 
 def test_nothing_due_writes_nothing(scheduled):
-    assert take_all(scheduled.context, Taker(scheduled.context), []) == []
+    assert take_due(scheduled.context, Taker(scheduled.context), [], [].append) == []
     assert not scheduled.context.config.paths.schedule.exists()
 
 
@@ -89,7 +91,7 @@ def test_a_signal_lets_nothing_begin(scheduled):
     scheduled.context.interrupt.signum = 15
     taker = Taker(scheduled.context)
     taker.gate.close()
-    (outcome,) = take_all(scheduled.context, taker, [WEB])
+    (outcome,) = take_due(scheduled.context, taker, [WEB], [].append)
     assert (outcome.status, taker.taken) == (143, [])
 
 

@@ -1,0 +1,109 @@
+"""Gathering, judging and telling, behind ``snaporch status``."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.cli.session import session
+from snaporch.config import Config
+from snaporch.errors import ExitCode, NotFoundError, SnaporchError, UsageError
+from snaporch.report.findings import NAGIOS_UNKNOWN, nagios_line
+from snaporch.report.status import nagios, print_status
+from snaporch.report.terminal import print_result
+from snaporch.schedule.outlook import Outlook, look
+from snaporch.schedule.when import zone_of
+from snaporch.status.gather import gather
+from snaporch.status.judge import judge
+from snaporch.status.metrics import as_text, write_textfile
+from snaporch.status.model import Status, Trouble
+
+_STANDARD_OUTPUT = Path("-")
+
+
+def tell_status(
+    path: Path | None, names: Sequence[str], *, json: bool, prometheus: Path | None
+) -> int:
+    """Print how it stands; 10 when something needs attention.
+
+    Raises:
+        UsageError: JSON and metrics are wanted at once.
+    """
+    if json and prometheus is not None:
+        raise UsageError("--prometheus", "has a format of its own", "leave out --json")
+    config, status, troubles = _standing(path, names)
+    if prometheus is not None:
+        _give_metrics(prometheus, as_text(status, troubles))
+        return ExitCode.OK
+    if json:
+        document = status.as_json() | {
+            "troubles": [
+                {
+                    "code": each.code,
+                    "grade": each.grade.value,
+                    "subject": each.subject,
+                    "text": each.text,
+                }
+                for each in troubles
+            ]
+        }
+        print_result(json_format.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        print_status(status, troubles, zone_of(config))
+    return ExitCode.WARNINGS if troubles else ExitCode.OK
+
+
+def status_for_nagios(
+    path: Path | None, names: Sequence[str], *, json: bool, prometheus: Path | None
+) -> int:
+    """Print the one line that monitoring reads, whatever happens.
+
+    Raises:
+        UsageError: another format is wanted as well.
+    """
+    if json or prometheus is not None:
+        raise UsageError("--nagios", "prints a line of its own", "leave out the other format")
+    try:
+        config, status, troubles = _standing(path, names)
+        line, code = nagios(status, troubles, config.status)
+    except SnaporchError as error:
+        line, code = nagios_line("UNKNOWN", error.line()), NAGIOS_UNKNOWN
+    print_result(line)
+    return code
+
+
+def _standing(path: Path | None, names: Sequence[str]) -> tuple[Config, Status, list[Trouble]]:
+    with session(path, quiet=True) as context:
+        now = datetime.now(UTC)
+        status = gather(context, _chosen(look(context, now), names), now)
+        if names:
+            status = _only(status)
+        return context.config, status, judge(status, context.config.status)
+
+
+def _chosen(outlooks: Sequence[Outlook], names: Sequence[str]) -> list[Outlook]:
+    for name in names:
+        if not any(name in (each.domain.name, each.domain.uuid) for each in outlooks):
+            raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")
+    return [
+        each
+        for each in outlooks
+        if not names or each.domain.name in names or each.domain.uuid in names
+    ]
+
+
+def _only(status: Status) -> Status:
+    """Without what is about other domains."""
+    chosen = {domain.uuid for domain in status.domains}
+    runs = tuple(run for run in status.runs if run.uuid in chosen)
+    return replace(status, runs=runs, overlays=())
+
+
+def _give_metrics(target: Path, text: bytes) -> None:
+    if target == _STANDARD_OUTPUT:
+        print_result(text.decode().rstrip("\n"))
+    else:
+        write_textfile(target, text)

@@ -1,0 +1,45 @@
+"""Who hears how policies are carried out: Prometheus, and whoever is to be notified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+
+from snaporch.config import Config
+from snaporch.errors import SnaporchError
+from snaporch.notify.notifier import Notifier, patience
+from snaporch.run.context import Context
+from snaporch.schedule.captures import Outcome
+from snaporch.schedule.outlook import Outlook
+from snaporch.status.observer import Observer
+
+
+class Watchers:
+    """A :class:`~snaporch.schedule.daemon.Watcher` that tells all of them."""
+
+    def __init__(self, context: Context) -> None:
+        self.observer = Observer()
+        self.notifier = Notifier(context.progress)
+
+    def looked(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
+        """Figures for Prometheus."""
+        self.observer.looked(context, outlooks, now)
+
+    def ended(self, config: Config, outcome: Outcome) -> None:
+        """How a run ended."""
+        self.notifier.ended(config, outcome)
+
+    def failed(self, config: Config, error: SnaporchError) -> None:
+        """What else failed."""
+        self.notifier.failed(config, error)
+
+
+@contextmanager
+def watchers(context: Context) -> Iterator[Watchers]:
+    """Around all the work; at its end, those who are slow to hear have a while."""
+    made = Watchers(context)
+    try:
+        yield made
+    finally:
+        made.notifier.close(patience(context.config))

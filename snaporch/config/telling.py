@@ -1,0 +1,194 @@
+"""Options of ``[status]``, ``[metrics]`` and ``[notify]``; part of the schema."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from snaporch.config.policy import Span
+
+Kind = Literal["failure", "attention", "downgrade", "success"]
+"""What can be notified about."""
+_ADDRESS = re.compile(r"[^\s<>@,;:\"\\]+(@[A-Za-z0-9.-]+)?")
+_LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):([0-9]{1,5})")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::([0-9]{1,5}))?")
+_MOST_PORT = 65_535
+_SMTP_PORT = 25
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def _path_or_nothing(text: str) -> str:
+    if text and (not text.startswith("/") or ".." in text.split("/") or not text.isprintable()):
+        raise ValueError("must be an absolute path without '..', or empty")
+    return text
+
+
+def _address(text: str) -> str:
+    if not _ADDRESS.fullmatch(text) or text.startswith("-"):
+        raise ValueError("must be a plain address such as 'admin@example.org'")
+    return text
+
+
+def _sender(text: str) -> str:
+    return _address(text) if text else text
+
+
+def listen_at(text: str) -> tuple[str, int]:
+    """Address and port of ``127.0.0.1:9751`` or ``[::1]:9751``.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found = _LISTEN.fullmatch(text)
+    if found is None or not 0 < int(found[3]) <= _MOST_PORT:
+        raise ValueError("must be an IP address and a port, as in '127.0.0.1:9751'")
+    return str(ip_address(found[1] or found[2])), int(found[3])
+
+
+def _listen(text: str) -> str:
+    if text:
+        listen_at(text)
+    return text
+
+
+def mail_server(text: str) -> tuple[str, int]:
+    """Host and port of ``mail.example.org:587``; the port is 25 when none is said.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _HOST.fullmatch(text)
+    port = int(found[2] or _SMTP_PORT) if found else 0
+    if found is None or not 0 < port <= _MOST_PORT:
+        raise ValueError("must be a host, a host and a port, or the absolute path of a sendmail")
+    return found[1].strip("[]"), port
+
+
+def _smtp(text: str) -> str:
+    if text.startswith("/"):
+        return _path_or_nothing(text)
+    mail_server(text)
+    return text
+
+
+PathOrNothing = Annotated[str, AfterValidator(_path_or_nothing)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Status(_Section):
+    """When `snaporch status` finds that something needs attention."""
+
+    grace: Span = Field(
+        default="30m",
+        description="How long after its time a policy's snapshot may come before it counts as "
+        "missed.",
+    )
+    store_warning: int = Field(
+        default=85,
+        ge=1,
+        le=100,
+        description="Percentage of the bundle store's file system that may be used before that is "
+        "a warning.",
+    )
+    store_critical: int = Field(
+        default=95, ge=1, le=100, description="Percentage from which on it is critical."
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Status:
+        if self.store_critical < self.store_warning:
+            raise ValueError("must have a store_critical that is not below store_warning")
+        return self
+
+
+class Metrics(_Section):
+    """Figures for Prometheus."""
+
+    textfile: PathOrNothing = Field(
+        default="",
+        description="File that `run-due` and the daemon write after each look at the policies, for "
+        "node_exporter's textfile collector: `/var/lib/prometheus/node-exporter/snaporch.prom`. "
+        "None when empty.",
+    )
+    listen: Annotated[str, AfterValidator(_listen)] = Field(
+        default="",
+        description="Where the daemon answers Prometheus over HTTP: `127.0.0.1:9751`, "
+        "`[::1]:9751`. Nowhere when empty. There is no password: whoever reaches it reads the "
+        "names of guests.",
+    )
+
+
+class Email(_Section):
+    """Notifications by e-mail."""
+
+    to: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
+        default=(), strict=False, description="Who gets them; nobody when empty."
+    )
+    sender: Annotated[str, AfterValidator(_sender)] = Field(
+        default="", description="Who they are from; `root@` and the host's name when empty."
+    )
+    smtp: Annotated[str, AfterValidator(_smtp)] = Field(
+        default="localhost",
+        description="The mail server: a host, or host and port (`mail.example.org:587`). An "
+        "absolute path names a program such as `/usr/sbin/sendmail` instead.",
+    )
+    encryption: Literal["none", "starttls", "tls"] = Field(
+        default="none",
+        description="How the connection to the mail server is encrypted. The server's certificate "
+        "is checked.",
+    )
+    user: str = Field(default="", description="Name to log in with; without one nobody does.")
+    password_file: PathOrNothing = Field(
+        default="",
+        description="File with the password in its first line. Nobody but root may read it.",
+    )
+
+    @model_validator(mode="after")
+    def _log_in(self) -> Email:
+        if bool(self.user) != bool(self.password_file):
+            raise ValueError("must have both user and password_file, or neither")
+        if self.user and self.smtp.startswith("/"):
+            raise ValueError("must have no user when smtp is a program, which logs in by itself")
+        if self.user and self.encryption == "none" and mail_server(self.smtp)[0] not in _LOCAL:
+            raise ValueError("must have encryption 'starttls' or 'tls' to send a password")
+        return self
+
+
+class Notify(_Section):
+    """Who is told how the runs of policies ended."""
+
+    on: tuple[Kind, ...] = Field(
+        default=("failure", "attention", "downgrade"),
+        strict=False,
+        description="What is told. `failure`: a run failed, and the guest is as it was; "
+        "`attention`: a human must look; `downgrade`: a lower level was taken than was asked for; "
+        "`success`: all others.",
+    )
+    repeat: Span = Field(
+        default="1d",
+        description="How long a policy that fails for the same reason on the same domain again and "
+        "again is not told again; `0m` to tell every time.",
+    )
+    timeout: int = Field(
+        default=30,
+        ge=1,
+        le=600,
+        description="Seconds that telling may take by each of the ways before it is given up.",
+    )
+    command: PathOrNothing = Field(
+        default="",
+        description="Program that gets each notification as JSON on standard input, and as "
+        "`SNAPORCH_…` in its environment.",
+    )
+    apprise: PathOrNothing = Field(
+        default="",
+        description="Configuration file of apprise, with an URL in each line. Needs the `apprise` "
+        "package. Nobody but root may read the file, for such URLs hold passwords.",
+    )
+    email: Email = Field(default=Email(), description="Notifications by e-mail.")

@@ -1,0 +1,130 @@
+"""What there is to tell: pure functions from the end of a run to a message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from snaporch.config import Config
+from snaporch.config.telling import Kind
+from snaporch.errors import ExitCode, SnaporchError, one_line
+from snaporch.model import Level, iso
+from snaporch.run.choice import is_lower
+from snaporch.schedule.captures import Outcome
+
+_SIGNAL = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something somebody may want to be told."""
+
+    kind: Kind
+    host: str
+    at: datetime
+    domain: str
+    uuid: str
+    policy: str
+    """Empty when it is about no policy."""
+    status: int
+    """The exit code of the run."""
+    level: str
+    """The level that was reached; empty without a snapshot."""
+    text: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What it is about: repeated troubles have the same."""
+        return f"{self.uuid or self.domain}/{self.policy}"
+
+    @property
+    def title(self) -> str:
+        """One line that says it."""
+        what = f"{self.domain} ({self.policy})" if self.policy else self.domain
+        return one_line(f"snaporch on {self.host}: {self.kind}: {what}")
+
+    @property
+    def body(self) -> str:
+        """All there is to say, for people."""
+        lines = [
+            one_line(self.text),
+            *(one_line(note) for note in self.notes),
+            "",
+            f"host    {self.host}",
+            f"domain  {one_line(self.domain)}",
+            *([f"policy  {self.policy}"] if self.policy else []),
+            f"time    {iso(self.at)}",
+            f"code    {self.status} (docs/exit-codes.md)",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object (``docs/notify.md``)."""
+        return {
+            "event": self.kind,
+            "host": self.host,
+            "at": iso(self.at),
+            "domain": self.domain,
+            "uuid": self.uuid,
+            "policy": self.policy or None,
+            "status": self.status,
+            "level": self.level or None,
+            "text": self.text,
+            "notes": list(self.notes),
+        }
+
+
+def event_of(config: Config, outcome: Outcome, host: str, at: datetime) -> Event | None:
+    """What the end of a run means; nothing if somebody stopped it."""
+    if outcome.status >= _SIGNAL:
+        return None
+    capture, level = outcome.capture, outcome.level
+    return Event(
+        kind=_kind(config, outcome),
+        host=host,
+        at=at,
+        domain=capture.domain,
+        uuid=capture.uuid,
+        policy=capture.policy,
+        status=outcome.status,
+        level=level.value if level else "",
+        text=outcome.text,
+        notes=outcome.notes,
+    )
+
+
+def event_of_error(error: SnaporchError, host: str, at: datetime) -> Event:
+    """What it means that something went wrong that was no run."""
+    return Event(
+        kind="attention" if error.exit_code is ExitCode.ATTENTION else "failure",
+        host=host,
+        at=at,
+        domain=one_line(error.thing),
+        uuid="",
+        policy="",
+        status=int(error.exit_code),
+        level="",
+        text=error.line(),
+    )
+
+
+def _kind(config: Config, outcome: Outcome) -> Kind:
+    if outcome.status == ExitCode.ATTENTION:
+        return "attention"
+    if not outcome.ok:
+        return "failure"
+    reached, asked = outcome.level, asked_level(config, outcome)
+    if reached is None or reached is Level.OFF or not is_lower(reached, asked):
+        return "success"
+    return "downgrade"
+
+
+def asked_level(config: Config, outcome: Outcome) -> Level:
+    """The level that policy and domain ask for."""
+    capture = outcome.capture
+    policy = config.policy.get(capture.policy)
+    level: str = policy.level if policy else "auto"
+    if level == "auto":
+        level = config.settings(capture.domain, capture.uuid).level
+    return Level.RAM if level == "auto" else Level(level)

@@ -1,0 +1,128 @@
+"""Telling in the background: nobody who is slow to hear holds a run up, nor the end of one.
+
+A thread takes events one after the other, and gives each way a thread of its own and a time. One
+that takes longer is left behind: it ends with the process at the latest.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from snaporch.config import Config
+from snaporch.config.policy import span
+from snaporch.errors import SnaporchError, one_line
+from snaporch.notify.event import Event, event_of, event_of_error
+from snaporch.notify.told import is_news, read_told, remembered, write_told
+from snaporch.notify.ways import NotifyError, Way, ways
+from snaporch.progress import Progress
+from snaporch.schedule.captures import Outcome
+
+_MOST_WAITING = 1000
+_ME = "notify"
+_MORE_SECONDS = 2
+"""A way that keeps its time itself knows better what it waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    config: Config
+    event: Event
+
+
+class Notifier:
+    """Tells what the configuration wants told; nothing here raises."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._host = socket.gethostname()
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(_MOST_WAITING)
+        self._thread: threading.Thread | None = None
+
+    def ended(self, config: Config, outcome: Outcome) -> None:
+        """A run of a policy ended."""
+        event = event_of(config, outcome, self._host, datetime.now(UTC))
+        if event is not None:
+            self._put(config, event)
+
+    def failed(self, config: Config, error: SnaporchError) -> None:
+        """Something that was no run went wrong."""
+        self._put(config, event_of_error(error, self._host, datetime.now(UTC)))
+
+    def close(self, seconds: float) -> None:
+        """Wait until all is told, but no longer than that."""
+        if self._thread is None:
+            return
+        try:
+            self._jobs.put_nowait(None)
+        except queue.Full:
+            self._progress.note(_ME, "too much waits to be told; some of it will not be")
+            return
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._progress.note(_ME, f"not all was told within {seconds:.0f} s")
+
+    def _put(self, config: Config, event: Event) -> None:
+        if not ways(config.notify):
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=_ME, daemon=True)
+            self._thread.start()
+        try:
+            self._jobs.put_nowait(_Job(config, event))
+        except queue.Full:
+            self._progress.note(event.domain, "not told to anybody: too much waits to be told")
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._tell(job.config, job.event)
+            except SnaporchError as error:
+                self._progress.note(_ME, error.line())
+
+    def _tell(self, config: Config, event: Event) -> None:
+        notify, directory = config.notify, config.paths.schedule
+        known = read_told(directory)
+        wanted = event.kind in notify.on
+        if wanted and not is_news(event, known, span(notify.repeat)):
+            return
+        heard = [self._try(way, event, notify.timeout) for way in _named(config) if wanted]
+        if any(heard) or not wanted:
+            changed = remembered(event, known)
+            if changed != known and (wanted or event.key in known):
+                write_told(directory, changed)
+
+    def _try(self, way: tuple[str, Way], event: Event, seconds: int) -> bool:
+        """Whether it was told by that way."""
+        name, tell = way
+        trouble: list[str] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                tell(event)
+            except NotifyError as error:
+                trouble.append(error.line())
+            except Exception as error:  # noqa: BLE001 - a library's; it must not end the daemon
+                trouble.append(f"{type(error).__name__} while telling")
+            finally:
+                done.set()
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+        if not done.wait(seconds + _MORE_SECONDS):
+            trouble.append(f"did not end within {seconds} s")
+        if trouble:
+            self._progress.note(event.domain, one_line(f"{name}: {trouble[0]}"))
+        return not trouble
+
+
+def _named(config: Config) -> list[tuple[str, Way]]:
+    return list(ways(config.notify).items())
+
+
+def patience(config: Config) -> float:
+    """How long to wait for what is still to be told, at the end of a process."""
+    return float((config.notify.timeout + _MORE_SECONDS) * max(len(ways(config.notify)), 1))

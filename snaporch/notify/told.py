@@ -1,0 +1,76 @@
+"""Who was told what, so that a trouble that goes on is not told every ten minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from snaporch.bundle.store import explained_store, private_directory, write_private
+from snaporch.model import iso
+from snaporch.notify.event import Event
+
+_NAME = "told.json"
+_TROUBLES = ("failure", "attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was told last about a policy on a domain."""
+
+    at: datetime
+    kind: str
+    text: str
+
+
+def is_news(event: Event, known: Mapping[str, Told], repeat: timedelta) -> bool:
+    """Whether it is to be told: a trouble only if it is another one, or was told long ago."""
+    last = known.get(event.key)
+    if event.kind not in _TROUBLES or last is None or last.at > event.at:
+        return True
+    same = (last.kind, last.text) == (event.kind, event.text)
+    return not same or last.at + repeat <= event.at
+
+
+def remembered(event: Event, known: Mapping[str, Told]) -> dict[str, Told]:
+    """What is known after an event; a trouble that is over is forgotten."""
+    others = {key: told for key, told in known.items() if key != event.key}
+    if event.kind in _TROUBLES:
+        others[event.key] = Told(event.at, event.kind, event.text)
+    return others
+
+
+def read_told(directory: Path) -> dict[str, Told]:
+    """What was told; nothing in a file that cannot be understood."""
+    try:
+        document = json.loads((directory / _NAME).read_bytes())
+        return {
+            key: Told(
+                datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC),
+                str(kind),
+                str(text),
+            )
+            for key, (at, kind, text) in document.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def write_told(directory: Path, known: Mapping[str, Told]) -> None:
+    """Replace what is remembered, in one step.
+
+    Raises:
+        UnavailableError: the directory cannot be written.
+    """
+    document = {key: [iso(each.at), each.kind, each.text] for key, each in known.items()}
+    with explained_store(directory):
+        private_directory(directory)
+        fresh = directory / f".{_NAME}"
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+        write_private(fresh, json.dumps(document, indent=1).encode())
+        os.replace(fresh, directory / _NAME)

@@ -1,0 +1,205 @@
+"""Finding out how it stands: reads only, and of ZFS one listing, however many snapshots."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.config import Config
+from snaporch.config.policy import span
+from snaporch.errors import SnaporchError
+from snaporch.hypervisor import xml as domain_xml
+from snaporch.model import Domain, SnapshotRecord
+from snaporch.prune.survey import TRASH_NAME
+from snaporch.run.context import Context
+from snaporch.run.journal import OldJournal, OtherJournal, Step, StrangeJournal, list_journals
+from snaporch.run.lock import held_by
+from snaporch.schedule.outlook import Next, Outlook
+from snaporch.schedule.when import times
+from snaporch.status.model import (
+    Carrier,
+    DomainStatus,
+    OpenRun,
+    PolicyStatus,
+    Status,
+    StoreUsage,
+)
+from snaporch.status.units import unit_states
+
+SCHEDULE = "schedule"
+"""The lock of whoever carries policies out."""
+_RESTORE_PHASE = "under way"
+
+
+def gather(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Status:
+    """How it stands, by what :func:`snaporch.schedule.outlook.look` saw.
+
+    Raises:
+        UnavailableError: the journals cannot be read.
+    """
+    config = context.config
+    overlays = _directories(config.paths.overlays)  # before the journals, which outlast them
+    runs = _runs(config)
+    return Status(
+        at=now,
+        carrier=Carrier(held_by(config.paths.runtime, SCHEDULE), unit_states()),
+        domains=tuple(_domain(context, each, runs, now) for each in outlooks),
+        runs=tuple(runs),
+        overlays=_stray(overlays, runs),
+        store=usage(config.paths.bundles),
+    )
+
+
+def _domain(
+    context: Context, outlook: Outlook, runs: Sequence[OpenRun], now: datetime
+) -> DomainStatus:
+    config, domain, records = context.config, outlook.domain, outlook.records
+    verified = [record for record in records if record.verified is not None]
+    known = any(run.uuid == domain.uuid for run in runs)
+    return DomainStatus(
+        name=domain.name,
+        uuid=domain.uuid,
+        policies=_policies(config, outlook, now),
+        unknown=outlook.assignment.unknown,
+        newest={record.level: record.created for record in records},  # the newest comes last
+        counts=Counter(record.level for record in records),
+        last=records[-1] if records else None,
+        verified=max(verified, key=_verified_at, default=None),
+        stray=() if known else _on_overlays(context, domain),
+    )
+
+
+def _verified_at(record: SnapshotRecord) -> datetime:
+    return record.verified.at if record.verified else datetime.min.replace(tzinfo=UTC)
+
+
+def _policies(config: Config, outlook: Outlook, now: datetime) -> tuple[PolicyStatus, ...]:
+    last: Mapping[str | None, datetime] = {r.policy: r.created for r in outlook.records}
+    nexts = {coming.policy: coming for coming in outlook.nexts}
+    return tuple(
+        PolicyStatus(
+            name, last.get(name), nexts.get(name), missed(config, nexts.get(name), outlook, now)
+        )
+        for name in outlook.assignment.policies
+    )
+
+
+def missed(config: Config, coming: Next | None, outlook: Outlook, now: datetime) -> int:
+    """How many times of a policy went by without a snapshot: none, one, or more (2).
+
+    One that came less than ``status.grace`` ago may still be made up for.
+    """
+    if coming is None or coming.wanted is None:
+        return 0
+    grace = span(config.status.grace)
+    if coming.wanted + grace >= now:
+        return 0
+    second = times(config, coming.policy, outlook.domain.uuid).after(coming.wanted)
+    return 1 if second + grace >= now else 2
+
+
+# -- runs and what they leave --------------------------------------------------------------------
+
+
+def _runs(config: Config) -> list[OpenRun]:
+    found = []
+    for journal in list_journals(config.paths.journal, sweep=False):
+        try:
+            since = datetime.fromtimestamp(journal.path.stat().st_mtime, UTC)
+        except FileNotFoundError:  # its run has just ended
+            continue
+        uuid = journal.uuid or ""
+        held = bool(uuid) and held_by(config.paths.runtime, uuid) is not None
+        if isinstance(journal, StrangeJournal):
+            reason = journal.error.reason
+            found.append(
+                OpenRun(uuid or "?", uuid, "", reason, False, since, held, str(journal.path))
+            )
+        else:
+            found.append(_run(journal, since, held=held))
+    return found
+
+
+def _run(journal: OldJournal | OtherJournal, since: datetime, *, held: bool) -> OpenRun:
+    if isinstance(journal, OldJournal):
+        kind, (phase, window) = "snapshot", _phase(journal.ended)
+    else:
+        kind, phase, window = journal.kind, _RESTORE_PHASE, False
+    return OpenRun(
+        journal.domain, journal.uuid, kind, phase, window, since, held, str(journal.path)
+    )
+
+
+def _phase(ended: Collection[Step]) -> tuple[str, bool]:
+    """What a run of a snapshot is at, and whether its window is open."""
+    if Step.RELEASE in ended:
+        return "sealing", False
+    if Step.POOL_SNAPSHOT in ended:
+        return "committing", True
+    if Step.FREEZE in ended:
+        return "frozen", True
+    return ("freezing" if Step.PREPARE in ended else "preparing"), False
+
+
+def _stray(overlays: Sequence[Path], runs: Sequence[OpenRun]) -> tuple[str, ...]:
+    """Directories of overlays, which are named after their runs, without a journal."""
+    known = {Path(run.path).stem for run in runs}
+    return tuple(str(path) for path in overlays if path.name not in known and path.exists())
+
+
+def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
+    """Overlays a domain uses; what it used when it was looked at may be over by now."""
+    overlays = context.config.paths.overlays
+    xmls = (domain.live_xml, domain.inactive_xml)
+    seen = [disk.source for xml in xmls if xml for disk in domain_xml.disks(domain_xml.parse(xml))]
+    if not any(path and Path(path).is_relative_to(overlays) for path in seen):
+        return ()
+    if held_by(context.config.paths.runtime, domain.uuid) is not None:
+        return ()
+    try:
+        live, inactive = context.hypervisor.sources(domain.uuid)
+    except SnaporchError:  # it has gone, too
+        return ()
+    paths = {path for each in (live, inactive) for path in (each or {}).values()}
+    return tuple(sorted(path for path in paths if Path(path).is_relative_to(overlays)))
+
+
+# -- the store -----------------------------------------------------------------------------------
+
+
+def usage(store: Path) -> StoreUsage:
+    """What the bundle store holds, and what room it has."""
+    bundles = bundle_bytes = trash = other = 0
+    for domain in _directories(store):
+        for path in _directories(domain):
+            size = _size(path)
+            if domain.name == TRASH_NAME:
+                trash += size
+            elif path.name.startswith((".", "safety-")):
+                other += size
+            else:
+                bundles, bundle_bytes = bundles + 1, bundle_bytes + size
+    existing = next(each for each in (store, *store.parents) if each.is_dir())
+    room = os.statvfs(existing)
+    free = room.f_bavail * room.f_frsize
+    used = (room.f_blocks - room.f_bfree) * room.f_frsize
+    return StoreUsage(str(store), bundles, bundle_bytes, trash, other, free, used + free)
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def _size(directory: Path) -> int:
+    try:
+        with os.scandir(directory) as entries:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+    except FileNotFoundError:  # it went meanwhile
+        return 0

@@ -1,0 +1,119 @@
+"""What of a status needs attention: a pure function, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+
+from snaporch.config import Status as Limits
+from snaporch.config.policy import span
+from snaporch.model import BundleState
+from snaporch.status.model import (
+    DomainStatus,
+    Grade,
+    OpenRun,
+    PolicyStatus,
+    Status,
+    StoreUsage,
+    Trouble,
+)
+
+_ORDER = tuple(Grade)[::-1]
+_TWO = 2
+
+
+def judge(status: Status, limits: Limits) -> list[Trouble]:
+    """Everything that needs attention, the critical first, otherwise in the order of a status."""
+    found: list[Trouble] = [*_carrier(status, limits)]
+    for domain in status.domains:
+        found += _domain(domain, _busy(domain, status.runs))
+    for run in status.runs:
+        found += _run(run)
+    for path in status.overlays:
+        text = "belongs to no run that is known; may hold writes of a guest: see docs/recovery.md"
+        found.append(Trouble("stray-overlay", Grade.WARNING, path, text))
+    found += _store(status.store, limits)
+    return sorted(found, key=lambda trouble: _ORDER.index(trouble.grade))
+
+
+def worst(troubles: Sequence[Trouble]) -> Grade | None:
+    """The worst of them."""
+    return min((each.grade for each in troubles), key=_ORDER.index, default=None)
+
+
+def _carrier(status: Status, limits: Limits) -> Iterator[Trouble]:
+    for unit, state in status.carrier.units.items():
+        if state == "failed":
+            text = f"has failed; see: journalctl -u {unit}"
+            yield Trouble("unit-failed", Grade.CRITICAL, unit, text)
+    if not status.carrier.there and _anything_waits(status, span(limits.grace)):
+        text = (
+            "snapshots are due, and nobody takes them: neither the daemon nor its timer is active"
+        )
+        yield Trouble("nobody", Grade.WARNING, "policies", text)
+
+
+def _anything_waits(status: Status, grace: timedelta) -> bool:
+    """Whether something is due that a crontab's next `run-due` would have taken by now."""
+    coming = [each.next for domain in status.domains for each in domain.policies if each.next]
+    return any(
+        each.due(status.at) if each.wanted is None else each.at + grace < status.at
+        for each in coming
+    )
+
+
+def _busy(domain: DomainStatus, runs: Sequence[OpenRun]) -> bool:
+    return any(run.uuid == domain.uuid and run.held for run in runs)
+
+
+def _domain(domain: DomainStatus, busy: bool) -> Iterator[Trouble]:  # noqa: FBT001
+    for name in domain.unknown:
+        text = f"is given the policy {name!r}, which does not exist"
+        yield Trouble("unknown-policy", Grade.WARNING, domain.name, text)
+    for policy in domain.policies:
+        yield from _policy(domain.name, policy)
+    if domain.stray:
+        text = f"runs on an overlay of no run that is known: {', '.join(domain.stray)}"
+        yield Trouble("on-overlay", Grade.CRITICAL, domain.name, text)
+    last = domain.last
+    if last is not None and last.state is not BundleState.COMPLETE and not busy:
+        text = f"its newest snapshot @{last.snapshot} is not whole: its bundle is {last.state}"
+        yield Trouble("incomplete", Grade.WARNING, domain.name, text)
+    tested = domain.verified
+    if tested is not None and tested.verified is not None and not tested.verified.passed:
+        text = f"the verification of @{tested.snapshot} failed"
+        yield Trouble("verify-failed", Grade.CRITICAL, domain.name, text)
+
+
+def _policy(domain: str, policy: PolicyStatus) -> Iterator[Trouble]:
+    failed = policy.next.failed if policy.next else None
+    if failed is not None:
+        grade = Grade.WARNING if policy.last else Grade.CRITICAL
+        yield Trouble("failed", grade, domain, f"{policy.policy}: {failed.reason}")
+    if policy.missed:
+        grade = Grade.CRITICAL if policy.missed >= _TWO else Grade.WARNING
+        wanted = policy.next.wanted if policy.next else None
+        text = f"{policy.policy}: the snapshot of {_utc(wanted)} was missed"
+        more = ", and at least one more" if policy.missed >= _TWO else ""
+        yield Trouble("missed", grade, domain, text + more)
+
+
+def _utc(moment: datetime | None) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC" if moment else "?"
+
+
+def _run(run: OpenRun) -> Iterator[Trouble]:
+    if not run.kind:
+        text = f"{run.path} {run.phase}"
+        yield Trouble("strange-journal", Grade.CRITICAL, run.domain, text)
+    elif not run.held:
+        text = f"a {run.kind} was cut short while {run.phase}; run: snaporch recover {run.uuid}"
+        yield Trouble("cut-short", Grade.CRITICAL, run.domain, text)
+
+
+def _store(store: StoreUsage, limits: Limits) -> Iterator[Trouble]:
+    used = store.used_percent
+    if used >= limits.store_warning:
+        grade = Grade.CRITICAL if used >= limits.store_critical else Grade.WARNING
+        text = f"{used:.0f} % of its file system is used; see: snaporch prune --dry-run"
+        yield Trouble("store-full", grade, store.path, text)

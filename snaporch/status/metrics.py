@@ -1,0 +1,194 @@
+"""A status as metrics of Prometheus, by its naming rules: base units, times as Unix timestamps.
+
+An age is not told but the time it counts from: then it is right whenever somebody looks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snaporch import __version__
+from snaporch.bundle.store import explained_store
+from snaporch.errors import UnavailableError
+from snaporch.status.model import DomainStatus, Grade, Status, Trouble
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import CollectorRegistry
+
+_MODE = 0o644
+_MILLI = 1000.0
+
+
+def as_text(status: Status, troubles: Sequence[Trouble]) -> bytes:
+    """The metrics in Prometheus' text format.
+
+    Raises:
+        UnavailableError: ``prometheus_client`` is not installed.
+    """
+    made = registry(lambda: (status, troubles))
+    from prometheus_client import generate_latest
+
+    text: bytes = generate_latest(made)
+    return text
+
+
+def registry(
+    current: Callable[[], tuple[Status, Sequence[Trouble]] | None],
+) -> CollectorRegistry:
+    """A registry with the metrics of what ``current`` says, whenever it is asked.
+
+    Raises:
+        UnavailableError: ``prometheus_client`` is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.registry import Collector
+    except ImportError as error:
+        raise UnavailableError(
+            "prometheus_client", "is not installed", "apt install python3-prometheus-client"
+        ) from error
+
+    class Collected(Collector):
+        def collect(self) -> Iterator[GaugeMetricFamily]:
+            found = current()
+            if found is not None:
+                yield from families(*found)
+
+    made = CollectorRegistry()
+    made.register(Collected())
+    return made
+
+
+def families(status: Status, troubles: Sequence[Trouble]) -> Iterator[GaugeMetricFamily]:
+    """Every metric."""
+    yield _one("info", "Which snaporch this is.", 1, version=__version__)
+    yield _one("status_timestamp_seconds", "When these figures were found.", status.at.timestamp())
+    yield _one("carrier_active", "Whether a daemon or a timer is there.", status.carrier.there)
+    grades = [({"grade": g.value}, sum(t.grade is g for t in troubles)) for g in Grade]
+    yield _many("troubles", "Things that need attention.", ("grade",), grades)
+    held = [run for run in status.runs if run.held]
+    yield _one("runs_under_way", "Runs that go on.", len(held))
+    yield _one("runs_cut_short", "Runs to recover.", len(status.runs) - len(held))
+    yield _one("windows_open", "Guests frozen or on overlays.", sum(r.window for r in status.runs))
+    yield from _of_snapshots(status.domains)
+    yield from _of_policies(status.domains)
+    store = status.store
+    kinds = {
+        "bundles": store.bundle_bytes, "trash": store.trash_bytes, "other": store.other_bytes,
+    }  # fmt: skip
+    sizes = [({"kind": kind}, count) for kind, count in kinds.items()]
+    yield _many("store_bytes", "Size of what is in the bundle store.", ("kind",), sizes)
+    yield _one("store_bundles", "Bundles in the store.", store.bundles)
+    yield _one("store_free_bytes", "What the store's file system has left.", store.free_bytes)
+    yield _one("store_size_bytes", "Size of the store's file system.", store.size_bytes)
+
+
+def _of_snapshots(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]:
+    labels = ("domain", "level")
+    yield _many(
+        "newest_snapshot_timestamp_seconds",
+        "When the newest snapshot of a level was taken.",
+        labels,
+        [
+            ({"domain": domain.name, "level": level.value}, at.timestamp())
+            for domain in domains
+            for level, at in domain.newest.items()
+        ],
+    )
+    yield _many(
+        "snapshots",
+        "Snapshots that exist.",
+        labels,
+        [
+            ({"domain": domain.name, "level": level.value}, count)
+            for domain in domains
+            for level, count in domain.counts.items()
+        ],
+    )
+    yield _many(
+        "newest_snapshot_pause_seconds",
+        "How long the guest stood still for its newest snapshot.",
+        ("domain",),
+        [
+            ({"domain": domain.name}, domain.last.pause_ms / _MILLI)
+            for domain in domains
+            if domain.last is not None and domain.last.pause_ms is not None
+        ],
+    )
+
+
+def _of_policies(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]:
+    labels = ("domain", "policy")
+    pairs = [
+        ({"domain": domain.name, "policy": each.policy}, each)
+        for domain in domains
+        for each in domain.policies
+    ]
+    yield _many(
+        "policy_newest_snapshot_timestamp_seconds",
+        "When a policy took its newest snapshot.",
+        labels,
+        [(words, each.last.timestamp()) for words, each in pairs if each.last],
+    )
+    yield _many(
+        "policy_next_run_timestamp_seconds",
+        "When a policy's next snapshot is due; gone by if it is late.",
+        labels,
+        [(words, each.next.at.timestamp()) for words, each in pairs if each.next],
+    )
+    yield _many(
+        "policy_missed_runs",
+        "Times of a policy that went by without a snapshot; 2 for two or more.",
+        labels,
+        [(words, each.missed) for words, each in pairs],
+    )
+    yield _many(
+        "policy_last_run_failed",
+        "Whether the last run for a policy failed.",
+        labels,
+        [(words, bool(each.next and each.next.failed)) for words, each in pairs],
+    )
+
+
+def _one(name: str, text: str, value: float, **labels: str) -> GaugeMetricFamily:
+    return _many(name, text, tuple(labels), [(labels, value)])
+
+
+def _many(
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    samples: Sequence[tuple[Mapping[str, str], float]],
+) -> GaugeMetricFamily:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"snaporch_{name}", text, labels=labels)
+    for words, value in samples:
+        family.add_metric([words[label] for label in labels], float(value))
+    return family
+
+
+def write_textfile(path: Path, text: bytes) -> None:
+    """Replace ``path`` in one step: the textfile collector never sees half of it.
+
+    Raises:
+        UnavailableError: it cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")  # the collector reads only *.prom
+    with explained_store(path.parent):
+        try:
+            descriptor = os.open(
+                fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE
+            )
+            with os.fdopen(descriptor, "wb") as stream:
+                os.fchmod(stream.fileno(), _MODE)  # its reader is not root, whatever the umask
+                stream.write(text)
+            os.replace(fresh, path)
+        finally:
+            with suppress(FileNotFoundError):
+                fresh.unlink()

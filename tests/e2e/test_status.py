@@ -1,0 +1,135 @@
+"""What `status` says of a real host, and who is told how runs end."""
+
+import email
+import email.policy
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from support import (
+    JOURNAL,
+    PATIENCE_SECONDS,
+    assert_clean,
+    must,
+    open_gate,
+    snaporch,
+    stalled_compressor,
+    started,
+    wait_for_ram_phase,
+)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from fakes.mail import MailSink
+
+CONFIG = Path("/etc/snaporch/snaporch.toml")
+POLICIES = """
+[policy.weekly]
+every = "1w"
+domains = ["stood"]
+"""
+
+
+@pytest.fixture(scope="module")
+def guest():
+    CONFIG.parent.mkdir(exist_ok=True)
+    CONFIG.write_text(POLICIES)
+    disks = [Disk("file", "tank/stood")]
+    made = Guest.create("stood", disks=disks, firmware="uefi")  # more RAM than pipes can hold
+    yield made
+    made.remove()
+    CONFIG.unlink()
+
+
+def codes(outcome):
+    return [trouble["code"] for trouble in outcome.json["troubles"]]
+
+
+def test_a_first_snapshot_that_nobody_takes_is_trouble(guest):
+    outcome = snaporch("status", "--json")
+    assert (outcome.status, codes(outcome)) == (10, ["nobody"])
+    line = snaporch("status", "--nagios")
+    assert line.status == 1
+    assert line.out.startswith("SNAPORCH WARNING - policies: snapshots are due")
+
+
+def test_a_run_under_way_is_seen_and_a_killed_one_is_cut_short(guest, tmp_path):
+    mark = guest.mark()
+    with (
+        stalled_compressor(tmp_path) as env,
+        started("snapshot", "stood", env=env) as running,
+    ):
+        wait_for_ram_phase()
+        (run,) = snaporch("status", "--json").json["runs"]
+        assert (run["domain"], run["kind"], run["phase"]) == ("stood", "snapshot", "freezing")
+        assert (run["under_way"], run["window_open"]) == (True, False)
+        assert "run       stood: snapshot under way, freezing for" in snaporch("status").out
+        must("pkill", "-KILL", "-f", "snaporch.run.watch")  # the guardian
+        running.send_signal(signal.SIGKILL)
+        running.wait(PATIENCE_SECONDS)
+        open_gate(tmp_path)
+        outcome = snaporch("status", "--json")
+        assert (outcome.status, codes(outcome)[0]) == (10, "cut-short")
+        line = snaporch("status", "--nagios")
+        assert (line.status, line.out.split(" - ")[0]) == (2, "SNAPORCH CRITICAL")
+        assert f"snaporch recover {run['uuid']}" in line.out
+    assert snaporch("recover").status == 0
+    assert not any(JOURNAL.iterdir())
+    assert "cut-short" not in codes(snaporch("status", "--json"))
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    assert_clean(guest)
+
+
+def test_runs_are_told_by_mail_and_script_and_figures_written(guest, tmp_path):
+    must("ip", "link", "set", "lo", "up")
+    sink, tell, told = MailSink(), tmp_path / "tell", tmp_path / "told"
+    tell.write_text(f"#!/bin/sh\ncat >> {told}\n")
+    tell.chmod(0o755)
+    figures = tmp_path / "snaporch.prom"
+    CONFIG.write_text(
+        f"""{POLICIES}level = "quiesced"
+[defaults]
+on_unavailable = "crash"
+[metrics]
+textfile = "{figures}"
+[notify]
+on = ["downgrade"]
+command = "{tell}"
+[notify.email]
+to = ["admin@example.org"]
+sender = "snaporch@example.org"
+smtp = "{sink.place}"
+"""
+    )
+    try:
+        outcome = snaporch("run-due")
+        assert outcome.status == 0, outcome.err
+    finally:
+        sink.close()
+    event = json.loads(told.read_text())
+    assert (event["event"], event["domain"], event["level"]) == ("downgrade", "stood", "crash")
+    assert any("taking crash instead" in note for note in event["notes"])
+    (mail,) = sink.mails
+    assert mail.recipients == ["admin@example.org"]
+    message = email.message_from_string(mail.text, policy=email.policy.default)
+    assert message["Subject"].endswith(": downgrade: stood (weekly)")
+    assert "taking crash instead" in message.get_content()
+    assert 'snaporch_snapshots{domain="stood",level="crash"} 1.0' in figures.read_text()
+    assert snaporch("status", "--prometheus", "-").out.count("# TYPE") > 15
+    assert_clean(guest)
+
+
+def test_then_all_is_well(guest):
+    outcome = snaporch("status", "stood", "--json")
+    assert (outcome.status, outcome.json["troubles"]) == (0, [])
+    (stood,) = outcome.json["domains"]
+    assert list(stood["newest"]) == ["crash"]
+    (weekly,) = stood["policies"]
+    assert (weekly["missed"], weekly["failed"]) == (0, None)
+    text = snaporch("status").out
+    assert max(map(len, text.splitlines())) <= 80, text
+    assert snaporch("status", "--nagios").status == 0

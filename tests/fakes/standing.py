@@ -1,0 +1,65 @@
+"""A status of a host on which all is well, to be spoilt."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from snaporch.model import BundleState, Level, SnapshotRecord
+from snaporch.run.lock import Holder
+from snaporch.schedule.outlook import Next
+from snaporch.status.model import (
+    Carrier,
+    DomainStatus,
+    OpenRun,
+    PolicyStatus,
+    Status,
+    StoreUsage,
+)
+
+NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
+TAKEN = NOW - timedelta(minutes=10)
+RECORD = SnapshotRecord(
+    domain="web",
+    uuid="u",
+    snapshot="snaporch_20260610T122000Z_hourly",
+    run="r",
+    level=Level.RAM,
+    datasets=("tank/web",),
+    created=TAKEN,
+    ram_bytes=1 << 30,
+    stored_bytes=1 << 28,
+    pause_ms=250.0,
+    bundle="/b/u/r",
+    state=BundleState.COMPLETE,
+    policy="hourly",
+)
+NEXT = Next("hourly", NOW + timedelta(minutes=30), "every 1h", wanted=NOW + timedelta(minutes=30))
+POLICY = PolicyStatus("hourly", TAKEN, NEXT, 0)
+DOMAIN = DomainStatus(
+    name="web",
+    uuid="u",
+    policies=(POLICY,),
+    unknown=(),
+    newest={Level.RAM: TAKEN, Level.CRASH: NOW - timedelta(days=3)},
+    counts={Level.RAM: 24, Level.CRASH: 1},
+    last=RECORD,
+    verified=None,
+)
+RUN = OpenRun("web", "u", "snapshot", "frozen", True, NOW, True, "/j/r.jsonl")
+WELL = Status(
+    at=NOW,
+    carrier=Carrier(Holder("daemon", 123, "2026-06-09T10:30:00Z"), {"snaporch.service": "active"}),
+    domains=(DOMAIN,),
+    runs=(),
+    overlays=(),
+    store=StoreUsage("/b", 24, 24 << 28, 1 << 20, 0, 900 << 30, 1000 << 30),
+)
+
+
+def with_domain(**changes):
+    """The status with one thing about its domain changed."""
+    return replace(WELL, domains=(replace(DOMAIN, **changes),))
+
+
+def with_policy(**changes):
+    """The status with one thing about its domain's policy changed."""
+    return with_domain(policies=(replace(POLICY, **changes),))

@@ -1,0 +1,200 @@
+import json
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from snaporch.cli import side_by_side
+from snaporch.cli.side_by_side import Wanted, worst
+from snaporch.errors import ExitCode
+from snaporch.hypervisor.rewrite import NAMESPACE
+from snaporch.model import DomainState
+from snaporch.schedule.gate import Gate
+
+CHILD = """
+import json, sys
+name = sys.argv[1]
+if name.startswith("bad"):
+    print(f"snaporch: {name}: no such luck", file=sys.stderr)
+    sys.exit(int(name[3:]))
+print(json.dumps({"domain": name, "snapshot": "s", "level": "ram", "pause_ms": 12.0,
+                  "stored_bytes": 2048, "state": "complete"}))
+"""
+WAITING = """
+import signal, sys
+def stop(*_):
+    sys.exit("snaporch: web: stopped by SIGTERM")
+signal.signal(signal.SIGTERM, stop)
+open(sys.argv[1], "w").close()
+signal.pause()
+"""
+
+
+@pytest.fixture
+def children(host, monkeypatch):
+    """Snapshots are taken by children that only say so; what each was asked to do."""
+    asked = []
+
+    def command(context, capture, wanted):
+        asked.append((capture.domain, wanted.words()))
+        return [sys.executable, "-c", CHILD, capture.domain]
+
+    monkeypatch.setattr(side_by_side, "_command", command)
+    return asked
+
+
+def rows(answer):
+    return [line.split() for line in answer.out.splitlines()]
+
+
+def test_all_are_taken_and_told_in_a_table(host, snaporch, children):
+    for name in ("web", "mail", "db"):
+        host.add_guest(name)
+    answer = snaporch("snapshot", "--all", "--quiet")
+    assert (answer.code, answer.err) == (0, "")
+    assert rows(answer) == [
+        ["DOMAIN", "SNAPSHOT", "LEVEL", "PAUSE", "STORED", "RESULT"],
+        ["db", "s", "ram", "12ms", "2.0K", "complete"],
+        ["mail", "s", "ram", "12ms", "2.0K", "complete"],
+        ["web", "s", "ram", "12ms", "2.0K", "complete"],
+    ]
+
+
+def test_a_failure_stops_no_other_and_the_worst_is_the_exit_code(host, snaporch, children):
+    for name in ("bad5", "web", "bad9", "bad8"):
+        host.add_guest(name)
+    answer = snaporch("snapshot", "--all", "--jobs", "3", "--quiet")
+    assert answer.code == ExitCode.ATTENTION
+    assert ["bad5", "-", "-", "-", "-", "failed", "(5)"] in rows(answer)
+    assert ["web", "s", "ram", "12ms", "2.0K", "complete"] in rows(answer)
+    assert "snaporch: bad8: no such luck" in answer.err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([0, 5], 5),
+        ([8, 5], 8),
+        ([8, 1, 5], 1),
+        ([8, 9, 1], 9),
+        ([5, 137], 137),
+    ],
+)
+def test_the_worst(codes, expected):
+    assert worst(codes) == expected
+
+
+def test_clones_and_guests_elsewhere_are_left_out(host, snaporch, children):
+    host.add_guest("web")
+    host.add_guest("bare", disks={})
+    clone = host.guest(host.add_guest("copy").name)
+    mark = f'<c:clone xmlns:c="{NAMESPACE}" uuid="{clone.uuid}" of="web@s"/>'
+    words = f"<metadata>{mark}</metadata><memory"
+    clone.inactive = clone.live = clone.inactive.replace("<memory", words, 1)
+    answer = snaporch("snapshot", "--all")
+    assert [name for name, _ in children] == ["web"]
+    assert "bare  left out: no disk of it is on ZFS" in answer.err
+    assert "copy  left out: it is a clone" in answer.err
+
+
+def test_no_guest_at_all(host, snaporch, children):
+    answer = snaporch("snapshot", "--all")
+    assert (answer.code, answer.out) == (ExitCode.NOT_FOUND, "")
+
+
+def test_options_are_handed_on(host, snaporch, children):
+    host.add_guest("web")
+    snaporch("snapshot", "web", "--jobs", "1", "--name", "s1", "--level", "crash", "--wait", "7")
+    assert children == [("web", ["--name", "s1", "--level", "crash", "--wait", "7"])]
+
+
+@pytest.mark.parametrize(("words", "limits"), [(("--jobs", "7"), (7, 7)), ((), (1, 1))])
+def test_so_many_at_once_on_the_host_and_in_a_pool(
+    host, snaporch, children, monkeypatch, words, limits
+):
+    given = []
+
+    def gate(schedule):
+        given.append((schedule.jobs, schedule.jobs_per_pool))
+        return Gate(schedule)
+
+    monkeypatch.setattr(side_by_side, "Gate", gate)
+    host.add_guest("web")
+    snaporch("snapshot", "--all", *words)
+    assert given == [limits]
+
+
+def test_the_command_names_everything(host, tmp_path):
+    host.context.config_path = tmp_path / "c.toml"
+    domain = host.add_guest()
+    capture = side_by_side.burden(host.context, domain, "", "auto")
+    words = side_by_side._command(host.context, capture, Wanted(None, None, "hourly", None))
+    assert words[1:] == [
+        "-P", "-m", "snaporch", "--config", str(tmp_path / "c.toml"), "snapshot", domain.uuid,
+        "--policy", "hourly", "--json", "--quiet",
+    ]  # fmt: skip
+
+
+def test_json_has_those_that_were_taken(host, snaporch, children):
+    for name in ("web", "bad5"):
+        host.add_guest(name)
+    answer = snaporch("snapshot", "--all", "--json")
+    assert answer.code == ExitCode.REFUSED
+    assert [each["domain"] for each in json.loads(answer.out)] == ["web"]
+
+
+@pytest.mark.parametrize("words", [("--all", "web"), (), ("--jobs", "2"), ("web", "--jobs", "0")])
+def test_wrong_usage(host, snaporch, children, words):
+    host.add_guest("web")
+    answer = snaporch("snapshot", *words)
+    assert (answer.code, answer.out, children) == (ExitCode.USAGE, "", [])
+
+
+def test_bad_names_are_refused_before_anything(host, snaporch, children):
+    host.add_guest("web")
+    assert snaporch("snapshot", "--all", "--name", "a@b").code == ExitCode.USAGE
+    assert snaporch("snapshot", "--all", "--policy", "dayly").code == ExitCode.NOT_FOUND
+    assert snaporch("snapshot", "web", "wbe", "--jobs", "2").code == ExitCode.NOT_FOUND
+    assert children == []
+
+
+def test_plans_of_all(host, snaporch, children):
+    host.add_guest("web")
+    host.add_guest("mail", state=DomainState.OFF)
+    host.guest("web").job = "migration out"
+    answer = snaporch("snapshot", "--all", "--dry-run")
+    assert answer.code == ExitCode.REFUSED
+    assert answer.out.startswith("mail@")
+    assert "web: libvirt is busy" in answer.err
+    assert children == []
+
+
+def test_sigterm_stops_what_runs_and_begins_nothing(host, snaporch, monkeypatch, tmp_path):
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    begun = []
+
+    def command(_context, capture, _wanted):
+        begun.append(capture.domain)
+        return [sys.executable, "-c", WAITING, str(ready)]
+
+    monkeypatch.setattr(side_by_side, "_command", command)
+    for name in ("web", "mail"):
+        host.add_guest(name)
+
+    def stop():
+        ready.read_bytes()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    killer = threading.Thread(target=stop, daemon=True)
+    killer.start()
+    answer = snaporch("snapshot", "--all", "--jobs", "1")
+    killer.join(60)
+    assert answer.code == 128 + signal.SIGTERM
+    assert len(begun) == 1
+    assert "not begun: asked to stop" in answer.err
+    assert "stopped by SIGTERM" in answer.err

@@ -1,0 +1,115 @@
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fakes.schedule import Scheduled
+
+from snaporch.config import load as load_module
+from snaporch.errors import ExitCode
+from snaporch.schedule.tries import Failed, write_failed
+
+
+@pytest.fixture
+def policies(host, monkeypatch):
+    """A policy for everybody, with a snapshot that is half an hour old."""
+    monkeypatch.setattr("snaporch.status.gather.unit_states", dict)
+    web = host.add_guest()
+    text = load_module.DEFAULT_PATH.read_text()
+    place = host.root / "schedule"
+    text = text.replace("[paths]", f'[paths]\nschedule = "{place}"')
+    text += 'policies = ["daily"]\n[status]\nstore_warning = 100\nstore_critical = 100\n'
+    load_module.DEFAULT_PATH.write_text(text + '[policy.daily]\nevery = "1d"\n')
+    scheduled = Scheduled(host)
+    scheduled.configure(policy={"daily": {"every": "1d"}})
+    scheduled.taken(datetime.now(UTC), "daily")
+    host.place, host.web = place, web
+    return host
+
+
+def fail(policies):
+    later = datetime.now(UTC) + timedelta(seconds=-1)
+    key = f"{policies.web.uuid}/daily"
+    for name in policies.pool.names():
+        policies.pool.age(name, later - timedelta(minutes=30))
+    write_failed(policies.place, {key: Failed(later, "no such luck")})
+
+
+def test_all_is_well(policies, snaporch):
+    answer = snaporch("status")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("policies  neither the daemon nor a timer\n")
+    assert "daily" in answer.out
+
+
+def test_trouble_is_10(policies, snaporch):
+    fail(policies)
+    answer = snaporch("status")
+    assert answer.code == ExitCode.WARNINGS
+    assert "warning  web: daily: no such luck  [failed]" in answer.out
+
+
+def test_json(policies, snaporch):
+    fail(policies)
+    answer = snaporch("status", "web", "--json")
+    assert answer.code == ExitCode.WARNINGS
+    assert set(answer.json) == {
+        "at", "carrier", "domains", "runs", "stray_overlays", "store", "troubles",
+    }  # fmt: skip
+    (web,) = answer.json["domains"]
+    (daily,) = web["policies"]
+    assert (web["counts"], daily["failed"], daily["missed"]) == ({"ram": 1}, "no such luck", 0)
+    (trouble,) = answer.json["troubles"]
+    assert (trouble["code"], trouble["grade"], trouble["subject"]) == ("failed", "warning", "web")
+
+
+def test_only_the_domains_that_are_named(policies, snaporch):
+    policies.add_guest("mail")
+    fail(policies)
+    answer = snaporch("status", "mail")
+    assert "[nobody]" in answer.out  # it has no snapshot yet
+    assert "web" not in answer.out
+    names = [each["domain"] for each in snaporch("status", "web", "mail", "--json").json["domains"]]
+    assert names == ["mail", "web"]
+    answer = snaporch("status", "nobody")
+    assert (answer.code, answer.out) == (ExitCode.NOT_FOUND, "")
+
+
+def test_nagios(policies, snaporch):
+    answer = snaporch("status", "--nagios")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("SNAPORCH OK - 1 guest | guests=1 ")
+    fail(policies)
+    answer = snaporch("status", "--nagios")
+    assert (answer.code, len(answer.out.splitlines())) == (1, 1)
+    assert answer.out.startswith("SNAPORCH WARNING - web: daily: no such luck | ")
+
+
+def test_nagios_when_nothing_can_be_found_out(policies, snaporch):
+    answer = snaporch("--config", "/nonexistent.toml", "status", "--nagios")
+    assert (answer.code, answer.err) == (3, "")
+    assert answer.out.startswith("SNAPORCH UNKNOWN - /nonexistent.toml: no such file")
+
+
+def test_prometheus(policies, snaporch, tmp_path):
+    fail(policies)
+    answer = snaporch("status", "--prometheus", "-")
+    assert answer.code == 0
+    assert 'snaporch_policy_last_run_failed{domain="web",policy="daily"} 1.0' in answer.out
+    target = tmp_path / "snaporch.prom"
+    assert snaporch("status", "--prometheus", str(target)).out == ""
+    assert 'snaporch_snapshots{domain="web",level="ram"} 1.0' in target.read_text()
+    answer = snaporch("status", "--prometheus", str(tmp_path / "no" / "x.prom"))
+    assert answer.code == ExitCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "words", [("--nagios", "--json"), ("--json", "--prometheus", "-"),
+              ("--nagios", "--prometheus", "-")]
+)  # fmt: skip
+def test_one_format_at_a_time(policies, snaporch, words):
+    answer = snaporch("status", *words)
+    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+
+
+def test_json_is_one_document(policies, snaporch):
+    assert json.loads(snaporch("status", "--json").out)["carrier"]["doing"] is None

@@ -1,0 +1,156 @@
+import threading
+from pathlib import Path
+
+import pytest
+from fakes.world import Heard
+
+from snaporch.config import Config
+from snaporch.errors import SnaporchError
+from snaporch.notify import notifier as module
+from snaporch.notify.notifier import Notifier, patience
+from snaporch.notify.told import read_told
+from snaporch.notify.ways import NotifyError
+from snaporch.schedule.captures import Outcome
+from snaporch.schedule.gate import Capture
+
+PATIENCE = 60
+WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
+FAILED = Outcome(WEB, 5, "no such luck")
+TAKEN = Outcome(WEB, 0, "web@s  ram  complete")
+
+
+@pytest.fixture
+def heard():
+    return Heard()
+
+
+@pytest.fixture
+def notifier(heard):
+    return Notifier(heard)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A configuration that wants things told."""
+
+    def make(**notify):
+        return Config.model_validate(
+            {"notify": notify, "paths": {"schedule": str(tmp_path / "schedule")}}
+        )
+
+    return make
+
+
+@pytest.fixture
+def way(monkeypatch):
+    """One way to tell; what went by it, and the errors it is to raise."""
+
+    class Recorder(list):
+        error = None
+
+        def __call__(self, event):
+            if self.error is not None:
+                raise self.error
+            self.append((event.kind, event.domain, event.text))
+
+    made = Recorder()
+    monkeypatch.setattr(module, "ways", lambda _notify: {"way": made})
+    return made
+
+
+def test_what_is_wanted_is_told(notifier, config, way, heard):
+    notifier.ended(config(on=["failure"]), FAILED)
+    notifier.ended(config(on=["failure"]), TAKEN)
+    notifier.failed(config(on=["failure"]), SnaporchError("tank/web@s", "is busy"))
+    notifier.close(PATIENCE)
+    assert way == [
+        ("failure", "web", "no such luck"),
+        ("failure", "tank/web@s", "tank/web@s: is busy"),
+    ]
+    assert heard.notes == []
+
+
+def test_the_same_trouble_is_told_once_until_it_was_over(config, way, heard):
+    wanted = config()
+    for outcome in (FAILED, FAILED, TAKEN, FAILED):
+        one = Notifier(heard)  # each as in a process of its own
+        one.ended(wanted, outcome)
+        one.close(PATIENCE)
+    assert len(way) == 2
+
+
+def test_what_nobody_heard_is_told_again(config, way, heard):
+    way.error = NotifyError("mail.example.org", "answered 451 later")
+    for _ in range(2):
+        one = Notifier(heard)
+        one.ended(config(), FAILED)
+        one.close(PATIENCE)
+        way.error = None
+    assert way == [("failure", "web", "no such luck")]
+    assert heard.notes == ["way: mail.example.org: answered 451 later"]
+
+
+def test_a_bug_in_a_library_is_a_note_without_what_it_said(notifier, config, way, heard):
+    way.error = ValueError("https://user:secret@example.org")
+    notifier.ended(config(), FAILED)
+    notifier.close(PATIENCE)
+    assert heard.notes == ["way: ValueError while telling"]
+
+
+def test_one_who_never_hears_holds_nobody_up(notifier, config, monkeypatch, heard):
+    release, told = threading.Event(), []
+    monkeypatch.setattr(module, "_MORE_SECONDS", -0.9)
+    monkeypatch.setattr(
+        module,
+        "ways",
+        lambda _: {"deaf": lambda _: release.wait(PATIENCE), "way": lambda e: told.append(e.kind)},
+    )
+    try:
+        notifier.ended(config(timeout=1), FAILED)
+        notifier.close(PATIENCE)
+        assert told == ["failure"]
+        assert heard.notes == ["deaf: did not end within 1 s"]
+    finally:
+        release.set()
+
+
+def test_the_end_of_a_process_waits_no_longer_than_it_is_told_to(
+    notifier, config, monkeypatch, heard
+):
+    release = threading.Event()
+    monkeypatch.setattr(module, "ways", lambda _: {"deaf": lambda _: release.wait(PATIENCE)})
+    try:
+        notifier.ended(config(timeout=600), FAILED)
+        notifier.close(0.01)
+        assert heard.notes == ["not all was told within 0 s"]
+    finally:
+        release.set()
+
+
+def test_what_cannot_be_remembered_is_a_note(notifier, config, way, heard, tmp_path):
+    (tmp_path / "schedule").write_text("no directory")
+    notifier.ended(config(), FAILED)
+    notifier.close(PATIENCE)
+    assert len(way) == 1
+    (note,) = heard.notes
+    assert str(tmp_path) in note
+
+
+def test_nobody_to_tell_costs_no_thread(notifier, config, heard):
+    notifier.ended(config(), FAILED)
+    assert notifier._thread is None
+    notifier.close(PATIENCE)
+    assert heard.notes == []
+
+
+def test_success_alone_leaves_nothing_to_remember(notifier, config, way, tmp_path):
+    notifier.ended(config(on=["success"]), TAKEN)
+    notifier.close(PATIENCE)
+    assert way == [("success", "web", "web@s  ram  complete")]
+    assert not (tmp_path / "schedule").exists()
+    assert read_told(Path(tmp_path / "schedule")) == {}
+
+
+def test_patience_is_for_all_ways(config):
+    both = config(command="/bin/true", apprise="/etc/apprise", timeout=10)
+    assert patience(both) == 24

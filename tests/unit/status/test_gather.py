@@ -1,0 +1,223 @@
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fakes.schedule import NOW
+
+from snaporch.model import Level
+from snaporch.run.context import Interrupt
+from snaporch.run.journal import Journal, Step
+from snaporch.run.lock import domain_lock
+from snaporch.run.plan import make_plan
+from snaporch.schedule.tries import Failed, write_failed
+from snaporch.status.gather import usage
+
+
+def policy(status, domain=0):
+    (found,) = status.domains[domain].policies
+    return found
+
+
+def test_last_and_next_of_each_policy(scheduled, standing):
+    scheduled.taken(NOW - timedelta(minutes=10))
+    found = policy(standing())
+    assert (found.policy, found.missed) == ("hourly", 0)
+    assert found.last == NOW - timedelta(minutes=10)
+    assert found.next.at == NOW + timedelta(minutes=30)
+
+
+def test_the_newest_of_each_level(scheduled, standing):
+    scheduled.hours_ago(5, 3)
+    scheduled.hours_ago(2, 1, level="crash", policy=None)
+    (web,) = standing().domains
+    hour = timedelta(hours=1)
+    assert web.newest == {Level.RAM: NOW - 3 * hour, Level.CRASH: NOW - hour}
+    assert web.counts == {Level.RAM: 2, Level.CRASH: 2}
+    assert web.last.level is Level.CRASH
+
+
+@pytest.mark.parametrize(
+    ("minutes", "missed"),
+    # the snapshot is of 12:20; 13:00 may come until 13:30, and 14:00 until 14:30
+    [(0, 0), (30, 0), (59, 0), (60, 0), (61, 1), (119, 1), (120, 1), (121, 2), (9999, 2)],
+)
+def test_times_that_went_by(scheduled, standing, minutes, missed):
+    scheduled.taken(NOW - timedelta(minutes=10))
+    assert policy(standing(NOW + timedelta(minutes=minutes))).missed == missed
+
+
+def test_nothing_is_missed_before_the_first_one(standing):
+    assert policy(standing()).missed == 0
+    assert policy(standing()).last is None
+
+
+def test_a_failure_puts_the_time_off_but_what_was_missed_stays_missed(scheduled, standing):
+    scheduled.taken(NOW - timedelta(hours=5))
+    key = f"{scheduled.world.guest().uuid}/hourly"
+    write_failed(scheduled.context.config.paths.schedule, {key: Failed(NOW, "no such luck")})
+    found = policy(standing())
+    assert found.next.failed.reason == "no such luck"
+    assert found.next.at > NOW
+    assert found.missed == 2
+
+
+def test_a_snapshot_since_then_undoes_a_failure(scheduled, standing):
+    key = f"{scheduled.world.guest().uuid}/hourly"
+    before = NOW - timedelta(minutes=20)
+    write_failed(scheduled.context.config.paths.schedule, {key: Failed(before, "no such luck")})
+    scheduled.taken(NOW - timedelta(minutes=10))
+    assert policy(standing()).next.failed is None
+
+
+def test_a_policy_that_does_not_exist_is_told(scheduled, standing):
+    scheduled.world.pool.set_properties(["tank/web"], {"snaporch:policy": "dayly"})
+    assert standing().domains[0].unknown == ("dayly",)
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(scheduled):
+    """The journal of a run of web that has come to a step."""
+
+    def make(*steps):
+        context = scheduled.context
+        plan = make_plan(context, context.hypervisor.domain("web"), None, None)
+        journal = Journal(context.config.paths.journal, plan.facts)
+        for step in steps:
+            with journal.step(step):
+                pass
+        return journal
+
+    return make
+
+
+def held(scheduled):
+    web, runtime = scheduled.world.guest(), scheduled.context.config.paths.runtime
+    return domain_lock(runtime, web.name, web.uuid, "snapshot", wait=0, interrupt=Interrupt())
+
+
+@pytest.mark.parametrize(
+    ("steps", "phase", "window"),
+    [
+        ((), "preparing", False),
+        ((Step.PREPARE,), "freezing", False),
+        ((Step.PREPARE, Step.FREEZE), "frozen", True),
+        ((Step.PREPARE, Step.FREEZE, Step.POOL_SNAPSHOT), "committing", True),
+        ((Step.PREPARE, Step.FREEZE, Step.POOL_SNAPSHOT, Step.RELEASE), "sealing", False),
+    ],
+)
+def test_a_run_under_way(scheduled, standing, opened, steps, phase, window):
+    opened(*steps)
+    with held(scheduled):
+        (run,) = standing().runs
+    assert (run.domain, run.kind, run.phase, run.window) == ("web", "snapshot", phase, window)
+    assert run.held
+    assert run.since - datetime.now(UTC) < timedelta(seconds=1)
+
+
+def test_a_run_cut_short_and_one_nobody_understands(scheduled, standing, opened):
+    opened(Step.PREPARE)
+    strange = scheduled.context.config.paths.journal / "zz.jsonl"
+    strange.write_text('{"format": 99}\n')
+    run, other = standing().runs
+    assert not run.held
+    assert (other.kind, other.path) == ("", str(strange))
+
+
+def test_overlays_of_no_run(scheduled, standing, opened):
+    journal = opened(Step.PREPARE)
+    overlays = scheduled.context.config.paths.overlays
+    (overlays / journal.path.stem).mkdir(parents=True)
+    (overlays / "20200101T000000Z-0badcafe").mkdir()
+    assert standing().overlays == (str(overlays / "20200101T000000Z-0badcafe"),)
+
+
+def test_overlays_that_go_between_two_looks_leave_no_alarm(scheduled, standing, monkeypatch):
+    directory = scheduled.context.config.paths.overlays / "20200101T000000Z-0badcafe"
+    directory.mkdir(parents=True)
+
+    def ended(*_, **__):
+        directory.rmdir()
+        return []
+
+    monkeypatch.setattr("snaporch.status.gather.list_journals", ended)
+    assert standing().overlays == ()
+
+
+def on_overlay(scheduled):
+    web = scheduled.world.guest()
+    overlay = scheduled.context.config.paths.overlays / "gone" / "vda.qcow2"
+    (base,) = web.sources()[0].values()
+    web.live = web.live.replace(base, str(overlay))
+    return overlay, base
+
+
+def test_a_guest_on_an_overlay_of_no_run(scheduled, standing, opened):
+    overlay, _ = on_overlay(scheduled)
+    assert standing().domains[0].stray == (str(overlay),)
+    with held(scheduled):
+        assert standing().domains[0].stray == ()
+
+
+def test_a_run_that_ends_between_two_looks_leaves_no_alarm(scheduled, standing, monkeypatch):
+    overlay, base = on_overlay(scheduled)
+    web = scheduled.world.guest()
+    ask = scheduled.world.hypervisor.sources
+
+    def settled(uuid):
+        web.live = web.live.replace(str(overlay), base)
+        return ask(uuid)
+
+    monkeypatch.setattr(scheduled.world.hypervisor, "sources", settled)
+    assert standing().domains[0].stray == ()
+
+
+# -- who does it, and the store ------------------------------------------------------------------
+
+
+def test_who_carries_policies_out(scheduled, standing):
+    assert not standing().carrier.there
+    runtime = scheduled.context.config.paths.runtime
+    with domain_lock(runtime, "schedule", "schedule", "daemon", wait=0, interrupt=Interrupt()):
+        carrier = standing().carrier
+    assert (carrier.holder.doing, carrier.holder.pid) == ("daemon", os.getpid())
+    assert carrier.there
+
+
+def test_the_store_is_measured(tmp_path):
+    store = tmp_path / "bundles"
+    for name, size in (
+        ("u/r1/ram.save", 100),
+        ("u/r1/manifest.json", 11),
+        ("v/r2/manifest.json", 5),
+        ("u/.r3.partial/ram.save", 20),
+        ("u/safety-x/000.zfs", 30),
+        (".trash/t.u.r0/ram.save", 7),
+    ):
+        path = store / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+    found = usage(store)
+    assert (found.bundles, found.bundle_bytes) == (2, 116)
+    assert (found.other_bytes, found.trash_bytes) == (50, 7)
+    assert 0 < found.free_bytes < found.size_bytes
+
+
+def test_a_store_that_is_not_there_yet_has_the_room_it_will_have(tmp_path):
+    found = usage(tmp_path / "not" / "yet")
+    assert found.bundles == 0
+    assert found.size_bytes == usage(Path(tmp_path)).size_bytes
+
+
+def test_zfs_is_listed_once(scheduled, standing, monkeypatch):
+    scheduled.hours_ago(5, 4, 3, 2, 1)
+    calls = []
+    found = scheduled.world.pool.survey()
+    monkeypatch.setattr(scheduled.world.pool, "survey", lambda: calls.append(1) or found)
+    for name in ("snapshots", "holds", "clones", "sizes", "census", "datasets"):
+        monkeypatch.setattr(scheduled.world.pool, name, lambda *_: pytest.fail("a listing more"))
+    standing()
+    assert calls == [1]

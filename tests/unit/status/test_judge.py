@@ -1,0 +1,107 @@
+import re
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from fakes.standing import NEXT, NOW, RECORD, RUN, WELL, with_domain, with_policy
+
+from snaporch.config import Status as Limits
+from snaporch.model import BundleState, Reached, Verdict
+from snaporch.schedule.tries import Failed
+from snaporch.status.judge import judge, worst
+from snaporch.status.model import Carrier, Grade
+
+FAILED = replace(NEXT, failed=Failed(NOW, "no such luck"))
+DUE = replace(NEXT, at=NOW - timedelta(minutes=31))
+JUST_DUE = replace(NEXT, at=NOW - timedelta(minutes=30))
+FIRST = replace(NEXT, at=NOW, wanted=None)
+NOBODY = Carrier(None, {"snaporch.service": "inactive"})
+HALF = replace(RECORD, state=BundleState.MISSING)
+BROKEN = replace(RECORD, verified=Verdict(NOW, passed=False, reached=Reached.CHECKED))
+FINE = replace(RECORD, verified=Verdict(NOW, passed=True, reached=Reached.RESUMED))
+
+
+def filled(percent):
+    store = WELL.store
+    return replace(WELL, store=replace(store, free_bytes=store.size_bytes * (100 - percent) // 100))
+
+
+def codes(status, **limits):
+    return [(each.code, each.grade.value) for each in judge(status, Limits(**limits))]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        WELL,
+        replace(WELL, runs=(RUN,)),
+        replace(WELL, carrier=NOBODY),  # nothing is due
+        replace(with_policy(next=DUE), carrier=Carrier(None, {"snaporch-run-due.timer": "active"})),
+        replace(with_policy(next=JUST_DUE), carrier=NOBODY),
+        replace(with_domain(last=HALF), runs=(RUN,)),  # it is being sealed
+        with_domain(verified=FINE),
+        with_domain(policies=(), last=None),
+        filled(84),
+    ],
+)
+def test_nothing_needs_attention(status):
+    assert codes(status) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (with_policy(missed=1), ("missed", "warning")),
+        (with_policy(missed=2), ("missed", "critical")),
+        (with_policy(next=FAILED), ("failed", "warning")),
+        (with_policy(next=FAILED, last=None), ("failed", "critical")),
+        (with_domain(unknown=("dayly",)), ("unknown-policy", "warning")),
+        (with_domain(stray=("/o/vda",)), ("on-overlay", "critical")),
+        (with_domain(last=HALF), ("incomplete", "warning")),
+        (with_domain(verified=BROKEN), ("verify-failed", "critical")),
+        (replace(WELL, runs=(replace(RUN, held=False),)), ("cut-short", "critical")),
+        (replace(WELL, runs=(replace(RUN, kind=""),)), ("strange-journal", "critical")),
+        (replace(WELL, overlays=("/o/r",)), ("stray-overlay", "warning")),
+        (replace(with_policy(next=DUE), carrier=NOBODY), ("nobody", "warning")),
+        (replace(with_policy(next=FIRST), carrier=NOBODY), ("nobody", "warning")),
+        (
+            replace(WELL, carrier=Carrier(None, {"snaporch.service": "failed"})),
+            ("unit-failed", "critical"),
+        ),
+        (filled(85), ("store-full", "warning")),
+        (filled(95), ("store-full", "critical")),
+    ],
+)
+def test_each_trouble(status, expected):
+    assert codes(status) == [expected]
+
+
+def test_limits_are_the_configured_ones():
+    assert codes(filled(60), store_warning=50, store_critical=70) == [("store-full", "warning")]
+
+
+def test_the_critical_comes_first():
+    status = replace(with_policy(missed=1), runs=(replace(RUN, held=False),))
+    troubles = judge(status, Limits())
+    assert [each.grade for each in troubles] == [Grade.CRITICAL, Grade.WARNING]
+    assert worst(troubles) is Grade.CRITICAL
+    assert worst(troubles[1:]) is Grade.WARNING
+    assert worst([]) is None
+
+
+def test_what_to_do_is_said():
+    (trouble,) = judge(replace(WELL, runs=(replace(RUN, held=False),)), Limits())
+    assert trouble.text == "a snapshot was cut short while frozen; run: snaporch recover u"
+    wanted = replace(NEXT, wanted=NOW - timedelta(hours=2))
+    (missed,) = judge(with_policy(missed=2, next=wanted), Limits())
+    assert missed.text.startswith("hourly: the snapshot of 2026-06-10 10:30 UTC was missed, and")
+
+
+def test_every_code_is_documented():
+    page = (Path(__file__).parents[3] / "docs" / "status.md").read_text("utf-8")
+    source = (Path(__file__).parents[3] / "snaporch/status/judge.py").read_text("utf-8")
+    found = set(re.findall(r'Trouble\("([a-z-]+)"', source))
+    assert len(found) == 12
+    for code in found:
+        assert f"`{code}`" in page

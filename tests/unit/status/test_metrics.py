@@ -1,0 +1,92 @@
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+from fakes.standing import NOW, RUN, TAKEN, WELL, with_domain, with_policy
+from prometheus_client.parser import text_string_to_metric_families
+
+from snaporch import __version__
+from snaporch.errors import UnavailableError
+from snaporch.status.metrics import as_text, registry, write_textfile
+from snaporch.status.model import Grade, Trouble
+
+TROUBLE = Trouble("missed", Grade.WARNING, "web", "text")
+
+
+def samples(status, troubles=()):
+    """Value by name and labels, as Prometheus reads them."""
+    text = as_text(status, troubles).decode()
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_what_prometheus_reads():
+    found = samples(replace(WELL, runs=(RUN, replace(RUN, held=False))), [TROUBLE])
+    assert found["snaporch_info", __version__] == 1
+    assert found["snaporch_status_timestamp_seconds",] == NOW.timestamp()
+    assert found["snaporch_carrier_active",] == 1
+    assert found["snaporch_troubles", "warning"] == 1
+    assert found["snaporch_troubles", "critical"] == 0
+    assert (found["snaporch_runs_under_way",], found["snaporch_runs_cut_short",]) == (1, 1)
+    assert found["snaporch_windows_open",] == 2
+    assert found["snaporch_newest_snapshot_timestamp_seconds", "ram", "web"] == TAKEN.timestamp()
+    assert found["snaporch_snapshots", "ram", "web"] == 24
+    assert found["snaporch_newest_snapshot_pause_seconds", "web"] == 0.25
+    key = ("hourly", "web")
+    assert found["snaporch_policy_newest_snapshot_timestamp_seconds", *key] == TAKEN.timestamp()
+    assert found["snaporch_policy_next_run_timestamp_seconds", *key] == NOW.timestamp() + 1800
+    assert found["snaporch_policy_missed_runs", *key] == 0
+    assert found["snaporch_policy_last_run_failed", *key] == 0
+    assert found["snaporch_store_bytes", "bundles"] == 24 << 28
+    assert found["snaporch_store_free_bytes",] == 900 << 30
+
+
+def test_what_is_unknown_is_left_out():
+    found = samples(with_policy(last=None, next=None))
+    assert ("snaporch_policy_newest_snapshot_timestamp_seconds", "hourly", "web") not in found
+    assert ("snaporch_policy_next_run_timestamp_seconds", "hourly", "web") not in found
+
+
+def test_names_are_escaped():
+    name = 'we"b\\ \n'
+    assert samples(with_domain(name=name))["snaporch_snapshots", *sorted(["ram", name])] == 24
+
+
+def test_before_the_first_look_there_is_nothing():
+    assert list(registry(lambda: None).collect()) == []
+
+
+def test_names_follow_the_conventions():
+    lines = as_text(WELL, []).decode().splitlines()
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(names) == len(set(names)) > 15
+    assert all(name.startswith("snaporch_") for name in names)
+    assert not any(name.endswith(("_total", "_ms", "_mib")) for name in names)
+
+
+def test_a_textfile_is_replaced_in_one_step_for_others_to_read(tmp_path):
+    path = tmp_path / "snaporch.prom"
+    path.write_text("old")
+    before = os.umask(0o077)
+    try:
+        with path.open() as reader:
+            write_textfile(path, b"new\n")
+            assert reader.read() == "old"
+    finally:
+        os.umask(before)
+    assert path.read_bytes() == b"new\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [each.name for each in tmp_path.iterdir()] == ["snaporch.prom"]
+
+
+def test_a_textfile_that_cannot_be_written(tmp_path):
+    with pytest.raises(UnavailableError):
+        write_textfile(tmp_path / "no" / "snaporch.prom", b"")
+    (tmp_path / "d.prom").mkdir()
+    with pytest.raises(UnavailableError):
+        write_textfile(tmp_path / "d.prom", b"")
+    assert [each.name for each in tmp_path.iterdir()] == ["d.prom"]
