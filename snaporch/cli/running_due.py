@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from snaporch.cli.planning import tell_unknown
+from snaporch.cli.verifying import Told, tell_due
 from snaporch.errors import ExitCode
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
@@ -21,8 +22,10 @@ from snaporch.schedule.retire import Retired, retire
 SCHEDULE = "schedule"
 
 
-def run_due(context: Context, *, retention: bool, json: bool) -> int:
+def run_due(context: Context, *, retention: bool, verification: bool, json: bool) -> int:
     """Carry policies out once; the exit code of the first failure.
+
+    Verifying comes last and keeps nobody else from taking snapshots meanwhile.
 
     Raises:
         BusyError: another ``run-due`` or the daemon is at it.
@@ -45,12 +48,16 @@ def run_due(context: Context, *, retention: bool, json: bool) -> int:
         if retention and context.interrupt.signum is None:
             later = datetime.now(UTC)
             retired = retire(context, look(context, later), later)
-    if json:
-        print_result(json_format.dumps(_document(outcomes, retired), indent=2, ensure_ascii=False))
-    else:
+    if not json:
         _tell(context, outcomes, retired)
+    told = Told(json=json)
+    if verification and context.interrupt.signum is None:
+        told = tell_due(context, json=json)
+    if json:
+        document = _document(outcomes, retired) | {"verified": told.documents}
+        print_result(json_format.dumps(document, indent=2, ensure_ascii=False))
     context.interrupt.check(SCHEDULE)
-    return _exit_code(outcomes, retired, tell_unknown(outlooks))
+    return _exit_code(outcomes, retired, tell_unknown(outlooks)) or told.code
 
 
 def _exit_code(outcomes: Sequence[Outcome], retired: Retired, unknown: int) -> int:

@@ -65,7 +65,7 @@ def _take(
     policy: str | None,
 ) -> SnapshotRecord:
     record = take_snapshot(context, domain, name=name, wait=wait, level=level, policy=policy)
-    if policy is not None and context.config.policy[policy].verify and record.bundle:
+    if policy is not None and context.config.policy[policy].reads_back and record.bundle:
         context.progress.step(domain.name, "reading the bundle back")
         context.store.verify(f"{record.uuid}/{record.run}")
     return record

@@ -74,6 +74,8 @@ def _type(field: FieldInfo) -> str:
         return "one of " + ", ".join(f'`"{choice}"`' for choice in get_args(annotation))
     if origin in (tuple, list, types.GenericAlias):
         return "list of strings"
+    if origin is types.UnionType:
+        return "true, false or string"
     if annotation is int:
         bounds = {type(m).__name__: m for m in field.metadata}
         low, high = bounds.get("Ge"), bounds.get("Le")

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -25,9 +25,9 @@ from apscheduler.triggers.base import BaseTrigger
 
 from snaporch.config import Config
 from snaporch.config.policy import span
-from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 from snaporch.run.context import Context
-from snaporch.schedule.captures import Captures, Outcome
+from snaporch.schedule.captures import Captures, Outcome, Verified
 from snaporch.schedule.due import capture_of, remember
 from snaporch.schedule.notify import notify, watchdog_seconds
 from snaporch.schedule.outlook import Next, Outlook, look
@@ -37,6 +37,7 @@ from snaporch.schedule.when import Times, times
 _THREADS = 64
 _LOOK_SECONDS = 60
 _ME = "snaporch"
+_VERIFY = "verify"
 
 
 class PolicyTrigger(BaseTrigger):  # type: ignore[misc]
@@ -65,7 +66,7 @@ class _Reload:
     """Somebody changed the configuration."""
 
 
-_Message = _Stop | _Reload | _Looked | Outcome
+_Message = _Stop | _Reload | _Looked | Outcome | Verified
 
 
 class Daemon:
@@ -89,6 +90,8 @@ class Daemon:
         self._lock = threading.Lock()
         self._looker: threading.Thread | None = None
         self._look_again = False
+        self._verifying = False
+        self._verify_not_before = datetime.min.replace(tzinfo=UTC)
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
@@ -119,7 +122,7 @@ class Daemon:
                 if isinstance(message, _Reload):
                     self._reload()
                 elif message is not None:
-                    self._finished(message)
+                    self._tell(message)
                 self._refresh()
         finally:
             self._end()
@@ -146,8 +149,8 @@ class Daemon:
             self._looker.join(_LOOK_SECONDS)
         while not self._inbox.empty():
             message = self._inbox.get()
-            if isinstance(message, Outcome):
-                self._finished(message)
+            if isinstance(message, (Outcome, Verified)):
+                self._tell(message)
 
     def _reload(self) -> None:
         notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
@@ -202,6 +205,7 @@ class Daemon:
         for failure in retired.failures:
             progress.note(_ME, failure.line())
         self._set_times(context.config, outlooks, now)
+        self._set_verification(outlooks)
         notify(f"STATUS={self._status()}")
 
     def _set_times(self, config: Config, outlooks: Sequence[Outlook], now: datetime) -> None:
@@ -211,7 +215,7 @@ class Daemon:
             for coming in each.nexts
         }
         for job in self._scheduler.get_jobs():
-            if job.id not in wanted:
+            if job.id not in (*wanted, _VERIFY):
                 job.remove()
         for key, (each, coming) in wanted.items():
             with self._lock:
@@ -233,9 +237,11 @@ class Daemon:
             )
 
     def _status(self) -> str:
-        jobs = sorted(self._scheduler.get_jobs(), key=lambda job: job.next_run_time)
+        captures = [job for job in self._scheduler.get_jobs() if job.id != _VERIFY]
+        jobs = sorted(captures, key=lambda job: job.next_run_time)
         inside = [f"{c.domain} ({c.policy})" for c in self._captures.gate.inside]
         text = f"taking {', '.join(inside)}; " if inside else ""
+        text += "verifying; " if self._verifying else ""
         if not jobs:
             return f"{text}no policy has anything to take"
         first = jobs[0]
@@ -243,6 +249,43 @@ class Daemon:
         return (
             f"{text}{len(jobs)} to come, next {first.args[1]} ({first.args[2]}) {at:%H:%M:%S} UTC"
         )
+
+    # -- verifying --------------------------------------------------------------------------
+
+    def _set_verification(self, outlooks: Sequence[Outlook]) -> None:
+        """One job for all: the process it starts verifies what is due then, one by one."""
+        times = [check.at for each in outlooks for check in each.checks]
+        with self._lock:
+            if self._verifying:
+                return
+            earliest = self._verify_not_before
+        job = self._scheduler.get_job(_VERIFY)
+        if not times:
+            if job is not None:
+                job.remove()
+            return
+        at = max(min(times), earliest)
+        if job is None or job.next_run_time != at:
+            self._scheduler.add_job(
+                self._verify, "date", run_date=at, id=_VERIFY, replace_existing=True
+            )
+
+    def _verify(self) -> None:
+        """In a thread of the scheduler's."""
+        with self._lock:
+            if self._verifying:
+                return
+            self._verifying = True
+        verified = Verified(ExitCode.BUG, (), ())
+        try:
+            verified = self._captures.verify()
+        finally:
+            rest = self._context.config.schedule.refresh if verified.status == 0 else None
+            pause: timedelta = span(rest or self._context.config.schedule.retry)
+            with self._lock:
+                self._verifying = False
+                self._verify_not_before = datetime.now(UTC) + pause
+        self._inbox.put(verified)
 
     # -- taking -----------------------------------------------------------------------------
 
@@ -278,6 +321,15 @@ class Daemon:
         if domain is None:
             return None
         return self._captures.take(capture_of(self._context, domain, policy))
+
+    def _tell(self, message: Outcome | Verified) -> None:
+        if isinstance(message, Outcome):
+            self._finished(message)
+            return
+        for text in message.results:
+            self._context.progress.step(_ME, f"verified {text}")
+        for text in message.complaints:
+            self._context.progress.note(_ME, text)
 
     def _finished(self, outcome: Outcome) -> None:
         progress, name = self._context.progress, outcome.capture.domain
