@@ -23,9 +23,18 @@ class SnapshotLevel(StrEnum):
 def snapshot_command(
     context: typer.Context,
     domains: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="DOMAIN...", help="Domains by name or UUID.", show_default=False),
-    ],
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="The domains of this consistency group, all in one window or none.",
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -61,15 +70,17 @@ def snapshot_command(
 
     A running guest goes on running: its RAM is saved live, all its disks are switched to overlays
     in one instant, ZFS snapshots are taken of what lies beneath, and the overlays are committed
-    back. A guest that is off gets a plain snapshot.
+    back. A guest that is off gets a plain snapshot. With --policy a domain takes its consistency
+    group along.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.snapshots import show_plans, snapshot_each
+    from snaporch.cli.snapshots import Wish, show_plans, snapshot_each
 
+    if bool(domains) == (group is not None):
+        raise typer.BadParameter("wanted is DOMAIN..., or --group NAME")
     with session(config_path(context, config), quiet=quiet or json) as opened:
         chosen = level.value if level else None
+        wish = Wish(name=name, level=chosen, policy=policy)
         if dry_run:
-            return show_plans(opened, domains, name=name, level=chosen, policy=policy)
-        return snapshot_each(
-            opened, domains, name=name, level=chosen, policy=policy, wait=wait, json=json
-        )
+            return show_plans(opened, domains or [], group, wish)
+        return snapshot_each(opened, domains or [], group, wish, wait=wait, json=json)

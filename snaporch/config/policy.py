@@ -258,6 +258,17 @@ class Policy(_Section):
         return self
 
 
+class Group(_Section):
+    """Domains that are frozen in one window, and snapshotted together or not at all."""
+
+    domains: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = Field(
+        strict=False,
+        min_length=1,
+        description="Its domains: names, UUIDs, or patterns of names with `*`, `?` and `[…]`. "
+        "Patterns mean no clones.",
+    )
+
+
 class Schedule(_Section):
     """How policies are carried out."""
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
-from snaporch.config.policy import Keep, Policy, Schedule
+from snaporch.config.policy import Group, Keep, Policy, Schedule
 from snaporch.config.schema import Config, DomainSettings, Paths, Prune
 
 _HEAD = f"""# Configuration
@@ -30,6 +30,10 @@ _POLICY_INTRO = (
     "When snapshots are taken by themselves and how many of them stay. The name has at most 32 "
     "small letters, digits and hyphens, and is not `manual` or `none`."
 )
+_GROUP_INTRO = (
+    "A consistency group: see [groups](groups.md). The name is as a policy's. Of several groups "
+    "that a domain is in, policies take the first of the file."
+)
 _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Top level", Config, ""),
     ("`[paths]`", Paths, ""),
@@ -42,8 +46,9 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[schedule]`", Schedule, "See [schedules](schedule.md)."),
     ("`[policy.NAME]`", Policy, _POLICY_INTRO),
     ("`[policy.NAME.keep]`", Keep, "At least one of them."),
+    ("`[group.NAME]`", Group, _GROUP_INTRO),
 )
-_SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep")
+_SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group")
 
 
 def reference() -> str:
@@ -61,10 +66,7 @@ def reference() -> str:
 
 
 def _entry(name: str, field: FieldInfo) -> str:
-    return (
-        f"### `{name}`\n\n{field.description}\n\n"
-        f"Type: {_type(field)}. Default: `{_value(field.default)}`.\n"
-    )
+    return f"### `{name}`\n\n{field.description}\n\nType: {_type(field)}. {_default(field)}\n"
 
 
 def _type(field: FieldInfo) -> str:
@@ -83,6 +85,10 @@ def _type(field: FieldInfo) -> str:
     if annotation is bool:
         return "true or false"
     return "absolute path" if annotation is Path else "string"
+
+
+def _default(field: FieldInfo) -> str:
+    return "Required." if field.is_required() else f"Default: `{_value(field.default)}`."
 
 
 def _value(value: object) -> str:

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from snaporch.config.policy import Policy, PolicyName, Schedule
+from snaporch.config.policy import Group, Policy, PolicyName, Schedule
 from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
 
 
@@ -246,6 +246,10 @@ class Config(_Section):
     schedule: Schedule = Field(default=Schedule(), description="How policies are carried out.")
     policy: dict[PolicyName, Policy] = Field(
         default={}, description="Policies, by name: `[policy.hourly]`."
+    )
+
+    group: dict[PolicyName, Group] = Field(
+        default={}, description="Consistency groups, by name: `[group.NAME]`."
     )
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from snaporch.errors import RunFailedError
-from snaporch.model import Level, PoolSnapshot, Strategy
+from snaporch.model import GroupRun, Level, PoolSnapshot, Strategy
 from snaporch.run.background import lower_priority
 from snaporch.run.context import Context
 from snaporch.run.plan import Plan
@@ -19,6 +19,7 @@ class Awaited:
     """A :class:`~snaporch.run.taking.Taker` that waits for sanoid."""
 
     awaited = True
+    group: GroupRun | None = None
 
     def __init__(self, context: Context, door: Door, notes: list[str], seconds: int) -> None:
         self.window_seconds = seconds
