@@ -63,7 +63,7 @@ def run_due(context: Context, *, retention: bool, verification: bool, json: bool
 def _exit_code(outcomes: Sequence[Outcome], retired: Retired, unknown: int) -> int:
     for outcome in outcomes:
         if not outcome.ok:
-            print_error(f"{outcome.capture.domain}: {outcome.capture.policy}: {outcome.text}")
+            print_error(f"{outcome.capture.label}: {outcome.capture.policy}: {outcome.text}")
     for error in retired.failures:
         print_error(error.line())
     codes = [outcome.status for outcome in outcomes if not outcome.ok]
@@ -89,6 +89,7 @@ def _document(outcomes: Sequence[Outcome], retired: Retired) -> dict[str, object
             {
                 "domain": outcome.capture.domain,
                 "uuid": outcome.capture.uuid,
+                "group": outcome.capture.group or None,
                 "policy": outcome.capture.policy,
                 "status": outcome.status,
                 "text": outcome.text,

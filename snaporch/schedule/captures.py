@@ -145,4 +145,4 @@ def _outcome(capture: Capture, status: int, out: str, err: str) -> Outcome:
     if status == ExitCode.OK:
         return Outcome(capture, status, out.strip(), tuple(lines))
     last = lines.pop() if lines else f"ended with status {status} and without a word"
-    return Outcome(capture, status, last.removeprefix(f"{capture.domain}: "), tuple(lines))
+    return Outcome(capture, status, last.removeprefix(f"{capture.label}: "), tuple(lines))

@@ -27,8 +27,10 @@ from snaporch.config import Config
 from snaporch.config.policy import span
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 from snaporch.run.context import Context
+from snaporch.run.group import group_of
 from snaporch.schedule.captures import Captures, Outcome, Verified
 from snaporch.schedule.due import capture_of, remember
+from snaporch.schedule.gate import Capture
 from snaporch.schedule.notify import notify, watchdog_seconds
 from snaporch.schedule.outlook import Next, Outlook, look
 from snaporch.schedule.retire import retire
@@ -224,7 +226,7 @@ class Daemon:
                 self._set_time(config, key, each, coming)
 
     def _set_time(self, config: Config, key: str, each: Outlook, coming: Next) -> None:
-        when = times(config, coming.policy, each.domain.uuid)
+        when = times(config, coming.policy, group_of(config, each.domain) or each.domain.uuid)
         job = self._scheduler.get_job(key)
         if job is None or job.next_run_time != coming.at or job.trigger.when != when:
             self._scheduler.add_job(
@@ -239,7 +241,7 @@ class Daemon:
     def _status(self) -> str:
         captures = [job for job in self._scheduler.get_jobs() if job.id != _VERIFY]
         jobs = sorted(captures, key=lambda job: job.next_run_time)
-        inside = [f"{c.domain} ({c.policy})" for c in self._captures.gate.inside]
+        inside = [f"{c.label} ({c.policy})" for c in self._captures.gate.inside]
         text = f"taking {', '.join(inside)}; " if inside else ""
         text += "verifying; " if self._verifying else ""
         if not jobs:
@@ -291,36 +293,31 @@ class Daemon:
 
     def _fire(self, uuid: str, name: str, policy: str) -> None:
         """In a thread of the scheduler's."""
-        key = f"{uuid}/{policy}"
+        domain = self._context.hypervisor.find(uuid)
+        if domain is None or policy not in self._context.config.policy:
+            return
+        capture = capture_of(self._context, domain, policy)
         with self._lock:
-            if key in self._busy or not self._due(key, uuid, policy):
+            if self._busy & capture.keys or not self._due(capture):
                 return
-            self._busy.add(key)
+            self._busy |= capture.keys
         try:
-            outcome = self._take(uuid, policy)
+            outcome = self._captures.take(capture)
         finally:
             with self._lock:
-                self._busy.discard(key)
-                self._taken[key] = datetime.now(UTC)
-        if outcome is not None:
-            self._inbox.put(outcome)
+                self._busy -= capture.keys
+                self._taken |= dict.fromkeys(capture.keys, datetime.now(UTC))
+        self._inbox.put(outcome)
 
-    def _due(self, key: str, uuid: str, policy: str) -> bool:
+    def _due(self, capture: Capture) -> bool:
         """Whether a time has come since the last try: the times may have been set just then."""
-        last = self._taken.get(key)
-        if policy not in self._context.config.policy:
-            return False
+        last = self._taken.get(capture.key)
         if last is None:
             return True
-        retry = span(self._context.config.schedule.retry)
-        soonest = min(times(self._context.config, policy, uuid).after(last), last + retry)
+        config = self._context.config
+        when = times(config, capture.policy, capture.group or capture.uuid)
+        soonest = min(when.after(last), last + span(config.schedule.retry))
         return not last <= datetime.now(UTC) < soonest
-
-    def _take(self, uuid: str, policy: str) -> Outcome | None:
-        domain = self._context.hypervisor.find(uuid)
-        if domain is None:
-            return None
-        return self._captures.take(capture_of(self._context, domain, policy))
 
     def _tell(self, message: Outcome | Verified) -> None:
         if isinstance(message, Outcome):
@@ -332,7 +329,7 @@ class Daemon:
             self._context.progress.note(_ME, text)
 
     def _finished(self, outcome: Outcome) -> None:
-        progress, name = self._context.progress, outcome.capture.domain
+        progress, name = self._context.progress, outcome.capture.label
         for text in outcome.notes:
             progress.note(name, text.removeprefix(f"{name}  note: "))
         if outcome.ok:

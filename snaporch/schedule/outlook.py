@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from snaporch.config.policy import span
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord, Survey
 from snaporch.run.context import Context
+from snaporch.run.group import group_of
 from snaporch.run.journal import read_journals
 from snaporch.run.records import is_marked, marked_records
 from snaporch.schedule.assign import Assignment, assign
@@ -108,7 +109,7 @@ def _outlook(
     retry = span(config.schedule.retry)
     for name in assignment.policies:
         own = [s for s in snapshots if is_marked(s, name)]
-        when = times(config, name, domain.uuid)
+        when = times(config, name, group_of(config, domain) or domain.uuid)
         if when.known:
             found = _next(name, when, own, now)
             failed = memory.captures.get(f"{domain.uuid}/{name}")

@@ -56,10 +56,15 @@ class Times:
         return found.astimezone(UTC) if found else _NEVER
 
 
-def times(config: Config, name: str, uuid: str) -> Times:
-    """The times of the policy ``name`` on the domain ``uuid``."""
+def times(config: Config, name: str, place: str) -> Times:
+    """The times of the policy ``name``.
+
+    Args:
+        place: whose place in ``stagger`` it is: a domain's UUID, or the name of its group, whose
+            domains have the same times.
+    """
     policy = config.policy[name]
-    return Times(policy.every, policy.cron, zone_of(config), _place(policy, name, uuid))
+    return Times(policy.every, policy.cron, zone_of(config), _place(policy, name, place))
 
 
 def verify_times(config: Config, name: str, uuid: str) -> Times:

@@ -12,12 +12,14 @@ from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, Ru
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState, GroupRun, Level
 from snaporch.pool import PoolError
+from snaporch.restore.choosing import others_of_group
 from snaporch.run import group as groups
 from snaporch.run.group import group_of, members_of_group, raise_bugs, snapshot_group
 from snaporch.run.journal import Journal
 from snaporch.run.plan import make_plan
 from snaporch.run.records import all_records
 from snaporch.run.settle import recover
+from snaporch.run.snapshot import take_snapshot
 from snaporch.run.together import CalledOffError, Member, Window
 
 
@@ -371,3 +373,19 @@ def test_before_them_a_failure_calls_the_others_off(window):
     window.fail(app, RunFailedError("app", "early"))
     with pytest.raises(CalledOffError, match="because app failed"):
         window.check(db)
+
+
+# -- afterwards ---------------------------------------------------------------------------------
+
+
+def test_a_restore_says_who_would_belong_to_it(pair):
+    take(pair)
+    app, db = sorted(records(pair), key=lambda record: record.domain)
+    assert others_of_group(pair.context, db) == (
+        "of the group pair: app@s1 would be of the same instant, and is not restored with it"
+    )
+    for dataset in app.datasets:
+        pair.pool.destroy_snapshots([f"{dataset}@s1"])
+    assert "have no snapshots of that instant any more" in others_of_group(pair.context, db)
+    alone = take_snapshot(pair.context, pair.hypervisor.domain("db"), name="s2", wait=0)
+    assert others_of_group(pair.context, alone) is None
