@@ -24,7 +24,7 @@ def snapshot_command(
     context: typer.Context,
     domains: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DOMAIN...", help="Domains by name or UUID.", show_default=False),
+        typer.Argument(metavar="DOMAIN", help="Domains by name or UUID.", show_default=False),
     ] = None,
     group: Annotated[
         str | None,

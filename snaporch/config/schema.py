@@ -125,7 +125,8 @@ class DomainSettings(_Section):
         description="How disks are kept still for a `ram` snapshot. `overlay`: writes go to "
         "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
         "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
-        "`auto` is `manual` when all disks are in one pool, `overlay` otherwise.",
+        "`auto` is `manual` when all disks are in one pool, and in a consistency group; `overlay` "
+        "otherwise.",
     )
     quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
         default=(),

@@ -375,6 +375,21 @@ def test_before_them_a_failure_calls_the_others_off(window):
         window.check(db)
 
 
+def test_a_pool_that_fails_calls_all_off_at_once(window, pair):
+    """Not when the run that took the snapshots has undone itself: the others stand still."""
+    pair.hooks.at["pool.snapshot"] = failing_with(PoolError("tank", "is full"))
+    plans = [window.plans[name] for name in ("app", "db")]
+    for plan in plans:
+        with pytest.raises(WaitsError):
+            window.await_turn(plan.domain.uuid, plan, waits)
+    with pytest.raises(WaitsError):
+        window.take(plans[0].domain.uuid, plans[0], {}, waits)
+    with pytest.raises(PoolError):
+        window.take(plans[1].domain.uuid, plans[1], {}, lambda _name: None)
+    with pytest.raises(CalledOffError, match="because db failed"):
+        window.check(plans[0].domain.uuid)
+
+
 # -- afterwards ---------------------------------------------------------------------------------
 
 
