@@ -181,6 +181,22 @@ class Domain:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRun:
+    """One snapshot of a consistency group."""
+
+    name: str
+    run: str
+    """The same for all its members, whose runs have names of their own."""
+    members: tuple[tuple[str, str], ...]
+    """UUID and name of each domain."""
+
+    @property
+    def mark(self) -> str:
+        """As the property ``snaporch:group`` has it."""
+        return f"{self.name}/{self.run}"
+
+
+@dataclass(frozen=True, slots=True)
 class Versions:
     """What made a bundle, as text; empty when unknown."""
 
@@ -250,6 +266,10 @@ class SnapshotRecord:
     verified: Verdict | None = None
     policy: str | None = None
     """The policy it was taken for, and by whose rules it may be deleted."""
+    group: str | None = None
+    """The consistency group it was taken with."""
+    group_run: str | None = None
+    """The same for all that were taken in that window."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``)."""
@@ -268,6 +288,8 @@ class SnapshotRecord:
             "state": self.state.value,
             "verified": self.verified.as_json() if self.verified else None,
             "policy": self.policy,
+            "group": self.group,
+            "group_run": self.group_run,
         }
 
 

@@ -78,6 +78,21 @@ class DiskEntry(_Frozen):
     left_out: str | None = Field(default=None, description="why it is not in the snapshot")
 
 
+class MemberEntry(_Frozen):
+    """A domain of a consistency group."""
+
+    domain: str
+    uuid: str
+
+
+class GroupEntry(_Frozen):
+    """The consistency group that the bundle's domain was snapshotted with."""
+
+    name: str
+    run: str = Field(description="the same for all members, whose runs have names of their own")
+    members: tuple[MemberEntry, ...] = Field(description="all of them, this domain included")
+
+
 class VersionsEntry(_Frozen):
     """What made the bundle."""
 
@@ -105,6 +120,7 @@ class Manifest(_Frozen):
     disks: tuple[DiskEntry, ...]
     parts: tuple[Part, ...]
     versions: VersionsEntry
+    group: GroupEntry | None = None
 
     def part(self, role: Role) -> Part | None:
         """The first part with this role."""

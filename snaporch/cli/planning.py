@@ -10,6 +10,7 @@ from snaporch.errors import ExitCode, one_line
 from snaporch.model import iso
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
+from snaporch.schedule.checks import Check
 from snaporch.schedule.outlook import Next, Outlook, look
 from snaporch.schedule.when import zone_of
 
@@ -51,6 +52,19 @@ def _document(outlooks: Sequence[Outlook], now: datetime) -> dict[str, object]:
             for each in outlooks
             for coming in each.nexts
         ],
+        "verifications": [
+            {
+                "domain": each.domain.name,
+                "uuid": each.domain.uuid,
+                "policy": check.policy,
+                "snapshot": check.record.snapshot,
+                "at": iso(check.at),
+                "due": check.due(now),
+                "reason": check.reason,
+            }
+            for each in outlooks
+            for check in each.checks
+        ],
         "retention": [
             {
                 "domain": each.domain.name,
@@ -76,6 +90,9 @@ def _tell(context: Context, outlooks: Sequence[Outlook], now: datetime, *, verbo
             print_result(f"{name}  {coming.policy}  {_when(coming, now, zone)}  ({coming.reason})")
         if not each.nexts:
             print_result(f"{name}  nothing is taken by itself")
+        for check in each.checks:
+            when, reason = _when(check, now, zone), one_line(check.reason)
+            print_result(f"{name}  {check.policy}  verify {when}  ({reason})")
         for verdict in each.verdicts:
             if verdict.delete or (verbose and verdict.taken.policy is not None):
                 word = "would go" if verdict.delete else "stays"
@@ -84,7 +101,7 @@ def _tell(context: Context, outlooks: Sequence[Outlook], now: datetime, *, verbo
             print_result(f"{name}  {_sum(each)}")
 
 
-def _when(coming: Next, now: datetime, zone: tzinfo) -> str:
+def _when(coming: Next | Check, now: datetime, zone: tzinfo) -> str:
     if coming.due(now):
         return "due now"
     return f"next {coming.at.astimezone(zone):%Y-%m-%d %H:%M:%S %Z}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from snaporch.errors import RefusedError, UsageError
 from snaporch.model import iso
 from snaporch.report.terminal import print_error, print_result
-from snaporch.restore.choosing import newest_until, parse_moment, split_name
+from snaporch.restore.choosing import newest_until, others_of_group, parse_moment, split_name
 from snaporch.restore.plan import RestorePlan, make_restore_plan
 from snaporch.restore.restore import Restored, check_bundle, restore
 from snaporch.run.context import Context
@@ -100,6 +100,8 @@ def restore_one(
         for done in recover_runs(context, record.uuid):
             context.progress.note(record.domain, done)
         current = check_bundle(context, plan())
+        if (others := others_of_group(context, current.record)) is not None:
+            context.progress.note(record.domain, others)
         if not yes:
             _ask(context, current, wishes)
         restored = restore(context, current, safety=wishes.safety, keep_running=wishes.keep_running)

@@ -15,11 +15,15 @@ def run_due_command(
         bool,
         typer.Option("--retention/--no-retention", help="Whether to delete what need not stay."),
     ] = True,
+    verification: Annotated[
+        bool,
+        typer.Option("--verify/--no-verify", help="Whether to verify what policies want verified."),
+    ] = True,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Take what policies have due, delete what need not stay.
+    """Take what policies have due, delete what need not stay, verify what is to be verified.
 
     For a timer. What is due follows from the snapshots that exist: a time that was missed is made
     up for once. A snapshot that fails does not keep the others from being taken.
@@ -28,4 +32,4 @@ def run_due_command(
     from snaporch.cli.session import session
 
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return run_due(opened, retention=retention, json=json)
+        return run_due(opened, retention=retention, verification=verification, json=json)

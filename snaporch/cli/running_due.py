@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from snaporch.cli.planning import tell_unknown
+from snaporch.cli.verifying import Told, tell_due
 from snaporch.cli.watching import Watchers, watchers
 from snaporch.errors import ExitCode
 from snaporch.report.terminal import print_error, print_result
@@ -22,25 +24,32 @@ from snaporch.schedule.retire import Retired, retire
 SCHEDULE = "schedule"
 
 
-def run_due(context: Context, *, retention: bool, json: bool) -> int:
+def run_due(context: Context, *, retention: bool, verification: bool, json: bool) -> int:
     """Carry policies out once; the exit code of the first failure.
+
+    Verifying comes last and keeps nobody else from taking snapshots meanwhile.
 
     Raises:
         BusyError: another ``run-due`` or the daemon is at it.
     """
     with watchers(context) as watching:
-        with domain_lock(
-            context.config.paths.runtime,
-            SCHEDULE,
-            SCHEDULE,
-            "run-due",
-            wait=0,
-            interrupt=context.interrupt,
-        ):
+        with _alone(context):
             outlooks, outcomes, retired = _carry_out(context, watching, retention=retention)
-        _print(context, outcomes, retired, json=json)
+        if not json:
+            _tell(context, outcomes, retired)
+        told = Told(json=json)
+        if verification and context.interrupt.signum is None:
+            told = tell_due(context, json=json)
+    if json:
+        document = _document(outcomes, retired) | {"verified": told.documents}
+        print_result(json_format.dumps(document, indent=2, ensure_ascii=False))
     context.interrupt.check(SCHEDULE)
-    return _exit_code(outcomes, retired, tell_unknown(outlooks))
+    return _exit_code(outcomes, retired, tell_unknown(outlooks)) or told.code
+
+
+def _alone(context: Context) -> AbstractContextManager[None]:
+    runtime, interrupt = context.config.paths.runtime, context.interrupt
+    return domain_lock(runtime, SCHEDULE, SCHEDULE, "run-due", wait=0, interrupt=interrupt)
 
 
 def _carry_out(
@@ -65,17 +74,10 @@ def _carry_out(
     return outlooks, outcomes, retired
 
 
-def _print(context: Context, outcomes: Sequence[Outcome], retired: Retired, *, json: bool) -> None:
-    if json:
-        print_result(json_format.dumps(_document(outcomes, retired), indent=2, ensure_ascii=False))
-    else:
-        _tell(context, outcomes, retired)
-
-
 def _exit_code(outcomes: Sequence[Outcome], retired: Retired, unknown: int) -> int:
     for outcome in outcomes:
         if not outcome.ok:
-            print_error(f"{outcome.capture.domain}: {outcome.capture.policy}: {outcome.text}")
+            print_error(f"{outcome.capture.label}: {outcome.capture.policy}: {outcome.text}")
     for error in retired.failures:
         print_error(error.line())
     codes = [outcome.status for outcome in outcomes if not outcome.ok]
@@ -101,6 +103,7 @@ def _document(outcomes: Sequence[Outcome], retired: Retired) -> dict[str, object
             {
                 "domain": outcome.capture.domain,
                 "uuid": outcome.capture.uuid,
+                "group": outcome.capture.group or None,
                 "policy": outcome.capture.policy,
                 "status": outcome.status,
                 "text": outcome.text,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json as json_format
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from snaporch.cli.snapshots import chosen_level
+from snaporch.cli.snapshots import Wish, complete
 from snaporch.errors import ExitCode, NotFoundError
 from snaporch.hypervisor.rewrite import clone_of
 from snaporch.model import Domain
@@ -21,56 +20,41 @@ from snaporch.schedule.due import burden, take_all
 from snaporch.schedule.gate import Capture, Gate
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is asked for of every domain."""
-
-    name: str | None
-    level: str | None
-    policy: str | None
-    wait: int | None
-
-    def words(self) -> list[str]:
-        """The same as options of ``snaporch snapshot``."""
-        options = {
-            "--name": self.name,
-            "--level": self.level,
-            "--policy": self.policy,
-            "--wait": self.wait,
-        }
-        return [w for option, v in options.items() if v is not None for w in (option, str(v))]
-
-
 def snapshot_side_by_side(
-    context: Context, domains: Sequence[Domain], wanted: Wanted, *, jobs: int | None, json: bool
+    context: Context,
+    domains: Sequence[Domain],
+    wish: Wish,
+    *,
+    jobs: int | None,
+    wait: int | None,
+    json: bool,
 ) -> int:
     """Snapshot the domains, several at once; the exit code of the worst.
 
-    A signal lets nothing begin any more, and the runs under way undo or finish themselves.
+    With a policy a domain takes its consistency group along, which is then snapshotted once. A
+    signal lets nothing begin any more, and the runs under way undo or finish themselves.
 
     Raises:
         UsageError, NotFoundError: nothing was touched.
         InterruptedRunError: a signal came; what was done by then is told before.
     """
-    level = chosen_level(context, wanted.name, wanted.level, wanted.policy) or "auto"
+    level = complete(context, wish).level or "auto"
     limits = context.config.schedule
     if jobs is not None:
         limits = limits.model_copy(update={"jobs": jobs, "jobs_per_pool": jobs})
-    captures = Captures(Gate(limits), lambda capture: _command(context, capture, wanted))
-    work = [burden(context, domain, wanted.policy or "", level) for domain in domains]
-    outcomes = take_all(context, captures, work, lambda outcome: _progress(context, outcome))
+    captures = Captures(Gate(limits), lambda capture: _command(context, capture, wish, wait))
+    work = [burden(context, domain, wish.policy or "", level) for domain in domains]
+    once = list({each.group or each.uuid: each for each in reversed(work)}.values())
+    outcomes = take_all(context, captures, once, lambda outcome: _progress(context, outcome))
     ordered = sorted(outcomes, key=lambda outcome: outcome.capture.domain)
-    documents = [_document(outcome) for outcome in ordered]
     if json:
-        taken = [document for document in documents if document is not None]
+        taken = [document for outcome in ordered for document in _documents(outcome)]
         print_result(json_format.dumps(taken, indent=2, ensure_ascii=False))
     else:
-        print_outcomes(
-            [(o.capture.domain, o.status, d) for o, d in zip(ordered, documents, strict=True)]
-        )
+        print_outcomes([row for outcome in ordered for row in _rows(outcome)])
     for outcome in ordered:
         if not outcome.ok:
-            print_error(f"{outcome.capture.domain}: {outcome.text}")
+            print_error(f"{outcome.capture.label}: {outcome.text}")
     context.interrupt.check("snapshot")
     return worst([outcome.status for outcome in ordered])
 
@@ -102,20 +86,34 @@ def worst(codes: Sequence[int]) -> int:
     return max(codes, default=int(ExitCode.OK))
 
 
-def _command(context: Context, capture: Capture, wanted: Wanted) -> list[str]:
+def _command(context: Context, capture: Capture, wish: Wish, wait: int | None) -> list[str]:
     words = [sys.executable, "-P", "-m", "snaporch"]
     if context.config_path is not None:
         words += ["--config", str(context.config_path.absolute())]
-    return [*words, "snapshot", capture.uuid, *wanted.words(), "--json", "--quiet"]
+    options = {
+        "--name": wish.name,
+        "--level": wish.level,
+        "--policy": wish.policy,
+        "--wait": None if wait is None else str(wait),
+    }
+    asked = [word for option, value in options.items() if value for word in (option, value)]
+    return [*words, "snapshot", capture.uuid, *asked, "--json", "--quiet"]
 
 
-def _document(outcome: Outcome) -> dict[str, Any] | None:
-    """What the run printed; ``None`` without a snapshot."""
-    document: dict[str, Any] | None = json_format.loads(outcome.text) if outcome.ok else None
-    return document
+def _documents(outcome: Outcome) -> list[dict[str, Any]]:
+    """What the run printed: one for each domain that has a snapshot now."""
+    if not outcome.ok:
+        return []
+    printed = json_format.loads(outcome.text)
+    return printed if isinstance(printed, list) else [printed]
+
+
+def _rows(outcome: Outcome) -> list[tuple[str, int, dict[str, Any] | None]]:
+    done = [(each["domain"], outcome.status, each) for each in _documents(outcome)]
+    return [*done] or [(outcome.capture.label, outcome.status, None)]
 
 
 def _progress(context: Context, outcome: Outcome) -> None:
-    document = _document(outcome)
-    text = f"done: @{document['snapshot']}" if document else "failed"
-    context.progress.step(outcome.capture.domain, text)
+    documents = _documents(outcome)
+    text = f"done: @{documents[0]['snapshot']}" if documents else "failed"
+    context.progress.step(outcome.capture.label, text)

@@ -27,6 +27,15 @@ def snapshot_command(
         list[str] | None,
         typer.Argument(metavar="DOMAIN", help="Domains by name or UUID.", show_default=False),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="The domains of this consistency group, all in one window or none.",
+            show_default=False,
+        ),
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="All domains with disks on ZFS, but clones.")
     ] = False,
@@ -77,27 +86,26 @@ def snapshot_command(
 
     A running guest goes on running: its RAM is saved live, all its disks are switched to overlays
     in one instant, ZFS snapshots are taken of what lies beneath, and the overlays are committed
-    back. A guest that is off gets a plain snapshot.
+    back. A guest that is off gets a plain snapshot. With --policy a domain takes its consistency
+    group along.
 
     With --all or --jobs a failure stops no other, and the exit code is that of the worst.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.side_by_side import Wanted, every_domain, snapshot_side_by_side
-    from snaporch.cli.snapshots import look_up, show_plans, snapshot_each
+    from snaporch.cli.side_by_side import every_domain, snapshot_side_by_side
+    from snaporch.cli.snapshots import Wish, look_up, show_plans, snapshot_each
 
-    if every == bool(domains):
-        reason = "are all of them with --all" if every else "is missing"
-        step = "name one or more, or use --all; see `snaporch snapshot --help`"
-        raise UsageError("DOMAIN", reason, step)
-    chosen = level.value if level else None
+    if [bool(domains), every, group is not None].count(True) != 1:
+        reason = "wanted is either DOMAIN..., or --all, or --group NAME"
+        raise UsageError("DOMAIN", reason, "see `snaporch snapshot --help`")
+    if group is not None and jobs is not None:
+        raise UsageError("--jobs", "a group is snapshotted at once", "leave it out")
+    wish = Wish(name, level.value if level else None, policy)
     with session(config_path(context, config), quiet=quiet or json) as opened:
         names = [domain.uuid for domain in every_domain(opened)] if every else domains or []
         if dry_run:
-            return show_plans(opened, names, name=name, level=chosen, policy=policy)
+            return show_plans(opened, names, group, wish)
         if every or jobs is not None:
-            wanted = Wanted(name, chosen, policy, wait)
             found = look_up(opened, names)
-            return snapshot_side_by_side(opened, found, wanted, jobs=jobs, json=json)
-        return snapshot_each(
-            opened, names, name=name, level=chosen, policy=policy, wait=wait, json=json
-        )
+            return snapshot_side_by_side(opened, found, wish, jobs=jobs, wait=wait, json=json)
+        return snapshot_each(opened, names, group, wish, wait=wait, json=json)

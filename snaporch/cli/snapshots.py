@@ -1,92 +1,166 @@
-"""The loop over domains behind ``snaporch snapshot``."""
+"""The loop over domains and groups behind ``snaporch snapshot``."""
 
 from __future__ import annotations
 
 import json as json_format
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UsageError
+from snaporch.errors import (
+    InterruptedRunError,
+    NotFoundError,
+    SnaporchError,
+    UsageError,
+)
 from snaporch.model import Domain, SnapshotRecord
 from snaporch.report.terminal import print_error, print_result
 from snaporch.report.units import pause, size
 from snaporch.run.context import Context
+from snaporch.run.group import (
+    group_of,
+    members_of_group,
+    plan_group,
+    raise_bugs,
+    snapshot_group,
+)
 from snaporch.run.plan import Plan, check_snapshot_name, make_plan
 from snaporch.run.settle import recover_leftovers
 from snaporch.run.snapshot import take_snapshot
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for, of whatever domains."""
+
+    name: str | None
+    level: str | None
+    policy: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What is snapshotted at once: a domain, or a group."""
+
+    domain: Domain | None
+    group: str | None
+
+
 def snapshot_each(
     context: Context,
     names: Sequence[str],
+    group: str | None,
+    wish: Wish,
     *,
-    name: str | None,
-    level: str | None,
-    policy: str | None,
     wait: int | None,
     json: bool,
 ) -> int:
-    """Snapshot the domains one after the other; the first failure's exit code.
+    """Snapshot the domains one after the other, or a group; the first failure's exit code.
 
     All are looked up first, so that a misspelt name is refused before anything is touched. One
     domain prints a JSON object, several print an array of those that succeeded.
     """
-    level = chosen_level(context, name, level, policy)
+    wish = complete(context, wish)
     recover_leftovers(context)
-    unique = look_up(context, names)
+    units = _units(context, names, group, wish)
+    single = len(units) == 1 and units[0].domain is not None
     records: list[SnapshotRecord] = []
     failures: list[int] = []
-    for domain in unique:
-        try:
-            records.append(_take(context, domain, name, wait, level, policy))
-        except InterruptedRunError:
-            raise
-        except SnaporchError as error:
-            if len(unique) == 1:
-                raise
+    for unit in units:
+        taken, errors = _attempt(context, unit, wish, wait, alone=single)
+        records += taken
+        for error in errors:
             print_error(error.line())
             failures.append(error.exit_code)
-        else:
-            if not json:
-                print_result(_line(records[-1]))
-        context.interrupt.check(domain.name)
+        if not json:
+            for record in taken:
+                print_result(_line(record))
+        context.interrupt.check(unit.domain.name if unit.domain else unit.group or "")
     if json:
         documents = [record.as_json() for record in records]
-        document = documents[0] if len(unique) == 1 else documents
+        document = documents[0] if single else documents
         print_result(json_format.dumps(document, indent=2, ensure_ascii=False))
     return failures[0] if failures else 0
 
 
-def _take(
-    context: Context,
-    domain: Domain,
-    name: str | None,
-    wait: int | None,
-    level: str | None,
-    policy: str | None,
-) -> SnapshotRecord:
-    record = take_snapshot(context, domain, name=name, wait=wait, level=level, policy=policy)
-    if policy is not None and context.config.policy[policy].verify and record.bundle:
-        context.progress.step(domain.name, "reading the bundle back")
-        context.store.verify(f"{record.uuid}/{record.run}")
+def _attempt(
+    context: Context, unit: _Unit, wish: Wish, wait: int | None, *, alone: bool
+) -> tuple[list[SnapshotRecord], list[SnaporchError]]:
+    try:
+        if unit.domain is None:
+            return _take_group(context, unit.group or "", wish, wait)
+        return [_take(context, unit.domain, wish, wait)], []
+    except InterruptedRunError:
+        raise
+    except SnaporchError as error:
+        if alone:
+            raise
+        return [], [error]
+
+
+def _take_group(
+    context: Context, group: str, wish: Wish, wait: int | None
+) -> tuple[list[SnapshotRecord], list[SnaporchError]]:
+    outcome = snapshot_group(
+        context, group, name=wish.name, wait=wait, level=wish.level, policy=wish.policy
+    )
+    errors = raise_bugs(outcome)
+    for error in errors:
+        if isinstance(error, InterruptedRunError) and not outcome.records:
+            raise error
+    if errors and not outcome.records:
+        context.progress.note(group, "none of its domains was snapshotted")
+    for record in outcome.records:
+        try:
+            _read_back(context, record, wish.policy)
+        except SnaporchError as error:
+            errors.append(error)
+    return outcome.records, errors
+
+
+def _take(context: Context, domain: Domain, wish: Wish, wait: int | None) -> SnapshotRecord:
+    record = take_snapshot(
+        context, domain, name=wish.name, wait=wait, level=wish.level, policy=wish.policy
+    )
+    _read_back(context, record, wish.policy)
     return record
 
 
-def chosen_level(
-    context: Context, name: str | None, level: str | None, policy: str | None
-) -> str | None:
-    """The level to ask for; bad names are refused before anything is touched."""
-    if name is not None:
-        check_snapshot_name(name)
-    if policy is None:
-        return level
-    if name is not None:
+def _read_back(context: Context, record: SnapshotRecord, policy: str | None) -> None:
+    if policy is not None and context.config.policy[policy].reads_back and record.bundle:
+        context.progress.step(record.domain, "reading the bundle back")
+        context.store.verify(f"{record.uuid}/{record.run}")
+
+
+def complete(context: Context, wish: Wish) -> Wish:
+    """With the level to ask for; bad names are refused before anything is touched.
+
+    Raises:
+        UsageError, NotFoundError: what was wished for cannot be.
+    """
+    if wish.name is not None:
+        check_snapshot_name(wish.name)
+    if wish.policy is None:
+        return wish
+    if wish.name is not None:
         raise UsageError("--policy", "names its snapshots itself", "leave out --name")
     known = context.config.policy
-    if policy not in known:
+    if wish.policy not in known:
         told = f"there are {', '.join(sorted(known))}" if known else "there is none"
-        raise NotFoundError(policy, f"no such policy in the configuration; {told}")
-    wanted = known[policy].level
-    return level or (None if wanted == "auto" else wanted)
+        raise NotFoundError(wish.policy, f"no such policy in the configuration; {told}")
+    wanted = known[wish.policy].level
+    return replace(wish, level=wish.level or (None if wanted == "auto" else wanted))
+
+
+def _units(context: Context, names: Sequence[str], group: str | None, wish: Wish) -> list[_Unit]:
+    """A policy takes the whole group of a domain, once."""
+    if group is not None:
+        members_of_group(context, group)
+        return [_Unit(None, group)]
+    units = []
+    for domain in look_up(context, names):
+        own = group_of(context.config, domain) if wish.policy else None
+        units.append(_Unit(None, own) if own else _Unit(domain, None))
+    return list(dict.fromkeys(units))
 
 
 def look_up(context: Context, names: Sequence[str]) -> list[Domain]:
@@ -99,33 +173,40 @@ def look_up(context: Context, names: Sequence[str]) -> list[Domain]:
     return list({domain.uuid: domain for domain in domains}.values())
 
 
-def show_plans(
-    context: Context,
-    names: Sequence[str],
-    *,
-    name: str | None,
-    level: str | None,
-    policy: str | None,
-) -> int:
+def show_plans(context: Context, names: Sequence[str], group: str | None, wish: Wish) -> int:
     """Print what a snapshot of each domain would do; refusals are errors as they would be."""
-    level = chosen_level(context, name, level, policy)
-    domains = look_up(context, names)
+    wish = complete(context, wish)
+    units = _units(context, names, group, wish)
     failures: list[int] = []
-    for domain in domains:
+    for unit in units:
         try:
-            plan = make_plan(context, domain, name, level, policy=policy)
+            for plan in _plans(context, unit, wish):
+                _show(plan)
         except SnaporchError as error:
-            if len(domains) == 1:
+            if len(units) == 1:
                 raise
             print_error(error.line())
             failures.append(error.exit_code)
-        else:
-            _show(plan)
     return failures[0] if failures else 0
 
 
+def _plans(context: Context, unit: _Unit, wish: Wish) -> list[Plan]:
+    if unit.domain is not None:
+        return [make_plan(context, unit.domain, wish.name, wish.level, policy=wish.policy)]
+    return plan_group(
+        context,
+        unit.group or "",
+        members_of_group(context, unit.group or ""),
+        name=wish.name,
+        level=wish.level,
+        policy=wish.policy,
+    )
+
+
 def _show(plan: Plan) -> None:
-    print_result(f"{plan.domain.name}@{plan.snapshot}  {plan.level}, by {plan.strategy}")
+    how = f"{plan.level}, by {plan.strategy}"
+    with_group = f", with the group {plan.group.name}" if plan.group else ""
+    print_result(f"{plan.domain.name}@{plan.snapshot}  {how}{with_group}")
     if plan.downgrade:
         print_result(f"  instead of what was asked for: {plan.downgrade}")
     for planned in plan.disks:

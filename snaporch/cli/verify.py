@@ -19,6 +19,9 @@ def verify_command(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All snapshots there are.")] = False,
+    due: Annotated[
+        bool, typer.Option("--due", help="What policies want verified now, and nothing else.")
+    ] = False,
     sample: Annotated[
         int | None,
         typer.Option(
@@ -50,6 +53,16 @@ def verify_command(
             show_default=False,
         ),
     ] = None,
+    wait: Annotated[
+        int | None,
+        typer.Option(
+            "--wait",
+            min=0,
+            metavar="SECONDS",
+            help="Wait this long for another verification on this host [default: 0].",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -57,16 +70,23 @@ def verify_command(
     """Prove that snapshots can be restored: run a throw-away clone of each, without a network.
 
     Checks every checksum and GUID, resumes a clone from RAM (or boots it, where there is none),
-    looks for life in it, removes it, and writes the verdict on the snapshot.
+    looks for life in it, removes it, and writes the verdict on the snapshot. One at a time on a
+    host, behind everything else on it.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.verifying import verify_several
+    from snaporch.cli.verifying import verify_several, verify_what_is_due
     from snaporch.restore.verify import Ordeal
 
-    if everything == bool(snapshots) or (sample is not None and not everything):
-        raise typer.BadParameter("wanted is DOMAIN@SNAPSHOT..., or --all [--sample N]")
+    if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
+        raise typer.BadParameter("wanted is DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
+    if due and (checksums or script or screenshots or wait is not None):
+        raise typer.BadParameter("--due goes with --json and --quiet alone")
     if checksums and (script or screenshots):
         raise typer.BadParameter("--checksums runs no clone for a script or a picture")
     ordeal = Ordeal(not checksums, script and script.absolute(), script_timeout, screenshots)
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return verify_several(opened, snapshots or [], sample=sample, ordeal=ordeal, json=json)
+        if due:
+            return verify_what_is_due(opened, json=json)
+        return verify_several(
+            opened, snapshots or [], sample=sample, ordeal=ordeal, wait=wait, json=json
+        )

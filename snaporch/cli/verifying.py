@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from snaporch.cli.cloning import sweep_first
-from snaporch.errors import ExitCode, SnaporchError
+from snaporch.errors import BusyError, ExitCode, SnaporchError
 from snaporch.model import Reached
 from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.source import records_called
 from snaporch.restore.verify import Ordeal, Verification, check_ordeal, longest_ago, verify_all
+from snaporch.run.background import lower_priority
 from snaporch.run.context import Context
+from snaporch.run.lock import domain_lock
 from snaporch.run.records import all_records
 
+VERIFICATION = "verification"
 _REACHED = {
     Reached.NOTHING: "it is not whole",
     Reached.CHECKED: "checksums and GUIDs are right",
@@ -22,36 +27,100 @@ _REACHED = {
 
 
 def verify_several(
-    context: Context, texts: list[str], *, sample: int | None, ordeal: Ordeal, json: bool
+    context: Context,
+    texts: list[str],
+    *,
+    sample: int | None,
+    ordeal: Ordeal,
+    wait: int | None,
+    json: bool,
 ) -> int:
-    """Verify the snapshots named, or all; the first failure's exit code."""
+    """Verify the snapshots named, or all; the first failure's exit code.
+
+    Raises:
+        BusyError: another verification is under way on this host.
+    """
     check_ordeal(ordeal)
-    sweep_first(context)
     if texts:
         records = [records_called(context, text)[-1] for text in texts]
     else:
         records = longest_ago(all_records(context.store, context.pool.snapshots()), sample)
-    outcomes: list[Verification] = []
-    codes: list[int] = []
-    for outcome in verify_all(context, records, ordeal):
-        if isinstance(outcome, SnaporchError):
-            print_error(outcome.line())
-            codes.append(int(outcome.exit_code))
-            continue
-        outcomes.append(outcome)
-        if not json:
-            print_result(_line(outcome))
-        if not outcome.passed:
-            print_error(f"verification failed: {outcome.failure}")
-            codes.append(int(ExitCode.FAILED))
+    told = Told(json=json)
+    with alone(context, wait or 0):
+        for outcome in verify_all(context, records, ordeal):
+            told.tell(outcome)
     if json:
-        documents = [outcome.as_json() for outcome in outcomes]
-        single = len(texts) == 1 and documents
-        shown = documents[0] if single else documents
+        documents = told.documents
+        shown = documents[0] if len(texts) == 1 and documents else documents
         print_result(json_format.dumps(shown, indent=2, ensure_ascii=False))
     elif not records:
         print_error("there are no snapshots; take one: snaporch snapshot DOMAIN")
-    return codes[0] if codes else 0
+    return told.code
+
+
+def verify_what_is_due(context: Context, *, json: bool) -> int:
+    """Verify what policies have due; the first failure's exit code."""
+    told = tell_due(context, json=json)
+    if json:
+        print_result(json_format.dumps(told.documents, indent=2, ensure_ascii=False))
+    return told.code
+
+
+def tell_due(context: Context, *, json: bool) -> Told:
+    """Verify what policies have due; nothing while another verification is under way."""
+    from snaporch.schedule.verifying import verify_due
+
+    told = Told(json=json)
+    try:
+        with alone(context, 0):
+            for checked in verify_due(context):
+                told.tell(checked.outcome)
+    except BusyError as error:
+        context.progress.note(error.thing, f"{error.reason}: what is due has to wait")
+    return told
+
+
+@contextmanager
+def alone(context: Context, wait: int) -> Iterator[None]:
+    """One verification at a time on a host, behind everything else on it.
+
+    Raises:
+        BusyError: another one is under way after ``wait`` seconds.
+    """
+    runtime = context.config.paths.runtime
+    what = VERIFICATION
+    with domain_lock(runtime, what, what, "verify", wait=wait, interrupt=context.interrupt):
+        sweep_first(context)
+        lower_priority("verify")
+        yield
+
+
+class Told:
+    """Outcomes that were printed as they came.
+
+    Args:
+        json: only failures were; the rest is in :attr:`documents`.
+    """
+
+    def __init__(self, *, json: bool) -> None:
+        self.documents: list[dict[str, object]] = []
+        self.code = 0
+        self._json = json
+
+    def tell(self, outcome: Verification | SnaporchError) -> None:
+        """Print one."""
+        if isinstance(outcome, SnaporchError):
+            self._fail(outcome.line(), outcome.exit_code)
+            return
+        self.documents.append(outcome.as_json())
+        if not self._json:
+            print_result(_line(outcome))
+        if not outcome.passed:
+            self._fail(f"verification failed: {outcome.failure}", ExitCode.FAILED)
+
+    def _fail(self, line: str, code: ExitCode) -> None:
+        print_error(line)
+        self.code = self.code or int(code)
 
 
 def _line(outcome: Verification) -> str:

@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainValidator,
     StringConstraints,
     model_validator,
 )
@@ -28,6 +29,12 @@ _MOST = 100_000
 _SPAN = re.compile(r"(0|[1-9][0-9]{0,3})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _CRON_FIELDS = 5
+VERIFY_WORDS = {"daily": "1d", "weekly": "1w", "monthly": "0 0 1 * *"}
+"""Words for how often to verify: a span, or a line of crontab(5)."""
+CHECKSUMS = "checksums"
+_VERIFY_TEXTS = (
+    "'checksums', 'daily', 'weekly', 'monthly', a span such as '3d', or a line of crontab"
+)
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _WEEKDAY_PART = re.compile(r"(\*|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([1-9]))?")
 
@@ -125,6 +132,21 @@ def _cron(text: str) -> str:
     return text
 
 
+def _verify(value: object) -> bool | str:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"must be true, false, {_VERIFY_TEXTS}")
+    if value == CHECKSUMS or value in VERIFY_WORDS:
+        return value
+    try:
+        if " " in value.strip():
+            return _cron(value)
+        return _every(value)
+    except ValueError as error:
+        raise ValueError(f"must be {_VERIFY_TEXTS}: it {error}") from error
+
+
 def _policy_name(name: str) -> str:
     if name in RESERVED or not _NAME.fullmatch(name):
         raise ValueError("must be small letters, digits and hyphens, and not 'manual' or 'none'")
@@ -206,20 +228,45 @@ class Policy(_Section):
         description="Domains this policy is for: names, UUIDs, or patterns of names with `*`, `?` "
         "and `[…]`.",
     )
-    verify: bool = Field(
+    verify: Annotated[bool | str, PlainValidator(_verify)] = Field(
         default=False,
-        description="Read every bundle back once it is written and compare its checksums; a "
-        "snapshot that fails counts as a failed run.",
+        description="`true` or `checksums`: read every bundle back once it is written and compare "
+        "its checksums; a snapshot that fails counts as a failed run. `daily`, `weekly`, "
+        "`monthly`, a span (`3d`) or a line of crontab(5): test-restore the newest snapshot of "
+        "each domain so often, as `snaporch verify` does, one at a time.",
     )
     keep: Keep | None = Field(
         default=None, description="How many stay; without it nothing is ever deleted."
     )
+
+    @property
+    def reads_back(self) -> bool:
+        """Whether every bundle is read back once it is written."""
+        return self.verify is True or self.verify == CHECKSUMS
+
+    @property
+    def verify_rule(self) -> str:
+        """How often to test-restore: a span or a line of crontab(5); empty for never."""
+        if isinstance(self.verify, bool) or self.reads_back:
+            return ""
+        return VERIFY_WORDS.get(self.verify, self.verify)
 
     @model_validator(mode="after")
     def _one_time(self) -> Policy:
         if self.every and self.cron:
             raise ValueError("must have every or cron, not both")
         return self
+
+
+class Group(_Section):
+    """Domains that are frozen in one window, and snapshotted together or not at all."""
+
+    domains: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = Field(
+        strict=False,
+        min_length=1,
+        description="Its domains: names, UUIDs, or patterns of names with `*`, `?` and `[…]`. "
+        "Patterns mean no clones.",
+    )
 
 
 class Schedule(_Section):

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
-from snaporch.config.policy import Keep, Policy, Schedule
+from snaporch.config.policy import Group, Keep, Policy, Schedule
 from snaporch.config.schema import Config, DomainSettings, Paths, Prune
 from snaporch.config.telling import Email, Metrics, Notify, Status
 
@@ -31,6 +31,10 @@ _POLICY_INTRO = (
     "When snapshots are taken by themselves and how many of them stay. The name has at most 32 "
     "small letters, digits and hyphens, and is not `manual` or `none`."
 )
+_GROUP_INTRO = (
+    "A consistency group: see [groups](groups.md). The name is as a policy's. Of several groups "
+    "that a domain is in, policies take the first of the file."
+)
 _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Top level", Config, ""),
     ("`[paths]`", Paths, ""),
@@ -43,12 +47,13 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[schedule]`", Schedule, "See [schedules](schedule.md)."),
     ("`[policy.NAME]`", Policy, _POLICY_INTRO),
     ("`[policy.NAME.keep]`", Keep, "At least one of them."),
+    ("`[group.NAME]`", Group, _GROUP_INTRO),
     ("`[status]`", Status, "See [status](status.md)."),
     ("`[metrics]`", Metrics, "See [metrics for Prometheus](metrics.md)."),
     ("`[notify]`", Notify, "See [notifications](notify.md)."),
     ("`[notify.email]`", Email, ""),
 )
-_SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep")
+_SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group")
 
 
 def reference() -> str:
@@ -66,10 +71,7 @@ def reference() -> str:
 
 
 def _entry(name: str, field: FieldInfo) -> str:
-    return (
-        f"### `{name}`\n\n{field.description}\n\n"
-        f"Type: {_type(field)}. Default: `{_value(field.default)}`.\n"
-    )
+    return f"### `{name}`\n\n{field.description}\n\nType: {_type(field)}. {_default(field)}\n"
 
 
 def _type(field: FieldInfo) -> str:
@@ -79,6 +81,8 @@ def _type(field: FieldInfo) -> str:
         return "one of " + ", ".join(f'`"{choice}"`' for choice in get_args(annotation))
     if origin in (tuple, list, types.GenericAlias):
         return "list of strings"
+    if origin is types.UnionType:
+        return "true, false or string"
     if annotation is int:
         bounds = {type(m).__name__: m for m in field.metadata}
         low, high = bounds.get("Ge"), bounds.get("Le")
@@ -86,6 +90,10 @@ def _type(field: FieldInfo) -> str:
     if annotation is bool:
         return "true or false"
     return "absolute path" if annotation is Path else "string"
+
+
+def _default(field: FieldInfo) -> str:
+    return "Required." if field.is_required() else f"Default: `{_value(field.default)}`."
 
 
 def _value(value: object) -> str:

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from snaporch.config.policy import Policy, PolicyName, Schedule
+from snaporch.config.policy import Group, Policy, PolicyName, Schedule
 from snaporch.config.telling import Metrics, Notify, Status
 from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
 
@@ -126,7 +126,8 @@ class DomainSettings(_Section):
         description="How disks are kept still for a `ram` snapshot. `overlay`: writes go to "
         "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
         "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
-        "`auto` is `manual` when all disks are in one pool, `overlay` otherwise.",
+        "`auto` is `manual` when all disks are in one pool, and in a consistency group; `overlay` "
+        "otherwise.",
     )
     quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
         default=(),
@@ -251,6 +252,10 @@ class Config(_Section):
     status: Status = Field(default=Status(), description="When something needs attention.")
     metrics: Metrics = Field(default=Metrics(), description="Figures for Prometheus.")
     notify: Notify = Field(default=Notify(), description="Who is told how runs ended.")
+
+    group: dict[PolicyName, Group] = Field(
+        default={}, description="Consistency groups, by name: `[group.NAME]`."
+    )
 
     @model_validator(mode="after")
     def _policies_exist(self) -> Config:

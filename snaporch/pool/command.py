@@ -13,7 +13,7 @@ from snaporch.errors import UnavailableError
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
 from snaporch.pool.protocol import PREFIX, PoolError
 
-PROPERTIES = ("run", "level", "bundle", "uuid", "verified", "retention", "domain")
+PROPERTIES = ("run", "level", "bundle", "uuid", "verified", "retention", "group", "domain")
 """The ``snaporch:`` user properties, the free-text one last so that a line splits safely."""
 
 _ARG_BYTES = 100_000

@@ -73,6 +73,9 @@ def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> T
     verified = any(record.verified for record in records)
     if verified:
         table.add_column("VERIFIED", no_wrap=True)
+    grouped = any(record.group for record in records)
+    if grouped:
+        table.add_column("GROUP", no_wrap=True)
     now = datetime.now(UTC)
     for record in records:
         cells: list[str | Text] = [
@@ -85,7 +88,9 @@ def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> T
             compact(pause(record.pause_ms)),
             Text(record.state.value, style=_style(record.state)),
         ]
-        table.add_row(*cells, *([_verdict(record, now)] if verified else []))
+        more = [_verdict(record, now)] if verified else []
+        more += [Text(record.group or "-")] if grouped else []
+        table.add_row(*cells, *more)
     return table
 
 

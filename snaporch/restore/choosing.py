@@ -64,6 +64,24 @@ def newest_until(context: Context, domain: str, moment: datetime) -> SnapshotRec
     )
 
 
+def others_of_group(context: Context, record: SnapshotRecord) -> str | None:
+    """A line about the other domains of its group; ``None`` when it was taken by itself."""
+    if record.group is None:
+        return None
+    records = all_records(context.store, context.pool.snapshots())
+    others = sorted(
+        f"{other.domain}@{other.snapshot}"
+        for other in records
+        if other.group_run == record.group_run and other.uuid != record.uuid
+    )
+    if not others:
+        return f"of the group {record.group}; the others have no snapshots of that instant any more"
+    return (
+        f"of the group {record.group}: {', '.join(others)} would be of the same instant, and "
+        f"{'is' if len(others) == 1 else 'are'} not restored with it"
+    )
+
+
 def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
     """A snapshot by the marks on the ZFS snapshots, with its bundle in the store.
 
@@ -133,4 +151,6 @@ def _record(
         pause_ms=manifest.pause_ms,
         bundle=str(directory),
         state=state,
+        group=manifest.group.name if manifest.group else None,
+        group_run=manifest.group.run if manifest.group else None,
     )

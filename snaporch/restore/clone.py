@@ -42,6 +42,20 @@ from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
 from snaporch.run.context import Context
 
 RAM_COPY = "ram.save"
+AS_THE_ORIGINAL = (
+    "atime",
+    "compression",
+    "logbias",
+    "primarycache",
+    "recordsize",
+    "redundant_metadata",
+    "relatime",
+    "secondarycache",
+    "sync",
+)
+"""Properties that a clone has as well if they were set on the original dataset itself: they make it
+as safe and as fast. What says where a dataset is mounted, how much room it has or keeps, what is
+replicated or snapshotted by other tools (user properties) is the original's alone."""
 _UNFIT = re.compile(r"[^A-Za-z0-9_.:-]")
 _MAX_DATASET_NAME = 255
 _MEMORY_MARGIN = 64 << 20
@@ -291,6 +305,7 @@ def clone_dataset(
     else:
         properties |= {"volmode": "dev"}
         properties |= {"readonly": "on"} if purpose is Purpose.EXTRACT else {}
+    properties |= context.pool.local_properties(AS_THE_ORIGINAL).get(dataset, {})
     context.pool.clone(source.member(dataset).full_name, made, properties)
     if kind is DatasetKind.FILESYSTEM:
         return ClonedDataset(made, kind, mount)

@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 from snaporch.bundle.manifest import Manifest, Part, Role
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
-from snaporch.model import Domain
+from snaporch.model import DatasetKind, Domain
+from snaporch.pool import resolver
 from snaporch.run.context import Context
 
 _MEMINFO = Path("/proc/meminfo")
@@ -36,6 +37,29 @@ def check_machine(
         if resumes:
             step = f"{step}, or boot it from its disks with --cold"
         raise RefusedError(thing, f"this host cannot run it: {reason}", step)
+
+
+def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
+    """Refuse a guest whose disks nobody can read: a rollback needs no key, its start does.
+
+    Raises:
+        RefusedError: a file system is not mounted, or a volume has no device node.
+    """
+    existing = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
+    for disk in manifest.disks:
+        kind = existing.get(disk.dataset or "")
+        if kind is DatasetKind.FILESYSTEM:
+            try:
+                resolver.mount_point_of(disk.dataset or "")
+            except resolver.NotOnZfsError as error:
+                reason = f"{disk.dataset} is not mounted"
+                raise RefusedError(thing, reason, f"zfs mount -l {disk.dataset}") from error
+        if kind is DatasetKind.VOLUME and disk.source and not Path(disk.source).exists():
+            raise RefusedError(
+                thing,
+                f"the volume {disk.dataset} is not at {disk.source}",
+                f"is its key loaded? see `zfs get keystatus {disk.dataset}`",
+            )
 
 
 def _hardware(xml: str) -> tuple[str, str]:

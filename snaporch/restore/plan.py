@@ -13,7 +13,7 @@ from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRec
 from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.restore.barrier import as_defined
 from snaporch.restore.choosing import find_inside, find_outside, split_name
-from snaporch.restore.fitness import check_files, check_machine, check_memory
+from snaporch.restore.fitness import check_datasets, check_files, check_machine, check_memory
 from snaporch.run.context import Context
 from snaporch.run.plan import datasets_of, locate_disks
 from snaporch.run.records import missing_of
@@ -151,6 +151,8 @@ def _check_fitness(context: Context, plan: RestorePlan) -> None:
     if xml is None or not (plan.ram or plan.boot):
         return
     check_machine(context, plan.thing, xml, plan.domain, resumes=plan.ram is not None)
+    if plan.manifest is not None:
+        check_datasets(context, plan.thing, plan.manifest)
     check_memory(context, plan.thing, xml, plan.manifest if plan.ram else None, plan.domain)
 
 

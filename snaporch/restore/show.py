@@ -145,6 +145,9 @@ def custody(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[str
             ("emulator", versions.emulator),
             ("machine", versions.machine),
         ]
+        if manifest.group is not None:
+            members = ", ".join(member.domain for member in manifest.group.members)
+            found.append(("group", f"{manifest.group.name}: {members}"))
     verified = "never"
     if record.verified is not None:
         word = "passed" if record.verified.passed else "failed"

@@ -27,12 +27,14 @@ def choose_strategy(
     level: str | None = None,
     *,
     at_once: bool = True,
+    together: bool = False,
 ) -> Choice:
     """Choose for a domain whose disks lie in ``pools``.
 
     Args:
         level: overrides the configured one.
         at_once: the snapshots are taken at once, and not by somebody who may take his time.
+        together: with other domains, none of which is to go on before all are frozen.
 
     Raises:
         RefusedError: the level cannot be had, and no lower one is allowed; every reason is named.
@@ -43,7 +45,7 @@ def choose_strategy(
     if wanted == "off":
         raise RefusedError(domain.name, "it runs, and is to be snapshotted only while it is off")
     asked = Level.RAM if wanted == "auto" else Level(wanted)
-    short = at_once and len(pools) == 1
+    short = together or (at_once and len(pools) == 1)
     found = _first_free(_ways(domain, settings, asked, short=short), blockers)
     if found is not None:
         return Choice(found)

@@ -125,6 +125,8 @@ class Facts:
     """Somebody else takes the snapshots: they are not the run's to destroy."""
     window_seconds: int = 0
     """How long the window may stay open for that."""
+    group: str = ""
+    """The mark of the consistency group's snapshots, until they have the run's own."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Facts:

@@ -8,7 +8,9 @@ from pathlib import Path
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.manifest import (
     DiskEntry,
+    GroupEntry,
     Manifest,
+    MemberEntry,
     Part,
     Role,
     SnapshotEntry,
@@ -19,7 +21,7 @@ from snaporch.bundle.ramimage import RamImage, RamImageWriter
 from snaporch.bundle.store import PartialBundle
 from snaporch.bundle.stream import RamStream
 from snaporch.hypervisor import Pause
-from snaporch.model import Domain, DomainState, Level, PoolSnapshot, Versions
+from snaporch.model import Domain, DomainState, GroupRun, Level, PoolSnapshot, Versions
 from snaporch.run.plan import Plan
 
 RAM_NAME = "ram.save"
@@ -185,4 +187,12 @@ def build_manifest(
             emulator=versions.emulator,
             machine=versions.machine,
         ),
+        group=_group(plan.group),
     )
+
+
+def _group(group: GroupRun | None) -> GroupEntry | None:
+    if group is None:
+        return None
+    members = tuple(MemberEntry(domain=name, uuid=uuid) for uuid, name in group.members)
+    return GroupEntry(name=group.name, run=group.run, members=members)

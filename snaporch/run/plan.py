@@ -16,7 +16,7 @@ from snaporch.bundle.compress import Compressing, choose
 from snaporch.config import DomainSettings
 from snaporch.errors import RefusedError, UnavailableError, UsageError
 from snaporch.hypervisor import Blocker, OverlayDisk
-from snaporch.model import Dataset, Disk, Domain, Level, Strategy
+from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
 from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.run.choice import choose_strategy
 from snaporch.run.context import Context
@@ -71,6 +71,8 @@ class Plan:
     facts: Facts
     policy: str | None = None
     """The policy it is taken for."""
+    group: GroupRun | None = None
+    """The group it is taken with."""
 
     @property
     def strategy(self) -> Strategy:
@@ -177,6 +179,7 @@ def make_plan(
     *,
     awaited: int | None = None,
     policy: str | None = None,
+    group: GroupRun | None = None,
 ) -> Plan:
     """Plan a snapshot of ``domain``; ``name`` is the snapshot's, or ``None`` for the default.
 
@@ -185,6 +188,7 @@ def make_plan(
         awaited: seconds for which the frozen window may wait for somebody else to take the
             snapshots, under whatever names; ``None`` when the run takes them.
         policy: the policy it is taken for, which the default name ends in.
+        group: the group it is taken with: its members stand still until all do.
 
     Raises:
         RefusedError: it cannot be done, and why.
@@ -204,7 +208,15 @@ def make_plan(
     run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
     blockers = _find_blockers(context, domain, planned, left_out)
     pools = {disk.dataset.pool for disk in planned}
-    choice = choose_strategy(domain, settings, blockers, pools, level, at_once=awaited is None)
+    choice = choose_strategy(
+        domain,
+        settings,
+        blockers,
+        pools,
+        level,
+        at_once=awaited is None,
+        together=group is not None,
+    )
     paths = context.config.paths
     overlay_dir = paths.overlays / run
     facts = Facts(
@@ -223,6 +235,7 @@ def make_plan(
         overlay_floor_mib=paths.overlay_floor_mib,
         awaited=awaited is not None,
         window_seconds=awaited or 0,
+        group=group.mark if group else "",
     )
     return Plan(
         run,
@@ -235,6 +248,7 @@ def make_plan(
         choice.downgrade,
         facts,
         policy,
+        group,
     )
 
 

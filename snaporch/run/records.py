@@ -160,6 +160,7 @@ def _record(
     first = next(member for member in members if member.name == name)
     marked = [member for member in members if marked_by(member, run)]
     level = first.properties.get("level", "") if first in marked or not manifest else manifest.level
+    group, _, group_run = first.properties.get("group", "").partition("/")
     return SnapshotRecord(
         domain=marks.get("domain") or (manifest.domain if manifest else ""),
         uuid=marks.get("uuid", "") or (manifest.uuid if manifest else ""),
@@ -175,6 +176,8 @@ def _record(
         state=state,
         verified=_verdict(marked),
         policy=_policy(members),
+        group=group or None,
+        group_run=group_run or None,
     )
 
 

@@ -323,10 +323,13 @@ def _still_used(facts: Facts, disks: list[OverlayDisk], by: str) -> AttentionErr
 
 def _finish_snapshots(context: Context, facts: Facts) -> list[str]:
     """A bundle sealed before the run was cut short makes them what they were meant to be."""
+    own = own_snapshots(context, facts)
+    names = [snapshot.full_name for snapshot in own]
+    if any("run" not in snapshot.properties for snapshot in own):
+        context.pool.set_properties(names, _marks(facts))
     state, manifest = context.store.state(f"{facts.uuid}/{facts.run}")
     if state is not BundleState.COMPLETE or manifest is None:
         return []
-    names = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
     context.pool.set_properties(names, {f"{PREFIX}level": manifest.level.value})
     return [f"{COMPLETED} {manifest.level} snapshot @{facts.snapshot}"]
 
@@ -343,13 +346,29 @@ def _destroy_snapshots(context: Context, facts: Facts) -> list[str]:
 
 
 def own_snapshots(context: Context, facts: Facts) -> list[PoolSnapshot]:
-    """The snapshots that this run took, or marked as its own."""
+    """The snapshots that this run took, or marked as its own, or was about to mark."""
     return [
         found
         for found in context.pool.snapshots(facts.datasets)
-        if found.properties.get("run") == facts.run
-        and (facts.awaited or found.name == facts.snapshot)
+        if (facts.awaited or found.name == facts.snapshot)
+        and found.properties.get("run", _unmarked(found, facts)) == facts.run
     ]
+
+
+def _unmarked(found: PoolSnapshot, facts: Facts) -> str:
+    """Whose a snapshot is that was taken for a group, and has not got the marks of a run yet."""
+    of_group = facts.group and found.properties.get("group") == facts.group
+    return facts.run if of_group else ""
+
+
+def _marks(facts: Facts) -> dict[str, str]:
+    """What tells that snapshots are the run's."""
+    return {
+        f"{PREFIX}run": facts.run,
+        f"{PREFIX}uuid": facts.uuid,
+        f"{PREFIX}domain": facts.domain,
+        f"{PREFIX}bundle": f"{facts.uuid}/{facts.run}",
+    }
 
 
 # -- runs that were killed ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part
@@ -74,7 +75,8 @@ def take_snapshot(
         for text in recover(context, domain.uuid):
             context.progress.note(domain.name, text)
         current = context.hypervisor.domain(domain.uuid)
-        plan = make_plan(context, current, name, level, awaited=seconds, policy=policy)
+        wanted = partial(make_plan, awaited=seconds, policy=policy, group=taker.group)
+        plan = wanted(context, current, name, level)
         try:
             return _Run(context, plan, taker).execute()
         except (FreezeFailedError, StrategyUnavailableError) as error:
@@ -83,7 +85,7 @@ def take_snapshot(
                 raise
             reason = f"{plan.level} failed ({error.reason}): taking {lower} instead"
         current = context.hypervisor.domain(domain.uuid)
-        plan = make_plan(context, current, name, lower, awaited=seconds, policy=policy)
+        plan = wanted(context, current, name, lower)
         return _Run(context, replace(plan, downgrade=reason), taker).execute()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from snaporch.model import Level, PoolSnapshot
+from snaporch.model import GroupRun, Level, PoolSnapshot
 from snaporch.pool import PREFIX, PoolError
 from snaporch.run.context import Context
 from snaporch.run.plan import Plan
@@ -19,6 +19,8 @@ class Taker(Protocol):
     """Whether somebody else takes them; then they are not the run's to destroy."""
     window_seconds: int
     """How long the frozen window may stay open while somebody else takes them; 0 if nobody does."""
+    group: GroupRun | None
+    """The consistency group they are taken with."""
 
     def prepare(self, plan: Plan) -> None:
         """Before the guest is frozen."""
@@ -49,6 +51,7 @@ class OwnSnapshots:
 
     awaited = False
     window_seconds = 0
+    group: GroupRun | None = None
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -79,6 +82,7 @@ class OwnSnapshots:
 def properties_of(plan: Plan, reference: str) -> dict[str, str]:
     """What the snapshots of a run carry until its bundle is sealed."""
     mark = {f"{PREFIX}retention": plan.policy} if plan.policy else {}
+    mark |= {f"{PREFIX}group": plan.group.mark} if plan.group else {}
     return mark | {
         f"{PREFIX}run": plan.run,
         f"{PREFIX}uuid": plan.domain.uuid,

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 
 from snaporch.errors import RunFailedError
-from snaporch.model import Level, PoolSnapshot, Strategy
+from snaporch.model import GroupRun, Level, PoolSnapshot, Strategy
+from snaporch.run.background import lower_priority
 from snaporch.run.context import Context
-from snaporch.run.guardian import SYSTEMD
 from snaporch.run.plan import Plan
 from snaporch.sanoid.door import Door
 
 _STANDING_STILL = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
 _MARGIN_SECONDS = 2
-_LOW_WEIGHT = "20"
-_MANAGER = (
-    "org.freedesktop.systemd1",
-    "/org/freedesktop/systemd1",
-    "org.freedesktop.systemd1.Manager",
-)
 
 
 class Awaited:
     """A :class:`~snaporch.run.taking.Taker` that waits for sanoid."""
 
     awaited = True
+    group: GroupRun | None = None
 
     def __init__(self, context: Context, door: Door, notes: list[str], seconds: int) -> None:
         self.window_seconds = seconds
@@ -95,7 +87,7 @@ class Awaited:
     def released(self) -> None:
         """Let sanoid go on too; what is left to do has time."""
         self._door.answer({"ok": True, "notes": list(self._notes)})
-        lower_priority()
+        lower_priority("seal")
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
         """Mark the snapshots as the run's, for what they are worth until the bundle is sealed."""
@@ -113,37 +105,3 @@ def _asked_as(name: str) -> tuple[str, ...]:
     if "dst_" in name:
         return name, "_".join(name.rsplit("dst_", 1))
     return (name,)
-
-
-def lower_priority() -> None:
-    """Behind everything else on the host, for processor and disks alike.
-
-    Under systemd also in ``snaporch.slice``, by a scope around this process (org.freedesktop.
-    systemd1(5), ``StartTransientUnit``): until now it was not to be kept from letting a guest go.
-    """
-    with suppress(OSError):
-        os.nice(10)
-    _try("ionice", "-c", "3", "-p", str(os.getpid()))
-    if SYSTEMD.is_dir():
-        _try("busctl", "--quiet", "call", *_MANAGER, "StartTransientUnit", *_scope(os.getpid()))
-
-
-def _scope(pid: int) -> list[str]:
-    """The arguments of ``StartTransientUnit``, as busctl(1) wants them: types, then values."""
-    properties = [
-        ["PIDs", "au", "1", str(pid)],
-        ["Slice", "s", "snaporch.slice"],
-        ["CPUWeight", "t", _LOW_WEIGHT],
-        ["IOWeight", "t", _LOW_WEIGHT],
-        ["CollectMode", "s", "inactive-or-failed"],
-    ]
-    words = [word for each in properties for word in each]
-    name = f"snaporch-seal-{pid}.scope"
-    return ["ssa(sv)a(sa(sv))", name, "fail", str(len(properties)), *words, "0"]
-
-
-def _try(*command: str) -> None:
-    with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10
-        )

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,23 +48,43 @@ class Outcome:
         return Level(found[1]) if found else None
 
 
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What ``snaporch verify --due`` said."""
+
+    status: int
+    """Its exit code; ``128 + N`` after signal N."""
+    results: tuple[str, ...]
+    complaints: tuple[str, ...]
+
+
 def snapshot_command(config: Path | None) -> Command:
     """The command line that takes a capture."""
 
     def command(capture: Capture) -> list[str]:
-        words = [sys.executable, "-P", "-m", "snaporch"]
-        words += ["--config", str(config.absolute())] if config else []
-        return [*words, "snapshot", capture.uuid, "--policy", capture.policy, "--quiet"]
+        words = ["snapshot", capture.uuid, "--policy", capture.policy, "--quiet"]
+        return [*_snaporch(config), *words]
 
     return command
 
 
-class Captures:
-    """The captures of this process."""
+def verify_command(config: Path | None) -> list[str]:
+    """The command line that verifies what policies have due."""
+    return [*_snaporch(config), "verify", "--due", "--quiet"]
 
-    def __init__(self, gate: Gate, command: Command) -> None:
+
+def _snaporch(config: Path | None) -> list[str]:
+    words = [sys.executable, "-P", "-m", "snaporch"]
+    return [*words, "--config", str(config.absolute())] if config else words
+
+
+class Captures:
+    """The captures of this process, and its verifications."""
+
+    def __init__(self, gate: Gate, command: Command, verifying: Sequence[str] = ()) -> None:
         self.gate = gate
         self.command = command
+        self.verifying = verifying
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -77,29 +97,44 @@ class Captures:
         except GateClosedError:
             return Outcome(capture, 128 + signal.SIGTERM, "not begun: asked to stop")
 
+    def verify(self) -> Verified:
+        """Verify what is due, and say how it went; never raises for its failure."""
+        try:
+            status, out, err = self._run(self.verifying)
+        except GateClosedError:
+            return Verified(128 + signal.SIGTERM, (), ())
+        except OSError as error:
+            return Verified(ExitCode.UNAVAILABLE, (), (f"cannot be started: {error}",))
+        return Verified(status, tuple(out.splitlines()), tuple(_lines(err)))
+
     def _take(self, capture: Capture) -> Outcome:
+        try:
+            return _outcome(capture, *self._run(self.command(capture)))
+        except OSError as error:
+            return Outcome(capture, ExitCode.UNAVAILABLE, f"cannot be started: {error}")
+
+    def _run(self, command: Sequence[str]) -> tuple[int, str, str]:
+        """Exit code, output and errors of a process that is told when we stop."""
         with self._lock:
             if self._stopped:
                 raise GateClosedError
-            try:
-                process = subprocess.Popen(
-                    self.command(capture),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                    start_new_session=True,  # a terminal's Ctrl-C is for us; we pass it on
-                )
-            except OSError as error:
-                return Outcome(capture, ExitCode.UNAVAILABLE, f"cannot be started: {error}")
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # a terminal's Ctrl-C is for us; we pass it on
+            )
             self._running.add(process)
         try:
             out, err = process.communicate()
         finally:
             with self._lock:
                 self._running.discard(process)
-        return _outcome(capture, process.returncode, out, err)
+        returned = process.returncode
+        return returned if returned >= 0 else 128 - returned, out, err
 
     def stop(self) -> None:
         """Begin nothing any more, and ask what runs to undo or finish itself."""
@@ -110,10 +145,13 @@ class Captures:
                 process.send_signal(signal.SIGTERM)
 
 
-def _outcome(capture: Capture, returned: int, out: str, err: str) -> Outcome:
-    lines = [line.removeprefix(_PREFIX) for line in err.splitlines() if line.strip()]
-    status = returned if returned >= 0 else 128 - returned
+def _lines(err: str) -> list[str]:
+    return [line.removeprefix(_PREFIX) for line in err.splitlines() if line.strip()]
+
+
+def _outcome(capture: Capture, status: int, out: str, err: str) -> Outcome:
+    lines = _lines(err)
     if status == ExitCode.OK:
         return Outcome(capture, status, out.strip(), tuple(lines))
     last = lines.pop() if lines else f"ended with status {status} and without a word"
-    return Outcome(capture, status, last.removeprefix(f"{capture.domain}: "), tuple(lines))
+    return Outcome(capture, status, last.removeprefix(f"{capture.label}: "), tuple(lines))

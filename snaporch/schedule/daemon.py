@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -28,10 +28,12 @@ from apscheduler.triggers.base import BaseTrigger
 
 from snaporch.config import Config
 from snaporch.config.policy import span
-from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 from snaporch.run.context import Context
-from snaporch.schedule.captures import Captures, Outcome
+from snaporch.run.group import group_of
+from snaporch.schedule.captures import Captures, Outcome, Verified
 from snaporch.schedule.due import capture_of, remember
+from snaporch.schedule.gate import Capture
 from snaporch.schedule.notify import notify, watchdog_seconds
 from snaporch.schedule.outlook import Next, Outlook, look
 from snaporch.schedule.retire import retire
@@ -42,6 +44,7 @@ _LOOK_SECONDS = 60
 _SETTLE_SECONDS = 1.0
 """Changes of domains come in swarms: what follows within this time is seen by the same look."""
 _ME = "snaporch"
+_VERIFY = "verify"
 
 
 class PolicyTrigger(BaseTrigger):  # type: ignore[misc]
@@ -75,7 +78,7 @@ class _Changed:
     """A domain appeared, went, was started or stopped."""
 
 
-_Message = _Stop | _Reload | _Looked | _Changed | Outcome
+_Message = _Stop | _Reload | _Looked | _Changed | Outcome | Verified
 
 
 class Watcher(Protocol):
@@ -121,6 +124,8 @@ class Daemon:
         self._looker: threading.Thread | None = None
         self._look_again = False
         self._look_at: float | None = None
+        self._verifying = False
+        self._verify_not_before = datetime.min.replace(tzinfo=UTC)
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
@@ -156,7 +161,7 @@ class Daemon:
                 if isinstance(message, _Reload):
                     self._reload()
                 elif message is not None:
-                    self._finished(message)
+                    self._tell(message)
                 self._refresh()
         finally:
             self._end()
@@ -190,8 +195,8 @@ class Daemon:
             self._looker.join(_LOOK_SECONDS)
         while not self._inbox.empty():
             message = self._inbox.get()
-            if isinstance(message, Outcome):
-                self._finished(message)
+            if isinstance(message, (Outcome, Verified)):
+                self._tell(message)
 
     def _reload(self) -> None:
         notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
@@ -248,6 +253,7 @@ class Daemon:
             progress.note(_ME, failure.line())
             self._watcher.failed(context.config, failure)
         self._set_times(context.config, outlooks, now)
+        self._set_verification(outlooks)
         self._watcher.looked(context, outlooks, now)
         notify(f"STATUS={self._status()}")
 
@@ -258,7 +264,7 @@ class Daemon:
             for coming in each.nexts
         }
         for job in self._scheduler.get_jobs():
-            if job.id not in wanted:
+            if job.id not in (*wanted, _VERIFY):
                 job.remove()
         for key, (each, coming) in wanted.items():
             with self._lock:
@@ -267,7 +273,7 @@ class Daemon:
                 self._set_time(config, key, each, coming)
 
     def _set_time(self, config: Config, key: str, each: Outlook, coming: Next) -> None:
-        when = times(config, coming.policy, each.domain.uuid)
+        when = times(config, coming.policy, group_of(config, each.domain) or each.domain.uuid)
         job = self._scheduler.get_job(key)
         if job is None or job.next_run_time != coming.at or job.trigger.when != when:
             self._scheduler.add_job(
@@ -280,9 +286,11 @@ class Daemon:
             )
 
     def _status(self) -> str:
-        jobs = sorted(self._scheduler.get_jobs(), key=lambda job: job.next_run_time)
-        inside = [f"{c.domain} ({c.policy})" for c in self._captures.gate.inside]
+        captures = [job for job in self._scheduler.get_jobs() if job.id != _VERIFY]
+        jobs = sorted(captures, key=lambda job: job.next_run_time)
+        inside = [f"{c.label} ({c.policy})" for c in self._captures.gate.inside]
         text = f"taking {', '.join(inside)}; " if inside else ""
+        text += "verifying; " if self._verifying else ""
         if not jobs:
             return f"{text}no policy has anything to take"
         first = jobs[0]
@@ -291,43 +299,84 @@ class Daemon:
             f"{text}{len(jobs)} to come, next {first.args[1]} ({first.args[2]}) {at:%H:%M:%S} UTC"
         )
 
+    # -- verifying --------------------------------------------------------------------------
+
+    def _set_verification(self, outlooks: Sequence[Outlook]) -> None:
+        """One job for all: the process it starts verifies what is due then, one by one."""
+        times = [check.at for each in outlooks for check in each.checks]
+        with self._lock:
+            if self._verifying:
+                return
+            earliest = self._verify_not_before
+        job = self._scheduler.get_job(_VERIFY)
+        if not times:
+            if job is not None:
+                job.remove()
+            return
+        at = max(min(times), earliest)
+        if job is None or job.next_run_time != at:
+            self._scheduler.add_job(
+                self._verify, "date", run_date=at, id=_VERIFY, replace_existing=True
+            )
+
+    def _verify(self) -> None:
+        """In a thread of the scheduler's."""
+        with self._lock:
+            if self._verifying:
+                return
+            self._verifying = True
+        verified = Verified(ExitCode.BUG, (), ())
+        try:
+            verified = self._captures.verify()
+        finally:
+            rest = self._context.config.schedule.refresh if verified.status == 0 else None
+            pause: timedelta = span(rest or self._context.config.schedule.retry)
+            with self._lock:
+                self._verifying = False
+                self._verify_not_before = datetime.now(UTC) + pause
+        self._inbox.put(verified)
+
     # -- taking -----------------------------------------------------------------------------
 
     def _fire(self, uuid: str, name: str, policy: str) -> None:
         """In a thread of the scheduler's."""
-        key = f"{uuid}/{policy}"
+        domain = self._context.hypervisor.find(uuid)
+        if domain is None or policy not in self._context.config.policy:
+            return
+        capture = capture_of(self._context, domain, policy)
         with self._lock:
-            if key in self._busy or not self._due(key, uuid, policy):
+            if self._busy & capture.keys or not self._due(capture):
                 return
-            self._busy.add(key)
+            self._busy |= capture.keys
         try:
-            outcome = self._take(uuid, policy)
+            outcome = self._captures.take(capture)
         finally:
             with self._lock:
-                self._busy.discard(key)
-                self._taken[key] = datetime.now(UTC)
-        if outcome is not None:
-            self._inbox.put(outcome)
+                self._busy -= capture.keys
+                self._taken |= dict.fromkeys(capture.keys, datetime.now(UTC))
+        self._inbox.put(outcome)
 
-    def _due(self, key: str, uuid: str, policy: str) -> bool:
+    def _due(self, capture: Capture) -> bool:
         """Whether a time has come since the last try: the times may have been set just then."""
-        last = self._taken.get(key)
-        if policy not in self._context.config.policy:
-            return False
+        last = self._taken.get(capture.key)
         if last is None:
             return True
-        retry = span(self._context.config.schedule.retry)
-        soonest = min(times(self._context.config, policy, uuid).after(last), last + retry)
+        config = self._context.config
+        when = times(config, capture.policy, capture.group or capture.uuid)
+        soonest = min(when.after(last), last + span(config.schedule.retry))
         return not last <= datetime.now(UTC) < soonest
 
-    def _take(self, uuid: str, policy: str) -> Outcome | None:
-        domain = self._context.hypervisor.find(uuid)
-        if domain is None:
-            return None
-        return self._captures.take(capture_of(self._context, domain, policy))
+    def _tell(self, message: Outcome | Verified) -> None:
+        if isinstance(message, Outcome):
+            self._finished(message)
+            return
+        for text in message.results:
+            self._context.progress.step(_ME, f"verified {text}")
+        for text in message.complaints:
+            self._context.progress.note(_ME, text)
 
     def _finished(self, outcome: Outcome) -> None:
-        progress, name = self._context.progress, outcome.capture.domain
+        progress, name = self._context.progress, outcome.capture.label
         for text in outcome.notes:
             progress.note(name, text.removeprefix(f"{name}  note: "))
         if outcome.ok:

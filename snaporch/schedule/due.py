@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from datetime import UTC, datetime
 
-from snaporch.errors import SnaporchError
+from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.model import Domain
 from snaporch.run.context import Context
+from snaporch.run.group import group_of, members_of_group
 from snaporch.schedule.assign import datasets
 from snaporch.schedule.captures import Captures, Outcome
 from snaporch.schedule.gate import Capture
@@ -22,7 +24,7 @@ _NO_RAM = ("quiesced", "paused", "crash", "off")
 
 
 def due_captures(context: Context, outlooks: Iterable[Outlook], now: datetime) -> list[Capture]:
-    """What is due; what has waited longest comes first."""
+    """What is due, each group once; what has waited longest comes first."""
     due = [
         (coming.at, each.domain.name, each.domain, coming.policy)
         for each in outlooks
@@ -30,11 +32,15 @@ def due_captures(context: Context, outlooks: Iterable[Outlook], now: datetime) -
         if coming.due(now)
     ]
     ordered = sorted(due, key=lambda entry: (entry[0], entry[1], entry[3]))
-    return [capture_of(context, domain, policy) for _, _, domain, policy in ordered]
+    captures = [capture_of(context, domain, policy) for _, _, domain, policy in ordered]
+    unique: dict[tuple[str, str], Capture] = {}
+    for capture in captures:
+        unique.setdefault((capture.group or capture.uuid, capture.policy), capture)
+    return list(unique.values())
 
 
 def capture_of(context: Context, domain: Domain, policy: str) -> Capture:
-    """What the snapshot will burden the host with."""
+    """What the snapshot will burden the host with; a domain takes its group along."""
     return burden(context, domain, policy, context.config.policy[policy].level)
 
 
@@ -42,10 +48,18 @@ def burden(context: Context, domain: Domain, policy: str, level: str) -> Capture
     """What a snapshot of this level will burden the host with.
 
     Args:
-        policy: the policy it is for; empty for none.
+        policy: the policy it is for, for which a domain takes its group along; empty for none.
     """
-    pools = frozenset(name.split("/", 1)[0] for name in datasets(context, domain))
-    return Capture(domain.uuid, domain.name, policy, pools, _ram_mib(context, domain, level))
+    group = (group_of(context.config, domain) or "") if policy else ""
+    others: list[Domain] = []
+    if group:
+        with suppress(NotFoundError):  # which the run will say
+            others = [d for d in members_of_group(context, group) if d.uuid != domain.uuid]
+    all_of_them = [domain, *others]
+    pools = {name.split("/", 1)[0] for each in all_of_them for name in datasets(context, each)}
+    ram = sum(_ram_mib(context, each, level) for each in all_of_them)
+    uuids = tuple(each.uuid for each in others)
+    return Capture(domain.uuid, domain.name, policy, frozenset(pools), ram, group, uuids)
 
 
 def _ram_mib(context: Context, domain: Domain, level: str) -> int:
@@ -115,14 +129,15 @@ def changed_by(
     """What is to be remembered; a try that a signal cut short is none."""
     changed = dict(known)
     for outcome in outcomes:
-        if outcome.ok:
-            changed.pop(outcome.capture.key, None)
-        elif outcome.status < 128:  # noqa: PLR2004 - 128 + N is signal N
-            changed[outcome.capture.key] = Failed(now, outcome.text)
+        for key in outcome.capture.keys:
+            if outcome.ok:
+                changed.pop(key, None)
+            elif outcome.status < 128:  # noqa: PLR2004 - 128 + N is signal N
+                changed[key] = Failed(now, outcome.text)
     return changed
 
 
 def _tell(context: Context, outcome: Outcome) -> None:
-    name = outcome.capture.domain
+    name = outcome.capture.label
     for text in outcome.notes:
         context.progress.note(name, text.removeprefix(f"{name}  note: "))

@@ -21,11 +21,30 @@ class Capture:
     pools: frozenset[str]
     ram_mib: int
     """RAM that will be saved; 0 when none is."""
+    group: str = ""
+    """The consistency group that is taken along; empty for none."""
+    others: tuple[str, ...] = ()
+    """UUIDs of the group's other domains."""
+
+    @property
+    def uuids(self) -> frozenset[str]:
+        """All domains that are snapshotted."""
+        return frozenset((self.uuid, *self.others))
 
     @property
     def key(self) -> str:
         """What tells it from others: ``UUID/POLICY``."""
         return f"{self.uuid}/{self.policy}"
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The key of each domain."""
+        return frozenset(f"{uuid}/{self.policy}" for uuid in self.uuids)
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"group {self.group}" if self.group else self.domain
 
 
 class GateClosedError(Exception):
@@ -83,7 +102,9 @@ class Gate:
         limits, inside = self._limits, self._inside
         if not inside:
             return True
-        if any(other.uuid == capture.uuid for other in inside) or len(inside) >= limits.jobs:
+        if any(other.uuids & capture.uuids for other in inside):
+            return False
+        if sum(len(other.uuids) for other in (*inside, capture)) > limits.jobs:
             return False
         used = Counter(pool for other in inside for pool in other.pools)
         if any(used[pool] >= limits.jobs_per_pool for pool in capture.pools):

@@ -10,11 +10,14 @@ from datetime import datetime, timedelta
 from snaporch.config.policy import span
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord, Survey
 from snaporch.run.context import Context
+from snaporch.run.group import group_of
+from snaporch.run.journal import read_journals
 from snaporch.run.records import is_marked, marked_records
 from snaporch.schedule.assign import Assignment, assign
+from snaporch.schedule.checks import Check, next_check
 from snaporch.schedule.retention import Taken, Verdict, judge
-from snaporch.schedule.tries import Failed, read_failed
-from snaporch.schedule.when import Times, times, zone_of
+from snaporch.schedule.tries import VERIFICATIONS, Failed, read_failed
+from snaporch.schedule.when import Times, times, verify_times, zone_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Outlook:
     """Full names of the ZFS snapshots of each run."""
     records: tuple[SnapshotRecord, ...] = ()
     """All its snapshots, oldest first."""
+    checks: tuple[Check, ...] = ()
+    """Test restores that its policies want."""
 
     @property
     def doomed(self) -> list[Verdict]:
@@ -68,10 +73,27 @@ def look(context: Context, now: datetime, only: str | None = None) -> list[Outlo
     for snapshot in survey.snapshots:
         if (uuid := snapshot.properties.get("uuid", "")) in wanted:
             snapshots[uuid].append(snapshot)
-    failed = read_failed(context.config.paths.schedule)
+    memory = _Memory.of(context)
     return [
-        _outlook(context, domain, snapshots[domain.uuid], survey, failed, now) for domain in domains
+        _outlook(context, domain, snapshots[domain.uuid], survey, memory, now) for domain in domains
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What snapshots do not tell."""
+
+    captures: Mapping[str, Failed]
+    verifications: Mapping[str, Failed]
+    under_way: frozenset[str]
+    """Runs that have a journal: what they took is not finished."""
+
+    @classmethod
+    def of(cls, context: Context) -> _Memory:
+        paths = context.config.paths
+        runs = frozenset(journal.facts.run for journal in read_journals(paths.journal))
+        failed = read_failed(paths.schedule), read_failed(paths.schedule, VERIFICATIONS)
+        return cls(*failed, runs)
 
 
 def _outlook(
@@ -79,7 +101,7 @@ def _outlook(
     domain: Domain,
     snapshots: Sequence[PoolSnapshot],
     survey: Survey,
-    failed: Mapping[str, Failed],
+    memory: _Memory,
     now: datetime,
 ) -> Outlook:
     config = context.config
@@ -90,16 +112,24 @@ def _outlook(
         (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)
     )
     nexts = []
+    retry = span(config.schedule.retry)
     for name in assignment.policies:
         own = [s for s in snapshots if is_marked(s, name)]
-        when = times(config, name, domain.uuid)
+        when = times(config, name, group_of(config, domain) or domain.uuid)
         if when.known:
             found = _next(name, when, own, now)
-            retry = span(config.schedule.retry)
-            last = _last_failure(failed.get(f"{domain.uuid}/{name}"), own)
+            last = _last_failure(memory.captures.get(f"{domain.uuid}/{name}"), own)
             nexts.append(_after_failure(found, last, retry, now))
+    finished = [record for record in records if record.run not in memory.under_way]
+    wanted = ((name, verify_times(config, name, domain.uuid)) for name in assignment.policies)
+    checks = [
+        next_check(name, when, finished, memory.verifications, retry, now)
+        for name, when in wanted
+        if when.known
+    ]
     names = {record.run: _full_names(record) for record in records}
-    return Outlook(domain, assignment, tuple(nexts), tuple(verdicts), names, tuple(records))
+    asked = tuple(check for check in checks if check is not None)
+    return Outlook(domain, assignment, tuple(nexts), tuple(verdicts), names, tuple(records), asked)
 
 
 def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: datetime) -> Next:
@@ -117,8 +147,7 @@ def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: date
         reason = "the clock went back" if newest else "there is none yet"
         return Next(policy, now, reason)
     at = when.after(max(past))
-    rule = when.policy.every or when.policy.cron
-    return Next(policy, at, f"{'every' if when.policy.every else 'cron'} {rule}", wanted=at)
+    return Next(policy, at, when.rule, wanted=at)
 
 
 def _last_failure(failed: Failed | None, own: Iterable[PoolSnapshot]) -> Failed | None:

@@ -1,4 +1,7 @@
-"""What snapshots do not tell: tries that failed, so that the next ones are not made at once."""
+"""What snapshots do not tell: tries that failed, so that the next ones are not made at once.
+
+Those of captures and of verifications have a file each, for each is written by somebody else.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from pathlib import Path
 from snaporch.bundle.store import explained_store, private_directory, write_private
 from snaporch.model import iso
 
-_NAME = "failed.json"
+CAPTURES = "failed.json"
+VERIFICATIONS = "unverified.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,10 @@ class Failed:
     reason: str
 
 
-def read_failed(directory: Path) -> dict[str, Failed]:
+def read_failed(directory: Path, name: str = CAPTURES) -> dict[str, Failed]:
     """Failed tries by ``UUID/POLICY``; none in a file that cannot be understood."""
     try:
-        document = json.loads((directory / _NAME).read_bytes())
+        document = json.loads((directory / name).read_bytes())
         return {
             key: Failed(
                 datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC), str(reason)
@@ -38,7 +42,7 @@ def read_failed(directory: Path) -> dict[str, Failed]:
         return {}
 
 
-def write_failed(directory: Path, failed: Mapping[str, Failed]) -> None:
+def write_failed(directory: Path, failed: Mapping[str, Failed], name: str = CAPTURES) -> None:
     """Replace what is remembered, in one step.
 
     Raises:
@@ -47,8 +51,8 @@ def write_failed(directory: Path, failed: Mapping[str, Failed]) -> None:
     document = {key: [iso(each.at), each.reason] for key, each in failed.items()}
     with explained_store(directory):
         private_directory(directory)
-        fresh = directory / f".{_NAME}"
+        fresh = directory / f".{name}"
         with suppress(FileNotFoundError):
             fresh.unlink()
         write_private(fresh, json.dumps(document, indent=1).encode())
-        os.replace(fresh, directory / _NAME)
+        os.replace(fresh, directory / name)

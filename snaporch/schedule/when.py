@@ -27,7 +27,8 @@ def zone_of(config: Config) -> tzinfo:
 class Times:
     """The times of one policy on one domain."""
 
-    policy: Policy
+    every: str
+    cron: str
     zone: tzinfo
     offset: timedelta
     """The domain's own place in the policy's ``stagger``."""
@@ -35,25 +36,47 @@ class Times:
     @property
     def known(self) -> bool:
         """Whether there are any: a policy may be for snapshots by hand."""
-        return bool(self.policy.every or self.policy.cron)
+        return bool(self.every or self.cron)
+
+    @property
+    def rule(self) -> str:
+        """For people: ``every 1h``."""
+        return f"every {self.every}" if self.every else f"cron {self.cron}"
 
     def after(self, moment: datetime) -> datetime:
         """The first of them that is later than ``moment``."""
         return self._slot_after(moment - self.offset) + self.offset
 
     def _slot_after(self, moment: datetime) -> datetime:
-        if self.policy.every:
-            length = span(self.policy.every)
+        if self.every:
+            length = span(self.every)
             return _MONDAY + ((moment - _MONDAY) // length + 1) * length
-        trigger = cron_trigger(self.policy.cron, self.zone)
+        trigger = cron_trigger(self.cron, self.zone)
         found = trigger.get_next_fire_time(None, moment + timedelta(microseconds=1))
         return found.astimezone(UTC) if found else _NEVER
 
 
-def times(config: Config, name: str, uuid: str) -> Times:
-    """The times of the policy ``name`` on the domain ``uuid``."""
+def times(config: Config, name: str, place: str) -> Times:
+    """The times of the policy ``name``.
+
+    Args:
+        place: whose place in ``stagger`` it is: a domain's UUID, or the name of its group, whose
+            domains have the same times.
+    """
     policy = config.policy[name]
+    return Times(policy.every, policy.cron, zone_of(config), _place(policy, name, place))
+
+
+def verify_times(config: Config, name: str, uuid: str) -> Times:
+    """When the policy ``name`` wants a test restore of the domain ``uuid``."""
+    policy = config.policy[name]
+    rule = policy.verify_rule
+    by_clock = " " in rule
+    every, cron = ("", rule) if by_clock else (rule, "")
+    return Times(every, cron, zone_of(config), _place(policy, name, uuid))
+
+
+def _place(policy: Policy, name: str, uuid: str) -> timedelta:
     length = span(policy.stagger) // timedelta(seconds=1)
     digest = hashlib.sha256(f"{uuid}/{name}".encode()).digest()
-    place = int.from_bytes(digest[:8]) % length if length else 0
-    return Times(policy, zone_of(config), timedelta(seconds=place))
+    return timedelta(seconds=int.from_bytes(digest[:8]) % length if length else 0)

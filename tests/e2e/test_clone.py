@@ -73,6 +73,26 @@ def test_the_datasets_are_named_after_their_origins(taken):
     assert must("zfs", "get", "-H", "-o", "value", "origin", "flash/web-test") == "flash/web@s1\n"
 
 
+def test_what_makes_the_original_fast_and_safe_makes_its_clone_so(guest, taken):
+    must("zfs", "set", "sync=disabled", "primarycache=metadata", "tank/web")
+    must("zfs", "set", "logbias=throughput", "flash/web")
+    must("zfs", "set", "org.example:replicate=yes", "quota=9G", "tank/web")
+    cloned("web@s1", "alike")
+    local = must(
+        "zfs", "get", "-H", "-s", "local", "-o", "name,property,value",
+        "sync,primarycache,logbias,quota,org.example:replicate",
+    )  # fmt: skip
+    own = [line.split("\t")[1:] for line in local.splitlines() if "-alike" in line.split("\t")[0]]
+    assert sorted(own) == [
+        ["logbias", "throughput"], ["primarycache", "metadata"], ["sync", "disabled"],
+    ]  # fmt: skip
+    delete("alike")
+    for name in ("sync", "primarycache", "org.example:replicate"):
+        must("zfs", "inherit", name, "tank/web")
+    must("zfs", "set", "quota=none", "tank/web")
+    must("zfs", "inherit", "logbias", "flash/web")
+
+
 def test_a_name_in_use_is_refused(guest, taken):
     one_line_error(snaporch("clone", "web@s1", "test"), 5, "test", "name")
     one_line_error(snaporch("clone", "web@s1", "web"), 5, "web")

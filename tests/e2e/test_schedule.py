@@ -144,6 +144,23 @@ def age_bundles(domain):
         path.write_text(json.dumps(document | {"created": created.isoformat()}))
 
 
+def test_what_is_to_be_verified_is_verified_once(guest, other):
+    CONFIG.write_text(POLICIES.replace("verify = true", 'verify = "weekly"'))
+    newest = max(n for n in names("tank/timed") if n.endswith("_hourly") and "20260101" not in n)
+    assert "verify due now" in snaporch("plan", "timed").out
+    mark = guest.mark()
+    outcome = snaporch("run-due", "--json")
+    assert outcome.status == 0, outcome.err
+    (verified,) = outcome.json["verified"]
+    assert (verified["snapshot"], verified["passed"]) == (newest, True)
+    assert verified["reached"] == "resumed"
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    assert snaporch("verify", "--due", "--json").json == []
+    assert "verify next" in snaporch("plan", "timed").out
+    CONFIG.write_text(POLICIES)
+
+
 def test_a_run_that_fails_is_told_and_stops_no_other(guest, other):
     must("zfs", "set", "snaporch:policy=quick", "tank/timed")
     must("zfs", "set", "snaporch:policy=quiet", "tank/other")
@@ -178,7 +195,7 @@ def test_units_are_what_systemd_can_read(tmp_path):
     outcome = snaporch("install", "--root", str(tmp_path))
     assert outcome.status == 0, outcome.err
     units = sorted(place.iterdir())
-    assert len(units) == 5
+    assert len(units) == 6
     verdict = run("systemd-analyze", "verify", "--man=no", *map(str, units))
     assert [line for line in verdict.err.splitlines() if "snaporch" in line] == []
     assert snaporch("uninstall", "--root", str(tmp_path)).status == 0

@@ -60,6 +60,37 @@ def test_the_daemon_is_ready_reloads_and_stops(guest):
     assert_clean(guest)
 
 
+def test_verifications_are_in_the_slice_behind_everything(guest, tmp_path):
+    CONFIG.write_text(POLICY.format(name="other") + 'verify = "weekly"\n')
+    outcome = run("systemctl", "start", "snaporch-run-due.service")
+    assert outcome.status == 0, journal("snaporch-run-due")
+    unit = "snaporch-verify.service"
+    wait_for(lambda: show(unit, "InvocationID"), "the unit that the timer's pulls in")
+    assert run("systemctl", "start", unit).status == 0, journal(unit)  # joins what goes on
+    assert (show(unit, "Result"), show(unit, "Slice")) == ("success", "snaporch.slice")
+    (record,) = [e for e in snaporch("list", "--json").json if e["policy"] == "other"]
+    assert record["verified"]["passed"]
+    assert record["verified"]["reached"] == "resumed"
+    script, seen = tmp_path / "script", tmp_path / "cgroup"
+    script.write_text(f"#!/bin/sh\ncat /proc/self/cgroup > {seen}\n")
+    script.chmod(0o755)
+    by_hand = snaporch("verify", f"united@{record['snapshot']}", "--script", str(script))
+    assert by_hand.status == 0, by_hand.err
+    assert "/snaporch.slice/snaporch-verify-" in seen.read_text()
+    assert_clean(guest)
+
+
+def test_the_daemon_verifies(guest):
+    unit = "snaporch.service"
+    must("zfs", "inherit", "snaporch:verified", *zfs_snapshots("_other"))
+    must("systemctl", "start", unit)
+    done = "verified united@"
+    wait_for(lambda: done in journal(unit), "the daemon's verification", 300)
+    must("systemctl", "stop", unit)
+    assert "passed, a clone resumed from RAM" in journal(unit)
+    assert_clean(guest)
+
+
 def test_recovery_at_boot_has_nothing_to_do_and_says_so(guest):
     assert run("systemctl", "start", "snaporch-recover.service").status == 0
     assert show("snaporch-recover.service", "Result") == "success"

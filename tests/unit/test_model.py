@@ -91,6 +91,7 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         bundle=None,
         state=BundleState.COMPLETE,
         policy="hourly",
+        group="pair",
     )
     assert json.loads(json.dumps(record.as_json())) == {
         "domain": "Bär",
@@ -107,6 +108,8 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         "state": "complete",
         "verified": None,
         "policy": "hourly",
+        "group": "pair",
+        "group_run": None,
     }
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from snaporch.errors import ExitCode
 from snaporch.restore import life
+from snaporch.run.context import Interrupt
+from snaporch.run.lock import domain_lock
 
 
 @pytest.fixture
@@ -106,6 +108,27 @@ def test_one_as_json_is_an_object_and_several_are_an_array(taken, snaporch):
     assert [document["snapshot"] for document in answer.json] == ["s1"]
 
 
+def test_one_verification_at_a_time(taken, snaporch):
+    runtime, interrupt = taken.paths.runtime, Interrupt()
+    with domain_lock(
+        runtime, "verification", "verification", "verify", wait=0, interrupt=interrupt
+    ):
+        answer = snaporch("verify", "web@s1")
+        assert answer.code == ExitCode.BUSY
+        assert "held by verify" in answer.err
+        due = snaporch("verify", "--due")
+        assert (due.code, due.out) == (0, "")
+        assert "what is due has to wait" in due.err
+    assert snaporch("verify", "web@s1", "--quiet").code == 0
+
+
+def test_it_steps_back_before_it_reads(taken, snaporch, monkeypatch):
+    seen = []
+    monkeypatch.setattr("snaporch.cli.verifying.lower_priority", seen.append)
+    snaporch("verify", "web@s1", "--quiet")
+    assert seen == ["verify"]
+
+
 def test_all_of_nothing(host, snaporch):
     answer = snaporch("verify", "--all")
     assert (answer.code, answer.out) == (0, "")
@@ -120,6 +143,10 @@ def test_all_of_nothing(host, snaporch):
         ["web@s1", "--sample", "1"],
         ["web@s1", "--checksums", "--script", "/bin/true"],
         ["--all", "--sample", "0"],
+        ["--due", "web@s1"],
+        ["--due", "--all"],
+        ["--due", "--checksums"],
+        ["--due", "--wait", "1"],
     ],
 )
 def test_wrong_words_for_verify(taken, snaporch, words):

@@ -70,9 +70,34 @@ def test_what_need_not_stay_goes_unless_told_otherwise(policies, snaporch):
 
 def test_run_due_as_json(policies, snaporch):
     document = snaporch("run-due", "--json").json
-    assert set(document) == {"runs", "deleted", "failures", "busy"}
+    assert set(document) == {"runs", "deleted", "failures", "busy", "verified"}
     (run,) = document["runs"]
     assert (run["domain"], run["policy"], run["status"]) == ("web", "hourly", 0)
+
+
+def test_what_is_to_be_verified_is_verified_last(policies, snaporch):
+    text = load_module.DEFAULT_PATH.read_text()
+    load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
+    record = Scheduled(policies).taken(datetime.now(UTC))
+    assert "verify due now" in snaporch("plan").out
+    (foreseen,) = snaporch("plan", "--json").json["verifications"]
+    assert (foreseen["snapshot"], foreseen["due"]) == (record.snapshot, True)
+    assert "passed" not in snaporch("run-due", "--no-verify").out
+    answer = snaporch("run-due", "--quiet")
+    assert f"web@{record.snapshot}  passed, a clone resumed from RAM" in answer.out
+    assert snaporch("run-due", "--json").json["verified"] == []
+    assert "verify next" in snaporch("plan").out
+
+
+def test_a_snapshot_that_does_not_pass_is_the_exit_code(policies, snaporch):
+    text = load_module.DEFAULT_PATH.read_text()
+    load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
+    record = Scheduled(policies).taken(datetime.now(UTC))
+    (policies.paths.bundles / record.uuid / record.run / "ram.save").write_bytes(b"")
+    answer = snaporch("run-due")
+    assert answer.code == ExitCode.FAILED
+    assert "verification failed" in answer.err
+    assert snaporch("run-due").code == 0
 
 
 def test_one_at_a_time(policies, snaporch):

@@ -7,7 +7,9 @@ import threading
 import pytest
 
 from snaporch.cli import side_by_side
-from snaporch.cli.side_by_side import Wanted, worst
+from snaporch.cli.side_by_side import worst
+from snaporch.cli.snapshots import Wish
+from snaporch.config import load as config_module
 from snaporch.errors import ExitCode
 from snaporch.hypervisor.rewrite import NAMESPACE
 from snaporch.model import DomainState
@@ -19,8 +21,9 @@ name = sys.argv[1]
 if name.startswith("bad"):
     print(f"snaporch: {name}: no such luck", file=sys.stderr)
     sys.exit(int(name[3:]))
-print(json.dumps({"domain": name, "snapshot": "s", "level": "ram", "pause_ms": 12.0,
-                  "stored_bytes": 2048, "state": "complete"}))
+taken = [{"domain": each, "snapshot": "s", "level": "ram", "pause_ms": 12.0,
+          "stored_bytes": 2048, "state": "complete"} for each in name.split("+")]
+print(json.dumps(taken if len(taken) > 1 else taken[0]))
 """
 WAITING = """
 import signal, sys
@@ -37,9 +40,13 @@ def children(host, monkeypatch):
     """Snapshots are taken by children that only say so; what each was asked to do."""
     asked = []
 
-    def command(context, capture, wanted):
-        asked.append((capture.domain, wanted.words()))
-        return [sys.executable, "-c", CHILD, capture.domain]
+    real = side_by_side._command
+
+    def command(context, capture, wish, wait):
+        words = real(context, capture, wish, wait)
+        asked.append((capture.domain, words[words.index(capture.uuid) + 1 : -2]))
+        names = "app+db" if capture.group else capture.domain
+        return [sys.executable, "-c", CHILD, names]
 
     monkeypatch.setattr(side_by_side, "_command", command)
     return asked
@@ -128,11 +135,23 @@ def test_so_many_at_once_on_the_host_and_in_a_pool(
     assert given == [limits]
 
 
+def test_a_policy_takes_a_group_along_once(host, snaporch, children):
+    for name in ("web", "app", "db"):
+        host.add_guest(name)
+    with config_module.DEFAULT_PATH.open("a") as config:
+        config.write('[policy.hourly]\nevery = "1h"\n[group.pair]\ndomains = ["app", "db"]\n')
+    answer = snaporch("snapshot", "--all", "--policy", "hourly", "--quiet")
+    assert sorted(name for name, _ in children) == ["app", "web"]
+    assert [row[0] for row in rows(answer)] == ["DOMAIN", "app", "db", "web"]
+    answer = snaporch("snapshot", "--all", "--policy", "hourly", "--json")
+    assert [each["domain"] for each in json.loads(answer.out)] == ["app", "db", "web"]
+
+
 def test_the_command_names_everything(host, tmp_path):
     host.context.config_path = tmp_path / "c.toml"
     domain = host.add_guest()
     capture = side_by_side.burden(host.context, domain, "", "auto")
-    words = side_by_side._command(host.context, capture, Wanted(None, None, "hourly", None))
+    words = side_by_side._command(host.context, capture, Wish(None, None, "hourly"), None)
     assert words[1:] == [
         "-P", "-m", "snaporch", "--config", str(tmp_path / "c.toml"), "snapshot", domain.uuid,
         "--policy", "hourly", "--json", "--quiet",
@@ -178,7 +197,7 @@ def test_sigterm_stops_what_runs_and_begins_nothing(host, snaporch, monkeypatch,
     os.mkfifo(ready)
     begun = []
 
-    def command(_context, capture, _wanted):
+    def command(_context, capture, _wish, _wait):
         begun.append(capture.domain)
         return [sys.executable, "-c", WAITING, str(ready)]
 

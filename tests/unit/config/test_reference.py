@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.config.policy import Keep, Policy, Schedule
+from snaporch.config.policy import Group, Keep, Policy, Schedule
 from snaporch.config.reference import reference
 from snaporch.config.schema import Config, DomainSettings, Paths, Prune
 from snaporch.config.telling import Email, Metrics, Notify, Status
@@ -17,7 +17,7 @@ def test_the_page_is_what_the_generator_prints():
 
 @pytest.mark.parametrize(
     "section",
-    [Paths, Prune, DomainSettings, Schedule, Policy, Keep, Status, Metrics, Notify, Email],
+    [Paths, Prune, DomainSettings, Schedule, Policy, Keep, Group, Status, Metrics, Notify, Email],
 )
 def test_every_option_is_described(section):
     page = reference()
@@ -29,11 +29,11 @@ def test_every_option_is_described(section):
 
 def test_every_default_and_type_is_told():
     entries = reference().count("\n### ")
-    sections = (Paths, Prune, DomainSettings, Config, Schedule, Policy, Keep)
+    sections = (Paths, Prune, DomainSettings, Config, Schedule, Policy, Keep, Group)
     sections += (Status, Metrics, Notify, Email)
     options = sum(len(section.model_fields) for section in sections)
-    assert entries == options - 11  # these have sections of their own
-    assert len(re.findall(r"(?m)^Type: .+\. Default: `.+`\.$", reference())) == entries
+    assert entries == options - 12  # these have sections of their own
+    assert len(re.findall(r"(?m)^Type: .+\. (Default: `.+`|Required)\.$", reference())) == entries
 
 
 @pytest.mark.parametrize(

@@ -518,3 +518,14 @@ def test_a_clone_that_another_domain_uses_stays(world, monkeypatch):
     )
     with pytest.raises(RefusedError, match="the domain web has disks on tank/web-test"):
         delete_clone(world.context, "test")
+
+
+def test_what_was_set_on_the_original_itself_and_matters_is_set_on_the_clone(story, world):
+    world.pool.set_properties(["tank/web"], {"sync": "always", "quota": "1G", "mountpoint": "/x"})
+    make(world)
+    wanted = ["sync", "quota", "mountpoint"]
+    made = world.pool.local_properties(wanted)["tank/web-test"]
+    assert made["sync"] == "always"
+    assert "quota" not in made
+    assert made["mountpoint"] != "/x"
+    assert "sync" not in world.pool.local_properties(wanted).get("flash/web-test", {})

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from snaporch.errors import RefusedError
+from snaporch.model import DatasetKind
+from snaporch.pool import resolver
+from snaporch.pool.resolver import NotOnZfsError
 from snaporch.restore import fitness
 from snaporch.restore.plan import make_restore_plan
 
@@ -140,3 +143,23 @@ def test_a_place_that_the_definition_does_not_name(firmware, world):
     path = Path(firmware.record.bundle) / "manifest.json"
     path.write_text(path.read_text().replace(str(world.root / "vars.fd"), "/etc/passwd"))
     assert "its nvram belongs to /etc/passwd, which is not what" in refusal(world)
+
+
+def test_a_dataset_that_is_not_mounted(story, world, monkeypatch):
+    """As it is without its key: it could be rolled back, and the guest not be started."""
+
+    def nowhere(dataset):
+        raise NotOnZfsError(dataset, "is not mounted", "")
+
+    monkeypatch.setattr(resolver, "mount_point_of", nowhere)
+    said = refusal(world)
+    assert "is not mounted; zfs mount -l " in said
+    assert plan(world, disks_only=True)
+
+
+def test_a_volume_without_a_node(story, world):
+    for name in story.datasets:
+        world.pool._datasets[name].kind = DatasetKind.VOLUME
+    assert plan(world)
+    (world.root / "zfs/tank/web/web-vda.img").unlink()
+    assert "the volume tank/web is not at" in refusal(world, cold=True)

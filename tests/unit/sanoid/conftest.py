@@ -89,7 +89,7 @@ def hold(world, monkeypatch):
     monkeypatch.setattr(holder, "load_config", lambda _path: world.context.config)
     monkeypatch.setattr(holder, "open_hypervisor", lambda _uri: world.hypervisor)
     monkeypatch.setattr(holder, "open_pool", lambda: world.pool)
-    monkeypatch.setattr("snaporch.sanoid.awaited.lower_priority", lambda: None)
+    monkeypatch.setattr("snaporch.sanoid.awaited.lower_priority", lambda _work: None)
     monkeypatch.setattr(holder, "_JOIN_SECONDS", 5)
     started = []
 

@@ -58,7 +58,7 @@ class Host:
         monkeypatch.setattr(holder, "load_config", lambda _path: world.context.config)
         monkeypatch.setattr(holder, "open_hypervisor", lambda _uri: world.hypervisor)
         monkeypatch.setattr(holder, "open_pool", lambda: world.pool)
-        monkeypatch.setattr("snaporch.sanoid.awaited.lower_priority", lambda: None)
+        monkeypatch.setattr("snaporch.sanoid.awaited.lower_priority", lambda _work: None)
 
     def start(self, _unit, words):
         uuid, door = words[-2:]

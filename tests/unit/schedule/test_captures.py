@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from snaporch.config import Schedule
-from snaporch.schedule.captures import Captures, snapshot_command
+from snaporch.schedule.captures import Captures, Verified, snapshot_command, verify_command
 from snaporch.schedule.gate import Capture, Gate
 
 WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
@@ -55,6 +55,21 @@ def test_one_that_cannot_be_started():
     outcome = Captures(Gate(Schedule()), lambda _: ["/nonexistent/python"]).take(WEB)
     assert not outcome.ok
     assert outcome.text.startswith("cannot be started")
+
+
+def verifying(*command):
+    return Captures(Gate(Schedule()), lambda _: [], command)
+
+
+def test_a_verification_is_told_line_by_line():
+    script = "import sys; print('a@s  FAILED'); sys.exit('snaporch: verification failed: a')"
+    done = verifying(sys.executable, "-c", script).verify()
+    assert done == Verified(1, ("a@s  FAILED",), ("verification failed: a",))
+    assert verify_command(None)[-3:] == ["verify", "--due", "--quiet"]
+    assert verifying("/nonexistent/python").verify().status == 7
+    stopped = verifying(sys.executable, "-c", script)
+    stopped.stop()
+    assert stopped.verify().status == 143
 
 
 def test_stopping_asks_what_runs_to_end_and_begins_nothing(tmp_path):

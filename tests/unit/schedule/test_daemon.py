@@ -9,8 +9,9 @@ from fakes.hooks import failing
 from snaporch.config import Config
 from snaporch.errors import ConfigError, UnavailableError
 from snaporch.hypervisor import HypervisorError
+from snaporch.model import Reached, Verdict
 from snaporch.schedule import daemon as daemon_module
-from snaporch.schedule.captures import Captures, Outcome
+from snaporch.schedule.captures import Captures, Outcome, Verified
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
 from snaporch.schedule.gate import Gate, GateClosedError
 from snaporch.schedule.tries import read_failed
@@ -28,6 +29,8 @@ class Taker(Captures):
         self.taken = queue.SimpleQueue()
         self.statuses = {}
         self.held = None
+        self.verified = queue.SimpleQueue()
+        self.answer = Verified(0, ("web@s  passed",), ())
 
     def _take(self, capture):
         if self._stopped:
@@ -41,6 +44,10 @@ class Taker(Captures):
             self.scheduled.taken(datetime.now(UTC), capture.policy, capture.domain)
         self.taken.put(capture.domain)
         return Outcome(capture, status, f"status {status}")
+
+    def verify(self):
+        self.verified.put(datetime.now(UTC))
+        return self.answer
 
     def stop(self):
         super().stop()
@@ -283,6 +290,58 @@ def test_libvirt_or_zfs_away_for_a_while_is_no_end(scheduled, serving, told):
         del hooks.at["pool.survey"]
         daemon.reload()
         told("STATUS=1 to come")
+
+
+def wants_verification(scheduled):
+    policy = {"every": "1h", "verify": "weekly"}
+    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
+    return scheduled.taken(datetime.now(UTC))
+
+
+def test_what_is_to_be_verified_is_verified_in_its_time(scheduled, serving, told):
+    wants_verification(scheduled)
+    with serving() as daemon:
+        daemon.thread.start()
+        begun = daemon.taker.verified.get(timeout=PATIENCE)
+        told("STATUS=1 to come, next web (hourly)")
+        daemon.reload()
+        told("RELOADING=1")
+        told("STATUS=1 to come, next web (hourly)")
+        job = daemon._scheduler.get_job("verify")
+        assert job.next_run_time >= begun + timedelta(minutes=5)
+    assert daemon.taker.verified.empty()
+    assert "verified web@s  passed" in scheduled.world.heard.steps
+
+
+def test_a_verification_that_fails_is_told_and_not_repeated_at_once(scheduled, serving, told):
+    wants_verification(scheduled)
+    with serving() as daemon:
+        daemon.taker.answer = Verified(8, ("web@s  FAILED",), ("verification failed: why",))
+        daemon.thread.start()
+        begun = daemon.taker.verified.get(timeout=PATIENCE)
+        told("STATUS=1 to come")
+        daemon.reload()
+        told("RELOADING=1")
+        told("STATUS=1 to come")
+        job = daemon._scheduler.get_job("verify")
+        assert job.next_run_time >= begun + timedelta(minutes=10)
+    assert daemon.taker.verified.empty()
+    assert "verification failed: why" in scheduled.world.heard.notes
+
+
+def test_what_need_not_be_verified_any_more_is_not(scheduled, serving, told):
+    record = wants_verification(scheduled)
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    text = Verdict(datetime.now(UTC), passed=True, reached=Reached.RESUMED).as_text()
+    scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
+    with serving(load=lambda: Config(paths=scheduled.context.config.paths)) as daemon:
+        daemon.thread.start()
+        told("STATUS=1 to come")
+        assert daemon._scheduler.get_job("verify") is not None
+        daemon.reload()
+        told("STATUS=no policy")
+        assert daemon._scheduler.get_job("verify") is None
+    assert daemon.taker.verified.empty()
 
 
 def test_the_watchdog_is_fed(scheduled, serving, told, monkeypatch):

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from snaporch.sanoid import awaited
+from snaporch.run import background
 
 
 @pytest.fixture
@@ -17,22 +17,22 @@ def commands(monkeypatch):
         called.append(list(command))
         return subprocess.CompletedProcess(command, 1)
 
-    monkeypatch.setattr(awaited.subprocess, "run", run)
+    monkeypatch.setattr(background.subprocess, "run", run)
     monkeypatch.setattr(os, "nice", lambda more: called.append(["nice", more]))
     return called
 
 
 def test_without_systemd_by_nice_and_ionice(commands, monkeypatch, tmp_path):
-    monkeypatch.setattr(awaited, "SYSTEMD", tmp_path / "none")
-    awaited.lower_priority()
+    monkeypatch.setattr(background, "SYSTEMD", tmp_path / "none")
+    background.lower_priority("seal")
     assert commands == [["nice", 10], ["ionice", "-c", "3", "-p", str(os.getpid())]]
 
 
 def test_under_systemd_in_a_slice_of_its_own(commands, monkeypatch, tmp_path):
-    monkeypatch.setattr(awaited, "SYSTEMD", tmp_path)
-    awaited.lower_priority()
+    monkeypatch.setattr(background, "SYSTEMD", tmp_path)
+    background.lower_priority("seal")
     words = commands[-1]
-    assert words[:6] == ["busctl", "--quiet", "call", *awaited._MANAGER]
+    assert words[:6] == ["busctl", "--quiet", "call", *background._MANAGER]
     assert words[6:8] == ["StartTransientUnit", "ssa(sv)a(sa(sv))"]
     count = int(words[10])
     properties = words[11:-1]
@@ -46,7 +46,19 @@ def test_a_host_that_cannot_is_no_error(monkeypatch, tmp_path):
     def absent(*_command, **_options):
         raise FileNotFoundError
 
-    monkeypatch.setattr(awaited, "SYSTEMD", tmp_path)
+    monkeypatch.setattr(background, "SYSTEMD", tmp_path)
     monkeypatch.setattr(os, "nice", lambda _more: None)
-    monkeypatch.setattr(awaited.subprocess, "run", absent)
-    awaited.lower_priority()
+    monkeypatch.setattr(background.subprocess, "run", absent)
+    background.lower_priority("seal")
+
+
+def test_not_into_a_scope_where_its_own_unit_is_around_it(commands, monkeypatch, tmp_path):
+    monkeypatch.setattr(background, "SYSTEMD", tmp_path)
+    group = tmp_path / "cgroup"
+    monkeypatch.setattr(background, "_CGROUP", group)
+    group.write_text("0::/snaporch.slice/snaporch-verify.service\n")
+    background.lower_priority("verify")
+    assert [words[0] for words in commands] == ["nice", "ionice"]
+    group.write_text("0::/snaporch.slice/snaporch.service\n")
+    background.lower_priority("verify")
+    assert commands[-1][0] == "busctl"

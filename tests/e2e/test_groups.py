@@ -1,0 +1,202 @@
+"""Consistency groups: two guests in one window, over one pool and two, and cut short."""
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from faults.process import Run
+from guests.disks import Disk
+from guests.guest import Guest
+from support import (
+    JOURNAL,
+    assert_clean,
+    assert_restored,
+    config,
+    must,
+    one_line_error,
+    restore,
+    snaporch,
+    stalled_compressor,
+    wait_for,
+    zfs_snapshots,
+)
+
+GROUP = '[group.pair]\ndomains = ["app", "db"]\n'
+DATASETS = ("flash/app", "tank/app", "tank/db")
+
+
+@pytest.fixture(scope="module")
+def app():
+    made = Guest.create("app", disks=[Disk("file", "tank/app"), Disk("zvol", "flash/app")])
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def db():
+    made = Guest.create("db", disks=[Disk("zvol", "tank/db")])
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def pair(app, db):
+    """Both, running; at the end of a test they have noticed nothing but the pause."""
+    marks = {}
+    for guest in (app, db):
+        if guest.state() == "shut off":
+            guest.start()
+        guest.wait_count()
+        marks[guest] = guest.mark()
+    yield app, db
+    for guest, mark in marks.items():
+        guest.wait_count()
+        guest.assert_undisturbed(mark)
+        assert_clean(guest)
+
+
+def together(tmp_path, name, more=""):
+    """A snapshot of the group, which must succeed; the entries by domain."""
+    with config(tmp_path, GROUP + more) as env:
+        outcome = snaporch("snapshot", "--group", "pair", "--name", name, "--json", env=env)
+    assert outcome.status == 0, outcome.err
+    return {entry["domain"]: entry for entry in outcome.json}
+
+
+def still(entry):
+    """From when to when a guest stood still."""
+    manifest = json.loads((Path(entry["bundle"]) / "manifest.json").read_text())
+    begin = datetime.fromisoformat(manifest["created"])
+    return begin, begin + timedelta(milliseconds=manifest["pause_ms"])
+
+
+def transactions(name):
+    """Of each snapshot of that name."""
+    listing = must("zfs", "list", "-Hp", "-t", "snapshot", "-o", "name,createtxg")
+    pairs = (line.split("\t") for line in listing.splitlines())
+    return {full: txg for full, txg in pairs if full.endswith(f"@{name}")}
+
+
+def none_of(name):
+    return not zfs_snapshots(f"@{name}")
+
+
+def test_both_stand_still_at_the_same_time_and_share_the_pools_instant(pair, tmp_path):
+    before = {guest: guest.wait_count() for guest in pair}
+    entries = together(tmp_path, "g1")
+    assert {entry["level"] for entry in entries.values()} == {"ram"}
+    (from_app, to_app), (from_db, to_db) = (still(entries[guest.name]) for guest in pair)
+    assert max(from_app, from_db) < min(to_app, to_db)
+    txgs = transactions("g1")
+    assert set(txgs) == {f"{dataset}@g1" for dataset in DATASETS}
+    assert txgs["tank/app@g1"] == txgs["tank/db@g1"]
+    for guest in pair:
+        assert before[guest] <= guest.snapshot_count("g1") <= guest.wait_count()
+    assert {entry["group"] for entry in entries.values()} == {"pair"}
+    assert "GROUP" in snaporch("list").out
+    assert "pair: app, db" in snaporch("show", "db@g1").out
+
+
+def test_both_come_back_to_it(app, db):
+    for guest in (app, db):
+        count, mark = guest.snapshot_count("g1"), guest.mark()
+        restore(guest, "g1")
+        assert_restored(guest, mark, count)
+        assert_clean(guest)
+    refused = snaporch("restore", "db@g1")
+    assert "of the group pair: app@g1 would be of the same instant" in refused.err
+
+
+def test_on_overlays_nobody_waits_for_the_other(pair, tmp_path):
+    entries = together(tmp_path, "g2", '[defaults]\nram_strategy = "overlay"\n')
+    assert {entry["level"] for entry in entries.values()} == {"ram"}
+    txgs = transactions("g2")
+    assert txgs["tank/app@g2"] == txgs["tank/db@g2"]
+    for guest in pair:
+        assert guest.snapshot_count("g2") <= guest.wait_count()
+
+
+def test_one_that_is_off_is_taken_along(app, db, tmp_path):
+    db.destroy()
+    entries = together(tmp_path, "g3")
+    assert (entries["app"]["level"], entries["db"]["level"]) == ("ram", "off")
+    assert transactions("g3")["tank/app@g3"] == transactions("g3")["tank/db@g3"]
+    assert_clean(app)
+    db.start()
+
+
+def test_one_that_cannot_be_frozen_is_refused_before_anything(pair, tmp_path):
+    with config(tmp_path, GROUP + '[domain.db]\nlevel = "quiesced"\n') as env:
+        outcome = snaporch("snapshot", "--group", "pair", "--name", "no", env=env)
+    one_line_error(outcome, 5, "db", "agent")
+    assert none_of("no")
+
+
+def test_one_whose_freeze_fails_lets_the_other_go(pair, tmp_path):
+    """app is saved and stands still; db's RAM never arrives, and its budget ends."""
+    with stalled_compressor(tmp_path) as env:
+        Path(env["SNAPORCH_CONFIG"]).write_text(
+            GROUP
+            + '[defaults]\ncompression = "none"\n[domain.db]\ncompression = "gzip"\n'
+            + 'ram_capture = "stream"\nram_budget_seconds = 5\non_ram_budget = "abort"\n'
+        )
+        outcome = snaporch("snapshot", "--group", "pair", "--name", "no", env=env)
+    one_line_error(outcome, 8, "db", "saving RAM took more than")
+    assert "none of its domains was snapshotted" in outcome.err
+    assert none_of("no")
+    assert "no" not in {entry["snapshot"] for entry in snaporch("list", "--json").json}
+
+
+def test_a_downgrade_that_is_allowed_takes_the_group_all_the_same(pair, tmp_path):
+    more = '[domain.db]\nlevel = "quiesced"\non_unavailable = "paused"\n'
+    entries = together(tmp_path, "g4", more)
+    assert (entries["app"]["level"], entries["db"]["level"]) == ("ram", "paused")
+    (from_app, to_app), (from_db, to_db) = (still(entries[guest.name]) for guest in pair)
+    assert max(from_app, from_db) < min(to_app, to_db)
+
+
+KILLED = {
+    "before:freeze": False,
+    "after:freeze": False,
+    "before:pool-snapshot": False,
+    "after:pool-snapshot": True,
+    "before:release": True,
+    "after:release": True,
+}
+"""Where the process is killed, and whether the snapshots are there by then."""
+
+
+@pytest.mark.parametrize("point", KILLED)
+def test_killed_each_recovers_by_its_own_journal(pair, tmp_path, point):
+    name = point.replace(":", "-")
+    with config(tmp_path, GROUP) as env:
+        run = Run("snapshot", "--group", "pair", "--name", name, point=point, env=env)
+        try:
+            run.wait_stopped()
+        finally:
+            run.kill()
+            run.close()
+        wait_for(lambda: not list(JOURNAL.glob("*")), "the guardians", 300)
+    found = [entry for entry in snaporch("list", "--json").json if entry["snapshot"] == name]
+    if not KILLED[point]:
+        assert none_of(name)
+        assert found == []
+        return
+    assert len(zfs_snapshots(f"@{name}")) == len(DATASETS)
+    assert {(e["domain"], e["level"], e["group"]) for e in found} == {
+        ("app", "crash", "pair"),
+        ("db", "crash", "pair"),
+    }
+
+
+def test_a_policy_takes_the_group_once(pair, tmp_path):
+    more = '[policy.hourly]\nevery = "1h"\nstagger = "30m"\ndomains = ["app", "db"]\n'
+    with config(tmp_path, GROUP + more) as env:
+        outcome = snaporch("run-due", "--json", env=env)
+        assert outcome.status == 0, outcome.err
+        assert [run["group"] for run in outcome.json["runs"]] == ["pair"]
+        assert snaporch("run-due", "--json", env=env).json["runs"] == []
+    taken = [entry for entry in snaporch("list", "--json").json if entry["policy"] == "hourly"]
+    assert {entry["domain"] for entry in taken} == {"app", "db"}
+    assert len({(entry["snapshot"], entry["group_run"]) for entry in taken}) == 1

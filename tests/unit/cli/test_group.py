@@ -1,0 +1,89 @@
+"""``snapshot --group`` as a user sees it."""
+
+import pytest
+
+from snaporch.config import load as load_module
+from snaporch.errors import ExitCode
+
+
+@pytest.fixture
+def pair(host):
+    host.add_guest("app", disks={"vda": "tank/app"})
+    host.add_guest("db", disks={"vda": "flash/db"})
+    with load_module.DEFAULT_PATH.open("a") as stream:
+        stream.write('[group.pair]\ndomains = ["app", "d*"]\n')
+        stream.write('[policy.hourly]\nevery = "1h"\nlevel = "crash"\n')
+    return host
+
+
+def test_all_of_a_group(pair, snaporch):
+    answer = snaporch("snapshot", "--group", "pair", "--name", "s1", "--quiet")
+    assert (answer.code, answer.err) == (0, "")
+    assert [line.split("  ")[:3] for line in sorted(answer.out.splitlines())] == [
+        ["app@s1", "ram", "complete"],
+        ["db@s1", "ram", "complete"],
+    ]
+    assert "GROUP" in snaporch("list").out
+    assert {entry["group"] for entry in snaporch("list", "--json").json} == {"pair"}
+    assert "pair: app, db" in snaporch("show", "db@s1").out
+    answer = snaporch("restore", "db@s1")
+    assert "note: of the group pair: app@s1 would be of the same instant" in answer.err
+
+
+def test_an_array_as_json(pair, snaporch):
+    document = snaporch("snapshot", "--group", "pair", "--json").json
+    assert [entry["domain"] for entry in document] == ["app", "db"]
+    assert len({entry["group_run"] for entry in document}) == 1
+
+
+def test_without_groups_the_list_has_no_column(pair, snaporch):
+    assert snaporch("snapshot", "db", "--name", "s1", "--quiet").code == 0
+    assert "GROUP" not in snaporch("list").out
+    assert snaporch("list", "--json").json[0]["group"] is None
+
+
+def test_one_that_fails_is_a_line_and_nobody_is_snapshotted(pair, snaporch):
+    pair.guest("db").job = "migration out"
+    answer = snaporch("snapshot", "--group", "pair", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    (line,) = [line for line in answer.err.splitlines() if line.startswith("snaporch:")]
+    assert "migration out" in line
+    assert pair.pool.names() == []
+    assert pair.is_as_it_was("app")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--group", "pear"], ExitCode.NOT_FOUND),
+        (["--group", "pair", "db"], ExitCode.USAGE),
+        ([], ExitCode.USAGE),
+        (["--group", "pair", "--name", "a/b"], ExitCode.USAGE),
+    ],
+)
+def test_what_is_refused(pair, snaporch, words, code):
+    answer = snaporch("snapshot", *words)
+    assert answer.code == code
+    assert pair.pool.names() == []
+
+
+def test_a_dry_run_tells_of_each_and_does_nothing(pair, snaporch):
+    answer = snaporch("snapshot", "--group", "pair", "--dry-run")
+    assert answer.code == 0
+    assert answer.out.count(", with the group pair") == 2
+    assert pair.pool.names() == []
+
+
+def test_a_policy_takes_the_group_of_a_domain_along_once(pair, snaporch):
+    document = snaporch("snapshot", "db", "app", "--policy", "hourly", "--json").json
+    assert [(e["domain"], e["policy"], e["level"]) for e in document] == [
+        ("app", "hourly", "crash"),
+        ("db", "hourly", "crash"),
+    ]
+    assert len({entry["snapshot"] for entry in document}) == 1
+    assert len(pair.pool.names()) == 2
+
+
+def test_by_hand_a_domain_is_taken_alone(pair, snaporch):
+    assert snaporch("snapshot", "db", "--json").json["group"] is None
+    assert len(pair.pool.names()) == 1

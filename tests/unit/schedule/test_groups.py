@@ -1,0 +1,77 @@
+"""Policies on domains of a consistency group."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fakes.schedule import HOURLY, NOW
+
+from snaporch.config import Schedule
+from snaporch.run.group import snapshot_group
+from snaporch.schedule.captures import Outcome
+from snaporch.schedule.due import changed_by, due_captures
+from snaporch.schedule.gate import Capture, Gate
+from snaporch.schedule.outlook import look
+from snaporch.schedule.when import times
+
+GROUP = {"pair": {"domains": ["web", "mail"]}}
+
+
+@pytest.fixture
+def pair(scheduled):
+    scheduled.world.add_guest("mail", disks={"vda": "flash/mail"})
+    scheduled.world.add_guest("other")
+    policy = HOURLY | {"stagger": "30m"}
+    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]}, group=GROUP)
+    return scheduled
+
+
+def due(scheduled, now=NOW):
+    return due_captures(scheduled.context, look(scheduled.context, now), now)
+
+
+def test_a_group_is_due_once_with_all_it_burdens(pair):
+    captures = {capture.label: capture for capture in due(pair)}
+    assert set(captures) == {"group pair", "other"}
+    group = captures["group pair"]
+    assert group.pools == {"tank", "flash"}
+    assert len(group.uuids) == len(group.keys) == 2
+    alone = [g for g in pair.world.hypervisor.guests.values() if g.name in ("web", "mail")]
+    assert group.ram_mib == sum(
+        pair.context.hypervisor.ram_in_use(guest.uuid) >> 20 for guest in alone
+    )
+
+
+def test_its_domains_have_the_same_times(pair):
+    now = datetime.now(UTC)
+    snapshot_group(pair.context, "pair", name=None, wait=0, level="crash", policy="hourly")
+    nexts = {each.domain.name: each.nexts[0].at for each in look(pair.context, now)}
+    when = times(pair.context.config, "hourly", "pair")
+    assert nexts["web"] == nexts["mail"]
+    assert nexts["web"] - when.after(now) in (timedelta(0), timedelta(hours=1))
+
+
+def test_a_failure_is_remembered_for_all_of_them(pair):
+    (group,) = [capture for capture in due(pair) if capture.group]
+    failed = changed_by({}, [Outcome(group, 5, "no")], NOW)
+    assert set(failed) == group.keys
+    assert changed_by(failed, [Outcome(group, 0, "done")], NOW) == {}
+
+
+def test_a_member_that_is_gone_is_left_to_the_run_to_tell(pair):
+    pair.world.hypervisor.guests.pop(pair.context.hypervisor.domain("mail").uuid)
+    (group,) = [capture for capture in due(pair) if capture.group]
+    assert group.others == ()
+
+
+def test_a_group_counts_as_all_its_domains():
+    gate = Gate(Schedule(jobs=2, jobs_per_pool=9))
+    pair = Capture("u", "web", "hourly", frozenset({"tank"}), 0, "pair", ("v",))
+    other = Capture("w", "other", "hourly", frozenset({"tank"}), 0)
+    member = Capture("v", "mail", "daily", frozenset({"flash"}), 0)
+    with gate.through(other):
+        assert not gate._room(pair)
+    with gate.through(pair):  # it is let in although it alone is as many as there may be
+        assert not gate._room(other)
+        gate.limit(Schedule(jobs=9, jobs_per_pool=9))
+        assert gate._room(other)
+        assert not gate._room(member)
