@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
 from snaporch.config.policy import Keep, Policy, Schedule
-from snaporch.config.schema import Config, DomainSettings, Paths, Prune
+from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
 
 _HEAD = f"""# Configuration
 
@@ -38,6 +38,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         Prune,
         "Bundles whose snapshots are gone, and safety copies: see [pruning](pruning.md).",
     ),
+    ("`[pages]`", Pages, "RAM that costs what changed: see [RAM in pages](ram-pages.md)."),
     ('`[defaults]` and `[domain."NAME"]`', DomainSettings, _DOMAIN_INTRO),
     ("`[schedule]`", Schedule, "See [schedules](schedule.md)."),
     ("`[policy.NAME]`", Policy, _POLICY_INTRO),
@@ -71,7 +72,7 @@ def _type(field: FieldInfo) -> str:
     annotation: Any = field.annotation
     origin = get_origin(annotation)
     if origin is Literal:
-        return "one of " + ", ".join(f'`"{choice}"`' for choice in get_args(annotation))
+        return "one of " + ", ".join(f"`{json.dumps(choice)}`" for choice in get_args(annotation))
     if origin in (tuple, list, types.GenericAlias):
         return "list of strings"
     if annotation is int:

@@ -5,7 +5,7 @@ import pytest
 
 from snaporch.config.policy import Keep, Policy, Schedule
 from snaporch.config.reference import reference
-from snaporch.config.schema import Config, DomainSettings, Paths, Prune
+from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
@@ -14,7 +14,7 @@ def test_the_page_is_what_the_generator_prints():
     assert PAGE.read_text("utf-8") == reference()
 
 
-@pytest.mark.parametrize("section", [Paths, Prune, DomainSettings, Schedule, Policy, Keep])
+@pytest.mark.parametrize("section", [Paths, Prune, Pages, DomainSettings, Schedule, Policy, Keep])
 def test_every_option_is_described(section):
     page = reference()
     for name, field in section.model_fields.items():
@@ -25,9 +25,9 @@ def test_every_option_is_described(section):
 
 def test_every_default_and_type_is_told():
     entries = reference().count("\n### ")
-    sections = (Paths, Prune, DomainSettings, Config, Schedule, Policy, Keep)
+    sections = (Paths, Prune, Pages, DomainSettings, Config, Schedule, Policy, Keep)
     options = sum(len(section.model_fields) for section in sections)
-    assert entries == options - 7  # these have sections of their own
+    assert entries == options - 8  # these have sections of their own
     assert len(re.findall(r"(?m)^Type: .+\. Default: `.+`\.$", reference())) == entries
 
 

@@ -46,6 +46,8 @@ def test_a_snapshots_line_with_all_properties():
             "u",
             "when",
             "-",
+            "u/r",
+            "tank",
             "Bär\tx",
         )
     )
@@ -58,12 +60,14 @@ def test_a_snapshots_line_with_all_properties():
         "bundle": "u/r",
         "uuid": "u",
         "verified": "when",
+        "ram": "u/r",
+        "ram-pools": "tank",
         "domain": "Bär\tx",
     }
 
 
 def test_properties_that_are_not_set_are_absent():
-    assert _parse_snapshot(line("tank@s", 1, 2, 3, *"-------")).properties == {}
+    assert _parse_snapshot(line("tank@s", 1, 2, 3, *"---------")).properties == {}
 
 
 def test_datasets_with_their_kinds(zfs):
@@ -82,11 +86,11 @@ SURVEY = "list -Hp -t filesystem,volume,snapshot"
 def test_a_survey_is_one_command(zfs):
     pool, answers, asked = zfs
     rows = [
-        line("-", "-", "hourly", "tank/a", 1, 2, 3, *"-------"),
-        line("-", "-", "-", "tank/b", 1, 2, 3, *"-------"),
-        line("0", "", "hourly", "tank/a@free", 1, 2, 3, "r", *"----", "hourly", "web"),
-        line("2", "", "hourly", "tank/a@held", 2, 2, 3, *"-------"),
-        line("0", "tank/x,tank/y", "-", "tank/b@cloned", 3, 2, 3, *"-------"),
+        line("-", "-", "hourly", "tank/a", 1, 2, 3, *"---------"),
+        line("-", "-", "-", "tank/b", 1, 2, 3, *"---------"),
+        line("0", "", "hourly", "tank/a@free", 1, 2, 3, "r", *"----", "hourly", *"--", "web"),
+        line("2", "", "hourly", "tank/a@held", 2, 2, 3, *"---------"),
+        line("0", "tank/x,tank/y", "-", "tank/b@cloned", 3, 2, 3, *"---------"),
     ]
     answers[SURVEY] = "\n".join(rows) + "\n"
     found = pool.survey()
@@ -99,7 +103,7 @@ def test_a_survey_is_one_command(zfs):
 
 def test_a_property_with_line_breaks_makes_no_row_of_a_survey(zfs):
     pool, answers, _ = zfs
-    row = line("0", "", "two\nlines", "tank/a@s", 1, 2, 3, *"-------")
+    row = line("0", "", "two\nlines", "tank/a@s", 1, 2, 3, *"---------")
     answers[SURVEY] = row + "\n"
     assert pool.survey().snapshots == ()
 
@@ -127,7 +131,7 @@ def test_a_failure_without_words_tells_its_status(zfs):
 
 def test_snapshots_of_datasets_that_exist_take_one_command(zfs):
     pool, answers, asked = zfs
-    answers["list -Hp -t snapshot"] = line("tank/a@s", 1, 2, 3, *"-------") + "\n"
+    answers["list -Hp -t snapshot"] = line("tank/a@s", 1, 2, 3, *"---------") + "\n"
     assert [s.full_name for s in pool.snapshots(["tank/a"])] == ["tank/a@s"]
     assert [words[-3:] for words in asked] == [["-d", "1", "tank/a"]]
 
@@ -142,7 +146,7 @@ def test_snapshots_of_no_datasets_take_none(zfs):
 def absent(tmp_path):
     """A ``zfs`` that knows tank/a only, and fails when asked for anything else."""
     script = tmp_path / "zfs"
-    row = line("tank/a@s", 1, 2, 3, *"-------")
+    row = line("tank/a@s", 1, 2, 3, *"---------")
     script.write_text(
         "#!/bin/sh\n"
         'case "$*" in\n'
@@ -222,7 +226,7 @@ def test_held_or_cloned_snapshots_stop_the_destruction_of_all(zfs):
     pool, answers, asked = zfs
     answers["list -Hp -t filesystem"] = "t\tfilesystem\n"
     answers["list -Hp -t snapshot"] = "".join(
-        line(f"t@{n}", 1, 2, 3, *"-------") + "\n" for n in "ab"
+        line(f"t@{n}", 1, 2, 3, *"---------") + "\n" for n in "ab"
     )
     answers["holds -H t@a"] = ""
     answers["holds -H t@b"] = "t@b\tkeep\tnow\n"
