@@ -9,6 +9,7 @@ only its snapshots count and the next image is compared with whatever is there.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from snaporch.pool import RAM_POOLS_PROPERTY, RAM_PROPERTY, resolver
 from snaporch.run.context import Context
 
 COMPRESSION = "pages"
+_MORE = 1.25
+"""What pages take beyond a whole image: small records compress less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ def into_pages(context: Context, record: SnapshotRecord) -> SnapshotRecord:
 
 def _move(context: Context, directory: Path, manifest: Manifest, ram: Part) -> Manifest:
     dataset = page_dataset(context, manifest.uuid)
+    _check_room(dataset, ram)
     context.progress.step(manifest.domain, f"writing what changed in RAM to {dataset.name}")
     rest = directory / REST_NAME
     rest.unlink(missing_ok=True)
@@ -81,6 +85,17 @@ def _move(context: Context, directory: Path, manifest: Manifest, ram: Part) -> M
     (directory / ram.name).unlink()
     sync_directory(directory)
     return moved
+
+
+def _check_room(dataset: PageDataset, ram: Part) -> None:
+    """All pages may have changed; the pool is the guests' too, and must not be filled."""
+    free, needed = shutil.disk_usage(dataset.root).free, int(ram.bytes * _MORE)
+    if needed > free:
+        raise RefusedError(
+            dataset.name,
+            f"pages may need {needed >> 20} MiB, {free >> 20} MiB are free",
+            "make room in the pool",
+        )
 
 
 def page_dataset(context: Context, uuid: str) -> PageDataset:

@@ -148,6 +148,19 @@ def test_a_full_disk_leaves_the_image(paged, monkeypatch):
     stays(paged, snapshot(paged), "/tank/ram/pages: No space left on device")
 
 
+def test_a_pool_that_pages_could_fill_is_left_alone(paged, monkeypatch):
+    """The guests write to it, too."""
+    monkeypatch.setattr(pages_module.shutil, "disk_usage", lambda _path: Usage())
+    stays(paged, snapshot(paged), "make room in the pool")
+    assert not (paged.root / "zfs" / dataset(paged) / "pages").exists()
+
+
+class Usage:
+    """A full pool."""
+
+    free = 0
+
+
 def test_a_dataset_that_is_not_mounted_leaves_the_image(paged, monkeypatch):
     def nowhere(name):
         raise NotOnZfsError(name, "is not mounted", f"zfs mount {name}")
