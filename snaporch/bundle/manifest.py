@@ -37,6 +37,19 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class PagesEntry(_Frozen):
+    """The page file that a RAM part lacks: in a ZFS snapshot of a dataset of its own."""
+
+    dataset: str
+    name: str = Field(description="of the ZFS snapshot")
+    guid: int
+    createtxg: int
+    bytes: int = Field(gt=0, description="length of the page file")
+    sha256: Sha256 = Field(description="of its MiBs that are not zeros, see the bundle format")
+    split: int = Field(gt=0, description="offset in the part where its pages belong")
+    stored_bytes: int = Field(ge=0, description="what ZFS had to store for it")
+
+
 class Part(_Frozen):
     """One file of the bundle."""
 
@@ -48,6 +61,7 @@ class Part(_Frozen):
         default=None, description="RAM only: size of the QEMU stream before compression"
     )
     compression: str | None = Field(default=None, description="RAM only: none, gzip, zstd, …")
+    pages: PagesEntry | None = Field(default=None, description="RAM only: where its pages are")
     source: str | None = Field(default=None, description="where the file lay on the host")
     uid: int | None = None
     gid: int | None = None
@@ -127,9 +141,16 @@ class Manifest(_Frozen):
         return next((part for part in self.parts if part.role is role), None)
 
     @property
+    def pages(self) -> PagesEntry | None:
+        """Where the pages of its RAM are, if not in the bundle."""
+        ram = self.part(Role.RAM)
+        return ram.pages if ram else None
+
+    @property
     def stored_bytes(self) -> int:
-        """Size of all parts on disk."""
-        return sum(part.bytes for part in self.parts)
+        """Size of all parts on disk, and what ZFS had to store for pages."""
+        pages = sum(part.pages.stored_bytes for part in self.parts if part.pages)
+        return sum(part.bytes for part in self.parts) + pages
 
     @property
     def ram_bytes(self) -> int | None:

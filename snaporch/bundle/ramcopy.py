@@ -68,19 +68,24 @@ def copy_with_xml(source: Path, target: Path, xml: str) -> None:
         OSError: it cannot be written.
     """
     old = read_preface(source)
+    header, data = with_xml(old, xml)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with source.open("rb") as origin, os.fdopen(os.open(target, flags, 0o600), "wb") as made:
+        shift = header.data_length - old.header.data_length
+        _copy(origin.fileno(), made.fileno(), old.end if shift else 0, shift)
+        unfinished = replace(header, magic=PARTIAL_MAGIC).pack()
+        os.pwrite(made.fileno(), unfinished + data, 0)
+        os.pwrite(made.fileno(), header.pack(), 0)
+
+
+def with_xml(old: Preface, xml: str) -> tuple[Header, bytes]:
+    """Header, and XML and cookie, of an image with other XML; not shorter than before."""
     text = xml.encode() + b"\0"
     data = text + (old.cookie + b"\0" if old.cookie else b"")
     length = max(old.header.data_length, len(data))
     offset = _COOKIE_OFFSET.pack(len(text) if old.cookie else 0)
     rest = offset + old.header.rest[_COOKIE_OFFSET.size :]
-    header = replace(old.header, data_length=length, rest=rest)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with source.open("rb") as origin, os.fdopen(os.open(target, flags, 0o600), "wb") as made:
-        shift = length - old.header.data_length
-        _copy(origin.fileno(), made.fileno(), old.end if shift else 0, shift)
-        unfinished = replace(header, magic=PARTIAL_MAGIC).pack()
-        os.pwrite(made.fileno(), unfinished + data.ljust(length, b"\0"), 0)
-        os.pwrite(made.fileno(), header.pack(), 0)
+    return replace(old.header, data_length=length, rest=rest), data.ljust(length, b"\0")
 
 
 def _copy(source: int, target: int, start: int, shift: int) -> None:

@@ -26,6 +26,12 @@ from snaporch.errors import SnaporchError, UnavailableError
 from snaporch.model import BundleState
 
 _READ = 1 << 20
+RAM_NAME = "ram.save"
+REST_NAME = "ram.rest"
+"""What takes the place of the image when its pages are elsewhere."""
+FRESH_MANIFEST_NAME = "manifest.json.new"
+LEFTOVERS = (REST_NAME, FRESH_MANIFEST_NAME)
+"""What is there, or was, when a move of RAM into pages was killed; an image may be there too."""
 UUID_NAME = "[0-9a-f-]{36}"
 RUN_NAME = "[0-9A-Za-z][0-9A-Za-z-]*"
 _REFERENCE = re.compile(f"{UUID_NAME}/{RUN_NAME}")
@@ -194,12 +200,25 @@ class PartialBundle:
 
     def seal(self, manifest: Manifest) -> Path:
         """Write the manifest, sync everything, give the bundle its name; the final path."""
-        text = manifest.model_dump_json(indent=2, exclude_none=True) + "\n"
-        write_private(self.directory / MANIFEST_NAME, text.encode())
+        write_private(self.directory / MANIFEST_NAME, _text(manifest))
         sync_directory(self.directory)
         self.directory.rename(self._final)
         sync_directory(self._final.parent)
         return self._final
+
+
+def replace_manifest(directory: Path, manifest: Manifest) -> None:
+    """Give a sealed bundle another manifest, in one instant and on stable storage."""
+    fresh = directory / FRESH_MANIFEST_NAME
+    fresh.unlink(missing_ok=True)
+    write_private(fresh, _text(manifest))
+    sync_directory(directory)  # the parts it names, too
+    fresh.rename(directory / MANIFEST_NAME)
+    sync_directory(directory)
+
+
+def _text(manifest: Manifest) -> bytes:
+    return (manifest.model_dump_json(indent=2, exclude_none=True) + "\n").encode()
 
 
 @contextmanager

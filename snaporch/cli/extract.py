@@ -31,13 +31,18 @@ def extract_command(
             "--disk", metavar="TARGET", help="Only this disk, such as vda.", show_default=False
         ),
     ] = None,
+    ram: Annotated[
+        bool, typer.Option("--ram", help="Its RAM instead, as an image for `virsh restore`.")
+    ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Copy disks out of a snapshot, as sparse images. The guest is not touched."""
+    """Copy disks out of a snapshot, as sparse images, or its RAM. The guest is not touched."""
     from snaporch.cli.extracting import extract_all
     from snaporch.cli.session import session
 
+    if ram and disk is not None:
+        raise typer.BadParameter("--ram copies no disk")
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return extract_all(opened, snapshot, destination, disk=disk, json=json)
+        return extract_all(opened, snapshot, destination, disk=disk, ram=ram, json=json)

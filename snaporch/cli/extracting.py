@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Iterator
 from pathlib import Path
 
+from snaporch.bundle.manifest import Role
 from snaporch.cli.cloning import sweep_first
 from snaporch.report.terminal import print_result
 from snaporch.report.units import size
 from snaporch.restore.extract import choose_disks, extract
-from snaporch.restore.source import records_called, whole_source
+from snaporch.restore.extracted import Extracted
+from snaporch.restore.pages import extract_ram
+from snaporch.restore.source import Source, records_called, whole_source
 from snaporch.run.context import Context
 
 
 def extract_all(
-    context: Context, text: str, destination: Path, *, disk: str | None, json: bool
+    context: Context, text: str, destination: Path, *, disk: str | None, ram: bool, json: bool
 ) -> int:
-    """Copy the disks asked for."""
+    """Copy the disks asked for, or the RAM."""
     sweep_first(context)
-    source = whole_source(context, records_called(context, text)[-1], roles=())
+    roles = (Role.RAM,) if ram else ()
+    source = whole_source(context, records_called(context, text)[-1], roles=roles)
     done = []
-    for entry, path in choose_disks(source, disk, destination):
-        extracted = extract(context, source, entry, path)
+    for extracted in _extract(context, source, destination, disk, ram=ram):
         done.append(extracted)
         if not json:
             print_result(
-                f"{extracted.path}  {entry.target} of {source.thing}, {extracted.format}, "
+                f"{extracted.path}  {extracted.target} of {source.thing}, {extracted.format}, "
                 f"{size(extracted.bytes)}, {size(extracted.stored_bytes)} on disk"
             )
     if json:
         documents = [extracted.as_json() for extracted in done]
         print_result(json_format.dumps(documents, indent=2, ensure_ascii=False))
     return 0
+
+
+def _extract(
+    context: Context, source: Source, destination: Path, disk: str | None, *, ram: bool
+) -> Iterator[Extracted]:
+    if ram:
+        yield extract_ram(context, source, destination)
+        return
+    for entry, path in choose_disks(source, disk, destination):
+        yield extract(context, source, entry, path)

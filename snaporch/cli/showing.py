@@ -56,6 +56,9 @@ def _contents(shown: Description) -> Iterator[str]:
     for part in shown.manifest.parts:
         payload = f", {size(part.payload_bytes)} before {part.compression}"
         yield f"  {part.name}  {size(part.bytes)}{payload if part.payload_bytes else ''}"
+        if part.pages is not None:
+            place = f"{part.pages.dataset}@{part.pages.name}"
+            yield f"  its pages  {size(part.pages.stored_bytes)} that had changed, in {place}"
 
 
 def _heading(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
 from snaporch.config.policy import Group, Keep, Policy, Schedule
-from snaporch.config.schema import Config, DomainSettings, Paths, Prune
+from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
 from snaporch.config.telling import Email, Metrics, Notify, Status
 
 _HEAD = f"""# Configuration
@@ -43,6 +43,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         Prune,
         "Bundles whose snapshots are gone, and safety copies: see [pruning](pruning.md).",
     ),
+    ("`[pages]`", Pages, "RAM that costs what changed: see [RAM in pages](ram-pages.md)."),
     ('`[defaults]` and `[domain."NAME"]`', DomainSettings, _DOMAIN_INTRO),
     ("`[schedule]`", Schedule, "See [schedules](schedule.md)."),
     ("`[policy.NAME]`", Policy, _POLICY_INTRO),
@@ -78,7 +79,7 @@ def _type(field: FieldInfo) -> str:
     annotation: Any = field.annotation
     origin = get_origin(annotation)
     if origin is Literal:
-        return "one of " + ", ".join(f'`"{choice}"`' for choice in get_args(annotation))
+        return "one of " + ", ".join(f"`{json.dumps(choice)}`" for choice in get_args(annotation))
     if origin in (tuple, list, types.GenericAlias):
         return "list of strings"
     if origin is types.UnionType:

@@ -106,6 +106,26 @@ class Prune(_Section):
     )
 
 
+class Pages(_Section):
+    """Where RAM goes with `ram_store = "pages"`."""
+
+    dataset: Annotated[str, StringConstraints(pattern=r"^$|^[A-Za-z][A-Za-z0-9_.:/-]*[^/]$")] = (
+        Field(
+            default="",
+            description="File system below which each domain has one for its RAM, named after its "
+            "UUID; snaporch makes them. Not one of a guest's.",
+        )
+    )
+    record_kib: Literal[4, 8, 16, 32, 64, 128] = Field(
+        default=16,
+        description="Record size in KiB of those made from now on: smaller ones follow changes "
+        "more closely and compress less.",
+    )
+    compression: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")] = Field(
+        default="zstd", description="ZFS's compression of those made from now on."
+    )
+
+
 class DomainSettings(_Section):
     """How a domain is snapshotted."""
 
@@ -197,6 +217,12 @@ class DomainSettings(_Section):
         "pause does not grow with the guest's memory; `file` lets libvirt write it raw into the "
         "bundle store first; `auto` streams, and repeats with a file if streaming fails.",
     )
+    ram_store: Literal["image", "pages"] = Field(
+        default="image",
+        description="How RAM is kept. `image`: compressed in the bundle, ready to be restored by "
+        "`virsh`. `pages`: in a dataset of its own where it costs what changed since the snapshot "
+        "before; needs `pages.dataset`.",
+    )
     compression: Literal["auto", "zstd", "gzip", "none"] = Field(
         default="auto",
         description="Compression of the RAM image, undone by libvirt itself on restore. `auto` is "
@@ -238,6 +264,7 @@ class Config(_Section):
     prune: Prune = Field(
         default=Prune(), description="How long things stay that nothing needs any more."
     )
+    pages: Pages = Field(default=Pages(), description='Where RAM goes with `ram_store = "pages"`.')
     defaults: DomainSettings = Field(
         default=DomainSettings(), description="Settings of every domain."
     )
@@ -268,6 +295,15 @@ class Config(_Section):
                     raise ValueError(
                         f"{title}.policies names {name!r}, and there is no such policy"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _pages_have_a_place(self) -> Config:
+        sections = [("defaults", {"ram_store": self.defaults.ram_store})]
+        sections += [(f"domain.{name}", section) for name, section in self.domain.items()]
+        for title, section in sections:
+            if section.get("ram_store") == "pages" and not self.pages.dataset:
+                raise ValueError(f"{title}.ram_store is 'pages', and pages.dataset is not set")
         return self
 
     def settings(self, name: str, uuid: str) -> DomainSettings:

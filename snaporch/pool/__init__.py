@@ -1,8 +1,8 @@
 """The only room that talks to ZFS."""
 
-from snaporch.pool.protocol import PREFIX, Pool, PoolError
+from snaporch.pool.protocol import PREFIX, RAM_POOLS_PROPERTY, RAM_PROPERTY, Pool, PoolError
 
-__all__ = ["PREFIX", "Pool", "PoolError", "open_pool"]
+__all__ = ["PREFIX", "RAM_POOLS_PROPERTY", "RAM_PROPERTY", "Pool", "PoolError", "open_pool"]
 
 
 def open_pool() -> Pool:

@@ -13,7 +13,18 @@ from snaporch.errors import UnavailableError
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
 from snaporch.pool.protocol import PREFIX, PoolError
 
-PROPERTIES = ("run", "level", "bundle", "uuid", "verified", "retention", "group", "domain")
+PROPERTIES = (
+    "run",
+    "level",
+    "bundle",
+    "uuid",
+    "verified",
+    "retention",
+    "group",
+    "ram",
+    "ram-pools",
+    "domain",
+)
 """The ``snaporch:`` user properties, the free-text one last so that a line splits safely."""
 
 _ARG_BYTES = 100_000
@@ -187,6 +198,13 @@ class ZfsCommand:
                 name, used, referenced = line.split("\t")
                 found[name] = int(used), int(referenced)
         return found
+
+    def create_filesystem(self, dataset: str, properties: Mapping[str, str]) -> None:
+        options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
+        above = dataset.rpartition("/")[0]
+        if above not in {known.name for known in self.datasets()}:
+            self._run("create", "-p", above)
+        self._run("create", *options, dataset)
 
     def destroy_dataset(self, dataset: str) -> None:
         self._run("destroy", dataset)

@@ -17,6 +17,12 @@ PREFIX = "snaporch:"
 """Of the user properties on our snapshots."""
 
 
+RAM_PROPERTY = f"{PREFIX}ram"
+"""On a page dataset the domain's UUID; on a snapshot of it the bundle: ``UUID/RUN``."""
+RAM_POOLS_PROPERTY = f"{PREFIX}ram-pools"
+"""On a snapshot of a page dataset: the pools that the guest's snapshots are in."""
+
+
 class PoolError(SnaporchError):
     """ZFS refused or failed an operation."""
 
@@ -102,6 +108,15 @@ class Pool(Protocol):
 
     def sizes(self, snapshots: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Of each snapshot: bytes it alone holds, bytes it refers to (``used``, ``referenced``)."""
+
+    def create_filesystem(self, dataset: str, properties: Mapping[str, str]) -> None:
+        """Create a file system, with those above it if they are missing, and mount it.
+
+        ``properties`` (user properties and ZFS's own) are set on it in the same transaction.
+
+        Raises:
+            PoolError: it exists, or was not created, or could not be mounted.
+        """
 
     def destroy_dataset(self, dataset: str) -> None:
         """Destroy one dataset that has no snapshots and no children."""

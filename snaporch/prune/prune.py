@@ -19,6 +19,7 @@ from snaporch.config import Config
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.model import Census
 from snaporch.pool import Pool
+from snaporch.prune.pages import sweep_pages
 from snaporch.prune.survey import survey
 from snaporch.prune.trash import Trash, remove
 from snaporch.prune.verdict import Fate, Found, Grace, Kind, Verdict, judge, worked_on
@@ -72,6 +73,22 @@ def prune(
             touched.
     """
     found = _of_domain(survey(config.paths.bundles, only), domain)
+    done = _prune_store(config, pool, found, only, dry_run=dry_run)
+    if only is None or done.of(Fate.DELETE):
+        swept = sweep_pages(config, pool, found, _under_way(config), domain=domain, dry_run=dry_run)
+        done.verdicts += swept.verdicts
+        done.failures += swept.failures
+    return done
+
+
+def _prune_store(
+    config: Config,
+    pool: Pool,
+    found: Sequence[Found],
+    only: Collection[str] | None,
+    *,
+    dry_run: bool,
+) -> Pruned:
     if not found:
         return Pruned()
     now = datetime.now(UTC)

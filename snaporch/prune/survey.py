@@ -11,7 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, read_manifest
-from snaporch.bundle.store import RUN_NAME, UUID_NAME, explained_store
+from snaporch.bundle.store import (
+    LEFTOVERS,
+    RAM_NAME,
+    REST_NAME,
+    RUN_NAME,
+    UUID_NAME,
+    explained_store,
+)
 from snaporch.errors import RefusedError
 from snaporch.prune.verdict import Found, Kind, Reference
 
@@ -106,6 +113,8 @@ def _described(found: Found) -> Iterator[Found]:
             yield replace(each, trouble=f"{error.thing}: {error.reason}")
         return
     known = {MANIFEST_NAME, *(part.name for part in manifest.parts)}
+    if not known.isdisjoint({RAM_NAME, REST_NAME}):
+        known |= {RAM_NAME, *LEFTOVERS}
     said = replace(
         found,
         domain=manifest.domain,

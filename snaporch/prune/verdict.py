@@ -21,6 +21,8 @@ class Kind(StrEnum):
     """What a restore discarded."""
     TRASHED = "trashed"
     """A bundle in the trash."""
+    PAGES = "pages"
+    """A snapshot of a page dataset."""
     REMAINS = "remains"
     """Something whose removal has begun."""
 
@@ -84,6 +86,8 @@ class Found:
     @property
     def title(self) -> str:
         """What people call it: the snapshot it belongs to, or its place."""
+        if self.kind is Kind.PAGES:
+            return str(self.path)
         if self.domain and self.snapshot:
             return f"{self.domain}@{self.snapshot}"
         return f"{self.domain or self.uuid}/{self.path.name}"

@@ -38,6 +38,7 @@ from snaporch.restore.clones import (
     workplace,
 )
 from snaporch.restore.fitness import available_memory as memory_available
+from snaporch.restore.pages import image_bytes, make_image
 from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
 from snaporch.run.context import Context
 
@@ -186,10 +187,11 @@ def _check_room(context: Context, source: Source, wish: Wish) -> None:
     place = context.config.paths.clones
     existing = next(path for path in (place, *place.parents) if path.exists())
     room = shutil.disk_usage(existing).free
-    if ram.bytes > room:
+    needed = image_bytes(ram)
+    if needed > room:
         raise RefusedError(
             str(place),
-            f"no room for a copy of the RAM image: {ram.bytes >> 20} MiB needed, "
+            f"no room for a copy of the RAM image: {needed >> 20} MiB needed, "
             f"{room >> 20} MiB free",
             "see paths.clones in the configuration",
         )
@@ -387,7 +389,10 @@ def _resume(context: Context, source: Source, wish: Wish, identity: Identity, xm
     part = source.part(Role.RAM)
     assert part is not None
     image = Path(identity.files) / RAM_COPY
-    copy_with_xml(source.directory / part.name, image, xml)
+    if part.pages is not None:
+        make_image(context, wish.name, source.directory, part, image, xml)
+    else:
+        copy_with_xml(source.directory / part.name, image, xml)
     context.interrupt.check(wish.name)
     context.progress.step(wish.name, "resuming from RAM")
     running = source.manifest.was_running or wish.purpose is not Purpose.CLONE

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,35 +17,13 @@ from snaporch.model import DatasetKind
 from snaporch.pool import resolver
 from snaporch.restore.clone import clone_dataset
 from snaporch.restore.clones import Purpose, workplace
+from snaporch.restore.extracted import Extracted, check_destination
 from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
 from snaporch.run.context import Context
 
 _BLOCK = 1 << 20
 _GRAIN = 64 << 10
 """Runs of zeros of this size become holes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extracted:
-    """A disk that was copied."""
-
-    target: str
-    path: str
-    format: str
-    bytes: int
-    """The image's length."""
-    stored_bytes: int
-    """What it takes on its file system."""
-
-    def as_json(self) -> dict[str, object]:
-        """The documented JSON object."""
-        return {
-            "disk": self.target,
-            "path": self.path,
-            "format": self.format,
-            "bytes": self.bytes,
-            "stored_bytes": self.stored_bytes,
-        }
 
 
 def choose_disks(source: Source, target: str | None, to: Path) -> list[tuple[DiskEntry, Path]]:
@@ -66,10 +43,7 @@ def choose_disks(source: Source, target: str | None, to: Path) -> list[tuple[Dis
         )
     chosen = [(disk, to / _name(source, disk) if to.is_dir() else to) for disk in disks]
     for _, path in chosen:
-        if path.exists():
-            raise RefusedError(str(path), "exists already", "remove it, or take another name")
-        if not path.parent.is_dir():
-            raise RefusedError(str(path.parent), "is not a directory", "make it first")
+        check_destination(path)
     return chosen
 
 

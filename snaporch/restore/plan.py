@@ -49,6 +49,12 @@ class RestorePlan:
         return f"{self.record.domain}@{self.record.snapshot}"
 
     @property
+    def pages(self) -> Part | None:
+        """The RAM to resume from, if an image has to be made of it first."""
+        part = self.manifest.part(Role.RAM) if self.manifest and self.ram else None
+        return part if part is not None and part.pages is not None else None
+
+    @property
     def parts(self) -> list[Part]:
         """The parts of the bundle that can be put back."""
         if self.manifest is None or self.record.bundle is None:

@@ -70,6 +70,7 @@ def _go_on(context: Context, old: OldRestore, fate: Fate) -> str:
         journal.close(settled=False)
         raise half_way(context, facts, error) from error
     journal.close(settled=True)
+    context.store.discard_partial(facts.uuid, facts.run)
     state = context.hypervisor.state(facts.uuid)
     text = f"finished the restore of @{facts.snapshot}, which had been cut short: it is {state}"
     if fate is Fate.LEAVE_OFF:

@@ -25,8 +25,10 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
+from snaporch.restore.pages import IMAGE_NAME, make_image
 from snaporch.restore.plan import RestorePlan
 from snaporch.restore.safety import Safety
+from snaporch.restore.source import NotWholeError
 from snaporch.restore.steps import Work, check_nothing_new, give_up
 from snaporch.run.context import Context
 from snaporch.run.journal import forget
@@ -102,8 +104,13 @@ def restore(
     """
     record = plan.record
     context.interrupt.check(record.domain)
-    older = _make_way(context, record.uuid)
-    facts = _facts(context, plan, older, safety=safety, keep_running=keep_running)
+    plan, run = _with_image(context, plan)
+    try:
+        older = _make_way(context, record.uuid)
+        facts = _facts(context, plan, run, older, safety=safety, keep_running=keep_running)
+    except BaseException:
+        context.store.discard_partial(record.uuid, run)
+        raise
     journal = RestoreJournal(context.config.paths.journal, facts)
     work = Work(context, facts, journal)
     _prepare(context, plan, facts, journal, work)
@@ -115,6 +122,7 @@ def restore(
         journal.close(settled=False)
         raise half_way(context, facts, error) from error
     journal.close(settled=True)
+    context.store.discard_partial(record.uuid, run)
     state, clock = context.hypervisor.state(record.uuid), False
     if state is DomainState.RUNNING and plan.ram is not None:
         clock = context.hypervisor.set_guest_clock(record.uuid)
@@ -192,9 +200,39 @@ def _make_way(context: Context, uuid: str) -> list[OldRestore]:
     return older
 
 
+def _with_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, str]:
+    """The plan with an image that libvirt can read, and the run it was made for.
+
+    It is made while the guest still runs, in a place that the run's end or the next prune clears.
+
+    Raises:
+        RefusedError, RunFailedError: it cannot be made; nothing was touched.
+    """
+    run = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+    if plan.pages is None or plan.record.bundle is None:
+        return plan, run
+    uuid, thing = plan.record.uuid, plan.record.domain
+    place = context.store.create(uuid, run).directory
+    image = place / IMAGE_NAME
+    try:
+        make_image(context, thing, Path(plan.record.bundle), plan.pages, image)
+    except BaseException as error:
+        context.store.discard_partial(uuid, run)
+        if isinstance(error, NotWholeError):
+            step = error.step or "boot from the disks with --cold"
+            raise RefusedError(error.thing, error.reason, step) from error
+        if isinstance(error, OSError):
+            raise RunFailedError(
+                plan.thing, f"its RAM could not be put together ({error}); nothing was touched"
+            ) from error
+        raise
+    return replace(plan, ram=image), run
+
+
 def _facts(
     context: Context,
     plan: RestorePlan,
+    run: str,
     older: list[OldRestore],
     *,
     safety: bool,
@@ -211,7 +249,7 @@ def _facts(
     ending = Ending.RESUME if plan.ram else Ending.BOOT if plan.boot else Ending.OFF
     before = domain.inactive_xml if domain is not None else None
     return RestoreFacts(
-        run=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}",
+        run=run,
         domain=record.domain,
         uuid=record.uuid,
         snapshot=record.snapshot,

@@ -126,10 +126,20 @@ def _up(virsh: str, bundle: Path, manifest: Manifest, domain: Domain | None) -> 
         lines.append(f"{virsh} managedsave-remove {manifest.uuid}")
     if ram is not None:
         state = "--running" if manifest.was_running else "--paused"
-        lines.append(f"{virsh} restore {shlex.quote(str(bundle / ram.name))} {state}")
+        image = bundle / ram.name
+        if ram.pages is not None:
+            image = Path("/var/tmp") / f"{manifest.run}.save"  # noqa: S108 - for a person to choose
+            lines.append(_put_together(manifest, image))
+        lines.append(f"{virsh} restore {shlex.quote(str(image))} {state}")
     elif manifest.level is not Level.OFF and definition is not None:
         lines.append(f"{virsh} start {manifest.uuid}")
     return lines
+
+
+def _put_together(manifest: Manifest, image: Path) -> str:
+    """Pages are not what libvirt reads: this needs snaporch, or the script of the documentation."""
+    words = ["snaporch", "extract", "--ram", f"{manifest.domain}@{manifest.snapshot}", str(image)]
+    return f"{shlex.join(words)}  # or by docs/ram-pages.md"
 
 
 def custody(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[str, str]]:

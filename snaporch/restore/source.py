@@ -118,7 +118,16 @@ def whole_source(
     ]
     if torn:
         raise NotWholeError(thing, f"{', '.join(torn)} of its bundle is gone, or was cut short")
+    if Role.RAM in roles:
+        _check_pages_exist(context, thing, manifest)
     return Source(record, manifest, members, directory)
+
+
+def _check_pages_exist(context: Context, thing: str, manifest: Manifest) -> None:
+    entry = manifest.pages
+    if entry is not None and entry.guid not in context.pool.census().snapshots:
+        full = f"{entry.dataset}@{entry.name}"
+        raise NotWholeError(thing, f"the pages of its RAM are gone: {full} (GUID {entry.guid})")
 
 
 def _check_members(

@@ -243,6 +243,7 @@ def give_up(context: Context, facts: RestoreFacts, journal: Path) -> str:
             f"the restore could not be undone ({error}); nothing was rolled back",
             f"mend the cause, then: snaporch recover {facts.uuid}",
         ) from error
+    context.store.discard_partial(facts.uuid, facts.run)
     forget(journal)
     return text
 

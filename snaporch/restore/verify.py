@@ -19,6 +19,7 @@ from snaporch.pool import PREFIX
 from snaporch.restore.clone import Clone, Wish, build, check_clone
 from snaporch.restore.clones import Purpose, workplace
 from snaporch.restore.life import LifeError, run_script, wait_for_agent, wait_for_cpus
+from snaporch.restore.pages import check_pages
 from snaporch.restore.source import NotWholeError, Source, members_of, whole_source
 from snaporch.run.context import Context
 from snaporch.run.records import marked_by
@@ -114,6 +115,10 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
             read_header(source.directory / ram.name)
     except SnaporchError as error:
         raise NotWholeError(error.thing, error.reason) from error
+    if ram is not None and ram.pages is not None:
+        context.progress.step(source.thing, "checking the pages of its RAM")
+        check_pages(context, source.thing, ram)
+        outcome.prove(context, "the pages of its RAM have their checksum")
     outcome.reached = Reached.CHECKED
     outcome.prove(context, f"{len(source.manifest.parts)} parts have their SHA-256")
     outcome.prove(context, f"{len(source.members)} ZFS snapshots have their GUIDs")

@@ -18,13 +18,12 @@ from snaporch.bundle.manifest import (
     moment,
 )
 from snaporch.bundle.ramimage import RamImage, RamImageWriter
-from snaporch.bundle.store import PartialBundle
+from snaporch.bundle.store import RAM_NAME, PartialBundle
 from snaporch.bundle.stream import RamStream
 from snaporch.hypervisor import Pause
 from snaporch.model import Domain, DomainState, GroupRun, Level, PoolSnapshot, Versions
 from snaporch.run.plan import Plan
 
-RAM_NAME = "ram.save"
 _RAW_NAME = "ram.raw"
 _READ = 1 << 20
 _FORMAT_NAMES = {method.image_format: method.value for method in Compression} | {

@@ -6,7 +6,7 @@ which can be marked by one run only; those of the others are found by the GUIDs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest
@@ -22,20 +22,33 @@ def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[S
         snapshots: every one that exists.
     """
     everything = list(snapshots)
+    guids = {snapshot.guid for snapshot in everything}
     records = marked_records(store, everything)
     known = {f"{record.uuid}/{record.run}" for record in records}
     for reference in store.references():
         if reference not in known:
             state, manifest = store.state(reference)
             if manifest is not None:
+                state = _with_pages(state, manifest, guids)
                 members = run_members(manifest, manifest.run, everything)
                 records += _records(store, manifest.run, members, state, manifest)
     return _oldest_first(records)
 
 
-def marked_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[SnapshotRecord]:
-    """Those of the runs whose marks ``snapshots`` carry, oldest first."""
+def marked_records(
+    store: BundleStore,
+    snapshots: Iterable[PoolSnapshot],
+    others: Iterable[PoolSnapshot] = (),
+) -> list[SnapshotRecord]:
+    """Those of the runs whose marks ``snapshots`` carry, oldest first.
+
+    Args:
+        store: where the manifests are.
+        snapshots: those to make records of.
+        others: more that exist; pages of RAM may be in them.
+    """
     everything = list(snapshots)
+    guids = {snapshot.guid for snapshot in (*everything, *others)}
     runs: dict[str, list[PoolSnapshot]] = {}
     for snapshot in everything:
         run = snapshot.properties.get("run")
@@ -47,12 +60,21 @@ def marked_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> lis
     records: list[SnapshotRecord] = []
     for run, marked in runs.items():
         state, manifest = _state(store, marked)
+        state = _with_pages(state, manifest, guids)
         taken = {e.dataset for e in manifest.snapshots} if manifest else set()
         shared = taken - {each.dataset for each in marked}
         near = marked + [each for dataset in shared for each in places.get(dataset, ())]
         members = run_members(manifest, run, near)
         records += _records(store, run, members, state, manifest)
     return _oldest_first(records)
+
+
+def _with_pages(
+    state: BundleState, manifest: Manifest | None, guids: Collection[int]
+) -> BundleState:
+    """A bundle whose pages of RAM are gone is not complete."""
+    gone = manifest is not None and manifest.pages and manifest.pages.guid not in guids
+    return BundleState.INCOMPLETE if gone else state
 
 
 def record_of(

@@ -23,6 +23,7 @@ from snaporch.run.context import Context
 from snaporch.run.guardian import start_guardian
 from snaporch.run.journal import Journal, Step, let_go_mark
 from snaporch.run.lock import domain_lock
+from snaporch.run.pages import into_pages
 from snaporch.run.parts import build_manifest, side_parts
 from snaporch.run.plan import Plan, make_plan
 from snaporch.run.records import record_of
@@ -114,6 +115,7 @@ class _Run:
                 raise
             raise outcome from error
         journal.close(settled=True)
+        record = into_pages(self._context, record)
         progress.step(plan.domain.name, f"done: {record.level} snapshot {record.snapshot}")
         return record
 

@@ -106,7 +106,7 @@ def _outlook(
 ) -> Outlook:
     config = context.config
     assignment = assign(context, domain, survey.policies)
-    records = marked_records(context.store, snapshots)
+    records = marked_records(context.store, snapshots, survey.snapshots)
     keeps = {name: policy.keep for name, policy in config.policy.items() if policy.keep}
     verdicts = judge(
         (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)

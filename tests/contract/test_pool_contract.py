@@ -261,6 +261,25 @@ class TestPoolContract:
         assert pool.local_properties(list(properties)) == {f"{root}/clone": properties}
         assert pool.local_properties(["snaporch:verify"]) == {}
 
+    def test_a_file_system_is_made_with_its_properties_and_those_above(self, pool, root):
+        properties = {"snaporch:ram": "one", "compression": "zstd", "recordsize": "16K"}
+        pool.create_filesystem(f"{root}/above/made", properties)
+        assert f"{root}/above" in [dataset.name for dataset in pool.datasets()]
+        assert pool.local_properties(list(properties))[f"{root}/above/made"] == properties
+        pool.snapshot([f"{root}/above/made@a"], {"snaporch:ram": "one/two"})
+        (found,) = pool.snapshots([f"{root}/above/made"])
+        assert found.properties == {"ram": "one/two"}
+
+    def test_a_file_system_that_exists_stays_as_it_is(self, pool, root):
+        pool.create_filesystem(f"{root}/made", {"snaporch:ram": "one"})
+        with pytest.raises(PoolError):
+            pool.create_filesystem(f"{root}/made", {"snaporch:ram": "two"})
+        assert pool.local_properties(["snaporch:ram"]) == {f"{root}/made": {"snaporch:ram": "one"}}
+
+    def test_a_file_system_of_no_pool_is_an_error(self, pool):
+        with pytest.raises(PoolError):
+            pool.create_filesystem("nowhere/made", {})
+
     def test_inherited_properties_are_not_local(self, scratch, pool, root):
         pool.set_properties([root], {"snaporch:clone": "one"})
         scratch.create(f"{root}/below")

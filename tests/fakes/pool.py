@@ -51,6 +51,8 @@ class FakePool:
         self._datasets: dict[str, _Dataset] = {}
         self.exported: set[str] = set()
         self.mounted: Callable[[str, str, Path], None] = lambda _name, _origin, _where: None
+        self.created: Callable[[str], None] = lambda _name: None
+        self.snapshotted: Callable[[str, str], None] = lambda _name, _snapshot: None
         self.unmounted: Callable[[Path], None] = lambda _where: None
         for name in datasets:
             self.create(name)
@@ -166,6 +168,7 @@ class FakePool:
                 content=holder.content,
                 properties=dict(properties),
             )
+            self.snapshotted(dataset, name)
 
     def destroy_snapshots(self, names: Sequence[str]) -> None:
         """See the protocol."""
@@ -215,6 +218,21 @@ class FakePool:
         made.properties.update(properties or {})
         self._datasets[dataset] = made
         self.mounted(made.name, source.name, Path(made.properties.get("mountpoint", "/nowhere")))
+
+    def create_filesystem(self, dataset: str, properties: Mapping[str, str]) -> None:
+        """See the protocol; whoever listens at ``created`` makes its directory."""
+        self.hooks.act("pool.create_filesystem", dataset)
+        if dataset in self._datasets:
+            raise PoolError(dataset, "dataset already exists")
+        if dataset.split("/", 1)[0] not in self._datasets:
+            raise PoolError(dataset, "no such pool")
+        parts = dataset.split("/")
+        for end in range(2, len(parts)):
+            if "/".join(parts[:end]) not in self._datasets:
+                self.create("/".join(parts[:end]))
+        self.create(dataset)
+        self._datasets[dataset].properties.update(properties)
+        self.created(dataset)
 
     def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         """See the protocol."""

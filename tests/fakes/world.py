@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes import images
+from fakes import images, streams
 from fakes.domain_xml import DiskSpec, domain_xml
 from fakes.hooks import Hooks
 from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
@@ -58,6 +58,7 @@ class World:
         self.pool = FakePool(hooks=self.hooks)
         self.hypervisor = FakeHypervisor(hooks=self.hooks)
         self.pool.mounted, self.pool.unmounted = self.mounted, self.unmounted
+        self.pool.created, self.pool.snapshotted = self.created, self.snapshotted
         self.heard = Heard()
         self.memory = 1 << 40
         self.guarded: list[Facts] = []
@@ -78,11 +79,22 @@ class World:
         RAM goes with overlays unless something else is said: that is the way with most steps.
         """
         chosen = {"ram_strategy": "overlay"} | defaults
-        config = Config.model_validate({"paths": self.paths.model_dump(), "defaults": chosen})
+        pages = {"dataset": "tank/ram"}
+        config = Config.model_validate(
+            {"paths": self.paths.model_dump(), "defaults": chosen, "pages": pages}
+        )
         self.context = Context(
             config, self.hypervisor, self.pool, self.heard, finishers={"restore": self.finish}
         )
         return self.context
+
+    def with_pages(self, name: str = "web", **defaults: object) -> World:
+        """Store RAM in pages below ``tank/ram``; the guest's RAM is a stream that has some."""
+        self.with_defaults(ram_store="pages", **defaults)
+        if "tank" not in {known.name for known in self.pool.datasets()}:
+            self.pool.create("tank")
+        self.guest(name).ram = streams.guest_stream()
+        return self
 
     def finish(self, context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
         """Finish a restore, as the command line would."""
@@ -184,6 +196,18 @@ class World:
         """A clone has the files of its origin."""
         if where.is_relative_to(self.root):
             shutil.copytree(self.root / "zfs" / origin, where)
+
+    def created(self, name: str) -> None:
+        """A new file system is mounted, and empty."""
+        (self.root / "zfs" / name).mkdir(parents=True)
+
+    def snapshotted(self, name: str, snapshot: str) -> None:
+        """A snapshot of a page dataset has the page file of that instant."""
+        pages = self.root / "zfs" / name / "pages"
+        if pages.exists():
+            target = pages.parent / ".zfs" / "snapshot" / snapshot
+            target.mkdir(parents=True)
+            shutil.copy(pages, target)
 
     def unmounted(self, where: Path) -> None:
         """And they go with it."""

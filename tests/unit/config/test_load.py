@@ -42,7 +42,7 @@ def test_the_full_sample_sets_every_option_to_something_else():
     assert config.model_fields_set == set(Config.model_fields)
     nightly = config.policy["nightly"]
     assert nightly.model_fields_set == set(type(nightly).model_fields) - {"every"}
-    for section in (config.paths, config.defaults, config.schedule, nightly.keep):
+    for section in (config.paths, config.pages, config.defaults, config.schedule, nightly.keep):
         assert section.model_fields_set == set(type(section).model_fields)
     usual = config.defaults.model_dump().items() & DomainSettings().model_dump().items()
     assert usual == set()

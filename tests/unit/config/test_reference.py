@@ -5,7 +5,7 @@ import pytest
 
 from snaporch.config.policy import Group, Keep, Policy, Schedule
 from snaporch.config.reference import reference
-from snaporch.config.schema import Config, DomainSettings, Paths, Prune
+from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
 from snaporch.config.telling import Email, Metrics, Notify, Status
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
@@ -15,10 +15,11 @@ def test_the_page_is_what_the_generator_prints():
     assert PAGE.read_text("utf-8") == reference()
 
 
-@pytest.mark.parametrize(
-    "section",
-    [Paths, Prune, DomainSettings, Schedule, Policy, Keep, Group, Status, Metrics, Notify, Email],
-)
+SECTIONS = (Paths, Prune, Pages, DomainSettings, Schedule, Policy, Keep, Group)
+SECTIONS += (Status, Metrics, Notify, Email)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
 def test_every_option_is_described(section):
     page = reference()
     for name, field in section.model_fields.items():
@@ -29,10 +30,8 @@ def test_every_option_is_described(section):
 
 def test_every_default_and_type_is_told():
     entries = reference().count("\n### ")
-    sections = (Paths, Prune, DomainSettings, Config, Schedule, Policy, Keep, Group)
-    sections += (Status, Metrics, Notify, Email)
-    options = sum(len(section.model_fields) for section in sections)
-    assert entries == options - 12  # these have sections of their own
+    options = sum(len(section.model_fields) for section in (Config, *SECTIONS))
+    assert entries == options - 13  # these have sections of their own
     assert len(re.findall(r"(?m)^Type: .+\. (Default: `.+`|Required)\.$", reference())) == entries
 
 

@@ -49,6 +49,8 @@ def test_a_snapshots_line_with_all_properties():
             "when",
             "-",
             "pair/r",
+            "u/r",
+            "tank",
             "Bär\tx",
         )
     )
@@ -62,6 +64,8 @@ def test_a_snapshots_line_with_all_properties():
         "uuid": "u",
         "verified": "when",
         "group": "pair/r",
+        "ram": "u/r",
+        "ram-pools": "tank",
         "domain": "Bär\tx",
     }
 
@@ -88,7 +92,7 @@ def test_a_survey_is_one_command(zfs):
     rows = [
         line("-", "-", "hourly", "tank/a", 1, 2, 3, *UNSET),
         line("-", "-", "-", "tank/b", 1, 2, 3, *UNSET),
-        line("0", "", "hourly", "tank/a@free", 1, 2, 3, "r", *"----", "hourly", "-", "web"),
+        line("0", "", "hourly", "tank/a@free", 1, 2, 3, "r", *"----", "hourly", *"---", "web"),
         line("2", "", "hourly", "tank/a@held", 2, 2, 3, *UNSET),
         line("0", "tank/x,tank/y", "-", "tank/b@cloned", 3, 2, 3, *UNSET),
     ]

@@ -1,0 +1,196 @@
+"""A save image as a page file and the rest, and back.
+
+The rest is a save image without its pages: header, XML and cookie, the beginning of QEMU's stream,
+and behind ``split`` the devices' state. See :mod:`snaporch.bundle.qevm`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.manifest import PagesEntry
+from snaporch.bundle.pagefile import PageFile, PageSum
+from snaporch.bundle.qevm import Head, Read, StreamError, join, read_head, split
+from snaporch.bundle.ramcopy import read_preface, with_xml
+from snaporch.bundle.ramimage import HEADER_SIZE, RamImageError, RamImageWriter, read_header
+from snaporch.bundle.store import write_private
+
+Tick = Callable[[int], None]
+"""Called now and then, with the bytes done so far; may raise to stop."""
+
+
+class PageDamageError(RamImageError):
+    """A page file is not what its manifest says."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitImage:
+    """What became of a save image."""
+
+    rest_bytes: int
+    rest_sha256: str
+    split: int
+    page_file_bytes: int
+    page_sum: str
+    changed_bytes: int
+    """Of the page file, before ZFS compresses them."""
+
+
+def split_image(image: Path, rest: Path, pages: Path, tick: Tick) -> SplitImage:
+    """Bring the page file up to date with an image and write the rest; both on stable storage.
+
+    Args:
+        image: a finished save image.
+        rest: written (0600), must not exist.
+        pages: made if it is not there; only what differs is written.
+        tick: see :data:`Tick`.
+
+    Raises:
+        StreamError, RamImageError: the image cannot be taken apart.
+        OSError: something cannot be read or written.
+    """
+    header = read_header(image)
+    target: PageFile | None = None
+
+    def prepare(head: Head) -> PageFile:
+        nonlocal target
+        target = PageFile(pages, head.page_file_bytes, tick)
+        return target
+
+    try:
+        with image.open("rb") as stream:
+            preface = stream.read(HEADER_SIZE + header.data_length)
+            with _explained(image):
+                found = split(_payload(stream, header.compression), prepare)
+        assert target is not None
+        plain = replace(header, compression=0).pack() + preface[HEADER_SIZE:]
+        data = plain + found.head.raw + found.tail
+        write_private(rest, data)
+        return SplitImage(
+            rest_bytes=len(data),
+            rest_sha256=hashlib.sha256(data).hexdigest(),
+            split=len(plain) + len(found.head.raw),
+            page_file_bytes=target.size,
+            page_sum=target.finish(),
+            changed_bytes=target.written,
+        )
+    finally:
+        if target is not None:
+            target.close()
+
+
+def build_image(
+    rest: Path,
+    entry: PagesEntry,
+    pages: Path,
+    target: Path,
+    how: Compressing,
+    tick: Tick,
+    *,
+    xml: str | None = None,
+) -> None:
+    """Write ``target`` (0600): a save image that libvirt restores, with other XML if wanted.
+
+    The page file is compared with the manifest in passing.
+
+    Raises:
+        PageDamageError: the page file is not what the manifest says; there is no ``target``.
+        StreamError, RamImageError: the rest is not what it should be.
+        OSError: something cannot be read or written.
+    """
+    preface = read_preface(rest)
+    header, data = (preface.header, b"") if xml is None else with_xml(preface, xml)
+    with rest.open("rb") as stream:
+        raw = stream.read()
+    if not preface.end < entry.split < len(raw):
+        raise RamImageError(str(rest), f"does not reach beyond {entry.split} bytes")
+    head = _reread(raw[preface.end : entry.split], rest)
+    writer = RamImageWriter(target, how, trailer=False)
+    try:
+        writer.write(header.pack() + (data or raw[HEADER_SIZE : preface.end]))
+        with pages.open("rb", buffering=0) as source:
+            reader = _Checked(source, head, tick)
+            for block in join(head, raw[entry.split :], reader.read):
+                writer.write(block)
+        reader.compare(entry)
+        writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _reread(raw: bytes, rest: Path) -> Head:
+    """The head, with everything that stands before the pages."""
+    stream = memoryview(raw)
+    place = 0
+
+    def read(count: int) -> bytes:
+        nonlocal place
+        block = bytes(stream[place : place + count])
+        place += len(block)
+        return block
+
+    head = read_head(read)
+    if head.raw != raw:
+        raise RamImageError(str(rest), "holds something unknown before its pages")
+    return head
+
+
+class _Checked:
+    """Reads a page file from end to end and sums it up in passing."""
+
+    def __init__(self, source: BinaryIO, head: Head, tick: Tick) -> None:
+        self._descriptor = source.fileno()
+        self._tick = tick
+        self._name = source.name
+        self._sum = PageSum()
+        size = os.fstat(self._descriptor).st_size
+        if size != head.page_file_bytes:
+            raise PageDamageError(
+                source.name, f"has {size} bytes, {head.page_file_bytes} are wanted"
+            )
+
+    def read(self, place: int, count: int) -> bytes:
+        data = os.pread(self._descriptor, count, place)
+        self._sum.add(place, data)
+        self._tick(place + len(data))
+        return data
+
+    def compare(self, entry: PagesEntry) -> None:
+        """After the last page."""
+        if self._sum.hexdigest() != entry.sha256:
+            raise PageDamageError(
+                self._name, "its checksum is not that of the manifest: it is damaged"
+            )
+
+
+def _payload(stream: BinaryIO, compression: int) -> Read:
+    """QEMU's stream, from where the file stands."""
+    if compression == Compression.NONE.image_format:
+        return stream.read
+    if compression == Compression.ZSTD.image_format:
+        engine = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+        return engine.stream_reader(stream, read_across_frames=True).read
+    if compression == Compression.GZIP.image_format:
+        return gzip.GzipFile(fileobj=stream).read
+    raise StreamError(f"was compressed by libvirt (format {compression})")
+
+
+@contextmanager
+def _explained(image: Path) -> Iterator[None]:
+    """What decompressors say, as an error of the image."""
+    try:
+        yield
+    except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise RamImageError(str(image), f"cannot be decompressed ({error})") from error

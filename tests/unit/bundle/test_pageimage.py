@@ -1,0 +1,211 @@
+"""A save image as a page file and the rest, and back."""
+
+import gzip
+import hashlib
+
+import pytest
+import zstandard
+from fakes import images, streams
+
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.manifest import PagesEntry
+from snaporch.bundle.pagefile import CHUNK, PageFile, page_sum
+from snaporch.bundle.pageimage import PageDamageError, build_image, split_image
+from snaporch.bundle.qevm import StreamError
+from snaporch.bundle.ramcopy import read_preface
+from snaporch.bundle.ramimage import RamImageError
+
+XML = b"<domain><name>web</name></domain>\0"
+PLAIN = Compressing(Compression.NONE)
+
+
+def nothing(_done):
+    """Nobody listens."""
+
+
+def write_image(path, stream, compression=0):
+    packed = {0: bytes, 1: gzip.compress, 5: zstandard.ZstdCompressor().compress}[compression]
+    path.write_bytes(images.image(XML, packed(stream), compression=compression))
+    return path
+
+
+def taken_apart(tmp_path, stream=None, compression=0, name="1"):
+    stream = streams.guest_stream() if stream is None else stream
+    image = write_image(tmp_path / f"image{name}", stream, compression)
+    parts = split_image(image, tmp_path / f"rest{name}", tmp_path / "pages", nothing)
+    entry = PagesEntry(
+        dataset="tank/ram/u",
+        name="s",
+        guid=1,
+        createtxg=1,
+        bytes=parts.page_file_bytes,
+        sha256=parts.page_sum,
+        split=parts.split,
+        stored_bytes=0,
+    )
+    return parts, entry
+
+
+def put_together(tmp_path, entry, how=PLAIN, **options):
+    target = tmp_path / "made"
+    build_image(tmp_path / "rest1", entry, tmp_path / "pages", target, how, nothing, **options)
+    return target
+
+
+@pytest.mark.parametrize("compression", [0, 1, 5])
+def test_the_way_there_and_back(tmp_path, compression):
+    stream = streams.guest_stream()
+    _, entry = taken_apart(tmp_path, stream, compression)
+    made = put_together(tmp_path, entry)
+    preface = read_preface(made)
+    assert preface.xml == XML.rstrip(b"\0").decode()
+    payload = made.read_bytes()[preface.end :]
+    assert payload.endswith(b"\x04the devices' state\x00\x06")
+    again = write_image(tmp_path / "again", payload)
+    second = split_image(again, tmp_path / "rest2", tmp_path / "pages2", nothing)
+    assert (second.page_sum, second.split) == (entry.sha256, entry.split)
+    assert (tmp_path / "rest2").read_bytes() == (tmp_path / "rest1").read_bytes()
+
+
+def test_what_is_made_is_compressed_as_asked(tmp_path):
+    _, entry = taken_apart(tmp_path)
+    made = put_together(tmp_path, entry, Compressing(Compression.ZSTD))
+    preface = read_preface(made)
+    assert preface.header.compression == 5
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    assert stream.decompress(made.read_bytes()[preface.end :]).startswith(b"QEVM")
+
+
+def test_with_other_xml(tmp_path):
+    _, entry = taken_apart(tmp_path)
+    made = put_together(tmp_path, entry, xml="<domain><name>longer than before</name></domain>")
+    assert read_preface(made).xml == "<domain><name>longer than before</name></domain>"
+    assert made.read_bytes()[read_preface(made).end :].startswith(b"QEVM")
+
+
+def test_only_what_changed_is_written(tmp_path):
+    first, _ = taken_apart(tmp_path)
+    assert first.changed_bytes > 40 * 4096
+    same, _ = taken_apart(tmp_path, name="2")
+    assert same.changed_bytes == 0
+    changed = streams.guest_stream(seed=3, changed=(5, 6, 40))
+    third, _ = taken_apart(tmp_path, changed, name="3")
+    assert third.changed_bytes == 3 * 4096
+
+
+def test_a_page_file_left_half_written_is_mended(tmp_path):
+    parts, entry = taken_apart(tmp_path)
+    pages = tmp_path / "pages"
+    whole = pages.read_bytes()
+    pages.write_bytes(whole[:70_000] + bytes(1000) + b"x" * 9000)
+    mended, _ = taken_apart(tmp_path, name="2")
+    assert mended.page_sum == parts.page_sum == entry.sha256
+    assert pages.read_bytes() == whole
+
+
+def test_the_page_file_is_private(tmp_path):
+    taken_apart(tmp_path)
+    assert (tmp_path / "pages").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "rest1").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_in_place_of_the_page_file_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").write_bytes(b"precious")
+    (tmp_path / "pages").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        taken_apart(tmp_path)
+    assert (tmp_path / "elsewhere").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("place", [0, 5000, 200_000, (1 << 20) + 8000])
+def test_a_flipped_byte_of_the_page_file_is_never_restored(tmp_path, place):
+    _, entry = taken_apart(tmp_path)
+    with (tmp_path / "pages").open("r+b") as pages:
+        pages.seek(place)
+        byte = pages.read(1)[0]
+        pages.seek(place)
+        pages.write(bytes([byte ^ 0x10]))
+    with pytest.raises(PageDamageError, match="damaged"):
+        put_together(tmp_path, entry)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_page_file_of_another_length_is_never_restored(tmp_path):
+    _, entry = taken_apart(tmp_path)
+    with (tmp_path / "pages").open("ab") as pages:
+        pages.write(b"\0")
+    with pytest.raises(PageDamageError, match="bytes"):
+        put_together(tmp_path, entry)
+
+
+@pytest.mark.parametrize("split", [1, 40, 150, 1 << 30])
+def test_a_wrong_split_is_an_error(tmp_path, split):
+    _, entry = taken_apart(tmp_path)
+    with pytest.raises((RamImageError, StreamError)):
+        put_together(tmp_path, replace_entry(entry, split=split))
+    assert not (tmp_path / "made").exists()
+
+
+def replace_entry(entry, **fields):
+    return entry.model_copy(update=fields)
+
+
+def test_every_cut_of_the_rest_is_an_error_in_words(tmp_path):
+    _, entry = taken_apart(tmp_path)
+    whole = (tmp_path / "rest1").read_bytes()
+    for end in range(0, entry.split, 7):
+        (tmp_path / "rest1").write_bytes(whole[:end])
+        with pytest.raises((RamImageError, StreamError)):
+            put_together(tmp_path, entry)
+
+
+def test_an_image_whose_payload_is_damaged_is_an_error_in_words(tmp_path):
+    image = write_image(tmp_path / "image1", streams.guest_stream(), 5)
+    data = bytearray(image.read_bytes())
+    data[-20] ^= 0xFF
+    for broken in (bytes(data), bytes(data[:-30])):
+        image.write_bytes(broken)
+        with pytest.raises((RamImageError, StreamError)):
+            split_image(image, tmp_path / "rest", tmp_path / "pages", nothing)
+
+
+def test_what_libvirt_compressed_itself_is_refused(tmp_path):
+    image = tmp_path / "image"
+    image.write_bytes(images.image(XML, b"something", compression=3))
+    with pytest.raises(StreamError, match="by libvirt"):
+        split_image(image, tmp_path / "rest", tmp_path / "pages", nothing)
+
+
+def test_whoever_listens_can_stop_it(tmp_path):
+    image = write_image(tmp_path / "image", streams.guest_stream())
+
+    def stop(_done):
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        split_image(image, tmp_path / "rest", tmp_path / "pages", stop)
+    assert not (tmp_path / "rest").exists()
+
+
+def test_the_checksum_is_as_documented(tmp_path):
+    path = tmp_path / "pages"
+    chunks = [b"a" * CHUNK, bytes(CHUNK), b"b" * 4096]
+    path.write_bytes(b"".join(chunks))
+    expected = hashlib.sha256()
+    for number, chunk in ((0, chunks[0]), (2, chunks[2].ljust(CHUNK, b"\0"))):
+        expected.update(number.to_bytes(8, "big") + hashlib.sha256(chunk).digest())
+    assert page_sum(path, nothing) == (2 * CHUNK + 4096, expected.hexdigest())
+
+
+def test_a_smaller_guest_makes_the_page_file_smaller(tmp_path):
+    (tmp_path / "pages").write_bytes(b"x" * (4 << 20))
+    parts, _ = taken_apart(tmp_path)
+    assert (tmp_path / "pages").stat().st_size == parts.page_file_bytes < 4 << 20
+
+
+def test_pages_at_the_end_of_a_run_are_written(tmp_path):
+    pages = PageFile(tmp_path / "pages", 3 * 4096, nothing)
+    pages.put(0, bytes(4096) + b"x" * 4096 + b"y" * 4096)
+    assert pages.written == 2 * 4096
+    pages.close()
+    assert (tmp_path / "pages").read_bytes() == bytes(4096) + b"x" * 4096 + b"y" * 4096
