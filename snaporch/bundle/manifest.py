@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from snaporch.errors import SnaporchError
-from snaporch.model import Level
+from snaporch.model import Level, PauseParts
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -87,6 +87,15 @@ class VersionsEntry(_Frozen):
     machine: str
 
 
+class PauseEntry(_Frozen):
+    """What the pause was made of, in milliseconds; see :class:`~snaporch.model.PauseParts`."""
+
+    downtime_ms: float | None = None
+    switch_ms: float | None = None
+    snapshot_ms: float | None = None
+    resume_ms: float | None = None
+
+
 class Manifest(_Frozen):
     """Everything about one bundle."""
 
@@ -101,6 +110,7 @@ class Manifest(_Frozen):
     created: AwareDatetime = Field(description="the frozen instant")
     finished: AwareDatetime
     pause_ms: float | None = None
+    pause_parts: PauseEntry | None = None
     snapshots: tuple[SnapshotEntry, ...]
     disks: tuple[DiskEntry, ...]
     parts: tuple[Part, ...]
@@ -109,6 +119,14 @@ class Manifest(_Frozen):
     def part(self, role: Role) -> Part | None:
         """The first part with this role."""
         return next((part for part in self.parts if part.role is role), None)
+
+    @property
+    def pause(self) -> PauseParts | None:
+        """What the pause was made of, if the manifest says so."""
+        parts = self.pause_parts
+        if parts is None:
+            return None
+        return PauseParts(parts.downtime_ms, parts.switch_ms, parts.snapshot_ms, parts.resume_ms)
 
     @property
     def stored_bytes(self) -> int:

@@ -52,6 +52,18 @@ def snapshot_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, and do nothing.")
     ] = False,
+    rate: Annotated[
+        int | None,
+        typer.Option(
+            "--rate",
+            metavar="MIB",
+            min=0,
+            max=1 << 20,
+            help="Most RAM in MiB a second to save while the guest runs; 0 for no limit "
+            "[default: as configured].",
+            show_default=False,
+        ),
+    ] = None,
     wait: WaitOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -64,12 +76,15 @@ def snapshot_command(
     back. A guest that is off gets a plain snapshot.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.snapshots import show_plans, snapshot_each
+    from snaporch.cli.snapshots import Wishes, show_plans, snapshot_each
 
     with session(config_path(context, config), quiet=quiet or json) as opened:
         chosen = level.value if level else None
         if dry_run:
             return show_plans(opened, domains, name=name, level=chosen, policy=policy)
         return snapshot_each(
-            opened, domains, name=name, level=chosen, policy=policy, wait=wait, json=json
+            opened,
+            domains,
+            Wishes(name=name, level=chosen, policy=policy, wait=wait, rate=rate),
+            json=json,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UsageError
 from snaporch.model import Domain, SnapshotRecord
@@ -15,29 +16,32 @@ from snaporch.run.settle import recover_leftovers
 from snaporch.run.snapshot import take_snapshot
 
 
-def snapshot_each(
-    context: Context,
-    names: Sequence[str],
-    *,
-    name: str | None,
-    level: str | None,
-    policy: str | None,
-    wait: int | None,
-    json: bool,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command line asks for; ``None`` where it says nothing."""
+
+    name: str | None = None
+    level: str | None = None
+    policy: str | None = None
+    wait: int | None = None
+    rate: int | None = None
+
+
+def snapshot_each(context: Context, names: Sequence[str], wishes: Wishes, *, json: bool) -> int:
     """Snapshot the domains one after the other; the first failure's exit code.
 
     All are looked up first, so that a misspelt name is refused before anything is touched. One
     domain prints a JSON object, several print an array of those that succeeded.
     """
-    level = _level(context, name, level, policy)
+    level = _level(context, wishes.name, wishes.level, wishes.policy)
+    wishes = replace(wishes, level=level)
     recover_leftovers(context)
     unique = _look_up(context, names)
     records: list[SnapshotRecord] = []
     failures: list[int] = []
     for domain in unique:
         try:
-            records.append(_take(context, domain, name, wait, level, policy))
+            records.append(_take(context, domain, wishes))
         except InterruptedRunError:
             raise
         except SnaporchError as error:
@@ -56,15 +60,17 @@ def snapshot_each(
     return failures[0] if failures else 0
 
 
-def _take(
-    context: Context,
-    domain: Domain,
-    name: str | None,
-    wait: int | None,
-    level: str | None,
-    policy: str | None,
-) -> SnapshotRecord:
-    record = take_snapshot(context, domain, name=name, wait=wait, level=level, policy=policy)
+def _take(context: Context, domain: Domain, wishes: Wishes) -> SnapshotRecord:
+    policy = wishes.policy
+    record = take_snapshot(
+        context,
+        domain,
+        name=wishes.name,
+        wait=wishes.wait,
+        level=wishes.level,
+        policy=policy,
+        rate=wishes.rate,
+    )
     if policy is not None and context.config.policy[policy].verify and record.bundle:
         context.progress.step(domain.name, "reading the bundle back")
         context.store.verify(f"{record.uuid}/{record.run}")

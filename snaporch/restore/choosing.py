@@ -131,6 +131,7 @@ def _record(
         ram_bytes=manifest.ram_bytes,
         stored_bytes=manifest.stored_bytes,
         pause_ms=manifest.pause_ms,
+        pause_parts=manifest.pause,
         bundle=str(directory),
         state=state,
     )

@@ -44,6 +44,7 @@ def take_snapshot(
     level: str | None = None,
     taker: Taker | None = None,
     policy: str | None = None,
+    rate: int | None = None,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
@@ -53,6 +54,7 @@ def take_snapshot(
         level: overrides the configured one.
         taker: who takes the ZFS snapshots; the run itself when ``None``.
         policy: the policy it is taken for: it marks the snapshots, and is in their name.
+        rate: overrides the configured one.
 
     Raises:
         RefusedError, BusyError, UnavailableError: nothing was touched.
@@ -75,6 +77,8 @@ def take_snapshot(
             context.progress.note(domain.name, text)
         current = context.hypervisor.domain(domain.uuid)
         plan = make_plan(context, current, name, level, awaited=seconds, policy=policy)
+        if rate is not None:
+            plan = replace(plan, settings=plan.settings.model_copy(update={"rate": rate}))
         try:
             return _Run(context, plan, taker).execute()
         except (FreezeFailedError, StrategyUnavailableError) as error:
