@@ -17,7 +17,7 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snaporch.bundle.compress import Compressing, Compression, Compressor, compressor
+from snaporch.bundle.compress import Block, Compressing, Compression, Compressor, compressor
 from snaporch.errors import SnaporchError
 
 HEADER_SIZE = 92
@@ -112,8 +112,8 @@ class RamImageWriter:
         """Bytes of the QEMU stream taken so far."""
         return self._payload
 
-    def write(self, block: bytes) -> None:
-        """Take the next block.
+    def write(self, block: Block) -> None:
+        """Take the next block; it is not kept.
 
         Raises:
             RamImageError: it is not a save image.
@@ -145,7 +145,7 @@ class RamImageWriter:
         if self._broken_off:  # while it was being started: nobody else could stop it
             self._compressor.abandon()
             raise RamImageError("libvirt's RAM image", "was broken off")
-        rest = bytes(self._head[start:])
+        rest = memoryview(self._head[start:])
         self._head.clear()
         self._take(rest)
 
@@ -166,24 +166,30 @@ class RamImageWriter:
             )
         return header.compression
 
-    def _take(self, block: bytes) -> None:
-        assert self._compressor is not None
-        if self._trailer:
-            self._held += block
-            size = len(self._held) - HEADER_SIZE
-            if size <= 0:
-                return
-            block = bytes(self._held[:size])
-            del self._held[:size]
-        self._payload += len(block)
-        self._compressor.write(block)
+    def _take(self, block: Block) -> None:
+        """Compress it; of a stream with a trailer all but the last bytes, which may be that."""
+        if not self._trailer:
+            self._compress(block)
+            return
+        kept = max(len(block) - HEADER_SIZE, 0)
+        self._held += block[kept:]
+        over = max(len(self._held) - HEADER_SIZE, 0)
+        before, self._held = self._held[:over], self._held[over:]
+        self._compress(before)
+        self._compress(block[:kept])
 
-    def _store(self, data: bytes) -> None:
+    def _compress(self, block: Block) -> None:
+        assert self._compressor is not None
+        if block:
+            self._payload += len(block)
+            self._compressor.write(block)
+
+    def _store(self, data: Block) -> None:
         if data:
             self._digest.update(data)
             self._raw_write(data)
 
-    def _raw_write(self, data: bytes) -> None:
+    def _raw_write(self, data: Block) -> None:
         view = memoryview(data)
         while view:
             written = self._file.write(view)

@@ -35,6 +35,7 @@ class RamStream:
         self._stop = threading.Event()
         self._broken = False
         self._failure: BaseException | None = None
+        self._buffer = memoryview(bytearray(_BLOCK))
         os.mkfifo(path, 0o600)
         self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._keeper = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -71,9 +72,9 @@ class RamStream:
         if self._broken:
             return False
         if self._reader in ready:
-            block = os.read(self._reader, _BLOCK)
-            self._writer.write(block)
-            self._throttle.spend(len(block))
+            count = os.readv(self._reader, [self._buffer])
+            self._writer.write(self._buffer[:count])
+            self._throttle.spend(count)
             return True
         return not self._stop.is_set()
 

@@ -186,8 +186,8 @@ class LibvirtHypervisor:
             handle = self._handle(uuid)
             before = int(handle.migrateGetMaxDowntime(0))
             handle.migrateSetMaxDowntime(milliseconds, 0)
-        except libvirt.libvirtError:  # libvirt before 3.7, or an emulator that cannot say
-            return None
+        except (libvirt.libvirtError, HypervisorError, NotFoundError):
+            return None  # libvirt before 3.7, or an emulator that is gone
         return before
 
     def abort_job(self, uuid: str) -> None:
