@@ -17,6 +17,7 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from snaporch.bundle.behind import Behind
 from snaporch.bundle.compress import Block, Compressing, Compression, Compressor, compressor
 from snaporch.errors import SnaporchError
 
@@ -104,6 +105,7 @@ class RamImageWriter:
         self._source_header: Header | None = None
         self._final_header: Header | None = None
         self._compressor: Compressor | None = None
+        self._storing: Behind | None = None
         self._held = bytearray()
         self._broken_off = False
 
@@ -141,9 +143,11 @@ class RamImageWriter:
         self._raw_write(replace(self._final_header, magic=PARTIAL_MAGIC).pack())
         self._store(bytes(self._head[HEADER_SIZE:start]))
         how = self._how if plain else Compressing(Compression.NONE)
-        self._compressor = compressor(how, self._store)
+        # What is compressed is hashed and stored beside, so that RAM never waits for either.
+        self._storing = Behind(self._store)
+        self._compressor = compressor(how, self._storing.put)
         if self._broken_off:  # while it was being started: nobody else could stop it
-            self._compressor.abandon()
+            self.break_off()
             raise RamImageError("libvirt's RAM image", "was broken off")
         rest = memoryview(self._head[start:])
         self._head.clear()
@@ -203,10 +207,11 @@ class RamImageWriter:
             RamImageError: libvirt never finished its header.
             OSError: it cannot be stored.
         """
-        if self._compressor is None or self._source_header is None or self._final_header is None:
+        if self._compressor is None or self._storing is None or self._final_header is None:
             raise RamImageError("libvirt's RAM image", f"ends after {len(self._head)} bytes")
         self._check_finished()
         self._compressor.finish()
+        self._storing.finish()
         os.pwrite(self._file.fileno(), self._final_header.pack(), 0)
         os.fsync(self._file.fileno())
         self._file.close()
@@ -226,6 +231,8 @@ class RamImageWriter:
     def break_off(self) -> None:
         """Make a :meth:`write` that stands still in another thread fail."""
         self._broken_off = True  # first: a compressor that is being started looks at it
+        if self._storing is not None:
+            self._storing.stop()
         if self._compressor is not None:
             self._compressor.abandon()
 

@@ -232,6 +232,8 @@ def test_abandoning_does_not_wait_for_a_writer_that_goes_on(fifo):
     abandoning = in_thread(stream.abandon)
     abandoning.join(PATIENCE)
     stuck = abandoning.is_alive()
+    if not stuck:
+        writing.join(PATIENCE)
     go_on.clear()  # let it go
     abandoning.join(PATIENCE)
     writing.join(PATIENCE)
