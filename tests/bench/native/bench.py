@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -50,6 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     host.ensure_packages()
     host.enter_namespace()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # guest and libvirtd have to end too
     sizes, rates = ([int(n) for n in text.split(",")] for text in (options.sizes, options.rates))
     memory = Path("/dev/shm")  # disks in memory have no noise of their own
     with (

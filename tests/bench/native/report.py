@@ -12,6 +12,10 @@ from typing import Any
 Row = dict[str, Any]
 Case = tuple[int, int]
 _MIB = 1 << 20
+_INTRODUCTION = (
+    "Made by `make bench`; what they mean is said in [the benchmark](README.md). "
+    "Median (least-most) of the rounds. Raw: [native.jsonl](native.jsonl)."
+)
 _COLUMNS: list[tuple[str, Callable[[Row], float | None]]] = [
     ("pause, ms (libvirt)", lambda row: row["pause_events_ms"]),
     ("pause, ms (seen)", lambda row: row["pause_serial_ms"]),
@@ -53,14 +57,16 @@ def page(heads: list[Row], rows: list[Row]) -> str:
     """The page: one table for each guest."""
     versions = ", ".join(f"{name}: {text}" for name, text in heads[0]["versions"].items())
     loads = sorted(row["load"] for row in rows)
+    load = (
+        f"{versions}. Load of the machine while it was measured: {loads[0]}-{loads[-1]}, "
+        f"median {statistics.median(loads)}."
+    )
     text = [
         "# Native benchmark: figures",
         "",
-        "Made by `make bench`; what they mean is said in [the benchmark](README.md). "
-        "Median (least–most) of the rounds. Raw: [native.jsonl](native.jsonl).",
+        _INTRODUCTION,
         "",
-        f"{versions}. Load of the machine while it was measured: {loads[0]}–{loads[-1]}, "
-        f"median {statistics.median(loads)}.",
+        load,
         "",
         "![Pause by RAM in use](pause.svg)",
     ]
@@ -75,17 +81,17 @@ def page(heads: list[Row], rows: list[Row]) -> str:
 
 
 def cell(values: list[float | None]) -> str:
-    """``median (least–most)``."""
+    """``median (least-most)``."""
     there = [value for value in values if value is not None]
     if not there:
-        return "–"
+        return "-"
     middle = number(statistics.median(there))
-    return middle if len(there) == 1 else f"{middle} ({number(min(there))}–{number(max(there))})"
+    return middle if len(there) == 1 else f"{middle} ({number(min(there))}-{number(max(there))})"
 
 
 def number(value: float) -> str:
     """Three digits that mean something."""
-    return f"{value:.0f}" if value >= 100 or value == 0 else f"{value:.1f}"  # noqa: PLR2004
+    return f"{value:.0f}" if value >= 100 or value == 0 else f"{value:.1f}"
 
 
 def plot(rows: list[Row], target: Path) -> None:
