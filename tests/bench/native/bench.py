@@ -47,6 +47,10 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="every size at every rate")
     parser.add_argument("--only", default=",".join(contestants.ALL), help="contestants")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--compressors", default=",".join(contestants.COMPRESSORS), help="for the script"
+    )
+    parser.add_argument("--nice", type=int, default=0, help="priority on a machine that is shared")
     parser.add_argument("--append", action="store_true", help="to what an earlier one wrote")
     options = parser.parse_args()
     host.ensure_packages()
@@ -61,6 +65,9 @@ def main() -> None:
         options.out.open("a" if options.append else "w") as out,
     ):
         Path(scratch).chmod(0o711)
+        contestants.CHOSEN[:] = options.compressors.split(",")
+        host.prefer(daemon, options.nice)
+        host.prefer(os.getpid(), options.nice)
         measure.start_event_loop()
         json.dump(
             {"versions": host.versions(), "began": time.strftime("%FT%TZ", time.gmtime())}, out
@@ -90,6 +97,7 @@ def rounds(size, rate, options, store, scratch, daemon):
         command_line=line,
     )
     try:
+        host.prefer(int(Path("/run/libvirt/qemu/bench.pid").read_text()), options.nice)
         wait_until_filled(guest)
         site = contestants.Site(guest.name, guest.images[0].path, store, scratch, size)
         for number in range(options.rounds):
