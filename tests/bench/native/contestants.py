@@ -20,6 +20,8 @@ COMPRESSORS = {
     "lz4": ["lz4", "-q", "-c"],
     "zstd": ["zstd", "-q", "-T0", "-1", "-c"],
 }
+CHOSEN = list(COMPRESSORS)
+"""Those that the plain script's RAM is compressed with."""
 _IDLE_SECONDS = 5.0
 _AT_MOST_MIB = {"gzip": 512, "pigz": 1024}
 """They take minutes for more, and say nothing new."""
@@ -57,7 +59,6 @@ Contestant = Callable[[Site], Iterator[Result | None]]
 def script(*, live: bool) -> Contestant:
     """The script that people write: snapshot, commit, compress what lies there."""
     name = "script --live" if live else "script"
-    compressors = ("zstd",) if live else tuple(COMPRESSORS)
 
     def take(site: Site) -> Iterator[Result | None]:
         raw, overlay = site.store / "ram.raw", site.scratch / "overlay.qcow2"
@@ -72,7 +73,7 @@ def script(*, live: bool) -> Contestant:
         spent.run(["virsh", "-q", "blockcommit", site.domain, "vda", "--active", "--pivot"])
         overlay.unlink()
         yield None
-        for compressor in compressors:
+        for compressor in ["zstd"] if live else CHOSEN:
             command = COMPRESSORS[compressor]
             if site.size_mib > _AT_MOST_MIB.get(compressor, site.size_mib):
                 continue

@@ -107,6 +107,15 @@ def _wait_for(daemon: subprocess.Popen[bytes], log: Path) -> None:
     sys.exit(f"bench: libvirtd does not answer:\n{log.read_text()[-2000:]}")
 
 
+def prefer(pid: int, nice: int) -> None:
+    """Give a process, and its session where the kernel groups those, a priority (sched(7))."""
+    if not nice:
+        return
+    os.setpriority(os.PRIO_PROCESS, pid, nice)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(f"{nice}\n")
+
+
 def versions() -> dict[str, str]:
     """What is being measured, and on what."""
     told = {
