@@ -49,6 +49,10 @@ class Behind:
             self._blocks.clear()
             self._changed.notify_all()
 
+    def wait(self) -> None:
+        """After :meth:`stop`, until the block that was under way is done."""
+        self._thread.join()
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure

@@ -239,6 +239,8 @@ class RamImageWriter:
     def abandon(self) -> None:
         """Stop and remove the file."""
         self.break_off()
+        if self._storing is not None:
+            self._storing.wait()
         self._file.close()
         self._path.unlink(missing_ok=True)
 

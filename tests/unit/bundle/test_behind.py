@@ -67,4 +67,5 @@ def test_not_more_wait_than_a_few_and_stopping_frees_who_waits():
     thread.join(PATIENCE)
     assert errors == ["it was broken off"]
     gate.set()
-    assert len(taken) < 1000
+    behind.wait()
+    assert len(taken) <= 1  # what waited was dropped
