@@ -93,15 +93,21 @@ def _pass_through(pipe: Path, image: Path, how: Compressing) -> None:
     except BaseException:
         writer.abandon()
         raise
+    # A compressor that stands still must not keep whoever asks.
+    watchdog = threading.Timer(_PATIENCE_SECONDS, stream.break_off)
+    watchdog.daemon = True
+    watchdog.start()
     try:
         parts = [_header(PARTIAL_MAGIC) + _XML + _PAYLOAD, _header(MAGIC)]
         feeder = threading.Thread(target=_feed, args=(pipe, parts), daemon=True)
         feeder.start()
-        feeder.join(_PATIENCE_SECONDS)
+        feeder.join()
         stream.finish()
     except BaseException:
         stream.abandon()
         raise
+    finally:
+        watchdog.cancel()
 
 
 def _feed(pipe: Path, parts: Iterable[bytes]) -> None:

@@ -47,6 +47,20 @@ def test_a_compressor_that_does_not_work(world, tmp_path, monkeypatch):
     assert "pigz failed with status 3" in mode.reason
 
 
+@pytest.mark.parametrize("takes", ["cat >/dev/null; ", ""])
+def test_a_compressor_that_stands_still(world, tmp_path, monkeypatch, takes):
+    stuck = tmp_path / "bin" / "pigz"
+    stuck.parent.mkdir()
+    os.mkfifo(tmp_path / "never")
+    stuck.write_text(f"#!/bin/sh\n{takes}read -r _ <{tmp_path}/never\n")
+    stuck.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stuck.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(selftest, "_PATIENCE_SECONDS", 0.5)
+    mode = capture_mode(world.with_defaults(compression="gzip"))
+    assert not mode.streams
+    assert mode.reason
+
+
 def test_what_comes_out_is_compared(world, monkeypatch):
     monkeypatch.setattr(selftest, "_undone", lambda _method, data: data[:-1])
     mode = capture_mode(world.with_defaults(compression="none"))
