@@ -59,8 +59,12 @@ docs: ## regenerate the pages that are made from the code
 	@$(VENV)/bin/python -m snaporch.config.reference > docs/configuration.md
 
 .PHONY: bench
-bench: lab ## measure capture and strategies against their rivals, as ratios
+bench: ## measure natively against the rivals (installs libvirtd; BENCH="--rounds 5 --full")
 	@$(VENV)/bin/python tests/bench/ram_writer.py
+	@tests/bench/native/run $(BENCH)
+
+.PHONY: bench-lab
+bench-lab: lab ## measure the strategies with real ZFS, in the lab, as ratios
 	@$(IN_LAB) tests/bench/strategies.py
 
 .PHONY: install

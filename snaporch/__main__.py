@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
+from snaporch import __version__
+
 _PHASES = ("pre", "post", "pre-prune", "prune")
 
 
 def main() -> None:
-    """The console script. sanoid's hooks do not wait for the command line's parser."""
+    """The console script. Hooks and ``--version`` do not wait for the command line's parser."""
     words = sys.argv[1:]
+    if words == ["--version"]:
+        sys.stdout.write(f"snaporch {__version__}\n")
+        return
     if words[:-1] == ["hook", "sanoid"] and words[-1] in _PHASES:
         from snaporch.sanoid.hook import answer
 

@@ -206,6 +206,29 @@ class Versions:
     machine: str
 
 
+@dataclass(frozen=True, slots=True)
+class PauseParts:
+    """What a pause was made of, in milliseconds; ``None`` is no part of it, or was not told."""
+
+    downtime: float | None = None
+    """QEMU's own: the last of RAM, and the devices' state."""
+    switch: float | None = None
+    """Until the disks stood still: libvirt's end of the image, and the switch to overlays."""
+    snapshot: float | None = None
+    """The ZFS snapshots, where the guest waits for them."""
+    resume: float | None = None
+    """Letting it run again."""
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {
+            "downtime_ms": self.downtime,
+            "switch_ms": self.switch,
+            "snapshot_ms": self.snapshot,
+            "resume_ms": self.resume,
+        }
+
+
 class Reached(StrEnum):
     """How far a verification came."""
 
@@ -270,6 +293,7 @@ class SnapshotRecord:
     """The consistency group it was taken with."""
     group_run: str | None = None
     """The same for all that were taken in that window."""
+    pause_parts: PauseParts | None = None
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``)."""
@@ -284,6 +308,7 @@ class SnapshotRecord:
             "ram_bytes": self.ram_bytes,
             "stored_bytes": self.stored_bytes,
             "pause_ms": self.pause_ms,
+            "pause_parts": self.pause_parts.as_json() if self.pause_parts else None,
             "bundle": self.bundle,
             "state": self.state.value,
             "verified": self.verified.as_json() if self.verified else None,

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 import zstandard
 
 from snaporch.errors import RefusedError
 
-Sink = Callable[[bytes], None]
+Block = bytes | bytearray | memoryview
+Sink = Callable[[Block], None]
 _PIPE_READ = 1 << 20
 
 
@@ -48,8 +49,8 @@ class Compressing:
 class Compressor(Protocol):
     """A stream: what goes in comes out at the sink it was made with, compressed."""
 
-    def write(self, block: bytes) -> None:
-        """Take one block."""
+    def write(self, block: Block) -> None:
+        """Take one block; it is not kept."""
 
     def finish(self) -> None:
         """Flush everything; nothing can be written afterwards."""
@@ -95,7 +96,7 @@ class _Plain:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
-    def write(self, block: bytes) -> None:
+    def write(self, block: Block) -> None:
         self._sink(block)
 
     def finish(self) -> None:
@@ -105,18 +106,30 @@ class _Plain:
         return
 
 
+class _Taker:
+    """A sink as a file, as far as zstandard needs one."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, data: Block) -> int:
+        self._sink(data)
+        return len(data)
+
+
 class _Zstd:
     def __init__(self, how: Compressing, sink: Sink) -> None:
         threads = how.threads or os.cpu_count() or 1
         engine = zstandard.ZstdCompressor(level=how.level, threads=threads, write_checksum=True)
-        self._stream = engine.compressobj()
-        self._sink = sink
+        # Not compressobj(): it copies what it has over and over while many threads' output comes.
+        target = cast("IO[bytes]", _Taker(sink))
+        self._stream = engine.stream_writer(target, write_size=_PIPE_READ, closefd=False)
 
-    def write(self, block: bytes) -> None:
-        self._sink(self._stream.compress(block))
+    def write(self, block: Block) -> None:
+        self._stream.write(block)
 
     def finish(self) -> None:
-        self._sink(self._stream.flush())
+        self._stream.flush(zstandard.FLUSH_FRAME)
 
     def abandon(self) -> None:
         return
@@ -147,7 +160,7 @@ class _Pigz:
             self._failure = error
             self._process.kill()
 
-    def write(self, block: bytes) -> None:
+    def write(self, block: Block) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(block)

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from snaporch.errors import SnaporchError
-from snaporch.model import Level
+from snaporch.model import Level, PauseParts
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -116,6 +116,15 @@ class VersionsEntry(_Frozen):
     machine: str
 
 
+class PauseEntry(_Frozen):
+    """What the pause was made of, in milliseconds; see :class:`~snaporch.model.PauseParts`."""
+
+    downtime_ms: float | None = None
+    switch_ms: float | None = None
+    snapshot_ms: float | None = None
+    resume_ms: float | None = None
+
+
 class Manifest(_Frozen):
     """Everything about one bundle."""
 
@@ -130,6 +139,7 @@ class Manifest(_Frozen):
     created: AwareDatetime = Field(description="the frozen instant")
     finished: AwareDatetime
     pause_ms: float | None = None
+    pause_parts: PauseEntry | None = None
     snapshots: tuple[SnapshotEntry, ...]
     disks: tuple[DiskEntry, ...]
     parts: tuple[Part, ...]
@@ -145,6 +155,14 @@ class Manifest(_Frozen):
         """Where the pages of its RAM are, if not in the bundle."""
         ram = self.part(Role.RAM)
         return ram.pages if ram else None
+
+    @property
+    def pause(self) -> PauseParts | None:
+        """What the pause was made of, if the manifest says so."""
+        parts = self.pause_parts
+        if parts is None:
+            return None
+        return PauseParts(parts.downtime_ms, parts.switch_ms, parts.snapshot_ms, parts.resume_ms)
 
     @property
     def stored_bytes(self) -> int:

@@ -17,7 +17,8 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snaporch.bundle.compress import Compressing, Compression, Compressor, compressor
+from snaporch.bundle.behind import Behind
+from snaporch.bundle.compress import Block, Compressing, Compression, Compressor, compressor
 from snaporch.errors import SnaporchError
 
 HEADER_SIZE = 92
@@ -104,6 +105,7 @@ class RamImageWriter:
         self._source_header: Header | None = None
         self._final_header: Header | None = None
         self._compressor: Compressor | None = None
+        self._storing: Behind | None = None
         self._held = bytearray()
         self._broken_off = False
 
@@ -112,8 +114,8 @@ class RamImageWriter:
         """Bytes of the QEMU stream taken so far."""
         return self._payload
 
-    def write(self, block: bytes) -> None:
-        """Take the next block.
+    def write(self, block: Block) -> None:
+        """Take the next block; it is not kept.
 
         Raises:
             RamImageError: it is not a save image.
@@ -141,11 +143,13 @@ class RamImageWriter:
         self._raw_write(replace(self._final_header, magic=PARTIAL_MAGIC).pack())
         self._store(bytes(self._head[HEADER_SIZE:start]))
         how = self._how if plain else Compressing(Compression.NONE)
-        self._compressor = compressor(how, self._store)
+        # What is compressed is hashed and stored beside, so that RAM never waits for either.
+        self._storing = Behind(self._store)
+        self._compressor = compressor(how, self._storing.put)
         if self._broken_off:  # while it was being started: nobody else could stop it
-            self._compressor.abandon()
+            self.break_off()
             raise RamImageError("libvirt's RAM image", "was broken off")
-        rest = bytes(self._head[start:])
+        rest = memoryview(self._head[start:])
         self._head.clear()
         self._take(rest)
 
@@ -166,24 +170,30 @@ class RamImageWriter:
             )
         return header.compression
 
-    def _take(self, block: bytes) -> None:
-        assert self._compressor is not None
-        if self._trailer:
-            self._held += block
-            size = len(self._held) - HEADER_SIZE
-            if size <= 0:
-                return
-            block = bytes(self._held[:size])
-            del self._held[:size]
-        self._payload += len(block)
-        self._compressor.write(block)
+    def _take(self, block: Block) -> None:
+        """Compress it; of a stream with a trailer all but the last bytes, which may be that."""
+        if not self._trailer:
+            self._compress(block)
+            return
+        kept = max(len(block) - HEADER_SIZE, 0)
+        self._held += block[kept:]
+        over = max(len(self._held) - HEADER_SIZE, 0)
+        before, self._held = self._held[:over], self._held[over:]
+        self._compress(before)
+        self._compress(block[:kept])
 
-    def _store(self, data: bytes) -> None:
+    def _compress(self, block: Block) -> None:
+        assert self._compressor is not None
+        if block:
+            self._payload += len(block)
+            self._compressor.write(block)
+
+    def _store(self, data: Block) -> None:
         if data:
             self._digest.update(data)
             self._raw_write(data)
 
-    def _raw_write(self, data: bytes) -> None:
+    def _raw_write(self, data: Block) -> None:
         view = memoryview(data)
         while view:
             written = self._file.write(view)
@@ -197,10 +207,11 @@ class RamImageWriter:
             RamImageError: libvirt never finished its header.
             OSError: it cannot be stored.
         """
-        if self._compressor is None or self._source_header is None or self._final_header is None:
+        if self._compressor is None or self._storing is None or self._final_header is None:
             raise RamImageError("libvirt's RAM image", f"ends after {len(self._head)} bytes")
         self._check_finished()
         self._compressor.finish()
+        self._storing.finish()
         os.pwrite(self._file.fileno(), self._final_header.pack(), 0)
         os.fsync(self._file.fileno())
         self._file.close()
@@ -220,12 +231,16 @@ class RamImageWriter:
     def break_off(self) -> None:
         """Make a :meth:`write` that stands still in another thread fail."""
         self._broken_off = True  # first: a compressor that is being started looks at it
+        if self._storing is not None:
+            self._storing.stop()
         if self._compressor is not None:
             self._compressor.abandon()
 
     def abandon(self) -> None:
         """Stop and remove the file."""
         self.break_off()
+        if self._storing is not None:
+            self._storing.wait()
         self._file.close()
         self._path.unlink(missing_ok=True)
 

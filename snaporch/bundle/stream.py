@@ -18,6 +18,7 @@ import threading
 from pathlib import Path
 
 from snaporch.bundle.ramimage import RamImage, RamImageWriter
+from snaporch.bundle.throttle import Throttle
 
 _BLOCK = 1 << 20
 
@@ -25,12 +26,16 @@ _BLOCK = 1 << 20
 class RamStream:
     """A FIFO at ``path`` whose content goes to ``writer``, read by a thread of its own."""
 
-    def __init__(self, path: Path, writer: RamImageWriter) -> None:
+    def __init__(
+        self, path: Path, writer: RamImageWriter, throttle: Throttle | None = None
+    ) -> None:
         self._path = path
         self._writer = writer
+        self._throttle = throttle or Throttle(0)
         self._stop = threading.Event()
         self._broken = False
         self._failure: BaseException | None = None
+        self._buffer = memoryview(bytearray(_BLOCK))
         os.mkfifo(path, 0o600)
         self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._keeper = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -67,7 +72,9 @@ class RamStream:
         if self._broken:
             return False
         if self._reader in ready:
-            self._writer.write(os.read(self._reader, _BLOCK))
+            count = os.readv(self._reader, [self._buffer])
+            self._writer.write(self._buffer[:count])
+            self._throttle.spend(count)
             return True
         return not self._stop.is_set()
 
@@ -85,16 +92,22 @@ class RamStream:
             RamImageError: the stream is not a finished save image.
             OSError: it could not be stored.
         """
+        self.hurry()
         self._end()
         if self._failure is not None:
             raise self._failure
         return self._writer.finish()
+
+    def hurry(self) -> None:
+        """Take what comes as fast as it comes, whatever the limit was."""
+        self._throttle.lift()
 
     def break_off(self) -> None:
         """Close the pipe at once, even if the compressor stands still.
 
         QEMU cannot be called back from a write into a full pipe; only its reader's end frees it.
         """
+        self.hurry()
         self._broken = True
         self._writer.break_off()
         self._end()

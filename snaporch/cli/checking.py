@@ -12,6 +12,7 @@ from snaporch.model import Domain
 from snaporch.report.findings import NAGIOS_UNKNOWN, nagios, nagios_line, print_findings
 from snaporch.report.terminal import print_result
 from snaporch.run.context import Context
+from snaporch.sanoid.facts import Facts
 from snaporch.sanoid.findings import Finding, Severity, worst
 from snaporch.sanoid.gather import gather
 from snaporch.sanoid.lint import lint
@@ -33,12 +34,14 @@ def chosen_domains(context: Context, names: Sequence[str]) -> list[Domain]:
 
 def check_all(config: Path | None, names: Sequence[str], configdir: Path, *, json: bool) -> int:
     """Print every finding; the exit code of the worst."""
-    findings, guests = _findings(config, names, configdir)
+    findings, facts = _findings(config, names, configdir)
     if json:
         documents = [finding.as_json() for finding in findings]
         print_result(json_format.dumps(documents, indent=2, ensure_ascii=False))
     else:
-        print_findings(findings, f"{guests} guest{'' if guests == 1 else 's'} checked")
+        mode = f"{facts.capture.describe()}\n" if facts.capture else ""
+        guests = len(facts.guests)
+        print_findings(findings, f"{mode}{guests} guest{'' if guests == 1 else 's'} checked")
     gravest = worst(findings)
     return int(_CODES.get(gravest, ExitCode.OK) if gravest else ExitCode.OK)
 
@@ -63,7 +66,7 @@ def check_for_nagios(
 
 def _findings(
     config: Path | None, names: Sequence[str], configdir: Path
-) -> tuple[list[Finding], int]:
+) -> tuple[list[Finding], Facts]:
     with session(config, quiet=True) as context:
-        domains = chosen_domains(context, names)
-        return lint(gather(context, domains, configdir)), len(domains)
+        facts = gather(context, chosen_domains(context, names), configdir)
+        return lint(facts), facts

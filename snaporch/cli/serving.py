@@ -16,6 +16,7 @@ from snaporch.pool import open_pool
 from snaporch.report.terminal import TerminalProgress
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
+from snaporch.run.selftest import capture_mode
 from snaporch.run.settle import recover_leftovers
 from snaporch.schedule.captures import Captures, snapshot_command, verify_command
 from snaporch.schedule.daemon import Daemon
@@ -43,6 +44,9 @@ def serve(path: Path | None, *, quiet: bool) -> int:
         daemon = Daemon(context, captures, lambda: load_config(path), watching)
         with _signals(daemon, context), watching.observer.serving(context, config.metrics):
             recover_leftovers(context)
+            mode = capture_mode(context)
+            tell = context.progress.step if mode.streams else context.progress.note
+            tell("snaporch", mode.describe())
             daemon.run()
     return 0
 

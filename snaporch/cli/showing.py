@@ -6,6 +6,7 @@ import json as json_format
 from collections.abc import Iterator
 
 from snaporch.errors import one_line
+from snaporch.model import SnapshotRecord
 from snaporch.report.terminal import print_result
 from snaporch.report.units import pause, size
 from snaporch.restore.show import Description, custody, describe
@@ -30,7 +31,7 @@ def _lines(shown: Description) -> Iterator[str]:
     record = shown.record
     yield one_line(f"{record.domain}@{record.snapshot}")
     yield from _pairs([("level", record.level.value), ("state", record.state.value)])
-    yield from _pairs([("paused", pause(record.pause_ms)), ("uuid", record.uuid)])
+    yield from _pairs([("paused", _paused(record)), ("uuid", record.uuid)])
     yield from _pairs(custody(record, shown.manifest))
     yield from _heading("snapshots")
     for dataset in shown.datasets:
@@ -44,6 +45,13 @@ def _lines(shown: Description) -> Iterator[str]:
         yield from _contents(shown)
     yield from _heading(f"{BY_HAND}, with zfs and virsh alone")
     yield from shown.by_hand or [f"  {_NO_WAY}"]
+
+
+def _paused(record: SnapshotRecord) -> str:
+    parts = record.pause_parts.as_json() if record.pause_parts else {}
+    named = [(key.removesuffix("_ms"), value) for key, value in parts.items()]
+    told = [f"{name} {value:.0f}" for name, value in named if isinstance(value, float)]
+    return pause(record.pause_ms) + (f" ({', '.join(told)})" if told else "")
 
 
 def _contents(shown: Description) -> Iterator[str]:

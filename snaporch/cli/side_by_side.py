@@ -26,7 +26,6 @@ def snapshot_side_by_side(
     wish: Wish,
     *,
     jobs: int | None,
-    wait: int | None,
     json: bool,
 ) -> int:
     """Snapshot the domains, several at once; the exit code of the worst.
@@ -42,7 +41,7 @@ def snapshot_side_by_side(
     limits = context.config.schedule
     if jobs is not None:
         limits = limits.model_copy(update={"jobs": jobs, "jobs_per_pool": jobs})
-    captures = Captures(Gate(limits), lambda capture: _command(context, capture, wish, wait))
+    captures = Captures(Gate(limits), lambda capture: _command(context, capture, wish))
     work = [burden(context, domain, wish.policy or "", level) for domain in domains]
     once = list({each.group or each.uuid: each for each in reversed(work)}.values())
     outcomes = take_all(context, captures, once, lambda outcome: _progress(context, outcome))
@@ -86,7 +85,7 @@ def worst(codes: Sequence[int]) -> int:
     return max(codes, default=int(ExitCode.OK))
 
 
-def _command(context: Context, capture: Capture, wish: Wish, wait: int | None) -> list[str]:
+def _command(context: Context, capture: Capture, wish: Wish) -> list[str]:
     words = [sys.executable, "-P", "-m", "snaporch"]
     if context.config_path is not None:
         words += ["--config", str(context.config_path.absolute())]
@@ -94,9 +93,10 @@ def _command(context: Context, capture: Capture, wish: Wish, wait: int | None) -
         "--name": wish.name,
         "--level": wish.level,
         "--policy": wish.policy,
-        "--wait": None if wait is None else str(wait),
+        "--wait": wish.wait,
+        "--rate": wish.rate,
     }
-    asked = [word for option, value in options.items() if value for word in (option, value)]
+    asked = [w for option, v in options.items() if v is not None for w in (option, str(v))]
     return [*words, "snapshot", capture.uuid, *asked, "--json", "--quiet"]
 
 

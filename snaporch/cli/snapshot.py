@@ -77,6 +77,18 @@ def snapshot_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, and do nothing.")
     ] = False,
+    rate: Annotated[
+        int | None,
+        typer.Option(
+            "--rate",
+            metavar="MIB",
+            min=0,
+            max=1 << 20,
+            help="Most RAM in MiB a second to save while the guest runs; 0 for no limit "
+            "[default: as configured].",
+            show_default=False,
+        ),
+    ] = None,
     wait: WaitOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -100,12 +112,12 @@ def snapshot_command(
         raise UsageError("DOMAIN", reason, "see `snaporch snapshot --help`")
     if group is not None and jobs is not None:
         raise UsageError("--jobs", "a group is snapshotted at once", "leave it out")
-    wish = Wish(name, level.value if level else None, policy)
+    wish = Wish(name, level.value if level else None, policy, wait, rate)
     with session(config_path(context, config), quiet=quiet or json) as opened:
         names = [domain.uuid for domain in every_domain(opened)] if every else domains or []
         if dry_run:
             return show_plans(opened, names, group, wish)
         if every or jobs is not None:
             found = look_up(opened, names)
-            return snapshot_side_by_side(opened, found, wish, jobs=jobs, wait=wait, json=json)
-        return snapshot_each(opened, names, group, wish, wait=wait, json=json)
+            return snapshot_side_by_side(opened, found, wish, jobs=jobs, json=json)
+        return snapshot_each(opened, names, group, wish, json=json)

@@ -30,11 +30,13 @@ from snaporch.run.snapshot import take_snapshot
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What was asked for, of whatever domains."""
+    """What was asked for, of whatever domains; ``None`` where nothing was said."""
 
-    name: str | None
-    level: str | None
-    policy: str | None
+    name: str | None = None
+    level: str | None = None
+    policy: str | None = None
+    wait: int | None = None
+    rate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,7 @@ class _Unit:
 
 
 def snapshot_each(
-    context: Context,
-    names: Sequence[str],
-    group: str | None,
-    wish: Wish,
-    *,
-    wait: int | None,
-    json: bool,
+    context: Context, names: Sequence[str], group: str | None, wish: Wish, *, json: bool
 ) -> int:
     """Snapshot the domains one after the other, or a group; the first failure's exit code.
 
@@ -66,7 +62,7 @@ def snapshot_each(
     records: list[SnapshotRecord] = []
     failures: list[int] = []
     for unit in units:
-        taken, errors = _attempt(context, unit, wish, wait, alone=single)
+        taken, errors = _attempt(context, unit, wish, alone=single)
         records += taken
         for error in errors:
             print_error(error.line())
@@ -83,12 +79,12 @@ def snapshot_each(
 
 
 def _attempt(
-    context: Context, unit: _Unit, wish: Wish, wait: int | None, *, alone: bool
+    context: Context, unit: _Unit, wish: Wish, *, alone: bool
 ) -> tuple[list[SnapshotRecord], list[SnaporchError]]:
     try:
         if unit.domain is None:
-            return _take_group(context, unit.group or "", wish, wait)
-        return [_take(context, unit.domain, wish, wait)], []
+            return _take_group(context, unit.group or "", wish)
+        return [_take(context, unit.domain, wish)], []
     except InterruptedRunError:
         raise
     except SnaporchError as error:
@@ -98,10 +94,16 @@ def _attempt(
 
 
 def _take_group(
-    context: Context, group: str, wish: Wish, wait: int | None
+    context: Context, group: str, wish: Wish
 ) -> tuple[list[SnapshotRecord], list[SnaporchError]]:
     outcome = snapshot_group(
-        context, group, name=wish.name, wait=wait, level=wish.level, policy=wish.policy
+        context,
+        group,
+        name=wish.name,
+        wait=wish.wait,
+        level=wish.level,
+        policy=wish.policy,
+        rate=wish.rate,
     )
     errors = raise_bugs(outcome)
     for error in errors:
@@ -117,9 +119,15 @@ def _take_group(
     return outcome.records, errors
 
 
-def _take(context: Context, domain: Domain, wish: Wish, wait: int | None) -> SnapshotRecord:
+def _take(context: Context, domain: Domain, wish: Wish) -> SnapshotRecord:
     record = take_snapshot(
-        context, domain, name=wish.name, wait=wait, level=wish.level, policy=wish.policy
+        context,
+        domain,
+        name=wish.name,
+        wait=wish.wait,
+        level=wish.level,
+        policy=wish.policy,
+        rate=wish.rate,
     )
     _read_back(context, record, wish.policy)
     return record

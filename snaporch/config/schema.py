@@ -229,10 +229,32 @@ class DomainSettings(_Section):
         "zstd with libvirt 10.4 or later, gzip (pigz) with an older one.",
     )
     compression_level: int = Field(
-        default=1, ge=1, le=19, description="The compressor's level; gzip takes at most 9."
+        default=1,
+        ge=-7,
+        le=19,
+        description="The compressor's level. Below 1 zstd is faster and compresses less (its "
+        "`--fast`): -7 is about as fast as lz4. gzip takes 1 to 9, and the nearest of them else.",
     )
     compression_threads: int = Field(
         default=0, ge=0, le=256, description="Compressor threads; 0 for one per core."
+    )
+    rate: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="Most RAM in MiB a second (before compression) that is saved while the guest "
+        "runs; 0 for no limit. Ends when the guest stands still, and is never so low that "
+        'RAM could not be saved in half of `ram_budget_seconds`. With `ram_capture = "file"` '
+        "only compressing is slowed down. `--rate` overrides it.",
+    )
+    downtime_ms: int = Field(
+        default=100,
+        ge=0,
+        le=10_000,
+        description="Time in ms that the last of RAM may take, with the guest stopped; QEMU saves "
+        "it live until the rest is so little. A guest that dirties RAM too fast for it gets "
+        "the emulator's own limit (300 ms) when twice its RAM has been saved. 0 to leave that as "
+        "it is.",
     )
     wait: int = Field(
         default=0,

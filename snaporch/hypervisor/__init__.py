@@ -12,6 +12,7 @@ from snaporch.hypervisor.protocol import (
     Picture,
     Told,
     Vitals,
+    milliseconds,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Picture",
     "Told",
     "Vitals",
+    "milliseconds",
     "open_hypervisor",
 ]
 

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import Any
 
 import libvirt
 
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.events import DomainEvents
-from snaporch.hypervisor.protocol import CaptureRequest, HypervisorError, Pause, Tick
+from snaporch.hypervisor.protocol import (
+    CaptureRequest,
+    HypervisorError,
+    Pause,
+    Tick,
+    milliseconds,
+)
+from snaporch.model import PauseParts
 
 _FLAGS = (
     libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_LIVE
@@ -26,15 +34,20 @@ _TICK_SECONDS = 0.1
 _EVENT_GRACE_SECONDS = 2.0
 
 
-def capture(domain: Any, events: DomainEvents, request: CaptureRequest, tick: Tick) -> Pause:
+def capture(
+    domain: Any, events: DomainEvents, request: CaptureRequest, tick: Tick, stopped: Tick
+) -> Pause:
     """Create the snapshot; see :meth:`Hypervisor.capture`."""
     resumes = bool(request.disks) and domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING
     call = _SnapshotCall(domain, domain_xml.snapshot_xml(request), events)
     call.start()
     try:
-        while call.is_alive():
+        while not call.over:
             events.wait(_TICK_SECONDS)
-            tick()
+            if events.suspended is not None:
+                stopped()
+            if not call.over:
+                tick()
     except BaseException:
         _abort_until_done(domain, call)
         raise
@@ -42,9 +55,7 @@ def capture(domain: Any, events: DomainEvents, request: CaptureRequest, tick: Ti
         raise HypervisorError(
             domain.name(), f"libvirt's snapshot failed: {call.error.get_error_message()}"
         ) from call.error
-    if not resumes:
-        return Pause(events.suspended_at, 0.0, events.suspended)
-    return _pause(events)
+    return _short_pause(events) if resumes else _open_pause(events)
 
 
 def _abort_until_done(domain: Any, call: _SnapshotCall) -> None:
@@ -55,15 +66,33 @@ def _abort_until_done(domain: Any, call: _SnapshotCall) -> None:
         call.join(_TICK_SECONDS)
 
 
-def _pause(events: DomainEvents) -> Pause:
+def _open_pause(events: DomainEvents) -> Pause:
+    """The guest stands still, and goes on doing so."""
+    began, since = events.stood_still()
+    return Pause(began, 0.0, since, _parts(events, since, time.monotonic()))
+
+
+def _short_pause(events: DomainEvents) -> Pause:
     """Both events come on the same connection; the second may trail the end of the call."""
     waited = 0.0
     while events.resumed is None and waited < _EVENT_GRACE_SECONDS:
         events.wait(_TICK_SECONDS)
         waited += _TICK_SECONDS
-    if events.suspended is None or events.resumed is None:
-        return Pause(events.suspended_at, 0.0)
-    return Pause(events.suspended_at, round((events.resumed - events.suspended) * 1000, 1))
+    began, since = events.stood_still()
+    if since is None or events.resumed is None:
+        return Pause(began, 0.0)
+    parts = _parts(events, since, events.resumed)
+    return Pause(began, milliseconds(events.resumed - since), parts=parts)
+
+
+def _parts(events: DomainEvents, since: float | None, end: float) -> PauseParts:
+    """What came before the disks stood still; QEMU's own share of it only if libvirt told it."""
+    if since is None:
+        return PauseParts()
+    if events.downtime is None:
+        return PauseParts(switch=milliseconds(end - since))
+    downtime = min(events.downtime, end - since)
+    return PauseParts(milliseconds(downtime), milliseconds(end - since - downtime))
 
 
 class _SnapshotCall(threading.Thread):
@@ -71,10 +100,13 @@ class _SnapshotCall(threading.Thread):
         super().__init__(name="libvirt-snapshot", daemon=True)
         self._domain, self._xml, self._events = domain, xml, events
         self.error: libvirt.libvirtError | None = None
+        self.over = False
+        """Told before the thread itself has ended: with a paused guest every moment counts."""
 
     def run(self) -> None:
         try:
             self._domain.snapshotCreateXML(self._xml, _FLAGS)
         except libvirt.libvirtError as error:
             self.error = error
+        self.over = True
         self._events.wake()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -62,6 +62,10 @@ class DomainEvents:
     suspended: float | None = None
     suspended_at: datetime | None = None
     resumed: float | None = None
+    completed: float | None = None
+    """When a job's end was told, such as that of saving RAM."""
+    downtime: float | None = None
+    """QEMU's downtime in that job, in seconds."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _pending: bool = False
     _callbacks: list[int] = field(default_factory=list)
@@ -74,6 +78,9 @@ class DomainEvents:
                 self.domain, libvirt.VIR_DOMAIN_EVENT_ID_BLOCK_JOB_2, self._on_block_job, None
             ),
         ]
+        with contextlib.suppress(libvirt.libvirtError):  # only for figures
+            kind = libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED
+            self._callbacks.append(register(self.domain, kind, self._on_job, None))
         return self
 
     def __exit__(
@@ -95,10 +102,28 @@ class DomainEvents:
             self.resumed = now
         self.wake()
 
+    def _on_job(self, _conn: Any, _dom: Any, statistics: dict[str, Any], _opaque: Any) -> None:
+        self.completed = time.monotonic()
+        told = statistics.get(libvirt.VIR_DOMAIN_JOB_DOWNTIME)
+        self.downtime = None if told is None else told / 1000
+
     def _on_block_job(
         self, _conn: Any, _dom: Any, _disk: str, _kind: int, _status: int, _opaque: Any
     ) -> None:
         self.wake()
+
+    def stood_still(self) -> tuple[datetime | None, float | None]:
+        """When the guest stopped, on either clock.
+
+        QEMU flushes the disks before anything it says about having stopped gets out, so the event
+        may come late; its downtime, counted back from its end, may tell an earlier moment.
+        """
+        if self.suspended is None or self.suspended_at is None:
+            return None, None
+        since = self.suspended
+        if self.completed is not None and self.downtime is not None:
+            since = min(since, self.completed - self.downtime)
+        return self.suspended_at - timedelta(seconds=self.suspended - since), since
 
     def wake(self) -> None:
         """End the current or the next :meth:`wait`."""

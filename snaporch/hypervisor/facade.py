@@ -33,6 +33,7 @@ from snaporch.hypervisor.protocol import (
     Tick,
     Told,
     Vitals,
+    nothing,
 )
 from snaporch.hypervisor.screen import take_screenshot
 from snaporch.model import Domain, DomainState, Versions
@@ -180,13 +181,22 @@ class LibvirtHypervisor:
 
     # -- acting -----------------------------------------------------------------------------
 
-    def capture(self, request: CaptureRequest, tick: Tick) -> Pause:
+    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = nothing) -> Pause:
         handle = self._handle(request.uuid)
         with self._explained(request.uuid, "capture"), self._events(handle) as events:
-            pause = capture(handle, events, request, tick)
+            pause = capture(handle, events, request, tick, stopped)
         if request.disks:
             _keep_definitions()
         return pause
+
+    def limit_downtime(self, uuid: str, milliseconds: int) -> int | None:
+        try:
+            handle = self._handle(uuid)
+            before = int(handle.migrateGetMaxDowntime(0))
+            handle.migrateSetMaxDowntime(milliseconds, 0)
+        except (libvirt.libvirtError, HypervisorError, NotFoundError):
+            return None  # libvirt before 3.7, or an emulator that is gone
+        return before
 
     def abort_job(self, uuid: str) -> None:
         with contextlib.suppress(libvirt.libvirtError, NotFoundError):

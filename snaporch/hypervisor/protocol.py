@@ -7,17 +7,21 @@ passes the same contract test.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
-from snaporch.model import Domain, DomainState, Strategy, Versions
+from snaporch.model import Domain, DomainState, PauseParts, Strategy, Versions
 
 Tick = Callable[[], None]
 """Called several times a second while something long goes on; raising aborts it."""
+
+
+def nothing() -> None:
+    """A tick that lets things go on."""
 
 
 class CommitStage(Enum):
@@ -93,12 +97,28 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How long the guest stood still, as libvirt's lifecycle events tell it."""
+    """How long the guest stood still, as libvirt's events tell it."""
 
     began: datetime | None
     milliseconds: float
     since: float | None = None
     """``time.monotonic()`` at its beginning, for a pause that goes on."""
+    parts: PauseParts = field(default_factory=PauseParts)
+
+    def over(self, released: float, now: float) -> Pause:
+        """A pause that ends now, after a release begun at ``released``; on the monotonic clock."""
+        if self.since is None:
+            return self
+        still = self.since + ((self.parts.downtime or 0.0) + (self.parts.switch or 0.0)) / 1000
+        parts = replace(
+            self.parts, snapshot=milliseconds(released - still), resume=milliseconds(now - released)
+        )
+        return replace(self, milliseconds=milliseconds(now - self.since), parts=parts)
+
+
+def milliseconds(seconds: float) -> float:
+    """Seconds as a pause is given: in milliseconds, to a tenth, never less than none."""
+    return max(round(seconds * 1000, 1), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +180,22 @@ class Hypervisor(Protocol):
     def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
         """Path of every disk by target: in the live XML and in the inactive XML."""
 
-    def capture(self, request: CaptureRequest, tick: Tick) -> Pause:
+    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = nothing) -> Pause:
         """Save RAM while the guest runs, then switch every disk to its overlay in one instant.
 
+        ``stopped`` is called as soon as the guest stands still, whether for the last of its RAM or
+        because somebody suspended it: from then on every moment counts.
         When ``tick`` raises, the job is aborted and its end awaited before the error goes on.
 
         Raises:
             HypervisorError: the guest runs on its bases, or on overlays if the switch was made.
+        """
+
+    def limit_downtime(self, uuid: str, milliseconds: int) -> int | None:
+        """Have QEMU end the live phase of saving RAM when the rest takes no longer than this.
+
+        The limit stays with the emulator. Returns the one it had; ``None`` if there is no such
+        thing here, and nothing was changed.
         """
 
     def abort_job(self, uuid: str) -> None:

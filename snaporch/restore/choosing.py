@@ -149,6 +149,7 @@ def _record(
         ram_bytes=manifest.ram_bytes,
         stored_bytes=manifest.stored_bytes,
         pause_ms=manifest.pause_ms,
+        pause_parts=manifest.pause,
         bundle=str(directory),
         state=state,
         group=manifest.group.name if manifest.group else None,

@@ -124,6 +124,7 @@ def snapshot_group(
     wait: int | None,
     level: str | None,
     policy: str | None,
+    rate: int | None = None,
 ) -> Together:
     """Snapshot all domains of a group in one window; all of them or none.
 
@@ -151,6 +152,7 @@ def snapshot_group(
                 level=level,
                 taker=Member(own, window, domain.uuid),
                 policy=policy,
+                rate=rate,
             )
         except BaseException as error:
             window.fail(domain.uuid, error)

@@ -57,6 +57,17 @@ class Note(StrEnum):
     """All overlays have been committed, and both definitions name the bases."""
 
 
+_STANDING_STILL = {
+    ("end", Step.FREEZE),
+    ("begin", Step.POOL_SNAPSHOT),
+    ("end", Step.POOL_SNAPSHOT),
+    ("begin", Step.RELEASE),
+}
+"""Lines for which a guest that stands still does not wait until they are on stable storage.
+
+They are for the guardian and for who looks, and outlive the process. After a power loss the guest
+is gone too, and settling goes by facts, notes and what is.
+"""
 _STAGES = {
     CommitStage.PIVOTING: Note.PIVOTING,
     CommitStage.SUSPENDING: Note.SUSPENDED,
@@ -194,7 +205,8 @@ class Journal:
         view = memoryview(line.encode())
         while view:  # a full disk may take a part of it, and refuses the rest
             view = view[os.write(self._descriptor, view) :]
-        os.fdatasync(self._descriptor)
+        if (fields["event"], fields.get("step")) not in _STANDING_STILL:
+            os.fdatasync(self._descriptor)
 
     def close(self, *, settled: bool) -> None:
         """Close it; remove it when nothing is left to do."""

@@ -12,6 +12,7 @@ from snaporch.bundle.manifest import (
     Manifest,
     MemberEntry,
     Part,
+    PauseEntry,
     Role,
     SnapshotEntry,
     VersionsEntry,
@@ -20,8 +21,17 @@ from snaporch.bundle.manifest import (
 from snaporch.bundle.ramimage import RamImage, RamImageWriter
 from snaporch.bundle.store import RAM_NAME, PartialBundle
 from snaporch.bundle.stream import RamStream
+from snaporch.bundle.throttle import Throttle
 from snaporch.hypervisor import Pause
-from snaporch.model import Domain, DomainState, GroupRun, Level, PoolSnapshot, Versions
+from snaporch.model import (
+    Domain,
+    DomainState,
+    GroupRun,
+    Level,
+    PauseParts,
+    PoolSnapshot,
+    Versions,
+)
 from snaporch.run.plan import Plan
 
 _RAW_NAME = "ram.raw"
@@ -40,6 +50,7 @@ class Capture:
         self._directory = directory
         self._pipe = pipe
         self._how = how
+        self._throttle = Throttle(0)
         self._stream: RamStream | None = None
 
     @property
@@ -65,14 +76,28 @@ class Capture:
         """Why the stream broke, if it did."""
         return self._stream.failure if self._stream else None
 
+    def limit(self, rate: float) -> None:
+        """Take no more than ``rate`` MiB of RAM a second; before the stream is opened."""
+        self._throttle = Throttle(rate)
+
     def open_stream(self) -> None:
         """Make the pipe and start reading; before libvirt is called."""
         writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
         try:
-            self._stream = RamStream(self._pipe, writer)
+            self._stream = RamStream(self._pipe, writer, self._throttle)
         except BaseException:
             writer.abandon()
             raise
+
+    @property
+    def limits(self) -> bool:
+        """Whether RAM is taken no faster than some rate."""
+        return self.streams and self._throttle.limits
+
+    def hurry(self) -> None:
+        """Take RAM as fast as it comes from now on."""
+        if self._stream is not None:
+            self._stream.hurry()
 
     def break_off(self) -> None:
         """Let nobody wait for us any more."""
@@ -102,6 +127,7 @@ class Capture:
             with raw.open("rb") as stream:
                 while block := stream.read(_READ):
                     writer.write(block)
+                    self._throttle.spend(len(block))
             image = writer.finish()
         except BaseException:
             writer.abandon()
@@ -132,6 +158,15 @@ def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part
         for index, path in enumerate(sorted(Path(domain.tpm_state).glob("*.permall"))):
             parts.append(bundle.add_copy(f"tpm.{index}.permall", Role.TPM, path, before=frozen))
     return parts
+
+
+def _pause_entry(parts: PauseParts) -> PauseEntry:
+    return PauseEntry(
+        downtime_ms=parts.downtime,
+        switch_ms=parts.switch,
+        snapshot_ms=parts.snapshot,
+        resume_ms=parts.resume,
+    )
 
 
 def build_manifest(
@@ -174,6 +209,7 @@ def build_manifest(
         created=moment(created),
         finished=moment(datetime.now(UTC)),
         pause_ms=pause.milliseconds,
+        pause_parts=None if pause.parts == PauseParts() else _pause_entry(pause.parts),
         snapshots=tuple(
             SnapshotEntry(dataset=s.dataset, name=s.name, guid=s.guid, createtxg=s.createtxg)
             for s in snapshots

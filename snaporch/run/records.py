@@ -194,6 +194,7 @@ def _record(
         ram_bytes=manifest.ram_bytes if manifest else None,
         stored_bytes=manifest.stored_bytes if manifest else 0,
         pause_ms=manifest.pause_ms if manifest else None,
+        pause_parts=manifest.pause if manifest else None,
         bundle=str(path) if path else None,
         state=state,
         verified=_verdict(marked),

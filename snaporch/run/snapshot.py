@@ -46,6 +46,7 @@ def take_snapshot(
     level: str | None = None,
     taker: Taker | None = None,
     policy: str | None = None,
+    rate: int | None = None,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
@@ -55,6 +56,7 @@ def take_snapshot(
         level: overrides the configured one.
         taker: who takes the ZFS snapshots; the run itself when ``None``.
         policy: the policy it is taken for: it marks the snapshots, and is in their name.
+        rate: overrides the configured one.
 
     Raises:
         RefusedError, BusyError, UnavailableError: nothing was touched.
@@ -78,6 +80,8 @@ def take_snapshot(
         current = context.hypervisor.domain(domain.uuid)
         wanted = partial(make_plan, awaited=seconds, policy=policy, group=taker.group)
         plan = wanted(context, current, name, level)
+        if rate is not None:
+            plan = replace(plan, settings=plan.settings.model_copy(update={"rate": rate}))
         try:
             return _Run(context, plan, taker).execute()
         except (FreezeFailedError, StrategyUnavailableError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snaporch.run.selftest import CaptureMode
 from snaporch.sanoid.conf import SanoidConfig
 
 
@@ -102,3 +103,5 @@ class Facts:
     runs: tuple[Run, ...] = ()
     sparse_images: bool = False
     """``snapshot_image_format = "sparse"`` in libvirt's ``qemu.conf``."""
+    capture: CaptureMode | None = None
+    """Which way RAM can go; ``None`` if that was not tried."""

@@ -26,6 +26,7 @@ from snaporch.run.plan import (
     locate_disks,
     make_plan,
 )
+from snaporch.run.selftest import capture_mode
 from snaporch.sanoid.command import SETTINGS, parse_hook
 from snaporch.sanoid.conf import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.facts import Facts, Guest, Overlays, Program, Run, Sanoid, Store
@@ -70,6 +71,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         datasets=frozenset(names),
         encrypted=encrypted,
         runs=runs,
+        capture=capture_mode(context),
         sparse_images=bool(_SPARSE.search(_text(PLACES.qemu_conf))),
     )
 

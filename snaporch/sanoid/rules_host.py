@@ -18,6 +18,7 @@ def host_findings(facts: Facts) -> Iterator[Finding]:
     yield from _overlays(facts)
     yield from _store(facts)
     yield from _secrets(facts)
+    yield from _capture(facts)
     if facts.sparse_images:
         yield Finding(
             "sparse-images",
@@ -28,6 +29,23 @@ def host_findings(facts: Facts) -> Iterator[Finding]:
             "restore them; snaporch writes the right label itself, `virsh snapshot-create` not",
             "remove the line, and restart libvirtd",
         )
+
+
+def _capture(facts: Facts) -> Iterator[Finding]:
+    mode = facts.capture
+    if mode is None or mode.streams or mode.wanted == "file":
+        return
+    only = mode.wanted == "stream"
+    yield Finding(
+        "no-streaming",
+        Severity.ERROR if only else Severity.WARNING,
+        "RAM",
+        f"it cannot be streamed ({mode.reason})",
+        "no RAM can be saved, since ram_capture is stream"
+        if only
+        else "it goes through a raw file: guests pause for longer the more memory they have",
+        "see the reason; paths.runtime and compression are settings of snaporch.toml",
+    )
 
 
 def _sanoid(facts: Facts) -> Iterator[Finding]:

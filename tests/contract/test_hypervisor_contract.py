@@ -121,11 +121,30 @@ class TestHypervisorContract:
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
         assert pause.began is not None
         assert pause.milliseconds > 0
+        parts = pause.parts
+        assert parts.downtime is not None
+        assert parts.switch is not None
+        assert parts.downtime + parts.switch == pytest.approx(pause.milliseconds, abs=0.5)
         assert read_header(host.directory / "ram.save").was_running
         hypervisor.commit(host.uuid, [overlay], quiet, Patience())
         assert sources(host) == (overlay.base, overlay.base)
         assert hypervisor.busy_with(host.uuid) is None
         hypervisor.commit(host.uuid, [overlay], quiet, Patience())  # done already
+
+    def test_a_capture_tells_when_the_guest_stands_still(self, host, hypervisor):
+        told = []
+        request = request_for(host, manual=("vda",))
+        pause = hypervisor.capture(request, nothing, lambda: told.append(True))
+        assert told
+        assert pause.since is not None
+        assert hypervisor.paused_by(host.uuid) is not None
+        hypervisor.resume(host.uuid)
+
+    def test_a_downtime_limit_is_set_and_told(self, host, hypervisor):
+        own = hypervisor.limit_downtime(host.uuid, 40)
+        assert own is not None
+        assert hypervisor.limit_downtime(host.uuid, own) == 40
+        assert hypervisor.limit_downtime(ABSENT, 40) is None
 
     def test_a_capture_that_is_broken_off_leaves_the_guest_on_its_base(self, host, hypervisor):
         overlay = host.overlay()

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -155,10 +156,11 @@ def config(tmp_path: Path, text: str) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def stalled_compressor(tmp_path: Path) -> Iterator[dict[str, str]]:
+def stalled_compressor(tmp_path: Path, *, spared: bool = False) -> Iterator[dict[str, str]]:
     """An environment in which RAM cannot flow: a ``pigz`` that waits for :func:`open_gate`.
 
-    The RAM phase then lasts until somebody ends it, whatever the machine's speed.
+    The RAM phase then lasts until somebody ends it, whatever the machine's speed. With ``spared``
+    the first call is of the real one: a daemon's, which tries out whether it works.
     """
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -167,7 +169,13 @@ def stalled_compressor(tmp_path: Path) -> Iterator[dict[str, str]]:
     programs.mkdir()
     pigz = programs / "pigz"
     STALLED.unlink(missing_ok=True)
-    pigz.write_text(f"#!/bin/sh\n: > {STALLED}\nread -r _ < {gate}\n")
+    spare = tmp_path / "spare"
+    if spared:
+        spare.touch()
+    pigz.write_text(
+        f'#!/bin/sh\nif [ -e {spare} ]; then rm {spare}; exec {shutil.which("pigz")} "$@"; fi\n'
+        f": > {STALLED}\nread -r _ < {gate}\n"
+    )
     pigz.chmod(0o755)
     text = '[defaults]\ncompression = "gzip"\n'
     with config(tmp_path, text) as environment:

@@ -102,7 +102,7 @@ def test_sigterm_in_the_middle_of_a_capture_lets_it_undo_or_finish_itself(
 ):
     """Which of both depends on whether its RAM has fit into the pipe by then."""
     mark = guest.mark()
-    with stalled_compressor(tmp_path) as env:
+    with stalled_compressor(tmp_path, spared=True) as env:
         config = Path(env["SNAPORCH_CONFIG"])
         config.write_text(config.read_text() + POLICY.format(name="third"))
         with serving(tmp_path, **env) as daemon:
@@ -118,7 +118,7 @@ def test_sigterm_in_the_middle_of_a_capture_lets_it_undo_or_finish_itself(
 
 def test_a_daemon_that_is_killed_takes_no_capture_with_it(guest, listener, tmp_path):
     mark = guest.mark()
-    with stalled_compressor(tmp_path) as env:
+    with stalled_compressor(tmp_path, spared=True) as env:
         config = Path(env["SNAPORCH_CONFIG"])
         config.write_text(config.read_text() + POLICY.format(name="fourth"))
         with serving(tmp_path, **env) as daemon:

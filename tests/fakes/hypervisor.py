@@ -35,8 +35,9 @@ from snaporch.hypervisor.protocol import (
     Tick,
     Told,
     Vitals,
+    nothing,
 )
-from snaporch.model import Domain, DomainState, Owner, Versions
+from snaporch.model import Domain, DomainState, Owner, PauseParts, Versions
 
 _CAPACITY = 1 << 20
 _TICK_SECONDS = 0.005
@@ -85,6 +86,8 @@ class FakeGuest:
     committing: set[str] = field(default_factory=set)
     checkpoints: list[str] = field(default_factory=list)
     vcpu_ns: int = 0
+    downtime_limit: int = 300
+    """In milliseconds; QEMU's own unless somebody sets it."""
     hangs: bool = False
     """It is there, and its CPUs do nothing."""
     screen: bytes | None = None
@@ -205,7 +208,7 @@ class FakeHypervisor:
 
     # -- acting ---------------------------------------------------------------------------------
 
-    def capture(self, request: CaptureRequest, tick: Tick) -> Pause:
+    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = nothing) -> Pause:
         """See the protocol."""
         guest = self._guest(request.uuid)
         self.hooks.act("hypervisor.capture", guest.name)
@@ -213,7 +216,7 @@ class FakeHypervisor:
         ran = guest.state is DomainState.RUNNING
         guest.job = "snapshot"
         try:
-            self._save(guest, request, tick)
+            self._save(guest, request, tick, stopped)
         finally:
             guest.job = None
         began, since = datetime.now(UTC), time.monotonic()
@@ -227,9 +230,9 @@ class FakeHypervisor:
         if not ran:
             return Pause(None, 0.0)
         if request.manual:
-            return Pause(began, 0.0, since)
+            return Pause(began, 0.0, since, PauseParts(0.0, 0.0))
         self._let_run(guest)
-        return Pause(began, 7.5)
+        return Pause(began, 7.5, parts=PauseParts(6.0, 1.5))
 
     def _check_request(self, guest: FakeGuest, request: CaptureRequest) -> None:
         if guest.live is None:
@@ -245,7 +248,7 @@ class FakeHypervisor:
             if self.overlays_must_exist and not os.path.exists(overlay.overlay):
                 raise HypervisorError(overlay.target, f"no such file: {overlay.overlay}")
 
-    def _save(self, guest: FakeGuest, request: CaptureRequest, tick: Tick) -> None:
+    def _save(self, guest: FakeGuest, request: CaptureRequest, tick: Tick, stopped: Tick) -> None:
         goes_on = guest.state is DomainState.RUNNING and not request.manual
         call = _SaveCall(Path(request.ram_path), f"{guest.live}\0".encode(), guest.ram, goes_on)
         call.start()
@@ -253,6 +256,7 @@ class FakeHypervisor:
             call.half.wait()
             self.hooks.reach("capture.writing")
             tick()
+            stopped()
             call.go_on.set()
             while call.is_alive():
                 call.join(_TICK_SECONDS)
@@ -266,6 +270,14 @@ class FakeHypervisor:
         if call.error is not None:
             reason = call.error.strerror
             raise HypervisorError(guest.name, f"libvirt's snapshot failed: {reason}")
+
+    def limit_downtime(self, uuid: str, milliseconds: int) -> int | None:
+        """See the protocol."""
+        guest = self.guests.get(uuid)
+        if guest is None or guest.live is None:
+            return None
+        before, guest.downtime_limit = guest.downtime_limit, milliseconds
+        return before
 
     def abort_job(self, uuid: str) -> None:
         """See the protocol."""

@@ -1,5 +1,6 @@
 """The installed command as a process of its own, on a host without ZFS."""
 
+import json
 import os
 import subprocess
 import sys
@@ -96,6 +97,22 @@ def test_a_configuration_that_may_not_be_read(run, tmp_path):
 def test_help_and_version_need_nothing(run):
     assert run("--version").stdout.startswith("snaporch ")
     assert run("--help").returncode == 0
+
+
+def test_the_version_costs_no_more_than_python(run):
+    """Told by what is imported, which no machine is too busy for."""
+    code = (
+        "import json, sys; before = set(sys.modules)\n"
+        "sys.argv = ['snaporch', '--version']\n"
+        "from snaporch.__main__ import main; main()\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    version, modules = done.stdout.splitlines()
+    assert version == run("--version").stdout.strip()
+    assert set(json.loads(modules)) == {"snaporch", "snaporch.__main__"}
 
 
 def test_wrong_usage_is_one_line(run):

@@ -12,6 +12,7 @@ from snaporch.model import (
     Domain,
     DomainState,
     Level,
+    PauseParts,
     PoolSnapshot,
     Reached,
     SnapshotRecord,
@@ -92,6 +93,7 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         state=BundleState.COMPLETE,
         policy="hourly",
         group="pair",
+        pause_parts=PauseParts(1.0, 0.5),
     )
     assert json.loads(json.dumps(record.as_json())) == {
         "domain": "Bär",
@@ -104,6 +106,12 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         "ram_bytes": None,
         "stored_bytes": 5,
         "pause_ms": 1.5,
+        "pause_parts": {
+            "downtime_ms": 1.0,
+            "switch_ms": 0.5,
+            "snapshot_ms": None,
+            "resume_ms": None,
+        },
         "bundle": None,
         "state": "complete",
         "verified": None,

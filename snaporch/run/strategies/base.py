@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import PartialBundle
@@ -109,8 +109,7 @@ class StandingStill(Strategy):
         """Let it run again, if it ran."""
         if self.work.domain.state is not DomainState.RUNNING:
             return
+        released = time.monotonic()
         self.work.hypervisor.resume(self.work.domain.uuid)
-        if self.pause.since is not None:
-            stood = (time.monotonic() - self.pause.since) * 1000
-            self.pause = replace(self.pause, milliseconds=round(stood, 1))
+        self.pause = self.pause.over(released, time.monotonic())
         self.work.say(f"paused {self.pause.milliseconds:.0f} ms")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from snaporch.hypervisor import Pause
-from snaporch.model import DomainState
+from snaporch.hypervisor import Pause, milliseconds
+from snaporch.model import DomainState, PauseParts
 from snaporch.run.journal import Note
 from snaporch.run.strategies.base import StandingStill
 
@@ -24,4 +24,5 @@ class Paused(StandingStill):
         began, since = datetime.now(UTC), time.monotonic()
         if self.work.domain.state is DomainState.RUNNING:
             self.work.hypervisor.suspend(self.work.domain.uuid)
-        self.pause = Pause(began, 0.0, since)
+        parts = PauseParts(switch=milliseconds(time.monotonic() - since))
+        self.pause = Pause(began, 0.0, since, parts)

@@ -8,11 +8,10 @@ thaws by itself after ten seconds (VSS); past the budget the snapshot is recorde
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 
-from snaporch.hypervisor import Pause
-from snaporch.model import Level
+from snaporch.hypervisor import Pause, milliseconds
+from snaporch.model import Level, PauseParts
 from snaporch.run.journal import Note
 from snaporch.run.strategies.base import Strategy, StrategyUnavailableError
 
@@ -43,7 +42,8 @@ class Quiesced(Strategy):
         count = self.work.hypervisor.freeze_file_systems(
             self.work.domain.uuid, settings.quiesce_mountpoints, settings.agent_timeout
         )
-        self.pause = Pause(datetime.now(UTC), 0.0, since)
+        parts = PauseParts(switch=milliseconds(time.monotonic() - since))
+        self.pause = Pause(datetime.now(UTC), 0.0, since, parts)
         self.work.say(f"froze {count} file system{'' if count == 1 else 's'}")
 
     def reached(self) -> Level:
@@ -62,10 +62,11 @@ class Quiesced(Strategy):
 
     def release(self) -> None:
         """Thaw."""
+        released = time.monotonic()
         self.work.hypervisor.thaw_file_systems(
             self.work.domain.uuid, self.work.plan.settings.agent_timeout
         )
-        self.pause = replace(self.pause, milliseconds=round(self._stood(), 1))
+        self.pause = self.pause.over(released, time.monotonic())
         self.work.say(f"file systems were frozen for {self.pause.milliseconds:.0f} ms")
 
     def _stood(self) -> float:

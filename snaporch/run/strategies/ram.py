@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.ramimage import RamImageError
 from snaporch.bundle.store import explained_store, private_directory
-from snaporch.errors import InterruptedRunError, RunFailedError, SnaporchError
+from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import CaptureRequest, HypervisorError
-from snaporch.run.journal import Note
 from snaporch.run.parts import Capture
 from snaporch.run.strategies.base import Strategy, Work
-
-_REPORT_SECONDS = 0.5
-_STALL_SECONDS = 120
+from snaporch.run.strategies.budget import Downtime, RamBudget, fair_rate
 
 
 class RamStrategy(Strategy):
@@ -25,7 +21,8 @@ class RamStrategy(Strategy):
         super().__init__(work)
         ram_pipe = Path(work.plan.facts.ram_pipe)
         self._capture = Capture(work.bundle.directory, ram_pipe, work.plan.compressing)
-        self._budget = RamBudget(work, self._capture)
+        self._downtime = Downtime(work)
+        self._budget = RamBudget(work, self._capture, self._downtime, 0)
 
     def prepare(self) -> None:
         """Overlays, if any, and the pipe with its reader."""
@@ -33,8 +30,19 @@ class RamStrategy(Strategy):
         with explained_store(runtime):
             private_directory(runtime)
         self.make_overlays()
+        self._set_limits()
         if self.work.plan.settings.ram_capture != "file":
             self._capture.open_stream()
+
+    def _set_limits(self) -> None:
+        settings = self.work.plan.settings
+        expected = self.work.hypervisor.ram_in_use(self.work.domain.uuid)
+        rate = fair_rate(settings, expected)
+        if rate > settings.rate:
+            seconds = settings.ram_budget_seconds
+            self.work.warn(f"saving RAM at {rate:.0f} MiB/s: its budget is {seconds} s")
+        self._capture.limit(rate)
+        self._budget = RamBudget(self.work, self._capture, self._downtime, expected)
 
     def make_overlays(self) -> None:
         """Nothing, unless the strategy uses them."""
@@ -81,9 +89,13 @@ class RamStrategy(Strategy):
             ram_path=str(self._capture.target),
         )
         self._budget.begin()
+        self._downtime.shorten()
         try:
-            self.pause = self.work.hypervisor.capture(request, self._tick)
-        except HypervisorError:
+            self.pause = self.work.hypervisor.capture(request, self._tick, self._capture.hurry)
+        except BaseException as error:
+            self._downtime.put_back()
+            if not isinstance(error, HypervisorError):
+                raise
             if self._capture.failure is not None:  # libvirt's "broken pipe" is only its echo
                 raise self._capture.failure from None
             raise
@@ -100,74 +112,9 @@ class RamStrategy(Strategy):
 
     def ram_part(self) -> Part:
         """The finished image."""
+        self._downtime.put_back()
         return self._capture.seal()
 
     def abandon(self) -> None:
         """Close the pipe."""
         self._capture.abandon()
-
-
-class RamBudget:
-    """Seconds and bytes that saving RAM may take; a guest can dirty RAM faster than it is saved.
-
-    Goes by the bytes that arrive, and asks libvirt nothing: QEMU's monitor does not answer while a
-    full pipe holds QEMU up, and whoever waits for it could not stop the run any more.
-    """
-
-    def __init__(self, work: Work, capture: Capture) -> None:
-        self._work = work
-        self._capture = capture
-        self._expected = 0
-        self._began = self._moved = time.monotonic()
-        self._arrived = 0
-        self._reported = 0.0
-        self._suspended = False
-
-    def begin(self) -> None:
-        """A capture begins now."""
-        self._expected = self._work.hypervisor.ram_in_use(self._work.domain.uuid)
-        self._began = self._moved = time.monotonic()
-        self._arrived = 0
-
-    def check(self) -> None:
-        """Report progress; act when the budget is used up.
-
-        Raises:
-            RunFailedError: it is, and the configuration says to abort; or nothing arrives any more.
-        """
-        now = time.monotonic()
-        arrived = self._capture.arrived_bytes
-        if arrived != self._arrived:
-            self._arrived, self._moved = arrived, now
-        if now - self._reported >= _REPORT_SECONDS:
-            self._reported = now
-            total = max(self._expected, arrived)
-            self._work.context.progress.amount(self._work.domain.name, arrived, total)
-        excess = self._excess(now - self._began)
-        if excess and not self._suspended:
-            self._overrun(excess)
-            self._moved = now
-        if now - self._moved > _STALL_SECONDS:
-            raise RunFailedError(
-                self._work.domain.name,
-                f"no RAM has arrived for {_STALL_SECONDS} s",
-                "see whether the bundle store and the compressor still work",
-            )
-
-    def _overrun(self, excess: str) -> None:
-        if self._work.plan.settings.on_ram_budget == "abort":
-            raise RunFailedError(
-                self._work.domain.name, f"saving RAM took more than {excess}", "see on_ram_budget"
-            )
-        self._suspended = True
-        self._work.warn(f"saving RAM took more than {excess}: suspending the guest to finish it")
-        self._work.journal.note(Note.SUSPENDED)
-        self._work.hypervisor.suspend(self._work.domain.uuid)
-
-    def _excess(self, seconds: float) -> str:
-        settings = self._work.plan.settings
-        if settings.ram_budget_seconds and seconds > settings.ram_budget_seconds:
-            return f"{settings.ram_budget_seconds} s"
-        if settings.ram_budget_mib and self._arrived >> 20 > settings.ram_budget_mib:
-            return f"{settings.ram_budget_mib} MiB"
-        return ""

@@ -55,13 +55,17 @@ def test_the_level_matters(method):
         return len(out)
 
     assert packed(9) < packed(1)
+    if method is Compression.ZSTD:
+        assert packed(1) < packed(-7)
 
 
-def test_a_zstd_level_is_too_much_for_gzip_but_no_error():
+@pytest.mark.parametrize("level", [-7, 0, 19])
+def test_a_zstd_level_is_none_of_gzips_but_no_error(level):
     out = bytearray()
-    stream = compressor(Compressing(Compression.GZIP, 19), out.extend)
+    stream = compressor(Compressing(Compression.GZIP, level), out.extend)
+    stream.write(b"x" * 1000)
     stream.finish()
-    assert out
+    assert unpack(Compression.GZIP, bytes(out)) == b"x" * 1000
 
 
 def test_a_zstd_stream_carries_a_checksum():

@@ -26,6 +26,7 @@ def document():
         "created": NOW.isoformat(),
         "finished": NOW.isoformat(),
         "pause_ms": 12.5,
+        "pause_parts": {"downtime_ms": 10.0, "switch_ms": 2.5},
         "snapshots": [{"dataset": "tank/web", "name": "s", "guid": 2**64 - 1, "createtxg": 7}],
         "disks": [
             {"target": "vda", "source": "/a", "format": "raw", "dataset": "tank/web"},

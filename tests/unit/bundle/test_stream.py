@@ -10,6 +10,7 @@ from fakes import images
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.ramimage import Header, RamImageError, RamImageWriter
 from snaporch.bundle.stream import RamStream
+from snaporch.bundle.throttle import Throttle
 
 PATIENCE = 5
 XML = b"<domain/>\0"
@@ -231,6 +232,8 @@ def test_abandoning_does_not_wait_for_a_writer_that_goes_on(fifo):
     abandoning = in_thread(stream.abandon)
     abandoning.join(PATIENCE)
     stuck = abandoning.is_alive()
+    if not stuck:
+        writing.join(PATIENCE)
     go_on.clear()  # let it go
     abandoning.join(PATIENCE)
     writing.join(PATIENCE)
@@ -287,3 +290,27 @@ def test_the_stored_header_is_the_finished_one(fifo, tmp_path):
     stream.finish()
     header = Header.parse((tmp_path / "ram.save").read_bytes(), "stored")
     assert (header.magic, header.compression, header.was_running) == (images.FINISHED, 5, True)
+
+
+@pytest.mark.parametrize("end", ["finish", "break_off", "abandon"])
+def test_a_limited_stream_ends_at_once(fifo, end):
+    """A second of a terabyte is not waited for."""
+    sink = Sink(announce=len(BODY))
+    throttle = Throttle(1e-6)
+    stream = RamStream(fifo, sink, throttle)
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    ending = in_thread(getattr(stream, end))
+    ending.join(PATIENCE)
+    assert not ending.is_alive()
+    assert not fifo.exists()
+
+
+def test_a_limited_stream_can_be_hurried(fifo):
+    sink = Sink(announce=2 * len(BODY))
+    stream = RamStream(fifo, sink, Throttle(1e-6))
+    pour(fifo, BODY)
+    pour(fifo, BODY)
+    stream.hurry()
+    assert sink.reached.wait(PATIENCE)
+    assert stream.finish() == BODY + BODY

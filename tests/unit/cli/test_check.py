@@ -2,6 +2,7 @@ import json
 import os
 import stat
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from fakes.domain_xml import DiskSpec
@@ -66,7 +67,7 @@ def sound(host, sanoid, snaporch):
 def test_what_is_rendered_is_clean(sound, snaporch, sanoid):
     answer = snaporch("check", "--configdir", str(sanoid.root))
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out == "1 guest checked: nothing to mend\n"
+    assert answer.out == ("RAM is streamed (compression: zstd)\n1 guest checked: nothing to mend\n")
 
 
 def test_checking_touches_nothing(sound, check):
@@ -97,6 +98,20 @@ def test_a_finding_for_people(sound, snaporch, sanoid, monkeypatch):
     assert "        snaporch render sanoid new" in lines
     assert lines[-1] == "2 guests checked: 1 warning"
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("wanted", "severity", "code"),
+    [("auto", "warning", ExitCode.WARNINGS), ("stream", "error", ExitCode.ATTENTION)],
+)
+def test_ram_that_cannot_be_streamed(sound, check, tmp_path, monkeypatch, wanted, severity, code):
+    with (tmp_path / "snaporch.toml").open("a") as config:
+        config.write(f'ram_capture = "{wanted}"\n')
+    monkeypatch.setattr(os, "mkfifo", mock.Mock(side_effect=OSError(1, "not permitted")))
+    status, findings = check()
+    assert status == code
+    assert findings["no-streaming"]["severity"] == severity
+    assert "not permitted" in findings["no-streaming"]["what"]
 
 
 def test_a_misspelt_domain(sound, snaporch):

@@ -42,8 +42,8 @@ def children(host, monkeypatch):
 
     real = side_by_side._command
 
-    def command(context, capture, wish, wait):
-        words = real(context, capture, wish, wait)
+    def command(context, capture, wish):
+        words = real(context, capture, wish)
         asked.append((capture.domain, words[words.index(capture.uuid) + 1 : -2]))
         names = "app+db" if capture.group else capture.domain
         return [sys.executable, "-c", CHILD, names]
@@ -151,7 +151,7 @@ def test_the_command_names_everything(host, tmp_path):
     host.context.config_path = tmp_path / "c.toml"
     domain = host.add_guest()
     capture = side_by_side.burden(host.context, domain, "", "auto")
-    words = side_by_side._command(host.context, capture, Wish(None, None, "hourly"), None)
+    words = side_by_side._command(host.context, capture, Wish(policy="hourly"))
     assert words[1:] == [
         "-P", "-m", "snaporch", "--config", str(tmp_path / "c.toml"), "snapshot", domain.uuid,
         "--policy", "hourly", "--json", "--quiet",
@@ -197,7 +197,7 @@ def test_sigterm_stops_what_runs_and_begins_nothing(host, snaporch, monkeypatch,
     os.mkfifo(ready)
     begun = []
 
-    def command(_context, capture, _wish, _wait):
+    def command(_context, capture, _wish):
         begun.append(capture.domain)
         return [sys.executable, "-c", WAITING, str(ready)]
 

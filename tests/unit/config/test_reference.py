@@ -39,7 +39,7 @@ def test_every_default_and_type_is_told():
     "text",
     [
         'Type: one of `"auto"`, `"zstd"`, `"gzip"`, `"none"`. Default: `"auto"`.',
-        "Type: integer, 1 to 19. Default: `1`.",
+        "Type: integer, -7 to 19. Default: `1`.",
         "Type: list of strings. Default: `[]`.",
         'Type: absolute path. Default: `"/run/snaporch"`.',
         'Type: string. Default: `"qemu:///system"`.',

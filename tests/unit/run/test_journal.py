@@ -113,6 +113,26 @@ def test_what_will_happen_is_on_stable_storage_before_it_happens(directory, monk
     journal.close(settled=True)
 
 
+def test_a_guest_that_stands_still_waits_for_no_storage(directory, path, monkeypatch):
+    journal = Journal(directory, FACTS)
+    with journal.step(Step.PREPARE):
+        pass
+    synced = []
+    monkeypatch.setattr(os, "fdatasync", lambda _fd: synced.append(path.read_text()))
+    with journal.step(Step.FREEZE):
+        pass
+    assert len(synced) == 1
+    with journal.step(Step.POOL_SNAPSHOT):
+        assert '"end", "step": "freeze"' in path.read_text()  # the guardian reads it meanwhile
+    with journal.step(Step.RELEASE):
+        assert len(synced) == 1
+    assert len(synced) == 2
+    assert synced[1] == path.read_text()
+    journal.note(Note.SUSPENDED)
+    assert len(synced) == 3
+    journal.close(settled=True)
+
+
 def test_a_torn_last_line_counts_as_not_written(directory, path):
     killed(directory, Step.PREPARE, Step.FREEZE, Step.RELEASE)
     whole = path.read_bytes()

@@ -17,7 +17,7 @@ from snaporch.errors import (
     SnaporchError,
 )
 from snaporch.hypervisor import HypervisorError, Patience
-from snaporch.model import BundleState, DomainState, Level, Strategy
+from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
 from snaporch.pool import PoolError
 from snaporch.run import snapshot as snapshot_module
 from snaporch.run.journal import Journal, Step, read_journals
@@ -232,7 +232,9 @@ def test_a_pause_is_measured_to_its_end(world, ready, monkeypatch):
     monkeypatch.setattr(quiesced_module, "time", clock)
     world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + 0.25)
     world.hooks.at["hypervisor.thaw_file_systems"] = lambda: setattr(clock, "now", clock.now + 0.5)
-    assert snapshot(world).pause_ms == 750
+    taken = snapshot(world)
+    assert taken.pause_ms == 750
+    assert taken.pause_parts == PauseParts(switch=0, snapshot=250, resume=500)
 
 
 def test_only_the_mount_points_that_were_asked_for_are_frozen(world, ready):
@@ -535,10 +537,10 @@ def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, ready, mon
 @pytest.fixture
 def slow_ram(world, monkeypatch):
     """Saving RAM takes longer than its budget."""
-    from snaporch.run.strategies import ram
+    from snaporch.run.strategies import budget
 
     clock = Clock()
-    monkeypatch.setattr(ram, "time", clock)
+    monkeypatch.setattr(budget, "time", clock)
     world.hooks.at["capture.writing"] = lambda: setattr(clock, "now", clock.now + 60)
     return clock
 
@@ -594,6 +596,98 @@ def test_ram_that_does_not_arrive_is_not_waited_for_for_ever(world, ready, slow_
     assert "no RAM has arrived for 120 s" in str(caught.value)
     assert world.is_as_it_was()
     assert world.pool.names() == []
+
+
+# -- limits while RAM is saved -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_pause_is_told_in_its_parts(world, ready, way):
+    ready(way)
+    taken = snapshot(world)
+    parts = taken.pause_parts.as_json()
+    told = [part for part, value in parts.items() if value is not None]
+    with_snapshot = ["downtime_ms", "switch_ms", "snapshot_ms", "resume_ms"]
+    assert told == (with_snapshot if way == "manual" else with_snapshot[:2])
+    total = sum(value for value in parts.values() if value is not None)
+    assert total == pytest.approx(taken.pause_ms, abs=0.5)
+    assert taken.as_json()["pause_parts"] == parts
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+@pytest.mark.parametrize("failing_place", [None, "capture.writing", "hypervisor.capture"])
+def test_the_emulator_gets_its_own_downtime_limit_back(world, ready, way, failing_place):
+    ready(way, downtime_ms=40, ram_capture="stream")
+    seen = []
+
+    def look():
+        seen.append(world.guest().downtime_limit)
+        if failing_place == "capture.writing":
+            raise HypervisorError("web", "odd thing")
+
+    world.hooks.at["capture.writing"] = look
+    if failing_place == "hypervisor.capture":
+        world.hooks.at[failing_place] = failing(HypervisorError("web", "odd thing"))
+    with suppress(RunFailedError):
+        snapshot(world)
+    assert seen == ([] if failing_place == "hypervisor.capture" else [40])
+    assert world.guest().downtime_limit == 300
+
+
+def test_a_downtime_limit_of_none_is_left_alone(world, ready):
+    ready("overlay", downtime_ms=0)
+    world.hooks.at["capture.writing"] = lambda: seen.append(world.guest().downtime_limit)
+    seen: list[int] = []
+    snapshot(world)
+    assert seen == [300]
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Every throttle that RAM went through."""
+    made = []
+    real = Capture.limit
+
+    def limit(capture, rate):
+        real(capture, rate)
+        made.append((rate, capture))
+
+    monkeypatch.setattr(Capture, "limit", limit)
+    return made
+
+
+def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
+    ready("overlay", rate=1)
+    limits = []
+    world.hooks.at["capture.writing"] = lambda: limits.append(streams[0][1].limits)
+    snapshot(world)  # the fake stops the guest in the middle of its RAM, as a suspension would
+    assert limits == [True]
+    assert [(rate, capture.limits) for rate, capture in streams] == [(1, False)]
+
+
+def test_a_rate_on_the_command_line(world, ready, streams):
+    ready("overlay", rate=1)
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=None, rate=0)
+    assert [rate for rate, _ in streams] == [0]
+
+
+def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
+    ready("overlay", rate=1, ram_budget_seconds=10)
+    monkeypatch.setattr(world.hypervisor, "ram_in_use", lambda _uuid: 100 << 20)
+    snapshot(world)
+    assert [rate for rate, _ in streams] == [20]
+    assert any("saving RAM at 20 MiB/s" in text for text in world.heard.notes)
+
+
+def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready, streams):
+    ready("overlay", rate=1000, downtime_ms=40)
+    seen = []
+    with mock.patch.object(Capture, "arrived_bytes", 1 << 40):
+        world.hooks.at["capture.switched"] = lambda: seen.append(streams[0][1].limits)
+        snapshot(world)
+    assert seen == [False]
+    assert any("changes faster than the rate" in text for text in world.heard.notes)
+    assert world.guest().downtime_limit == 300
 
 
 # -- a lower level instead ----------------------------------------------------------------------

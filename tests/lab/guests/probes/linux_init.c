@@ -11,7 +11,8 @@
  * - the guest agent answers, or does not.
  *
  * Kernel command line: interval_ms= between counts (55), dirty_mib= (0), dirty_rate= pages a second (1000; 0: as fast
- * as it can), agent=running, stopped (the channel is open, nobody answers) or none.
+ * as it can), noise= percent of each of these pages that cannot be compressed (100), agent=running, stopped (the
+ * channel is open, nobody answers) or none.
  */
 
 #define _GNU_SOURCE
@@ -53,6 +54,7 @@ static struct sector *ours, *seen; /* two each, by parity of the count */
 static int count_file = -1;
 static char command_line[2048];
 static _Atomic uint64_t longest_gap;
+static unsigned noise_words;
 
 static void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -211,18 +213,20 @@ static void write_to_file(void)
 
 /* -- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Fills a page with what cannot be compressed and what tells it from all others. */
+/* Fills a page with what tells it from all others, and noise that cannot be compressed. */
 static void fill(struct page *page, uint32_t index, uint32_t round)
 {
     uint32_t x = (index * 2654435761u) ^ (round * 40503u) ^ 0x9e3779b9u;
     page->number = index;
     page->round = round;
-    for (unsigned i = 0; i < PAGE / 4 - 2; i++) {
+    for (unsigned i = 0; i < noise_words; i++) {
         x ^= x << 13;
         x ^= x >> 17;
         x ^= x << 5;
         page->filler[i] = x;
     }
+    for (unsigned i = noise_words; i < PAGE / 4 - 2; i++)
+        page->filler[i] = i;
 }
 
 static void *dirty(void *unused)
@@ -232,6 +236,7 @@ static void *dirty(void *unused)
     struct page wanted;
 
     (void)unused;
+    noise_words = (PAGE / 4 - 2) * (unsigned)number("noise", "100") / 100;
     if (memory == MAP_FAILED) {
         say("BAD dirty_mib: %s\n", strerror(errno));
         return 0;

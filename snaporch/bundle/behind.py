@@ -1,0 +1,77 @@
+"""Doing something with blocks in a thread of its own, in their order, a few blocks behind."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from snaporch.bundle.compress import Block
+
+_DEPTH = 8
+"""Blocks that may wait; with what a compressor hands over at once, some 8 MiB."""
+
+
+class Behind:
+    """Calls ``act`` with every block that was put; what it raises, a later call raises."""
+
+    def __init__(self, act: Callable[[Block], None]) -> None:
+        self._act = act
+        self._blocks: deque[Block] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._thread.start()
+
+    def put(self, block: Block) -> None:
+        """Hand over a block; it is copied unless it is ``bytes``. Waits while too many wait."""
+        owned = block if isinstance(block, bytes) else bytes(block)
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or len(self._blocks) < _DEPTH)
+            self._check()
+            self._blocks.append(owned)
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Wait until everything is done."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._check()
+
+    def stop(self) -> None:
+        """Do nothing any more; whoever waits in :meth:`put` gets an error."""
+        with self._changed:
+            self._stopped = True
+            self._blocks.clear()
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """After :meth:`stop`, until the block that was under way is done."""
+        self._thread.join()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._stopped:
+            raise OSError("it was broken off")
+
+    def _run(self) -> None:
+        while (block := self._next()) is not None:
+            try:
+                self._act(block)
+            except BaseException as error:  # noqa: BLE001 - handed to whoever puts or finishes
+                self._failure = error
+                self.stop()
+
+    def _next(self) -> Block | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._blocks or self._closing or self._stopped)
+            if self._stopped or not self._blocks:
+                return None
+            block = self._blocks.popleft()
+            self._changed.notify_all()
+            return block

@@ -1,0 +1,197 @@
+"""The contestants: each takes one snapshot of a guest, and leaves it as it was."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from measure import Spent, sync_file
+
+HERE = Path(__file__).resolve().parent
+# gzip and pigz at their default level, as people call them.
+COMPRESSORS = {
+    "gzip": ["gzip", "-c"],
+    "pigz": ["pigz", "-c"],
+    "lz4": ["lz4", "-q", "-c"],
+    "zstd": ["zstd", "-q", "-T0", "-1", "-c"],
+}
+CHOSEN = list(COMPRESSORS)
+"""Those that the plain script's RAM is compressed with."""
+_IDLE_SECONDS = 5.0
+_AT_MOST_MIB = {"gzip": 512, "pigz": 1024}
+"""They take minutes for more, and say nothing new."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a guest is, and where things may be put."""
+
+    domain: str
+    disk: Path
+    store: Path
+    scratch: Path
+    """Where overlays go: beside the disk, in memory."""
+    size_mib: int
+
+
+@dataclass
+class Result:
+    """One row: what came of a snapshot. Times are in seconds since its beginning."""
+
+    contestant: str
+    seconds: float
+    stored: int
+    written: int
+    cpu: float
+    peak_kib: int
+    more: dict[str, object] = field(default_factory=dict)
+
+
+Contestant = Callable[[Site], Iterator[Result | None]]
+"""Gives ``None`` when it is done with the guest, and has results later."""
+
+
+def script(*, live: bool) -> Contestant:
+    """The script that people write: snapshot, commit, compress what lies there."""
+    name = "script --live" if live else "script"
+
+    def take(site: Site) -> Iterator[Result | None]:
+        raw, overlay = site.store / "ram.raw", site.scratch / "overlay.qcow2"
+        began, spent = time.monotonic(), Spent()
+        spent.run(
+            ["virsh", "-q", "snapshot-create-as", site.domain, "bench", "--atomic",
+             "--no-metadata", *(["--live"] if live else []),
+             "--memspec", f"file={raw},snapshot=external",
+             "--diskspec", f"vda,snapshot=external,file={overlay}"]
+        )  # fmt: skip
+        returned = time.monotonic() - began
+        spent.run(["virsh", "-q", "blockcommit", site.domain, "vda", "--active", "--pivot"])
+        overlay.unlink()
+        yield None
+        for compressor in ["zstd"] if live else CHOSEN:
+            command = COMPRESSORS[compressor]
+            if site.size_mib > _AT_MOST_MIB.get(compressor, site.size_mib):
+                continue
+            packed, packing, since = site.store / "ram.packed", Spent(), time.monotonic()
+            with packed.open("wb") as target:
+                packing.run([*command, raw], stdout=target)
+            sync_file(packed)
+            took = time.monotonic() - since
+            size = packed.stat().st_size
+            yield Result(
+                f"{name}, {compressor}",
+                returned + took,
+                size,
+                size + raw.stat().st_size,
+                spent.cpu + packing.cpu,
+                max(spent.peak_kib, packing.peak_kib),
+            )
+            packed.unlink()
+        if live:
+            yield bound(site, raw)
+        raw.unlink()
+
+    return take
+
+
+def bound(site: Site, raw: Path) -> Result:
+    """What the goal is measured by: ``zstd -T0 -1`` of such bytes, read from memory."""
+    memory = Path("/dev/shm") / f"snaporch-bench-{os.getpid()}.raw"
+    packed = site.store / "bound.zst"
+    try:
+        shutil.copyfile(raw, memory)
+        began, spent = time.monotonic(), Spent()
+        with packed.open("wb") as target:
+            spent.run([*COMPRESSORS["zstd"], memory], stdout=target)
+        sync_file(packed)
+        took = time.monotonic() - began
+    finally:
+        memory.unlink(missing_ok=True)
+    size = packed.stat().st_size
+    packed.unlink()
+    return Result("zstd -T0 -1 from memory", took, size, size, spent.cpu, spent.peak_kib)
+
+
+def save_and_restore(site: Site) -> Iterator[Result]:
+    """``virsh save``, a moment for the snapshot of the disks, ``virsh restore``."""
+    image = site.store / "ram.save"
+    began, spent = time.monotonic(), Spent()
+    spent.run(["virsh", "-q", "save", site.domain, image])
+    sync_file(image)
+    saved = time.monotonic() - began
+    spent.run(["virsh", "-q", "restore", image])
+    size = image.stat().st_size
+    yield Result("save/restore", saved, size, size, spent.cpu, spent.peak_kib)
+    image.unlink()
+
+
+def virtnbdbackup(site: Site) -> Iterator[Result]:
+    """The disks alone, no RAM."""
+    target = site.store / "virtnbdbackup"
+    began, spent = time.monotonic(), Spent()
+    spent.run(
+        ["virtnbdbackup", "-d", site.domain, "-l", "copy", "--raw", "-o", target],
+        stdout=subprocess.DEVNULL,
+    )
+    took = time.monotonic() - began
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    yield Result("virtnbdbackup (no RAM)", took, size, size, spent.cpu, spent.peak_kib)
+    subprocess.run(["rm", "-rf", target], check=True)
+
+
+def snaporch(strategy: str, capture: str) -> Contestant:
+    """A run, with a stand-in for ZFS."""
+
+    def take(site: Site) -> Iterator[Result]:
+        settings = site.scratch / "snaporch.toml"
+        settings.write_text(
+            f'[paths]\noverlays = "{site.scratch}/overlays"\nbundles = "{site.store}/bundles"\n'
+            f'journal = "{site.store}/journal"\nruntime = "{site.scratch}/runtime"\n'
+            "overlay_reserve_mib = 1\noverlay_floor_mib = 0\n"
+            f'[defaults]\nram_strategy = "{strategy}"\nram_capture = "{capture}"\n'
+            'compression = "zstd"\ncompression_level = 1\n'
+        )
+        program = [sys.executable, "-P", HERE / "without_zfs.py"]
+        began, spent = time.monotonic(), Spent()
+        spent.run([*program, settings, site.domain, "bench", site.disk.parent])
+        took = time.monotonic() - began
+        told = json.loads(spent.said)
+        raw = told["ram_bytes"] if capture == "file" else 0
+        yield Result(
+            f"snaporch {strategy}, {capture}",
+            took,
+            told["stored_bytes"],
+            told["stored_bytes"] + raw,
+            spent.cpu,
+            spent.peak_kib,
+            {"pause_ms": told["pause_ms"], "pause_parts": told["pause_parts"]},
+        )
+        subprocess.run(["rm", "-rf", told["bundle"]], check=True)
+
+    return take
+
+
+def nothing(_site: Site) -> Iterator[Result]:
+    """What the machine and the way of measuring do to a guest by themselves."""
+    time.sleep(_IDLE_SECONDS)
+    yield Result("nothing", 0.0, 0, 0, 0.0, 0)
+
+
+ALL: dict[str, Contestant] = {
+    "script": script(live=False),
+    "script-live": script(live=True),
+    "save": save_and_restore,
+    "virtnbdbackup": virtnbdbackup,
+    "overlay-stream": snaporch("overlay", "stream"),
+    "overlay-file": snaporch("overlay", "file"),
+    "manual-stream": snaporch("manual", "stream"),
+    "manual-file": snaporch("manual", "file"),
+    "nothing": nothing,
+}
+LAST = {"save"}
+"""Only once for each guest, after all others: it is another QEMU process afterwards."""

@@ -1,0 +1,95 @@
+"""What one contestant costs: the guest's pause, time, bytes, CPU seconds, peak memory."""
+
+import contextlib
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import libvirt
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Spent:
+    """What the processes of a contestant took, in seconds and KiB."""
+
+    cpu: float = 0.0
+    peak_kib: int = 0
+    said: str = ""
+
+    def run(self, command: Sequence[str | Path], *, stdout: Any = subprocess.PIPE) -> str:
+        """Run a command to its end, which must be a good one."""
+        process = subprocess.Popen(command, stdout=stdout, stdin=subprocess.DEVNULL)
+        said = process.stdout.read().decode() if process.stdout else ""
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.stdout:
+            process.stdout.close()
+        if process.returncode:
+            raise RuntimeError(f"{command}: {process.returncode}\n{said}")
+        self.cpu += usage.ru_utime + usage.ru_stime
+        self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
+        self.said = said
+        return said
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process and of its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return sum(int(value) for value in fields[11:15]) / _TICK
+
+
+def sync_file(path: Path) -> None:
+    """Only what is on the disk is safe."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class Events:
+    """The longest pause of a domain that libvirt told of."""
+
+    longest_ms: float = 0.0
+    _since: float | None = None
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, _conn: Any, _domain: Any, event: int, _detail: int, _opaque: Any) -> None:
+        """A lifecycle event."""
+        now = time.monotonic()
+        if event in (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_STOPPED):
+            self._since = self._since or now
+        elif event == libvirt.VIR_DOMAIN_EVENT_RESUMED and self._since is not None:
+            self.longest_ms = max(self.longest_ms, (now - self._since) * 1000)
+            self._since = None
+
+
+def start_event_loop() -> None:
+    """Once, before the first connection."""
+    libvirt.virEventRegisterDefaultImpl()
+
+    def loop() -> None:
+        while True:
+            libvirt.virEventRunDefaultImpl()
+
+    threading.Thread(target=loop, daemon=True).start()
+
+
+@contextlib.contextmanager
+def listening(connection: Any) -> Iterator[Events]:
+    """Hear of every domain's pauses meanwhile."""
+    events = Events()
+    kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
+    callback = connection.domainEventRegisterAny(None, kind, events.take, None)
+    try:
+        yield events
+    finally:
+        connection.domainEventDeregisterAny(callback)

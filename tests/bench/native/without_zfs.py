@@ -1,0 +1,57 @@
+"""A snaporch run with a stand-in for ZFS: ``without_zfs.py CONFIG DOMAIN SNAPSHOT DISKS``.
+
+libvirt, QEMU, pipe, compressor, journal and guardian are the real ones. Where there is no ZFS, a
+snapshot in memory is taken in its place, which takes no time; what the real one takes has to be
+added from the lab. libvirt may be older than what reads zstd; nothing is restored here.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from fakes.pool import FakePool
+
+from snaporch.config import load_config
+from snaporch.hypervisor.facade import LibvirtHypervisor
+from snaporch.model import Dataset, DatasetKind
+from snaporch.pool.resolver import NotOnZfsError
+from snaporch.report.terminal import TerminalProgress
+from snaporch.run import plan
+from snaporch.run.context import Context
+from snaporch.run.snapshot import take_snapshot
+
+DATASET = Dataset("bench/guest", DatasetKind.FILESYSTEM)
+
+
+class ReadsZstd(LibvirtHypervisor):
+    """The real libvirt, taken for one that could restore zstd images."""
+
+    def reads_zstd(self) -> bool:
+        """See the class."""
+        return True
+
+
+def main() -> None:
+    settings, domain, snapshot, disks = sys.argv[1:]
+    path = Path(settings)
+
+    def resolve(place: str) -> Dataset:
+        if not place.startswith(f"{disks}/"):
+            raise NotOnZfsError(place, "not in the stand-in for ZFS")
+        return DATASET
+
+    plan.resolve = resolve
+    config = load_config(path)
+    hypervisor = ReadsZstd(config.libvirt_uri)
+    context = Context(
+        config, hypervisor, FakePool(DATASET.name), TerminalProgress(quiet=True), config_path=path
+    )
+    with context.interrupt.watching():
+        record = take_snapshot(context, hypervisor.domain(domain), name=snapshot, wait=None)
+    print(json.dumps(record.as_json()))
+
+
+if __name__ == "__main__":
+    main()

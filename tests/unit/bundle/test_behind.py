@@ -1,0 +1,71 @@
+import threading
+
+import pytest
+
+from snaporch.bundle.behind import Behind
+
+PATIENCE = 60
+
+
+def test_blocks_are_done_in_order():
+    done = []
+    behind = Behind(done.append)
+    for number in range(100):
+        behind.put(bytes([number]))
+    behind.finish()
+    assert b"".join(done) == bytes(range(100))
+
+
+def test_a_buffer_may_be_used_again():
+    done = []
+    gate = threading.Event()
+    behind = Behind(lambda block: (gate.wait(PATIENCE), done.append(bytes(block))))
+    buffer = bytearray(b"first")
+    behind.put(memoryview(buffer))
+    buffer[:] = b"other"
+    gate.set()
+    behind.finish()
+    assert done == [b"first"]
+
+
+def test_what_fails_is_told_by_the_next_call():
+    failed = threading.Event()
+
+    def fail(_block):
+        failed.set()
+        raise OSError(28, "No space left on device")
+
+    behind = Behind(fail)
+    behind.put(b"x")
+    assert failed.wait(PATIENCE)
+    with pytest.raises(OSError, match="No space left"):
+        behind.finish()
+    with pytest.raises(OSError, match="No space left"):
+        behind.put(b"y")
+
+
+def test_not_more_wait_than_a_few_and_stopping_frees_who_waits():
+    gate, errors = threading.Event(), []
+    taken = []
+
+    def slow(block):
+        taken.append(block)
+        gate.wait(PATIENCE)
+
+    behind = Behind(slow)
+
+    def put_for_ever():
+        try:
+            for _ in range(1000):
+                behind.put(b"x")
+        except OSError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=put_for_ever, daemon=True)
+    thread.start()
+    behind.stop()
+    thread.join(PATIENCE)
+    assert errors == ["it was broken off"]
+    gate.set()
+    behind.wait()
+    assert len(taken) <= 1  # what waited was dropped

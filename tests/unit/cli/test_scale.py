@@ -1,0 +1,134 @@
+"""10,000 snapshots and 2,000 bundles: how often ``zfs`` is asked, told by counting.
+
+``zfs`` itself is the one thing that is not real here: a table answers in its words.
+"""
+
+import json
+import shutil
+import uuid as uuids
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from snaporch.bundle.manifest import Manifest, SnapshotEntry, VersionsEntry
+from snaporch.config import load as load_module
+from snaporch.model import Level
+from snaporch.pool.command import ZfsCommand
+
+DOMAINS, RUNS, DATASETS = 20, 100, 5
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+class Table(ZfsCommand):
+    """The listings of ``zfs`` over rows that are known; counts how often it is asked."""
+
+    def __init__(self, rows):
+        super().__init__("zfs")
+        self._rows = rows
+        self.asked = []
+
+    def _run(self, *arguments):
+        self.asked.append(arguments)
+        assert arguments[0] == "list", arguments
+        kinds = arguments[arguments.index("-t") + 1].split(",")
+        columns = arguments[arguments.index("-o") + 1].split(",")
+        wanted = [row for row in self._rows if row["type"] in kinds]
+        return "".join("\t".join(row.get(c, "-") for c in columns) + "\n" for row in wanted)
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory):
+    """The rows, and the bundles they name, made once."""
+    store = tmp_path_factory.mktemp("crowd")
+    rows = [{"name": "tank", "type": "filesystem", "guid": "1"}]
+    for number in range(DOMAINS):
+        name = f"vm{number}"
+        uuid = str(uuids.uuid5(uuids.NAMESPACE_DNS, name))  # as the fake host gives them
+        datasets = [f"tank/{name}-{disk}" for disk in range(DATASETS)]
+        rows += [
+            {"name": dataset, "type": "filesystem", "guid": f"{number}{disk}1"}
+            for disk, dataset in enumerate(datasets)
+        ]
+        for run in range(RUNS):
+            rows += _run(store, name, uuid, datasets, number * RUNS + run)
+    return store, rows
+
+
+def _run(store, domain, uuid, datasets, number):
+    at = NOW - timedelta(hours=number % RUNS + 1)
+    run, snapshot = f"{at:%Y%m%dT%H%M%SZ}-{number:08x}", f"snaporch_{at:%Y%m%dT%H%M%SZ}_hourly"
+    entries = [
+        SnapshotEntry(
+            dataset=each, name=snapshot, guid=number * 10 + disk + 10**6, createtxg=number + 1
+        )
+        for disk, each in enumerate(datasets)
+    ]
+    manifest = Manifest(
+        run=run, domain=domain, uuid=uuid, snapshot=snapshot, level=Level.PAUSED, was_running=True,
+        started=at, created=at, finished=at, snapshots=tuple(entries), disks=(), parts=(),
+        versions=VersionsEntry(snaporch="0", libvirt="0", emulator="0", machine="pc"),
+    )  # fmt: skip
+    bundle = store / uuid / run
+    bundle.mkdir(parents=True)
+    (bundle / "manifest.json").write_text(manifest.model_dump_json())
+    properties = {
+        "run": run, "level": "paused", "bundle": f"{uuid}/{run}", "uuid": uuid, "domain": domain,
+        "retention": "hourly",
+    }  # fmt: skip
+    return [
+        {"name": f"{e.dataset}@{snapshot}", "type": "snapshot", "guid": str(e.guid)}
+        | {"createtxg": str(e.createtxg), "creation": str(int(at.timestamp())), "userrefs": "0"}
+        | {f"snaporch:{key}": value for key, value in properties.items()}
+        for e in entries
+    ]
+
+
+@pytest.fixture
+def zfs(crowd, host, monkeypatch):
+    """A host with the crowd on it; the ``zfs`` that is asked."""
+    store, rows = crowd
+    shutil.rmtree(host.paths.bundles, ignore_errors=True)
+    host.paths.bundles.symlink_to(store)
+    table = Table(rows)
+    for place in ("snaporch.pool.open_pool", "snaporch.cli.session.open_pool"):
+        monkeypatch.setattr(place, lambda: table)
+    for number in range(DOMAINS):
+        disks = {f"vd{'abcde'[disk]}": f"tank/vm{number}-{disk}" for disk in range(DATASETS)}
+        host.add_guest(f"vm{number}", disks)
+    with load_module.DEFAULT_PATH.open("a") as stream:
+        stream.write('[policy.hourly]\nevery = "1h"\ndomains = ["*"]\nkeep = { last = 10 }\n')
+    return table
+
+
+def test_a_list_asks_zfs_once(zfs, snaporch):
+    answer = snaporch("list", "--json")
+    assert answer.code == 0, answer.err
+    assert len(answer.json) == DOMAINS * RUNS
+    assert all(len(each["datasets"]) == DATASETS for each in answer.json)
+    assert len(zfs.asked) == 1
+
+
+def test_pruning_asks_zfs_once_where_nothing_goes(zfs, snaporch):
+    answer = snaporch("prune", "--dry-run", "--json")
+    assert answer.code == 0, answer.err
+    assert {item["action"] for item in answer.json["items"]} == {"keep"}
+    assert len(answer.json["items"]) == DOMAINS * RUNS
+    assert len(zfs.asked) == 1
+
+
+def test_a_plan_asks_zfs_once_and_judges_every_snapshot(zfs, snaporch):
+    answer = snaporch("plan", "--json")
+    assert answer.code == 0, answer.err
+    retention = answer.json["retention"]
+    assert len(retention) == DOMAINS * RUNS
+    kept = [each for each in retention if each["action"] == "keep"]
+    assert len(kept) == DOMAINS * 10
+    assert len(zfs.asked) == 1
+
+
+def test_the_crowd_is_one(crowd):
+    store, rows = crowd
+    assert len([row for row in rows if row["type"] == "snapshot"]) == 10_000
+    manifests = list(store.glob("*/*/manifest.json"))
+    assert len(manifests) == 2_000
+    assert json.loads(manifests[0].read_text())["format"] == 1
