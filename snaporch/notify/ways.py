@@ -12,7 +12,6 @@ import ssl
 import stat
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from email.message import EmailMessage
 from email.utils import format_datetime, make_msgid
 from pathlib import Path
@@ -82,10 +81,8 @@ def _run(words: Sequence[str], data: bytes, seconds: int, env: dict[str, str]) -
         try:
             _, err = process.communicate(data, timeout=seconds)
         except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the number is its own
             raise NotifyError(words[0], f"did not end within {seconds} s") from error
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
         lines = err.decode("utf-8", "replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")

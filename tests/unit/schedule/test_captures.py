@@ -2,10 +2,22 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from fakes.standing import RECORD
+
+from snaporch.cli.snapshots import _line as line_of
 from snaporch.config import Schedule
-from snaporch.schedule.captures import Captures, Verified, snapshot_command, verify_command
+from snaporch.model import Level
+from snaporch.schedule.captures import (
+    Captures,
+    Outcome,
+    Verified,
+    snapshot_command,
+    verify_command,
+)
 from snaporch.schedule.gate import Capture, Gate
 
 WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
@@ -97,3 +109,17 @@ def test_nothing_begins_after_the_stop():
     made = captures("print('begun')")
     made.stop()
     assert made.take(WEB).text == "not begun: asked to stop"
+
+
+@pytest.mark.parametrize("level", list(Level))
+@pytest.mark.parametrize("name", ["web", "odd  ram  name@x"])
+def test_the_level_is_read_from_what_a_snapshot_prints(level, name):
+    record = replace(RECORD, domain=name, level=level)
+    capture = replace(WEB, domain=name)
+    assert Outcome(capture, 0, line_of(record)).level is level
+    assert Outcome(capture, 0, line_of(replace(record, ram_bytes=None))).level is level
+
+
+@pytest.mark.parametrize(("status", "text"), [(5, "web@s  ram  complete"), (0, ""), (0, "{}")])
+def test_without_such_a_line_there_is_no_level(status, text):
+    assert Outcome(WEB, status, text).level is None
