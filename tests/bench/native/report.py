@@ -127,7 +127,7 @@ def plot(rows: list[Row], target: Path) -> None:
     axes.set_xlabel(f"RAM in use, MiB ({rate} pages a second dirtied)")
     axes.set_ylabel("pause told by libvirt, ms (median)")
     axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize="small")
     figure.tight_layout()
     figure.savefig(target, metadata={"Date": None})
 
