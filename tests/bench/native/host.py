@@ -127,6 +127,7 @@ def versions() -> dict[str, str]:
     found = {}
     for name, command in told.items():
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[name] = done.stdout.splitlines()[0].strip()
+        words = done.stdout.splitlines()[0].split()
+        found[name] = next((word for word in words if word.strip("v")[:1].isdigit()), "unknown")
     found["cores"] = str(os.cpu_count())
     return found
