@@ -43,7 +43,9 @@ def _lines(shown: Description) -> Iterator[str]:
         yield from (f"  {name}" for name in shown.clones)
     if shown.manifest is not None:
         yield from _contents(shown)
-    yield from _heading(f"{BY_HAND}, with zfs and virsh alone")
+    pages = shown.manifest is not None and shown.manifest.pages is not None
+    means = "its RAM is in pages, which virsh cannot read" if pages else "with zfs and virsh alone"
+    yield from _heading(f"{BY_HAND}, {means}")
     yield from shown.by_hand or [f"  {_NO_WAY}"]
 
 

@@ -82,6 +82,7 @@ def sweep_pages(
     pool: Pool,
     found: Sequence[Found],
     under_way: Collection[str],
+    going: Collection[Path] = (),
     *,
     domain: str | None = None,
     dry_run: bool = False,
@@ -93,6 +94,7 @@ def sweep_pages(
         pool: ZFS.
         found: what is in the store, for the domains' names.
         under_way: runs that have a journal, and domains with an unfinished restore.
+        going: bundles that are deleted, or would be: they need nothing any more.
         domain: name or UUID of the one domain to look after; all when ``None``.
         dry_run: decide, and do nothing.
 
@@ -107,7 +109,7 @@ def sweep_pages(
     marked = _marked(pool)
     if not marked:
         return done
-    sight = _Sight.of(pool)
+    sight = _Sight.of(pool, going)
     for pages in marked:
         uuid, run = pages.properties["ram"].split("/")
         if domain not in (None, uuid, names.get(uuid)):
@@ -140,11 +142,13 @@ class _Sight:
     pools: frozenset[str]
     runs: Mapping[str, str]
     """A snapshot of each run."""
+    going: Collection[Path]
+    """Bundles that do not count."""
 
     @classmethod
-    def of(cls, pool: Pool) -> _Sight:
+    def of(cls, pool: Pool, going: Collection[Path]) -> _Sight:
         runs = {s.properties.get("run", ""): s.full_name for s in pool.snapshots()}
-        return cls(pool.census().pools, runs)
+        return cls(pool.census().pools, runs, going)
 
 
 def _facts(config: Config, pages: PoolSnapshot, sight: _Sight) -> Facts:
@@ -152,16 +156,16 @@ def _facts(config: Config, pages: PoolSnapshot, sight: _Sight) -> Facts:
     uuid, run = pages.properties["ram"].split("/")
     pools = set(filter(None, pages.properties.get("ram-pools", "").split(",")))
     return Facts(
-        standing=_standing(store, uuid, run, pages.guid),
+        standing=_standing(store, uuid, run, pages.guid, sight.going),
         store_there=(store / uuid).is_dir(),
         pools_there=bool(pools) and pools <= sight.pools,
         living=sight.runs.get(run, ""),
     )
 
 
-def _standing(store: Path, uuid: str, run: str, guid: int) -> Standing:
-    places = [store / uuid / run, *(store / TRASH_NAME).glob(f"*.{uuid}.{run}")]
-    standings = [_said(place, guid) for place in places if place.is_dir()]
+def _standing(store: Path, uuid: str, run: str, guid: int, going: Collection[Path]) -> Standing:
+    places = {store / uuid / run, *(store / TRASH_NAME).glob(f"*.{uuid}.{run}")}
+    standings = [_said(place, guid) for place in places.difference(going) if place.is_dir()]
     for standing in (Standing.NAMED, Standing.UNREADABLE, Standing.OTHER):
         if standing in standings:
             return standing

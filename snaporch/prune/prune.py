@@ -75,7 +75,10 @@ def prune(
     found = _of_domain(survey(config.paths.bundles, only), domain)
     done = _prune_store(config, pool, found, only, dry_run=dry_run)
     if only is None or done.of(Fate.DELETE):
-        swept = sweep_pages(config, pool, found, _under_way(config), domain=domain, dry_run=dry_run)
+        going = {verdict.found.path for verdict in done.of(Fate.DELETE)}
+        swept = sweep_pages(
+            config, pool, found, _under_way(config), going, domain=domain, dry_run=dry_run
+        )
         done.verdicts += swept.verdicts
         done.failures += swept.failures
     return done

@@ -112,7 +112,7 @@ def page_dataset(context: Context, uuid: str) -> PageDataset:
         context.pool.create_filesystem(
             name,
             {
-                "recordsize": f"{options.record_kib}K",
+                "recordsize": str(options.record_kib << 10),
                 "compression": options.compression,
                 "atime": "off",
                 RAM_PROPERTY: uuid,

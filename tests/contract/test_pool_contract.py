@@ -262,7 +262,7 @@ class TestPoolContract:
         assert pool.local_properties(["snaporch:verify"]) == {}
 
     def test_a_file_system_is_made_with_its_properties_and_those_above(self, pool, root):
-        properties = {"snaporch:ram": "one", "compression": "zstd", "recordsize": "16K"}
+        properties = {"snaporch:ram": "one", "compression": "zstd", "recordsize": "16384"}
         pool.create_filesystem(f"{root}/above/made", properties)
         assert f"{root}/above" in [dataset.name for dataset in pool.datasets()]
         assert pool.local_properties(list(properties))[f"{root}/above/made"] == properties

@@ -85,7 +85,8 @@ def test_pages_go_with_the_bundle_and_no_others(pages):
 
 def test_a_dry_run_destroys_nothing(pages):
     lose(pages, "s1")
-    pages.prune(trash_days=0, dry_run=True)
+    assert fate(pages, "s1", trash_days=0, dry_run=True)[0] == "delete"
+    assert fate(pages, "s2", trash_days=0, dry_run=True)[0] == "keep"
     assert names(pages) == ["s1", "s2"]
 
 

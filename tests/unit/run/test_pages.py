@@ -73,7 +73,7 @@ def test_the_dataset_is_made_once_and_as_configured(paged):
     names = ["recordsize", "compression", "atime", RAM_PROPERTY]
     assert paged.pool.local_properties(names) == {
         dataset(paged): {
-            "recordsize": "16K",
+            "recordsize": "16384",
             "compression": "zstd",
             "atime": "off",
             RAM_PROPERTY: paged.hypervisor.domain("web").uuid,
