@@ -6,7 +6,8 @@ which can be marked by one run only; those of the others are found by the GUIDs 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest
@@ -25,12 +26,14 @@ def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[S
     guids = {snapshot.guid for snapshot in everything}
     records = marked_records(store, everything)
     known = {f"{record.uuid}/{record.run}" for record in records}
+    places = _places(everything)
     for reference in store.references():
         if reference not in known:
             state, manifest = store.state(reference)
-            if manifest is not None:
+            if manifest is not None and reference == f"{manifest.uuid}/{manifest.run}":
                 state = _with_pages(state, manifest, guids)
-                members = run_members(manifest, manifest.run, everything)
+                near = [each for dataset in _datasets(manifest) for each in places[dataset]]
+                members = run_members(manifest, manifest.run, near)
                 records += _records(store, manifest.run, members, state, manifest)
     return _oldest_first(records)
 
@@ -54,16 +57,13 @@ def marked_records(
         run = snapshot.properties.get("run")
         if run and "domain" in snapshot.properties:
             runs.setdefault(run, []).append(snapshot)
-    places: dict[str, list[PoolSnapshot]] = {}
-    for snapshot in everything:
-        places.setdefault(snapshot.dataset, []).append(snapshot)
+    places = _places(everything)
     records: list[SnapshotRecord] = []
     for run, marked in runs.items():
         state, manifest = _state(store, marked)
         state = _with_pages(state, manifest, guids)
-        taken = {e.dataset for e in manifest.snapshots} if manifest else set()
-        shared = taken - {each.dataset for each in marked}
-        near = marked + [each for dataset in shared for each in places.get(dataset, ())]
+        shared = _datasets(manifest) - {each.dataset for each in marked}
+        near = marked + [each for dataset in shared for each in places[dataset]]
         members = run_members(manifest, run, near)
         records += _records(store, run, members, state, manifest)
     return _oldest_first(records)
@@ -75,6 +75,18 @@ def _with_pages(
     """A bundle whose pages of RAM are gone is not complete."""
     gone = manifest is not None and manifest.pages and manifest.pages.guid not in guids
     return BundleState.INCOMPLETE if gone else state
+
+
+def _places(snapshots: Iterable[PoolSnapshot]) -> Mapping[str, list[PoolSnapshot]]:
+    """The snapshots of each dataset."""
+    places: dict[str, list[PoolSnapshot]] = defaultdict(list)
+    for snapshot in snapshots:
+        places[snapshot.dataset].append(snapshot)
+    return places
+
+
+def _datasets(manifest: Manifest | None) -> set[str]:
+    return {entry.dataset for entry in manifest.snapshots} if manifest else set()
 
 
 def record_of(

@@ -28,6 +28,8 @@ class Table(ZfsCommand):
         self.asked = []
 
     def _run(self, *arguments):
+        if arguments[:4] == ("get", "-Hp", "-s", "local"):  # of datasets, which are few
+            return ""
         self.asked.append(arguments)
         assert arguments[0] == "list", arguments
         kinds = arguments[arguments.index("-t") + 1].split(",")
