@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from guests.disks import Disk
+from guests.disks import Disk, zvol_node
 from guests.guest import Guest
 from support import (
     assert_clean,
@@ -135,5 +135,8 @@ def test_without_the_key_it_is_refused_before_anything_is_touched(guest, taken):
         for root in ROOTS:
             must("zfs", "load-key", "-r", root)
         must("zfs", "mount", "-a")
+        for disk in DISKS:
+            if disk.kind == "zvol":
+                zvol_node(disk.where)  # it comes some time after its key
     guest.start()
     assert_clean(guest)
