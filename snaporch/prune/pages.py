@@ -15,7 +15,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from snaporch.bundle.manifest import ManifestError, read_manifest
-from snaporch.bundle.store import LEFTOVERS, RAM_NAME, RUN_NAME, UUID_NAME
+from snaporch.bundle.store import (
+    FRESH_MANIFEST_NAME,
+    LEFTOVERS,
+    RAM_NAME,
+    REST_NAME,
+    RUN_NAME,
+    UUID_NAME,
+)
 from snaporch.config import Config
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.model import PoolSnapshot
@@ -221,7 +228,8 @@ def _sized(pool: Pool, found: Found) -> Found:
 
 def _tidy(config: Config, found: Found) -> None:
     """Delete what a killed move into pages left: parts that the manifest does not name."""
-    if not any((found.path / name).exists() for name in LEFTOVERS):
+    there = {name for name in (*LEFTOVERS, RAM_NAME) if (found.path / name).exists()}
+    if FRESH_MANIFEST_NAME not in there and not there.issuperset({RAM_NAME, REST_NAME}):
         return
     with suppress(SnaporchError, OSError), _locked(config, found):
         known = {part.name for part in read_manifest(found.path).parts}

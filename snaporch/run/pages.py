@@ -77,11 +77,11 @@ def _move(context: Context, directory: Path, manifest: Manifest, ram: Part) -> M
     try:
         parts = split_image(directory / ram.name, rest, dataset.page_file, tick)
         taken, stored = _snapshot(context, dataset, manifest)
-        moved = _with_pages(manifest, ram, parts, taken, stored)
-        replace_manifest(directory, moved)
     except BaseException:
         rest.unlink(missing_ok=True)
         raise
+    moved = _with_pages(manifest, ram, parts, taken, stored)
+    replace_manifest(directory, moved)  # if it fails, nobody knows which manifest will be there
     (directory / ram.name).unlink()
     sync_directory(directory)
     return moved

@@ -10,13 +10,17 @@ from fakes import streams
 from fakes.hooks import failing
 
 from snaporch.bundle import pageimage
+from snaporch.bundle import store as store_module
 from snaporch.bundle.manifest import Role, read_manifest
+from snaporch.bundle.store import replace_manifest
 from snaporch.model import BundleState, Level
 from snaporch.pool import RAM_PROPERTY, PoolError
 from snaporch.pool.resolver import NotOnZfsError
 from snaporch.run import pages as pages_module
 from snaporch.run.records import all_records
 from snaporch.run.snapshot import take_snapshot
+
+SECOND = 2
 
 
 @pytest.fixture
@@ -227,6 +231,27 @@ def unlink_unless(name):
             real(self, *arguments, **options)
 
     return unlink
+
+
+def test_a_manifest_that_may_have_been_replaced_finds_all_its_parts(paged, monkeypatch):
+    """The disk fails when the new name is to be made safe: either manifest may be there later."""
+    real, calls = store_module.sync_directory, []
+
+    def fail_second(path):
+        calls.append(path)
+        if len(calls) == SECOND:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        real(path)
+
+    def arm(*arguments):
+        monkeypatch.setattr(store_module, "sync_directory", fail_second)
+        replace_manifest(*arguments)
+
+    monkeypatch.setattr(pages_module, "replace_manifest", arm)
+    record = snapshot(paged)
+    assert "Input/output error" in paged.heard.notes[-1]
+    assert {"ram.save", "ram.rest"} <= set(files(record))
+    assert paged.context.store.verify(f"{record.uuid}/{record.run}")
 
 
 def test_what_the_second_costs_is_asked_of_zfs(paged):
