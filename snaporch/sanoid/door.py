@@ -91,8 +91,8 @@ class Door:
         """Everything has been answered."""
         with self._changed:
             self._close()
+            self._ring()  # first: the thread closes the bell when it sees that this is the end
             self._ending = True
-        self._ring()
         self._thread.join()
 
     # -- the thread -------------------------------------------------------------------------
