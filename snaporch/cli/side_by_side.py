@@ -43,8 +43,12 @@ def snapshot_side_by_side(
         limits = limits.model_copy(update={"jobs": jobs, "jobs_per_pool": jobs})
     captures = Captures(Gate(limits), lambda capture: _command(context, capture, wish))
     work = [burden(context, domain, wish.policy or "", level) for domain in domains]
-    once = list({each.group or each.uuid: each for each in reversed(work)}.values())
-    outcomes = take_all(context, captures, once, lambda outcome: _progress(context, outcome))
+    once: dict[str, Capture] = {}
+    for each in work:
+        once.setdefault(each.group or each.uuid, each)
+    outcomes = take_all(
+        context, captures, list(once.values()), lambda outcome: _progress(context, outcome)
+    )
     ordered = sorted(outcomes, key=lambda outcome: outcome.capture.domain)
     if json:
         taken = [document for outcome in ordered for document in _documents(outcome)]
