@@ -35,7 +35,8 @@ def app():
 
 @pytest.fixture(scope="module")
 def db():
-    made = Guest.create("db", disks=[Disk("zvol", "tank/db")])
+    """A UEFI guest: its firmware alone is more RAM than the pipes between us can hold."""
+    made = Guest.create("db", disks=[Disk("zvol", "tank/db")], firmware="uefi")
     yield made
     made.remove()
 
