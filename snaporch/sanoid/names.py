@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _DATASET = re.compile(r"[A-Za-z][A-Za-z0-9_.: -]*(/[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*)*")
-_SNAPSHOT = re.compile(r"[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*")
+_SNAPSHOT = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.: -]*")
 MAX_FULL_NAME = 255
 """ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
 SHOWN = 40

@@ -81,6 +81,7 @@ TEXT = st.one_of(
 
 @given(st.dictionaries(st.sampled_from([*PRE, "SANOID_PRE_FAILURE"]), TEXT))
 @example({"SANOID_TARGET": "tank", "SANOID_SNAPNAME": "x "})
+@example({"SANOID_TARGET": "tank", "SANOID_SNAPNAME": "-"})
 def test_whatever_comes_is_either_refused_or_clean(environment):
     for phase in ("pre", "post"):
         try:
