@@ -36,9 +36,9 @@ def install_command(
     ] = None,
     config: ConfigOption = None,
 ) -> int:
-    """Write snaporch's systemd units. Enables nothing.
+    """Write snaporch's systemd units, and a configuration to edit. Enables nothing.
 
-    A unit that was edited is kept beside the new one.
+    A unit that was edited is kept beside the new one; a configuration is left as it is.
     """
     from snaporch.cli.installing import install_units
 
@@ -46,7 +46,7 @@ def install_command(
 
 
 def uninstall_command(root: RootOption = Path("/")) -> int:
-    """Remove snaporch's systemd units, but edited ones."""
+    """Remove what `snaporch install` wrote, but edited files."""
     from snaporch.cli.installing import uninstall_units
 
     return uninstall_units(root)

@@ -1,4 +1,4 @@
-"""Writing units and telling, behind ``snaporch install`` and ``snaporch uninstall``."""
+"""Writing files and telling, behind ``snaporch install`` and ``snaporch uninstall``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from snaporch.config import load_config
+from snaporch.config.sample import sample
 from snaporch.errors import UsageError
 from snaporch.report.terminal import print_error, print_result
-from snaporch.schedule.units import Change, Done, install, render_units, uninstall
+from snaporch.schedule.units import Change, Done, install, install_config, render_units, uninstall
 
 _HINTS = (
     "next: systemctl daemon-reload",
@@ -32,6 +33,8 @@ def install_units(root: Path, command: str | None, config: Path | None) -> int:
     if config is not None:
         words = f"{words} --config {config.absolute()}"
     _tell(install(root, render_units(load_config(config), words)))
+    if config is None:
+        _tell([install_config(root, sample())])
     if root == Path("/"):
         for hint in _HINTS:
             print_error(hint)

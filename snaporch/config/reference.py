@@ -54,7 +54,8 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[notify]`", Notify, "See [notifications](notify.md)."),
     ("`[notify.email]`", Email, ""),
 )
-_SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group")
+SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group")
+"""Options that are tables with names of the user's, or of one kind of them."""
 
 
 def reference() -> str:
@@ -65,7 +66,7 @@ def reference() -> str:
         if intro:
             parts.append(intro + "\n")
         for name, field in model.model_fields.items():
-            if isinstance(field.default, BaseModel) or name in _SECTIONS_OF_THEIR_OWN:
+            if isinstance(field.default, BaseModel) or name in SECTIONS_OF_THEIR_OWN:
                 continue
             parts.append(_entry(name, field))
     return "\n".join(parts)

@@ -27,6 +27,7 @@ UNITS = (
     "snaporch.slice",
 )
 PLACE = Path("/etc/systemd/system")
+CONFIG_PLACE = Path("/etc/snaporch/snaporch.toml")
 _MARK = "# Made by `snaporch install`"
 _MODE = 0o644
 
@@ -73,7 +74,21 @@ def render_units(config: Config, command: str) -> dict[str, str]:
     )
     words = {"command": command.replace("%", "%%"), "journal": config.paths.journal}
     bodies = {name: environment.get_template(f"{name}.j2").render(words) for name in UNITS}
-    return {name: f"{_head(body)}\n{body}" for name, body in bodies.items()}
+    return {name: _marked(body) for name, body in bodies.items()}
+
+
+def install_config(root: Path, text: str) -> Done:
+    """Write a configuration file below ``root`` unless somebody has made or edited one.
+
+    Raises:
+        UnavailableError: it cannot be written.
+    """
+    path = root / CONFIG_PLACE.relative_to("/")
+    if os.path.lexists(path) and not _is_ours(path):
+        return Done(path, Change.KEPT)
+    with explained_store(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _write(path, _marked(text))
 
 
 def install(root: Path, units: Mapping[str, str]) -> Iterator[Done]:
@@ -90,15 +105,15 @@ def install(root: Path, units: Mapping[str, str]) -> Iterator[Done]:
 
 
 def uninstall(root: Path) -> Iterator[Done]:
-    """Remove the units below ``root``; one that was edited stays.
+    """Remove the units and the configuration below ``root``; what was edited stays.
 
     Raises:
         UnavailableError: a file cannot be removed.
     """
     place = _below(root)
+    paths = [*(place / name for name in UNITS), root / CONFIG_PLACE.relative_to("/")]
     with explained_store(place):
-        for name in UNITS:
-            path = place / name
+        for path in paths:
             if not os.path.lexists(path):
                 continue
             if _is_ours(path):
@@ -130,8 +145,9 @@ def _below(root: Path) -> Path:
     return root / PLACE.relative_to("/")
 
 
-def _head(body: str) -> str:
-    return f"{_MARK} {__version__}; SHA-256 of the rest {hashlib.sha256(body.encode()).hexdigest()}"
+def _marked(body: str) -> str:
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return f"{_MARK} {__version__}; SHA-256 of the rest {digest}\n{body}"
 
 
 def _is_ours(path: Path) -> bool:

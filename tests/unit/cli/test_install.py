@@ -2,10 +2,13 @@ import re
 
 import pytest
 
+from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode
 from snaporch.schedule.units import UNITS
 
 COMMAND = ("--command", "/usr/bin/snaporch")
+FILES = len(UNITS) + 1
+"""The configuration, too."""
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def words(answer):
 def test_all_units_are_written(install, place):
     answer = install()
     assert answer.code == 0
-    assert words(answer) == ["written"] * len(UNITS)
+    assert words(answer) == ["written"] * FILES
     assert sorted(path.name for path in place.iterdir()) == sorted(UNITS)
     for path in place.iterdir():
         assert path.stat().st_mode & 0o777 == 0o644
@@ -46,7 +49,7 @@ def test_all_units_are_written(install, place):
 def test_a_second_time_changes_nothing(install, place):
     install()
     before = {path: path.stat().st_mtime_ns for path in place.iterdir()}
-    assert words(install()) == ["unchanged"] * len(UNITS)
+    assert words(install()) == ["unchanged"] * FILES
     assert {path: path.stat().st_mtime_ns for path in place.iterdir()} == before
 
 
@@ -54,7 +57,7 @@ def test_what_is_as_it_was_written_is_replaced(install, place):
     install()
     answer = install("--command", "/opt/snaporch")
     assert words(answer).count("replaced") == 4
-    assert words(answer).count("unchanged") == 2
+    assert words(answer).count("unchanged") == 3
     assert "/opt/snaporch" in (place / "snaporch.service").read_text()
     assert len(list(place.iterdir())) == len(UNITS)
 
@@ -91,6 +94,22 @@ def test_uninstall_removes_what_is_ours(install, uninstall, place):
     assert answer.code == 0
     assert sorted(path.name for path in place.iterdir()) == ["mine.service", "snaporch.service"]
     assert "snaporch.service  kept: it was edited" in answer.out
+
+
+def test_a_configuration_to_edit(install, uninstall, tmp_path):
+    install()
+    path = tmp_path / "root/etc/snaporch/snaporch.toml"
+    assert load_config(path) == Config()
+    assert path.stat().st_mode & 0o777 == 0o644
+    mine = path.read_text() + "[prune]\n"
+    path.write_text(mine)
+    assert f"{path}  kept: it was edited" in install("--command", "/opt/snaporch").out
+    assert f"{path}  kept: it was edited" in uninstall().out
+    assert path.read_text() == mine
+    path.unlink()
+    install()
+    assert f"{path}  removed" in uninstall().out
+    assert not path.exists()
 
 
 def test_nothing_to_uninstall(uninstall):
