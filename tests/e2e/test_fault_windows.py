@@ -92,6 +92,7 @@ def stands_still(guest):
     return guest.mark() == mark
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("fault", IN_LAB)
 @pytest.mark.parametrize("way", RAM)
 def test_while_ram_is_saved(large, tmp_path, way, fault):
@@ -134,6 +135,7 @@ def test_killed_before_libvirt_opens_the_ram_pipe_again(large, tmp_path, way):
     examine(large, Fault.RUN_KILLED, before)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("fault", IN_LAB)
 def test_while_overlays_are_committed(busy, tmp_path, fault):
     """The guest has written to its overlays for a while, and goes on writing."""

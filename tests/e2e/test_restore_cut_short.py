@@ -85,6 +85,7 @@ def assert_cannot_be_started(guest):
     assert "run-snaporch-recover-first" in outcome.err
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("point", [*WARM, "past:define"])
 def test_killed_and_recovered(running, point):
     count = running.snapshot_count("s1")
