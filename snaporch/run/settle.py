@@ -15,8 +15,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from snaporch.errors import AttentionError, BusyError, SnaporchError, UnavailableError
 from snaporch.hypervisor import HypervisorError, OverlayDisk, Patience
-from snaporch.model import BundleState, Domain, DomainState, Level, PoolSnapshot
-from snaporch.pool import PREFIX
+from snaporch.model import BundleState, Domain, DomainState, Level
 from snaporch.run import overlays
 from snaporch.run.context import Context
 from snaporch.run.decision import Action, File, Points, Power, Sight, decide
@@ -33,6 +32,7 @@ from snaporch.run.journal import (
     noting,
 )
 from snaporch.run.lock import RECOVERING, domain_lock
+from snaporch.run.marks import destroy_snapshots, finish_snapshots, own_snapshots
 from snaporch.run.others import finish_others, foresee_others
 from snaporch.run.pipe import reader_of
 
@@ -42,7 +42,6 @@ _RECONNECT_SECONDS = 60
 _OURS = "snapshot"
 """libvirt's name for the job of an external snapshot with memory."""
 _QUARANTINE = "quarantine"
-COMPLETED = "completed"
 SET_ASIDE = "set aside"
 LOOK = "compare it with its base by qemu-img, then commit or delete it"
 
@@ -73,7 +72,7 @@ def settle(
             f"nothing was removed; mend the cause and run: snaporch recover {facts.uuid}",
         ) from error
     done += (
-        _finish_snapshots(context, facts) if keep_snapshots else _destroy_snapshots(context, facts)
+        finish_snapshots(context, facts) if keep_snapshots else destroy_snapshots(context, facts)
     )
     context.store.discard_partial(facts.uuid, facts.run)
     Path(facts.ram_pipe).unlink(missing_ok=True)
@@ -316,59 +315,6 @@ def _still_used(facts: Facts, disks: list[OverlayDisk], by: str) -> AttentionErr
         f"{by} still uses {_paths(disks)}",
         f"nothing was removed; run: snaporch recover {facts.uuid}",
     )
-
-
-# -- the snapshots ------------------------------------------------------------------------------
-
-
-def _finish_snapshots(context: Context, facts: Facts) -> list[str]:
-    """A bundle sealed before the run was cut short makes them what they were meant to be."""
-    own = own_snapshots(context, facts)
-    names = [snapshot.full_name for snapshot in own]
-    if any("run" not in snapshot.properties for snapshot in own):
-        context.pool.set_properties(names, _marks(facts))
-    state, manifest = context.store.state(f"{facts.uuid}/{facts.run}")
-    if state is not BundleState.COMPLETE or manifest is None:
-        return []
-    context.pool.set_properties(names, {f"{PREFIX}level": manifest.level.value})
-    return [f"{COMPLETED} {manifest.level} snapshot @{facts.snapshot}"]
-
-
-def _destroy_snapshots(context: Context, facts: Facts) -> list[str]:
-    """Snapshots that carry this run's mark; pool by pool, as they were taken."""
-    marked = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
-    pools: dict[str, list[str]] = {}
-    for name in marked:
-        pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)
-    for names in pools.values():
-        context.pool.destroy_snapshots(names)
-    return [f"destroyed {name}" for name in marked]
-
-
-def own_snapshots(context: Context, facts: Facts) -> list[PoolSnapshot]:
-    """The snapshots that this run took, or marked as its own, or was about to mark."""
-    return [
-        found
-        for found in context.pool.snapshots(facts.datasets)
-        if (facts.awaited or found.name == facts.snapshot)
-        and found.properties.get("run", _unmarked(found, facts)) == facts.run
-    ]
-
-
-def _unmarked(found: PoolSnapshot, facts: Facts) -> str:
-    """Whose a snapshot is that was taken for a group, and has not got the marks of a run yet."""
-    of_group = facts.group and found.properties.get("group") == facts.group
-    return facts.run if of_group else ""
-
-
-def _marks(facts: Facts) -> dict[str, str]:
-    """What tells that snapshots are the run's."""
-    return {
-        f"{PREFIX}run": facts.run,
-        f"{PREFIX}uuid": facts.uuid,
-        f"{PREFIX}domain": facts.domain,
-        f"{PREFIX}bundle": f"{facts.uuid}/{facts.run}",
-    }
 
 
 # -- runs that were killed ----------------------------------------------------------------------

@@ -23,11 +23,12 @@ from snaporch.run.context import Context
 from snaporch.run.guardian import start_guardian
 from snaporch.run.journal import Journal, Step, let_go_mark
 from snaporch.run.lock import domain_lock
+from snaporch.run.marks import COMPLETED
 from snaporch.run.pages import into_pages
 from snaporch.run.parts import build_manifest, side_parts
 from snaporch.run.plan import Plan, make_plan
 from snaporch.run.records import record_of
-from snaporch.run.settle import COMPLETED, LOOK, SET_ASIDE, recover, settle
+from snaporch.run.settle import LOOK, SET_ASIDE, recover, settle
 from snaporch.run.strategies import make_strategy
 from snaporch.run.strategies.base import Strategy, StrategyUnavailableError, Work
 from snaporch.run.taking import OwnSnapshots, Taker, properties_of

@@ -8,8 +8,8 @@ from typing import Protocol
 from snaporch.model import GroupRun, Level, PoolSnapshot
 from snaporch.pool import PREFIX, PoolError
 from snaporch.run.context import Context
+from snaporch.run.marks import marks, own_snapshots
 from snaporch.run.plan import Plan
-from snaporch.run.settle import own_snapshots
 
 
 class Taker(Protocol):
@@ -83,10 +83,5 @@ def properties_of(plan: Plan, reference: str) -> dict[str, str]:
     """What the snapshots of a run carry until its bundle is sealed."""
     mark = {f"{PREFIX}retention": plan.policy} if plan.policy else {}
     mark |= {f"{PREFIX}group": plan.group.mark} if plan.group else {}
-    return mark | {
-        f"{PREFIX}run": plan.run,
-        f"{PREFIX}uuid": plan.domain.uuid,
-        f"{PREFIX}domain": plan.domain.name,
-        f"{PREFIX}bundle": reference,
-        f"{PREFIX}level": Level.CRASH.value,  # until the bundle is sealed, that is all it is
-    }
+    mark |= marks(plan.run, plan.domain.uuid, plan.domain.name, reference)
+    return mark | {f"{PREFIX}level": Level.CRASH.value}  # until the bundle is sealed, no more

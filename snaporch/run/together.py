@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from snaporch.errors import InterruptedRunError, NotFoundError, RunFailedError
-from snaporch.model import GroupRun, Level, PoolSnapshot, Strategy
-from snaporch.pool import PREFIX, PoolError
+from snaporch.model import GroupRun, PoolSnapshot, Strategy
+from snaporch.pool import PREFIX
 from snaporch.progress import Progress
 from snaporch.run.context import Context, Interrupt
 from snaporch.run.plan import Plan
-from snaporch.run.settle import own_snapshots
+from snaporch.run.taking import OwnSnapshots
 
 _LOOK_SECONDS = 0.2
 _MARGIN_SECONDS = 2
@@ -192,15 +192,12 @@ def _patience(plan: Plan) -> float:
     return max(plan.settings.freeze_deadline - _MARGIN_SECONDS, 1)
 
 
-class Member:
+class Member(OwnSnapshots):
     """A :class:`~snaporch.run.taking.Taker` of one domain of the group."""
 
-    awaited = False
-    window_seconds = 0
-
     def __init__(self, context: Context, window: Window, uuid: str) -> None:
-        self.group: GroupRun | None = window.group
-        self._context = context
+        super().__init__(context)
+        self.group = window.group
         self._window = window
         self._uuid = uuid
 
@@ -212,18 +209,9 @@ class Member:
         """See :class:`~snaporch.run.taking.Taker`."""
         self._window.take(self._uuid, plan, properties, self._context.interrupt.check)
 
-    def level(self, reached: Level) -> Level:
-        """Just that."""
-        return reached
-
-    def released(self) -> None:
-        """Nobody waits for it."""
-
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
         """Mark the member's snapshots as its run's."""
-        snapshots = own_snapshots(self._context, plan.facts)
-        if len(snapshots) != len(plan.datasets):
-            raise PoolError(f"@{plan.snapshot}", "was destroyed by someone else while it was taken")
+        snapshots = super().taken(plan, properties)
         self._context.pool.set_properties([s.full_name for s in snapshots], properties)
         return snapshots
 
