@@ -257,6 +257,14 @@ def write_private(path: Path, data: bytes) -> None:
         os.fsync(stream.fileno())
 
 
+def replace_private(path: Path, data: bytes) -> None:
+    """Have ``data`` in ``path`` (0600), in one step: it holds the old or the new, never a part."""
+    fresh = path.with_name(f".{path.name}")
+    fresh.unlink(missing_ok=True)
+    write_private(fresh, data)
+    os.replace(fresh, path)
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -89,7 +89,8 @@ class Notifier:
         wanted = event.kind in notify.on
         if wanted and not is_news(event, known, span(notify.repeat)):
             return
-        heard = [self._try(way, event, notify.timeout) for way in _named(config) if wanted]
+        told_by = ways(notify).items() if wanted else ()
+        heard = [self._try(way, event, notify.timeout) for way in told_by]
         if any(heard) or not wanted:
             changed = remembered(event, known)
             if changed != known and (wanted or event.key in known):
@@ -117,10 +118,6 @@ class Notifier:
         if trouble:
             self._progress.note(event.domain, one_line(f"{name}: {trouble[0]}"))
         return not trouble
-
-
-def _named(config: Config) -> list[tuple[str, Way]]:
-    return list(ways(config.notify).items())
 
 
 def patience(config: Config) -> float:

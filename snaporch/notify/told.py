@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from snaporch.bundle.store import explained_store, private_directory, write_private
+from snaporch.bundle.store import explained_store, private_directory, replace_private
 from snaporch.model import iso
 from snaporch.notify.event import Event
 
@@ -69,8 +67,4 @@ def write_told(directory: Path, known: Mapping[str, Told]) -> None:
     document = {key: [iso(each.at), each.kind, each.text] for key, each in known.items()}
     with explained_store(directory):
         private_directory(directory)
-        fresh = directory / f".{_NAME}"
-        with suppress(FileNotFoundError):
-            fresh.unlink()
-        write_private(fresh, json.dumps(document, indent=1).encode())
-        os.replace(fresh, directory / _NAME)
+        replace_private(directory / _NAME, json.dumps(document, indent=1).encode())

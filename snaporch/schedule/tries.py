@@ -6,14 +6,12 @@ Those of captures and of verifications have a file each, for each is written by 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.store import explained_store, private_directory, write_private
+from snaporch.bundle.store import explained_store, private_directory, replace_private
 from snaporch.model import iso
 
 CAPTURES = "failed.json"
@@ -51,8 +49,4 @@ def write_failed(directory: Path, failed: Mapping[str, Failed], name: str = CAPT
     document = {key: [iso(each.at), each.reason] for key, each in failed.items()}
     with explained_store(directory):
         private_directory(directory)
-        fresh = directory / f".{name}"
-        with suppress(FileNotFoundError):
-            fresh.unlink()
-        write_private(fresh, json.dumps(document, indent=1).encode())
-        os.replace(fresh, directory / name)
+        replace_private(directory / name, json.dumps(document, indent=1).encode())
