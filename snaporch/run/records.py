@@ -24,7 +24,7 @@ def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[S
     """
     everything = list(snapshots)
     guids = {snapshot.guid for snapshot in everything}
-    records = marked_records(store, everything)
+    records = marked_records(store, everything, guids)
     known = {f"{record.uuid}/{record.run}" for record in records}
     places = _places(everything)
     for reference in store.references():
@@ -39,19 +39,16 @@ def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[S
 
 
 def marked_records(
-    store: BundleStore,
-    snapshots: Iterable[PoolSnapshot],
-    others: Iterable[PoolSnapshot] = (),
+    store: BundleStore, snapshots: Iterable[PoolSnapshot], guids: Collection[int]
 ) -> list[SnapshotRecord]:
     """Those of the runs whose marks ``snapshots`` carry, oldest first.
 
     Args:
         store: where the manifests are.
         snapshots: those to make records of.
-        others: more that exist; pages of RAM may be in them.
+        guids: of all snapshots that exist; pages of RAM may be in any.
     """
     everything = list(snapshots)
-    guids = {snapshot.guid for snapshot in (*everything, *others)}
     runs: dict[str, list[PoolSnapshot]] = {}
     for snapshot in everything:
         run = snapshot.properties.get("run")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -73,9 +73,11 @@ def look(context: Context, now: datetime, only: str | None = None) -> list[Outlo
     for snapshot in survey.snapshots:
         if (uuid := snapshot.properties.get("uuid", "")) in wanted:
             snapshots[uuid].append(snapshot)
+    guids = frozenset(snapshot.guid for snapshot in survey.snapshots)
     memory = _Memory.of(context)
     return [
-        _outlook(context, domain, snapshots[domain.uuid], survey, memory, now) for domain in domains
+        _outlook(context, domain, snapshots[domain.uuid], survey, guids, memory, now)
+        for domain in domains
     ]
 
 
@@ -101,12 +103,13 @@ def _outlook(
     domain: Domain,
     snapshots: Sequence[PoolSnapshot],
     survey: Survey,
+    guids: Collection[int],
     memory: _Memory,
     now: datetime,
 ) -> Outlook:
     config = context.config
     assignment = assign(context, domain, survey.policies)
-    records = marked_records(context.store, snapshots, survey.snapshots)
+    records = marked_records(context.store, snapshots, guids)
     keeps = {name: policy.keep for name, policy in config.policy.items() if policy.keep}
     verdicts = judge(
         (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)

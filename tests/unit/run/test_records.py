@@ -240,7 +240,7 @@ def test_one_whose_marks_are_another_guests_is_known_by_its_manifest(store, bund
     assert web.bundle == str(store.root / UUID / "r1")
     assert web.verified is None, "the verdict is the other guest's"
     assert db.verified is not None
-    assert marked_records(store, [shared]) == [db]
+    assert marked_records(store, [shared], {shared.guid}) == [db]
 
 
 def test_one_of_its_datasets_may_be_shared(store, bundle):
