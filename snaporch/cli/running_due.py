@@ -13,15 +13,13 @@ from snaporch.cli.watching import Watchers, watchers
 from snaporch.errors import ExitCode
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
-from snaporch.run.lock import domain_lock
+from snaporch.run.lock import SCHEDULE, domain_lock
 from snaporch.run.settle import recover_leftovers
 from snaporch.schedule.captures import Captures, Outcome, snapshot_command
 from snaporch.schedule.due import due_captures, take_due
 from snaporch.schedule.gate import Gate
 from snaporch.schedule.outlook import Outlook, look
 from snaporch.schedule.retire import Retired, retire
-
-SCHEDULE = "schedule"
 
 
 def run_due(context: Context, *, retention: bool, verification: bool, json: bool) -> int:

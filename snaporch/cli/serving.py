@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from snaporch.cli.running_due import SCHEDULE
 from snaporch.cli.watching import watchers
 from snaporch.config import load_config
 from snaporch.hypervisor import open_hypervisor
 from snaporch.pool import open_pool
 from snaporch.report.terminal import TerminalProgress
 from snaporch.run.context import Context
-from snaporch.run.lock import domain_lock
+from snaporch.run.lock import SCHEDULE, domain_lock
 from snaporch.run.selftest import capture_mode
 from snaporch.run.settle import recover_leftovers
 from snaporch.schedule.captures import Captures, snapshot_command, verify_command

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +14,8 @@ from snaporch.report.tables import print_outcomes
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
 from snaporch.schedule.assign import datasets
-from snaporch.schedule.captures import Captures, Outcome
-from snaporch.schedule.due import burden, take_all
+from snaporch.schedule.captures import Captures, Outcome, own_words
+from snaporch.schedule.due import burden, groups_once, take_all
 from snaporch.schedule.gate import Capture, Gate
 
 
@@ -43,12 +42,8 @@ def snapshot_side_by_side(
         limits = limits.model_copy(update={"jobs": jobs, "jobs_per_pool": jobs})
     captures = Captures(Gate(limits), lambda capture: _command(context, capture, wish))
     work = [burden(context, domain, wish.policy or "", level) for domain in domains]
-    once: dict[str, Capture] = {}
-    for each in work:
-        once.setdefault(each.group or each.uuid, each)
-    outcomes = take_all(
-        context, captures, list(once.values()), lambda outcome: _progress(context, outcome)
-    )
+    once = groups_once(work)
+    outcomes = take_all(context, captures, once, lambda each: _progress(context, each))
     ordered = sorted(outcomes, key=lambda outcome: outcome.capture.domain)
     if json:
         taken = [document for outcome in ordered for document in _documents(outcome)]
@@ -90,9 +85,6 @@ def worst(codes: Sequence[int]) -> int:
 
 
 def _command(context: Context, capture: Capture, wish: Wish) -> list[str]:
-    words = [sys.executable, "-P", "-m", "snaporch"]
-    if context.config_path is not None:
-        words += ["--config", str(context.config_path.absolute())]
     options = {
         "--name": wish.name,
         "--level": wish.level,
@@ -101,7 +93,8 @@ def _command(context: Context, capture: Capture, wish: Wish) -> list[str]:
         "--rate": wish.rate,
     }
     asked = [w for option, v in options.items() if v is not None for w in (option, str(v))]
-    return [*words, "snapshot", capture.uuid, *asked, "--json", "--quiet"]
+    words = ["snapshot", capture.uuid, *asked, "--json", "--quiet"]
+    return [*own_words(context.config_path), *words]
 
 
 def _documents(outcome: Outcome) -> list[dict[str, Any]]:

@@ -22,6 +22,8 @@ _POLL_SECONDS = 0.2
 _BRIEF_SECONDS = 180
 RECOVERING = "recover"
 PRUNING = "prune"
+SCHEDULE = "schedule"
+"""The lock, by name and UUID, of whoever carries policies out."""
 _BRIEF = (RECOVERING, PRUNING)
 
 

@@ -63,17 +63,18 @@ def snapshot_command(config: Path | None) -> Command:
 
     def command(capture: Capture) -> list[str]:
         words = ["snapshot", capture.uuid, "--policy", capture.policy, "--quiet"]
-        return [*_snaporch(config), *words]
+        return [*own_words(config), *words]
 
     return command
 
 
 def verify_command(config: Path | None) -> list[str]:
     """The command line that verifies what policies have due."""
-    return [*_snaporch(config), "verify", "--due", "--quiet"]
+    return [*own_words(config), "verify", "--due", "--quiet"]
 
 
-def _snaporch(config: Path | None) -> list[str]:
+def own_words(config: Path | None) -> list[str]:
+    """The words that start this snaporch, with its configuration."""
     words = [sys.executable, "-P", "-m", "snaporch"]
     return [*words, "--config", str(config.absolute())] if config else words
 

@@ -32,7 +32,11 @@ def due_captures(context: Context, outlooks: Iterable[Outlook], now: datetime) -
         if coming.due(now)
     ]
     ordered = sorted(due, key=lambda entry: (entry[0], entry[1], entry[3]))
-    captures = [capture_of(context, domain, policy) for _, _, domain, policy in ordered]
+    return groups_once(capture_of(context, domain, policy) for _, _, domain, policy in ordered)
+
+
+def groups_once(captures: Iterable[Capture]) -> list[Capture]:
+    """Of captures that take the same group along for the same policy, the first."""
     unique: dict[tuple[str, str], Capture] = {}
     for capture in captures:
         unique.setdefault((capture.group or capture.uuid, capture.policy), capture)

@@ -16,7 +16,7 @@ from snaporch.model import Domain, SnapshotRecord
 from snaporch.prune.survey import TRASH_NAME
 from snaporch.run.context import Context
 from snaporch.run.journal import OldJournal, OtherJournal, Step, StrangeJournal, list_journals
-from snaporch.run.lock import held_by
+from snaporch.run.lock import SCHEDULE, held_by
 from snaporch.schedule.outlook import Next, Outlook
 from snaporch.schedule.when import times
 from snaporch.status.model import (
@@ -29,8 +29,6 @@ from snaporch.status.model import (
 )
 from snaporch.status.units import unit_states
 
-SCHEDULE = "schedule"
-"""The lock of whoever carries policies out."""
 _RESTORE_PHASE = "under way"
 
 
