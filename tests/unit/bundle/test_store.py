@@ -13,7 +13,13 @@ from snaporch.bundle.manifest import (
     Role,
     VersionsEntry,
 )
-from snaporch.bundle.store import BundleError, BundleStore, private_directory, sha256_of
+from snaporch.bundle.store import (
+    BundleError,
+    BundleStore,
+    private_directory,
+    replace_private,
+    sha256_of,
+)
 from snaporch.errors import UnavailableError
 from snaporch.model import BundleState, Level
 
@@ -261,3 +267,13 @@ def test_a_digest_is_of_the_whole_file(tmp_path):
     data = os.urandom((1 << 20) + 17)
     (tmp_path / "x").write_bytes(data)
     assert sha256_of(tmp_path / "x") == hashlib.sha256(data).hexdigest()
+
+
+def test_a_file_is_replaced_whatever_a_killed_writer_left(tmp_path):
+    path = tmp_path / "known.json"
+    path.write_text("old")
+    (tmp_path / ".known.json").write_text("cut sh")
+    replace_private(path, b"new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["known.json"]

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from snaporch.pool.resolver import NotOnZfsError
 from snaporch.run import pages as pages_module
 from snaporch.run.records import all_records
 from snaporch.run.snapshot import take_snapshot
+from snaporch.schedule.outlook import look
 
 SECOND = 2
 
@@ -67,6 +69,13 @@ def test_the_record_is_as_good_as_any(paged):
     (listed,) = all_records(paged.context.store, paged.pool.snapshots())
     assert listed == record
     assert record.datasets == ("flash/web", "tank/web")
+
+
+def test_policies_see_it_as_good_as_any(paged):
+    """Its pages are in a snapshot that is none of the domain's own."""
+    snapshot(paged)
+    (outlook,) = look(paged.context, datetime.now(UTC))
+    assert [record.state for record in outlook.records] == [BundleState.COMPLETE]
 
 
 def test_the_dataset_is_made_once_and_as_configured(paged):
