@@ -6,6 +6,10 @@ there is no end of file here at all: this process keeps a writing end of its own
 means "nothing just now", and the stream ends when libvirt's call has returned and the pipe is
 drained. When anything fails both ends are closed, which gives libvirt EPIPE instead of a reader
 that never comes.
+
+While the guest runs the pipe is short, so that QEMU learns how fast its RAM is taken. Once the
+guest stands still, the pipe takes the rest whole, and nobody reads for a moment: the guest waits
+neither for the compressor and the store nor for cores that they keep busy.
 """
 
 from __future__ import annotations
@@ -15,12 +19,17 @@ import fcntl
 import os
 import select
 import threading
+import time
 from pathlib import Path
 
 from snaporch.bundle.ramimage import RamImage, RamImageWriter
 from snaporch.bundle.throttle import Throttle
 
 _BLOCK = 1 << 20
+_ROOM = 128 << 20
+"""For the rest of RAM: what QEMU leaves is what goes through in the time of the downtime limit."""
+_REST_SECONDS = 0.5
+_REST_LOOK_MS = 2
 
 
 class RamStream:
@@ -34,6 +43,8 @@ class RamStream:
         self._throttle = throttle or Throttle(0)
         self._stop = threading.Event()
         self._broken = False
+        self._roomy = False
+        self._resting_until = 0.0
         self._failure: BaseException | None = None
         self._buffer = memoryview(bytearray(_BLOCK))
         os.mkfifo(path, 0o600)
@@ -42,6 +53,8 @@ class RamStream:
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with contextlib.suppress(OSError):  # an unprivileged user may be over the pipe quota
             fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, _BLOCK)
+        self._closing = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="ram-stream", daemon=True)
         self._thread.start()
 
@@ -63,11 +76,14 @@ class RamStream:
             self._failure = error
         finally:
             self._path.unlink(missing_ok=True)  # first: a later open must fail, not wait for us
-            os.close(self._keeper)
-            os.close(self._reader)
+            with self._closing:
+                self._closed = True
+                os.close(self._keeper)
+                os.close(self._reader)
 
     def _pump(self) -> bool:
         """Move what is there; False when the stream is over."""
+        self._rest()
         ready = {descriptor for descriptor, _ in self._poll()}
         if self._broken:
             return False
@@ -77,6 +93,14 @@ class RamStream:
             self._throttle.spend(count)
             return True
         return not self._stop.is_set()
+
+    def _rest(self) -> None:
+        """Keep still for a guest that stands still, unless the pipe fills up or the stream ends."""
+        poll = select.poll()
+        poll.register(self._keeper, select.POLLOUT)
+        while time.monotonic() < self._resting_until:
+            if not poll.poll(0) or self._stop.wait(_REST_LOOK_MS / 1000):
+                self._resting_until = 0.0
 
     def _poll(self) -> list[tuple[int, int]]:
         poll = select.poll()
@@ -101,6 +125,29 @@ class RamStream:
     def hurry(self) -> None:
         """Take what comes as fast as it comes, whatever the limit was."""
         self._throttle.lift()
+
+    def make_room(self) -> None:
+        """The guest stands still: take the rest of its RAM whole, as far as the kernel allows.
+
+        More than ``/proc/sys/fs/pipe-max-size`` needs ``CAP_SYS_RESOURCE`` (pipe(7)), and the pages
+        count as the emulator's.
+        """
+        self.hurry()
+        if self._roomy:
+            return
+        self._roomy = True
+        with self._closing:
+            if not self._closed and self._widen():
+                self._resting_until = time.monotonic() + _REST_SECONDS
+
+    def _widen(self) -> bool:
+        size = _ROOM
+        while size > _BLOCK:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, size)
+                return True
+            size //= 2
+        return False
 
     def break_off(self) -> None:
         """Close the pipe at once, even if the compressor stands still.

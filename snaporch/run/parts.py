@@ -99,6 +99,11 @@ class Capture:
         if self._stream is not None:
             self._stream.hurry()
 
+    def make_room(self) -> None:
+        """The guest stands still: let it wait for nothing here."""
+        if self._stream is not None:
+            self._stream.make_room()
+
     def break_off(self) -> None:
         """Let nobody wait for us any more."""
         if self._stream is not None:

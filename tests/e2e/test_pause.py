@@ -1,9 +1,22 @@
 """What a pause is made of, and the limits that keep it short and the host free."""
 
+import os
+
 import pytest
+from faults.process import Run
+from faults.stopping import STALL
 from guests.disks import Disk
 from guests.guest import Guest
-from support import assert_clean, assert_restored, config, must, restore, snaporch, snapshot
+from support import (
+    assert_clean,
+    assert_restored,
+    config,
+    must,
+    restore,
+    snaporch,
+    snapshot,
+    wait_for,
+)
 
 PARTS = {
     "overlay": ["downtime_ms", "switch_ms"],
@@ -45,3 +58,43 @@ def test_a_rate_does_not_keep_a_snapshot_from_being_whole(guest):
     expected = guest.snapshot_count(taken["snapshot"])
     restore(guest, taken["snapshot"])
     assert_restored(guest, mark, expected)
+
+
+@pytest.fixture
+def dirtying():
+    made = Guest.create(
+        "dirtying",
+        disks=[Disk("file", "tank/dirtying")],
+        kind="linux",
+        command_line="dirty_mib=96 dirty_rate=20000 noise=90 interval_ms=20",
+    )
+    wait_for(lambda: b"DIRTY " in made.machine.serial_log.read_bytes(), "RAM to be filled", 300)
+    yield made
+    made.remove()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path, way):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    text = f'[defaults]\nram_strategy = "{way}"\ncompression = "none"\ndowntime_ms = 1000\n'
+    with config(tmp_path, text) as environment:
+        run = Run(
+            "snapshot", dirtying.name, "--name", "s1", point=f"{STALL}:{gate}", env=environment
+        )
+        try:
+            wait_for((tmp_path / "gate.stalled").exists, "the guest to stand still", 300)
+            dirtying.wait_count()  # and it goes on, though nothing was stored
+            opened = os.open(gate, os.O_RDWR)
+            ended = run.wait()
+            os.close(opened)
+        finally:
+            run.kill()
+            run.close()
+    assert ended.status == 0, ended.err
+    assert_clean(dirtying)
+    expected = dirtying.snapshot_count("s1")
+    mark = dirtying.mark()
+    restore(dirtying, "s1")
+    assert_restored(dirtying, mark, expected)

@@ -91,7 +91,7 @@ class RamStrategy(Strategy):
         self._budget.begin()
         self._downtime.shorten()
         try:
-            self.pause = self.work.hypervisor.capture(request, self._tick, self._capture.hurry)
+            self.pause = self.work.hypervisor.capture(request, self._tick, self._standing_still)
         except BaseException as error:
             self._downtime.put_back()
             if not isinstance(error, HypervisorError):
@@ -99,6 +99,12 @@ class RamStrategy(Strategy):
             if self._capture.failure is not None:  # libvirt's "broken pipe" is only its echo
                 raise self._capture.failure from None
             raise
+
+    def _standing_still(self) -> None:
+        if self.work.domain.memory_limited:  # what a pipe holds counts against that, too
+            self._capture.hurry()
+        else:
+            self._capture.make_room()
 
     def _tick(self) -> None:
         try:

@@ -29,6 +29,8 @@ _REST_MIB = 160
 """For the guest's kernel; it needs some for every page, too."""
 _BOOT_SECONDS = 900
 _SETTLE_SECONDS = 1.0
+_NOTABLE_SECONDS = 0.05
+"""A longer time without a count is told, with when it was."""
 
 
 def cases(sizes: list[int], rates: list[int], *, full: bool) -> list[tuple[int, int]]:
@@ -63,6 +65,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="snaporch-bench-", dir="/var/tmp") as store,
         tempfile.TemporaryDirectory(prefix="snaporch-bench-", dir=memory) as scratch,
         host.own_libvirtd(Path(store) / "libvirt") as daemon,
+        host.room_for_pipes(),
         options.out.open("a" if options.append else "w") as out,
     ):
         Path(scratch).chmod(0o711)
@@ -129,7 +132,7 @@ def one(guest, site, name, daemon):
     from guests.pauses import watch
 
     mark = guest.mark()
-    before = measure.cpu_of(daemon)
+    before, began = measure.cpu_of(daemon), time.monotonic()
     made = iter(contestants.ALL[name](site))
     with (
         measure.listening(connect()) as events,
@@ -144,7 +147,9 @@ def one(guest, site, name, daemon):
         yield {
             "contestant": result.contestant,
             "pause_serial_ms": round(seen.longest_ms(), 1) or None,
-            "pause_events_ms": round(events.longest_ms, 1),
+            "pause_events_ms": round(events.longest_ms(), 1),
+            "pauses": since(began, events.pauses),
+            "gaps": since(began, seen.gaps(_NOTABLE_SECONDS)),
             "seconds": round(result.seconds, 3),
             "stored": result.stored,
             "written": result.written,
@@ -152,6 +157,11 @@ def one(guest, site, name, daemon):
             "peak_mib": round(result.peak_kib / 1024, 1),
             "load": round(os.getloadavg()[0], 1),
         } | result.more
+
+
+def since(began, spans):
+    """Each as seconds since the beginning, and how many milliseconds it took."""
+    return [[round(start - began, 3), round(1000 * (end - start), 1)] for start, end in spans]
 
 
 if __name__ == "__main__":

@@ -56,9 +56,10 @@ def sync_file(path: Path) -> None:
 
 @dataclass
 class Events:
-    """The longest pause of a domain that libvirt told of."""
+    """The pauses of a domain that libvirt told of."""
 
-    longest_ms: float = 0.0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """When each began and ended, on the monotonic clock."""
     _since: float | None = None
     _done: threading.Event = field(default_factory=threading.Event)
 
@@ -68,8 +69,12 @@ class Events:
         if event in (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_STOPPED):
             self._since = self._since or now
         elif event == libvirt.VIR_DOMAIN_EVENT_RESUMED and self._since is not None:
-            self.longest_ms = max(self.longest_ms, (now - self._since) * 1000)
+            self.pauses.append((self._since, now))
             self._since = None
+
+    def longest_ms(self) -> float:
+        """Give the longest of them in milliseconds; 0 if there was none."""
+        return 1000 * max((ended - began for began, ended in self.pauses), default=0.0)
 
 
 def start_event_loop() -> None:

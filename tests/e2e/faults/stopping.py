@@ -13,14 +13,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import snaporch.run.snapshot
+from snaporch.bundle.ramimage import RamImageWriter
+from snaporch.bundle.stream import RamStream
 from snaporch.cli import main
 from snaporch.run.journal import Journal, Note
 from snaporch.run.strategies.ram import RamStrategy
 
 WHILE_RAM_IS_SAVED = "during:ram"
+STALL = "stall"
+"""``stall:GATE``: nothing stops, but :func:`stall_the_store`."""
 
 
 def stop_at(point: str) -> None:
@@ -29,6 +34,9 @@ def stop_at(point: str) -> None:
         stop_while_ram_is_saved()
         return
     moment, name = point.split(":", 1)
+    if moment == STALL:
+        stall_the_store(name)
+        return
     original, original_note = Journal.step, Journal.note
 
     def pass_by(here: str, what: str) -> None:
@@ -65,6 +73,26 @@ def stop_while_ram_is_saved() -> None:
         original(strategy)
 
     RamStrategy._tick = tick
+
+
+def stall_the_store(gate: str) -> None:
+    """Have nothing stored from when the guest stands still until ``gate``, a FIFO, has a writer.
+
+    ``GATE.stalled`` is there from then on.
+    """
+    make_room, write = RamStream.make_room, RamImageWriter._raw_write
+    stalled = Path(f"{gate}.stalled")
+
+    def standing_still(stream: RamStream) -> None:
+        stalled.touch()
+        make_room(stream)
+
+    def store(writer: RamImageWriter, data: Any) -> None:
+        if stalled.exists():
+            Path(gate).open("rb").close()
+        write(writer, data)
+
+    RamStream.make_room, RamImageWriter._raw_write = standing_still, store
 
 
 def dismiss_guardian() -> None:

@@ -28,8 +28,12 @@ class Watch:
         The guest's own time between counts is in it: 55 for the probes, less for the busy ones,
         ``interval_ms=`` for Linux. 0 if there were not two counts.
         """
+        return 1000 * max((ended - began for began, ended in self.gaps()), default=0.0)
+
+    def gaps(self, seconds: float = 0.0) -> list[tuple[float, float]]:
+        """Give beginning and end of each time without a count longer than so many seconds."""
         pairs = itertools.pairwise(self.times)
-        return 1000 * max((later - earlier for earlier, later in pairs), default=0.0)
+        return [(earlier, later) for earlier, later in pairs if later - earlier > seconds]
 
 
 @contextlib.contextmanager

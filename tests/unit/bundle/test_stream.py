@@ -7,12 +7,14 @@ from contextlib import suppress
 import pytest
 from fakes import images
 
+from snaporch.bundle import stream as stream_module
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.ramimage import Header, RamImageError, RamImageWriter
 from snaporch.bundle.stream import RamStream
 from snaporch.bundle.throttle import Throttle
 
 PATIENCE = 5
+SMALL = 1 << 16
 XML = b"<domain/>\0"
 BODY = images.image(XML, magic=images.UNFINISHED)
 CLOSING = images.header(data_length=len(XML))
@@ -304,6 +306,91 @@ def test_a_limited_stream_ends_at_once(fifo, end):
     ending.join(PATIENCE)
     assert not ending.is_alive()
     assert not fifo.exists()
+
+
+@pytest.fixture
+def small_pipe(monkeypatch):
+    """So that making room needs no privilege: 64 KiB, and at most 1 MiB."""
+    monkeypatch.setattr(stream_module, "_BLOCK", SMALL)
+    monkeypatch.setattr(stream_module, "_ROOM", 1 << 20)
+    monkeypatch.setattr(stream_module, "_REST_SECONDS", 3600)
+
+
+class StalledSink(Sink):
+    """Stands still from the first block until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.stalled, self.gate = threading.Event(), threading.Event()
+
+    def write(self, block):
+        self.stalled.set()
+        self.gate.wait(PATIENCE)
+        super().write(block)
+
+
+def test_a_guest_that_stands_still_does_not_wait_for_the_store(fifo, small_pipe):
+    sink = StalledSink()
+    stream = RamStream(fifo, sink)
+    body = os.urandom(12 * SMALL)
+    pouring = in_thread(lambda: pour(fifo, body))
+    assert sink.stalled.wait(PATIENCE)
+    assert pouring.is_alive()  # it can give away two blocks of twelve
+    stream.make_room()
+    stream.make_room()
+    pouring.join(PATIENCE)
+    assert not pouring.is_alive()
+    sink.gate.set()
+    assert stream.finish() == body
+
+
+def test_nothing_is_taken_while_the_guest_stands_still(fifo, small_pipe):
+    sink = Sink(announce=2 * SMALL)  # it may have been waiting for a block already
+    stream = RamStream(fifo, sink)
+    stream.make_room()
+    body = os.urandom(12 * SMALL)
+    pour(fifo, body)
+    assert not sink.reached.wait(0.3)
+    assert stream.finish() == body
+
+
+def test_more_than_there_is_room_for_is_taken_all_the_same(fifo, small_pipe):
+    sink = Sink()
+    stream = RamStream(fifo, sink)
+    stream.make_room()
+    body = os.urandom(3 << 20)
+    pouring = in_thread(lambda: pour(fifo, body))
+    pouring.join(PATIENCE)
+    assert not pouring.is_alive()
+    assert stream.finish() == body
+
+
+def test_where_no_room_is_granted_the_stream_goes_on(fifo, small_pipe, monkeypatch):
+    sink = Sink(announce=2 * SMALL)
+    stream = RamStream(fifo, sink)
+    refused = []
+
+    def refuse(_descriptor, _what, size):
+        refused.append(size)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
+    stream.make_room()
+    assert refused == [1 << 20, 1 << 19, 1 << 18, 1 << 17]
+    pour(fifo, bytes(2 * SMALL))
+    assert sink.reached.wait(PATIENCE)
+    stream.finish()
+
+
+@pytest.mark.parametrize("end", ["break_off", "abandon"])
+def test_a_stream_at_rest_ends_at_once(fifo, small_pipe, end):
+    stream = RamStream(fifo, Sink())
+    stream.make_room()
+    pour(fifo, BODY)
+    ending = in_thread(getattr(stream, end))
+    ending.join(PATIENCE)
+    assert not ending.is_alive()
+    stream.make_room()  # too late, and no harm
 
 
 def test_a_limited_stream_can_be_hurried(fifo):

@@ -665,6 +665,17 @@ def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
     assert limits == [True, False]
 
 
+@pytest.mark.parametrize(("limited", "asked"), [(False, True), (True, False)])
+def test_what_a_pipe_holds_is_the_emulators_memory(world, ready, limited, asked):
+    ready("overlay")
+    if limited:
+        tune = "<memtune><hard_limit unit='GiB'>1</hard_limit></memtune></domain>"
+        world.guest().live = world.guest().live.replace("</domain>", tune)
+    with mock.patch.object(Capture, "make_room") as make_room:
+        snapshot(world)
+    assert make_room.called is asked
+
+
 def test_a_rate_on_the_command_line(world, ready, streams):
     ready("overlay", rate=1)
     take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=None, rate=0)
@@ -693,7 +704,7 @@ def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready
         mock.patch.object(Capture, "hurry", hurry),
     ):
         snapshot(world)
-    assert len(hurried) == 2  # for its own sake, and then because it stood still
+    assert len(hurried) == 1
     assert any("changes faster than the rate" in text for text in world.heard.notes)
     assert world.guest().downtime_limit == 300
 
