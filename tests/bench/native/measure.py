@@ -26,13 +26,17 @@ class Spent:
     def run(self, command: Sequence[str | Path], *, stdout: Any = subprocess.PIPE) -> str:
         """Run a command to its end, which must be a good one."""
         process = subprocess.Popen(command, stdout=stdout, stdin=subprocess.DEVNULL)
+        return self.wait(process)
+
+    def wait(self, process: subprocess.Popen[bytes]) -> str:
+        """Until it has ended, which must be well."""
         said = process.stdout.read().decode() if process.stdout else ""
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.stdout:
             process.stdout.close()
         if process.returncode:
-            raise RuntimeError(f"{command}: {process.returncode}\n{said}")
+            raise RuntimeError(f"{process.args}: {process.returncode}\n{said}")
         self.cpu += usage.ru_utime + usage.ru_stime
         self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
         self.said = said

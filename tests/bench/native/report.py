@@ -29,6 +29,7 @@ _COLUMNS: list[tuple[str, Callable[[Row], float | None]]] = [
 _PLOTTED = (
     "script, zstd",
     "script --live, zstd",
+    "script --live, pipe, zstd",
     "snaporch overlay, file",
     "snaporch overlay, stream",
     "snaporch manual, stream",
