@@ -65,6 +65,16 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class Pages:
+    """Where RAM goes page by page."""
+
+    dataset: str
+    guests: tuple[str, ...]
+    """Those whose RAM goes there."""
+    encrypted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Overlays:
     """The overlay directory."""
 
@@ -103,5 +113,7 @@ class Facts:
     runs: tuple[Run, ...] = ()
     sparse_images: bool = False
     """``snapshot_image_format = "sparse"`` in libvirt's ``qemu.conf``."""
+    pages: Pages | None = None
+    """``None`` if no guest's RAM is kept so."""
     capture: CaptureMode | None = None
     """Which way RAM can go; ``None`` if that was not tried."""

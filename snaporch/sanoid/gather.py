@@ -29,7 +29,7 @@ from snaporch.run.plan import (
 from snaporch.run.selftest import capture_mode
 from snaporch.sanoid.command import SETTINGS, parse_hook
 from snaporch.sanoid.conf import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
-from snaporch.sanoid.facts import Facts, Guest, Overlays, Program, Run, Sanoid, Store
+from snaporch.sanoid.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """systemd's for services (systemd.exec(5)), where sanoid looks for a hook without a slash."""
@@ -67,6 +67,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         sanoid=_sanoid(config_dir, names),
         guests=gather_guests(context, domains),
         store=_store(context, encrypted),
+        pages=_pages(context, domains, names, encrypted),
         overlays=_overlays(context, {run.run for run in runs}),
         datasets=frozenset(names),
         encrypted=encrypted,
@@ -232,6 +233,20 @@ def _store(context: Context, secret: Collection[str]) -> Store:
         dataset=dataset,
         encrypted=encrypted,
     )
+
+
+def _pages(
+    context: Context, domains: Sequence[Domain], names: Collection[str], secret: Collection[str]
+) -> Pages | None:
+    settings = {each.name: context.config.settings(each.name, each.uuid) for each in domains}
+    guests = _sorted(name for name, its in settings.items() if its.ram_store == "pages")
+    dataset = context.config.pages.dataset
+    if not guests:
+        return None
+    steps = dataset.split("/")
+    above = ["/".join(steps[:count]) for count in range(len(steps), 0, -1)]
+    there = next((each for each in above if each in names), None)  # snaporch makes what is missing
+    return Pages(dataset, guests, encrypted=there in secret)
 
 
 def _on_crypt(path: Path) -> bool:

@@ -17,6 +17,7 @@ def host_findings(facts: Facts) -> Iterator[Finding]:
     yield from _runs(facts)
     yield from _overlays(facts)
     yield from _store(facts)
+    yield from _pages(facts)
     yield from _secrets(facts)
     yield from _capture(facts)
     if facts.sparse_images:
@@ -203,6 +204,19 @@ def _store(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _pages(facts: Facts) -> Iterator[Finding]:
+    pages = facts.pages
+    if pages is not None and pages.dataset.split("/")[0] not in facts.datasets:
+        yield Finding(
+            "pages-missing",
+            Severity.ERROR,
+            pages.dataset,
+            "there is no such pool",
+            f"RAM of {listed(pages.guests)} stays whole images in the bundle store",
+            "import the pool, or see pages.dataset in snaporch.toml",
+        )
+
+
 def _secrets(facts: Facts) -> Iterator[Finding]:
     held = {d: guest.name for guest in facts.guests for d in guest.datasets}
     secret = sorted(facts.encrypted & held.keys())
@@ -214,4 +228,15 @@ def _secrets(facts: Facts) -> Iterator[Finding]:
             f"it is not encrypted, but {listed(secret)} is",
             f"the RAM of {listed([held[dataset] for dataset in secret])} lies there in the clear",
             "put paths.bundles on an encrypted dataset, in snaporch.toml",
+        )
+    pages = facts.pages
+    open_guests = sorted({held[d] for d in secret} & set(pages.guests)) if pages else []
+    if pages is not None and open_guests and not pages.encrypted:
+        yield Finding(
+            "pages-in-clear",
+            Severity.WARNING,
+            pages.dataset,
+            f"it is not encrypted, but datasets of {listed(open_guests)} are",
+            "their RAM lies there in the clear",
+            "put pages.dataset below an encrypted dataset, in snaporch.toml",
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snaporch.sanoid.command import parse_hook
-from snaporch.sanoid.facts import Facts, Guest, Overlays, Program, Run, Sanoid, Store
+from snaporch.sanoid.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
 from snaporch.sanoid.findings import Severity
 from snaporch.sanoid.lint import lint
 
@@ -335,6 +335,23 @@ def test_ram_of_an_encrypted_guest_in_the_clear(facts):
     assert (finding.code, finding.severity) == ("store-in-clear", Severity.WARNING)
     assert "tank/db" not in finding.what
     assert lint(facts(encrypted=secret, store=Store(Path("/store"), encrypted=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("dataset", "encrypted", "secret", "expected"),
+    [
+        ("tank/ram", False, set(), None),
+        ("tank/ram", False, {"tank/web"}, ("pages-in-clear", "warning")),
+        ("tank/ram", False, {"tank/db"}, None),
+        ("tank/ram", True, {"tank/web"}, None),
+        ("gone/ram", False, set(), ("pages-missing", "error")),
+    ],
+)
+def test_ram_in_pages(facts, dataset, encrypted, secret, expected):
+    store = Store(Path("/store"), encrypted=True)
+    pages = Pages(dataset, ("web",), encrypted=encrypted)
+    made = facts(pages=pages, store=store, encrypted=frozenset(secret))
+    assert told(made) == ({expected} if expected else set())
 
 
 def test_sparse_images(facts):
