@@ -189,14 +189,15 @@ class LibvirtHypervisor:
             _keep_definitions()
         return pause
 
-    def limit_downtime(self, uuid: str, milliseconds: int) -> int | None:
+    def downtime_limit(self, uuid: str) -> int | None:
         try:
-            handle = self._handle(uuid)
-            before = int(handle.migrateGetMaxDowntime(0))
-            handle.migrateSetMaxDowntime(milliseconds, 0)
+            return int(self._handle(uuid).migrateGetMaxDowntime(0))
         except (libvirt.libvirtError, HypervisorError, NotFoundError):
             return None  # libvirt before 3.7, or an emulator that is gone
-        return before
+
+    def limit_downtime(self, uuid: str, milliseconds: int) -> None:
+        with contextlib.suppress(libvirt.libvirtError, HypervisorError, NotFoundError):
+            self._handle(uuid).migrateSetMaxDowntime(milliseconds, 0)
 
     def abort_job(self, uuid: str) -> None:
         with contextlib.suppress(libvirt.libvirtError, NotFoundError):

@@ -191,11 +191,13 @@ class Hypervisor(Protocol):
             HypervisorError: the guest runs on its bases, or on overlays if the switch was made.
         """
 
-    def limit_downtime(self, uuid: str, milliseconds: int) -> int | None:
+    def downtime_limit(self, uuid: str) -> int | None:
+        """How many milliseconds the last of RAM may take; ``None`` if there is no such limit."""
+
+    def limit_downtime(self, uuid: str, milliseconds: int) -> None:
         """Have QEMU end the live phase of saving RAM when the rest takes no longer than this.
 
-        The limit stays with the emulator. Returns the one it had; ``None`` if there is no such
-        thing here, and nothing was changed.
+        The limit stays with the emulator. Where there is no such thing, nothing is changed.
         """
 
     def abort_job(self, uuid: str) -> None:

@@ -138,6 +138,10 @@ class Facts:
     """How long the window may stay open for that."""
     group: str = ""
     """The mark of the consistency group's snapshots, until they have the run's own."""
+    downtime_ms: int = 0
+    """The emulator's limit for the last of RAM while the run saves it; 0 to leave it alone."""
+    own_downtime_ms: int = 0
+    """The one it had, and is to have again."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Facts:

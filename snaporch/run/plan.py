@@ -236,6 +236,7 @@ def make_plan(
         awaited=awaited is not None,
         window_seconds=awaited or 0,
         group=group.mark if group else "",
+        **_downtime(context, domain, choice.strategy, settings),
     )
     return Plan(
         run,
@@ -250,6 +251,16 @@ def make_plan(
         policy,
         group,
     )
+
+
+def _downtime(
+    context: Context, domain: Domain, strategy: Strategy, settings: DomainSettings
+) -> dict[str, int]:
+    """The facts about the emulator's downtime limit."""
+    if not settings.downtime_ms or strategy.level is not Level.RAM:
+        return {}
+    own = context.hypervisor.downtime_limit(domain.uuid)
+    return {"downtime_ms": settings.downtime_ms, "own_downtime_ms": own} if own else {}
 
 
 def _compressing(context: Context, settings: DomainSettings) -> Compressing:

@@ -111,6 +111,7 @@ def _release(
     if domain.boot != facts.boot:
         return []  # another emulator than the run's: nothing it does is the run's doing
     _end_job(context, facts)
+    _put_downtime_back(context, facts)
     done = []
     if Note.FREEZING in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
@@ -160,6 +161,12 @@ def _end_job(context: Context, facts: Facts) -> None:
             f"libvirt is still busy with it ({error.last_attempt.result()})",
             f"when that has ended, run: snaporch recover {facts.uuid}",
         ) from error
+
+
+def _put_downtime_back(context: Context, facts: Facts) -> None:
+    """The emulator's own limit, if a run that was killed left another, and nobody set it since."""
+    if facts.downtime_ms and context.hypervisor.downtime_limit(facts.uuid) == facts.downtime_ms:
+        context.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
 
 
 # -- bringing the disks home --------------------------------------------------------------------

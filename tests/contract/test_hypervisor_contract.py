@@ -142,10 +142,13 @@ class TestHypervisorContract:
         hypervisor.resume(host.uuid)
 
     def test_a_downtime_limit_is_set_and_told(self, host, hypervisor):
-        own = hypervisor.limit_downtime(host.uuid, 40)
+        own = hypervisor.downtime_limit(host.uuid)
         assert own is not None
-        assert hypervisor.limit_downtime(host.uuid, own) == 40
-        assert hypervisor.limit_downtime(ABSENT, 40) is None
+        hypervisor.limit_downtime(host.uuid, own // 2)
+        assert hypervisor.downtime_limit(host.uuid) == own // 2
+        hypervisor.limit_downtime(host.uuid, own)
+        assert hypervisor.downtime_limit(ABSENT) is None
+        hypervisor.limit_downtime(ABSENT, own)
 
     def test_a_capture_that_is_broken_off_leaves_the_guest_on_its_base(self, host, hypervisor):
         """However fast the host saves RAM: nobody takes it out of the pipe."""

@@ -271,13 +271,16 @@ class FakeHypervisor:
             reason = call.error.strerror
             raise HypervisorError(guest.name, f"libvirt's snapshot failed: {reason}")
 
-    def limit_downtime(self, uuid: str, milliseconds: int) -> int | None:
+    def downtime_limit(self, uuid: str) -> int | None:
         """See the protocol."""
         guest = self.guests.get(uuid)
-        if guest is None or guest.live is None:
-            return None
-        before, guest.downtime_limit = guest.downtime_limit, milliseconds
-        return before
+        return None if guest is None or guest.live is None else guest.downtime_limit
+
+    def limit_downtime(self, uuid: str, milliseconds: int) -> None:
+        """See the protocol."""
+        guest = self.guests.get(uuid)
+        if guest is not None and guest.live is not None:
+            guest.downtime_limit = milliseconds
 
     def abort_job(self, uuid: str) -> None:
         """See the protocol."""

@@ -38,14 +38,12 @@ class Downtime:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._before: int | None = None
 
     def shorten(self) -> None:
         """Set the configured one."""
-        wanted = self._work.plan.settings.downtime_ms
-        if wanted:
-            before = self._work.hypervisor.limit_downtime(self._work.domain.uuid, wanted)
-            self._before = before if self._before is None else self._before
+        facts = self._work.plan.facts
+        if facts.downtime_ms:
+            self._work.hypervisor.limit_downtime(facts.uuid, facts.downtime_ms)
 
     def relax(self) -> None:
         """Put the emulator's own back while RAM is saved, and wait for no answer.
@@ -56,8 +54,9 @@ class Downtime:
 
     def put_back(self) -> None:
         """Leave the emulator as it was, for migrations that are none of ours."""
-        if self._before is not None:
-            self._work.hypervisor.limit_downtime(self._work.domain.uuid, self._before)
+        facts = self._work.plan.facts
+        if facts.downtime_ms:
+            self._work.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
 
 
 class RamBudget:

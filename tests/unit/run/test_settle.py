@@ -88,6 +88,31 @@ def test_a_guest_on_its_bases_needs_nothing(world):
     assert "hypervisor.commit" not in world.hooks.acts()
 
 
+@pytest.mark.parametrize(
+    ("found", "then"),
+    [
+        (40, 300),
+        (300, 300),
+        (77, 77),  # somebody has set it since
+    ],
+)
+def test_the_emulator_gets_its_own_downtime_limit_back(world, found, then):
+    run = Killed(world, settings={"downtime_ms": 40})
+    run.guest.downtime_limit = found
+    run.settle()
+    assert run.guest.downtime_limit == then
+
+
+@pytest.mark.parametrize(
+    ("level", "settings"), [("paused", {"downtime_ms": 40}), ("ram", {"downtime_ms": 0})]
+)
+def test_a_limit_that_was_never_set_is_left_alone(world, level, settings):
+    run = Killed(world, level, settings)
+    run.guest.downtime_limit = 40
+    run.settle()
+    assert run.guest.downtime_limit == 40
+
+
 def test_overlays_that_were_never_used_are_removed(world):
     Killed(world).made_overlays().settle()
     assert_settled(world)
