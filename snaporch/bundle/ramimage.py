@@ -215,9 +215,14 @@ class RamImageWriter:
         os.pwrite(self._file.fileno(), self._final_header.pack(), 0)
         os.fsync(self._file.fileno())
         self._file.close()
+        self._let_go()
         return RamImage(
             self._payload, self._stored, self._digest.hexdigest(), self._final_header.compression
         )
+
+    def _let_go(self) -> None:
+        """Of the compressor's memory: it is part of a circle that would be long in being found."""
+        self._compressor = self._storing = None
 
     def _check_finished(self) -> None:
         assert self._source_header is not None
@@ -231,10 +236,11 @@ class RamImageWriter:
     def break_off(self) -> None:
         """Make a :meth:`write` that stands still in another thread fail."""
         self._broken_off = True  # first: a compressor that is being started looks at it
-        if self._storing is not None:
-            self._storing.stop()
-        if self._compressor is not None:
-            self._compressor.abandon()
+        storing, compressor = self._storing, self._compressor  # another thread may be finishing
+        if storing is not None:
+            storing.stop()
+        if compressor is not None:
+            compressor.abandon()
 
     def abandon(self) -> None:
         """Stop and remove the file."""
@@ -243,6 +249,7 @@ class RamImageWriter:
             self._storing.wait()
         self._file.close()
         self._path.unlink(missing_ok=True)
+        self._let_go()
 
 
 def read_header(path: Path) -> Header:

@@ -1,4 +1,6 @@
+import gc
 import hashlib
+import weakref
 import zlib
 
 import pytest
@@ -260,6 +262,20 @@ def test_an_abandoned_image_is_gone(tmp_path, method):
     writer.write(images.piped(XML)[:3000])
     writer.abandon()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("end", ["finish", "abandon"])
+def test_the_compressors_memory_is_not_kept(tmp_path, end):
+    """A process that takes several snapshots must not wait for the collector of circles."""
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=False)
+    gc.disable()
+    try:
+        writer.write(images.image())
+        kept = weakref.ref(writer._compressor)
+        getattr(writer, end)()
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("method", Compression)
