@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -22,6 +23,8 @@ class Behind:
         self._closing = False
         self._stopped = False
         self._failure: BaseException | None = None
+        self.waited = 0.0
+        """Seconds that :meth:`put` has waited in all."""
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
@@ -29,10 +32,16 @@ class Behind:
         """Hand over a block; it is copied unless it is ``bytes``. Waits while too many wait."""
         owned = block if isinstance(block, bytes) else bytes(block)
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or len(self._blocks) < _DEPTH)
+            if len(self._blocks) >= _DEPTH:
+                self._wait_for_room()
             self._check()
             self._blocks.append(owned)
             self._changed.notify_all()
+
+    def _wait_for_room(self) -> None:
+        began = time.monotonic()
+        self._changed.wait_for(lambda: self._stopped or len(self._blocks) < _DEPTH)
+        self.waited += time.monotonic() - began
 
     def finish(self) -> None:
         """Wait until everything is done."""
@@ -49,9 +58,10 @@ class Behind:
             self._blocks.clear()
             self._changed.notify_all()
 
-    def wait(self) -> None:
-        """After :meth:`stop`, until the block that was under way is done."""
-        self._thread.join()
+    def wait(self, seconds: float) -> bool:
+        """After :meth:`stop`, until the block that was under way is done; whether it is."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from snaporch.bundle.pace import Pace
 from snaporch.errors import SnaporchError
 from snaporch.model import Level, PauseParts
 
@@ -50,6 +51,15 @@ class PagesEntry(_Frozen):
     stored_bytes: int = Field(ge=0, description="what ZFS had to store for it")
 
 
+class PaceEntry(_Frozen):
+    """How RAM was saved while the guest ran; see :class:`~snaporch.bundle.pace.Pace`."""
+
+    level: int = Field(description="of the compressor")
+    seconds: float
+    waited_for_ram: float = Field(description="seconds in which QEMU was the slowest")
+    waited_for_store: float = Field(description="seconds in which the store was")
+
+
 class Part(_Frozen):
     """One file of the bundle."""
 
@@ -61,6 +71,7 @@ class Part(_Frozen):
         default=None, description="RAM only: size of the QEMU stream before compression"
     )
     compression: str | None = Field(default=None, description="RAM only: none, gzip, zstd, …")
+    pace: PaceEntry | None = Field(default=None, description="RAM only: who held up saving it")
     pages: PagesEntry | None = Field(default=None, description="RAM only: where its pages are")
     source: str | None = Field(default=None, description="where the file lay on the host")
     uid: int | None = None
@@ -155,6 +166,14 @@ class Manifest(_Frozen):
         """Where the pages of its RAM are, if not in the bundle."""
         ram = self.part(Role.RAM)
         return ram.pages if ram else None
+
+    @property
+    def pace(self) -> Pace | None:
+        """How its RAM was saved, if the manifest says so."""
+        ram = self.part(Role.RAM)
+        if ram is None or ram.pace is None:
+            return None
+        return Pace(**ram.pace.model_dump())
 
     @property
     def pause(self) -> PauseParts | None:

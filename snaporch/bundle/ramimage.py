@@ -29,6 +29,7 @@ _FIELDS = struct.Struct("<16sIIII")  # magic, version, data_length, was_running,
 _VERSION = 2
 _SPARSE = 6
 _MAX_XML = 64 << 20
+_ABANDON_SECONDS = 10
 
 
 class RamImageError(SnaporchError):
@@ -113,6 +114,21 @@ class RamImageWriter:
     def payload_bytes(self) -> int:
         """Bytes of the QEMU stream taken so far."""
         return self._payload
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._stored
+
+    @property
+    def level(self) -> int:
+        """The compressor's level."""
+        return self._how.level
+
+    @property
+    def waited_for_store(self) -> float:
+        """Seconds in which the compressor could not go on because of the store."""
+        return self._storing.waited if self._storing else 0.0
 
     def write(self, block: Block) -> None:
         """Take the next block; it is not kept.
@@ -243,12 +259,14 @@ class RamImageWriter:
             compressor.abandon()
 
     def abandon(self) -> None:
-        """Stop and remove the file."""
+        """Stop and remove the file.
+
+        A store that stands still may keep it open; then it goes with the unfinished bundle.
+        """
         self.break_off()
-        if self._storing is not None:
-            self._storing.wait()
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        if self._storing is None or self._storing.wait(_ABANDON_SECONDS):
+            self._file.close()
+            self._path.unlink(missing_ok=True)
         self._let_go()
 
 

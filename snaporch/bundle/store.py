@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from snaporch.bundle.manifest import (
@@ -22,6 +22,7 @@ from snaporch.bundle.manifest import (
     Role,
     read_manifest,
 )
+from snaporch.bundle.pace import Pace
 from snaporch.errors import SnaporchError, UnavailableError
 from snaporch.model import BundleState
 
@@ -34,6 +35,7 @@ LEFTOVERS = (REST_NAME, FRESH_MANIFEST_NAME)
 """What is there, or was, when a move of RAM into pages was killed; an image may be there too."""
 UUID_NAME = "[0-9a-f-]{36}"
 RUN_NAME = "[0-9A-Za-z][0-9A-Za-z-]*"
+_FEW = 4
 _REFERENCE = re.compile(f"{UUID_NAME}/{RUN_NAME}")
 
 
@@ -69,6 +71,15 @@ class BundleStore:
                 for domain in _directories(self.root, UUID_NAME)
                 for bundle in _directories(domain, RUN_NAME)
             ]
+
+    def last_pace(self, uuid: str) -> Pace | None:
+        """How RAM of a domain was saved the last time, going by a few bundles that can be read."""
+        with suppress(OSError):
+            for directory in sorted(_directories(self.root / uuid, RUN_NAME), reverse=True)[:_FEW]:
+                with suppress(ManifestError):
+                    if pace := read_manifest(directory).pace:
+                        return pace
+        return None
 
     def create(self, uuid: str, run: str) -> PartialBundle:
         """Begin a bundle.

@@ -22,6 +22,7 @@ import threading
 import time
 from pathlib import Path
 
+from snaporch.bundle.pace import Pace
 from snaporch.bundle.ramimage import RamImage, RamImageWriter
 from snaporch.bundle.throttle import Throttle
 
@@ -41,8 +42,12 @@ class RamStream:
         self._path = path
         self._writer = writer
         self._throttle = throttle or Throttle(0)
+        self._limited = self._throttle.limits
         self._stop = threading.Event()
         self._broken = False
+        self._began = 0.0
+        self._waited_for_ram = 0.0
+        self._pace: Pace | None = None
         self._roomy = False
         self._resting_until = 0.0
         self._failure: BaseException | None = None
@@ -84,10 +89,14 @@ class RamStream:
     def _pump(self) -> bool:
         """Move what is there; False when the stream is over."""
         self._rest()
+        asked = time.monotonic()
         ready = {descriptor for descriptor, _ in self._poll()}
         if self._broken:
             return False
+        if self._began:
+            self._waited_for_ram += time.monotonic() - asked
         if self._reader in ready:
+            self._began = self._began or time.monotonic()
             count = os.readv(self._reader, [self._buffer])
             self._writer.write(self._buffer[:count])
             self._throttle.spend(count)
@@ -109,6 +118,17 @@ class RamStream:
             poll.register(self._wake_reader, select.POLLIN)
         return poll.poll(0 if self._stop.is_set() else None)
 
+    @property
+    def pace(self) -> Pace | None:
+        """How RAM was taken while the guest ran; nothing to go by if there was a limit."""
+        return self._pace
+
+    def _take_pace(self) -> None:
+        if self._pace is None and self._began and not self._limited:
+            seconds = time.monotonic() - self._began
+            stored = self._writer.waited_for_store
+            self._pace = Pace(self._writer.level, seconds, self._waited_for_ram, stored)
+
     def finish(self) -> RamImage:
         """After libvirt's call returned: drain, close, and seal the image.
 
@@ -116,6 +136,7 @@ class RamStream:
             RamImageError: the stream is not a finished save image.
             OSError: it could not be stored.
         """
+        self._take_pace()
         self.hurry()
         self._end()
         if self._failure is not None:
@@ -132,9 +153,10 @@ class RamStream:
         More than ``/proc/sys/fs/pipe-max-size`` needs ``CAP_SYS_RESOURCE`` (pipe(7)), and the pages
         count as the emulator's.
         """
-        self.hurry()
         if self._roomy:
             return
+        self._take_pace()
+        self.hurry()
         self._roomy = True
         with self._closing:
             if not self._closed and self._widen():

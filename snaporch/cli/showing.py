@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Iterator
 
+from snaporch.bundle.manifest import PaceEntry
 from snaporch.errors import one_line
 from snaporch.model import SnapshotRecord
 from snaporch.report.terminal import print_result
@@ -66,9 +67,18 @@ def _contents(shown: Description) -> Iterator[str]:
     for part in shown.manifest.parts:
         payload = f", {size(part.payload_bytes)} before {part.compression}"
         yield f"  {part.name}  {size(part.bytes)}{payload if part.payload_bytes else ''}"
+        if part.pace is not None:
+            yield f"  saved in {_paced(part.pace)}"
         if part.pages is not None:
             place = f"{part.pages.dataset}@{part.pages.name}"
             yield f"  its pages  {size(part.pages.stored_bytes)} that had changed, in {place}"
+
+
+def _paced(pace: PaceEntry) -> str:
+    """Who held it up, as shares of the time."""
+    names = {"QEMU": pace.waited_for_ram, "the store": pace.waited_for_store}
+    held = [f"{name} {waited / pace.seconds:.0%}" for name, waited in names.items() if pace.seconds]
+    return f"{pace.seconds:.1f} s at level {pace.level}; held up by {', '.join(held) or 'nobody'}"
 
 
 def _heading(text: str) -> list[str]:

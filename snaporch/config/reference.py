@@ -84,7 +84,7 @@ def _type(field: FieldInfo) -> str:
     if origin in (tuple, list, types.GenericAlias):
         return "list of strings"
     if origin is types.UnionType:
-        return "true, false or string"
+        return "integer or string" if int in get_args(annotation) else "true, false or string"
     if annotation is int:
         bounds = {type(m).__name__: m for m in field.metadata}
         low, high = bounds.get("Ge"), bounds.get("Le")

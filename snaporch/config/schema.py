@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainValidator,
     Strict,
     StringConstraints,
     model_validator,
@@ -19,11 +20,19 @@ from snaporch.config.policy import Group, Policy, PolicyName, Schedule
 from snaporch.config.telling import Metrics, Notify, Status
 from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
 
+_LEVELS = range(-7, 20)
+
 
 def _absolute(path: Path) -> Path:
     if not path.is_absolute() or ".." in path.parts:
         raise ValueError("must be an absolute path without '..'")
     return path
+
+
+def _level(value: object) -> int | str:
+    if value == "auto" or (type(value) is int and value in _LEVELS):
+        return value
+    raise ValueError("must be 'auto' or an integer from -7 to 19")
 
 
 AbsolutePath = Annotated[Path, Strict(strict=False), AfterValidator(_absolute)]
@@ -228,12 +237,12 @@ class DomainSettings(_Section):
         description="Compression of the RAM image, undone by libvirt itself on restore. `auto` is "
         "zstd with libvirt 10.4 or later, gzip (pigz) with an older one.",
     )
-    compression_level: int = Field(
-        default=1,
-        ge=-7,
-        le=19,
-        description="The compressor's level. Below 1 zstd is faster and compresses less (its "
-        "`--fast`): -7 is about as fast as lz4. gzip takes 1 to 9, and the nearest of them else.",
+    compression_level: Annotated[int | str, PlainValidator(_level)] = Field(
+        default="auto",
+        description="The compressor's level, -7 to 19. Below 1 zstd is faster and compresses less "
+        "(its `--fast`): -7 is about as fast as lz4. gzip takes 1 to 9, and the nearest of them "
+        "else. `auto`: 1; with zstd the fastest of -7 to 5 that keeps up with the bundle store, by "
+        "what held up the guest's last snapshot.",
     )
     compression_threads: int = Field(
         default=0, ge=0, le=256, description="Compressor threads; 0 for one per core."
@@ -268,6 +277,11 @@ class DomainSettings(_Section):
         description="Policies to apply. In `[defaults]` they are for domains that no other place "
         "gives any; in a domain's own section they count before every other place.",
     )
+
+    @property
+    def fixed_level(self) -> int | None:
+        """The compressor's level, unless it is snaporch's to choose."""
+        return self.compression_level if isinstance(self.compression_level, int) else None
 
 
 class Config(_Section):

@@ -167,6 +167,7 @@ def _with_pages(
         sha256=parts.rest_sha256,
         payload_bytes=ram.payload_bytes,
         compression=COMPRESSION,
+        pace=ram.pace,
         pages=entry,
     )
     others = [rest if part is ram else part for part in manifest.parts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from snaporch.bundle.manifest import (
     GroupEntry,
     Manifest,
     MemberEntry,
+    PaceEntry,
     Part,
     PauseEntry,
     Role,
@@ -18,6 +21,7 @@ from snaporch.bundle.manifest import (
     VersionsEntry,
     moment,
 )
+from snaporch.bundle.pace import Pace
 from snaporch.bundle.ramimage import RamImage, RamImageWriter
 from snaporch.bundle.store import RAM_NAME, PartialBundle
 from snaporch.bundle.stream import RamStream
@@ -36,11 +40,41 @@ from snaporch.run.plan import Plan
 
 _RAW_NAME = "ram.raw"
 _READ = 1 << 20
+_TICK_SECONDS = 0.5
+_BREAK_OFF_SECONDS = 10
 _FORMAT_NAMES = {method.image_format: method.value for method in Compression} | {
     2: "bzip2",
     3: "xz",
     4: "lzop",
 }
+
+
+class _Sealing(threading.Thread):
+    """Sealing in a thread of its own, so that somebody can break it off."""
+
+    def __init__(self, finish: Callable[[], RamImage]) -> None:
+        super().__init__(name="seal", daemon=True)
+        self._finish = finish
+        self._image: RamImage | None = None
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._image = self._finish()
+        except BaseException as error:  # noqa: BLE001 - raised by `image`
+            self._failure = error
+
+    def over(self, seconds: float) -> bool:
+        """Wait for it for so long; whether it has ended."""
+        self.join(seconds)
+        return not self.is_alive()
+
+    def image(self) -> RamImage:
+        """What came of it."""
+        if self._failure is not None:
+            raise self._failure
+        assert self._image is not None
+        return self._image
 
 
 class Capture:
@@ -52,6 +86,7 @@ class Capture:
         self._how = how
         self._throttle = Throttle(0)
         self._stream: RamStream | None = None
+        self._writer: RamImageWriter | None = None
 
     @property
     def streams(self) -> bool:
@@ -82,7 +117,7 @@ class Capture:
 
     def open_stream(self) -> None:
         """Make the pipe and start reading; before libvirt is called."""
-        writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
+        self._writer = writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
         try:
             self._stream = RamStream(self._pipe, writer, self._throttle)
         except BaseException:
@@ -109,13 +144,37 @@ class Capture:
         if self._stream is not None:
             self._stream.break_off()
 
-    def seal(self) -> Part:
+    def seal(self, tick: Callable[[int], None]) -> Part:
         """Finish the compressed image; what it is.
+
+        Args:
+            tick: called now and then with the bytes stored so far. What it raises is raised when
+                the image was given up, however the store or the compressor stands still.
 
         Raises:
             RamImageError, OSError: it is not whole.
         """
-        image = self._stream.finish() if self._stream else self._compress_raw()
+        sealing = _Sealing(self._finish)
+        sealing.start()
+        while not sealing.over(_TICK_SECONDS):
+            try:
+                tick(self._writer.stored_bytes if self._writer else 0)
+            except BaseException:
+                self._break_off_sealing(sealing)
+                raise
+        return self._part(sealing.image())
+
+    def _break_off_sealing(self, sealing: _Sealing) -> None:
+        self.break_off()
+        if self._writer is not None:
+            self._writer.break_off()
+        if not sealing.over(_BREAK_OFF_SECONDS):
+            self._stream = None  # its file is open still, and goes with the unfinished bundle
+
+    def _finish(self) -> RamImage:
+        return self._stream.finish() if self._stream else self._compress_raw()
+
+    def _part(self, image: RamImage) -> Part:
         return Part(
             name=RAM_NAME,
             role=Role.RAM,
@@ -123,11 +182,12 @@ class Capture:
             sha256=image.sha256,
             payload_bytes=image.payload_bytes,
             compression=_FORMAT_NAMES.get(image.image_format, str(image.image_format)),
+            pace=_pace_entry(self._stream.pace if self._stream else None),
         )
 
     def _compress_raw(self) -> RamImage:
         raw = self._directory / _RAW_NAME
-        writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=False)
+        self._writer = writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=False)
         try:
             with raw.open("rb") as stream:
                 while block := stream.read(_READ):
@@ -163,6 +223,17 @@ def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part
         for index, path in enumerate(sorted(Path(domain.tpm_state).glob("*.permall"))):
             parts.append(bundle.add_copy(f"tpm.{index}.permall", Role.TPM, path, before=frozen))
     return parts
+
+
+def _pace_entry(pace: Pace | None) -> PaceEntry | None:
+    if pace is None:
+        return None
+    return PaceEntry(
+        level=pace.level,
+        seconds=round(pace.seconds, 3),
+        waited_for_ram=round(pace.waited_for_ram, 3),
+        waited_for_store=round(pace.waited_for_store, 3),
+    )
 
 
 def _pause_entry(parts: PauseParts) -> PauseEntry:

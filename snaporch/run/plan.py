@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.compress import Compressing, choose
+from snaporch.bundle.compress import Compressing, Compression, choose
+from snaporch.bundle.pace import FIRST_LEVEL, next_level
 from snaporch.config import DomainSettings
 from snaporch.errors import RefusedError, UnavailableError, UsageError
 from snaporch.hypervisor import Blocker, OverlayDisk
@@ -243,7 +244,7 @@ def make_plan(
         snapshot,
         domain,
         settings,
-        _compressing(context, settings),
+        _compressing(context, settings, domain.uuid),
         tuple(planned),
         tuple(left_out),
         choice.downgrade,
@@ -263,9 +264,13 @@ def _downtime(
     return {"downtime_ms": settings.downtime_ms, "own_downtime_ms": own} if own else {}
 
 
-def _compressing(context: Context, settings: DomainSettings) -> Compressing:
+def _compressing(context: Context, settings: DomainSettings, uuid: str) -> Compressing:
     method = choose(settings.compression, reads_zstd=context.hypervisor.reads_zstd())
-    return Compressing(method, settings.compression_level, settings.compression_threads)
+    level = settings.fixed_level
+    if level is None:
+        zstd = method is Compression.ZSTD
+        level = next_level(context.store.last_pace(uuid)) if zstd else FIRST_LEVEL
+    return Compressing(method, level, settings.compression_threads)
 
 
 def _overlays(

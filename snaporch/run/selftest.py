@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression, choose
+from snaporch.bundle.pace import FIRST_LEVEL
 from snaporch.bundle.ramimage import (
     HEADER_SIZE,
     MAGIC,
@@ -70,7 +71,8 @@ def capture_mode(context: Context) -> CaptureMode:
 
 def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
     """Why it does not work; empty when it does."""
-    how = Compressing(method, settings.compression_level, settings.compression_threads)
+    level = FIRST_LEVEL if settings.fixed_level is None else settings.fixed_level
+    how = Compressing(method, level, settings.compression_threads)
     try:
         with tempfile.TemporaryDirectory(prefix="snaporch-selftest-", dir=place) as name:
             image = Path(name) / "ram.save"

@@ -1,6 +1,8 @@
 """What a pause is made of, and the limits that keep it short and the host free."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 from faults.process import Run
@@ -57,6 +59,22 @@ def test_a_rate_does_not_keep_a_snapshot_from_being_whole(guest):
     assert_clean(guest)
     expected = guest.snapshot_count(taken["snapshot"])
     restore(guest, taken["snapshot"])
+    assert_restored(guest, mark, expected)
+
+
+def test_the_compressors_level_follows_the_snapshot_before(guest):
+    manifest = Path(snapshot(guest, "--name", "s1")["bundle"]) / "manifest.json"
+    said = json.loads(manifest.read_text())
+    pace = said["parts"][0]["pace"]
+    assert pace["level"] == 1
+    assert 0 <= pace["waited_for_ram"] <= pace["seconds"]
+    pace |= {"seconds": 10.0, "waited_for_store": 9.0}  # a store as slow as the lab has none
+    manifest.write_text(json.dumps(said))
+    mark = guest.mark()
+    snapshot(guest, "--name", "s2")
+    assert "at level 3; held up by QEMU " in must("snaporch", "show", f"{guest.name}@s2")
+    expected = guest.snapshot_count("s2")
+    restore(guest, "s2")
     assert_restored(guest, mark, expected)
 
 

@@ -1,4 +1,4 @@
-"""What saving RAM may take while the guest runs: seconds, bytes, and a rate.
+"""What saving RAM may take: seconds, bytes, and a rate while the guest runs, patience afterwards.
 
 A guest can dirty RAM faster than it is saved, be that for its own doing or for the limits set here:
 a rate, and a downtime that the rest of RAM must fit in. So the limits are given up when they did
@@ -13,12 +13,17 @@ import time
 
 from snaporch.config import DomainSettings
 from snaporch.errors import RunFailedError
+from snaporch.run.context import Interrupt
 from snaporch.run.journal import Note
 from snaporch.run.parts import Capture
 from snaporch.run.strategies.base import Work
 
 _REPORT_SECONDS = 0.5
 _STALL_SECONDS = 120
+_SEAL_STALL_SECONDS = 600
+"""The guest runs: a slow store may have its time, for all that is written to be on its disks."""
+_SEAL_PATIENCE_SECONDS = 30
+"""The same when somebody wants the run to end: what goes on may come to its end."""
 _PASSES = 2
 """Of the guest's whole RAM, before limits count as what keeps it from coming to an end."""
 _SHARE = 0.5
@@ -132,3 +137,32 @@ class RamBudget:
         if settings.ram_budget_mib and self._arrived >> 20 > settings.ram_budget_mib:
             return f"{settings.ram_budget_mib} MiB"
         return ""
+
+
+class SealWatch:
+    """Watches over sealing, when the guest runs again: until nothing is stored any more."""
+
+    def __init__(self, name: str, interrupt: Interrupt) -> None:
+        self._name = name
+        self._interrupt = interrupt
+        self._stored = -1
+        self._moved = time.monotonic()
+
+    def check(self, stored: int) -> None:
+        """Called now and then, with the bytes stored so far.
+
+        Raises:
+            InterruptedRunError: a signal came, and nothing has been stored for some seconds.
+            RunFailedError: nothing has been stored for minutes.
+        """
+        now = time.monotonic()
+        if stored != self._stored:
+            self._stored, self._moved = stored, now
+        if now - self._moved > _SEAL_PATIENCE_SECONDS:
+            self._interrupt.check(self._name)
+        if now - self._moved > _SEAL_STALL_SECONDS:
+            raise RunFailedError(
+                self._name,
+                f"the bundle store has taken nothing for {_SEAL_STALL_SECONDS} s",
+                "see whether the bundle store and the compressor still work",
+            )

@@ -11,7 +11,7 @@ from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import CaptureRequest, HypervisorError
 from snaporch.run.parts import Capture
 from snaporch.run.strategies.base import Strategy, Work
-from snaporch.run.strategies.budget import Downtime, RamBudget, fair_rate
+from snaporch.run.strategies.budget import Downtime, RamBudget, SealWatch, fair_rate
 
 
 class RamStrategy(Strategy):
@@ -119,7 +119,8 @@ class RamStrategy(Strategy):
     def ram_part(self) -> Part:
         """The finished image."""
         self._downtime.put_back()
-        return self._capture.seal()
+        name, interrupt = self.work.domain.name, self.work.context.interrupt
+        return self._capture.seal(SealWatch(name, interrupt).check)
 
     def abandon(self) -> None:
         """Close the pipe."""

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from snaporch.bundle.behind import Behind
+from snaporch.bundle.behind import _DEPTH, Behind
 
 PATIENCE = 60
 
@@ -26,6 +26,19 @@ def test_a_buffer_may_be_used_again():
     gate.set()
     behind.finish()
     assert done == [b"first"]
+
+
+def test_the_time_in_which_there_was_no_room_is_counted():
+    gate = threading.Event()
+    behind = Behind(lambda _block: gate.wait(PATIENCE))
+    for _ in range(_DEPTH):
+        behind.put(b"x")
+    assert behind.waited == 0.0
+    threading.Timer(0.2, gate.set).start()
+    for _ in range(2):  # one more than is being done and waits
+        behind.put(b"x")
+    behind.finish()
+    assert 0.1 < behind.waited < PATIENCE
 
 
 def test_what_fails_is_told_by_the_next_call():
@@ -67,5 +80,5 @@ def test_not_more_wait_than_a_few_and_stopping_frees_who_waits():
     thread.join(PATIENCE)
     assert errors == ["it was broken off"]
     gate.set()
-    behind.wait()
+    assert behind.wait(PATIENCE)
     assert len(taken) <= 1  # what waited was dropped

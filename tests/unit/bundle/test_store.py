@@ -10,9 +10,11 @@ from snaporch.bundle.manifest import (
     DiskEntry,
     Manifest,
     ManifestError,
+    PaceEntry,
     Role,
     VersionsEntry,
 )
+from snaporch.bundle.pace import Pace
 from snaporch.bundle.store import (
     BundleError,
     BundleStore,
@@ -51,6 +53,26 @@ def manifest(*parts, disks=()):
 @pytest.fixture
 def store(tmp_path):
     return BundleStore(tmp_path / "deep" / "bundles")
+
+
+def seal_with_pace(store, run, pace):
+    bundle = store.create(UUID, run)
+    part = bundle.add_text("ram.save", Role.RAM, "RAM").model_copy(update={"pace": pace})
+    bundle.seal(manifest(part).model_copy(update={"run": run}))
+
+
+def test_the_pace_of_the_last_snapshot_that_tells_one(store):
+    assert store.last_pace(UUID) is None
+    for second, level in enumerate([5, -3, None]):
+        pace = (
+            None
+            if level is None
+            else PaceEntry(level=level, seconds=2.0, waited_for_ram=1.0, waited_for_store=0.5)
+        )
+        seal_with_pace(store, f"20250601T12000{second}Z-0badcafe", pace)
+    (store.root / UUID / "20250601T120003Z-0badcafe").mkdir()
+    assert store.last_pace(UUID) == Pace(-3, 2.0, 1.0, 0.5)
+    assert store.last_pace(UUID.replace("7", "8")) is None
 
 
 @pytest.fixture

@@ -23,11 +23,19 @@ CLOSING = images.header(data_length=len(XML))
 class Sink:
     """A writer that tells when it has taken so many bytes, and fails when told to."""
 
+    level = 3
+    waited_for_store = 0.25
+
     def __init__(self, announce=1 << 60, fail_after=1 << 60):
         self.taken = bytearray()
         self.reached = threading.Event()
         self.abandoned = False
         self._announce, self._fail_after = announce, fail_after
+
+    def announce(self, size):
+        """Tell again, at another size."""
+        self._announce = size
+        self.reached.clear()
 
     def write(self, block):
         self.taken += block
@@ -306,6 +314,44 @@ def test_a_limited_stream_ends_at_once(fifo, end):
     ending.join(PATIENCE)
     assert not ending.is_alive()
     assert not fifo.exists()
+
+
+def test_who_held_it_up_is_told(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    assert stream.pace is None
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    sink.announce(2 * len(BODY))
+    threading.Event().wait(0.2)  # the guest's RAM does not come
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    stream.finish()
+    assert stream.pace.level == 3
+    assert 0.2 <= stream.pace.waited_for_ram <= stream.pace.seconds
+    assert stream.pace.waited_for_store == 0.25
+
+
+def test_only_what_was_while_the_guest_ran_counts(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    stream.make_room()
+    pace = stream.pace
+    sink.waited_for_store = 5.0
+    stream.finish()
+    assert (pace.waited_for_store, stream.pace) == (0.25, pace)
+
+
+@pytest.mark.parametrize("eased", [False, True])
+def test_a_limited_stream_tells_nothing(fifo, eased):
+    stream = RamStream(fifo, Sink(), Throttle(1e6))
+    pour(fifo, BODY)
+    if eased:
+        stream.hurry()
+    stream.finish()
+    assert stream.pace is None
 
 
 @pytest.fixture

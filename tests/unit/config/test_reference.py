@@ -39,7 +39,8 @@ def test_every_default_and_type_is_told():
     "text",
     [
         'Type: one of `"auto"`, `"zstd"`, `"gzip"`, `"none"`. Default: `"auto"`.',
-        "Type: integer, -7 to 19. Default: `1`.",
+        "Type: integer, 0 to 256. Default: `0`.",
+        'Type: integer or string. Default: `"auto"`.',
         "Type: list of strings. Default: `[]`.",
         'Type: absolute path. Default: `"/run/snaporch"`.',
         'Type: string. Default: `"qemu:///system"`.',

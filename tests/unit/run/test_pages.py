@@ -53,6 +53,7 @@ def test_the_image_gives_way_to_pages_and_the_rest(paged):
     record = snapshot(paged)
     part = ram(record)
     assert (part.name, part.compression) == ("ram.rest", "pages")
+    assert part.pace is not None
     assert files(record) == ["domain.live.xml", "domain.xml", "manifest.json", "ram.rest"]
     assert (part.pages.dataset, part.pages.name) == (dataset(paged), "s1")
     (taken,) = paged.pool.snapshots([dataset(paged)])

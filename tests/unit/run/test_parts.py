@@ -1,24 +1,32 @@
 import os
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from fakes import images
 
+from snaporch.bundle import ramimage as ramimage_module
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.manifest import Role
-from snaporch.bundle.ramimage import RamImageError
+from snaporch.bundle.ramimage import RamImageError, RamImageWriter
 from snaporch.bundle.store import BundleStore
 from snaporch.hypervisor import Pause
 from snaporch.model import DomainState
+from snaporch.run import parts as parts_module
 from snaporch.run.parts import Capture, side_parts
 
 PLAIN = Compressing(Compression.NONE)
+PATIENCE = 60
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 
 
 @pytest.fixture
 def capture(tmp_path):
     return Capture(tmp_path, tmp_path / "ram.pipe", PLAIN)
+
+
+def nothing(_stored):
+    pass
 
 
 def names(path):
@@ -28,7 +36,7 @@ def names(path):
 def test_ram_by_file_is_compressed_afterwards_and_the_raw_file_goes(capture, tmp_path):
     assert not capture.streams
     capture.target.write_bytes(images.image())
-    part = capture.seal()
+    part = capture.seal(nothing)
     assert (part.name, part.compression, part.payload_bytes) == ("ram.save", "none", 5000)
     assert names(tmp_path) == ["ram.save"]
 
@@ -36,7 +44,7 @@ def test_ram_by_file_is_compressed_afterwards_and_the_raw_file_goes(capture, tmp
 def test_a_raw_file_that_is_no_image_leaves_no_compressed_one(capture, tmp_path):
     capture.target.write_bytes(b"\0" * 200)
     with pytest.raises(RamImageError):
-        capture.seal()
+        capture.seal(nothing)
     assert "ram.save" not in names(tmp_path)
 
 
@@ -46,7 +54,7 @@ def test_ram_by_pipe(capture, tmp_path):
     assert capture.target == tmp_path / "ram.pipe"
     with capture.target.open("wb") as pipe:
         pipe.write(images.piped())
-    assert capture.seal().bytes == len(images.image())
+    assert capture.seal(nothing).bytes == len(images.image())
     assert names(tmp_path) == ["ram.save"]
 
 
@@ -57,7 +65,7 @@ def test_giving_the_pipe_up_leaves_room_for_a_file(capture, tmp_path):
     assert capture.failure is None
     assert names(tmp_path) == []
     capture.target.write_bytes(images.image())
-    assert capture.seal().payload_bytes == 5000
+    assert capture.seal(nothing).payload_bytes == 5000
 
 
 def test_a_pipe_that_cannot_be_made_leaves_nothing(capture, tmp_path):
@@ -71,7 +79,79 @@ def test_a_pipe_that_cannot_be_made_leaves_nothing(capture, tmp_path):
 @pytest.mark.parametrize(("label", "name"), [(1, "gzip"), (2, "bzip2"), (3, "xz"), (9, "9")])
 def test_what_libvirt_compressed_is_named(capture, label, name):
     capture.target.write_bytes(images.image(payload=b"packed" * 9, compression=label))
-    assert capture.seal().compression == name
+    assert capture.seal(nothing).compression == name
+
+
+class StuckStore:
+    """A file that takes nothing from the second write on, until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.gate, self.stuck = threading.Event(), threading.Event()
+        write = RamImageWriter._raw_write
+
+        def stand_still(writer, data):
+            self.writer = writer
+            if writer.stored_bytes > 92:  # the header and the XML are written beforehand
+                self.stuck.set()
+                self.gate.wait(PATIENCE)
+            write(writer, data)
+
+        monkeypatch.setattr(RamImageWriter, "_raw_write", stand_still)
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    store = StuckStore(monkeypatch)
+    yield store
+    store.gate.set()
+    for thread in threading.enumerate():
+        if thread.name in ("store", "seal"):
+            thread.join(PATIENCE)
+    store.writer._file.close()  # given up with a thread in it, it was left open
+
+
+def poured(capture, way):
+    if way == "stream":
+        capture.open_stream()
+        capture.target.write_bytes(images.piped())
+    else:
+        capture.target.write_bytes(images.image())
+
+
+@pytest.mark.parametrize("way", ["stream", "file"])
+def test_sealing_can_be_given_up_while_the_store_stands_still(
+    capture, tmp_path, stuck, monkeypatch, way
+):
+    monkeypatch.setattr(parts_module, "_BREAK_OFF_SECONDS", 0.1)
+    monkeypatch.setattr(ramimage_module, "_ABANDON_SECONDS", 0.1)
+    poured(capture, way)
+    seen = []
+
+    def tick(stored):
+        assert stuck.stuck.wait(PATIENCE)
+        seen.append(stored)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        capture.seal(tick)
+    assert seen[0] == seen[1] > 92
+    capture.abandon()  # and nobody is waited for
+
+
+@pytest.mark.parametrize("way", ["stream", "file"])
+def test_a_store_that_goes_on_after_all_leaves_nothing(capture, tmp_path, stuck, way):
+    poured(capture, way)
+
+    def tick(_stored):
+        assert stuck.stuck.wait(PATIENCE)
+        threading.Timer(0.1, stuck.gate.set).start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        capture.seal(tick)
+    capture.abandon()
+    assert "ram.save" not in names(tmp_path)
 
 
 # -- files beside RAM ---------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import pytest
 from fakes.domain_xml import DiskSpec
 
 from snaporch.bundle.compress import Compression
+from snaporch.bundle.pace import Pace
+from snaporch.bundle.store import BundleStore
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
 from snaporch.model import DomainState, Level, Strategy
 from snaporch.run import plan as plan_module
@@ -326,6 +328,30 @@ def test_compression_follows_the_settings(world):
     context = world.with_defaults(compression="gzip", compression_level=7, compression_threads=3)
     how = make_plan(context, domain, None).compressing
     assert (how.method, how.level, how.threads) == (Compression.GZIP, 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("compression", "pace", "level"),
+    [
+        ("auto", None, 1),
+        ("auto", Pace(1, 10.0, 0.0, 0.0), -1),
+        ("zstd", Pace(1, 10.0, 0.0, 9.0), 3),
+        ("gzip", Pace(5, 10.0, 0.0, 9.0), 1),
+    ],
+)
+def test_a_level_follows_the_last_snapshot(world, monkeypatch, compression, pace, level):
+    asked = []
+    monkeypatch.setattr(BundleStore, "last_pace", lambda _, uuid: asked.append(uuid) or pace)
+    domain = world.add_guest()
+    context = world.with_defaults(compression=compression)
+    assert make_plan(context, domain, None).compressing.level == level
+    assert set(asked) <= {domain.uuid}
+
+
+def test_a_level_that_is_set_is_kept(world, monkeypatch):
+    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: Pace(1, 10.0, 0.0, 0.0))
+    context = world.with_defaults(compression_level=0)
+    assert make_plan(context, world.add_guest(), None).compressing.level == 0
 
 
 def test_an_old_libvirt_gets_what_it_can_read(world):

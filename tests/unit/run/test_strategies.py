@@ -19,6 +19,7 @@ from snaporch.errors import (
 from snaporch.hypervisor import HypervisorError, Patience
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
 from snaporch.pool import PoolError
+from snaporch.run import parts
 from snaporch.run import snapshot as snapshot_module
 from snaporch.run.journal import Journal, Step, read_journals
 from snaporch.run.parts import Capture
@@ -26,6 +27,7 @@ from snaporch.run.records import all_records
 from snaporch.run.settle import recover
 from snaporch.run.snapshot import take_snapshot
 from snaporch.run.strategies import quiesced as quiesced_module
+from snaporch.run.strategies.budget import SealWatch
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
 POOLS = ["pool.snapshot", "pool.snapshot"]
@@ -596,6 +598,66 @@ def test_ram_that_does_not_arrive_is_not_waited_for_for_ever(world, ready, slow_
     assert "no RAM has arrived for 120 s" in str(caught.value)
     assert world.is_as_it_was()
     assert world.pool.names() == []
+
+
+# -- sealing ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sealing(world, monkeypatch):
+    """A store that takes nothing more; time passes at every look, and the looks are counted."""
+    from snaporch.run.strategies import budget
+
+    clock, looks = Clock(), []
+    monkeypatch.setattr(budget, "time", clock)
+    monkeypatch.setattr(parts, "_TICK_SECONDS", 0)
+
+    class Stuck:
+        def __init__(self, _finish):
+            pass
+
+        def start(self):
+            pass
+
+        def over(self, _seconds):
+            looks.append(clock.now)
+            clock.now += 10
+            return False
+
+    monkeypatch.setattr(parts, "_Sealing", Stuck)
+    return looks
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_store_that_takes_nothing_is_not_waited_for_for_ever(world, ready, sealing, way):
+    ready(way)
+    with pytest.raises(RunFailedError, match="has taken nothing for 600 s") as caught:
+        snapshot(world)
+    assert sealing[-1] - sealing[0] == pytest.approx(610, abs=20)
+    assert "only as crash-consistent" in str(caught.value)
+    assert world.is_as_it_was()
+    assert world.pool.names() == ["flash/web@s1", "tank/web@s1"]
+
+
+def test_who_wants_it_to_end_waits_less(world, ready, sealing):
+    ready("overlay")
+    world.hooks.at["hypervisor.commit"] = interrupt(world)
+    with pytest.raises(InterruptedRunError):
+        snapshot(world)
+    assert sealing[-1] - sealing[0] == pytest.approx(40, abs=20)
+    assert world.is_as_it_was()
+
+
+def test_what_is_being_stored_may_come_to_its_end(world, ready, monkeypatch):
+    """However long it takes, and whatever signal came."""
+    ready("overlay")
+    watch = SealWatch("web", world.context.interrupt)
+    interrupt(world)()
+    for stored in range(100):
+        watch.check(stored)
+    monkeypatch.setattr(watch, "_moved", watch._moved - 31)
+    with pytest.raises(InterruptedRunError):
+        watch.check(99)
 
 
 # -- limits while RAM is saved -----------------------------------------------------------------
