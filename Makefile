@@ -65,8 +65,9 @@ bench: ## measure natively against the rivals (installs libvirtd; BENCH="--round
 	@tests/bench/native/run $(BENCH)
 
 .PHONY: bench-lab
-bench-lab: lab ## measure the strategies with real ZFS, in the lab, as ratios
+bench-lab: lab ## in the lab, as ratios: the strategies with real ZFS, fairness with systemd
 	@$(IN_LAB) tests/bench/strategies.py
+	@tests/lab/run --systemd tests/bench/fairness.py
 
 .PHONY: install
 install: ## install into $(PREFIX) (below DESTDIR, if set); dependencies come from Debian
