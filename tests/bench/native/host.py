@@ -153,6 +153,7 @@ def versions() -> dict[str, str]:
     for name, command in told.items():
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         words = done.stdout.splitlines()[0].split()
-        found[name] = next((word for word in words if word.strip("v")[:1].isdigit()), "unknown")
+        numbers = (word.strip("v,") for word in words)
+        found[name] = next((word for word in numbers if word[:1].isdigit()), "unknown")
     found["cores"] = str(os.cpu_count())
     return found
