@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from snaporch.sanoid.covering import listed
-from snaporch.sanoid.facts import Facts
+from snaporch.sanoid.facts import Facts, Pages
 from snaporch.sanoid.findings import Finding, Severity
 
 _OTHERS = 0o077
@@ -204,9 +204,13 @@ def _store(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _has_pool(facts: Facts, pages: Pages) -> bool:
+    return pages.dataset.split("/")[0] in facts.datasets
+
+
 def _pages(facts: Facts) -> Iterator[Finding]:
     pages = facts.pages
-    if pages is not None and pages.dataset.split("/")[0] not in facts.datasets:
+    if pages is not None and not _has_pool(facts, pages):
         yield Finding(
             "pages-missing",
             Severity.ERROR,
@@ -231,7 +235,7 @@ def _secrets(facts: Facts) -> Iterator[Finding]:
         )
     pages = facts.pages
     open_guests = sorted({held[d] for d in secret} & set(pages.guests)) if pages else []
-    if pages is not None and open_guests and not pages.encrypted:
+    if pages is not None and open_guests and not pages.encrypted and _has_pool(facts, pages):
         yield Finding(
             "pages-in-clear",
             Severity.WARNING,

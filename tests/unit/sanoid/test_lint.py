@@ -344,7 +344,7 @@ def test_ram_of_an_encrypted_guest_in_the_clear(facts):
         ("tank/ram", False, {"tank/web"}, ("pages-in-clear", "warning")),
         ("tank/ram", False, {"tank/db"}, None),
         ("tank/ram", True, {"tank/web"}, None),
-        ("gone/ram", False, set(), ("pages-missing", "error")),
+        ("gone/ram", False, {"tank/web"}, ("pages-missing", "error")),
     ],
 )
 def test_ram_in_pages(facts, dataset, encrypted, secret, expected):
