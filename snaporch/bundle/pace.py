@@ -35,11 +35,11 @@ def next_level(pace: Pace | None) -> int:
     """What the level should be for a guest whose RAM was saved like that.
 
     A step up if the store was too slow for what it got; a step down if the compressor was, and
-    the store has room for more; else the same. Never a level out of :data:`LEVELS`.
+    the store has room for more; else the same. Always one of :data:`LEVELS`.
     """
     if pace is None:
         return FIRST_LEVEL
-    level = min(max(pace.level, LEVELS[0]), LEVELS[-1])
+    level = max((each for each in LEVELS if each <= pace.level), default=LEVELS[0])
     if pace.seconds < _SHORTEST_SECONDS:
         return level
     if pace.waited_for_store > _STORE_IS_SLOW * pace.seconds:

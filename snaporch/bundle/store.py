@@ -7,6 +7,7 @@ synced, so a directory without the leading dot is whole or was damaged later.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -35,7 +36,7 @@ LEFTOVERS = (REST_NAME, FRESH_MANIFEST_NAME)
 """What is there, or was, when a move of RAM into pages was killed; an image may be there too."""
 UUID_NAME = "[0-9a-f-]{36}"
 RUN_NAME = "[0-9A-Za-z][0-9A-Za-z-]*"
-_FEW = 4
+_FEW = 16
 _REFERENCE = re.compile(f"{UUID_NAME}/{RUN_NAME}")
 
 
@@ -75,7 +76,9 @@ class BundleStore:
     def last_pace(self, uuid: str) -> Pace | None:
         """How RAM of a domain was saved the last time, going by a few bundles that can be read."""
         with suppress(OSError):
-            for directory in sorted(_directories(self.root / uuid, RUN_NAME), reverse=True)[:_FEW]:
+            bundles = sorted(_directories(self.root / uuid, RUN_NAME), reverse=True)
+            with_ram = (each for each in bundles if _has_ram(each))
+            for directory in itertools.islice(with_ram, _FEW):
                 with suppress(ManifestError):
                     if pace := read_manifest(directory).pace:
                         return pace
@@ -301,6 +304,10 @@ def _directories(path: Path, name: str) -> list[Path]:
     with os.scandir(path) as entries:
         found = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
     return [path / each for each in sorted(found) if re.fullmatch(name, each)]
+
+
+def _has_ram(directory: Path) -> bool:
+    return any((directory / name).exists() for name in (RAM_NAME, REST_NAME))
 
 
 def _size(path: Path) -> int:

@@ -244,7 +244,7 @@ def make_plan(
         snapshot,
         domain,
         settings,
-        _compressing(context, settings, domain.uuid),
+        _compressing(context, settings, facts),
         tuple(planned),
         tuple(left_out),
         choice.downgrade,
@@ -264,12 +264,12 @@ def _downtime(
     return {"downtime_ms": settings.downtime_ms, "own_downtime_ms": own} if own else {}
 
 
-def _compressing(context: Context, settings: DomainSettings, uuid: str) -> Compressing:
+def _compressing(context: Context, settings: DomainSettings, facts: Facts) -> Compressing:
     method = choose(settings.compression, reads_zstd=context.hypervisor.reads_zstd())
     level = settings.fixed_level
     if level is None:
-        zstd = method is Compression.ZSTD
-        level = next_level(context.store.last_pace(uuid)) if zstd else FIRST_LEVEL
+        follows = method is Compression.ZSTD and facts.strategy.level is Level.RAM
+        level = next_level(context.store.last_pace(facts.uuid)) if follows else FIRST_LEVEL
     return Compressing(method, level, settings.compression_threads)
 
 

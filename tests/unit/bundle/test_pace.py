@@ -24,9 +24,10 @@ def test_nothing_to_go_by():
         (5, 0.0, 9.0, 5),  # nor one that would help
         (-3, 0.0, 9.0, -1),
         (3, 0.0, 0.0, 1),
-        (19, 0.0, 0.0, 3),  # one that was set
+        (19, 0.0, 0.0, 3),  # one that was set, as are those below
         (2, 0.0, 9.0, 3),
-        (2, 5.0, 0.0, 2),
+        (2, 5.0, 0.0, 1),
+        (0, 5.0, 0.0, -1),
     ],
 )
 def test_a_step_towards_what_keeps_up(level, waited_for_ram, waited_for_store, then):

@@ -55,6 +55,11 @@ def store(tmp_path):
     return BundleStore(tmp_path / "deep" / "bundles")
 
 
+def seal_without_ram(store, run):
+    bundle = store.create(UUID, run)
+    bundle.seal(manifest().model_copy(update={"run": run}))
+
+
 def seal_with_pace(store, run, pace):
     bundle = store.create(UUID, run)
     part = bundle.add_text("ram.save", Role.RAM, "RAM").model_copy(update={"pace": pace})
@@ -71,6 +76,9 @@ def test_the_pace_of_the_last_snapshot_that_tells_one(store):
         )
         seal_with_pace(store, f"20250601T12000{second}Z-0badcafe", pace)
     (store.root / UUID / "20250601T120003Z-0badcafe").mkdir()
+    (store.root / UUID / "20250601T120003Z-0badcafe" / "ram.save").touch()
+    for number in range(10, 60):  # of a policy that takes no RAM
+        seal_without_ram(store, f"20250601T1201{number}Z-0badcafe")
     assert store.last_pace(UUID) == Pace(-3, 2.0, 1.0, 0.5)
     assert store.last_pace(UUID.replace("7", "8")) is None
 
