@@ -169,8 +169,6 @@ class Domain:
     emulator_owner: Owner | None
     boot: str
     """Tells one emulator process from the next; empty without one."""
-    memory_limited: bool = False
-    """Whether its emulator is killed for more memory than some limit."""
 
     @property
     def active(self) -> bool:

@@ -23,8 +23,8 @@ class Behind:
         self._closing = False
         self._stopped = False
         self._failure: BaseException | None = None
-        self.waited = 0.0
-        """Seconds that :meth:`put` has waited in all."""
+        self._waited = 0.0
+        self._waiting_since = 0.0
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
@@ -39,9 +39,16 @@ class Behind:
             self._changed.notify_all()
 
     def _wait_for_room(self) -> None:
-        began = time.monotonic()
+        self._waiting_since = time.monotonic()
         self._changed.wait_for(lambda: self._stopped or len(self._blocks) < _DEPTH)
-        self.waited += time.monotonic() - began
+        self._waited += time.monotonic() - self._waiting_since
+        self._waiting_since = 0.0
+
+    @property
+    def waited(self) -> float:
+        """Seconds that :meth:`put` has waited in all, up to now."""
+        since = self._waiting_since
+        return self._waited + (time.monotonic() - since if since else 0.0)
 
     def finish(self) -> None:
         """Wait until everything is done."""

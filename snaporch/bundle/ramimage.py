@@ -29,7 +29,8 @@ _FIELDS = struct.Struct("<16sIIII")  # magic, version, data_length, was_running,
 _VERSION = 2
 _SPARSE = 6
 _MAX_XML = 64 << 20
-_ABANDON_SECONDS = 10
+_ABANDON_SECONDS = 0.5
+"""A block takes less; a guest may stand still meanwhile."""
 
 
 class RamImageError(SnaporchError):
@@ -109,6 +110,8 @@ class RamImageWriter:
         self._storing: Behind | None = None
         self._held = bytearray()
         self._broken_off = False
+        self.syncing = False
+        """Whether all is written, and only has to get to the disks."""
 
     @property
     def payload_bytes(self) -> int:
@@ -116,9 +119,9 @@ class RamImageWriter:
         return self._payload
 
     @property
-    def stored_bytes(self) -> int:
-        """Bytes written so far."""
-        return self._stored
+    def moved_bytes(self) -> int:
+        """Bytes taken and bytes written so far: while they grow, it goes on."""
+        return self._payload + self._stored
 
     @property
     def level(self) -> int:
@@ -155,12 +158,10 @@ class RamImageWriter:
         plain = self._head[start : start + len(QEMU_MAGIC)] == QEMU_MAGIC
         method = self._payload_method(header, plain=plain)
         self._final_header = replace(header, magic=MAGIC, compression=method)
-        self._digest.update(self._final_header.pack())
-        self._raw_write(replace(self._final_header, magic=PARTIAL_MAGIC).pack())
-        self._store(bytes(self._head[HEADER_SIZE:start]))
         how = self._how if plain else Compressing(Compression.NONE)
-        # What is compressed is hashed and stored beside, so that RAM never waits for either.
+        # Hashing and storing are done beside, so that RAM never waits for either.
         self._storing = Behind(self._store)
+        self._storing.put(bytes(self._head[HEADER_SIZE:start]))
         self._compressor = compressor(how, self._storing.put)
         if self._broken_off:  # while it was being started: nobody else could stop it
             self.break_off()
@@ -205,6 +206,10 @@ class RamImageWriter:
             self._compressor.write(block)
 
     def _store(self, data: Block) -> None:
+        if not self._stored:
+            assert self._final_header is not None
+            self._digest.update(self._final_header.pack())
+            self._raw_write(replace(self._final_header, magic=PARTIAL_MAGIC).pack())
         if data:
             self._digest.update(data)
             self._raw_write(data)
@@ -229,6 +234,7 @@ class RamImageWriter:
         self._compressor.finish()
         self._storing.finish()
         os.pwrite(self._file.fileno(), self._final_header.pack(), 0)
+        self.syncing = True
         os.fsync(self._file.fileno())
         self._file.close()
         self._let_go()
@@ -259,14 +265,11 @@ class RamImageWriter:
             compressor.abandon()
 
     def abandon(self) -> None:
-        """Stop and remove the file.
-
-        A store that stands still may keep it open; then it goes with the unfinished bundle.
-        """
+        """Stop and remove the file; one that a store at a standstill keeps open closes later."""
         self.break_off()
         if self._storing is None or self._storing.wait(_ABANDON_SECONDS):
             self._file.close()
-            self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
         self._let_go()
 
 

@@ -45,7 +45,7 @@ class RamStream:
         self._limited = self._throttle.limits
         self._stop = threading.Event()
         self._broken = False
-        self._began = 0.0
+        self._began = self._asked = 0.0
         self._waited_for_ram = 0.0
         self._pace: Pace | None = None
         self._roomy = False
@@ -89,12 +89,13 @@ class RamStream:
     def _pump(self) -> bool:
         """Move what is there; False when the stream is over."""
         self._rest()
-        asked = time.monotonic()
+        self._asked = time.monotonic()
         ready = {descriptor for descriptor, _ in self._poll()}
         if self._broken:
             return False
         if self._began:
-            self._waited_for_ram += time.monotonic() - asked
+            self._waited_for_ram += time.monotonic() - self._asked
+        self._asked = 0.0
         if self._reader in ready:
             self._began = self._began or time.monotonic()
             count = os.readv(self._reader, [self._buffer])
@@ -123,11 +124,13 @@ class RamStream:
         """How RAM was taken while the guest ran; nothing to go by if there was a limit."""
         return self._pace
 
-    def _take_pace(self) -> None:
+    def take_pace(self) -> None:
+        """What comes from now on tells nothing of the pace; only the first call counts."""
         if self._pace is None and self._began and not self._limited:
-            seconds = time.monotonic() - self._began
-            stored = self._writer.waited_for_store
-            self._pace = Pace(self._writer.level, seconds, self._waited_for_ram, stored)
+            now, asked = time.monotonic(), self._asked
+            waiting = now - asked if asked else 0.0
+            ram, stored = self._waited_for_ram + waiting, self._writer.waited_for_store
+            self._pace = Pace(self._writer.level, now - self._began, ram, stored)
 
     def finish(self) -> RamImage:
         """After libvirt's call returned: drain, close, and seal the image.
@@ -136,7 +139,7 @@ class RamStream:
             RamImageError: the stream is not a finished save image.
             OSError: it could not be stored.
         """
-        self._take_pace()
+        self.take_pace()
         self.hurry()
         self._end()
         if self._failure is not None:
@@ -150,12 +153,11 @@ class RamStream:
     def make_room(self) -> None:
         """The guest stands still: take the rest of its RAM whole, as far as the kernel allows.
 
-        More than ``/proc/sys/fs/pipe-max-size`` needs ``CAP_SYS_RESOURCE`` (pipe(7)), and the pages
-        count as the emulator's.
+        More than ``/proc/sys/fs/pipe-max-size`` needs ``CAP_SYS_RESOURCE`` (pipe(7)).
         """
         if self._roomy:
             return
-        self._take_pace()
+        self.take_pace()
         self.hurry()
         self._roomy = True
         with self._closing:

@@ -59,7 +59,6 @@ class DomainReader:
             managed_save=self._has_managed_save(handle),
             emulator_owner=domain_xml.emulator_owner(root) if live else None,
             boot=f"{_BOOT_ID.read_text().strip()}:{handle.ID()}" if live else "",
-            memory_limited=domain_xml.memory_limited(root),
         )
 
     def _has_managed_save(self, handle: Any) -> bool:

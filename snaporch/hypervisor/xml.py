@@ -106,11 +106,6 @@ def emulator_owner(root: Element) -> Owner | None:
     return Owner(int(uid), int(gid)) if uid.isdecimal() and gid.isdecimal() else None
 
 
-def memory_limited(root: Element) -> bool:
-    """Whether the emulator's cgroup has a hard limit (libvirt's ``formatdomain``, memtune)."""
-    return root.find("memtune/hard_limit") is not None
-
-
 def backing_source(root: Element, target: str) -> str | None:
     """The file directly below a disk's active image, as the live XML has it."""
     element = disk_element(root, target)

@@ -69,6 +69,11 @@ class _Sealing(threading.Thread):
         self.join(seconds)
         return not self.is_alive()
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether there is an image."""
+        return self._image is not None
+
     def image(self) -> RamImage:
         """What came of it."""
         if self._failure is not None:
@@ -134,6 +139,11 @@ class Capture:
         if self._stream is not None:
             self._stream.hurry()
 
+    def captured(self) -> None:
+        """All of RAM was given away."""
+        if self._stream is not None:
+            self._stream.take_pace()
+
     def make_room(self) -> None:
         """The guest stands still: let it wait for nothing here."""
         if self._stream is not None:
@@ -148,8 +158,9 @@ class Capture:
         """Finish the compressed image; what it is.
 
         Args:
-            tick: called now and then with the bytes stored so far. What it raises is raised when
-                the image was given up, however the store or the compressor stands still.
+            tick: called now and then with the bytes compressed and stored so far, until only
+                syncing is left. What it raises is raised when the image was given up, however the
+                store or the compressor stands still.
 
         Raises:
             RamImageError, OSError: it is not whole.
@@ -157,19 +168,23 @@ class Capture:
         sealing = _Sealing(self._finish)
         sealing.start()
         while not sealing.over(_TICK_SECONDS):
+            if self._writer is None or self._writer.syncing:
+                continue
             try:
-                tick(self._writer.stored_bytes if self._writer else 0)
+                tick(self._writer.moved_bytes)
             except BaseException:
-                self._break_off_sealing(sealing)
-                raise
+                if not self._break_off_sealing(sealing):
+                    raise
         return self._part(sealing.image())
 
-    def _break_off_sealing(self, sealing: _Sealing) -> None:
+    def _break_off_sealing(self, sealing: _Sealing) -> bool:
+        """Whether it came to a good end all the same."""
         self.break_off()
         if self._writer is not None:
             self._writer.break_off()
         if not sealing.over(_BREAK_OFF_SECONDS):
             self._stream = None  # its file is open still, and goes with the unfinished bundle
+        return sealing.succeeded
 
     def _finish(self) -> RamImage:
         return self._stream.finish() if self._stream else self._compress_raw()
@@ -182,7 +197,9 @@ class Capture:
             sha256=image.sha256,
             payload_bytes=image.payload_bytes,
             compression=_FORMAT_NAMES.get(image.image_format, str(image.image_format)),
-            pace=_pace_entry(self._stream.pace if self._stream else None),
+            pace=_pace_entry(self._stream.pace)
+            if self._stream and image.image_format == Compression.ZSTD.image_format
+            else None,
         )
 
     def _compress_raw(self) -> RamImage:

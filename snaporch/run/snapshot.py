@@ -1,7 +1,8 @@
 """The run: freeze, snapshot the pools inside the frozen instant, release, seal.
 
 ``PREPARE`` and ``FREEZE`` can be undone and stop for a signal. From ``POOL_SNAPSHOT`` on the run
-finishes what it began: the way forward is as short as the way back.
+finishes what it began: the way forward is as short as the way back. Only RAM of which nothing more
+can be stored is not waited for when somebody wants the run to end.
 """
 
 from __future__ import annotations
@@ -221,12 +222,16 @@ class _Run:
             self._context.progress.note(name, text)
         if set_aside := [text for text in done if text.startswith(SET_ASIDE)]:
             return AttentionError(name, f"{_reason(error)}; {'; '.join(set_aside)}", LOOK)
+        completed = COMPLETED in " ".join(done)
+        if isinstance(error, InterruptedRunError) and self._taken:
+            reason = f"{error.reason}; {self._remains(completed=completed)}"
+            return InterruptedRunError(name, reason, error.signum)
         if isinstance(error, InterruptedRunError) or not isinstance(error, Exception):
             return error
         if isinstance(error, SnaporchError) and not self._touched:
             return error  # refused before anything was touched, with its own exit code
         kind = FreezeFailedError if self._freezing else RunFailedError
-        return kind(name, _reason(error), self._remains(completed=COMPLETED in " ".join(done)))
+        return kind(name, _reason(error), self._remains(completed=completed))
 
     def _remains(self, *, completed: bool) -> str:
         guest = self._how_the_guest_is()

@@ -627,7 +627,6 @@ def _domain(guest: FakeGuest) -> Domain:
         managed_save=guest.managed_save,
         emulator_owner=Owner(os.getuid(), os.getgid()) if guest.live else None,
         boot=f"host:{guest.boot}" if guest.live else "",
-        memory_limited=domain_xml.memory_limited(root),
     )
 
 

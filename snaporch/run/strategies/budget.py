@@ -140,24 +140,24 @@ class RamBudget:
 
 
 class SealWatch:
-    """Watches over sealing, when the guest runs again: until nothing is stored any more."""
+    """Watches over sealing, when the guest runs again: until nothing moves any more."""
 
     def __init__(self, name: str, interrupt: Interrupt) -> None:
         self._name = name
         self._interrupt = interrupt
-        self._stored = -1
+        self._bytes = -1
         self._moved = time.monotonic()
 
-    def check(self, stored: int) -> None:
-        """Called now and then, with the bytes stored so far.
+    def check(self, moved: int) -> None:
+        """Called now and then, with the bytes that were compressed or stored so far.
 
         Raises:
-            InterruptedRunError: a signal came, and nothing has been stored for some seconds.
-            RunFailedError: nothing has been stored for minutes.
+            InterruptedRunError: a signal came, and nothing has moved for some seconds.
+            RunFailedError: nothing has moved for minutes.
         """
         now = time.monotonic()
-        if stored != self._stored:
-            self._stored, self._moved = stored, now
+        if moved != self._bytes:
+            self._bytes, self._moved = moved, now
         if now - self._moved > _SEAL_PATIENCE_SECONDS:
             self._interrupt.check(self._name)
         if now - self._moved > _SEAL_STALL_SECONDS:

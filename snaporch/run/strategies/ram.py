@@ -91,7 +91,8 @@ class RamStrategy(Strategy):
         self._budget.begin()
         self._downtime.shorten()
         try:
-            self.pause = self.work.hypervisor.capture(request, self._tick, self._standing_still)
+            self.pause = self.work.hypervisor.capture(request, self._tick, self._capture.make_room)
+            self._capture.captured()
         except BaseException as error:
             self._downtime.put_back()
             if not isinstance(error, HypervisorError):
@@ -99,12 +100,6 @@ class RamStrategy(Strategy):
             if self._capture.failure is not None:  # libvirt's "broken pipe" is only its echo
                 raise self._capture.failure from None
             raise
-
-    def _standing_still(self) -> None:
-        if self.work.domain.memory_limited:  # what a pipe holds counts against that, too
-            self._capture.hurry()
-        else:
-            self._capture.make_room()
 
     def _tick(self) -> None:
         try:

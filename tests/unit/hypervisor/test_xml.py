@@ -185,18 +185,6 @@ def test_no_label_no_owner():
     assert xml.emulator_owner(small("")) is None
 
 
-@pytest.mark.parametrize(
-    ("tune", "limited"),
-    [
-        ("", False),
-        ("<memtune><soft_limit unit='KiB'>100</soft_limit></memtune>", False),
-        ("<memtune><hard_limit unit='KiB'>100</hard_limit></memtune>", True),
-    ],
-)
-def test_a_hard_limit_on_memory(tune, limited):
-    assert xml.memory_limited(small(tune)) is limited
-
-
 # -- hostile input ------------------------------------------------------------------------------
 
 LAUGHS = (

@@ -91,7 +91,7 @@ class StuckStore:
 
         def stand_still(writer, data):
             self.writer = writer
-            if writer.stored_bytes > 92:  # the header and the XML are written beforehand
+            if writer._stored > 92:  # the header and the XML are written beforehand
                 self.stuck.set()
                 self.gate.wait(PATIENCE)
             write(writer, data)
@@ -137,6 +137,35 @@ def test_sealing_can_be_given_up_while_the_store_stands_still(
         capture.seal(tick)
     assert seen[0] == seen[1] > 92
     capture.abandon()  # and nobody is waited for
+
+
+def test_syncing_may_take_its_time(capture, monkeypatch):
+    """However long: a kernel has much to write for it, and it cannot be told from a standstill."""
+    poured(capture, "stream")
+    synced, looks = threading.Event(), []
+    monkeypatch.setattr(ramimage_module.os, "fsync", lambda _: synced.wait(PATIENCE))
+    monkeypatch.setattr(parts_module, "_TICK_SECONDS", 0.01)
+    threading.Timer(0.3, synced.set).start()
+
+    def tick(moved):
+        looks.append(moved)
+        assert not capture._writer.syncing
+
+    assert capture.seal(tick).payload_bytes == 5000
+    assert len(looks) < 10
+
+
+def test_a_header_that_cannot_be_stored_holds_up_nobody(capture, monkeypatch):
+    """QEMU would stay in its write to the pipe."""
+    gate = threading.Event()
+    monkeypatch.setattr(RamImageWriter, "_raw_write", lambda *_: gate.wait(PATIENCE))
+    capture.open_stream()
+    capture.target.write_bytes(images.piped())
+    ending = threading.Thread(target=capture.abandon, daemon=True)
+    ending.start()
+    ending.join(10)
+    assert not ending.is_alive()
+    gate.set()
 
 
 @pytest.mark.parametrize("way", ["stream", "file"])

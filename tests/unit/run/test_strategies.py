@@ -1,6 +1,7 @@
 """Runs by every strategy: the way through, failures and signals everywhere, levels, downgrades."""
 
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from unittest import mock
@@ -9,6 +10,8 @@ import pytest
 from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 
+from snaporch.bundle.ramimage import RamImageWriter
+from snaporch.bundle.stream import RamStream
 from snaporch.errors import (
     AttentionError,
     InterruptedRunError,
@@ -613,6 +616,8 @@ def sealing(world, monkeypatch):
     monkeypatch.setattr(parts, "_TICK_SECONDS", 0)
 
     class Stuck:
+        succeeded = False
+
         def __init__(self, _finish):
             pass
 
@@ -642,10 +647,49 @@ def test_a_store_that_takes_nothing_is_not_waited_for_for_ever(world, ready, sea
 def test_who_wants_it_to_end_waits_less(world, ready, sealing):
     ready("overlay")
     world.hooks.at["hypervisor.commit"] = interrupt(world)
-    with pytest.raises(InterruptedRunError):
+    with pytest.raises(InterruptedRunError) as caught:
         snapshot(world)
+    assert "stopped by SIGTERM; the guest is as it was; @s1 was kept" in str(caught.value)
+    assert "only as crash-consistent" in str(caught.value)
+    assert caught.value.signum == 15
     assert sealing[-1] - sealing[0] == pytest.approx(40, abs=20)
     assert world.is_as_it_was()
+
+
+def test_a_guest_does_not_stand_still_for_a_store_that_does(world, ready, monkeypatch):
+    """When the run fails in its window."""
+    ready("manual", compression="none")
+    gate, stuck_at, resumed_at = threading.Event(), [], []
+    monkeypatch.setattr(RamImageWriter, "_raw_write", lambda *_: gate.wait(60))
+
+    def fail():
+        stuck_at.append(time.monotonic())
+        raise PoolError("tank", "is suspended")
+
+    world.hooks.at["pool.snapshot tank"] = fail
+    world.hooks.at["hypervisor.resume"] = lambda: resumed_at.append(time.monotonic())
+    with pytest.raises(RunFailedError):
+        snapshot(world)
+    gate.set()
+    assert resumed_at[0] - stuck_at[0] < 5
+
+
+def test_the_pace_ends_with_the_capture(world, ready, monkeypatch):
+    """What the guest's disks wait for afterwards tells nothing of the compressor."""
+    ready("overlay")
+    paces = []
+    real = RamStream.take_pace
+
+    def take_pace(stream):
+        real(stream)
+        paces.append((len(world.hooks.acts()), stream.pace))
+
+    monkeypatch.setattr(RamStream, "take_pace", take_pace)
+    monkeypatch.setattr(RamStream, "make_room", lambda _: None)  # as nobody told of a standstill
+    snapshot(world)
+    first, last = paces[0], paces[-1]
+    assert first[0] < last[0]
+    assert first[1] == last[1]
 
 
 def test_what_is_being_stored_may_come_to_its_end(world, ready, monkeypatch):
@@ -725,17 +769,6 @@ def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
         world.hooks.at[place] = lambda: limits.append(streams[0][1].limits)
     snapshot(world)  # the fake stops the guest in the middle of its RAM, as a suspension would
     assert limits == [True, False]
-
-
-@pytest.mark.parametrize(("limited", "asked"), [(False, True), (True, False)])
-def test_what_a_pipe_holds_is_the_emulators_memory(world, ready, limited, asked):
-    ready("overlay")
-    if limited:
-        tune = "<memtune><hard_limit unit='GiB'>1</hard_limit></memtune></domain>"
-        world.guest().live = world.guest().live.replace("</domain>", tune)
-    with mock.patch.object(Capture, "make_room") as make_room:
-        snapshot(world)
-    assert make_room.called is asked
 
 
 def test_a_rate_on_the_command_line(world, ready, streams):
