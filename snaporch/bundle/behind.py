@@ -22,6 +22,8 @@ class Behind:
         self._changed = threading.Condition()
         self._closing = False
         self._stopped = False
+        self._ended = False
+        self._afterwards: Callable[[], None] = lambda: None
         self._failure: BaseException | None = None
         self._waited = 0.0
         self._waiting_since = 0.0
@@ -65,10 +67,16 @@ class Behind:
             self._blocks.clear()
             self._changed.notify_all()
 
-    def wait(self, seconds: float) -> bool:
-        """After :meth:`stop`, until the block that was under way is done; whether it is."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+    def afterwards(self, act: Callable[[], None]) -> None:
+        """After :meth:`stop`: call ``act`` when the block that was under way is done.
+
+        That may be now, or much later in the thread of the blocks; nobody waits for it here.
+        """
+        with self._changed:
+            if not self._ended:
+                self._afterwards = act
+                return
+        act()
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -83,6 +91,9 @@ class Behind:
             except BaseException as error:  # noqa: BLE001 - handed to whoever puts or finishes
                 self._failure = error
                 self.stop()
+        with self._changed:
+            self._ended = True
+        self._afterwards()
 
     def _next(self) -> Block | None:
         with self._changed:

@@ -29,8 +29,6 @@ _FIELDS = struct.Struct("<16sIIII")  # magic, version, data_length, was_running,
 _VERSION = 2
 _SPARSE = 6
 _MAX_XML = 64 << 20
-_ABANDON_SECONDS = 0.5
-"""A block takes less; a guest may stand still meanwhile."""
 
 
 class RamImageError(SnaporchError):
@@ -265,10 +263,12 @@ class RamImageWriter:
             compressor.abandon()
 
     def abandon(self) -> None:
-        """Stop and remove the file; one that a store at a standstill keeps open closes later."""
+        """Stop and remove the file; waits for nobody, since a guest may stand still meanwhile."""
         self.break_off()
-        if self._storing is None or self._storing.wait(_ABANDON_SECONDS):
+        if self._storing is None:
             self._file.close()
+        else:
+            self._storing.afterwards(self._file.close)
         self._path.unlink(missing_ok=True)
         self._let_go()
 

@@ -79,6 +79,19 @@ def test_not_more_wait_than_a_few_and_stopping_frees_who_waits():
     behind.stop()
     thread.join(PATIENCE)
     assert errors == ["it was broken off"]
+    ended = threading.Event()
+    behind.afterwards(ended.set)
+    if taken:
+        assert not ended.is_set()
     gate.set()
-    assert behind.wait(PATIENCE)
+    assert ended.wait(PATIENCE)
     assert len(taken) <= 1  # what waited was dropped
+
+
+def test_what_comes_afterwards_comes_at_once_if_nothing_is_under_way():
+    behind = Behind(lambda _block: None)
+    behind.stop()
+    behind._thread.join(PATIENCE)
+    ended = []
+    behind.afterwards(lambda: ended.append(True))
+    assert ended == [True]
