@@ -20,6 +20,8 @@ from snaporch.run.context import Interrupt
 
 _POLL_SECONDS = 0.2
 _BRIEF_SECONDS = 180
+_NAMELESS_SECONDS = 5
+"""For who has just taken the lock to say so; until then its file tells of the one before."""
 RECOVERING = "recover"
 PRUNING = "prune"
 SCHEDULE = "schedule"
@@ -65,7 +67,7 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
 
     def give_up(state: RetryCallState) -> bool:
         """What is short, and mends what is in our own way, is waited for anyway."""
-        longest = max(wait, _BRIEF_SECONDS) if _doing(descriptor) in _BRIEF else wait
+        longest = max(wait, _anyway(_told(descriptor)))
         return (state.seconds_since_start or 0.0) >= longest
 
     patience = Retrying(
@@ -83,12 +85,26 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock."""
+    """Who holds a lock, as its file tells; or held it, and was killed."""
 
     doing: str
     pid: int
     since: str
     """ISO 8601, UTC."""
+
+    @classmethod
+    def parse(cls, text: bytes) -> Holder | None:
+        """``None`` for what nobody has written."""
+        try:
+            told = json.loads(text)
+            return cls(str(told["doing"]), int(told["pid"]), str(told["since"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is such a process."""
+        return Path(f"/proc/{self.pid}").exists()
 
 
 def holder(runtime: Path, uuid: str) -> str | None:
@@ -106,26 +122,27 @@ def held_by(runtime: Path, uuid: str) -> Holder | None:
     try:
         inode = path.stat().st_ino
         locks = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
-        told = json.loads(path.read_bytes())
-        found = Holder(str(told["doing"]), int(told["pid"]), str(told["since"]))
-        alive = Path(f"/proc/{found.pid}").exists()
-    except (OSError, ValueError, KeyError, TypeError):
+        found = Holder.parse(path.read_bytes())
+    except (OSError, ValueError):
         return None
     # only the inode: some file systems show another device number here than stat(2) does
     held = any(words[1] == "FLOCK" and words[5].endswith(f":{inode}") for words in locks)
-    return found if held and alive else None
+    return found if found and held and found.alive else None
 
 
-def _doing(descriptor: int) -> str:
-    try:
-        return str(json.loads(os.pread(descriptor, 4096, 0))["doing"])
-    except (ValueError, KeyError, TypeError):
-        return ""
+def _told(descriptor: int) -> Holder | None:
+    return Holder.parse(os.pread(descriptor, 4096, 0))
+
+
+def _anyway(holder: Holder | None) -> float:
+    """Seconds to wait even if nobody asked for that."""
+    if holder is None or not holder.alive:
+        return _NAMELESS_SECONDS
+    return _BRIEF_SECONDS if holder.doing in _BRIEF else 0.0
 
 
 def _holder(descriptor: int) -> str:
-    try:
-        told = json.loads(os.pread(descriptor, 4096, 0))
-        return f"{told['doing']} (pid {told['pid']}, since {told['since']})"
-    except (ValueError, KeyError, TypeError):
+    told = _told(descriptor)
+    if told is None or not told.alive:
         return "another run"
+    return f"{told.doing} (pid {told.pid}, since {told.since})"

@@ -145,8 +145,22 @@ def test_a_run_that_fails_gives_the_domain_back(runtime):
         pass
 
 
+def test_who_has_just_taken_it_gets_the_time_to_say_so(runtime, recovery):
+    """What the file says until then is of a run that was killed."""
+    path = runtime / "u.lock"
+    truth = path.read_text()
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    path.write_text(json.dumps({"pid": gone.pid, "doing": "snapshot", "since": "yesterday"}))
+    threading.Timer(0.5, lambda: path.write_text(truth)).start()
+    threading.Timer(1.0, recovery.stdin.close).start()
+    with lock(runtime):
+        assert recovery.wait(5) == 0
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"pid": 1}'])
-def test_a_holder_that_left_no_readable_name_is_another_run(runtime, other, content):
+def test_a_holder_that_left_no_readable_name_is_another_run(runtime, other, monkeypatch, content):
+    monkeypatch.setattr(lock_module, "_NAMELESS_SECONDS", 0.1)
     (runtime / "u.lock").write_text(content)
     with pytest.raises(BusyError, match="held by another run"), lock(runtime):
         pass
