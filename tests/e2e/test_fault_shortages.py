@@ -28,6 +28,11 @@ def guest():
     made.remove()
 
 
+TOO_SMALL = "size=2560k"
+"""For two overlays of the guest, which writes 1 MiB of each disk over and over: with what qcow2
+needs for itself they come to 2.7 MiB, filled or not."""
+
+
 @pytest.fixture(autouse=True)
 def well(guest):
     """Whatever is short, the guest must not notice."""
@@ -73,7 +78,7 @@ def fill(directory):
 def test_no_space_for_what_the_guest_writes_to_its_overlay(guest, tmp_path):
     """QEMU pauses a guest that it cannot write for; the run must bring it back."""
     with (
-        small(OVERLAYS, "size=3m"),
+        small(OVERLAYS, TOO_SMALL),
         under_way(
             tmp_path,
             guest,
@@ -93,7 +98,7 @@ def test_no_space_for_what_the_guest_writes_to_its_overlay(guest, tmp_path):
 
 def test_no_space_for_overlays_and_killed(guest, tmp_path):
     with (
-        small(OVERLAYS, "size=3m"),
+        small(OVERLAYS, TOO_SMALL),
         under_way(
             tmp_path,
             guest,
