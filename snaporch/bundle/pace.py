@@ -26,7 +26,7 @@ class Pace:
     level: int
     seconds: float
     waited_for_ram: float
-    """In which QEMU had nothing to take."""
+    """In which there was nothing to take: QEMU was the slowest."""
     waited_for_store: float
     """In which the compressor could not go on, because the store had not taken what came before."""
 

@@ -153,6 +153,8 @@ class Capture:
         """Let nobody wait for us any more."""
         if self._stream is not None:
             self._stream.break_off()
+        elif self._writer is not None:
+            self._writer.break_off()
 
     def seal(self, tick: Callable[[int], None]) -> Part:
         """Finish the compressed image; what it is.
@@ -180,8 +182,6 @@ class Capture:
     def _break_off_sealing(self, sealing: _Sealing) -> bool:
         """Whether it came to a good end all the same."""
         self.break_off()
-        if self._writer is not None:
-            self._writer.break_off()
         if not sealing.over(_BREAK_OFF_SECONDS):
             self._stream = None  # its file is open still, and goes with the unfinished bundle
         return sealing.succeeded
