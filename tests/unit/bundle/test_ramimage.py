@@ -1,5 +1,6 @@
 import gc
 import hashlib
+import os
 import weakref
 import zlib
 
@@ -142,15 +143,25 @@ def test_blocks_around_the_edges(tmp_path, method, trailer, block):
     assert result.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_until_it_is_finished_libvirt_would_refuse_the_file(tmp_path):
+def test_until_it_is_finished_libvirt_would_refuse_the_file(tmp_path, monkeypatch):
     path = tmp_path / "ram.save"
+    before_its_header: list[bytes] = []
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        with pytest.raises(RamImageError, match="unfinished"):
+            read_header(path)
+        before_its_header.append(path.read_bytes())
+        return os_pwrite(descriptor, data, offset)
+
+    os_pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", pwrite)
     writer = RamImageWriter(path, PLAIN, trailer=True)
     writer.write(images.piped(XML))
-    assert path.read_bytes()[:16] == images.UNFINISHED
-    with pytest.raises(RamImageError, match="unfinished"):
-        read_header(path)
     writer.finish()
-    assert path.read_bytes()[:16] == images.FINISHED
+    (unfinished,) = before_its_header
+    finished = path.read_bytes()
+    assert (unfinished[:16], finished[:16]) == (images.UNFINISHED, images.FINISHED)
+    assert unfinished[HEADER_SIZE:] == finished[HEADER_SIZE:]
 
 
 def test_the_file_is_private_and_never_someone_elses(tmp_path):
