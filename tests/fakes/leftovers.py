@@ -1,0 +1,41 @@
+"""What a piece of code must not leave behind in its own process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PATIENCE = 60
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(_PATIENCE)
+
+
+def _open_files() -> set[str]:
+    """What is open, as ``number -> what``; the descriptor of the look itself is not among it."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+@contextmanager
+def nothing_left_open() -> Iterator[None]:
+    """All threads that were started within end by themselves, all files are closed by then.
+
+    A file that is given up is closed by the thread that was writing to it, a moment later.
+    """
+    _join([thread for thread in threading.enumerate() if thread.name == "store"])
+    threads, files = threading.enumerate(), _open_files()
+    yield
+    started = [thread for thread in threading.enumerate() if thread not in threads]
+    _join(started)
+    assert [thread for thread in started if thread.is_alive()] == []
+    assert _open_files() == files
