@@ -126,11 +126,12 @@ class RamStream:
 
     def take_pace(self) -> None:
         """What comes from now on tells nothing of the pace; only the first call counts."""
-        if self._pace is None and self._began and not self._limited:
+        if self._pace is None and not self._limited:
             now, asked = time.monotonic(), self._asked
-            waiting = now - asked if asked else 0.0
+            began = self._began or now
+            waiting = now - asked if asked and self._began else 0.0
             ram, stored = self._waited_for_ram + waiting, self._writer.waited_for_store
-            self._pace = Pace(self._writer.level, now - self._began, ram, stored)
+            self._pace = Pace(self._writer.level, now - began, ram, stored)
 
     def finish(self) -> RamImage:
         """After libvirt's call returned: drain, close, and seal the image.

@@ -344,6 +344,16 @@ def test_only_what_was_while_the_guest_ran_counts(fifo):
     assert (pace.waited_for_store, stream.pace) == (0.25, pace)
 
 
+def test_nothing_that_comes_after_a_standstill_counts(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    stream.make_room()
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    stream.finish()
+    assert (stream.pace.seconds, stream.pace.waited_for_ram) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("eased", [False, True])
 def test_a_limited_stream_tells_nothing(fifo, eased):
     stream = RamStream(fifo, Sink(), Throttle(1e6))
