@@ -294,6 +294,8 @@ class SnapshotRecord:
     group_run: str | None = None
     """The same for all that were taken in that window."""
     pause_parts: PauseParts | None = None
+    replicated: tuple[str, ...] = ()
+    """The replicas that have all of it."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``)."""
@@ -315,6 +317,7 @@ class SnapshotRecord:
             "policy": self.policy,
             "group": self.group,
             "group_run": self.group_run,
+            "replicated": list(self.replicated),
         }
 
 

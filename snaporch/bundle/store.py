@@ -34,10 +34,19 @@ REST_NAME = "ram.rest"
 FRESH_MANIFEST_NAME = "manifest.json.new"
 LEFTOVERS = (REST_NAME, FRESH_MANIFEST_NAME)
 """What is there, or was, when a move of RAM into pages was killed; an image may be there too."""
+COPY_NAME = "copy.json"
+"""In a bundle on a replica: the dataset below which the copies of its snapshots are."""
+COPYING = ".copying"
+"""What the name of a bundle that is being copied to a replica ends with."""
 UUID_NAME = "[0-9a-f-]{36}"
 RUN_NAME = "[0-9A-Za-z][0-9A-Za-z-]*"
 _FEW = 16
 _REFERENCE = re.compile(f"{UUID_NAME}/{RUN_NAME}")
+
+
+def copy_of(dataset: str) -> str:
+    """What the copy of a dataset is called on a replica: no copy may lie below another."""
+    return dataset.replace("/", ":")
 
 
 class BundleError(SnaporchError):

@@ -21,6 +21,7 @@ from snaporch.cli.plan import plan_command
 from snaporch.cli.prune import prune_command
 from snaporch.cli.recover import recover_command
 from snaporch.cli.render import render_app
+from snaporch.cli.replicate import replicate_command
 from snaporch.cli.restore import restore_command
 from snaporch.cli.run_due import run_due_command
 from snaporch.cli.show import show_command
@@ -49,6 +50,7 @@ app.command("show")(show_command)
 app.command("restore")(restore_command)
 app.command("clone")(clone_command)
 app.command("verify")(verify_command)
+app.command("replicate")(replicate_command)
 app.command("extract")(extract_command)
 app.command("recover")(recover_command)
 app.command("prune")(prune_command)

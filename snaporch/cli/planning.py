@@ -12,6 +12,7 @@ from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
 from snaporch.schedule.checks import Check
 from snaporch.schedule.outlook import Next, Outlook, look
+from snaporch.schedule.shipments import Shipment
 from snaporch.schedule.when import zone_of
 
 
@@ -65,6 +66,18 @@ def _document(outlooks: Sequence[Outlook], now: datetime) -> dict[str, object]:
             for each in outlooks
             for check in each.checks
         ],
+        "replications": [
+            {
+                "domain": each.domain.name,
+                "uuid": each.domain.uuid,
+                "replica": shipment.replica,
+                "at": iso(shipment.at),
+                "due": shipment.due(now),
+                "reason": shipment.reason,
+            }
+            for each in outlooks
+            for shipment in each.shipments
+        ],
         "retention": [
             {
                 "domain": each.domain.name,
@@ -93,6 +106,9 @@ def _tell(context: Context, outlooks: Sequence[Outlook], now: datetime, *, verbo
         for check in each.checks:
             when, reason = _when(check, now, zone), one_line(check.reason)
             print_result(f"{name}  {check.policy}  verify {when}  ({reason})")
+        for shipment in each.shipments:
+            when, reason = _when(shipment, now, zone), one_line(shipment.reason)
+            print_result(f"{name}  {shipment.replica}  replicate {when}  ({reason})")
         for verdict in each.verdicts:
             if verdict.delete or (verbose and verdict.taken.policy is not None):
                 word = "would go" if verdict.delete else "stays"
@@ -101,7 +117,7 @@ def _tell(context: Context, outlooks: Sequence[Outlook], now: datetime, *, verbo
             print_result(f"{name}  {_sum(each)}")
 
 
-def _when(coming: Next | Check, now: datetime, zone: tzinfo) -> str:
+def _when(coming: Next | Check | Shipment, now: datetime, zone: tzinfo) -> str:
     if coming.due(now):
         return "due now"
     return f"next {coming.at.astimezone(zone):%Y-%m-%d %H:%M:%S %Z}"

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from snaporch.cli.planning import tell_unknown
+from snaporch.cli.replicating import Told as Copied
+from snaporch.cli.replicating import tell_due_replications
 from snaporch.cli.verifying import Told, tell_due
 from snaporch.cli.watching import Watchers, watchers
 from snaporch.errors import ExitCode
@@ -22,10 +24,12 @@ from snaporch.schedule.outlook import Outlook, look
 from snaporch.schedule.retire import Retired, retire
 
 
-def run_due(context: Context, *, retention: bool, verification: bool, json: bool) -> int:
+def run_due(
+    context: Context, *, retention: bool, verification: bool, replication: bool, json: bool
+) -> int:
     """Carry policies out once; the exit code of the first failure.
 
-    Verifying comes last and keeps nobody else from taking snapshots meanwhile.
+    Copying and verifying come last and keep nobody else from taking snapshots meanwhile.
 
     Raises:
         BusyError: another ``run-due`` or the daemon is at it.
@@ -35,14 +39,17 @@ def run_due(context: Context, *, retention: bool, verification: bool, json: bool
             outlooks, outcomes, retired = _carry_out(context, watching, retention=retention)
         if not json:
             _tell(context, outcomes, retired)
-        told = Told(json=json)
+        sent, told = Copied(json=json), Told(json=json)
+        if replication and context.interrupt.signum is None:
+            sent = tell_due_replications(context, watching, json=json)
         if verification and context.interrupt.signum is None:
             told = tell_due(context, json=json)
     if json:
-        document = _document(outcomes, retired) | {"verified": told.documents}
+        document = _document(outcomes, retired)
+        document |= {"replicated": sent.documents, "verified": told.documents}
         print_result(json_format.dumps(document, indent=2, ensure_ascii=False))
     context.interrupt.check(SCHEDULE)
-    return _exit_code(outcomes, retired, tell_unknown(outlooks)) or told.code
+    return _exit_code(outcomes, retired, tell_unknown(outlooks)) or sent.code or told.code
 
 
 def _alone(context: Context) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from snaporch.run.context import Context
 from snaporch.run.lock import SCHEDULE, domain_lock
 from snaporch.run.selftest import capture_mode
 from snaporch.run.settle import recover_leftovers
-from snaporch.schedule.captures import Captures, snapshot_command, verify_command
+from snaporch.schedule.captures import Captures, errand_command, snapshot_command
 from snaporch.schedule.daemon import Daemon
 from snaporch.schedule.gate import Gate
 
@@ -34,7 +34,7 @@ def serve(path: Path | None, *, quiet: bool) -> int:
     config = load_config(path)
     pool, hypervisor = open_pool(), open_hypervisor(config.libvirt_uri)
     context = Context(config, hypervisor, pool, TerminalProgress(quiet=quiet), config_path=path)
-    captures = Captures(Gate(config.schedule), snapshot_command(path), verify_command(path))
+    captures = Captures(Gate(config.schedule), snapshot_command(path), errand_command(path))
     runtime, interrupt = config.paths.runtime, context.interrupt
     with (
         watchers(context) as watching,

@@ -2,6 +2,7 @@
 
 from snaporch.config.load import DEFAULT_PATH, load_config
 from snaporch.config.policy import Keep, Policy, Schedule
+from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Paths
 from snaporch.config.telling import Email, Metrics, Notify, Status
 
@@ -15,6 +16,7 @@ __all__ = [
     "Notify",
     "Paths",
     "Policy",
+    "Replica",
     "Schedule",
     "Status",
     "load_config",

@@ -235,6 +235,11 @@ class Policy(_Section):
         "`monthly`, a span (`3d`) or a line of crontab(5): test-restore the newest snapshot of "
         "each domain so often, as `snaporch verify` does, one at a time.",
     )
+    replicate: tuple[PolicyName, ...] = Field(
+        default=(),
+        strict=False,
+        description="Replicas (`[replica.NAME]`) that each snapshot is copied to once it is taken.",
+    )
     keep: Keep | None = Field(
         default=None, description="How many stay; without it nothing is ever deleted."
     )

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
 from snaporch.config.policy import Group, Keep, Policy, Schedule
+from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
 from snaporch.config.telling import Email, Metrics, Notify, Status
 
@@ -35,6 +36,7 @@ _GROUP_INTRO = (
     "A consistency group: see [groups](groups.md). The name is as a policy's. Of several groups "
     "that a domain is in, policies take the first of the file."
 )
+_REPLICA_INTRO = "A copy elsewhere: see [replication](replication.md). The name is as a policy's."
 _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Top level", Config, ""),
     ("`[paths]`", Paths, ""),
@@ -49,12 +51,13 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[policy.NAME]`", Policy, _POLICY_INTRO),
     ("`[policy.NAME.keep]`", Keep, "At least one of them."),
     ("`[group.NAME]`", Group, _GROUP_INTRO),
+    ("`[replica.NAME]`", Replica, _REPLICA_INTRO),
     ("`[status]`", Status, "See [status](status.md)."),
     ("`[metrics]`", Metrics, "See [metrics for Prometheus](metrics.md)."),
     ("`[notify]`", Notify, "See [notifications](notify.md)."),
     ("`[notify.email]`", Email, ""),
 )
-SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group")
+SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica")
 """Options that are tables with names of the user's, or of one kind of them."""
 
 

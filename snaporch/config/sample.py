@@ -29,6 +29,13 @@ _EXAMPLES = """\
 #domains = ["web", "db*"]
 #keep = { hourly = 24, daily = 7, weekly = 4 }
 #verify = "weekly"
+#replicate = ["offsite"]
+
+# Where a policy's snapshots and their bundles are copied to.
+#[replica.offsite]
+#host = "root@nas"
+#dataset = "backup/kvm"
+#bundles = "/backup/snaporch"
 
 # Guests that are snapshotted together, in one instant.
 #[group.shop]

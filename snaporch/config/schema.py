@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from snaporch.config.policy import Group, Policy, PolicyName, Schedule
+from snaporch.config.replica import Replica
 from snaporch.config.telling import Metrics, Notify, Status
 from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
 
@@ -319,6 +320,26 @@ class Config(_Section):
     group: dict[PolicyName, Group] = Field(
         default={}, description="Consistency groups, by name: `[group.NAME]`."
     )
+
+    replica: dict[PolicyName, Replica] = Field(
+        default={}, description="Where snapshots are copied to, by name: `[replica.offsite]`."
+    )
+
+    @model_validator(mode="after")
+    def _replicas_exist(self) -> Config:
+        for name, policy in self.policy.items():
+            for wanted in policy.replicate:
+                if wanted not in self.replica:
+                    raise ValueError(
+                        f"policy.{name}.replicate names {wanted!r}, and there is no such replica"
+                    )
+        for name, replica in self.replica.items():
+            if not replica.host and replica.bundles == self.paths.bundles:
+                raise ValueError(f"replica.{name}.bundles is this host's own bundle store")
+        places = {(each.host, each.bundles) for each in self.replica.values()}
+        if len(places) < len(self.replica):
+            raise ValueError("replica has two with the same bundles: each needs a store of its own")
+        return self
 
     @model_validator(mode="after")
     def _policies_exist(self) -> Config:

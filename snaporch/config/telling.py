@@ -89,6 +89,11 @@ class Status(_Section):
         description="How long after its time a policy's snapshot may come before it counts as "
         "missed.",
     )
+    replica_late: Span = Field(
+        default="1d",
+        description="How long a snapshot that a policy replicates may lack its copy before that "
+        "is a warning.",
+    )
     store_warning: int = Field(
         default=85,
         ge=1,

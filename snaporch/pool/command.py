@@ -23,6 +23,7 @@ PROPERTIES = (
     "group",
     "ram",
     "ram-pools",
+    "replicated",
     "domain",
 )
 """The ``snaporch:`` user properties, the free-text one last so that a line splits safely."""
@@ -221,6 +222,14 @@ class ZfsCommand:
         if snapshot not in born:
             raise PoolError(snapshot, "no such snapshot")
         return [name for name, txg in born.items() if txg > born[snapshot]]
+
+    def bookmark(self, snapshot: str, name: str) -> None:
+        self._run("bookmark", snapshot, f"{snapshot.partition('@')[0]}#{name}")
+
+    def bookmarks(self, dataset: str) -> dict[str, int]:
+        listing = ("list", "-Hp", "-d", "1", "-t", "bookmark", "-o", "name,createtxg", dataset)
+        lines = (line.split("\t") for line in self._run(*listing).splitlines())
+        return {name: int(txg) for name, txg in lines}
 
     def destroy_bookmark(self, name: str) -> None:
         self._run("destroy", name)

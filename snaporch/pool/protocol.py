@@ -131,6 +131,16 @@ class Pool(Protocol):
     def newer(self, snapshot: str) -> list[str]:
         """Snapshots (``d@s``) and bookmarks (``d#b``) of the dataset newer than ``snapshot``."""
 
+    def bookmark(self, snapshot: str, name: str) -> None:
+        """Make the bookmark ``dataset#name`` of a snapshot.
+
+        Raises:
+            PoolError: there is no such snapshot, or a bookmark of that name.
+        """
+
+    def bookmarks(self, dataset: str) -> dict[str, int]:
+        """The bookmarks of a dataset, as ``dataset#name``, with the txg of what they stand for."""
+
     def destroy_bookmark(self, name: str) -> None:
         """Destroy the bookmark ``dataset#bookmark``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -12,11 +13,13 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, read_manifest
 from snaporch.bundle.store import (
+    COPY_NAME,
     LEFTOVERS,
     RAM_NAME,
     REST_NAME,
     RUN_NAME,
     UUID_NAME,
+    copy_of,
     explained_store,
 )
 from snaporch.errors import RefusedError
@@ -108,18 +111,19 @@ def _described(found: Found) -> Iterator[Found]:
     """With what its manifest says, if it is the bundle's own and accounts for all that is there."""
     try:
         manifest = _own_manifest(found)
+        named = _names_here(found.path)
     except ManifestError as error:
         for each in _looked_into(found, lambda _name: True):
             yield replace(each, trouble=f"{error.thing}: {error.reason}")
         return
-    known = {MANIFEST_NAME, *(part.name for part in manifest.parts)}
+    known = {MANIFEST_NAME, COPY_NAME, *(part.name for part in manifest.parts)}
     if not known.isdisjoint({RAM_NAME, REST_NAME}):
         known |= {RAM_NAME, *LEFTOVERS}
     said = replace(
         found,
         domain=manifest.domain,
         snapshot=manifest.snapshot,
-        references=tuple(Reference(s.dataset, s.name, s.guid) for s in manifest.snapshots),
+        references=tuple(Reference(named(s.dataset), s.name, s.guid) for s in manifest.snapshots),
     )
     yield from _looked_into(said, known.__contains__)
 
@@ -132,6 +136,18 @@ def _own_manifest(found: Found) -> Manifest:
     if (manifest.uuid, manifest.run) != (found.uuid, found.name):
         raise ManifestError(str(path), f"is of another bundle ({manifest.uuid}/{manifest.run})")
     return manifest
+
+
+def _names_here(directory: Path) -> Callable[[str], str]:
+    """What its datasets are called here: on a replica they have other names."""
+    path = directory / COPY_NAME
+    if not os.path.lexists(path):
+        return str
+    try:
+        above = json.loads(path.read_bytes())["dataset"].strip("/")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(str(path), "does not say below which dataset copies are") from error
+    return lambda dataset: f"{above}/{copy_of(dataset)}"
 
 
 def _plain(

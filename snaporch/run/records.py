@@ -210,6 +210,7 @@ def _record(
         policy=_policy(members),
         group=group or None,
         group_run=group_run or None,
+        replicated=_replicated(marked),
     )
 
 
@@ -217,6 +218,12 @@ def _verdict(marked: Sequence[PoolSnapshot]) -> Verdict | None:
     """The same on all of them, unless its writing was cut short: then there is none."""
     texts = {member.properties.get("verified") for member in marked}
     return Verdict.parse(texts.pop()) if len(texts) == 1 else None
+
+
+def _replicated(marked: Sequence[PoolSnapshot]) -> tuple[str, ...]:
+    """What got each of its snapshots: the property is written when all of it has arrived."""
+    said = [set(member.properties.get("replicated", "").split(",")) for member in marked]
+    return tuple(sorted(set[str]().union(*said[:1]).intersection(*said) - {""}))
 
 
 def _policy(members: Sequence[PoolSnapshot]) -> str | None:

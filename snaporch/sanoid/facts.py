@@ -115,5 +115,7 @@ class Facts:
     """``snapshot_image_format = "sparse"`` in libvirt's ``qemu.conf``."""
     pages: Pages | None = None
     """``None`` if no guest's RAM is kept so."""
+    replicas: Mapping[str, str] = field(default_factory=dict)
+    """Of each replica that a policy names: why nothing can be copied there, or nothing."""
     capture: CaptureMode | None = None
     """Which way RAM can go; ``None`` if that was not tried."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from snaporch import __version__
 from snaporch.errors import SnaporchError
 from snaporch.model import Domain
+from snaporch.replicate.destination import why_not
 from snaporch.run.context import Context
 from snaporch.run.journal import OldJournal, read_journals
 from snaporch.run.lock import holder
@@ -68,6 +69,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         guests=gather_guests(context, domains),
         store=_store(context, encrypted),
         pages=_pages(context, domains, names, encrypted),
+        replicas=_replicas(context),
         overlays=_overlays(context, {run.run for run in runs}),
         datasets=frozenset(names),
         encrypted=encrypted,
@@ -247,6 +249,12 @@ def _pages(
     above = ["/".join(steps[:count]) for count in range(len(steps), 0, -1)]
     there = next((each for each in above if each in names), None)  # snaporch makes what is missing
     return Pages(dataset, guests, encrypted=there in secret)
+
+
+def _replicas(context: Context) -> dict[str, str]:
+    config = context.config
+    named = {name for policy in config.policy.values() for name in policy.replicate}
+    return {name: why_not(config.replica[name]) for name in sorted(named)}
 
 
 def _on_crypt(path: Path) -> bool:

@@ -18,6 +18,7 @@ def host_findings(facts: Facts) -> Iterator[Finding]:
     yield from _overlays(facts)
     yield from _store(facts)
     yield from _pages(facts)
+    yield from _replicas(facts)
     yield from _secrets(facts)
     yield from _capture(facts)
     if facts.sparse_images:
@@ -202,6 +203,19 @@ def _store(facts: Facts) -> Iterator[Finding]:
             "bundles that were pruned stay in those snapshots, with the RAM that is in them",
             "set paths.bundles in snaporch.toml to a place that sanoid leaves alone",
         )
+
+
+def _replicas(facts: Facts) -> Iterator[Finding]:
+    for name, trouble in facts.replicas.items():
+        if trouble:
+            yield Finding(
+                "replica-away",
+                Severity.WARNING,
+                f"replica {name}",
+                trouble,
+                "nothing can be copied there, and policies want it",
+                "see docs/replication.md, how a replica is set up",
+            )
 
 
 def _has_pool(facts: Facts, pages: Pages) -> bool:

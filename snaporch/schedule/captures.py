@@ -49,9 +49,10 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """What ``snaporch verify --due`` said."""
+class ErrandDone:
+    """What ``snaporch NAME --due`` said."""
 
+    name: str
     status: int
     """Its exit code; ``128 + N`` after signal N."""
     results: tuple[str, ...]
@@ -68,9 +69,9 @@ def snapshot_command(config: Path | None) -> Command:
     return command
 
 
-def verify_command(config: Path | None) -> list[str]:
-    """The command line that verifies what policies have due."""
-    return [*own_words(config), "verify", "--due", "--quiet"]
+def errand_command(config: Path | None) -> Callable[[str], list[str]]:
+    """The command line that does what policies have due of a kind: ``verify``, ``replicate``."""
+    return lambda name: [*own_words(config), name, "--due", "--quiet"]
 
 
 def own_words(config: Path | None) -> list[str]:
@@ -80,12 +81,17 @@ def own_words(config: Path | None) -> list[str]:
 
 
 class Captures:
-    """The captures of this process, and its verifications."""
+    """The captures of this process, and its errands."""
 
-    def __init__(self, gate: Gate, command: Command, verifying: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        command: Command,
+        errands: Callable[[str], Sequence[str]] = errand_command(None),  # noqa: B008 - pure
+    ) -> None:
         self.gate = gate
         self.command = command
-        self.verifying = verifying
+        self.errands = errands
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -98,15 +104,15 @@ class Captures:
         except GateClosedError:
             return Outcome(capture, 128 + signal.SIGTERM, "not begun: asked to stop")
 
-    def verify(self) -> Verified:
-        """Verify what is due, and say how it went; never raises for its failure."""
+    def errand(self, name: str) -> ErrandDone:
+        """Do what is due of a kind, and say how it went; never raises for its failure."""
         try:
-            status, out, err = self._run(self.verifying)
+            status, out, err = self._run(self.errands(name))
         except GateClosedError:
-            return Verified(128 + signal.SIGTERM, (), ())
+            return ErrandDone(name, 128 + signal.SIGTERM, (), ())
         except OSError as error:
-            return Verified(ExitCode.UNAVAILABLE, (), (f"cannot be started: {error}",))
-        return Verified(status, tuple(out.splitlines()), tuple(_lines(err)))
+            return ErrandDone(name, ExitCode.UNAVAILABLE, (), (f"cannot be started: {error}",))
+        return ErrandDone(name, status, tuple(out.splitlines()), tuple(_lines(err)))
 
     def _take(self, capture: Capture) -> Outcome:
         try:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Protocol
 
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -28,11 +28,12 @@ from apscheduler.triggers.base import BaseTrigger
 
 from snaporch.config import Config
 from snaporch.config.policy import span
-from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
+from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.run.context import Context
 from snaporch.run.group import group_of
-from snaporch.schedule.captures import Captures, Outcome, Verified
+from snaporch.schedule.captures import Captures, ErrandDone, Outcome
 from snaporch.schedule.due import capture_of, remember
+from snaporch.schedule.errands import Errands
 from snaporch.schedule.gate import Capture
 from snaporch.schedule.notify import notify, watchdog_seconds
 from snaporch.schedule.outlook import Next, Outlook, look
@@ -44,7 +45,6 @@ _LOOK_SECONDS = 60
 _SETTLE_SECONDS = 1.0
 """Changes of domains come in swarms: what follows within this time is seen by the same look."""
 _ME = "snaporch"
-_VERIFY = "verify"
 
 
 class PolicyTrigger(BaseTrigger):  # type: ignore[misc]
@@ -78,7 +78,7 @@ class _Changed:
     """A domain appeared, went, was started or stopped."""
 
 
-_Message = _Stop | _Reload | _Looked | _Changed | Outcome | Verified
+_Message = _Stop | _Reload | _Looked | _Changed | Outcome | ErrandDone
 
 
 class Watcher(Protocol):
@@ -124,12 +124,13 @@ class Daemon:
         self._looker: threading.Thread | None = None
         self._look_again = False
         self._look_at: float | None = None
-        self._verifying = False
-        self._verify_not_before = datetime.min.replace(tzinfo=UTC)
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+        )
+        self._errands = Errands(
+            self._scheduler, captures, lambda: self._context.config.schedule, self._inbox.put
         )
 
     def stop(self) -> None:
@@ -195,7 +196,7 @@ class Daemon:
             self._looker.join(_LOOK_SECONDS)
         while not self._inbox.empty():
             message = self._inbox.get()
-            if isinstance(message, (Outcome, Verified)):
+            if isinstance(message, (Outcome, ErrandDone)):
                 self._tell(message)
 
     def _reload(self) -> None:
@@ -253,7 +254,7 @@ class Daemon:
             progress.note(_ME, failure.line())
             self._watcher.failed(context.config, failure)
         self._set_times(context.config, outlooks, now)
-        self._set_verification(outlooks)
+        self._errands.set_times(outlooks)
         self._watcher.looked(context, outlooks, now)
         notify(f"STATUS={self._status()}")
 
@@ -264,7 +265,7 @@ class Daemon:
             for coming in each.nexts
         }
         for job in self._scheduler.get_jobs():
-            if job.id not in (*wanted, _VERIFY):
+            if job.id not in (*wanted, *self._errands.ids):
                 job.remove()
         for key, (each, coming) in wanted.items():
             with self._lock:
@@ -286,11 +287,11 @@ class Daemon:
             )
 
     def _status(self) -> str:
-        captures = [job for job in self._scheduler.get_jobs() if job.id != _VERIFY]
+        captures = [job for job in self._scheduler.get_jobs() if job.id not in self._errands.ids]
         jobs = sorted(captures, key=lambda job: job.next_run_time)
         inside = [f"{c.label} ({c.policy})" for c in self._captures.gate.inside]
         text = f"taking {', '.join(inside)}; " if inside else ""
-        text += "verifying; " if self._verifying else ""
+        text += self._errands.describe()
         if not jobs:
             return f"{text}no policy has anything to take"
         first = jobs[0]
@@ -298,43 +299,6 @@ class Daemon:
         return (
             f"{text}{len(jobs)} to come, next {first.args[1]} ({first.args[2]}) {at:%H:%M:%S} UTC"
         )
-
-    # -- verifying --------------------------------------------------------------------------
-
-    def _set_verification(self, outlooks: Sequence[Outlook]) -> None:
-        """One job for all: the process it starts verifies what is due then, one by one."""
-        times = [check.at for each in outlooks for check in each.checks]
-        with self._lock:
-            if self._verifying:
-                return
-            earliest = self._verify_not_before
-        job = self._scheduler.get_job(_VERIFY)
-        if not times:
-            if job is not None:
-                job.remove()
-            return
-        at = max(min(times), earliest)
-        if job is None or job.next_run_time != at:
-            self._scheduler.add_job(
-                self._verify, "date", run_date=at, id=_VERIFY, replace_existing=True
-            )
-
-    def _verify(self) -> None:
-        """In a thread of the scheduler's."""
-        with self._lock:
-            if self._verifying:
-                return
-            self._verifying = True
-        verified = Verified(ExitCode.BUG, (), ())
-        try:
-            verified = self._captures.verify()
-        finally:
-            rest = self._context.config.schedule.refresh if verified.status == 0 else None
-            pause: timedelta = span(rest or self._context.config.schedule.retry)
-            with self._lock:
-                self._verifying = False
-                self._verify_not_before = datetime.now(UTC) + pause
-        self._inbox.put(verified)
 
     # -- taking -----------------------------------------------------------------------------
 
@@ -366,12 +330,12 @@ class Daemon:
         soonest = min(when.after(last), last + span(config.schedule.retry))
         return not last <= datetime.now(UTC) < soonest
 
-    def _tell(self, message: Outcome | Verified) -> None:
+    def _tell(self, message: Outcome | ErrandDone) -> None:
         if isinstance(message, Outcome):
             self._finished(message)
             return
         for text in message.results:
-            self._context.progress.step(_ME, f"verified {text}")
+            self._context.progress.step(_ME, f"{message.name}: {text}")
         for text in message.complaints:
             self._context.progress.note(_ME, text)
 

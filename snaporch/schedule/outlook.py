@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from snaporch.config import Config
 from snaporch.config.policy import span
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord, Survey
 from snaporch.run.context import Context
@@ -16,7 +17,8 @@ from snaporch.run.records import is_marked, marked_records
 from snaporch.schedule.assign import Assignment, assign
 from snaporch.schedule.checks import Check, next_check
 from snaporch.schedule.retention import Taken, Verdict, judge
-from snaporch.schedule.tries import VERIFICATIONS, Failed, read_failed
+from snaporch.schedule.shipments import Shipment, next_shipment
+from snaporch.schedule.tries import CAPTURES, REPLICATIONS, VERIFICATIONS, Failed, read_failed
 from snaporch.schedule.when import Times, times, verify_times, zone_of
 
 
@@ -50,8 +52,12 @@ class Outlook:
     """Full names of the ZFS snapshots of each run."""
     records: tuple[SnapshotRecord, ...] = ()
     """All its snapshots, oldest first."""
+    finished: tuple[SnapshotRecord, ...] = ()
+    """Those of them whose run is over."""
     checks: tuple[Check, ...] = ()
     """Test restores that its policies want."""
+    shipments: tuple[Shipment, ...] = ()
+    """Copies elsewhere that its policies want."""
 
     @property
     def doomed(self) -> list[Verdict]:
@@ -87,6 +93,7 @@ class _Memory:
 
     captures: Mapping[str, Failed]
     verifications: Mapping[str, Failed]
+    replications: Mapping[str, Failed]
     under_way: frozenset[str]
     """Runs that have a journal: what they took is not finished."""
 
@@ -94,8 +101,10 @@ class _Memory:
     def of(cls, context: Context) -> _Memory:
         paths = context.config.paths
         runs = frozenset(journal.facts.run for journal in read_journals(paths.journal))
-        failed = read_failed(paths.schedule), read_failed(paths.schedule, VERIFICATIONS)
-        return cls(*failed, runs)
+        captures, verifications, replications = (
+            read_failed(paths.schedule, name) for name in (CAPTURES, VERIFICATIONS, REPLICATIONS)
+        )
+        return cls(captures, verifications, replications, runs)
 
 
 def _outlook(
@@ -130,9 +139,30 @@ def _outlook(
         for name, when in wanted
         if when.known
     ]
-    names = {record.run: _full_names(record) for record in records}
-    asked = tuple(check for check in checks if check is not None)
-    return Outlook(domain, assignment, tuple(nexts), tuple(verdicts), names, tuple(records), asked)
+    shipments = [
+        next_shipment(name, policies, finished, memory.replications, retry, now)
+        for name, policies in replicas_of(config, assignment).items()
+    ]
+    return Outlook(
+        domain,
+        assignment,
+        tuple(nexts),
+        tuple(verdicts),
+        names={record.run: _full_names(record) for record in records},
+        records=tuple(records),
+        finished=tuple(finished),
+        checks=tuple(check for check in checks if check is not None),
+        shipments=tuple(shipment for shipment in shipments if shipment is not None),
+    )
+
+
+def replicas_of(config: Config, assignment: Assignment) -> dict[str, list[str]]:
+    """The replicas that a domain's policies want, with those policies."""
+    found: dict[str, list[str]] = {}
+    for policy in assignment.policies:
+        for name in config.policy[policy].replicate:
+            found.setdefault(name, []).append(policy)
+    return found
 
 
 def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: datetime) -> Next:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.pool import PoolError
 from snaporch.prune.prune import prune
+from snaporch.replicate.ship import replication_lock_name
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
 from snaporch.schedule.outlook import Outlook, look
@@ -44,14 +46,12 @@ def retire(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Reti
 def _retire(context: Context, outlook: Outlook, now: datetime, done: Retired) -> None:
     domain = outlook.domain
     gone: list[str] = []
-    with domain_lock(
-        context.config.paths.runtime,
-        domain.name,
-        domain.uuid,
-        "retention",
-        wait=0,
-        interrupt=context.interrupt,
-    ):
+    runtime, interrupt = context.config.paths.runtime, context.interrupt
+
+    def hold(uuid: str) -> AbstractContextManager[None]:
+        return domain_lock(runtime, domain.name, uuid, "retention", wait=0, interrupt=interrupt)
+
+    with hold(domain.uuid), hold(replication_lock_name(domain.uuid)):
         # What was seen before the lock was held may have been rolled away meanwhile.
         (current,) = look(context, now, domain.uuid)
         foreseen = {verdict.taken.run for verdict in outlook.doomed}

@@ -1,6 +1,7 @@
 """What snapshots do not tell: tries that failed, so that the next ones are not made at once.
 
-Those of captures and of verifications have a file each, for each is written by somebody else.
+Those of captures, verifications and replications have a file each, for each is written by somebody
+else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from snaporch.model import iso
 
 CAPTURES = "failed.json"
 VERIFICATIONS = "unverified.json"
+REPLICATIONS = "unreplicated.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,20 @@ def read_failed(directory: Path, name: str = CAPTURES) -> dict[str, Failed]:
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
+
+
+def remember_try(directory: Path, key: str, reason: str | None, name: str) -> None:
+    """Note that a try failed just now, or (without a reason) that it did not.
+
+    Raises:
+        UnavailableError: the directory cannot be written.
+    """
+    known = read_failed(directory, name)
+    changed = {each: failed for each, failed in known.items() if each != key}
+    if reason is not None:
+        changed[key] = Failed(datetime.now(UTC), reason)
+    if changed != known:
+        write_failed(directory, changed, name)
 
 
 def write_failed(directory: Path, failed: Mapping[str, Failed], name: str = CAPTURES) -> None:

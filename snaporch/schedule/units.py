@@ -22,6 +22,7 @@ UNITS = (
     "snaporch.service",
     "snaporch-run-due.service",
     "snaporch-run-due.timer",
+    "snaporch-replicate.service",
     "snaporch-verify.service",
     "snaporch-recover.service",
     "snaporch.slice",

@@ -11,7 +11,7 @@ from snaporch.restore.verify import Ordeal, Verification, verify
 from snaporch.run.context import Context
 from snaporch.schedule.checks import Check
 from snaporch.schedule.outlook import look
-from snaporch.schedule.tries import VERIFICATIONS, Failed, read_failed, write_failed
+from snaporch.schedule.tries import VERIFICATIONS, remember_try
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,14 @@ def verify_due(context: Context) -> Iterator[Checked]:
 
 
 def _verify(context: Context, check: Check) -> Checked:
+    directory = context.config.paths.schedule
     try:
         outcome = verify(context, check.record, Ordeal())
     except InterruptedRunError:
         raise
     except SnaporchError as error:
-        _remember(context, check, error.reason)
+        # A verdict is on the snapshots; what was not found out is tried again after a while.
+        remember_try(directory, check.key, error.reason, VERIFICATIONS)
         return Checked(check, error)
-    _remember(context, check, None)
+    remember_try(directory, check.key, None, VERIFICATIONS)
     return Checked(check, outcome)
-
-
-def _remember(context: Context, check: Check, reason: str | None) -> None:
-    """A verdict is on the snapshots; what was not found out is tried again after a while."""
-    directory = context.config.paths.schedule
-    known = read_failed(directory, VERIFICATIONS)
-    changed = {key: each for key, each in known.items() if key != check.key}
-    if reason is not None:
-        changed[check.key] = Failed(datetime.now(UTC), reason)
-    if changed != known:
-        write_failed(directory, changed, VERIFICATIONS)

@@ -17,13 +17,15 @@ from snaporch.prune.survey import TRASH_NAME
 from snaporch.run.context import Context
 from snaporch.run.journal import OldJournal, OtherJournal, Step, StrangeJournal, list_journals
 from snaporch.run.lock import SCHEDULE, held_by
-from snaporch.schedule.outlook import Next, Outlook
+from snaporch.schedule.outlook import Next, Outlook, replicas_of
+from snaporch.schedule.shipments import last_arrived
 from snaporch.schedule.when import times
 from snaporch.status.model import (
     Carrier,
     DomainStatus,
     OpenRun,
     PolicyStatus,
+    ReplicaStatus,
     Status,
     StoreUsage,
 )
@@ -66,12 +68,21 @@ def _domain(
         counts=Counter(record.level for record in records),
         last=records[-1] if records else None,
         verified=max(verified, key=_verified_at, default=None),
+        replicas=_replicas(config, outlook),
         stray=() if known else _on_overlays(context, domain),
     )
 
 
 def _verified_at(record: SnapshotRecord) -> datetime:
     return record.verified.at if record.verified else datetime.min.replace(tzinfo=UTC)
+
+
+def _replicas(config: Config, outlook: Outlook) -> tuple[ReplicaStatus, ...]:
+    shipments = {shipment.replica: shipment for shipment in outlook.shipments}
+    return tuple(
+        ReplicaStatus(name, last_arrived(name, outlook.records), shipments.get(name))
+        for name in replicas_of(config, outlook.assignment)
+    )
 
 
 def _policies(config: Config, outlook: Outlook, now: datetime) -> tuple[PolicyStatus, ...]:

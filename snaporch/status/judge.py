@@ -13,6 +13,7 @@ from snaporch.status.model import (
     Grade,
     OpenRun,
     PolicyStatus,
+    ReplicaStatus,
     Status,
     StoreUsage,
     Trouble,
@@ -27,6 +28,8 @@ def judge(status: Status, limits: Limits) -> list[Trouble]:
     found: list[Trouble] = [*_carrier(status, limits)]
     for domain in status.domains:
         found += _domain(domain, _busy(domain, status.runs))
+        for replica in domain.replicas:
+            found += _replica(domain.name, replica, status.at - span(limits.replica_late))
     for run in status.runs:
         found += _run(run)
     for path in status.overlays:
@@ -96,6 +99,18 @@ def _policy(domain: str, policy: PolicyStatus) -> Iterator[Trouble]:
         text = f"{policy.policy}: the snapshot of {_utc(wanted)} was missed"
         more = ", and at least one more" if policy.missed >= _TWO else ""
         yield Trouble("missed", grade, domain, text + more)
+
+
+def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[Trouble]:
+    waiting = replica.next
+    if waiting is None:
+        return
+    if waiting.failed is not None:
+        grade = Grade.WARNING if replica.last else Grade.CRITICAL
+        yield Trouble("replica-failed", grade, domain, waiting.failed.reason)
+    if waiting.since < limit:
+        text = f"replica {replica.replica} lacks what was taken since {_utc(waiting.since)}"
+        yield Trouble("replica-late", Grade.WARNING, domain, text)
 
 
 def _utc(moment: datetime | None) -> str:

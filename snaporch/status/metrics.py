@@ -77,6 +77,7 @@ def families(status: Status, troubles: Sequence[Trouble]) -> Iterator[GaugeMetri
     yield _one("windows_open", "Guests frozen or on overlays.", sum(r.window for r in status.runs))
     yield from _of_snapshots(status.domains)
     yield from _of_policies(status.domains)
+    yield from _of_replicas(status.domains)
     store = status.store
     kinds = {
         "bundles": store.bundle_bytes, "trash": store.trash_bytes, "other": store.other_bytes,
@@ -150,6 +151,27 @@ def _of_policies(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]
     yield _many(
         "policy_last_run_failed",
         "Whether the last run for a policy failed.",
+        labels,
+        [(words, bool(each.next and each.next.failed)) for words, each in pairs],
+    )
+
+
+def _of_replicas(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]:
+    labels = ("domain", "replica")
+    pairs = [
+        ({"domain": domain.name, "replica": each.replica}, each)
+        for domain in domains
+        for each in domain.replicas
+    ]
+    yield _many(
+        "replica_newest_snapshot_timestamp_seconds",
+        "When the newest snapshot was taken that a replica has.",
+        labels,
+        [(words, each.last.timestamp()) for words, each in pairs if each.last],
+    )
+    yield _many(
+        "replica_last_try_failed",
+        "Whether the last try to replicate failed.",
         labels,
         [(words, bool(each.next and each.next.failed)) for words, each in pairs],
     )

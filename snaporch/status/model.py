@@ -10,6 +10,7 @@ from enum import StrEnum
 from snaporch.model import Level, SnapshotRecord, iso
 from snaporch.run.lock import Holder
 from snaporch.schedule.outlook import Next
+from snaporch.schedule.shipments import Shipment
 
 
 class Grade(StrEnum):
@@ -44,6 +45,17 @@ class PolicyStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A replica of a domain's snapshots."""
+
+    replica: str
+    last: datetime | None
+    """When the newest snapshot was taken that is there."""
+    next: Shipment | None
+    """``None`` while it has everything."""
+
+
+@dataclass(frozen=True, slots=True)
 class DomainStatus:
     """A domain."""
 
@@ -60,6 +72,7 @@ class DomainStatus:
     """The newest snapshot of all."""
     verified: SnapshotRecord | None
     """The one that was verified last."""
+    replicas: tuple[ReplicaStatus, ...] = ()
     stray: tuple[str, ...] = ()
     """Overlays it runs on though no run is known that put it there."""
 
@@ -186,5 +199,14 @@ def _domain_json(domain: DomainStatus, now: datetime) -> dict[str, object]:
                 "failed": each.next.failed.reason if each.next and each.next.failed else None,
             }
             for each in domain.policies
+        ],
+        "replicas": [
+            {
+                "replica": each.replica,
+                "last": iso(each.last) if each.last else None,
+                "waiting_since": iso(each.next.since) if each.next else None,
+                "failed": each.next.failed.reason if each.next and each.next.failed else None,
+            }
+            for each in domain.replicas
         ],
     }

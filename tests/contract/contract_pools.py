@@ -37,10 +37,6 @@ class FakeScratch:
         """What was put into it last."""
         return self.fake.read(dataset)
 
-    def bookmark(self, snapshot: str, name: str) -> None:
-        """Bookmark a snapshot."""
-        self.fake.bookmark(snapshot, name)
-
     def replicate(self, snapshot: str, dataset: str) -> None:
         """Send and receive."""
         self.fake.replicate(snapshot, dataset)
@@ -81,10 +77,6 @@ class ZfsScratch:
     def read(self, dataset: str) -> bytes:
         """What was put into it last."""
         return (_mount_point(dataset) / "content").read_bytes()
-
-    def bookmark(self, snapshot: str, name: str) -> None:
-        """Bookmark a snapshot."""
-        _run("zfs", "bookmark", snapshot, f"#{name}")
 
     def replicate(self, snapshot: str, dataset: str) -> None:
         """Send and receive."""

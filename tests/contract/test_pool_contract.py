@@ -338,11 +338,11 @@ class TestPoolContract:
         with pytest.raises(PoolError):
             pool.rollback(f"{root}@never")
 
-    def test_newer_are_later_snapshots_and_bookmarks(self, scratch, pool, root):
+    def test_newer_are_later_snapshots_and_bookmarks(self, pool, root):
         for name in "abc":
             pool.snapshot([f"{root}@{name}"], {})
-        scratch.bookmark(f"{root}@a", "first")
-        scratch.bookmark(f"{root}@c", "last")
+        pool.bookmark(f"{root}@a", "first")
+        pool.bookmark(f"{root}@c", "last")
         assert sorted(pool.newer(f"{root}@b")) == [f"{root}#last", f"{root}@c"]
         pool.destroy_bookmark(f"{root}#last")
         assert pool.newer(f"{root}@b") == [f"{root}@c"]
@@ -351,6 +351,26 @@ class TestPoolContract:
     def test_newer_than_nothing_is_an_error(self, pool, root):
         with pytest.raises(PoolError):
             pool.newer(f"{root}@never")
+
+    def test_bookmarks_are_those_of_the_dataset_alone(self, scratch, pool, root):
+        scratch.create(f"{root}/below")
+        pool.snapshot([f"{root}@a", f"{root}/below@a"], {})
+        pool.bookmark(f"{root}@a", "first")
+        pool.bookmark(f"{root}/below@a", "other")
+        pool.bookmark(f"{root}@a", "second")
+        assert sorted(pool.bookmarks(root)) == [f"{root}#first", f"{root}#second"]
+        (born,) = [each.createtxg for each in pool.snapshots([root])]
+        pool.destroy_snapshots([f"{root}@a"])
+        assert pool.bookmarks(root) == {f"{root}#first": born, f"{root}#second": born}
+
+    def test_a_bookmark_is_made_once_and_of_what_is_there(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.bookmark(f"{root}@a", "first")
+        with pytest.raises(PoolError):
+            pool.bookmark(f"{root}@a", "first")
+        with pytest.raises(PoolError):
+            pool.bookmark(f"{root}@never", "other")
+        assert list(pool.bookmarks(root)) == [f"{root}#first"]
 
     def test_a_bookmark_that_is_not_there_is_an_error(self, pool, root):
         with pytest.raises(PoolError):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
+from lab_ssh import sshd_here
 from support import assert_clean, must, run, snaporch, wait_for, zfs_snapshots
 
 CONFIG = Path("/etc/snaporch/snaporch.toml")
@@ -60,6 +61,33 @@ def test_the_daemon_is_ready_reloads_and_stops(guest):
     assert_clean(guest)
 
 
+REPLICA = """replicate = ["offsite"]
+[replica.offsite]
+host = "{host}"
+dataset = "flash/offsite"
+bundles = "{bundles}"
+"""
+
+
+def test_replications_are_in_the_slice_too_and_get_out_by_ssh(guest, tmp_path):
+    (tmp_path / "there").mkdir()
+    with sshd_here() as host:
+        text = POLICY.format(name="other") + REPLICA.format(host=host, bundles=tmp_path / "there")
+        CONFIG.write_text(text)
+        outcome = run("systemctl", "start", "snaporch-run-due.service")
+        assert outcome.status == 0, journal("snaporch-run-due")
+        unit = "snaporch-replicate.service"
+        wait_for(lambda: show(unit, "InvocationID"), "the unit that the timer's pulls in")
+        assert run("systemctl", "start", unit).status == 0, journal(unit)  # joins what goes on
+        assert (show(unit, "Result"), show(unit, "Slice")) == ("success", "snaporch.slice")
+    (record,) = [e for e in snaporch("list", "--json").json if e["policy"] == "other"]
+    assert record["replicated"] == ["offsite"], journal(unit)
+    copy = tmp_path / "there" / record["uuid"] / record["run"]
+    assert (copy / "manifest.json").exists()
+    must("zfs", "destroy", "-r", "flash/offsite")
+    assert_clean(guest)
+
+
 def test_verifications_are_in_the_slice_behind_everything(guest, tmp_path):
     CONFIG.write_text(POLICY.format(name="other") + 'verify = "weekly"\n')
     outcome = run("systemctl", "start", "snaporch-run-due.service")
@@ -84,7 +112,7 @@ def test_the_daemon_verifies(guest):
     unit = "snaporch.service"
     must("zfs", "inherit", "snaporch:verified", *zfs_snapshots("_other"))
     must("systemctl", "start", unit)
-    done = "verified united@"
+    done = "verify: united@"
     wait_for(lambda: done in journal(unit), "the daemon's verification", 300)
     must("systemctl", "stop", unit)
     assert "passed, a clone resumed from RAM" in journal(unit)

@@ -37,7 +37,7 @@ class _Dataset:
     content: bytes = b""
     origin: str | None = None
     snapshots: dict[str, _Snapshot] = field(default_factory=dict)
-    bookmarks: dict[str, int] = field(default_factory=dict)
+    bookmarks: dict[str, _Snapshot] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
     encrypted: bool = False
 
@@ -76,9 +76,25 @@ class FakePool:
         return self._dataset(dataset).content
 
     def bookmark(self, snapshot: str, name: str) -> None:
-        """``zfs bookmark``."""
+        """See the protocol."""
+        self.hooks.act("pool.bookmark", f"{snapshot} {name}")
         dataset, found = self._find(snapshot)
-        dataset.bookmarks[name] = found.txg
+        if name in dataset.bookmarks:
+            raise PoolError(f"{dataset.name}#{name}", "bookmark exists")
+        dataset.bookmarks[name] = found
+
+    def bookmarks(self, dataset: str) -> dict[str, int]:
+        """See the protocol."""
+        marks = self._dataset(dataset).bookmarks
+        return {f"{dataset}#{name}": mark.txg for name, mark in marks.items()}
+
+    def inherit(self, name: str, key: str) -> None:
+        """``zfs inherit`` of a snapshot's property."""
+        self._find(name)[1].properties.pop(key, None)
+
+    def bookmarked(self, dataset: str) -> dict[int, int]:
+        """The transaction groups of the snapshots that bookmarks stand for, by GUID."""
+        return {mark.guid: mark.txg for mark in self._dataset(dataset).bookmarks.values()}
 
     def rename(self, dataset: str, name: str) -> None:
         """``zfs rename``."""
@@ -274,7 +290,9 @@ class FakePool:
         dataset, found = self._find(snapshot)
         snapshots = [f"{dataset.name}@{s.name}" for s in _after(dataset, found.txg)]
         marks = dataset.bookmarks.items()
-        return snapshots + [f"{dataset.name}#{name}" for name, txg in marks if txg > found.txg]
+        return snapshots + [
+            f"{dataset.name}#{name}" for name, mark in marks if mark.txg > found.txg
+        ]
 
     def destroy_bookmark(self, name: str) -> None:
         """See the protocol."""

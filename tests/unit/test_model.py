@@ -118,6 +118,7 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         "policy": "hourly",
         "group": "pair",
         "group_run": None,
+        "replicated": [],
     }
 
 

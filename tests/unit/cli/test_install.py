@@ -56,7 +56,7 @@ def test_a_second_time_changes_nothing(install, place):
 def test_what_is_as_it_was_written_is_replaced(install, place):
     install()
     answer = install("--command", "/opt/snaporch")
-    assert words(answer).count("replaced") == 4
+    assert words(answer).count("replaced") == 5
     assert words(answer).count("unchanged") == 3
     assert "/opt/snaporch" in (place / "snaporch.service").read_text()
     assert len(list(place.iterdir())) == len(UNITS)

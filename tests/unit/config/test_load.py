@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.config import Config, DomainSettings, load_config
+from snaporch.config import Config, DomainSettings, Replica, load_config
 from snaporch.config import load as load_module
 from snaporch.errors import ConfigError, ExitCode
 
@@ -42,6 +42,7 @@ def test_the_full_sample_sets_every_option_to_something_else():
     assert config.model_fields_set == set(Config.model_fields)
     nightly = config.policy["nightly"]
     assert nightly.model_fields_set == set(type(nightly).model_fields) - {"every"}
+    assert config.replica["offsite"].model_fields_set == set(Replica.model_fields)
     for section in (config.paths, config.pages, config.defaults, config.schedule, nightly.keep):
         assert section.model_fields_set == set(type(section).model_fields)
     usual = config.defaults.model_dump().items() & DomainSettings().model_dump().items()

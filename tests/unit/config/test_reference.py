@@ -5,6 +5,7 @@ import pytest
 
 from snaporch.config.policy import Group, Keep, Policy, Schedule
 from snaporch.config.reference import reference
+from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
 from snaporch.config.telling import Email, Metrics, Notify, Status
 
@@ -15,7 +16,7 @@ def test_the_page_is_what_the_generator_prints():
     assert PAGE.read_text("utf-8") == reference()
 
 
-SECTIONS = (Paths, Prune, Pages, DomainSettings, Schedule, Policy, Keep, Group)
+SECTIONS = (Paths, Prune, Pages, DomainSettings, Schedule, Policy, Keep, Group, Replica)
 SECTIONS += (Status, Metrics, Notify, Email)
 
 
@@ -31,7 +32,7 @@ def test_every_option_is_described(section):
 def test_every_default_and_type_is_told():
     entries = reference().count("\n### ")
     options = sum(len(section.model_fields) for section in (Config, *SECTIONS))
-    assert entries == options - 13  # these have sections of their own
+    assert entries == options - 14  # these have sections of their own
     assert len(re.findall(r"(?m)^Type: .+\. (Default: `.+`|Required)\.$", reference())) == entries
 
 

@@ -51,6 +51,7 @@ def test_a_snapshots_line_with_all_properties():
             "pair/r",
             "u/r",
             "tank",
+            "nas,usb",
             "Bär\tx",
         )
     )
@@ -64,6 +65,7 @@ def test_a_snapshots_line_with_all_properties():
         "uuid": "u",
         "verified": "when",
         "group": "pair/r",
+        "replicated": "nas,usb",
         "ram": "u/r",
         "ram-pools": "tank",
         "domain": "Bär\tx",
@@ -92,7 +94,7 @@ def test_a_survey_is_one_command(zfs):
     rows = [
         line("-", "-", "hourly", "tank/a", 1, 2, 3, *UNSET),
         line("-", "-", "-", "tank/b", 1, 2, 3, *UNSET),
-        line("0", "", "hourly", "tank/a@free", 1, 2, 3, "r", *"----", "hourly", *"---", "web"),
+        line("0", "", "hourly", "tank/a@free", 1, 2, 3, "r", *"----", "hourly", *"----", "web"),
         line("2", "", "hourly", "tank/a@held", 2, 2, 3, *UNSET),
         line("0", "tank/x,tank/y", "-", "tank/b@cloned", 3, 2, 3, *UNSET),
     ]

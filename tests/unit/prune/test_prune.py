@@ -42,6 +42,32 @@ def test_a_bundle_goes_to_the_trash_with_its_last_snapshot(shelf):
     assert shelf.trash.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_replicas_bundle_goes_by_the_pool_of_the_copies(shelf):
+    """On the other machine there is no pool of the guest's."""
+    bundle = shelf.take("s1")
+    for name in ("tank/web@s1", "flash/web@s1"):
+        shelf.pool.replicate(name, f"backup/{name.partition('@')[0].replace('/', '-')}")
+    shelf.pool.exported |= {"tank", "flash"}
+    (bundle / "copy.json").write_text('{"dataset": "backup/kvm"}')
+    assert shelf.fates()["web@s1"][0] == "keep"
+    for dataset in ("tank", "flash"):
+        shelf.pool.destroy_snapshots([f"backup/{dataset}-web@s1"])
+    assert shelf.fates()["web@s1"] == (
+        "trash",
+        "backup/kvm/flash:web@s1 and backup/kvm/tank:web@s1 are gone",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"dataset": 1}'])
+def test_a_copy_that_does_not_say_of_what_stays(shelf, text):
+    bundle = shelf.take("s1")
+    (bundle / "copy.json").write_text(text)
+    shelf.lose("s1")
+    fate, reason = shelf.fates()[f"{bundle.parent.name}/{bundle.name}"]
+    assert fate == "keep"
+    assert "does not say below which dataset copies are" in reason
+
+
 def test_the_trash_is_emptied_when_its_time_is_over(shelf):
     shelf.take("s1")
     shelf.lose("s1")

@@ -354,6 +354,12 @@ def test_ram_in_pages(facts, dataset, encrypted, secret, expected):
     assert told(made) == ({expected} if expected else set())
 
 
+def test_replicas(facts):
+    finding = only(facts(replicas={"nas": "", "usb": "zfs list: cannot open 'usb': no such pool"}))
+    assert (finding.code, finding.severity) == ("replica-away", Severity.WARNING)
+    assert (finding.subject, "no such pool" in finding.what) == ("replica usb", True)
+
+
 def test_sparse_images(facts):
     assert told(facts(sparse_images=True)) == {("sparse-images", "hint")}
 

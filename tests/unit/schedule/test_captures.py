@@ -13,10 +13,10 @@ from snaporch.config import Schedule
 from snaporch.model import Level
 from snaporch.schedule.captures import (
     Captures,
+    ErrandDone,
     Outcome,
-    Verified,
+    errand_command,
     snapshot_command,
-    verify_command,
 )
 from snaporch.schedule.gate import Capture, Gate
 
@@ -69,19 +69,20 @@ def test_one_that_cannot_be_started():
     assert outcome.text.startswith("cannot be started")
 
 
-def verifying(*command):
-    return Captures(Gate(Schedule()), lambda _: [], command)
+def running_errands(*command):
+    return Captures(Gate(Schedule()), lambda _: [], lambda _: command)
 
 
-def test_a_verification_is_told_line_by_line():
+def test_an_errand_is_told_line_by_line():
     script = "import sys; print('a@s  FAILED'); sys.exit('snaporch: verification failed: a')"
-    done = verifying(sys.executable, "-c", script).verify()
-    assert done == Verified(1, ("a@s  FAILED",), ("verification failed: a",))
-    assert verify_command(None)[-3:] == ["verify", "--due", "--quiet"]
-    assert verifying("/nonexistent/python").verify().status == 7
-    stopped = verifying(sys.executable, "-c", script)
+    done = running_errands(sys.executable, "-c", script).errand("verify")
+    assert done == ErrandDone("verify", 1, ("a@s  FAILED",), ("verification failed: a",))
+    assert errand_command(None)("verify")[-3:] == ["verify", "--due", "--quiet"]
+    assert errand_command(None)("replicate")[-3:] == ["replicate", "--due", "--quiet"]
+    assert running_errands("/nonexistent/python").errand("verify").status == 7
+    stopped = running_errands(sys.executable, "-c", script)
     stopped.stop()
-    assert stopped.verify().status == 143
+    assert stopped.errand("verify").status == 143
 
 
 def test_stopping_asks_what_runs_to_end_and_begins_nothing(tmp_path):

@@ -11,7 +11,7 @@ from snaporch.errors import ConfigError, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import Reached, Verdict
 from snaporch.schedule import daemon as daemon_module
-from snaporch.schedule.captures import Captures, Outcome, Verified
+from snaporch.schedule.captures import Captures, ErrandDone, Outcome
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
 from snaporch.schedule.gate import Gate, GateClosedError
 from snaporch.schedule.tries import read_failed
@@ -29,8 +29,8 @@ class Taker(Captures):
         self.taken = queue.SimpleQueue()
         self.statuses = {}
         self.held = None
-        self.verified = queue.SimpleQueue()
-        self.answer = Verified(0, ("web@s  passed",), ())
+        self.errands_done = queue.SimpleQueue()
+        self.answer = 0, ("web@s  passed",), ()
 
     def _take(self, capture):
         if self._stopped:
@@ -45,9 +45,9 @@ class Taker(Captures):
         self.taken.put(capture.domain)
         return Outcome(capture, status, f"status {status}")
 
-    def verify(self):
-        self.verified.put(datetime.now(UTC))
-        return self.answer
+    def errand(self, name):
+        self.errands_done.put((name, datetime.now(UTC)))
+        return ErrandDone(name, *self.answer)
 
     def stop(self):
         super().stop()
@@ -292,45 +292,55 @@ def test_libvirt_or_zfs_away_for_a_while_is_no_end(scheduled, serving, told):
         told("STATUS=1 to come")
 
 
-def wants_verification(scheduled):
-    policy = {"every": "1h", "verify": "weekly"}
-    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
+def wants_errand(scheduled, errand):
+    wish = {"verify": {"verify": "weekly"}, "replicate": {"replicate": ["offsite"]}}[errand]
+    scheduled.configure(
+        policy={"hourly": {"every": "1h"} | wish},
+        defaults={"policies": ["hourly"]},
+        replica={"offsite": {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup"}},
+    )
     return scheduled.taken(datetime.now(UTC))
 
 
-def test_what_is_to_be_verified_is_verified_in_its_time(scheduled, serving, told):
-    wants_verification(scheduled)
+every_errand = pytest.mark.parametrize("errand", ["verify", "replicate"])
+
+
+@every_errand
+def test_what_is_to_be_done_is_done_in_its_time(scheduled, serving, told, errand):
+    wants_errand(scheduled, errand)
     with serving() as daemon:
         daemon.thread.start()
-        begun = daemon.taker.verified.get(timeout=PATIENCE)
+        done, begun = daemon.taker.errands_done.get(timeout=PATIENCE)
+        assert done == errand
         told("STATUS=1 to come, next web (hourly)")
         daemon.reload()
         told("RELOADING=1")
         told("STATUS=1 to come, next web (hourly)")
-        job = daemon._scheduler.get_job("verify")
+        job = daemon._scheduler.get_job(errand)
         assert job.next_run_time >= begun + timedelta(minutes=5)
-    assert daemon.taker.verified.empty()
-    assert "verified web@s  passed" in scheduled.world.heard.steps
+    assert daemon.taker.errands_done.empty()
+    assert f"{errand}: web@s  passed" in scheduled.world.heard.steps
 
 
-def test_a_verification_that_fails_is_told_and_not_repeated_at_once(scheduled, serving, told):
-    wants_verification(scheduled)
+@every_errand
+def test_an_errand_that_fails_is_told_and_not_repeated_at_once(scheduled, serving, told, errand):
+    wants_errand(scheduled, errand)
     with serving() as daemon:
-        daemon.taker.answer = Verified(8, ("web@s  FAILED",), ("verification failed: why",))
+        daemon.taker.answer = 8, ("web@s  FAILED",), ("it failed: why",)
         daemon.thread.start()
-        begun = daemon.taker.verified.get(timeout=PATIENCE)
+        _, begun = daemon.taker.errands_done.get(timeout=PATIENCE)
         told("STATUS=1 to come")
         daemon.reload()
         told("RELOADING=1")
         told("STATUS=1 to come")
-        job = daemon._scheduler.get_job("verify")
+        job = daemon._scheduler.get_job(errand)
         assert job.next_run_time >= begun + timedelta(minutes=10)
-    assert daemon.taker.verified.empty()
-    assert "verification failed: why" in scheduled.world.heard.notes
+    assert daemon.taker.errands_done.empty()
+    assert "it failed: why" in scheduled.world.heard.notes
 
 
 def test_what_need_not_be_verified_any_more_is_not(scheduled, serving, told):
-    record = wants_verification(scheduled)
+    record = wants_errand(scheduled, "verify")
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
     text = Verdict(datetime.now(UTC), passed=True, reached=Reached.RESUMED).as_text()
     scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
@@ -341,7 +351,18 @@ def test_what_need_not_be_verified_any_more_is_not(scheduled, serving, told):
         daemon.reload()
         told("STATUS=no policy")
         assert daemon._scheduler.get_job("verify") is None
-    assert daemon.taker.verified.empty()
+    assert daemon.taker.errands_done.empty()
+
+
+def test_what_is_replicated_needs_no_errand(scheduled, serving, told):
+    record = wants_errand(scheduled, "replicate")
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    scheduled.world.pool.set_properties(names, {"snaporch:replicated": "offsite,usb"})
+    with serving() as daemon:
+        daemon.thread.start()
+        told("STATUS=1 to come")
+        assert daemon._scheduler.get_job("replicate") is None
+    assert daemon.taker.errands_done.empty()
 
 
 def test_the_watchdog_is_fed(scheduled, serving, told, monkeypatch):

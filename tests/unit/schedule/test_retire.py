@@ -5,6 +5,7 @@ from fakes.schedule import NOW
 
 from snaporch.model import BundleState
 from snaporch.pool import PoolError
+from snaporch.replicate.ship import replication_lock_name
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
 from snaporch.run.records import all_records
@@ -52,6 +53,17 @@ def test_a_domain_somebody_works_with_waits(scheduled):
         done = clean_up(scheduled)
     assert (done.deleted, done.busy) == ([], ["web"])
     assert old.run in remaining(scheduled)
+
+
+def test_snapshots_that_are_being_copied_wait(scheduled):
+    """Whatever ZFS would say: those in the middle of a stream are needed too."""
+    old, *_ = scheduled.hours_ago(3, 2, 1)
+    runtime, name = scheduled.context.config.paths.runtime, replication_lock_name(old.uuid)
+    with domain_lock(runtime, "web", name, "replicate", wait=0, interrupt=Interrupt()):
+        done = clean_up(scheduled)
+    assert (done.deleted, done.busy) == ([], ["web"])
+    assert old.run in remaining(scheduled)
+    assert [domain for domain, _ in clean_up(scheduled).deleted] == ["web"]
 
 
 def test_a_snapshot_that_cannot_be_destroyed_does_not_keep_others(scheduled):

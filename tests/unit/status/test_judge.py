@@ -8,9 +8,10 @@ from fakes.standing import NEXT, NOW, RECORD, RUN, WELL, with_domain, with_polic
 
 from snaporch.config import Status as Limits
 from snaporch.model import BundleState, Reached, Verdict
+from snaporch.schedule.shipments import Shipment
 from snaporch.schedule.tries import Failed
 from snaporch.status.judge import judge, worst
-from snaporch.status.model import Carrier, Grade
+from snaporch.status.model import Carrier, Grade, ReplicaStatus
 
 FAILED = replace(NEXT, failed=Failed(NOW, "no such luck"))
 DUE = replace(NEXT, at=NOW - timedelta(minutes=31))
@@ -20,6 +21,14 @@ NOBODY = Carrier(None, {"snaporch.service": "inactive"})
 HALF = replace(RECORD, state=BundleState.MISSING)
 BROKEN = replace(RECORD, verified=Verdict(NOW, passed=False, reached=Reached.CHECKED))
 FINE = replace(RECORD, verified=Verdict(NOW, passed=True, reached=Reached.RESUMED))
+
+
+TRIED = Failed(NOW, "nas: away")
+
+
+def with_replica(last=None, since=NOW, failed=None):
+    waiting = Shipment("web", "u", "nas", NOW, "why", last, since, failed)
+    return with_domain(replicas=(ReplicaStatus("nas", last, waiting),))
 
 
 def filled(percent):
@@ -41,6 +50,9 @@ def codes(status, **limits):
         replace(with_policy(next=JUST_DUE), carrier=NOBODY),
         replace(with_domain(last=HALF), runs=(RUN,)),  # it is being sealed
         with_domain(verified=FINE),
+        with_domain(replicas=(ReplicaStatus("nas", NOW, None),)),
+        with_replica(),
+        with_replica(since=NOW - timedelta(days=1)),
         with_domain(policies=(), last=None),
         filled(84),
     ],
@@ -58,6 +70,9 @@ def test_nothing_needs_attention(status):
         (with_policy(next=FAILED, last=None), ("failed", "critical")),
         (with_domain(unknown=("dayly",)), ("unknown-policy", "warning")),
         (with_domain(stray=("/o/vda",)), ("on-overlay", "critical")),
+        (with_replica(failed=TRIED), ("replica-failed", "critical")),
+        (with_replica(last=NOW, failed=TRIED), ("replica-failed", "warning")),
+        (with_replica(since=NOW - timedelta(days=1, seconds=1)), ("replica-late", "warning")),
         (with_domain(last=HALF), ("incomplete", "warning")),
         (with_domain(verified=BROKEN), ("verify-failed", "critical")),
         (replace(WELL, runs=(replace(RUN, held=False),)), ("cut-short", "critical")),
@@ -102,6 +117,6 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/judge.py").read_text("utf-8")
     found = set(re.findall(r'Trouble\("([a-z-]+)"', source))
-    assert len(found) == 12
+    assert len(found) == 14
     for code in found:
         assert f"`{code}`" in page

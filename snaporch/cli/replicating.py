@@ -1,0 +1,190 @@
+"""Copying one domain after the other, and telling of it, behind ``snaporch replicate``."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from snaporch.cli.watching import Watchers, watchers
+from snaporch.errors import (
+    BusyError,
+    InterruptedRunError,
+    NotFoundError,
+    RefusedError,
+    SnaporchError,
+    one_line,
+)
+from snaporch.model import Domain, SnapshotRecord
+from snaporch.replicate.destination import Destination, ReplicaDestination
+from snaporch.replicate.ship import Shipped, ship
+from snaporch.report.terminal import print_error, print_result
+from snaporch.run.background import lower_priority
+from snaporch.run.context import Context
+from snaporch.run.journal import read_journals
+from snaporch.run.lock import domain_lock
+from snaporch.run.records import all_records
+from snaporch.schedule.assign import assign
+from snaporch.schedule.outlook import replicas_of
+from snaporch.schedule.replicating import replicate_due
+from snaporch.schedule.tries import REPLICATIONS, remember_try
+
+REPLICATION = "replication"
+
+
+def open_replica(context: Context, name: str) -> Destination:
+    """The replica of that name."""
+    return ReplicaDestination(name, context.config.replica[name], context.interrupt)
+
+
+def replicate_several(
+    context: Context,
+    domains: Sequence[str],
+    *,
+    replicas: Sequence[str],
+    anew: bool,
+    json: bool,
+) -> int:
+    """Copy the snapshots of the domains named, or of all; the first failure's exit code.
+
+    Raises:
+        NotFoundError: there is no such domain or replica.
+        RefusedError: nothing says where to.
+        BusyError: another replication is under way on this host.
+    """
+    for name in replicas:
+        if name not in context.config.replica:
+            known = ", ".join(context.config.replica) or "none is configured"
+            raise NotFoundError(name, f"no such replica ({known})", "see docs/replication.md")
+    hypervisor = context.hypervisor
+    chosen = [hypervisor.domain(name) for name in domains] or hypervisor.domains()
+    properties = {} if replicas else context.pool.survey().policies
+    wanted = [(each, list(replicas) or _of_policies(context, each, properties)) for each in chosen]
+    for domain, names in wanted:
+        if domains and not names:
+            step = "name a replica: --to NAME"
+            raise RefusedError(domain.name, "none of its policies replicates", step)
+    told = Told(json=json)
+    with alone(context):
+        records = _finished(context)
+        for domain, names in wanted:
+            for name in names if domains or records[domain.uuid] else ():
+                context.interrupt.check(REPLICATION)
+                outcome = _ship(context, domain, records[domain.uuid], name, anew=anew)
+                told.tell(domain.name, name, outcome)
+    told.print_document()
+    return told.code
+
+
+def _of_policies(context: Context, domain: Domain, properties: Mapping[str, str]) -> list[str]:
+    return list(replicas_of(context.config, assign(context, domain, properties)))
+
+
+def _finished(context: Context) -> Mapping[str, list[SnapshotRecord]]:
+    """Every domain's snapshots whose run is over, oldest first, by UUID."""
+    under_way = {journal.facts.run for journal in read_journals(context.config.paths.journal)}
+    found: dict[str, list[SnapshotRecord]] = defaultdict(list)
+    for record in all_records(context.store, context.pool.snapshots()):
+        if record.run not in under_way:
+            found[record.uuid].append(record)
+    return found
+
+
+def _ship(
+    context: Context, domain: Domain, records: Sequence[SnapshotRecord], name: str, *, anew: bool
+) -> Shipped | SnaporchError:
+    if not records:
+        step = f"take one: snaporch snapshot {domain.name}"
+        return NotFoundError(domain.name, "has no snapshots", step)
+    try:
+        shipped = ship(context, records, name, open_replica(context, name), anew=anew)
+    except InterruptedRunError:
+        raise
+    except SnaporchError as error:
+        return error
+    remember_try(context.config.paths.schedule, f"{domain.uuid}/{name}", None, REPLICATIONS)
+    return shipped
+
+
+def replicate_what_is_due(context: Context, *, json: bool) -> int:
+    """Copy what policies have due; the first failure's exit code."""
+    with watchers(context) as watching:
+        told = tell_due_replications(context, watching, json=json)
+    told.print_document()
+    return told.code
+
+
+def tell_due_replications(context: Context, watching: Watchers, *, json: bool) -> Told:
+    """Copy what policies have due; nothing while another replication is under way.
+
+    Whoever is to be notified of failures is.
+    """
+    told = Told(json=json)
+    try:
+        with alone(context):
+            for sent in replicate_due(context, open_replica):
+                told.tell(sent.shipment.domain, sent.shipment.replica, sent.outcome)
+                if isinstance(sent.outcome, SnaporchError):
+                    watching.failed(context.config, sent.outcome)
+    except BusyError as error:
+        context.progress.note(error.thing, f"{error.reason}: what is due has to wait")
+    return told
+
+
+@contextmanager
+def alone(context: Context) -> Iterator[None]:
+    """One replication at a time on a host, behind everything else on it.
+
+    Raises:
+        BusyError: another one is under way.
+    """
+    runtime, what = context.config.paths.runtime, REPLICATION
+    with domain_lock(runtime, what, what, "replicate", wait=0, interrupt=context.interrupt):
+        lower_priority("replicate")
+        yield
+
+
+class Told:
+    """Outcomes that were printed as they came.
+
+    Args:
+        json: only failures were; the rest is in :attr:`documents`.
+    """
+
+    def __init__(self, *, json: bool) -> None:
+        self.documents: list[dict[str, object]] = []
+        self.code = 0
+        self._json = json
+
+    def tell(self, domain: str, replica: str, outcome: Shipped | SnaporchError) -> None:
+        """Print one."""
+        if isinstance(outcome, SnaporchError):
+            self._fail(outcome)
+            return
+        names = [record.snapshot for record in outcome.arrived]
+        left = [record.snapshot for record in outcome.missing]
+        self.documents.append(
+            {"domain": domain, "replica": replica, "arrived": names, "incomplete": left}
+        )
+        if not self._json:
+            print_result(_line(domain, replica, outcome))
+
+    def print_document(self) -> None:
+        """All of them, as JSON if that was wanted."""
+        if self._json:
+            print_result(json_format.dumps(self.documents, indent=2, ensure_ascii=False))
+
+    def _fail(self, error: SnaporchError) -> None:
+        print_error(error.line())
+        self.code = self.code or int(error.exit_code)
+
+
+def _line(domain: str, replica: str, outcome: Shipped) -> str:
+    count = len(outcome.arrived)
+    text = f"{count} snapshot{'' if count == 1 else 's'} replicated" if count else "up to date"
+    if count:
+        text += f", up to @{outcome.arrived[-1].snapshot}"
+    if outcome.missing:
+        text += f"; {len(outcome.missing)} without their bundles, which are not whole here"
+    return one_line(f"{domain}  {replica}  {text}")

@@ -1,0 +1,57 @@
+"""Options of ``[replica.NAME]``; part of the schema."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+
+_HOST = re.compile(r"([A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*")
+_DATASET = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]*(/[A-Za-z0-9_.:-]+)*")
+
+
+def _host(text: str) -> str:
+    if text and not _HOST.fullmatch(text):
+        raise ValueError("must be a host as ssh knows it, such as 'root@nas', or empty")
+    return text
+
+
+def _dataset(text: str) -> str:
+    if not _DATASET.fullmatch(text):
+        raise ValueError("must be a dataset such as 'backup/kvm'")
+    return text
+
+
+def _directory(path: Path) -> Path:
+    # A tilde or a blank would mean something else to rsync there than it does here.
+    if not re.fullmatch(r"(/[A-Za-z0-9_.:@+-]+)+", str(path)) or ".." in path.parts:
+        raise ValueError("must be an absolute path of letters, digits and _.:@+-, without '..'")
+    return path
+
+
+class Replica(BaseModel):
+    """Where snapshots and bundles are copied to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    host: Annotated[str, AfterValidator(_host)] = Field(
+        default="",
+        description="The other machine, as ssh knows it (`root@nas`, or a name from its "
+        "configuration, where ports and keys belong); empty for a pool of this one.",
+    )
+    dataset: Annotated[str, AfterValidator(_dataset)] = Field(
+        description="Dataset there below which each dataset has its copy, under its whole name: "
+        "`backup/kvm/tank:vm:web`. It is made if it is missing; its pool must be there. Each "
+        "machine that replicates needs one of its own.",
+    )
+    bundles: Annotated[Path, Strict(strict=False), AfterValidator(_directory)] = Field(
+        description="Directory there for bundles, which must exist; no other replica's.",
+    )
+    rate: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="Most MiB a second that are sent; 0 for no limit. Needs `mbuffer` here.",
+    )

@@ -1,0 +1,1 @@
+"""Copies elsewhere: snapshots by syncoid, bundles by rsync."""

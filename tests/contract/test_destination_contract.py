@@ -1,0 +1,263 @@
+"""What any destination must do: the fake, and syncoid with rsync, here and over ssh."""
+
+import json
+import os
+import subprocess
+import threading
+from contextlib import nullcontext
+
+import pytest
+from contract_pools import FakeScratch, ZfsScratch
+from fakes.replica import FakeReplica
+from lab_ssh import sshd_here
+
+from snaporch.config import Replica
+from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.replicate.destination import ReplicaDestination, ReplicaError
+from snaporch.run.context import Interrupt
+
+UUID = "4b1d2f0e-0000-4000-8000-000000000001"
+# pyzfs 2.3 on Python 3.13, when it words an error
+pytestmark = pytest.mark.filterwarnings("ignore:'maxsplit' is passed:DeprecationWarning")
+
+
+def _real_pool():
+    from snaporch.pool.command import ZfsCommand
+
+    return ZfsCommand.open()
+
+
+@pytest.fixture(
+    params=[
+        "fake",
+        pytest.param("ssh", marks=pytest.mark.lab),
+        *([pytest.param("here", marks=pytest.mark.lab)] if os.environ.get("LONG") else []),
+    ]
+)
+def place(request, tmp_path):
+    """Somewhere to send from, and somewhere to send to."""
+    store = tmp_path / "there"
+    store.mkdir()
+    if request.param == "fake":
+        scratch = FakeScratch()
+        yield scratch, FakeReplica(scratch.fake, store)
+        return
+    scratch = ZfsScratch(_real_pool())
+    with sshd_here() if request.param == "ssh" else nullcontext("") as host:
+        replica = Replica(host=host, dataset=f"{scratch.other}/copies", bundles=store)
+        yield scratch, ReplicaDestination("x", replica, Interrupt())
+    scratch.remove()
+
+
+@pytest.fixture
+def scratch(place):
+    return place[0]
+
+
+@pytest.fixture
+def pool(scratch):
+    return scratch.pool
+
+
+@pytest.fixture
+def root(scratch):
+    return scratch.root
+
+
+@pytest.fixture
+def there(place):
+    return place[1]
+
+
+def take(scratch, *names):
+    for name in names:
+        scratch.write(scratch.root, name.encode())
+        scratch.pool.snapshot([f"{scratch.root}@{name}"], {"snaporch:run": f"r-{name}"})
+
+
+def names(there, *datasets):
+    return [each.full_name for each in there.snapshots(list(datasets))]
+
+
+def guids(found):
+    return {each.full_name: each.guid for each in found}
+
+
+def test_of_what_was_never_sent_there_is_nothing(there, root):
+    assert there.snapshots([root]) == []
+    assert there.bundles(UUID) == frozenset()
+
+
+def test_all_snapshots_are_sent_with_their_guids_and_without_properties(there, scratch, pool, root):
+    take(scratch, "a", "b")
+    there.send(root, raw=False)
+    assert guids(there.snapshots([root])) == guids(pool.snapshots([root]))
+    assert [each.properties for each in there.snapshots([root])] == [{}, {}]
+    there.send(root, raw=False)
+    assert names(there, root) == [f"{root}@a", f"{root}@b"]
+
+
+def test_what_came_since_is_sent(there, scratch, pool, root):
+    take(scratch, "a")
+    there.send(root, raw=False)
+    take(scratch, "b", "c")
+    pool.destroy_snapshots([f"{root}@b"])
+    there.send(root, raw=False)
+    assert names(there, root) == [f"{root}@a", f"{root}@c"]
+
+
+def test_it_goes_on_from_a_bookmark(there, scratch, pool, root):
+    take(scratch, "a")
+    there.send(root, raw=False)
+    pool.bookmark(f"{root}@a", "place")
+    take(scratch, "b", "c")
+    pool.destroy_snapshots([f"{root}@a"])
+    there.send(root, raw=False)
+    assert names(there, root) == [f"{root}@a", f"{root}@b", f"{root}@c"]
+
+
+def test_it_goes_on_from_a_bookmark_although_there_is_an_older_snapshot(there, scratch, pool, root):
+    take(scratch, "a", "b")
+    there.send(root, raw=False)
+    pool.bookmark(f"{root}@b", "place")
+    pool.destroy_snapshots([f"{root}@b"])
+    take(scratch, "c", "d")
+    with pytest.raises(ReplicaError):
+        there.send(root, raw=False)
+    assert names(there, root) == [f"{root}@a", f"{root}@b"]
+    there.go_on(f"{root}#place", f"{root}@c", raw=False)
+    there.send(root, raw=False)
+    assert names(there, root) == [f"{root}@{name}" for name in "abcd"]
+    assert guids(there.snapshots([root])).items() >= guids(pool.snapshots([root])).items()
+
+
+def test_what_is_no_bookmark_of_the_newest_there_is_no_beginning(there, scratch, pool, root):
+    take(scratch, "a", "b")
+    there.send(root, raw=False)
+    pool.bookmark(f"{root}@a", "old")
+    take(scratch, "c")
+    with pytest.raises(ReplicaError):
+        there.go_on(f"{root}#old", f"{root}@c", raw=False)
+    assert names(there, root) == [f"{root}@a", f"{root}@b"]
+
+
+def test_a_dataset_and_one_below_it_have_their_copies(there, scratch, pool, root):
+    """In whatever order they come."""
+    below = f"{root}/below"
+    scratch.create(below)
+    pool.snapshot([f"{root}@a", f"{below}@a"], {})
+    there.send(below, raw=False)
+    there.send(root, raw=False)
+    assert sorted(names(there, root, below)) == [f"{below}@a", f"{root}@a"]
+
+
+def test_a_store_that_is_not_there_is_not_made(there, tmp_path):
+    """It may be the place of a file system that is not mounted."""
+    (tmp_path / "there").rename(tmp_path / "away")
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    with pytest.raises(SnaporchError):
+        there.store(bundle, f"{UUID}/run-1")
+    assert not (tmp_path / "there").exists()
+
+
+def test_encrypted_datasets_are_sent_raw(there, scratch, root):
+    secret = f"{root}/secret"
+    scratch.create_encrypted(secret)
+    scratch.pool.snapshot([f"{secret}@a"], {})
+    there.send(secret, raw=True)
+    assert names(there, secret) == [f"{secret}@a"]
+
+
+def test_nothing_can_be_sent_without_snapshots(there, root):
+    with pytest.raises(ReplicaError):
+        there.send(root, raw=False)
+
+
+def test_what_only_the_replica_has_stays(there, scratch, pool, root):
+    """After a restore: what was taken since is gone here, and the way went on elsewhere."""
+    take(scratch, "a", "b")
+    there.send(root, raw=False)
+    pool.destroy_snapshots([f"{root}@b"])
+    take(scratch, "c")
+    with pytest.raises(ReplicaError) as caught:
+        there.send(root, raw=False)
+    assert caught.value.step
+    assert names(there, root) == [f"{root}@a", f"{root}@b"]
+
+
+def test_marks_are_those_of_each(there, scratch, root):
+    take(scratch, "a", "b")
+    there.send(root, raw=False)
+    odd = 'it\'s a "web" $1 ünd; more'
+    there.mark({f"{root}@a": {"run": "r", "domain": odd}, f"{root}@b": {"level": "ram"}})
+    first, second = there.snapshots([root])
+    assert first.properties == {"run": "r", "domain": odd}
+    assert second.properties == {"level": "ram"}
+
+
+def test_a_bundle_is_there_as_a_whole(there, tmp_path):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir(mode=0o700)
+    for name, size in (("manifest.json", 10), ("ram.save", 100_000)):
+        (bundle / name).write_bytes(os.urandom(size))
+        (bundle / name).chmod(0o600)
+    there.store(bundle, f"{UUID}/run-1")
+    copy = tmp_path / "there" / UUID / "run-1"
+    assert sorted(path.name for path in copy.iterdir()) == [
+        "copy.json", "manifest.json", "ram.save",
+    ]  # fmt: skip
+    assert json.loads((copy / "copy.json").read_text())["dataset"]
+    for path in bundle.iterdir():
+        assert (copy / path.name).read_bytes() == path.read_bytes()
+        assert (copy / path.name).stat().st_mode & 0o777 == 0o600
+    assert there.bundles(UUID) == {"run-1"}
+
+
+def test_a_part_of_a_bundle_is_none(there, tmp_path):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_bytes(b"{}")
+    partial = tmp_path / "there" / UUID / ".run-1.copying"
+    partial.mkdir(parents=True)
+    (partial / "manifest.json").write_bytes(b"torn and longer")
+    (partial / "other").write_bytes(b"of a bundle that was another")
+    assert there.bundles(UUID) == frozenset()
+    there.store(bundle, f"{UUID}/run-1")
+    assert there.bundles(UUID) == {"run-1"}
+    copy = tmp_path / "there" / UUID / "run-1"
+    assert sorted(path.name for path in copy.iterdir()) == ["copy.json", "manifest.json"]
+    assert (copy / "manifest.json").read_bytes() == b"{}"
+
+
+def test_a_bundle_that_is_gone_is_an_error(there, tmp_path):
+    with pytest.raises(ReplicaError):
+        there.store(tmp_path / "never", f"{UUID}/run-1")
+    assert there.bundles(UUID) == frozenset()
+
+
+@pytest.mark.lab
+def test_a_signal_ends_what_is_sent(tmp_path):
+    """And what has arrived by then is gone on with."""
+    scratch = ZfsScratch(_real_pool())
+    interrupt = Interrupt()
+    replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path, rate=1)
+    there = ReplicaDestination("x", replica, interrupt)
+    try:
+        scratch.write(scratch.root, os.urandom(24 << 20))
+        scratch.pool.snapshot([f"{scratch.root}@a"], {})
+        stop = threading.Timer(3, lambda: setattr(interrupt, "signum", 15))
+        stop.start()
+        with pytest.raises(InterruptedRunError):
+            there.send(scratch.root, raw=False)
+        interrupt.signum = None
+        assert names(there, scratch.root) == []
+        processes = subprocess.run(["pgrep", "-f", f"zfs send.*{scratch.root}"], check=False)
+        assert processes.returncode == 1
+        faster = ReplicaDestination(
+            "x", Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path), interrupt
+        )
+        faster.send(scratch.root, raw=False)
+        assert names(faster, scratch.root) == [f"{scratch.root}@a"]
+    finally:
+        scratch.remove()

@@ -1,0 +1,327 @@
+"""Copies on another machine (the lab itself, over ssh), and guests that come back from them."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from lab_ssh import sshd_here
+from support import (
+    BUNDLES,
+    assert_clean,
+    assert_restored,
+    must,
+    one_line_error,
+    run,
+    snaporch,
+    started,
+    wait_for,
+    zfs_snapshots,
+)
+
+ROOT = "backup/kvm"
+DISKS = {"plain": [Disk("file", "tank/plain"), Disk("zvol", "flash/plain")]}
+DISKS["paged"] = [Disk("file", "tank/paged")]
+CONFIG = """
+[pages]
+dataset = "tank/ram"
+
+[domain.paged]
+ram_store = "pages"
+
+[policy.hourly]
+every = "1h"
+domains = ["plain", "paged"]
+replicate = ["offsite"]
+keep = {{ last = 2 }}
+
+[replica.offsite]
+host = "{host}"
+dataset = "backup/kvm"
+bundles = "{bundles}"
+
+[replica.slow]
+host = "{host}"
+dataset = "backup/slow"
+bundles = "{bundles}-slow"
+rate = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """A pool and a directory that are the other machine's."""
+    place = tmp_path_factory.mktemp("there")
+    vdev = place / "vdev"
+    with vdev.open("wb") as stream:
+        stream.truncate(2 << 30)
+    must("zpool", "create", "-O", "mountpoint=none", "backup", str(vdev))
+    for name in ("bundles", "bundles-slow"):
+        (place / name).mkdir()
+    yield place / "bundles"
+    must("zpool", "destroy", "backup")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def configured(there, tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "snaporch.toml"
+    with sshd_here() as host, pytest.MonkeyPatch.context() as patch:
+        path.write_text(CONFIG.format(host=host, bundles=there))
+        patch.setenv("SNAPORCH_CONFIG", str(path))
+        yield
+
+
+@pytest.fixture(scope="module")
+def guests(configured):
+    made = {name: Guest.create(name, disks=disks) for name, disks in DISKS.items()}
+    yield made
+    for guest in made.values():
+        guest.remove()
+
+
+@pytest.fixture(params=list(DISKS))
+def guest(request, guests):
+    return guests[request.param]
+
+
+def take(guest):
+    outcome = snaporch("snapshot", guest.name, "--policy", "hourly", "--json")
+    assert outcome.status == 0, outcome.err
+    guest.wait_count(beyond=guest.snapshot_count(outcome.json["snapshot"]) + 5)
+    return outcome.json
+
+
+def replicate(guest, *options):
+    outcome = snaporch("replicate", guest.name, "--json", *options)
+    assert outcome.status == 0, outcome.err
+    (document,) = outcome.json
+    return document
+
+
+def listed(guest):
+    return {each["snapshot"]: each for each in snaporch("list", guest.name, "--json").json}
+
+
+def datasets(guest):
+    uuid = must("virsh", "domuuid", guest.name).strip()
+    pages = [f"tank/ram/{uuid}"] if guest.name == "paged" else []
+    return [*(disk.where for disk in DISKS[guest.name]), *pages]
+
+
+def copy(name, root=ROOT):
+    return f"{root}/{name.replace('/', ':')}"
+
+
+def guids(*names):
+    text = must("zfs", "list", "-Hp", "-d", "1", "-t", "snapshot", "-o", "name,guid", *names)
+    return dict(line.split("\t") for line in text.splitlines())
+
+
+def value(key, name):
+    return must("zfs", "get", "-H", "-o", "value", key, name).strip()
+
+
+KEYS = [
+    f"snaporch:{key}" for key in ["run", "uuid", "level", "domain", "bundle", "retention", "ram"]
+]
+
+
+def marks(dataset):
+    """The properties of the snapshots of a dataset, by their names."""
+    columns = ",".join(["name", *KEYS])
+    text = must("zfs", "list", "-Hp", "-d", "1", "-t", "snapshot", "-o", columns, dataset)
+    lines = (line.split("\t") for line in text.splitlines())
+    return {name.partition("@")[2]: values for name, *values in lines}
+
+
+def same_files(one, other):
+    found = {path.name: path.read_bytes() for path in other.iterdir() if path.name != "copy.json"}
+    return found == {path.name: path.read_bytes() for path in one.iterdir()}
+
+
+def test_the_replica_has_snapshots_bundles_and_properties(guest, there):
+    mark = guest.mark()
+    taken = [take(guest) for _ in range(2)]
+    names = [each["snapshot"] for each in taken]
+    assert "replicate due now" in snaporch("plan", guest.name).out
+    document = replicate(guest)
+    assert (document["arrived"], document["incomplete"]) == (names, [])
+    for dataset in datasets(guest):
+        ours, copies = guids(dataset), guids(copy(dataset))
+        assert copies == {copy(name): guid for name, guid in ours.items()}
+        assert value("readonly", copy(dataset)) == "on"
+        assert value("mounted", copy(dataset)) in ("no", "-")
+        assert marks(copy(dataset)) == marks(dataset)
+        assert all(any(each != "-" for each in said) for said in marks(dataset).values())
+    for each in taken:
+        bundle = Path(each["bundle"])
+        assert same_files(bundle, there / bundle.parent.name / bundle.name)
+    assert {each["replicated"][0] for each in listed(guest).values()} == {"offsite"}
+    assert "replicate" not in snaporch("plan", guest.name).out
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    assert_clean(guest)
+
+
+def test_the_next_one_is_an_increment_although_its_base_is_gone_here(guest):
+    new = take(guest)
+    for dataset in datasets(guest):
+        for name in list(guids(dataset))[1:-1]:  # both still have an older one
+            must("zfs", "destroy", name)
+    document = replicate(guest)
+    assert document["arrived"] == [new["snapshot"]]
+    for dataset in datasets(guest):
+        assert len(guids(copy(dataset))) == 3
+    assert replicate(guest)["arrived"] == []
+
+
+def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, configured):
+    """Word by word as docs/replication.md has it."""
+    name = list(listed(guest))[-1]
+    expected = guest.snapshot_count(name)
+    mark = guest.mark()
+    uuid = must("virsh", "domuuid", guest.name).strip()
+    lost = datasets(guest)
+    guest.destroy()
+    for dataset in lost:
+        must("zfs", "destroy", "-r", dataset)
+    shutil.rmtree(BUNDLES / uuid)
+    refused = snaporch("restore", f"{guest.name}@{name}", "--yes", "--json")
+    assert refused.status in (4, 5, 8), refused.err  # the lab is its own backup: it sees the copies
+    for dataset in lost:
+        assert guids(copy(dataset))
+        must(
+            "syncoid", "--no-sync-snap", "--sendoptions=p", "--recvoptions=x readonly",
+            f"root@localhost:{copy(dataset)}", dataset,
+        )  # fmt: skip
+        assert value("readonly", dataset) == "off"
+    if guest.name == "paged":
+        must("zfs", "set", f"snaporch:ram={uuid}", f"tank/ram/{uuid}")
+    must(
+        "rsync",
+        "-a",
+        "--exclude",
+        "copy.json",
+        "--exclude",
+        ".*",
+        f"root@localhost:{there}/{uuid}/",
+        f"{BUNDLES}/{uuid}/",
+    )
+    back = listed(guest)
+    assert back[name]["level"] == "ram"
+    assert len(back) == 3
+    outcome = snaporch("restore", f"{guest.name}@{name}", "--yes", "--json")
+    assert outcome.status == 0, outcome.err
+    assert_restored(guest, mark, expected)
+    assert_clean(guest)
+    again = take(guest)
+    part = json.loads((Path(again["bundle"]) / "manifest.json").read_text())["parts"][0]
+    assert (part["compression"] == "pages") is (guest.name == "paged")
+
+
+def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
+    guest = guests["plain"]
+    kept = list(listed(guest))[-1]
+    replicate(guest)
+    gone = take(guest)["snapshot"]
+    assert replicate(guest)["arrived"] == [gone]
+    outcome = snaporch("restore", f"{guest.name}@{kept}", "--yes", "--json")
+    assert outcome.status == 0, outcome.err
+    new = take(guest)["snapshot"]
+    one_line_error(
+        snaporch("replicate", guest.name), 8, "on root@localhost has gone another way",
+        "docs/replication.md",
+    )  # fmt: skip
+    assert zfs_snapshots(f"{copy('tank/plain')}@{gone}")
+    assert "[replica-failed]" not in snaporch("status").out  # by hand it is nobody's trouble
+    assert listed(guest)[new]["replicated"] == []
+    for dataset in datasets(guest):
+        must("zfs", "rollback", "-r", f"{copy(dataset)}@{kept}")
+    assert replicate(guest)["arrived"] == [new]
+
+
+def test_a_failure_of_what_is_due_is_told_until_it_is_mended(guests, there):
+    guest = guests["plain"]
+    new = take(guest)["snapshot"]
+    must("zfs", "set", "syncoid:sync=false", "tank/plain")
+    one_line_error(
+        snaporch("replicate", "--due", "--quiet"), 8, f"plain@{new}: did not arrive", "syncoid:sync"
+    )
+    status = snaporch("status")
+    assert status.status == 10
+    assert "[replica-failed]" in status.out
+    assert "again after it failed" in snaporch("plan", guest.name).out
+    must("zfs", "inherit", "syncoid:sync", "tank/plain")
+    assert replicate(guest)["arrived"] == [new]
+    assert "replica" not in snaporch("status").out
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_what_is_broken_off_goes_on(guests, there, ending):
+    guest = guests["plain"]
+    image = Path(guest.sources()["vda"])
+    (image.parent / f"noise-{ending}").write_bytes(os.urandom(12 << 20))
+    new = take(guest)["snapshot"]
+    with started("replicate", guest.name, "--to", "slow", env={}) as process:
+        wait_for(lambda: run("pgrep", "-f", "zfs send.*plain").status == 0, "something is sent")
+        process.send_signal(ending)
+        process.wait()
+    if ending == signal.SIGTERM:
+        assert process.returncode == 128 + ending
+        assert run("pgrep", "-f", "zfs send.*plain").status == 1
+    else:
+        must("pkill", "-f", "syncoid")  # which nobody is left to end
+    assert "slow" not in listed(guest)[new]["replicated"]
+    wait_for(lambda: run("pgrep", "-f", "zfs (send|receive)").status == 1, "the streams end")
+    wait_for(lambda: snaporch("replicate", guest.name, "--to", "slow").status == 0, "the rest", 600)
+    assert "slow" in listed(guest)[new]["replicated"]
+    bundle = Path(listed(guest)[new]["bundle"])
+    other = Path(f"{there}-slow") / bundle.parent.name / bundle.name
+    assert same_files(bundle, other)
+    assert list(other.parent.glob(".*")) == []
+
+
+def test_a_replicas_bundles_are_pruned_over_there(guests, there, tmp_path):
+    guest = guests["plain"]
+    taken = listed(guest)
+    doomed = next(iter(taken))
+    config = tmp_path / "there.toml"
+    config.write_text(f'[paths]\nbundles = "{there}"\n')
+    for dataset in datasets(guest):
+        for name in (dataset, copy(dataset), copy(dataset, "backup/slow")):
+            run("zfs", "destroy", f"{name}@{doomed}")
+    bundle = Path(taken[doomed]["bundle"])
+    outcome = snaporch("--config", str(config), "prune", "--json")
+    assert outcome.status == 0, outcome.err
+    trashed = [item for item in outcome.json["items"] if item["action"] == "trash"]
+    assert bundle.name in {Path(item["path"]).name for item in trashed}
+    assert not (there / bundle.parent.name / bundle.name).exists()
+    assert json.loads(next((there / ".trash").glob(f"*{bundle.name}/copy.json")).read_text()) == {
+        "dataset": ROOT
+    }
+
+
+@pytest.mark.parametrize("words", [["--to", "nowhere"], ["--due", "--to", "offsite"], []])
+def test_what_it_refuses(guests, words):
+    outcome = snaporch("replicate", *(["plain"] if words[:1] == ["--to"] else []), *words)
+    assert outcome.status in (2, 4)
+    assert "Traceback" not in outcome.err
+
+
+def test_a_host_that_does_not_answer_is_told(guests, tmp_path):
+    config = tmp_path / "away.toml"
+    text = Path(os.environ["SNAPORCH_CONFIG"]).read_text()
+    config.write_text(text.replace("root@localhost", "root@127.0.0.2"))
+    outcome = snaporch("--config", str(config), "replicate", "plain")
+    one_line_error(outcome, 8, "root@127.0.0.2", "cannot be reached", "ssh -o BatchMode=yes")
+    (found,) = [
+        each
+        for each in snaporch("--config", str(config), "check", "--json").json
+        if each["code"] == "replica-away"
+    ]
+    assert "cannot be reached" in found["what"]
+    assert "replica-away" not in snaporch("check").out

@@ -1,0 +1,96 @@
+"""A replica in memory, its bundles in a directory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fakes.hooks import Hooks
+from fakes.pool import FakePool
+from snaporch.bundle.store import COPY_NAME, COPYING
+from snaporch.model import PoolSnapshot
+from snaporch.replicate.destination import ReplicaError
+
+
+class FakeReplica:
+    """A :class:`~snaporch.replicate.destination.Destination` for the datasets of a fake pool."""
+
+    def __init__(self, pool: FakePool, root: Path, hooks: Hooks | None = None) -> None:
+        self.hooks = hooks or Hooks()
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        self._pool = pool
+        self._copies: dict[str, list[PoolSnapshot]] = {}
+
+    def names(self) -> list[str]:
+        """Every snapshot's full name."""
+        return [each.full_name for copies in self._copies.values() for each in copies]
+
+    def drop(self, name: str) -> None:
+        """``zfs destroy`` there."""
+        dataset = name.partition("@")[0]
+        self._copies[dataset] = [s for s in self._copies[dataset] if s.full_name != name]
+
+    def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
+        """See the protocol."""
+        self.hooks.reach("replica.snapshots")
+        return [each for name in datasets for each in self._copies.get(name, [])]
+
+    def send(self, dataset: str, *, raw: bool) -> None:
+        """See the protocol."""
+        self.hooks.act("replica.send", dataset, *(["raw"] if raw else []))
+        ours = self._pool.snapshots([dataset])
+        if not ours:
+            raise ReplicaError(dataset, "no snapshots exist on source")
+        there = self._copies.setdefault(dataset, [])
+        known = {each.guid: each.createtxg for each in ours}
+        if known.keys().isdisjoint(each.guid for each in there):
+            known |= self._pool.bookmarked(dataset)  # syncoid looks for them only then
+        if there and there[-1].guid not in known:
+            raise ReplicaError(dataset, "most recent snapshot does not match", "see the docs")
+        begin = known[there[-1].guid] if there else -1
+        there += [replace(each, properties={}) for each in ours if each.createtxg > begin]
+
+    def go_on(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
+        """See the protocol."""
+        self.hooks.act("replica.go_on", bookmark, snapshot, *(["raw"] if raw else []))
+        dataset = snapshot.partition("@")[0]
+        there = self._copies[dataset]
+        born = self._pool.bookmarks(dataset).get(bookmark)
+        if born is None or self._pool.bookmarked(dataset).get(there[-1].guid) != born:
+            raise ReplicaError(snapshot, "most recent snapshot does not match", "see the docs")
+        ours = {each.full_name: each for each in self._pool.snapshots([dataset])}
+        there.append(replace(ours[snapshot], properties={}))
+
+    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
+        """See the protocol."""
+        self.hooks.act("replica.mark", *properties)
+        for name, values in properties.items():
+            copies = self._copies[name.partition("@")[0]]
+            place = next(i for i, each in enumerate(copies) if each.full_name == name)
+            copies[place] = replace(
+                copies[place], properties={**copies[place].properties, **values}
+            )
+
+    def bundles(self, uuid: str) -> frozenset[str]:
+        """See the protocol."""
+        found = (self.root / uuid).glob("[!.]*")
+        return frozenset(path.name for path in found)
+
+    def store(self, directory: Path, reference: str) -> None:
+        """See the protocol."""
+        self.hooks.act("replica.store", reference)
+        if not self.root.is_dir():
+            raise ReplicaError(reference, f"{self.root} is not there")
+        uuid, _, run = reference.partition("/")
+        partial = self.root / uuid / f".{run}{COPYING}"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            shutil.copytree(directory, partial)
+            (partial / COPY_NAME).write_text('{"dataset": "backup/kvm"}')
+            self.hooks.reach("replica.stored")
+        except OSError as error:
+            raise ReplicaError(reference, str(error)) from error
+        partial.rename(partial.with_name(run))

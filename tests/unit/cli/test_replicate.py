@@ -1,0 +1,200 @@
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing
+from fakes.replica import FakeReplica
+from fakes.schedule import Scheduled
+
+from snaporch.cli import replicating
+from snaporch.config import Config
+from snaporch.config import load as load_module
+from snaporch.errors import ExitCode
+from snaporch.notify.notifier import Notifier
+from snaporch.replicate.destination import ReplicaError
+from snaporch.run.context import Interrupt
+from snaporch.run.lock import domain_lock
+
+AWAY = ReplicaError("nas", "cannot be reached: no route to host")
+
+
+@pytest.fixture
+def there(host, monkeypatch):
+    """Two replicas, one of which the policy of all guests wants, and what is at both."""
+    monkeypatch.setattr("snaporch.cli.replicating.lower_priority", lambda _work: None)
+    monkeypatch.setattr("snaporch.status.gather.unit_states", dict)
+    host.add_guest()
+    text = load_module.DEFAULT_PATH.read_text()
+    place = host.root / "schedule"
+    text = text.replace("[paths]", f'[paths]\nschedule = "{place}"') + 'policies = ["hourly"]\n'
+    text += '[policy.hourly]\nevery = "1h"\nreplicate = ["nas"]\n'
+    for name in ("nas", "usb"):
+        text += f'[replica.{name}]\nhost = "nas"\ndataset = "backup"\nbundles = "/backup/{name}"\n'
+    load_module.DEFAULT_PATH.write_text(text)
+    replicas = {}
+
+    def opened(_context, name):
+        return replicas.setdefault(name, FakeReplica(host.pool, host.root / "there" / name))
+
+    monkeypatch.setattr(replicating, "open_replica", opened)
+    opened(None, "nas"), opened(None, "usb")
+    return replicas
+
+
+@pytest.fixture
+def taken(host, there):
+    scheduled = Scheduled(host)
+    document = tomllib.loads(load_module.DEFAULT_PATH.read_text())
+    scheduled.context.config = Config.model_validate(document)
+    return lambda guest="web", hours=0, **more: scheduled.taken(
+        datetime.now(UTC) - timedelta(hours=hours), guest=guest, **more
+    )
+
+
+def test_what_is_due_is_replicated_and_told(there, taken, snaporch):
+    old, new = taken(hours=2), taken(hours=1)
+    plan = snaporch("plan").out
+    assert "web  nas  replicate due now  (nothing is there yet)" in plan
+    answer = snaporch("replicate", "--due", "--quiet")
+    words = f"web  nas  2 snapshots replicated, up to @{new.snapshot}\n"
+    assert (answer.code, answer.out, answer.err) == (0, words, "")
+    assert set(there["nas"].names()) == {f"tank/web@{r.snapshot}" for r in (old, new)}
+    assert there["usb"].names() == []
+    assert "replicate" not in snaporch("plan").out
+    listed = snaporch("list", "--json").json
+    assert [each["replicated"] for each in listed] == [["nas"], ["nas"]]
+    assert snaporch("replicate", "--due").out == ""
+
+
+def test_plan_as_json(taken, snaporch):
+    record = taken()
+    (foreseen,) = snaporch("plan", "--json").json["replications"]
+    assert (foreseen["domain"], foreseen["replica"], foreseen["due"]) == ("web", "nas", True)
+    assert foreseen["uuid"] == record.uuid
+
+
+def test_by_hand_it_goes_where_policies_want_it_or_where_it_is_told(there, taken, snaporch):
+    taken()
+    assert snaporch("replicate", "web").code == 0
+    assert (len(there["nas"].names()), there["usb"].names()) == (1, [])
+    answer = snaporch("replicate", "--all", "--to", "usb", "--json")
+    (document,) = answer.json
+    assert (document["replica"], len(document["arrived"]), document["incomplete"]) == ("usb", 1, [])
+    assert len(there["usb"].names()) == 1
+    assert snaporch("replicate", "web", "--to", "usb").out == "web  usb  up to date\n"
+
+
+def test_a_failure_is_a_line_and_stops_no_other(host, there, taken, snaporch):
+    host.add_guest("mail", {"vda": "tank/mail"})
+    taken("mail"), taken("web")
+    real = there["nas"].send
+
+    def send(dataset, raw):
+        if dataset == "tank/mail":
+            raise AWAY
+        real(dataset, raw=raw)
+
+    there["nas"].send = send
+    answer = snaporch("replicate", "--due", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert answer.out.startswith("web  nas  1 snapshot replicated")
+    assert answer.err == "snaporch: nas: cannot be reached: no route to host\n"
+    again = snaporch("replicate", "--due")
+    assert (again.code, again.out) == (0, "")
+    assert "mail  nas  replicate next" in snaporch("plan").out
+    assert "again after it failed: nas: cannot be reached" in snaporch("plan").out
+
+
+@pytest.mark.parametrize("words", [("replicate", "--due"), ("run-due",)])
+def test_whoever_is_to_be_notified_is(there, taken, snaporch, monkeypatch, words):
+    told = []
+    monkeypatch.setattr(Notifier, "failed", lambda _self, _config, error: told.append(error.line()))
+    taken()
+    there["nas"].hooks.at["replica.send"] = failing(AWAY)
+    snaporch(*words)
+    assert told == [AWAY.line()]
+
+
+def test_status_tells_of_it(there, taken, snaporch):
+    taken()
+    assert "replica" not in snaporch("status").out
+    there["nas"].hooks.at["replica.send"] = failing(AWAY)
+    snaporch("replicate", "--due")
+    answer = snaporch("status")
+    assert answer.code == ExitCode.WARNINGS
+    assert "critical  web: nas: cannot be reached: no route to host  [replica-failed]" in answer.out
+    (web,) = snaporch("status", "--json").json["domains"]
+    (replica,) = web["replicas"]
+    assert (replica["replica"], replica["last"]) == ("nas", None)
+    assert replica["failed"] == AWAY.line()
+    text = snaporch("status", "--prometheus", "-").out
+    assert 'snaporch_replica_last_try_failed{domain="web",replica="nas"} 1.0' in text
+
+
+def test_run_due_replicates_unless_told_otherwise(there, taken, snaporch):
+    record = taken()
+    snaporch("run-due", "--no-replicate")
+    assert there["nas"].names() == []
+    answer = snaporch("run-due", "--json")
+    (sent,) = answer.json["replicated"]
+    assert (sent["domain"], sent["arrived"]) == ("web", [record.snapshot])
+    assert answer.code == 0
+
+
+def test_run_due_has_its_exit_code(there, taken, snaporch):
+    taken()
+    there["nas"].hooks.at["replica.send"] = failing(AWAY)
+    answer = snaporch("run-due")
+    assert answer.code == ExitCode.FAILED
+    assert AWAY.reason in answer.err
+
+
+def test_one_at_a_time(host, there, taken, snaporch):
+    taken()
+    what = replicating.REPLICATION
+    runtime = host.paths.runtime
+    with domain_lock(runtime, what, what, "replicate", wait=0, interrupt=Interrupt()):
+        answer = snaporch("replicate", "web")
+        due = snaporch("replicate", "--due")
+    assert answer.code == ExitCode.BUSY
+    assert "replication: held by replicate" in answer.err
+    assert due.code == 0
+    assert "what is due has to wait" in due.err
+    assert there["nas"].names() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], ExitCode.USAGE, "wanted is DOMAIN..."),
+        (["web", "--all"], ExitCode.USAGE, "wanted is DOMAIN..."),
+        (["--due", "--to", "nas"], ExitCode.USAGE, "wanted is DOMAIN..."),
+        (["--all", "--to", "away"], ExitCode.NOT_FOUND, "away: no such replica (nas, usb)"),
+        (["nobody"], ExitCode.NOT_FOUND, "nobody"),
+        (["web"], ExitCode.NOT_FOUND, "web: has no snapshots"),
+    ],
+)
+def test_what_it_refuses(there, snaporch, words, code, said):
+    answer = snaporch("replicate", *words)
+    assert answer.code == code
+    assert said in answer.err
+
+
+def test_where_to_must_be_said(there, taken, snaporch):
+    taken()
+    text = load_module.DEFAULT_PATH.read_text()
+    load_module.DEFAULT_PATH.write_text(text.replace('replicate = ["nas"]\n', ""))
+    answer = snaporch("replicate", "web")
+    assert answer.code == ExitCode.REFUSED
+    assert "web: none of its policies replicates; name a replica: --to NAME" in answer.err
+    assert snaporch("replicate", "--all").code == 0
+
+
+def test_a_bundle_that_is_not_whole_is_told(there, taken, snaporch):
+    record, _ = taken(hours=1), taken()
+    (Path(record.bundle) / "ram.save").unlink()
+    answer = snaporch("replicate", "web")
+    assert answer.code == 0
+    assert "1 snapshot replicated" in answer.out
+    assert "1 without their bundles, which are not whole here" in answer.out
