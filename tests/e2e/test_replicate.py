@@ -74,9 +74,17 @@ def configured(there, tmp_path_factory):
         yield
 
 
+class Guests(dict):
+    """Made when somebody asks for one."""
+
+    def __missing__(self, name):
+        self[name] = Guest.create(name, disks=DISKS[name])
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def guests(configured):
-    made = {name: Guest.create(name, disks=disks) for name, disks in DISKS.items()}
+    made = Guests()
     yield made
     for guest in made.values():
         guest.remove()
@@ -142,6 +150,7 @@ def same_files(one, other):
     return found == {path.name: path.read_bytes() for path in one.iterdir()}
 
 
+@pytest.mark.daily(1)
 def test_the_replica_has_snapshots_bundles_and_properties(guest, there):
     mark = guest.mark()
     taken = [take(guest) for _ in range(2)]
@@ -166,6 +175,7 @@ def test_the_replica_has_snapshots_bundles_and_properties(guest, there):
     assert_clean(guest)
 
 
+@pytest.mark.daily(1)
 def test_the_next_one_is_an_increment_although_its_base_is_gone_here(guest):
     new = take(guest)
     for dataset in datasets(guest):
@@ -178,6 +188,7 @@ def test_the_next_one_is_an_increment_although_its_base_is_gone_here(guest):
     assert replicate(guest)["arrived"] == []
 
 
+@pytest.mark.daily(1)
 def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, configured):
     """Word by word as docs/replication.md has it."""
     name = list(listed(guest))[-1]
@@ -224,8 +235,8 @@ def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, configured):
 
 def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
     guest = guests["plain"]
-    kept = list(listed(guest))[-1]
-    replicate(guest)
+    kept = take(guest)["snapshot"]
+    assert kept in replicate(guest)["arrived"]
     gone = take(guest)["snapshot"]
     assert replicate(guest)["arrived"] == [gone]
     outcome = snaporch("restore", f"{guest.name}@{kept}", "--yes", "--json")
