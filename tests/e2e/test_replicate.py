@@ -239,7 +239,7 @@ def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
     assert kept in replicate(guest)["arrived"]
     gone = take(guest)["snapshot"]
     assert replicate(guest)["arrived"] == [gone]
-    outcome = snaporch("restore", f"{guest.name}@{kept}", "--yes", "--json")
+    outcome = snaporch("restore", f"{guest.name}@{kept}", "--yes", "--discard-newer", "--json")
     assert outcome.status == 0, outcome.err
     new = take(guest)["snapshot"]
     one_line_error(
