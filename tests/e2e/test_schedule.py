@@ -12,6 +12,7 @@ from support import assert_clean, must, one_line_error, run, snaporch, zfs_snaps
 from snaporch.cli.session import session
 from snaporch.schedule.outlook import look
 from snaporch.schedule.retire import retire
+from snaporch.schedule.units import UNITS
 
 CONFIG = Path("/etc/snaporch/snaporch.toml")
 POLICIES = """
@@ -195,7 +196,7 @@ def test_units_are_what_systemd_can_read(tmp_path):
     outcome = snaporch("install", "--root", str(tmp_path))
     assert outcome.status == 0, outcome.err
     units = sorted(place.iterdir())
-    assert len(units) == 6
+    assert [unit.name for unit in units] == sorted(UNITS)
     verdict = run("systemd-analyze", "verify", "--man=no", *map(str, units))
     assert [line for line in verdict.err.splitlines() if "snaporch" in line] == []
     assert snaporch("uninstall", "--root", str(tmp_path)).status == 0
