@@ -280,7 +280,7 @@ def test_a_bundle_that_is_lost_here_is_no_bundle_that_never_was(shop):
     """The store may only not be mounted."""
     first, _ = shop.take("s1", "s2")
     away = shop.world.paths.bundles.rename(shop.world.root / "away")
-    with pytest.raises(ReplicaError, match="web@s[12]: its bundle here is not whole"):
+    with pytest.raises(ReplicaError, match=r"web@s[12]: its bundle here is not whole"):
         shop.ship()
     assert shop.bundles() == []
     away.rename(shop.world.paths.bundles)
