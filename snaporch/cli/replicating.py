@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json as json_format
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from snaporch.cli.outcomes import Outcomes
 from snaporch.cli.watching import Watchers, watchers
 from snaporch.errors import (
     BusyError,
@@ -19,7 +19,6 @@ from snaporch.errors import (
 from snaporch.model import Domain, SnapshotRecord
 from snaporch.replicate.destination import Destination, ReplicaDestination
 from snaporch.replicate.ship import Shipped, ship
-from snaporch.report.terminal import print_error, print_result
 from snaporch.run.background import lower_priority
 from snaporch.run.context import Context
 from snaporch.run.journal import read_journals
@@ -73,7 +72,7 @@ def replicate_several(
                 context.interrupt.check(REPLICATION)
                 outcome = _ship(context, domain, records[domain.uuid], name, anew=anew)
                 told.tell(domain.name, name, outcome)
-    told.print_document()
+    told.print_documents()
     return told.code
 
 
@@ -111,7 +110,7 @@ def replicate_what_is_due(context: Context, *, json: bool) -> int:
     """Copy what policies have due; the first failure's exit code."""
     with watchers(context) as watching:
         told = tell_due_replications(context, watching, json=json)
-    told.print_document()
+    told.print_documents()
     return told.code
 
 
@@ -145,39 +144,20 @@ def alone(context: Context) -> Iterator[None]:
         yield
 
 
-class Told:
-    """Outcomes that were printed as they came.
-
-    Args:
-        json: only failures were; the rest is in :attr:`documents`.
-    """
-
-    def __init__(self, *, json: bool) -> None:
-        self.documents: list[dict[str, object]] = []
-        self.code = 0
-        self._json = json
+class Told(Outcomes):
+    """Copies."""
 
     def tell(self, domain: str, replica: str, outcome: Shipped | SnaporchError) -> None:
         """Print one."""
         if isinstance(outcome, SnaporchError):
-            self._fail(outcome)
+            self.fail(outcome.line(), outcome.exit_code)
             return
         names = [record.snapshot for record in outcome.arrived]
         left = [record.snapshot for record in outcome.missing]
-        self.documents.append(
-            {"domain": domain, "replica": replica, "arrived": names, "incomplete": left}
+        self.add(
+            {"domain": domain, "replica": replica, "arrived": names, "incomplete": left},
+            _line(domain, replica, outcome),
         )
-        if not self._json:
-            print_result(_line(domain, replica, outcome))
-
-    def print_document(self) -> None:
-        """All of them, as JSON if that was wanted."""
-        if self._json:
-            print_result(json_format.dumps(self.documents, indent=2, ensure_ascii=False))
-
-    def _fail(self, error: SnaporchError) -> None:
-        print_error(error.line())
-        self.code = self.code or int(error.exit_code)
 
 
 def _line(domain: str, replica: str, outcome: Shipped) -> str:

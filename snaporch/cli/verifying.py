@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from snaporch.cli.cloning import sweep_first
+from snaporch.cli.outcomes import Outcomes
 from snaporch.errors import BusyError, ExitCode, SnaporchError
 from snaporch.model import Reached
 from snaporch.report.terminal import print_error, print_result
@@ -61,8 +62,7 @@ def verify_several(
 def verify_what_is_due(context: Context, *, json: bool) -> int:
     """Verify what policies have due; the first failure's exit code."""
     told = tell_due(context, json=json)
-    if json:
-        print_result(json_format.dumps(told.documents, indent=2, ensure_ascii=False))
+    told.print_documents()
     return told.code
 
 
@@ -95,32 +95,17 @@ def alone(context: Context, wait: int) -> Iterator[None]:
         yield
 
 
-class Told:
-    """Outcomes that were printed as they came.
-
-    Args:
-        json: only failures were; the rest is in :attr:`documents`.
-    """
-
-    def __init__(self, *, json: bool) -> None:
-        self.documents: list[dict[str, object]] = []
-        self.code = 0
-        self._json = json
+class Told(Outcomes):
+    """Verifications."""
 
     def tell(self, outcome: Verification | SnaporchError) -> None:
         """Print one."""
         if isinstance(outcome, SnaporchError):
-            self._fail(outcome.line(), outcome.exit_code)
+            self.fail(outcome.line(), outcome.exit_code)
             return
-        self.documents.append(outcome.as_json())
-        if not self._json:
-            print_result(_line(outcome))
+        self.add(outcome.as_json(), _line(outcome))
         if not outcome.passed:
-            self._fail(f"verification failed: {outcome.failure}", ExitCode.FAILED)
-
-    def _fail(self, line: str, code: ExitCode) -> None:
-        print_error(line)
-        self.code = self.code or int(code)
+            self.fail(f"verification failed: {outcome.failure}", ExitCode.FAILED)
 
 
 def _line(outcome: Verification) -> str:
