@@ -44,8 +44,7 @@ class Host:
         if not self.name:
             return ["sh", "-c", _PATH + script]
         # A connection that stays would hold our pipes open.
-        options = [word for each in (*SSH_OPTIONS, "ControlPath=none") for word in ("-o", each)]
-        return ["ssh", *options, "--", self.name, _PATH + script]
+        return [*ssh("ControlPath=none"), "--", self.name, _PATH + script]
 
     def run(self, *words: str) -> str:
         """Run a command; what it printed.
@@ -93,6 +92,11 @@ class Host:
                     os.killpg(process.pid, signal.SIGKILL)  # not waited for, so it is its own
                     raise
                 return process.returncode, out, err
+
+
+def ssh(*more: str) -> list[str]:
+    """The words that begin a command line of ssh; ``more`` are options such as ``Port=2222``."""
+    return ["ssh", *(word for option in (*SSH_OPTIONS, *more) for word in ("-o", option))]
 
 
 def needed(command: str) -> None:

@@ -28,7 +28,7 @@ from snaporch.errors import SnaporchError
 from snaporch.model import PoolSnapshot
 from snaporch.pool import PREFIX
 from snaporch.pool.elsewhere import ZfsElsewhere
-from snaporch.remote import SSH_OPTIONS, Host, needed
+from snaporch.remote import SSH_OPTIONS, Host, needed, ssh
 from snaporch.run.context import Interrupt
 
 _POLL_SECONDS = 0.2
@@ -183,9 +183,16 @@ class ReplicaDestination:
             what=str(self._replica.bundles),
         )
         limit = [f"--bwlimit={self._replica.rate}M"] if self._replica.rate else []
-        shell = shlex.join(["ssh", *(word for each in SSH_OPTIONS for word in ("-o", each))])
         place = f"{self._replica.host}:{partial}/" if self._replica.host else f"{partial}/"
-        words = ["rsync", "-rlptgo", "--numeric-ids", "--inplace", "--delete", "-e", shell]
+        words = [
+            "rsync",
+            "-rlptgo",
+            "--numeric-ids",
+            "--inplace",
+            "--delete",
+            "-e",
+            shlex.join(ssh()),
+        ]
         status, lines = self._run([*words, *limit, f"{directory}/", place])
         if status != 0:
             reason = next((line for line in lines if "failed" in line), "")
