@@ -122,6 +122,7 @@ def test_no_space_in_the_pool_for_the_commit(guest, tmp_path):
     settings = 'ram_strategy = "overlay"'
     with under_way(tmp_path, guest, "before:release", settings=settings) as process:
         guest.wait_count(beyond=guest.wait_count() + 20)
+        must("zpool", "sync", "tank")  # what is still to be written is not in "used" yet
         used = int(zfs("get", "-Hpo", "value", "used", dataset))
         zfs("set", f"quota={used}", dataset)
         process.go_on()
