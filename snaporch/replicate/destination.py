@@ -87,6 +87,7 @@ class ReplicaDestination:
         self._interrupt = interrupt
         self._host = Host(replica.host, lambda: interrupt.check(name))
         self._pool = ZfsElsewhere(self._host)
+        self._is_made = False
 
     def _there(self, name: str) -> str:
         dataset, at, snapshot = name.partition("@")
@@ -101,7 +102,9 @@ class ReplicaDestination:
     def send(self, dataset: str, *, raw: bool) -> None:
         """See the protocol."""
         replica = self._replica
-        self._pool.make(replica.dataset)
+        if not self._is_made:
+            self._pool.make(replica.dataset)
+            self._is_made = True
         limit = [f"--source-bwlimit={replica.rate}M"] if replica.rate else []
         words = [
             "syncoid",

@@ -113,11 +113,13 @@ class _Shipment:
         datasets = self._datasets()
         self._refuse_inside(datasets)
         encrypted = self._context.pool.encrypted()
+        copies = _by_dataset(self._destination.snapshots(datasets))
+        originals = _by_dataset(self._context.pool.snapshots(datasets))
         for dataset in datasets:
             self._context.interrupt.check(self._name)
             self._context.progress.step(self._name, f"sending {dataset}")
             with self._going_on():
-                self._send(dataset, raw=dataset in encrypted)
+                self._send(originals[dataset], copies[dataset], dataset, raw=dataset in encrypted)
         ours = self._context.pool.snapshots(datasets)
         theirs = {(each.dataset, each.guid): each for each in self._destination.snapshots(datasets)}
         self._keep_place(datasets, ours, theirs)
@@ -140,9 +142,14 @@ class _Shipment:
         except SnaporchError as error:
             self._failures.append(error)
 
-    def _send(self, dataset: str, *, raw: bool) -> None:
-        copies = self._destination.snapshots([dataset])
-        ours = self._context.pool.snapshots([dataset])
+    def _send(
+        self,
+        ours: Sequence[PoolSnapshot],
+        copies: Sequence[PoolSnapshot],
+        dataset: str,
+        *,
+        raw: bool,
+    ) -> None:
         if copies and copies[-1].guid not in {each.guid for each in ours}:
             marks = self._context.pool.bookmarks(dataset)
             mark = f"{dataset}#{_prefix(self._name)}{copies[-1].guid}"
@@ -317,6 +324,13 @@ class _Shipment:
             for name in known:
                 if name != f"{dataset}#{mark}":
                     pool.destroy_bookmark(name)
+
+
+def _by_dataset(snapshots: Iterable[PoolSnapshot]) -> Mapping[str, list[PoolSnapshot]]:
+    found: dict[str, list[PoolSnapshot]] = defaultdict(list)
+    for each in snapshots:
+        found[each.dataset].append(each)
+    return found
 
 
 def _has_bundle(record: SnapshotRecord, members: Iterable[PoolSnapshot]) -> bool:

@@ -8,7 +8,7 @@ from fakes.replica import FakeReplica
 from snaporch.config import Config
 from snaporch.errors import BusyError, InterruptedRunError, RefusedError
 from snaporch.model import BundleState, Level
-from snaporch.pool import PoolError
+from snaporch.pool import PREFIX, PoolError
 from snaporch.replicate.destination import ReplicaError
 from snaporch.replicate.ship import replication_lock_name, ship
 from snaporch.run.context import Interrupt
@@ -337,6 +337,30 @@ def test_guests_that_share_a_dataset_do_not_count_for_each_other(shop):
     records = [record for record in shop.records() if record.domain == "db"]
     ship(shop.context, records, "nas", shop.there)
     assert shop.replicated() == {"s1": (), "d1": ("nas",)}
+
+
+def test_a_snapshot_that_another_guests_run_marked_says_nothing_of_this_ones_copies(shop):
+    """As where sanoid takes one snapshot of a dataset for both of them."""
+    pool = shop.world.pool
+    shop.world.add_guest("db", {"vda": "tank/db", "vdb": "tank/web"})
+    taken = take_snapshot(shop.context, shop.context.hypervisor.domain("db"), name="d1", wait=0)
+    (web,) = shop.take("s1")
+    pool.set_properties(
+        ["tank/web@d1"], {PREFIX + key: getattr(web, key) for key in ("run", "uuid", "domain")}
+    )
+    records = [record for record in shop.records() if record.run == taken.run]
+    ship(shop.context, records, "nas", shop.there)
+    marks = {s.full_name: s.properties.get("replicated") for s in pool.snapshots()}
+    assert (marks["tank/db@d1"], marks["tank/web@d1"]) == ("nas", None)
+
+
+def test_a_replica_is_asked_what_it_has_before_and_after(shop):
+    """Each question is a connection to another machine."""
+    asked = []
+    shop.there.hooks.at["replica.snapshots"] = lambda: asked.append("once")
+    shop.take("s1")
+    shop.ship()
+    assert len(asked) == 2
 
 
 def test_copies_in_a_pool_of_this_host_are_no_originals(shop):
