@@ -43,7 +43,7 @@ def run_due(
         if replication and context.interrupt.signum is None:
             sent = tell_due_replications(context, watching, json=json)
         if verification and context.interrupt.signum is None:
-            told = tell_due(context, json=json)
+            told = tell_due(context, watching, json=json)
     if json:
         document = _document(outcomes, retired)
         document |= {"replicated": sent.documents, "verified": told.documents}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from snaporch.cli.cloning import sweep_first
 from snaporch.cli.outcomes import Outcomes
+from snaporch.cli.watching import Watchers, watchers
 from snaporch.errors import BusyError, ExitCode, SnaporchError
 from snaporch.model import Reached
 from snaporch.report.terminal import print_error, print_result
@@ -61,13 +62,17 @@ def verify_several(
 
 def verify_what_is_due(context: Context, *, json: bool) -> int:
     """Verify what policies have due; the first failure's exit code."""
-    told = tell_due(context, json=json)
+    with watchers(context) as watching:
+        told = tell_due(context, watching, json=json)
     told.print_documents()
     return told.code
 
 
-def tell_due(context: Context, *, json: bool) -> Told:
-    """Verify what policies have due; nothing while another verification is under way."""
+def tell_due(context: Context, watching: Watchers, *, json: bool) -> Told:
+    """Verify what policies have due; nothing while another verification is under way.
+
+    Whoever is to be notified of failures is.
+    """
     from snaporch.schedule.verifying import verify_due
 
     told = Told(json=json)
@@ -75,6 +80,8 @@ def tell_due(context: Context, *, json: bool) -> Told:
         with alone(context, 0):
             for checked in verify_due(context):
                 told.tell(checked.outcome)
+                if checked.trouble is not None:
+                    watching.failed(context.config, checked.trouble)
     except BusyError as error:
         context.progress.note(error.thing, f"{error.reason}: what is due has to wait")
     return told
@@ -104,8 +111,8 @@ class Told(Outcomes):
             self.fail(outcome.line(), outcome.exit_code)
             return
         self.add(outcome.as_json(), _line(outcome))
-        if not outcome.passed:
-            self.fail(f"verification failed: {outcome.failure}", ExitCode.FAILED)
+        if outcome.trouble is not None:
+            self.fail(outcome.trouble.line(), ExitCode.FAILED)
 
 
 def _line(outcome: Verification) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from snaporch.config import Config
-from snaporch.errors import SnaporchError
+from snaporch.errors import BusyError, SnaporchError
 from snaporch.notify.notifier import Notifier, patience
 from snaporch.run.context import Context
 from snaporch.schedule.captures import Outcome
@@ -31,7 +31,9 @@ class Watchers:
         self.notifier.ended(config, outcome)
 
     def failed(self, config: Config, error: SnaporchError) -> None:
-        """What else failed."""
+        """What else failed; what was only busy has its turn later."""
+        if isinstance(error, BusyError):
+            return
         self.notifier.failed(config, error)
 
 

@@ -45,7 +45,7 @@ class Verification:
     passed: bool = False
     reached: Reached = Reached.NOTHING
     proof: list[str] = field(default_factory=list)
-    failure: str | None = None
+    failure: SnaporchError | None = None
     screenshot: str | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -59,6 +59,15 @@ class Verification:
         """As it is written on the snapshot."""
         return Verdict(self.at, self.passed, self.reached)
 
+    @property
+    def trouble(self) -> SnaporchError | None:
+        """What somebody should be told of a snapshot that did not pass."""
+        error, name = self.failure, f"{self.record.domain}@{self.record.snapshot}"
+        if error is None:
+            return None
+        told = error.reason if error.thing == name else f"{error.thing}: {error.reason}"
+        return SnaporchError(name, f"verification failed: {told}", error.step)
+
     def as_json(self) -> dict[str, object]:
         """The documented JSON object."""
         return {
@@ -68,7 +77,7 @@ class Verification:
             "run": self.record.run,
             **self.verdict.as_json(),
             "proof": self.proof,
-            "failure": self.failure,
+            "failure": self.failure.line() if self.failure else None,
             "screenshot": self.screenshot,
         }
 
@@ -98,7 +107,7 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
             outcome.prove(context, f"not run: {reason}")
         outcome.passed = True
     except (NotWholeError, LifeError) as error:
-        outcome.failure = error.line()
+        outcome.failure = error
     outcome.at = datetime.now(UTC)
     _write(context, outcome)
     return outcome

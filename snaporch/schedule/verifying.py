@@ -20,6 +20,13 @@ class Checked:
     check: Check
     outcome: Verification | SnaporchError
 
+    @property
+    def trouble(self) -> SnaporchError | None:
+        """What somebody should be told, if anything went wrong."""
+        if isinstance(self.outcome, SnaporchError):
+            return self.outcome
+        return self.outcome.trouble
+
 
 def verify_due(context: Context) -> Iterator[Checked]:
     """Verify what is due, what has waited longest first; the caller sees that nobody else does.

@@ -10,7 +10,7 @@ from fakes.schedule import Scheduled
 from snaporch.cli import replicating
 from snaporch.config import Config
 from snaporch.config import load as load_module
-from snaporch.errors import ExitCode
+from snaporch.errors import BusyError, ExitCode
 from snaporch.notify.notifier import Notifier
 from snaporch.replicate.destination import ReplicaError
 from snaporch.run.context import Interrupt
@@ -114,6 +114,15 @@ def test_whoever_is_to_be_notified_is(there, taken, snaporch, monkeypatch, words
     there["nas"].hooks.at["replica.send"] = failing(AWAY)
     snaporch(*words)
     assert told == [AWAY.line()]
+
+
+def test_what_was_only_busy_is_told_to_nobody(there, taken, snaporch, monkeypatch):
+    told = []
+    monkeypatch.setattr(Notifier, "failed", lambda _self, _config, error: told.append(error.line()))
+    taken()
+    there["nas"].hooks.at["replica.send"] = failing(BusyError("web", "is busy"))
+    assert snaporch("replicate", "--due").code == ExitCode.BUSY
+    assert told == []
 
 
 def test_status_tells_of_it(there, taken, snaporch):

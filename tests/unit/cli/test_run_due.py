@@ -7,6 +7,7 @@ from fakes.schedule import Scheduled
 from snaporch.cli import running_due
 from snaporch.config import load as load_module
 from snaporch.errors import ExitCode
+from snaporch.notify.notifier import Notifier
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
 
@@ -89,15 +90,22 @@ def test_what_is_to_be_verified_is_verified_last(policies, snaporch):
     assert "verify next" in snaporch("plan").out
 
 
-def test_a_snapshot_that_does_not_pass_is_the_exit_code(policies, snaporch):
+@pytest.mark.parametrize("words", [("verify", "--due"), ("run-due",)])
+def test_a_snapshot_that_does_not_pass_is_the_exit_code_and_told(
+    policies, snaporch, monkeypatch, words
+):
+    told = []
+    monkeypatch.setattr(Notifier, "failed", lambda _self, _config, error: told.append(error.line()))
     text = load_module.DEFAULT_PATH.read_text()
     load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
     record = Scheduled(policies).taken(datetime.now(UTC))
     (policies.paths.bundles / record.uuid / record.run / "ram.save").write_bytes(b"")
-    answer = snaporch("run-due")
+    answer = snaporch(*words)
     assert answer.code == ExitCode.FAILED
-    assert "verification failed" in answer.err
-    assert snaporch("run-due").code == 0
+    (line,) = told
+    assert line.startswith(f"web@{record.snapshot}: verification failed: ")
+    assert f"snaporch: {line}" in answer.err.splitlines()
+    assert (snaporch(*words).code, len(told)) == (0, 1)
 
 
 def test_one_at_a_time(policies, snaporch):

@@ -111,7 +111,7 @@ def test_the_agent_of_a_guest_that_had_one_has_to_answer(world):
     taken(world, "talks", agent=Agent.ANSWERS)
     silent = check(world, "talks@s1")
     assert not silent.passed
-    assert "agent does not answer" in silent.failure
+    assert "agent does not answer" in silent.failure.line()
 
     def wake(guest):
         guest.agent = Agent.ANSWERS
@@ -174,7 +174,7 @@ def test_a_missing_or_wrong_zfs_snapshot_fails(world, how):
         world.pool.remake("flash/web@s1")
     outcome = check(world)
     assert not outcome.passed
-    assert "flash/web@s1" in outcome.failure
+    assert "flash/web@s1" in outcome.failure.line()
 
 
 def test_a_failed_verdict_follows_a_passed_one(original, world):
@@ -188,7 +188,7 @@ def test_what_libvirt_cannot_resume_fails(world):
     world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
     outcome = check(world)
     assert (outcome.passed, outcome.reached) == (False, Reached.CHECKED)
-    assert "could not be resumed (load of migration)" in outcome.failure
+    assert "could not be resumed (load of migration)" in outcome.failure.line()
     assert nothing_of_it(world)
 
 
@@ -198,7 +198,7 @@ def test_cpus_that_do_nothing_fail(world):
 
     world.hypervisor.restored = hang
     outcome = check(world)
-    assert "CPUs did nothing" in outcome.failure
+    assert "CPUs did nothing" in outcome.failure.line()
     assert outcome.reached is Reached.CHECKED
     assert nothing_of_it(world)
 
@@ -208,7 +208,7 @@ def test_a_guest_that_crashes_fails(world):
         guest.state = DomainState.CRASHED
 
     world.hypervisor.restored = crash
-    assert "does not run but is crashed" in check(world).failure
+    assert "does not run but is crashed" in check(world).failure.line()
     assert nothing_of_it(world)
 
 
@@ -219,7 +219,7 @@ def test_an_emulator_that_ends_fails(world):
                 del world.hypervisor.guests[uuid]
 
     world.hooks.at["hypervisor.vitals"] = vanish
-    assert "its emulator ended" in check(world).failure
+    assert "its emulator ended" in check(world).failure.line()
     assert nothing_of_it(world)
 
 
@@ -249,14 +249,14 @@ def test_a_script_is_told_all_it_needs(world, tmp_path):
 def test_a_script_that_says_no_fails_the_snapshot(world, tmp_path):
     outcome = check(world, script=script(tmp_path, "exit 3"))
     assert (outcome.passed, outcome.reached) == (False, Reached.RESUMED)
-    assert "ended with 3" in outcome.failure
+    assert "ended with 3" in outcome.failure.line()
     assert nothing_of_it(world)
 
 
 def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
     path = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; wait")
     outcome = check(world, script=path, script_seconds=1)
-    assert "did not end within 1 s" in outcome.failure
+    assert "did not end within 1 s" in outcome.failure.line()
     child = int((tmp_path / "child").read_text())
     state = Path(f"/proc/{child}/stat")
     assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
