@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import libvirt
@@ -38,7 +39,8 @@ def capture(
     domain: Any, events: DomainEvents, request: CaptureRequest, tick: Tick, stopped: Tick
 ) -> Pause:
     """Create the snapshot; see :meth:`Hypervisor.capture`."""
-    resumes = bool(request.disks) and domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING
+    ran = domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING
+    resumes = bool(request.disks) and ran
     call = _SnapshotCall(domain, domain_xml.snapshot_xml(request), events)
     call.start()
     try:
@@ -55,7 +57,7 @@ def capture(
         raise HypervisorError(
             domain.name(), f"libvirt's snapshot failed: {call.error.get_error_message()}"
         ) from call.error
-    return _short_pause(events) if resumes else _open_pause(events)
+    return _short_pause(events) if resumes else _open_pause(events, ran=ran)
 
 
 def _abort_until_done(domain: Any, call: _SnapshotCall) -> None:
@@ -66,23 +68,28 @@ def _abort_until_done(domain: Any, call: _SnapshotCall) -> None:
         call.join(_TICK_SECONDS)
 
 
-def _open_pause(events: DomainEvents) -> Pause:
+def _open_pause(events: DomainEvents, *, ran: bool) -> Pause:
     """The guest stands still, and goes on doing so."""
+    if ran:
+        _await(events, lambda: events.suspended is not None)
     began, since = events.stood_still()
     return Pause(began, 0.0, since, _parts(events, since, time.monotonic()))
 
 
 def _short_pause(events: DomainEvents) -> Pause:
-    """Both events come on the same connection; the second may trail the end of the call."""
-    waited = 0.0
-    while events.resumed is None and waited < _EVENT_GRACE_SECONDS:
-        events.wait(_TICK_SECONDS)
-        waited += _TICK_SECONDS
+    _await(events, lambda: events.resumed is not None)
     began, since = events.stood_still()
     if since is None or events.resumed is None:
         return Pause(began, 0.0)
     parts = _parts(events, since, events.resumed)
     return Pause(began, milliseconds(events.resumed - since), parts=parts)
+
+
+def _await(events: DomainEvents, told: Callable[[], bool]) -> None:
+    """Events come on the call's own connection, and may yet be heard of after its end."""
+    end = time.monotonic() + _EVENT_GRACE_SECONDS
+    while not told() and time.monotonic() < end:
+        events.wait(_TICK_SECONDS)
 
 
 def _parts(events: DomainEvents, since: float | None, end: float) -> PauseParts:
