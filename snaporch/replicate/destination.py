@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -256,10 +257,25 @@ def why_not(replica: Replica) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it with all it started, unless it has ended."""
+    """End it with all it started, unless it has ended.
+
+    A stream's other end that still writes down where it got to keeps a next one from going on.
+    """
+    if process.poll() is not None:
+        return
     for signum in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, signum)  # not waited for yet, so the number is its own
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signum)
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < end:
+            if process.poll() is not None and not _has_members(process.pid):
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def _has_members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
