@@ -15,6 +15,7 @@ from support import (
     run,
     snaporch,
     snapshot,
+    wait_for,
 )
 
 DISKS = [
@@ -115,11 +116,13 @@ def test_the_safety_copy_holds_no_clear_text(guest, taken):
 
 def test_without_the_key_it_is_refused_before_anything_is_touched(guest, taken):
     guest.destroy()
-    for root in ROOTS:
-        run("zfs", "unmount", "-f", f"{root}/web")
-        run("zfs", "unmount", "-f", root)
-        must("zfs", "unload-key", "-r", root)
     try:
+        for root in ROOTS:
+            run("zfs", "unmount", "-f", f"{root}/web")
+            run("zfs", "unmount", "-f", root)
+            # udev looks at a volume that somebody has closed, and keeps it busy meanwhile
+            forget = ("zfs", "unload-key", "-r", root)
+            wait_for(lambda words=forget: run(*words).status == 0, f"{root} without its key")
         before = must("zfs", "list", "-H", "-t", "all", "-o", "name")
         for words in (
             ("snapshot", "vault"),
@@ -133,7 +136,8 @@ def test_without_the_key_it_is_refused_before_anything_is_touched(guest, taken):
         assert must("zfs", "list", "-H", "-t", "all", "-o", "name") == before
     finally:
         for root in ROOTS:
-            must("zfs", "load-key", "-r", root)
+            if must("zfs", "get", "-H", "-o", "value", "keystatus", root).strip() != "available":
+                must("zfs", "load-key", "-r", root)
         must("zfs", "mount", "-a")
         for disk in DISKS:
             if disk.kind == "zvol":

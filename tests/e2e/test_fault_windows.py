@@ -86,9 +86,9 @@ def wait_for_libvirt_to_save_ram(guest):
 
 
 def stands_still(guest):
-    """Whether it prints no count for a second, by its log alone."""
+    """Whether it prints no count for some seconds, by its log alone."""
     mark = guest.mark()
-    time.sleep(1)
+    time.sleep(3)
     return guest.mark() == mark
 
 
@@ -127,7 +127,7 @@ def test_killed_before_libvirt_opens_the_ram_pipe_again(large, tmp_path, way):
         pipe.rename(pipe.with_suffix(".first"))
         os.mkfifo(pipe, 0o600)  # the same path, and nobody reads there
         run.go_on()
-        wait_for(lambda: stands_still(large), "the end of RAM", 60)  # libvirt does not answer now
+        wait_for(lambda: stands_still(large), "the end of RAM", 300)  # libvirt does not answer now
         run.kill()
     pipe.with_suffix(".first").unlink()
     outcome = snaporch_here("recover")

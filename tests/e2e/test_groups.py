@@ -192,7 +192,7 @@ def test_killed_each_recovers_by_its_own_journal(pair, tmp_path, point):
 
 
 def test_a_policy_takes_the_group_once(pair, tmp_path):
-    more = '[policy.hourly]\nevery = "1h"\nstagger = "30m"\ndomains = ["app", "db"]\n'
+    more = '[policy.hourly]\nevery = "52w"\nstagger = "30m"\ndomains = ["app", "db"]\n'
     with config(tmp_path, GROUP + more) as env:
         outcome = snaporch("run-due", "--json", env=env)
         assert outcome.status == 0, outcome.err

@@ -41,7 +41,7 @@ listen = "127.0.0.1:9751"
 on = ["success", "failure", "attention"]
 command = "{PROGRAMS}/tell"
 [policy.often]
-every = "1h"
+cron = "{(datetime.now(UTC).minute + 30) % 60} * * * *"
 domains = ["operated", "later"]
 """
 PIGZ = f"""#!/bin/sh
@@ -132,8 +132,11 @@ def test_a_daemon_that_is_killed_in_a_capture_is_started_again(guest):
 
 
 def test_within_its_sandbox_it_tells_and_serves(guest):
-    wait_for(TOLD.exists, "a notification", PATIENCE_SECONDS)
-    assert ": success: operated (often)" in TOLD.read_text()
+    wait_for(
+        lambda: TOLD.exists() and ": success: operated (often)" in TOLD.read_text(),
+        "a notification",
+        PATIENCE_SECONDS,
+    )
 
     def scraped():
         with urllib.request.urlopen("http://127.0.0.1:9751/metrics", timeout=60) as answer:

@@ -1,22 +1,30 @@
 """Real sanoid, real guests: what its hooks make of its snapshots."""
 
-from datetime import datetime, timedelta
+import os
+import shutil
 
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
 from guests.sector import agreed_count
-from sanoid_here import Sanoid, autosnaps, come_to_rest, forget, records
+from sanoid_here import CONFIG, PATIENT, Sanoid, autosnaps, forget, records
 from support import (
     assert_clean,
     assert_restored,
     config,
     must,
     restore,
-    run,
     snaporch,
     zfs_snapshots,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient():
+    CONFIG.parent.mkdir(exist_ok=True)
+    CONFIG.write_text(PATIENT)
+    yield
+    CONFIG.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +154,7 @@ OPTIONS = {
 def test_a_guest_that_cannot_be_frozen(guest, other, tmp_path, undisturbed, options, taken):
     """Neither is the one that could."""
     sanoid = Sanoid.configured("failing", {"tank": "zfs"}, **options)
-    with config(tmp_path, '[domain.other]\nlevel = "off"\n') as environment:
+    with config(tmp_path, PATIENT + '[domain.other]\nlevel = "off"\n') as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)
     assert "WARN: pre_snapshot_script failed" in outcome.err
     assert "other: it runs, and is to be snapshotted only while it is off" in outcome.err
@@ -158,17 +166,23 @@ def test_a_guest_that_cannot_be_frozen(guest, other, tmp_path, undisturbed, opti
     assert_clean(other)
 
 
-def test_a_zfs_snapshot_that_fails(guest, undisturbed):
-    """Its name exists: of one of two datasets there is nothing of the instant."""
+NO_SNAPSHOT = """#!/bin/sh
+case "$*" in
+    "snapshot tank/one/b@"*) echo "cannot create snapshot: out of space" >&2; exit 1 ;;
+esac
+exec {zfs} "$@"
+"""
+
+
+def test_a_zfs_snapshot_that_fails(guest, undisturbed, tmp_path):
+    """Of one of two datasets there is nothing of the instant."""
     sanoid = Sanoid.configured("taken", {"tank/one": "yes"})
-    run(*sanoid.words("--force-update", "--readonly"))  # remembers that there is nothing
-    now = datetime.now().astimezone()
-    for offset in range(60):
-        stamp = now + timedelta(seconds=offset)
-        must("zfs", "snapshot", f"tank/one/b@autosnap_{stamp:%Y-%m-%d_%H:%M:%S}_hourly")
+    program = tmp_path / "zfs"
+    program.write_text(NO_SNAPSHOT.format(zfs=shutil.which("zfs")))
+    program.chmod(0o755)
     before = zfs_snapshots()
-    outcome = run(*sanoid.words("--take-snapshots", "--verbose"))
-    come_to_rest()
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    outcome = sanoid.run("--take-snapshots", env={"PATH": path})
     assert "CRITICAL ERROR" in outcome.err
     assert "incomplete" in outcome.err
     fresh = set(zfs_snapshots()) - set(before)

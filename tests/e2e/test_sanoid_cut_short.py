@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
-from sanoid_here import Sanoid, autosnaps, forget, records
+from sanoid_here import PATIENT, Sanoid, autosnaps, forget, records
 from support import (
     BUNDLES,
     RUNTIME,
@@ -155,9 +155,9 @@ def test_two_sanoids_at_once(guest, tmp_path, undisturbed):
     second = Sanoid.configured("second", sections, hourly="0", daily="5")
     gate = Gate(tmp_path)
     first = Sanoid.configured("first", sections, pre_snapshot_script=gate.script)
-    with first.started() as one:
+    with config(tmp_path, PATIENT) as env, first.started(env) as one:
         gate.wait()
-        with second.started() as two:
+        with second.started(env) as two:
             wait_for(lambda: len(autosnaps("tank/cut", "flash/cut")) > 0, "the second's snapshot")
             gate.open()
             gate.wait()

@@ -21,7 +21,7 @@ timezone = "UTC"
 jobs = 2
 
 [policy.hourly]
-every = "1h"
+every = "52w"  # with "1h" the hour could turn between two lines of a test
 verify = true
 keep = { hourly = 2 }
 
@@ -167,7 +167,7 @@ def test_a_run_that_fails_is_told_and_stops_no_other(guest, other):
     must("zfs", "set", "snaporch:policy=quiet", "tank/other")
     CONFIG.write_text(
         POLICIES.replace('domains = ["other"]\n', "")
-        + '[policy.quick]\nevery = "1h"\n[policy.quiet]\nevery = "1h"\nlevel = "quiesced"\n'
+        + '[policy.quick]\nevery = "52w"\n[policy.quiet]\nevery = "52w"\nlevel = "quiesced"\n'
     )
     outcome = snaporch("run-due")
     assert outcome.status == 5, outcome.err

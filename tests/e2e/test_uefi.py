@@ -1,8 +1,11 @@
 """A UEFI guest: its variables are of the snapshot, after a resume and after a cold boot."""
 
+from pathlib import Path
+
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
+from guests.nvram import probe_value
 from support import assert_clean, assert_restored, restore, snapshot, wait_for
 
 
@@ -11,10 +14,6 @@ def guest():
     made = Guest.create("uefi", firmware="uefi", disks=[Disk("zvol", "tank/uefi")])
     yield made
     made.remove()
-
-
-def variable_writes(text):
-    return [line.split()[1] for line in text.splitlines() if line.startswith("NVSET ")]
 
 
 def test_resume(guest):
@@ -29,17 +28,12 @@ def test_resume(guest):
 
 def test_the_variable_of_the_snapshot_is_there_after_a_cold_boot(guest):
     """The guest writes a new value every 64 counts; the boot prints what it finds."""
-    mark = guest.mark()
-    wait_for(lambda: variable_writes(guest.serial()[mark:]), "a variable written", 300)
+    guest.wait_nvram_set(guest.mark(), 300)
     taken = snapshot(guest)
-    then = variable_writes(guest.serial())[-1]
-    mark = guest.mark()
-    wait_for(lambda: variable_writes(guest.serial()[mark:]), "a later value", 300)
+    then = probe_value(Path(taken["bundle"]) / "nvram.fd")
+    assert then in guest.log.report().nvset
+    guest.wait_nvram_set(guest.mark(), 300)
     mark = guest.mark()
     restore(guest, taken["snapshot"], "--cold")
-    line = wait_for(
-        lambda: [x for x in guest.serial()[mark:].splitlines() if x.startswith("NVRAM ")],
-        "the guest boots",
-        300,
-    )
-    assert line[0].split()[1] == then
+    found = wait_for(lambda: guest.log.report(mark).nvram, "the guest boots", 300)
+    assert found == [then]

@@ -135,7 +135,7 @@ def durable(guest: Guest, before: Before) -> Before:
 
 def assert_no_loss(guest: Guest, before: Before) -> None:
     """Every count reported before the fault is on the disks, and the guest finds them there."""
-    found = wait_for(lambda: _disk_counts(guest), "whole sectors on the disks", 10)
+    found = wait_for(lambda: _disk_counts(guest), "whole sectors on the disks")
     lost = [(had, has) for had, has in zip(before.counts, found, strict=True) if has < had]
     assert not lost, f"LOSS: reported {before.counts}, on the disks {found}"
     if guest.state() == "running":

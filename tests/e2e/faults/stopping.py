@@ -62,12 +62,11 @@ def stop_at(point: str) -> None:
 
 
 def stop_while_ram_is_saved() -> None:
-    """Have this process, the reader of the RAM, stop itself soon after libvirt was asked for it."""
-
+    """Have this process, the reader of the RAM, stop itself when some of it has come."""
     original, stopped = RamStrategy._tick, []
 
     def tick(strategy: RamStrategy) -> None:
-        if not stopped:
+        if not stopped and strategy._capture.arrived_bytes:
             stopped.append(strategy)
             os.kill(os.getpid(), signal.SIGSTOP)
         original(strategy)

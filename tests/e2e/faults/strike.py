@@ -103,7 +103,7 @@ def _let_it_end(run: Run, case: Case | None) -> str:
 
 def _let_guardian_mend() -> str:
     wait_for(lambda: not list(JOURNAL.glob("*")), "the guardian to mend it", 150)
-    wait_for(lambda: not machine.locks_held(), "the guardian's end", 30)
+    wait_for(lambda: not machine.locks_held(), "the guardian's end")
     return "mended by the guardian"
 
 

@@ -20,7 +20,7 @@ MIB = 1 << 20
 # _IOR(0x12, 125, char[256]): the dataset name behind a zvol's device node.
 _BLKZNAME = 0x8100127D
 # How long udev may take for a device node and zfs may find a dataset busy.
-_PATIENCE = 20.0
+_PATIENCE = 120.0
 
 Format = Literal["raw", "qcow2"]
 

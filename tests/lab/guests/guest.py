@@ -92,7 +92,7 @@ class Guest:
         command_line: str = "",
         mutate: Mutate | None = None,
         start: bool = True,
-        timeout: float = 120,
+        timeout: float = 600,
     ) -> "Guest":
         """Makes the disks and the domain; with ``start`` waits for a count.
 
@@ -149,7 +149,7 @@ class Guest:
         """The libvirt domain. Raises libvirt.libvirtError if undefined."""
         return connect().lookupByName(self.name)
 
-    def start(self, wait: bool = True, timeout: float = 120) -> int | None:
+    def start(self, wait: bool = True, timeout: float = 600) -> int | None:
         """Powers on; with ``wait`` until it counts, giving the first count."""
         mark = self.mark()
         self.domain().create()
@@ -240,28 +240,28 @@ class Guest:
         """The guest's complaints since the mark."""
         return self.log.report(mark).bad
 
-    def first_count_since(self, mark: int, timeout: float = 60) -> int:
+    def first_count_since(self, mark: int, timeout: float = 300) -> int:
         """Waits for the first count after the mark."""
         return self._wait(mark, timeout, None)
 
-    def wait_count(self, beyond: int | None = None, timeout: float = 60) -> int:
+    def wait_count(self, beyond: int | None = None, timeout: float = 300) -> int:
         """Waits for a count printed from now on, greater than ``beyond``."""
         return self._wait(self.mark(), timeout, beyond)
 
-    def wait_agent(self, timeout: float = 60) -> None:
+    def wait_agent(self, timeout: float = 300) -> None:
         """Wait until the guest agent's channel is connected."""
         end = time.monotonic() + timeout
         while not agent_connected(self.xml()):
             self._still_waiting(end, "an agent")
 
-    def wait_nvram_set(self, mark: int, timeout: float = 60) -> int:
+    def wait_nvram_set(self, mark: int, timeout: float = 300) -> int:
         """Waits for the UEFI probe to set its variable; the value it set."""
         end = time.monotonic() + timeout
         while not (found := self.log.report(mark).nvset):
             self._still_waiting(end, "NVRAM")
         return found[0]
 
-    def wait_bad(self, mark: int, timeout: float = 60) -> str:
+    def wait_bad(self, mark: int, timeout: float = 300) -> str:
         """Waits for the first complaint after the mark."""
         end = time.monotonic() + timeout
         while not (found := self.bad_since(mark)):
@@ -317,7 +317,7 @@ class Guest:
 
     # -- the oracle ----------------------------------------------------------
 
-    def assert_continues(self, mark: int, expected: int, timeout: float = 60) -> int:
+    def assert_continues(self, mark: int, expected: int, timeout: float = 300) -> int:
         """The guest went on after the mark from exactly that count on disk.
 
         To be called after a restore, with a mark taken before the guest ran
