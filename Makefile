@@ -5,9 +5,9 @@ SHELL := /bin/bash
 
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/snaporch
 PREFIX ?= /usr/local
-JOBS ?= $(shell nproc)
 # A lab that sees the test guests; what they are built with is printed by `make lab`.
 IN_LAB = tests/lab/run --env "SNAPORCH_GUESTS_HOST=$$(tests/lab/guests/build 2>/dev/null)"
+LABS = $(if $(JOBS),--jobs $(JOBS))
 # Made on first use, so that `make help` and `make lab` need none.
 VENV = $(eval VENV := $$(shell tests/venv))$(VENV)
 
@@ -30,7 +30,7 @@ test: check test-unit lab test-lab ## all checks and tests, the lab's included
 .PHONY: test-all
 test-all: test ## the long matrices too, with a report in docs/fault-matrix.md
 	@RANDOM_EXAMPLES=1 $(VENV)/bin/python -m pytest -q -m "not lab" tests/unit
-	@LONG=1 tests/e2e/run --jobs $(JOBS) test_load test_fault_windows test_restore_cut_short \
+	@LONG=1 tests/e2e/run $(LABS) test_load test_fault_windows test_restore_cut_short \
 		test_destination_contract
 	@FAULTS_SAMPLE=all tests/e2e/faults/run --report docs/fault-matrix.md
 
@@ -41,9 +41,8 @@ test-unit: ## tests that need neither ZFS nor a running libvirtd
 	@$(VENV)/bin/python -m pytest -q -m "not lab" tests/unit tests/integration tests/contract
 
 .PHONY: test-lab
-test-lab: ## whole flows in the lab (WORDS="uefi names" for some of them)
-	@echo "lab tests, $(JOBS) labs at once"
-	@tests/e2e/run --jobs $(JOBS) $(WORDS)
+test-lab: ## whole flows in the lab (WORDS="uefi names" JOBS=1)
+	@tests/e2e/run $(LABS) $(WORDS)
 
 .PHONY: check
 check: ## lint, types, direction of imports, spelling
