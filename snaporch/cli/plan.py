@@ -30,5 +30,5 @@ def plan_command(
     from snaporch.cli.planning import plan_and_tell
     from snaporch.cli.session import session
 
-    with session(config_path(context, config), quiet=True) as opened:
+    with session(config_path(context, config), quiet=True, to_look=True) as opened:
         return plan_and_tell(opened, domain, verbose=verbose, json=json)

@@ -21,14 +21,17 @@ def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> l
 
 
 @contextmanager
-def session(config: Path | None, *, quiet: bool) -> Iterator[Context]:
+def session(config: Path | None, *, quiet: bool, to_look: bool = False) -> Iterator[Context]:
     """Open everything a command works with, and watch for signals while it does.
+
+    Args:
+        to_look: the command changes nothing in a pool.
 
     Raises:
         ConfigError, UnavailableError: nothing was touched.
     """
     settings = load_config(config)
-    pool = open_pool()
+    pool = open_pool(to_look=to_look)
     hypervisor = open_hypervisor(settings.libvirt_uri)
     context = Context(
         settings,

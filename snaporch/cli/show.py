@@ -17,5 +17,5 @@ def show_command(
     from snaporch.cli.session import session
     from snaporch.cli.showing import show_one
 
-    with session(config_path(context, config), quiet=True) as opened:
+    with session(config_path(context, config), quiet=True, to_look=True) as opened:
         return show_one(opened, snapshot, json=json)

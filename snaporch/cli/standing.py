@@ -76,7 +76,7 @@ def status_for_nagios(
 
 
 def _standing(path: Path | None, names: Sequence[str]) -> tuple[Config, Status, list[Trouble]]:
-    with session(path, quiet=True) as context:
+    with session(path, quiet=True, to_look=True) as context:
         now = datetime.now(UTC)
         status = gather(context, _chosen(look(context, now), names), now)
         if names:

@@ -5,8 +5,12 @@ from snaporch.pool.protocol import PREFIX, RAM_POOLS_PROPERTY, RAM_PROPERTY, Poo
 __all__ = ["PREFIX", "RAM_POOLS_PROPERTY", "RAM_PROPERTY", "Pool", "PoolError", "open_pool"]
 
 
-def open_pool() -> Pool:
+def open_pool(*, to_look: bool = False) -> Pool:
     """The pool access of this host: libzfs_core where it works, the ``zfs`` command otherwise.
+
+    Args:
+        to_look: nothing will be snapshotted, held or destroyed, so that libzfs_core, which takes
+            its time to import and cannot list, is not needed.
 
     Raises:
         UnavailableError: neither can be used here.
@@ -14,6 +18,8 @@ def open_pool() -> Pool:
     from snaporch.pool.command import ZfsCommand
 
     command = ZfsCommand.open()
+    if to_look:
+        return command
     try:
         from snaporch.pool.lzc import LibZfsCore
     except (ImportError, OSError):

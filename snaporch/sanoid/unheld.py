@@ -21,7 +21,7 @@ def record_unheld(
     guests: Sequence[Guest],
 ) -> int:
     """Mark what sanoid has just taken as ``crash``; 8 if there was something, since pre ran."""
-    pool = open_pool()
+    pool = open_pool(to_look=True)
     marked = [_mark(pool, request, caller, guest) for guest in guests]
     return 8 if any(marked) else 0
 

@@ -49,9 +49,9 @@ def host(world, monkeypatch, tmp_path):
     lines += ["[defaults]", 'ram_strategy = "overlay"']
     config.write_text("\n".join(lines) + "\n")
     monkeypatch.setattr("snaporch.config.load.DEFAULT_PATH", config)
-    monkeypatch.setattr("snaporch.cli.session.open_pool", lambda: world.pool)
+    monkeypatch.setattr("snaporch.cli.session.open_pool", lambda **_: world.pool)
     monkeypatch.setattr("snaporch.cli.session.open_hypervisor", lambda _uri: world.hypervisor)
     monkeypatch.setattr("snaporch.cli.verifying.lower_priority", lambda _work: None)
-    monkeypatch.setattr("snaporch.pool.open_pool", lambda: world.pool)
+    monkeypatch.setattr("snaporch.pool.open_pool", lambda **_: world.pool)
     monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda _uri: world.hypervisor)
     return world

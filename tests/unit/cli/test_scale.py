@@ -93,7 +93,7 @@ def zfs(crowd, host, monkeypatch):
     host.paths.bundles.symlink_to(store)
     table = Table(rows)
     for place in ("snaporch.pool.open_pool", "snaporch.cli.session.open_pool"):
-        monkeypatch.setattr(place, lambda: table)
+        monkeypatch.setattr(place, lambda **_: table)
     for number in range(DOMAINS):
         disks = {f"vd{'abcde'[disk]}": f"tank/vm{number}-{disk}" for disk in range(DATASETS)}
         host.add_guest(f"vm{number}", disks)

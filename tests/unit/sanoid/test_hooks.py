@@ -54,7 +54,7 @@ class Host:
         monkeypatch.setattr(guests, "open_hypervisor", lambda _uri: world.hypervisor)
         monkeypatch.setattr(guests, "resolve", lambda path, _mounts: world.resolve(path))
         monkeypatch.setattr(before, "check_exist", lambda _targets: None)
-        monkeypatch.setattr("snaporch.sanoid.unheld.open_pool", lambda: world.pool)
+        monkeypatch.setattr("snaporch.sanoid.unheld.open_pool", lambda **_: world.pool)
         monkeypatch.setattr(holder, "load_config", lambda _path: world.context.config)
         monkeypatch.setattr(holder, "open_hypervisor", lambda _uri: world.hypervisor)
         monkeypatch.setattr(holder, "open_pool", lambda: world.pool)
