@@ -30,6 +30,7 @@ from snaporch.model import PoolSnapshot
 from snaporch.pool import PREFIX
 from snaporch.pool.elsewhere import ZfsElsewhere
 from snaporch.remote import SSH_OPTIONS, Host, needed, ssh
+from snaporch.replicate.pace import STILL_SECONDS, Pace
 from snaporch.run.context import Interrupt
 
 _POLL_SECONDS = 0.2
@@ -236,10 +237,17 @@ class ReplicaDestination:
         return status, [line.strip() for line in text.splitlines() if line.strip()]
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        pace = Pace(process.pid)
         while True:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_SECONDS)
+            if pace.stands_still():
+                raise ReplicaError(
+                    self._name,
+                    f"nothing moved for {STILL_SECONDS // 60} minutes, so the transfer was ended",
+                    f"see: zpool status, on {self._host.label}",
+                )
 
 
 def why_not(replica: Replica) -> str:

@@ -5,7 +5,8 @@ import pytest
 
 from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError
-from snaporch.replicate.destination import ReplicaDestination
+from snaporch.replicate.destination import ReplicaDestination, ReplicaError
+from snaporch.replicate.pace import Pace
 from snaporch.run.context import Interrupt
 
 SLOW_TO_END = """#!/bin/sh
@@ -26,6 +27,16 @@ def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path):
     with pytest.raises(InterruptedRunError):
         there._run([str(script)])
     assert (tmp_path / "ended").exists()
+
+
+def test_a_transfer_that_stands_still_is_ended_and_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pace, "stands_still", lambda _self: True)
+    replica = Replica(host="nas", dataset="b/k", bundles=tmp_path)
+    there = ReplicaDestination("nas", replica, Interrupt())
+    with pytest.raises(
+        ReplicaError, match=r"nothing moved for 60 minutes.*see: zpool status, on nas"
+    ):
+        there._run(["sleep", "1000"])
 
 
 class Interrupted(Interrupt):
