@@ -40,7 +40,7 @@ class Pace:
 def moved_bytes(group: int) -> int | None:
     """The bytes that those processes of a group that have not ended have read and written.
 
-    None if this host does not tell.
+    None where the kernel does not count them (``CONFIG_TASK_IO_ACCOUNTING``; Debian's does).
     """
     numbered = (path for path in Path("/proc").iterdir() if path.name.isdigit())
     members = [path for path in numbered if _is_member(path, group)]

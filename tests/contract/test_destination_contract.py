@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -13,6 +14,7 @@ from lab_ssh import sshd_here
 
 from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.replicate import pace
 from snaporch.replicate.destination import ReplicaDestination, ReplicaError
 from snaporch.run.context import Interrupt
 
@@ -261,3 +263,38 @@ def test_a_signal_ends_what_is_sent(tmp_path):
         assert names(faster, scratch.root) == [f"{scratch.root}@a"]
     finally:
         scratch.remove()
+
+
+@pytest.mark.lab
+def test_what_stands_still_is_ended_and_gone_on_with(tmp_path, monkeypatch):
+    """As where the replica's pool is suspended: nobody takes what is sent.
+
+    The lab's kernel does not count what a process reads and writes.
+    """
+    monkeypatch.setattr(pace, "moved_bytes", lambda _group: 0)
+    monkeypatch.setattr(pace, "STILL_SECONDS", 5)
+    monkeypatch.setattr(pace, "_LOOK_SECONDS", 1)
+    scratch = ZfsScratch(_real_pool())
+    replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path)
+    there = ReplicaDestination("x", replica, Interrupt())
+    stopper = threading.Thread(target=_stop_receiver, args=[f"{scratch.other}/copies"])
+    try:
+        scratch.write(scratch.root, os.urandom(24 << 20))
+        scratch.pool.snapshot([f"{scratch.root}@a"], {})
+        stopper.start()
+        with pytest.raises(ReplicaError, match="nothing moved"):
+            there.send(scratch.root, raw=False)
+        there.send(scratch.root, raw=False)
+        assert names(there, scratch.root) == [f"{scratch.root}@a"]
+    finally:
+        stopper.join()
+        scratch.remove()
+
+
+def _stop_receiver(copies):
+    """Stop the first ``zfs receive`` there is of them, within a minute."""
+    pattern = f"^(/[^ ]*/)?zfs receive.*{copies}"
+    for _ in range(6000):
+        if subprocess.run(["pkill", "-STOP", "-f", pattern], check=False).returncode == 0:
+            return
+        time.sleep(0.01)
