@@ -122,7 +122,7 @@ class ReplicaDestination:
             dataset,
             f"{replica.host}:{self._there(dataset)}" if replica.host else self._there(dataset),
         ]
-        status, lines = self._run(words)
+        status, lines = self._run(words, counted=shutil.which("mbuffer") is not None)
         if status != 0:
             raise ReplicaError(f"{self._name}: {dataset}", *self._explained(dataset, lines))
 
@@ -142,7 +142,7 @@ class ReplicaDestination:
         receive = shlex.join(self._host.words(f"zfs receive -u -o readonly=on {copy}"))
         rate = self._replica.rate
         limit = f" | mbuffer -q -m 16M -R {rate}M" if rate and shutil.which("mbuffer") else ""
-        status, lines = self._run(["sh", "-c", f"{send}{limit} | {receive}"])
+        status, lines = self._run(["sh", "-c", f"{send}{limit} | {receive}"], counted=bool(limit))
         if status != 0:
             raise ReplicaError(f"{self._name}: {snapshot}", *self._explained(dataset, lines))
 
@@ -198,7 +198,7 @@ class ReplicaDestination:
             "-e",
             shlex.join(ssh()),
         ]
-        status, lines = self._run([*words, *limit, f"{directory}/", place])
+        status, lines = self._run([*words, *limit, f"{directory}/", place], counted=True)
         if status != 0:
             reason = next((line for line in lines if "failed" in line), "")
             reason = reason or (lines[0] if lines else f"rsync ended with status {status}")
@@ -212,8 +212,12 @@ class ReplicaDestination:
             what="mv",
         )
 
-    def _run(self, command: Sequence[str]) -> tuple[int, list[str]]:
+    def _run(self, command: Sequence[str], *, counted: bool) -> tuple[int, list[str]]:
         """Run what may take hours: its exit status and its lines.
+
+        ``counted`` says that all it moves goes through a process of its own, such as the mbuffer
+        that syncoid puts behind ``zfs send``, which writes in the kernel; ssh may have handed its
+        files on to a master of another group. Then it is ended when it stands still.
 
         What it prints goes to a file, not a pipe, which a child that stays (the connection that
         syncoid has ssh keep) would hold open.
@@ -229,20 +233,19 @@ class ReplicaDestination:
                 start_new_session=True,  # so that all that it starts can be ended with it
             )
             try:
-                status = self._wait(process)
+                status = self._wait(process, Pace(process.pid) if counted else None)
             finally:
                 _end(process)
             output.seek(0)
             text = output.read().decode("utf-8", "replace")
         return status, [line.strip() for line in text.splitlines() if line.strip()]
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        pace = Pace(process.pid)
+    def _wait(self, process: subprocess.Popen[bytes], pace: Pace | None) -> int:
         while True:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_SECONDS)
-            if pace.stands_still():
+            if pace is not None and pace.stands_still():
                 raise ReplicaError(
                     self._name,
                     f"nothing moved for {STILL_SECONDS // 60} minutes, so the transfer was ended",

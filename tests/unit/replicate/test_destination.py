@@ -25,7 +25,7 @@ def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path):
     interrupt = Interrupted(tmp_path / "begun")
     there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), interrupt)
     with pytest.raises(InterruptedRunError):
-        there._run([str(script)])
+        there._run([str(script)], counted=False)
     assert (tmp_path / "ended").exists()
 
 
@@ -36,7 +36,13 @@ def test_a_transfer_that_stands_still_is_ended_and_told(tmp_path, monkeypatch):
     with pytest.raises(
         ReplicaError, match=r"nothing moved for 60 minutes.*see: zpool status, on nas"
     ):
-        there._run(["sleep", "1000"])
+        there._run(["sleep", "1000"], counted=True)
+
+
+def test_nothing_is_known_of_what_moves_in_the_kernel_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pace, "stands_still", lambda _self: True)
+    there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), Interrupt())
+    assert there._run(["sleep", "1"], counted=False) == (0, [])
 
 
 class Interrupted(Interrupt):
