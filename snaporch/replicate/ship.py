@@ -20,7 +20,7 @@ from snaporch.pool import PREFIX
 from snaporch.replicate.destination import Destination, ReplicaError
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock, held_by
-from snaporch.run.records import marked_by, one_of_each, run_members
+from snaporch.run.records import by_dataset, marked_by, one_of_each, run_members
 
 REPLICATED = "replicated"
 _OWN = ("run", "level", "bundle", "uuid", "domain", "verified", "retention", "group")
@@ -113,8 +113,8 @@ class _Shipment:
         datasets = self._datasets()
         self._refuse_inside(datasets)
         encrypted = self._context.pool.encrypted()
-        copies = _by_dataset(self._destination.snapshots(datasets))
-        originals = _by_dataset(self._context.pool.snapshots(datasets))
+        copies = by_dataset(self._destination.snapshots(datasets))
+        originals = by_dataset(self._context.pool.snapshots(datasets))
         for dataset in datasets:
             self._context.interrupt.check(self._name)
             self._context.progress.step(self._name, f"sending {dataset}")
@@ -122,7 +122,7 @@ class _Shipment:
                 self._send(originals[dataset], copies[dataset], dataset, raw=dataset in encrypted)
         ours = self._context.pool.snapshots(datasets)
         theirs = {(each.dataset, each.guid): each for each in self._destination.snapshots(datasets)}
-        self._keep_place(datasets, ours, theirs)
+        self._keep_place(ours, theirs)
         self._mark_theirs(ours, theirs)
         members = self._members(ours)
         whole = [record for record in self._records if self._is_there(record, members, theirs)]
@@ -302,7 +302,6 @@ class _Shipment:
 
     def _keep_place(
         self,
-        datasets: Iterable[str],
         ours: Sequence[PoolSnapshot],
         theirs: Mapping[tuple[str, int], PoolSnapshot],
     ) -> None:
@@ -311,10 +310,10 @@ class _Shipment:
         So retention may delete that snapshot here however long the replica is away.
         """
         pool, prefix = self._context.pool, _prefix(self._name)
-        for dataset in datasets:
-            copies = [copy for (there, _), copy in theirs.items() if there == dataset]
-            last = max(copies, key=lambda each: each.createtxg).guid if copies else 0
-            here = [s for s in ours if s.dataset == dataset and s.guid == last]
+        originals, copies = by_dataset(ours), by_dataset(theirs.values())
+        for dataset, there in copies.items():
+            last = max(there, key=lambda each: each.createtxg).guid
+            here = [each for each in originals[dataset] if each.guid == last]
             if not here:  # a bookmark of it, if there is one, is all there is of it here
                 continue
             mark = f"{prefix}{last}"
@@ -324,13 +323,6 @@ class _Shipment:
             for name in known:
                 if name != f"{dataset}#{mark}":
                     pool.destroy_bookmark(name)
-
-
-def _by_dataset(snapshots: Iterable[PoolSnapshot]) -> Mapping[str, list[PoolSnapshot]]:
-    found: dict[str, list[PoolSnapshot]] = defaultdict(list)
-    for each in snapshots:
-        found[each.dataset].append(each)
-    return found
 
 
 def _has_bundle(record: SnapshotRecord, members: Iterable[PoolSnapshot]) -> bool:

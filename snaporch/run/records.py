@@ -26,7 +26,7 @@ def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[S
     guids = {snapshot.guid for snapshot in everything}
     records = marked_records(store, everything, guids)
     known = {f"{record.uuid}/{record.run}" for record in records}
-    places = _places(everything)
+    places = by_dataset(everything)
     for reference in store.references():
         if reference not in known:
             state, manifest = store.state(reference)
@@ -54,7 +54,7 @@ def marked_records(
         run = snapshot.properties.get("run")
         if run and "domain" in snapshot.properties:
             runs.setdefault(run, []).append(snapshot)
-    places = _places(everything)
+    places = by_dataset(everything)
     records: list[SnapshotRecord] = []
     for run, marked in runs.items():
         state, manifest = _state(store, marked)
@@ -74,8 +74,8 @@ def _with_pages(
     return BundleState.INCOMPLETE if gone else state
 
 
-def _places(snapshots: Iterable[PoolSnapshot]) -> Mapping[str, list[PoolSnapshot]]:
-    """The snapshots of each dataset."""
+def by_dataset(snapshots: Iterable[PoolSnapshot]) -> Mapping[str, list[PoolSnapshot]]:
+    """The snapshots of each dataset; none of one that has none."""
     places: dict[str, list[PoolSnapshot]] = defaultdict(list)
     for snapshot in snapshots:
         places[snapshot.dataset].append(snapshot)
