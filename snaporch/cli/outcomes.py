@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 
-from snaporch.errors import ExitCode
+from snaporch.errors import SnaporchError
 from snaporch.report.terminal import print_error, print_result
 
 
@@ -26,10 +26,10 @@ class Outcomes:
         if not self._json:
             print_result(line)
 
-    def fail(self, line: str, code: ExitCode) -> None:
+    def fail(self, error: SnaporchError) -> None:
         """Tell of a failure, in either case."""
-        print_error(line)
-        self.code = self.code or int(code)
+        print_error(error.line())
+        self.code = self.code or int(error.exit_code)
 
     def print_documents(self) -> None:
         """All of them, as JSON if that was wanted."""

@@ -150,7 +150,7 @@ class Told(Outcomes):
     def tell(self, domain: str, replica: str, outcome: Shipped | SnaporchError) -> None:
         """Print one."""
         if isinstance(outcome, SnaporchError):
-            self.fail(outcome.line(), outcome.exit_code)
+            self.fail(outcome)
             return
         names = [record.snapshot for record in outcome.arrived]
         left = [record.snapshot for record in outcome.missing]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from snaporch.cli.cloning import sweep_first
 from snaporch.cli.outcomes import Outcomes
 from snaporch.cli.watching import Watchers, watchers
-from snaporch.errors import BusyError, ExitCode, SnaporchError
+from snaporch.errors import BusyError, SnaporchError
 from snaporch.model import Reached
 from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.source import records_called
@@ -108,11 +108,11 @@ class Told(Outcomes):
     def tell(self, outcome: Verification | SnaporchError) -> None:
         """Print one."""
         if isinstance(outcome, SnaporchError):
-            self.fail(outcome.line(), outcome.exit_code)
+            self.fail(outcome)
             return
         self.add(outcome.as_json(), _line(outcome))
         if outcome.trouble is not None:
-            self.fail(outcome.trouble.line(), ExitCode.FAILED)
+            self.fail(outcome.trouble)
 
 
 def _line(outcome: Verification) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from snaporch.cli import main
+from snaporch.notify.notifier import Notifier
 
 
 @dataclass
@@ -33,6 +34,16 @@ def snaporch(capsys, monkeypatch):
         return Answer(int(code), captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """The lines of the failures that somebody is to be notified of."""
+    lines = []
+    monkeypatch.setattr(
+        Notifier, "failed", lambda _self, _config, error: lines.append(error.line())
+    )
+    return lines
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from snaporch.cli import replicating
 from snaporch.config import Config
 from snaporch.config import load as load_module
 from snaporch.errors import BusyError, ExitCode
-from snaporch.notify.notifier import Notifier
 from snaporch.replicate.destination import ReplicaError
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
@@ -107,18 +106,14 @@ def test_a_failure_is_a_line_and_stops_no_other(host, there, taken, snaporch):
 
 
 @pytest.mark.parametrize("words", [("replicate", "--due"), ("run-due",)])
-def test_whoever_is_to_be_notified_is(there, taken, snaporch, monkeypatch, words):
-    told = []
-    monkeypatch.setattr(Notifier, "failed", lambda _self, _config, error: told.append(error.line()))
+def test_whoever_is_to_be_notified_is(there, taken, snaporch, told, words):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(AWAY)
     snaporch(*words)
     assert told == [AWAY.line()]
 
 
-def test_what_was_only_busy_is_told_to_nobody(there, taken, snaporch, monkeypatch):
-    told = []
-    monkeypatch.setattr(Notifier, "failed", lambda _self, _config, error: told.append(error.line()))
+def test_what_was_only_busy_is_told_to_nobody(there, taken, snaporch, told):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(BusyError("web", "is busy"))
     assert snaporch("replicate", "--due").code == ExitCode.BUSY

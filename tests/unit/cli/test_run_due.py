@@ -7,7 +7,6 @@ from fakes.schedule import Scheduled
 from snaporch.cli import running_due
 from snaporch.config import load as load_module
 from snaporch.errors import ExitCode
-from snaporch.notify.notifier import Notifier
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
 
@@ -91,11 +90,7 @@ def test_what_is_to_be_verified_is_verified_last(policies, snaporch):
 
 
 @pytest.mark.parametrize("words", [("verify", "--due"), ("run-due",)])
-def test_a_snapshot_that_does_not_pass_is_the_exit_code_and_told(
-    policies, snaporch, monkeypatch, words
-):
-    told = []
-    monkeypatch.setattr(Notifier, "failed", lambda _self, _config, error: told.append(error.line()))
+def test_a_snapshot_that_does_not_pass_is_the_exit_code_and_told(policies, snaporch, told, words):
     text = load_module.DEFAULT_PATH.read_text()
     load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
     record = Scheduled(policies).taken(datetime.now(UTC))
