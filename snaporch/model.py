@@ -297,6 +297,11 @@ class SnapshotRecord:
     replicated: tuple[str, ...] = ()
     """The replicas that have all of it."""
 
+    @property
+    def full_name(self) -> str:
+        """``domain@snapshot``, as commands take it."""
+        return f"{self.domain}@{self.snapshot}"
+
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``)."""
         return {

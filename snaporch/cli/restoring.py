@@ -134,7 +134,7 @@ def _ask(context: Context, plan: RestorePlan, wishes: Wishes) -> None:
 
 def _line(restored: Restored) -> str:
     record = restored.record
-    text = f"{record.domain}@{record.snapshot}  restored, {restored.state}"
+    text = f"{record.full_name}  restored, {restored.state}"
     if restored.resumed:
         text += ", resumed from RAM"
     if restored.clock_set:

@@ -30,7 +30,7 @@ def show_one(context: Context, text: str, *, json: bool) -> int:
 
 def _lines(shown: Description) -> Iterator[str]:
     record = shown.record
-    yield one_line(f"{record.domain}@{record.snapshot}")
+    yield one_line(record.full_name)
     yield from _pairs([("level", record.level.value), ("state", record.state.value)])
     yield from _pairs([("paused", _paused(record)), ("uuid", record.uuid)])
     yield from _pairs(custody(record, shown.manifest))

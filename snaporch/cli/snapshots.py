@@ -225,7 +225,7 @@ def _show(plan: Plan) -> None:
 
 
 def _line(record: SnapshotRecord) -> str:
-    text = f"{record.domain}@{record.snapshot}  {record.level}  {record.state}"
+    text = f"{record.full_name}  {record.level}  {record.state}"
     if record.ram_bytes is not None:
         text += (
             f"  paused {pause(record.pause_ms)}, "

@@ -116,5 +116,5 @@ class Told(Outcomes):
 
 
 def _line(outcome: Verification) -> str:
-    name = f"{outcome.record.domain}@{outcome.record.snapshot}"
+    name = outcome.record.full_name
     return f"{name}  {'passed' if outcome.passed else 'FAILED'}, {_REACHED[outcome.reached]}"

@@ -103,7 +103,7 @@ class _Shipment:
         last = next((each for each in reversed(before) if each.bundle is not None), None)
         if last is not None and last.run not in self._destination.bundles(last.uuid):
             raise ReplicaError(
-                f"{self._name}: {last.domain}@{last.snapshot}",
+                f"{self._name}: {last.full_name}",
                 "its bundle is not there any more",
                 "is the file system of the replica's bundles mounted? if it is: "
                 f"snaporch replicate {shlex.quote(last.domain)} --to {self._name} --anew",
@@ -166,7 +166,7 @@ class _Shipment:
     ) -> None:
         """The newest at least must have arrived."""
         newest = self._records[-1]
-        thing = f"{self._name}: {newest.domain}@{newest.snapshot}"
+        thing = f"{self._name}: {newest.full_name}"
         if newest in missing:
             step = "see: snaporch show, and take another one"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))

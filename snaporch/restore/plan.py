@@ -46,7 +46,7 @@ class RestorePlan:
     @property
     def thing(self) -> str:
         """``DOMAIN@SNAPSHOT``."""
-        return f"{self.record.domain}@{self.record.snapshot}"
+        return self.record.full_name
 
     @property
     def pages(self) -> Part | None:
@@ -127,12 +127,10 @@ def make_restore_plan(
     _check_alone(context, record)
     _check_own_places(context, record, bundle)
     newer = _newer(context, members)
-    _check_newer(context, f"{record.domain}@{record.snapshot}", newer, discard=discard_newer)
+    _check_newer(context, record.full_name, newer, discard=discard_newer)
     ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None
     if paused and ram is None:
-        raise RefusedError(
-            f"{record.domain}@{record.snapshot}", "has no RAM to resume from", "use --cold"
-        )
+        raise RefusedError(record.full_name, "has no RAM to resume from", "use --cold")
     plan = RestorePlan(
         record=record,
         manifest=manifest,
@@ -178,7 +176,7 @@ def _check_whole(
     *,
     cold: bool,
 ) -> None:
-    thing = f"{record.domain}@{record.snapshot}"
+    thing = record.full_name
     if manifest is not None:
         if gone := missing_of(manifest, members):
             names = ", ".join(f"{dataset}@{record.snapshot}" for dataset in gone)

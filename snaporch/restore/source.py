@@ -35,7 +35,7 @@ class Source:
     @property
     def thing(self) -> str:
         """``DOMAIN@SNAPSHOT``."""
-        return f"{self.record.domain}@{self.record.snapshot}"
+        return self.record.full_name
 
     @property
     def disks(self) -> tuple[DiskEntry, ...]:
@@ -103,7 +103,7 @@ def whole_source(
     Raises:
         NotWholeError: something is missing.
     """
-    thing = f"{record.domain}@{record.snapshot}"
+    thing = record.full_name
     reference = f"{record.uuid}/{record.run}"
     members = members_of(context, record)
     state, manifest = context.store.state(reference)
@@ -135,7 +135,7 @@ def _check_members(
 ) -> None:
     there = {member.dataset: member for member in members}
     for dataset in missing_of(manifest, members):
-        thing, full = f"{record.domain}@{record.snapshot}", f"{dataset}@{record.snapshot}"
+        thing, full = record.full_name, f"{dataset}@{record.snapshot}"
         if dataset not in there:
             raise NotWholeError(thing, f"its ZFS snapshot {full} is gone")
         raise NotWholeError(

@@ -52,7 +52,7 @@ class Verification:
     def prove(self, context: Context, text: str) -> None:
         """Something was seen that speaks for it."""
         self.proof.append(text)
-        context.progress.step(f"{self.record.domain}@{self.record.snapshot}", text)
+        context.progress.step(self.record.full_name, text)
 
     @property
     def verdict(self) -> Verdict:
@@ -62,7 +62,7 @@ class Verification:
     @property
     def trouble(self) -> SnaporchError | None:
         """What somebody should be told of a snapshot that did not pass."""
-        error, name = self.failure, f"{self.record.domain}@{self.record.snapshot}"
+        error, name = self.failure, self.record.full_name
         if error is None:
             return None
         told = error.reason if error.thing == name else f"{error.thing}: {error.reason}"
