@@ -30,7 +30,6 @@ TEMPLATE = {
     "pre_snapshot_script": "/usr/local/bin/snaporch hook sanoid pre",
     "post_snapshot_script": str(HOOKS / "sanoid-post"),
 }
-CONFIG = Path("/etc/snaporch/snaporch.toml")
 PATIENT = "[defaults]\nhook_deadline = 600\nfreeze_deadline = 600\n"
 """Guests are not let go early because the machine is slow."""
 

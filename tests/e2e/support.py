@@ -18,6 +18,7 @@ from guests.guest import Guest
 T = TypeVar("T")
 OVERLAYS = Path("/var/lib/snaporch/overlays")
 BUNDLES = Path("/var/lib/snaporch/bundles")
+CONFIG = Path("/etc/snaporch/snaporch.toml")
 JOURNAL = Path("/var/lib/snaporch/journal")
 PATIENCE_SECONDS = 600
 STALLED = Path("/run/stalled-compressor")
@@ -155,6 +156,17 @@ def config(tmp_path: Path, text: str) -> Iterator[dict[str, str]]:
     path = tmp_path / "snaporch.toml"
     path.write_text(text)
     yield {"SNAPORCH_CONFIG": str(path)}
+
+
+@contextmanager
+def system_config(text: str) -> Iterator[None]:
+    """The configuration in its usual place."""
+    CONFIG.parent.mkdir(exist_ok=True)
+    CONFIG.write_text(text)
+    try:
+        yield
+    finally:
+        CONFIG.unlink()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import pytest
 from guests.disks import Disk
 from guests.guest import Guest
 from guests.sector import agreed_count
-from sanoid_here import CONFIG, PATIENT, Sanoid, autosnaps, forget, records
+from sanoid_here import PATIENT, Sanoid, autosnaps, forget, records
 from support import (
     assert_clean,
     assert_restored,
@@ -15,16 +15,15 @@ from support import (
     must,
     restore,
     snaporch,
+    system_config,
     zfs_snapshots,
 )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def patient():
-    CONFIG.parent.mkdir(exist_ok=True)
-    CONFIG.write_text(PATIENT)
-    yield
-    CONFIG.unlink()
+    with system_config(PATIENT):
+        yield
 
 
 @pytest.fixture(scope="module")

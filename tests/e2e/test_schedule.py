@@ -7,14 +7,22 @@ from pathlib import Path
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
-from support import assert_clean, must, one_line_error, run, snaporch, zfs_snapshots
+from support import (
+    CONFIG,
+    assert_clean,
+    must,
+    one_line_error,
+    run,
+    snaporch,
+    system_config,
+    zfs_snapshots,
+)
 
 from snaporch.cli.session import session
 from snaporch.schedule.outlook import look
 from snaporch.schedule.retire import retire
 from snaporch.schedule.units import UNITS
 
-CONFIG = Path("/etc/snaporch/snaporch.toml")
 POLICIES = """
 [schedule]
 timezone = "UTC"
@@ -34,10 +42,8 @@ domains = ["other"]
 
 @pytest.fixture(scope="module", autouse=True)
 def policies():
-    CONFIG.parent.mkdir(exist_ok=True)
-    CONFIG.write_text(POLICIES)
-    yield
-    CONFIG.unlink()
+    with system_config(POLICIES):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from guests.disks import Disk
 from guests.guest import Guest
 from support import (
+    CONFIG,
     JOURNAL,
     PATIENCE_SECONDS,
     assert_clean,
@@ -19,13 +20,13 @@ from support import (
     snaporch,
     stalled_compressor,
     started,
+    system_config,
     wait_for_ram_phase,
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fakes.mail import MailSink
 
-CONFIG = Path("/etc/snaporch/snaporch.toml")
 POLICIES = """
 [policy.weekly]
 every = "1w"
@@ -35,13 +36,11 @@ domains = ["stood"]
 
 @pytest.fixture(scope="module")
 def guest():
-    CONFIG.parent.mkdir(exist_ok=True)
-    CONFIG.write_text(POLICIES)
-    disks = [Disk("file", "tank/stood")]
-    made = Guest.create("stood", disks=disks, firmware="uefi")  # more RAM than pipes can hold
-    yield made
-    made.remove()
-    CONFIG.unlink()
+    with system_config(POLICIES):
+        disks = [Disk("file", "tank/stood")]
+        made = Guest.create("stood", disks=disks, firmware="uefi")  # more RAM than pipes can hold
+        yield made
+        made.remove()
 
 
 def codes(outcome):
