@@ -231,7 +231,8 @@ def make_plan(
         datasets=datasets,
         overlay_dir=str(overlay_dir),
         overlays=_overlays(choice.strategy, planned, overlay_dir),
-        ram_pipe=str(paths.runtime / f"{run}.ram"),
+        # Under one name for all runs: libvirt adds it to the guest's AppArmor profile each time.
+        ram_pipe=str(paths.runtime / f"{domain.uuid}.ram"),
         overlay_max_mib=paths.overlay_max_mib,
         overlay_floor_mib=paths.overlay_floor_mib,
         awaited=awaited is not None,

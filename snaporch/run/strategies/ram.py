@@ -19,8 +19,8 @@ class RamStrategy(Strategy):
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        ram_pipe = Path(work.plan.facts.ram_pipe)
-        self._capture = Capture(work.bundle.directory, ram_pipe, work.plan.compressing)
+        self._pipe = Path(work.plan.facts.ram_pipe)
+        self._capture = Capture(work.bundle.directory, self._pipe, work.plan.compressing)
         self._downtime = Downtime(work)
         self._budget = RamBudget(work, self._capture, self._downtime, 0)
 
@@ -32,6 +32,7 @@ class RamStrategy(Strategy):
         self.make_overlays()
         self._set_limits()
         if self.work.plan.settings.ram_capture != "file":
+            self._pipe.unlink(missing_ok=True)  # of a run that left no journal
             self._capture.open_stream()
 
     def _set_limits(self) -> None:

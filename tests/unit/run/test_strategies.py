@@ -1,9 +1,11 @@
 """Runs by every strategy: the way through, failures and signals everywhere, levels, downgrades."""
 
+import os
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -702,6 +704,15 @@ def test_what_is_being_stored_may_come_to_its_end(world, ready, monkeypatch):
     monkeypatch.setattr(watch, "_moved", watch._moved - 31)
     with pytest.raises(InterruptedRunError):
         watch.check(99)
+
+
+@pytest.mark.parametrize("leftover", [os.mkfifo, Path.touch])
+def test_a_pipe_that_somebody_left_is_in_nobodys_way(world, ready, leftover):
+    ready("manual")
+    runtime = world.context.config.paths.runtime
+    runtime.mkdir(exist_ok=True)
+    leftover(runtime / f"{world.hypervisor.domain('web').uuid}.ram")
+    assert snapshot(world).level is Level.RAM
 
 
 # -- limits while RAM is saved -----------------------------------------------------------------
