@@ -11,6 +11,8 @@ from snaporch.bundle.compress import Block
 
 _DEPTH = 8
 """Blocks that may wait; with what a compressor hands over at once, some 8 MiB."""
+_ROOMY_DEPTH = 1024
+"""When nobody is to wait: a GiB at most."""
 
 
 class Behind:
@@ -20,6 +22,7 @@ class Behind:
         self._act = act
         self._blocks: deque[Block] = deque()
         self._changed = threading.Condition()
+        self._depth = _DEPTH
         self._closing = False
         self._stopped = False
         self._ended = False
@@ -34,7 +37,7 @@ class Behind:
         """Hand over a block; it is copied unless it is ``bytes``. Waits while too many wait."""
         owned = block if isinstance(block, bytes) else bytes(block)
         with self._changed:
-            if len(self._blocks) >= _DEPTH:
+            if len(self._blocks) >= self._depth:
                 self._wait_for_room()
             self._check()
             self._blocks.append(owned)
@@ -42,9 +45,15 @@ class Behind:
 
     def _wait_for_room(self) -> None:
         self._waiting_since = time.monotonic()
-        self._changed.wait_for(lambda: self._stopped or len(self._blocks) < _DEPTH)
+        self._changed.wait_for(lambda: self._stopped or len(self._blocks) < self._depth)
         self._waited += time.monotonic() - self._waiting_since
         self._waiting_since = 0.0
+
+    def make_room(self) -> None:
+        """Let many more blocks wait from now on, so that nobody waits in :meth:`put`."""
+        with self._changed:
+            self._depth = _ROOMY_DEPTH
+            self._changed.notify_all()
 
     @property
     def waited(self) -> float:

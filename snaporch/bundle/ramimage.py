@@ -107,7 +107,7 @@ class RamImageWriter:
         self._compressor: Compressor | None = None
         self._storing: Behind | None = None
         self._held = bytearray()
-        self._broken_off = False
+        self._broken_off = self._roomy = False
         self.syncing = False
         """Whether all is written, and only has to get to the disks."""
 
@@ -159,6 +159,8 @@ class RamImageWriter:
         how = self._how if plain else Compressing(Compression.NONE)
         # Hashing and storing are done beside, so that RAM never waits for either.
         self._storing = Behind(self._store)
+        if self._roomy:
+            self._storing.make_room()
         self._storing.put(bytes(self._head[HEADER_SIZE:start]))
         self._compressor = compressor(how, self._storing.put)
         if self._broken_off:  # while it was being started: nobody else could stop it
@@ -252,6 +254,12 @@ class RamImageWriter:
             raise RamImageError(
                 "libvirt's RAM image", "libvirt did not finish it; its closing header is missing"
             )
+
+    def make_room(self) -> None:
+        """Let no :meth:`write` wait for the store from now on: what it cannot take is kept."""
+        self._roomy = True  # first: storing may just be beginning in another thread
+        if self._storing is not None:
+            self._storing.make_room()
 
     def break_off(self) -> None:
         """Make a :meth:`write` that stands still in another thread fail."""

@@ -154,6 +154,7 @@ class RamStream:
     def make_room(self) -> None:
         """The guest stands still: take the rest of its RAM whole, as far as the kernel allows.
 
+        What does not fit in the pipe is compressed, and waits in memory for the store.
         More than ``/proc/sys/fs/pipe-max-size`` needs ``CAP_SYS_RESOURCE`` (pipe(7)).
         """
         if self._roomy:
@@ -161,6 +162,7 @@ class RamStream:
         self.take_pace()
         self.hurry()
         self._roomy = True
+        self._writer.make_room()
         with self._closing:
             if not self._closed and self._widen():
                 self._resting_until = time.monotonic() + _REST_SECONDS

@@ -84,7 +84,7 @@ def dirtying():
         "dirtying",
         disks=[Disk("file", "tank/dirtying")],
         kind="linux",
-        command_line="dirty_mib=96 dirty_rate=20000 noise=90 interval_ms=20",
+        command_line="dirty_mib=160 dirty_rate=40000 noise=90 interval_ms=20",
     )
     wait_for(lambda: b"DIRTY " in made.machine.serial_log.read_bytes(), "RAM to be filled", 300)
     yield made
@@ -94,9 +94,10 @@ def dirtying():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path, way):
+    """The rest of its RAM is more than the pipe holds: all it dirties in so long a downtime."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    text = f'[defaults]\nram_strategy = "{way}"\ncompression = "none"\ndowntime_ms = 1000\n'
+    text = f'[defaults]\nram_strategy = "{way}"\ncompression = "none"\ndowntime_ms = 3000\n'
     with config(tmp_path, text) as environment:
         run = Run(
             "snapshot", dirtying.name, "--name", "s1", point=f"{STALL}:{gate}", env=environment

@@ -41,6 +41,28 @@ def test_the_time_in_which_there_was_no_room_is_counted():
     assert 0.1 < behind.waited < PATIENCE
 
 
+def test_who_waits_and_who_comes_goes_on_when_there_is_room():
+    gate, done = threading.Event(), []
+    behind = Behind(lambda block: (gate.wait(PATIENCE), done.append(block)))
+    full = threading.Thread(
+        target=lambda: [behind.put(bytes([number])) for number in range(_DEPTH + 2)]
+    )
+    full.start()
+    while not behind.waited:
+        pass
+    behind.make_room()
+    full.join(PATIENCE)
+    assert not full.is_alive()
+    waited = behind.waited
+    for number in range(_DEPTH + 2, 100):
+        behind.put(bytes([number]))
+    assert behind.waited == waited
+    assert not done
+    gate.set()
+    behind.finish()
+    assert b"".join(done) == bytes(range(100))
+
+
 def test_what_fails_is_told_by_the_next_call():
     failed = threading.Event()
 

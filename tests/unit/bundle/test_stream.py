@@ -47,6 +47,9 @@ class Sink:
     def finish(self):
         return bytes(self.taken)
 
+    def make_room(self):
+        return
+
     def break_off(self):
         return
 
@@ -419,6 +422,30 @@ def test_more_than_there_is_room_for_is_taken_all_the_same(fifo, small_pipe):
     pouring.join(PATIENCE)
     assert not pouring.is_alive()
     assert stream.finish() == body
+
+
+def test_a_guest_waits_for_no_store_however_much_of_its_ram_is_left(
+    fifo, small_pipe, tmp_path, monkeypatch
+):
+    gate = threading.Event()
+    store = RamImageWriter._raw_write
+    monkeypatch.setattr(
+        RamImageWriter, "_raw_write", lambda *args: gate.wait(PATIENCE) and store(*args)
+    )
+    monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
+    writer = RamImageWriter(tmp_path / "out", Compressing(Compression.NONE), trailer=True)
+    stream = RamStream(fifo, writer)
+    ram = images.qemu_stream(40 * SMALL)
+    body = images.image(XML, ram, magic=images.UNFINISHED)
+    pouring = in_thread(lambda: pour(fifo, body, CLOSING))
+    pouring.join(0.3)
+    assert pouring.is_alive()
+    stream.make_room()
+    pouring.join(PATIENCE)
+    assert not pouring.is_alive()
+    gate.set()
+    stream.finish()
+    assert (tmp_path / "out").read_bytes() == CLOSING + body[len(CLOSING) :]
 
 
 def test_where_no_room_is_granted_the_stream_goes_on(fifo, small_pipe, monkeypatch):
