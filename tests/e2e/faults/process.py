@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 
-from support import Outcome
+from outcome import Outcome
 
 import snaporch.cli.recovering
 import snaporch.cli.restoring
@@ -50,7 +51,7 @@ class Run:
         try:
             os.dup2(self._out.fileno(), 1)
             os.dup2(self._err.fileno(), 2)
-            sys.stdin = open(os.devnull)  # noqa: SIM115
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
             sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
             os.environ.update(env)
@@ -61,6 +62,7 @@ class Run:
             main.run(list(arguments))
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 0
+            threading._shutdown()  # as an interpreter that ends: it waits for threads
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,0 +1,19 @@
+"""What became of a command."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Outcome:
+    """What a command answered."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output, which must be one JSON document and nothing else."""
+        return json.loads(self.out)
