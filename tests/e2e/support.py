@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -106,6 +107,20 @@ def assert_clean(guest: Guest, state: str = "running") -> None:
     assert _entries(JOURNAL) == []
     assert [path for path in _entries(RUNTIME) if path.suffix != ".lock"] == []
     assert list(BUNDLES.glob("*/.*.partial")) == []
+
+
+def assert_confined(guest: Guest) -> None:
+    """Its emulator is as a stock Debian host has it."""
+    process = Path("/proc", Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text().strip())
+    uuid = must("virsh", "domuuid", guest.name).strip()
+    assert (process / "attr/current").read_text().strip("\n\0") == f"libvirt-{uuid} (enforce)"
+    assert process.stat().st_uid == pwd.getpwnam("libvirt-qemu").pw_uid
+    assert os.readlink(process / "ns/mnt") != os.readlink("/proc/self/ns/mnt")
+    assert "/machine" in (process / "cgroup").read_text()
+    assert "Seccomp:\t2" in (process / "status").read_text()
+    libvirtd = Path("/proc", must("pidof", "libvirtd").strip(), "attr/current").read_text()
+    assert libvirtd.startswith("libvirtd (enforce)")
+    assert "shared" in must("findmnt", "-n", "-o", "PROPAGATION", "/")
 
 
 def _entries(directory: Path) -> list[Path]:

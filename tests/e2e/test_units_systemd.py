@@ -6,7 +6,7 @@ import pytest
 from guests.disks import Disk
 from guests.guest import Guest
 from lab_ssh import sshd_here
-from support import assert_clean, must, run, snaporch, wait_for, zfs_snapshots
+from support import assert_clean, assert_confined, must, run, snaporch, wait_for, zfs_snapshots
 
 CONFIG = Path("/etc/snaporch/snaporch.toml")
 POLICY = '[schedule]\nrefresh = "5s"\n[policy.{name}]\nevery = "1w"\ndomains = ["united"]\n'
@@ -34,6 +34,7 @@ def journal(unit):
 
 
 def test_what_is_due_is_taken_by_the_timers_unit(guest):
+    assert_confined(guest)
     CONFIG.write_text(POLICY.format(name="timed"))
     mark = guest.mark()
     outcome = run("systemctl", "start", "snaporch-run-due.service")

@@ -33,12 +33,13 @@ def memory_directory(size):
     return "/tmp"
 
 
-def arguments(kernel, root, disks, run_dir, mem, lines):
+def arguments(kernel, root, disks, run_dir, mem, lines, confined):
     """The kernel's command line.
 
     :param root: ``cow,base`` or one image
     :param mem: bytes
     :param lines: what UML calls channels, by name (``ssl0``: ``fd:4,fd:5``)
+    :param confined: with AppArmor
     """
     return [
         kernel,
@@ -51,6 +52,8 @@ def arguments(kernel, root, disks, run_dir, mem, lines):
         "rw",
         "rootflags=noinit_itable",
         "init=/sbin/lab-init",
+        *(["apparmor=1", "lsm=capability,apparmor"] if confined else ["apparmor=0"]),
+        "log_buf_len=16M",  # what AppArmor denied is read from there
         "con=null",
         "ssl=null",
         *(f"{name}={channel}" for name, channel in lines.items()),
