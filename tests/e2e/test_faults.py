@@ -45,7 +45,9 @@ def versions():
 
 @pytest.fixture(scope="module")
 def scene():
-    return Scene()
+    made = Scene()
+    yield made
+    made.wreck()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -2,14 +2,14 @@
 
 import json
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
-from support import BUNDLES, assert_clean, must, run, snaporch, zfs_snapshots
+from support import BUNDLES, assert_clean, must, run, snaporch, system_config, zfs_snapshots
 
-CONFIG = Path("/etc/snaporch/snaporch.toml")
+AFTERWARDS = ("snaporch-replicate.service", "snaporch-verify.service")
+"""Started at the end of each run of what is due."""
 COUNT = 20
 RUNNING = 2
 POLICY = """
@@ -25,17 +25,19 @@ domains = ["storm-*"]
 
 @pytest.fixture(scope="module")
 def guests():
-    """Most are off: it is their number that counts. They end with the lab."""
-    CONFIG.parent.mkdir(exist_ok=True)
-    CONFIG.write_text(POLICY)
+    """Most are off: it is their number that counts."""
     made = []
-    for number in range(COUNT):
-        pool, name = ("tank", "flash")[number % 2], f"storm-{number}"
-        disks = [Disk("file", f"{pool}/{name}")]
-        made.append(Guest.create(name, disks=disks, start=number < RUNNING))
-    assert snaporch("install").status == 0
-    must("systemctl", "daemon-reload")
-    return made
+    with system_config(POLICY):
+        for number in range(COUNT):
+            pool, name = ("tank", "flash")[number % 2], f"storm-{number}"
+            disks = [Disk("file", f"{pool}/{name}")]
+            made.append(Guest.create(name, disks=disks, start=number < RUNNING))
+        assert snaporch("install").status == 0
+        must("systemctl", "daemon-reload")
+        yield made
+        must("systemctl", "stop", *AFTERWARDS)
+        for guest in made:
+            guest.remove()
 
 
 def windows():

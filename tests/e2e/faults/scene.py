@@ -76,7 +76,7 @@ class Scene:
         return guest
 
     def wreck(self) -> None:
-        """A case went wrong: nothing of what it left may trouble the next."""
+        """Remove the guests and all that runs left: at the end, and when a case went wrong."""
         for guest in self._guests.values():
             guest.remove()
         self._guests.clear()

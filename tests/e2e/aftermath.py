@@ -1,0 +1,193 @@
+"""What tests leave in their lab: a plugin of pytest that fails a module for it.
+
+A run that ended well has taken back everything it made, and did nothing that a host's confinement
+denies. So when the tests of a module are over and their guests are gone, there is no process,
+mount, loop device, volume, clone, held snapshot, AppArmor profile or file of a run that was not
+there before, and AppArmor has denied nothing but what is listed here.
+"""
+
+import re
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from guests.guest import Guest
+
+PATIENCE_SECONDS = 20
+"""For what ends by itself: a guardian looks once a second whether its run is over."""
+
+EXPECTED_DENIALS = {
+    r'name="/sys/devices/virtual/block/zd\d+/queue/zoned"': (
+        "QEMU asks whether a volume is a zoned device, and takes no answer for a no"
+    ),
+    r'profile="virt-aa-helper".* capname="sys_(resource|admin)"': (
+        "root's pipes are over the soft limit while RAM goes through a wide one (pipe(7)): those "
+        "of a helper without these rights are short, and it goes on all the same"
+    ),
+    r'operation="unlink" .*profile="libvirt-.* name=[0-9A-F]+6D6F6E69746F722E736F636B ': (
+        "of a guest with an odd name QEMU may not unlink monitor.sock: libvirt's line does not "
+        "match it, and libvirt removes the directory itself"
+    ),
+    r'profile="control"': "a test sees whether denials are seen",
+}
+"""Expressions for AppArmor's lines in the kernel's log, and why each does no harm."""
+
+_COME_AND_GO = re.compile(
+    r"\((udev-worker|sd-[a-z]+)\)|libvirtd|systemd(-(journal|udevd|executor|hostnam|userd.*))?|dbus-.*"
+)
+"""Processes that belong to the host, and that tests or systemd start anew."""
+_RUNTIME = Path("/run/snaporch")
+_STORE = Path("/var/lib/snaporch")
+_PROFILES = Path("/sys/kernel/security/apparmor/profiles")
+
+
+def census() -> set[str]:
+    """Everything that a run makes and takes back, one line each."""
+    parts = (
+        _processes,
+        _mounts,
+        _loops,
+        _datasets,
+        _holds,
+        _profiles,
+        _files,
+        _domains,
+        _units,
+    )
+    return {line for part in parts for line in part()}
+
+
+def left(before: set[str]) -> list[str]:
+    """What is there and was not before, when all that ends by itself had time to."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (found := sorted(census() - before)) and time.monotonic() < end:
+        time.sleep(0.5)
+    return found
+
+
+def denied(expected: Iterable[str] = EXPECTED_DENIALS) -> list[str]:
+    """What AppArmor denied since the boot and nobody expects."""
+    lines = _said("dmesg", "--notime").splitlines()
+    assert "Linux version" in lines[0], "the kernel's log has lost its beginning"
+    return [
+        line
+        for line in lines
+        if 'apparmor="DENIED"' in line
+        and not any(re.search(expression, line) for expression in expected)
+    ]
+
+
+def _processes() -> list[str]:
+    """Not those of the kernel, nor those that have ended and are not waited for yet."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            comm = (path / "comm").read_text().strip()
+            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+            words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            words = words.strip()
+        except OSError:  # ended meanwhile
+            continue
+        if state not in "ZX" and words and not _COME_AND_GO.fullmatch(comm):
+            found.append(f"process {path.name} {comm}: {words[:200]}")
+    return found
+
+
+def _mounts() -> list[str]:
+    """But for file systems of ZFS: datasets are the tests' own, and ZFS takes its mounts of
+    snapshots back itself, after five minutes or to destroy them."""
+    lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    kinds = ("zfs", "hostfs")
+    return [f"mount {fields[1]} of {fields[0]}" for fields in lines if fields[2] not in kinds]
+
+
+def _loops() -> list[str]:
+    return [
+        f"loop device {path.parents[1].name}"
+        for path in Path("/sys/block").glob("loop*/loop/backing_file")
+    ]
+
+
+def _datasets() -> list[str]:
+    lines = _said("zfs", "list", "-H", "-o", "name,type,origin").splitlines()
+    return [
+        f"{kind} {name}, cloned from {origin}"
+        for name, kind, origin in (line.split("\t") for line in lines)
+        if kind == "volume" or origin != "-"
+    ]
+
+
+def _passing_clones() -> list[str]:
+    """What only lasts as long as a verification or an extraction."""
+    marks = "snaporch:verify,snaporch:extract"
+    lines = _said("zfs", "list", "-H", "-o", f"name,{marks}").splitlines()
+    return [f"clone {line}" for line in lines if not line.endswith("\t-\t-")]
+
+
+def _holds() -> list[str]:
+    lines = _said("zfs", "list", "-Hp", "-t", "snapshot", "-o", "userrefs,name").splitlines()
+    return [f"held snapshot {line}" for line in lines if not line.startswith(("0\t", "-\t"))]
+
+
+def _profiles() -> list[str]:
+    """Those that are loaded: libvirt leaves the files of domains that are gone."""
+    loaded = _PROFILES.read_text().splitlines() if _PROFILES.exists() else []
+    return [f"AppArmor profile {line}" for line in loaded]
+
+
+def _files() -> list[str]:
+    """Locks are kept: who unlinks a lock that somebody waits for lets two in."""
+    found = [path for path in _RUNTIME.rglob("*") if path.suffix != ".lock"]
+    found += [path for name in ("journal", "overlays") for path in (_STORE / name).rglob("*")]
+    found += (_STORE / "bundles").glob("*/.*.partial")
+    return [f"file {path}" for path in found]
+
+
+def _domains() -> list[str]:
+    return [f"domain {name}" for name in _said("virsh", "list", "--all", "--name").splitlines()]
+
+
+def _units() -> list[str]:
+    """Of runs and their guardians; the timers and services are the tests' to install."""
+    if not Path("/run/systemd/system").is_dir():
+        return []
+    listing = _said("systemctl", "list-units", "--plain", "--no-legend", "snaporch-guardian-*")
+    return [f"unit {line.split()[0]}" for line in listing.splitlines()]
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+class Aftermath:
+    """The hooks of pytest."""
+
+    def __init__(self):
+        self.before = census()
+        self.found = []
+        remove, gone = Guest.remove, self.found
+
+        def look_and_remove(guest):
+            gone.extend(f"left: {each}" for each in _passing_clones())
+            remove(guest)
+
+        Guest.remove = look_and_remove  # it takes clones of a guest's datasets along
+
+    def pytest_sessionfinish(self, session):
+        """When the last fixture is torn down."""
+        self.found += [*(f"left: {each}" for each in left(self.before)), *denied()]
+        if self.found:
+            session.exitstatus = 1
+
+    def pytest_terminal_summary(self, terminalreporter):
+        """Say it where failures are said."""
+        if self.found:
+            terminalreporter.section("what the tests left, and what AppArmor denied", red=True)
+            for line in self.found:
+                terminalreporter.write_line(line)
+
+
+def pytest_configure(config):
+    """Look at the lab before its first test."""
+    config.pluginmanager.register(Aftermath())
