@@ -75,9 +75,12 @@ class Window:
     def fail(self, uuid: str, error: BaseException) -> None:
         """A run has failed: unless the snapshots are there, nobody shall have any."""
         with self._changed:
-            if self._failed is None and not self._taken:
-                self._failed = self._places[uuid].name, error
-            self._changed.notify_all()
+            self._fail(self._places[uuid], error)
+
+    def _fail(self, place: _Place, error: BaseException) -> None:
+        if self._failed is None and not self._taken:
+            self._failed = place.name, error
+        self._changed.notify_all()
 
     def check(self, uuid: str) -> None:
         """Raise when the group has failed, and there is nothing yet that would be worth keeping.
@@ -143,26 +146,31 @@ class Window:
         with self._changed:
             own.frozen, own.left = True, 0
             self._changed.notify_all()
-            if all(place.frozen for place in self._places.values()):
-                check(own.name)
-                self._take_for_all(own, properties)
-            seconds = _patience(plan)
-            end = time.monotonic() + seconds
-            while not self._taken:
-                check(own.name)
-                if time.monotonic() > end:
-                    raise self._too_long(own, seconds)
-                self._changed.wait(_LOOK_SECONDS)
+            try:
+                self._await_all(own, plan, properties, check)
+            except BaseException as error:
+                self._fail(own, error)  # at once: the others stand still, and it no longer does
+                raise
 
-    def _take_for_all(self, own: _Place, properties: Mapping[str, str]) -> None:
-        try:
-            self._take_all(properties)
-            self._taken = True
-        except BaseException as error:
-            self._failed = own.name, error  # at once: the others stand still
-            raise
-        finally:
-            self._changed.notify_all()
+    def _await_all(
+        self,
+        own: _Place,
+        plan: Plan,
+        properties: Mapping[str, str],
+        check: Callable[[str], None],
+    ) -> None:
+        """Until all are frozen and have their snapshots, which the last of them takes."""
+        seconds = _patience(plan)
+        end = time.monotonic() + seconds
+        while not self._taken:
+            check(own.name)
+            if all(place.frozen for place in self._places.values()):
+                self._take_all(properties)
+                self._taken = True
+            elif time.monotonic() > end:
+                raise self._too_long(own, seconds)
+            else:
+                self._changed.wait(_LOOK_SECONDS)
 
     def _too_long(self, own: _Place, seconds: float) -> RunFailedError:
         late = [place.name for place in self._places.values() if not place.frozen]

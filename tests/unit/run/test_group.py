@@ -1,5 +1,8 @@
 """Consistency groups: all frozen before any pool is snapshotted, all or none."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -14,6 +17,7 @@ from snaporch.model import DomainState, GroupRun, Level
 from snaporch.pool import PoolError
 from snaporch.restore.choosing import others_of_group
 from snaporch.run import group as groups
+from snaporch.run import together
 from snaporch.run.group import group_of, members_of_group, raise_bugs, snapshot_group
 from snaporch.run.journal import Journal
 from snaporch.run.plan import make_plan
@@ -21,6 +25,9 @@ from snaporch.run.records import all_records
 from snaporch.run.settle import recover
 from snaporch.run.snapshot import take_snapshot
 from snaporch.run.together import CalledOffError, Member, Window
+
+PATIENCE = 10
+"""Seconds after which a thread hangs."""
 
 
 @pytest.fixture
@@ -348,46 +355,123 @@ def test_the_smaller_begins_when_the_larger_has_as_little_left(window, pair):
     window.turn("db")
 
 
-def test_who_stands_still_for_too_long_ends_it_for_all(window):
-    plan = window.plans["app"]
-    impatient = replace(plan, settings=plan.settings.model_copy(update={"freeze_deadline": 1}))
-    with pytest.raises(RunFailedError, match="stood still for 1 s, and db still was not frozen"):
-        window.take(plan.domain.uuid, impatient, {}, lambda _name: None)
+@contextmanager
+def frozen(window, name):
+    """The member stands still and waits for the others, in a thread; its future."""
+    waiting, plan = threading.Event(), window.plans[name]
+
+    def check(_name):
+        window.check(plan.domain.uuid)
+        waiting.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(window.take, plan.domain.uuid, plan, {}, check)
+        assert waiting.wait(PATIENCE)
+        yield future
 
 
-def test_after_the_snapshots_no_failure_calls_anybody_off(window, pair):
-    app, db = (window.plans[name] for name in ("app", "db"))
-    for plan in (app, db):
+def ready(window):
+    for plan in window.plans.values():
         with pytest.raises(WaitsError):
             window.await_turn(plan.domain.uuid, plan, waits)
-    with pytest.raises(WaitsError):
-        window.take(app.domain.uuid, app, {}, waits)
-    Member(pair.context, window, db.domain.uuid).take(db, {})
+
+
+def goes_on_only_when_told(monkeypatch):
+    monkeypatch.setattr(together, "_LOOK_SECONDS", 2 * PATIENCE)
+
+
+def take_as_a_member(window, name, check=None):
+    plan = window.plans[name]
+    window.take(plan.domain.uuid, plan, {}, check or (lambda _name: window.check(plan.domain.uuid)))
+
+
+def impatient(window, name):
+    plan = window.plans[name]
+    settings = plan.settings.model_copy(update={"freeze_deadline": 1})
+    window.plans[name] = replace(plan, settings=settings)
+
+
+def test_who_stands_still_for_too_long_ends_it_for_all(window, pair):
+    """From that moment: it has not gone back yet, and another may arrive before it has."""
+    ready(window)
+    impatient(window, "app")
+    with pytest.raises(RunFailedError, match="stood still for 1 s, and db still was not frozen"):
+        take_as_a_member(window, "app")
+    with pytest.raises(CalledOffError, match="because app failed"):
+        take_as_a_member(window, "db")
+    assert pair.pool.names() == []
+
+
+def test_who_is_asked_to_stop_while_it_stands_still_ends_it_for_all(window, pair):
+    ready(window)
+    with pytest.raises(InterruptedRunError):
+        take_as_a_member(window, "app", failing_with(InterruptedRunError("app", "SIGTERM", 15)))
+    with pytest.raises(CalledOffError, match="because app failed"):
+        take_as_a_member(window, "db")
+    assert pair.pool.names() == []
+
+
+def test_nothing_is_taken_while_one_is_let_go_that_others_were_too_late_for(pair):
+    """The snapshots would be of a guest that runs."""
+    configured(pair, freeze_deadline=1, ram_strategy="manual")
+    letting_go, over = threading.Event(), threading.Event()
+
+    def before_db():
+        if pair.hooks.log[-1] == "hypervisor.capture db":
+            assert letting_go.wait(PATIENCE)
+
+    def resume():
+        if pair.hooks.log[-1] == "hypervisor.resume app":
+            letting_go.set()
+            assert over.wait(PATIENCE)
+
+    def step(subject, text):
+        if (subject, text) == ("db", "undoing the run"):
+            over.set()
+
+    pair.heard.step = step
+    pair.hooks.at |= {
+        "hypervisor.capture": before_db,
+        "hypervisor.resume": resume,
+        "pool.snapshot": over.set,
+    }
+    outcome = take(pair)
+    assert outcome.records == []
+    assert [error.thing for error in raise_bugs(outcome)] == ["app"]
+    assert as_it_was(pair)
+
+
+def test_after_the_snapshots_no_failure_calls_anybody_off(window, pair, monkeypatch):
+    ready(window)
+    goes_on_only_when_told(monkeypatch)
+    app, db = (window.plans[name] for name in ("app", "db"))
+    with frozen(window, "app") as future:
+        Member(pair.context, window, db.domain.uuid).take(db, {})
+        future.result(PATIENCE)
     window.fail(app.domain.uuid, RunFailedError("app", "late"))
     window.check(db.domain.uuid)
     assert window.failed is None
 
 
-def test_before_them_a_failure_calls_the_others_off(window):
-    app, db = (window.plans[name].domain.uuid for name in ("app", "db"))
-    window.fail(app, RunFailedError("app", "early"))
-    with pytest.raises(CalledOffError, match="because app failed"):
-        window.check(db)
+def test_before_them_a_failure_calls_the_others_off_at_once(window, monkeypatch):
+    ready(window)
+    goes_on_only_when_told(monkeypatch)
+    with frozen(window, "db") as future:
+        window.fail(window.plans["app"].domain.uuid, RunFailedError("app", "early"))
+        with pytest.raises(CalledOffError, match="because app failed"):
+            future.result(PATIENCE)
 
 
-def test_a_pool_that_fails_calls_all_off_at_once(window, pair):
+def test_a_pool_that_fails_calls_all_off_at_once(window, pair, monkeypatch):
     """Not when the run that took the snapshots has undone itself: the others stand still."""
     pair.hooks.at["pool.snapshot"] = failing_with(PoolError("tank", "is full"))
-    plans = [window.plans[name] for name in ("app", "db")]
-    for plan in plans:
-        with pytest.raises(WaitsError):
-            window.await_turn(plan.domain.uuid, plan, waits)
-    with pytest.raises(WaitsError):
-        window.take(plans[0].domain.uuid, plans[0], {}, waits)
-    with pytest.raises(PoolError):
-        window.take(plans[1].domain.uuid, plans[1], {}, lambda _name: None)
-    with pytest.raises(CalledOffError, match="because db failed"):
-        window.check(plans[0].domain.uuid)
+    ready(window)
+    goes_on_only_when_told(monkeypatch)
+    with frozen(window, "app") as future:
+        with pytest.raises(PoolError):
+            take_as_a_member(window, "db")
+        with pytest.raises(CalledOffError, match="because db failed"):
+            future.result(PATIENCE)
 
 
 # -- afterwards ---------------------------------------------------------------------------------
