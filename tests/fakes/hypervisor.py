@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 import threading
@@ -302,6 +303,7 @@ class FakeHypervisor:
             raise HypervisorError(guest.name, "commit: its images are inactive")
         told(CommitStage.WAITING)
         fast = guest.writes_fast and guest.state is DomainState.RUNNING
+        fast = fast and math.isfinite(patience.running)
         if fast:
             told(CommitStage.SUSPENDING)
             guest.state, guest.paused_reason = DomainState.PAUSED, "user"

@@ -30,6 +30,32 @@ def world(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def to_disk(monkeypatch):
+    """What was synced, written in place and renamed, in order, by the names of the files."""
+    order = []
+
+    def logged(act, line):
+        def wrapped(*arguments):
+            order.append(line(*arguments))
+            return act(*arguments)
+
+        return wrapped
+
+    def file_of(descriptor, *_what):
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+
+    def moved(source, target):
+        return f"{source.name} -> {Path(target).name}"
+
+    for act in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, act, logged(getattr(os, act), file_of))
+    monkeypatch.setattr(os, "pwrite", logged(os.pwrite, lambda *what: f"{file_of(*what)} written"))
+    for act in ("rename", "replace"):
+        monkeypatch.setattr(Path, act, logged(getattr(Path, act), moved))
+    return order
+
+
+@pytest.fixture
 def sanoid_conf(tmp_path):
     """Resolves the text of a sanoid.conf, with the datasets that exist."""
     return lambda text, *datasets: sanoid.resolved(tmp_path, text, *datasets)

@@ -164,6 +164,11 @@ def test_until_it_is_finished_libvirt_would_refuse_the_file(tmp_path, monkeypatc
     assert unfinished[HEADER_SIZE:] == finished[HEADER_SIZE:]
 
 
+def test_it_is_on_stable_storage_with_its_header(tmp_path, to_disk):
+    write(tmp_path / "ram.save", images.piped(XML), trailer=True)
+    assert to_disk == ["ram.save written", "ram.save"]
+
+
 def test_the_file_is_private_and_never_someone_elses(tmp_path):
     path = tmp_path / "ram.save"
     write(path, images.image(), trailer=False)

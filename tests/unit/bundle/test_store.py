@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from snaporch.bundle import store as store_module
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     DiskEntry,
@@ -134,24 +133,11 @@ def test_until_it_is_sealed_a_bundle_has_a_hidden_name(store):
     assert store.state(REFERENCE) == (BundleState.MISSING, None)
 
 
-def test_sealing_renames_after_everything_is_on_stable_storage(store, monkeypatch):
-    order = []
-    real_fsync, real_rename = os.fsync, store_module.Path.rename
-
-    def fsync(descriptor):
-        order.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
-        real_fsync(descriptor)
-
-    def rename(self, target):
-        order.append(f"{self.name} -> {target.name}")
-        return real_rename(self, target)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(store_module.Path, "rename", rename)
+def test_sealing_renames_after_everything_is_on_stable_storage(store, to_disk):
     bundle = store.create(UUID, RUN)
     part = bundle.add_text("domain.xml", Role.INACTIVE_XML, "<domain/>")
     assert bundle.seal(manifest(part)) == store.root / UUID / RUN
-    assert order == [
+    assert to_disk == [
         "domain.xml",
         MANIFEST_NAME,
         f".{RUN}.partial",

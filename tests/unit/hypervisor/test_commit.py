@@ -12,6 +12,8 @@ from snaporch.hypervisor.protocol import CommitStage, HypervisorError, OverlayDi
 
 SLOW = Patience()
 HASTY = Patience(running=0, pause=5)
+ACTIVE_ONE_LAYER = libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW
+"""Without the second a commit would go on into what the base itself lies on: a golden image."""
 VDA = OverlayDisk("vda", "/tank/a.img", "file", "raw", "/overlays/vda.qcow2")
 VDB = OverlayDisk("vdb", "/dev/zvol/tank/b", "block", "raw", "/overlays/vdb.qcow2")
 
@@ -72,6 +74,7 @@ class Guest:
         self.running = True
 
     def blockCommit(self, target, base, top, bandwidth, flags):  # noqa: N802 - libvirt's
+        assert flags == ACTIVE_ONE_LAYER
         self.log.append(f"commit {target}")
         self.disks[target].job = "active-commit"
 
@@ -82,6 +85,8 @@ class Guest:
             self.pivots_to_refuse -= 1
             raise libvirt.libvirtError("block copy still active: not ready for pivot yet")
         disk = self.disks[target]
+        if not disk.ready:
+            raise libvirt.libvirtError("block copy still active: not ready for pivot yet")
         disk.job, disk.ready, disk.on_overlay = None, False, False
 
     def blockJobInfo(self, target, flags):  # noqa: N802 - libvirt's
@@ -212,8 +217,8 @@ def test_no_disk_is_pivoted_before_all_are_ready():
 
     guest.step = step
     commit(guest, VDA, VDB)
-    assert guest.log[-3:] == ["pivoting", "pivot vda", "pivot vdb"]
-    assert all(look == ["commit vda", "commit vdb"] for look in looks[:-1])
+    assert guest.log == ["commit vda", "commit vdb", "pivoting", "pivot vda", "pivot vdb"]
+    assert looks[:4] == [["commit vda", "commit vdb"]] * 4
 
 
 # -- a guest that writes faster -----------------------------------------------------------------

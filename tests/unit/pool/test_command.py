@@ -291,6 +291,15 @@ def test_an_increment_goes_to_a_private_file(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_an_increment_is_on_stable_storage(tmp_path, to_disk):
+    """What it holds is destroyed next."""
+    script = tmp_path / "zfs"
+    script.write_text("#!/bin/sh\ncase $1 in get) echo off;; *) printf stream;; esac\n")
+    script.chmod(0o755)
+    ZfsCommand(str(script)).send_increment("t@a", "t@b", tmp_path / "000.zfs")
+    assert to_disk == ["000.zfs"]
+
+
 def test_an_increment_that_fails_leaves_no_file(tmp_path):
     script = tmp_path / "zfs"
     script.write_text("#!/bin/sh\ncase $1 in get) echo off;; *) echo broken >&2; exit 1;; esac\n")

@@ -177,6 +177,20 @@ def test_a_partition_is_on_its_whole_disk(monkeypatch, tmp_path):
     assert resolver._whole_disk(os.makedev(230, 16)) is None
 
 
+def test_it_is_the_whole_disk_that_is_asked(image, monkeypatch, tmp_path):
+    """A partition's node does not understand the question."""
+    whole = tmp_path / "whole"
+    whole.touch()
+
+    def ioctl(descriptor, _request, _buffer):
+        asked = os.readlink(f"/proc/self/fd/{descriptor}")
+        return f"tank/{os.path.basename(asked)}".encode()
+
+    monkeypatch.setattr(resolver.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(resolver, "_whole_disk", lambda _rdev: str(whole))
+    assert resolver._volume_name(str(image), os.makedev(230, 17)) == "tank/whole"
+
+
 def test_flushing_reaches_the_device(image, monkeypatch):
     flushed = []
     monkeypatch.setattr(

@@ -402,6 +402,19 @@ def test_a_manifest_that_cannot_be_read_keeps_the_bundle(shelf, text):
     assert bundle.is_dir()
 
 
+def test_a_manifest_of_another_domain_keeps_it(shelf):
+    """Were it believed, that domain's snapshots would say what becomes of this one's RAM."""
+    other = shelf.world.add_guest("mail", disks={"vda": "tank/mail"})
+    bundle = shelf.take("s1")
+    moved = shelf.root / other.uuid / bundle.name
+    moved.parent.mkdir()
+    bundle.rename(moved)
+    shelf.lose("s1")
+    (kept,) = shelf.prune(trash_days=0).of(Fate.KEEP)
+    assert (kept.found.path, moved.is_dir()) == (moved, True)
+    assert "is of another bundle" in kept.reason
+
+
 def test_a_manifest_of_another_bundle_keeps_it(shelf):
     first, second = shelf.take("s1"), shelf.take("s2")
     shelf.lose("s1")

@@ -45,6 +45,39 @@ def test_nothing_is_known_of_what_moves_in_the_kernel_alone(tmp_path, monkeypatc
     assert there._run(["sleep", "1"], counted=False) == (0, [])
 
 
+SYNC = """#!/bin/sh
+printf 'sync %s' "$(basename "$2")" >>{log}
+test ! -e {final} || printf ', final there' >>{log}
+test ! -e {store}/.run-1.copying/copy.json || printf ', marked' >>{log}
+echo >>{log}
+"""
+RSYNC = """#!/bin/sh
+for place; do before=$last last=$place; done
+mkdir "$last" && cp -r "$before." "$last"
+"""
+"""Neither a real disk nor a real rsync: what counts is the order."""
+
+
+def test_a_copy_gets_its_name_when_it_is_on_stable_storage(tmp_path, monkeypatch):
+    there, bundle, tools = (tmp_path / name for name in ("there", "bundle", "tools"))
+    for directory in (there, bundle, tools):
+        directory.mkdir()
+    (bundle / "manifest.json").write_bytes(b"{}")
+    store, log = there / "uuid", tmp_path / "log"
+    final = store / "run-1"
+    for name, text in (("sync", SYNC), ("rsync", RSYNC)):
+        (tools / name).write_text(text.format(log=log, store=store, final=final))
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    destination = ReplicaDestination("nas", Replica(dataset="b/k", bundles=there), Interrupt())
+    destination.store(bundle, "uuid/run-1")
+    assert log.read_text().splitlines() == [
+        "sync .run-1.copying, marked",
+        "sync uuid, final there",
+    ]
+    assert sorted(path.name for path in final.iterdir()) == ["copy.json", "manifest.json"]
+
+
 class Interrupted(Interrupt):
     """A signal comes as soon as the file is there."""
 

@@ -99,6 +99,20 @@ def test_each_replica_counts_for_itself(shop):
     assert shop.replicated() == {"s1": ("nas", "usb")}
 
 
+def test_a_signal_ends_it_at_once(shop):
+    shop.take("s1")
+    tried = []
+
+    def send(dataset, raw):
+        tried.append(dataset)
+        raise InterruptedRunError("nas", "SIGTERM", 15)
+
+    shop.there.send = send
+    with pytest.raises(InterruptedRunError):
+        shop.ship()
+    assert len(tried) == 1
+
+
 def test_encrypted_datasets_go_raw(shop):
     shop.world.add_guest("secret", {"vda": "tank/secret"})
     shop.world.pool.create("tank/secret", encrypted=True)

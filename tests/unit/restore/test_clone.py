@@ -1,6 +1,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from fakes.domain_xml import DiskSpec
@@ -17,10 +18,17 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.rewrite import clone_of
 from snaporch.hypervisor.xml import disks, parse
 from snaporch.model import DatasetKind, DomainState
-from snaporch.pool import PoolError
+from snaporch.pool import PoolError, resolver
 from snaporch.restore import clone as clone_module
 from snaporch.restore import clones as clones_module
-from snaporch.restore.clone import Wish, check_clone, check_parts, clone, dataset_name
+from snaporch.restore.clone import (
+    Wish,
+    check_clone,
+    check_parts,
+    clone,
+    clone_dataset,
+    dataset_name,
+)
 from snaporch.restore.clones import Purpose, sweep, workplace
 from snaporch.restore.deletion import delete_clone
 from snaporch.restore.source import NotWholeError, records_called, whole_source
@@ -174,6 +182,24 @@ def test_a_volume_is_given_by_its_node(world):
     assert (
         "mountpoint" not in world.pool.local_properties(["mountpoint", "volmode"])["tank/vol-test"]
     )
+
+
+@pytest.mark.parametrize(
+    ("purpose", "given"),
+    [(Purpose.CLONE, "link"), (Purpose.VERIFY, "node"), (Purpose.EXTRACT, "node")],
+)
+def test_what_lasts_is_given_the_link_to_its_volume(world, monkeypatch, purpose, given):
+    """After the host's next boot the node may be another volume's; the link is its own."""
+    node, link = world.root / "node", world.root / "link"
+    node.touch()
+    link.symlink_to(node)
+    monkeypatch.setattr(resolver, "volume_node", lambda _volume: link)
+    world.pool.create("tank/vol", DatasetKind.VOLUME)
+    world.add_guest("vol", {"vda": "tank/vol"})
+    take_snapshot(world.context, world.hypervisor.domain("vol"), name="s1", wait=0)
+    found = source(world, "vol@s1")
+    made = clone_dataset(world.context, found, "test", purpose, str(uuid4()), "tank/vol")
+    assert made.root == world.root / given
 
 
 def test_the_document(world):

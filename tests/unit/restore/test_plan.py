@@ -6,6 +6,7 @@ import pytest
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import DomainState, Level
+from snaporch.restore import plan as plan_module
 from snaporch.restore.plan import make_restore_plan, split_name
 from snaporch.run.snapshot import take_snapshot
 
@@ -184,6 +185,18 @@ def test_another_domain_has_its_name(story, world):
 def test_another_domain_has_a_disk_in_the_same_dataset(story, world):
     world.add_guest("mail", {"vda": "tank/web"})
     assert "the domain mail has disks on tank/web too" in refusal(world)
+
+
+@pytest.mark.parametrize("place", ["bundles", "journal", "overlays"])
+def test_what_snaporch_keeps_lies_in_the_same_dataset(story, world, monkeypatch, place):
+    """A rollback would take it back with the guest: the journal of the restore itself, say."""
+    inside = world.root / "zfs" / "tank" / "web" / place
+    inside.mkdir()
+    paths = world.context.config.paths.model_copy(update={place: inside})
+    world.context.config = world.context.config.model_copy(update={"paths": paths})
+    monkeypatch.setattr(plan_module, "resolve", world.resolve)
+    with pytest.raises(RefusedError, match=f"{place} lies in tank/web, and would be rolled back"):
+        plan_module._check_own_places(world.context, story.record, Path("/elsewhere"))
 
 
 def test_newer_snapshots_need_consent(story, world):

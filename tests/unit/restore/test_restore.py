@@ -21,6 +21,7 @@ from snaporch.prune.survey import survey
 from snaporch.prune.verdict import Kind
 from snaporch.restore import safety as safety_module
 from snaporch.restore import steps
+from snaporch.restore.journal import HostFile
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import check_bundle, restore
 from snaporch.run.settle import recover
@@ -429,6 +430,53 @@ def test_a_snapshot_that_appeared_meanwhile_is_not_destroyed(story, world):
     with pytest.raises(SnaporchError, match="tank/web@hourly appeared meanwhile"):
         restore(world.context, made, safety=True)
     assert "tank/web@hourly" in world.pool.names()
+
+
+def test_a_guest_that_was_started_meanwhile_is_not_stopped(tell, world):
+    """What would be lost is not what consent was given to."""
+    tell()
+    guest = world.guest()
+
+    def start():
+        guest.boot += 1
+
+    world.hooks.at["pool.send_increment"] = start
+    with pytest.raises(RefusedError, match="was started meanwhile"):
+        put_back(world)
+    assert guest.state is DomainState.RUNNING
+    assert not {"hypervisor.destroy", "pool.rollback"} & set(world.hooks.acts())
+    assert world.leftovers() == []
+
+
+def test_a_snapshot_that_appeared_meanwhile_is_told_before_the_guest_is_stopped(story, world):
+    made = plan(world)
+    world.hooks.at["pool.send_increment"] = lambda: appear(world)
+    with pytest.raises(RefusedError, match="tank/web@hourly appeared meanwhile"):
+        restore(world.context, made, safety=True)
+    assert_untouched(story, world)
+
+
+def appear(world):
+    if "tank/web@hourly" not in world.pool.names():
+        world.pool.snapshot(["tank/web@hourly"], {})
+
+
+def test_what_is_put_back_has_its_name_on_stable_storage(tmp_path, to_disk):
+    copy, place = tmp_path / "copy", tmp_path / "nvram" / "web.fd"
+    copy.write_bytes(b"then")
+    steps._put_back(HostFile(str(copy), str(place), None, None, None))
+    assert place.read_bytes() == b"then"
+    assert to_disk == [".web.fd.snaporch", ".web.fd.snaporch -> web.fd", "nvram"]
+
+
+def test_the_script_is_on_stable_storage_before_anything_is_rolled_back(story, world, to_disk):
+    synced = []
+    world.hooks.at["pool.rollback"] = lambda: synced.append(list(to_disk))
+    restored = put_back(world)
+    directory = Path(restored.undo).parent
+    written = synced[0][: len(synced[0]) - synced[0][::-1].index("undo.sh")]
+    after = synced[0][len(written) :]
+    assert after[:2] == [directory.name, directory.parent.name]
 
 
 # -- the bundle ---------------------------------------------------------------------------------

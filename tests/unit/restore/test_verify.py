@@ -74,6 +74,17 @@ def test_the_verdict_is_on_every_snapshot_and_in_the_list(world):
     assert record(world).verified.reached is Reached.RESUMED
 
 
+def test_a_snapshot_that_carries_another_guests_marks_gets_no_verdict(original, world):
+    """Of a dataset that two share: its `verified` is the other's."""
+    world.pool.set_properties(
+        ["flash/web@s1"], {"snaporch:run": "another", "snaporch:verified": "x"}
+    )
+    assert verify(world.context, original.record, Ordeal()).passed
+    found = {each.dataset: each.properties.get("verified", "") for each in world.pool.snapshots()}
+    assert "passed resumed" in found["tank/web"]
+    assert found["flash/web"] == "x"
+
+
 def test_a_guest_that_was_paused_has_to_run(world):
     taken(world, "still", state=DomainState.PAUSED)
     assert check(world, "still@s1").reached is Reached.RESUMED

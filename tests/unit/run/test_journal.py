@@ -16,6 +16,7 @@ from snaporch.run.journal import (
     OtherJournal,
     Step,
     StrangeJournal,
+    append_note,
     journals_of,
     list_journals,
     others_of,
@@ -310,3 +311,21 @@ def test_a_journal_can_be_gone_on_with_after_a_torn_line(directory):
     journal = Journal.reopen(path)
     journal.close(settled=True)
     assert not path.exists()
+
+
+def test_a_journal_has_its_name_when_it_is_whole_and_keeps_it_through_a_crash(directory, to_disk):
+    journal = Journal(directory, FACTS)
+    fresh = f"{FACTS.run}.new"
+    assert to_disk == [fresh, f"{fresh} -> {FACTS.run}.jsonl", directory.name]
+    journal.close(settled=False)
+
+
+def test_notes_are_on_stable_storage(directory, path, to_disk):
+    """What is done next cannot be seen afterwards."""
+    journal = Journal(directory, FACTS)
+    to_disk.clear()
+    journal.note(Note.SUSPENDED)
+    assert to_disk == [path.name]
+    append_note(path, Note.PIVOTING)
+    assert to_disk == [path.name] * 2
+    journal.close(settled=False)

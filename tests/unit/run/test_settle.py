@@ -1,7 +1,9 @@
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 
@@ -536,6 +538,57 @@ def test_an_overlay_that_either_definition_names_is_not_removed(world, live, ina
     with pytest.raises(AttentionError, match="still uses"):
         remove_unused(world.context, run.facts)
     assert Path(run.facts.overlays[0].overlay).exists()
+
+
+def test_an_overlay_that_a_process_has_open_is_not_removed(world):
+    run = Killed(world).made_overlays()
+    with (
+        run.overlay().open("rb"),
+        pytest.raises(AttentionError, match=f"the process {os.getpid()} still uses"),
+    ):
+        remove_unused(world.context, run.facts)
+    assert run.overlay().exists()
+    remove_unused(world.context, run.facts)
+    assert not run.overlay().exists()
+
+
+@pytest.mark.parametrize("state", ["empty", "written"])
+@pytest.mark.parametrize("user", ["a domain", "a process"])
+def test_an_overlay_that_somebody_else_uses_is_neither_removed_nor_set_aside(world, user, state):
+    run = Killed(world).made_overlays()
+    overlay = run.overlay()
+    if state == "written":
+        world.write_overlay(overlay)
+    run.guest.boot += 1
+    before = overlay.read_bytes()
+    with overlay.open("rb") as opened:
+        if user == "a domain":
+            opened.close()
+            world.add_guest("other", more=(DiskSpec("vdb", str(overlay), format="qcow2"),))
+        with pytest.raises(AttentionError, match="still uses"):
+            run.settle()
+    assert overlay.read_bytes() == before
+    assert not run.quarantined().exists()
+
+
+def test_an_overlay_is_found_in_a_definition_whatever_its_directory_is_called(world):
+    """XML has its own way to write some characters."""
+    odd = world.root / "R&D <overlays> of 'web'"
+    world.paths = world.paths.model_copy(update={"overlays": odd})
+    run = Killed(world).made_overlays()
+    used = DiskSpec("vdb", str(run.overlay()), format="qcow2")
+    world.add_guest("other", more=(used,), state=DomainState.OFF)
+    other = world.guest("other")
+    other.inactive = as_libvirt_writes(other.inactive)
+    with pytest.raises(AttentionError, match="the domain other still uses"):
+        remove_unused(world.context, run.facts)
+    assert run.overlay().exists()
+
+
+def as_libvirt_writes(xml):
+    """virBufferEscapeString: attributes in single quotes, and so ' in them is an entity."""
+    assert '"' in xml
+    return xml.replace("'", "&apos;").replace('"', "'")
 
 
 def test_a_foreign_file_in_the_overlay_directory_stops_the_removal(world):

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 from fakes.leftovers import nothing_left_open
@@ -27,7 +28,7 @@ from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
 from snaporch.pool import PoolError
 from snaporch.run import parts
 from snaporch.run import snapshot as snapshot_module
-from snaporch.run.journal import Journal, Step, read_journals
+from snaporch.run.journal import Journal, Note, Step, let_go_mark, read_journals
 from snaporch.run.parts import Capture
 from snaporch.run.records import all_records
 from snaporch.run.settle import recover
@@ -125,6 +126,16 @@ def snapshot(world, name="s1", **options):
     return take_snapshot(
         world.context, world.hypervisor.domain("web"), name=name, wait=0, **options
     )
+
+
+def journal_of(world):
+    (path,) = world.paths.journal.glob("*.jsonl")
+    return path
+
+
+def notes(world):
+    (journal,) = read_journals(world.paths.journal)
+    return set(journal.notes)
 
 
 def records(world):
@@ -469,10 +480,61 @@ def test_overlays_that_the_guardian_committed_inside_the_window(world, ready):
     assert world.is_as_it_was()
 
 
+@pytest.mark.parametrize(
+    "way", [name for name, way in WAYS.items() if name not in ("crash", "off")]
+)
+def test_what_the_guardian_let_go_is_worth_a_crash_whatever_it_looks_like(world, ready, way):
+    """It may have let the guest go and somebody have stopped it again."""
+    way = ready(way)
+    world.hooks.at["pool.snapshot tank"] = lambda: let_go_mark(journal_of(world)).touch()
+    assert_worth_a_crash(world)
+    assert world.is_as_it_was(state=way.state)
+
+
 def test_a_commit_that_someone_began_inside_the_window(world, ready):
     ready("overlay")
     world.hooks.at["pool.snapshot tank"] = lambda: world.guest().committing.add("vda")
     assert_worth_a_crash(world)
+
+
+def test_a_commit_is_noted_when_it_is_done(world, ready):
+    """What is noted as committed is removed without a look into it."""
+    ready("overlay")
+    noted = []
+    world.hooks.at["hypervisor.commit"] = lambda: noted.append(notes(world))
+    snapshot(world)
+    assert noted == [set()]
+
+
+def test_an_overlay_that_somebody_came_to_use_is_not_removed_after_the_commit(world, ready):
+    ready("overlay")
+
+    def use():
+        disk = world.guarded[0].overlays[0]
+        world.add_guest("other", more=(DiskSpec("vdb", disk.overlay, format="qcow2"),))
+
+    world.hooks.at["commit.pivoting"] = use
+    with pytest.raises(AttentionError, match="the domain other still uses"):
+        snapshot(world)
+    assert Path(world.guarded[0].overlays[0].overlay).exists()
+
+
+@every_way
+def test_volumes_are_flushed_while_the_guest_stands_still(world, ready, way, monkeypatch):
+    """What QEMU wrote may still be in the host's cache of the device."""
+    way = ready(way)
+    monkeypatch.setattr(snapshot_module.stat, "S_ISBLK", lambda _mode: True)
+    flush = "flush"
+    monkeypatch.setattr(
+        snapshot_module, "flush_device", lambda path: world.hooks.act(flush, Path(path).name)
+    )
+    snapshot(world)
+    flushed = [line for line in world.hooks.log if line.startswith(flush)]
+    assert flushed == ["flush web-vda.img", "flush web-vdb.img"]
+    acts = world.hooks.acts()
+    inside = acts[acts.index(flush) :]
+    assert not set(way.freeze) & set(inside)
+    assert inside[:4] == [flush, flush, *POOLS]
 
 
 def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, ready):
@@ -578,6 +640,16 @@ def test_a_run_that_fails_after_it_suspended_the_guest_resumes_it(world, ready, 
     with pytest.raises(InterruptedRunError):
         snapshot(world)
     assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
+    """Killed in between, nobody would know later whose pause it is."""
+    ready(way, ram_budget_seconds=30)
+    noted = []
+    world.hooks.at["hypervisor.suspend"] = lambda: noted.append(notes(world))
+    snapshot(world)
+    assert noted == [{Note.SUSPENDED}]
 
 
 def test_no_budget_is_no_limit(world, ready, slow_ram):

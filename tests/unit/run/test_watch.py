@@ -1,11 +1,13 @@
 """The guardian's own loop, with a real process to watch over and a real journal."""
 
+import itertools
 import os
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes.hooks import failing
@@ -15,7 +17,7 @@ from snaporch.errors import UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState, Strategy
 from snaporch.run import overlays, watch
-from snaporch.run.journal import Journal, Note, Step
+from snaporch.run.journal import Journal, Note, Step, let_go_mark
 from snaporch.run.plan import make_plan
 
 URI = "qemu:///system"
@@ -237,6 +239,22 @@ def test_a_guest_that_stands_still_too_long_is_let_go_once(
     assert let_go.times == 1
 
 
+def test_the_time_counts_from_the_first_look_at_the_window(begin, process, let_go, monkeypatch):
+    run = begin("paused").frozen()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=itertools.count(1).__next__))
+    looking(monkeypatch, 30, run.over)
+    guard(run, process.pid, "10")
+    assert let_go.times == 1
+
+
+def test_the_mark_is_there_before_the_guest_is_let_go(begin, process, recovering, let_go):
+    """The run may look in that very moment: a guest that runs must not seem its own doing."""
+    run, marked = begin("paused").frozen(), []
+    let_go.then = lambda: (marked.append(let_go_mark(run.path).exists()), process.kill())
+    guard(run, process.pid, "0")
+    assert marked == [True]
+
+
 @pytest.mark.parametrize("strategy", [*STILL, "overlay"])
 def test_within_the_deadline_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
     run = begin(strategy).frozen()
@@ -439,6 +457,19 @@ def test_overlays_are_committed(begin, host):
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
     let_it_go(run)
     assert host.on_bases()
+
+
+def test_a_guest_is_not_suspended_for_a_commit_of_the_guardians(begin, host):
+    """Should the guardian be killed then, nobody would know whose pause it is."""
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    host.guest().writes_fast = True
+    suspended = []
+    host.hooks.at["commit.suspended"] = lambda: suspended.append(True)
+    let_it_go(run)
+    assert host.on_bases()
+    assert suspended == []
 
 
 def test_a_guest_that_cannot_be_let_go_does_not_end_the_guardian(begin, host, monkeypatch):

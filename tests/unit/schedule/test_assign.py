@@ -47,6 +47,11 @@ def test_the_first_place_that_says_anything_counts(told):
     assert told(without=order).policies == ()
 
 
+def test_a_section_may_be_of_a_uuid(told, scheduled):
+    uuid = scheduled.world.hypervisor.domain("web").uuid
+    assert told(section={uuid: {"policies": ["a"]}}).policies == ("a",)
+
+
 @pytest.mark.parametrize(
     ("place", "nothing"),
     [
