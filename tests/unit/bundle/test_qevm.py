@@ -6,7 +6,7 @@ import struct
 import pytest
 from fakes import streams
 from fakes.streams import PAGE
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snaporch.bundle import qevm
@@ -92,6 +92,38 @@ def test_the_last_of_each_page_counts_and_the_way_back_is_the_same(guest, tail, 
     assert again.tail == tail
     assert again.head == rest.head
     assert blocks_of(again, other) == blocks_of(rest, memory)
+
+
+@st.composite
+def large_guests(draw):
+    """Blocks that end around a whole MiB, sent in one piece or from somewhere in the middle."""
+    blocks = {
+        b"pc.ram": draw(st.sampled_from([255, 256, 257, 511, 512, 513])),
+        b"vga.vram": draw(st.sampled_from([1, 255, 256, 257])),
+    }
+    records = []
+    for name, count in blocks.items():
+        first = draw(st.sampled_from([0, 1, 255, 256]) | st.integers(0, count - 1)) % count
+        empty = draw(st.sets(st.integers(0, count - 1) | st.sampled_from([254, 255, 256, 257])))
+        numbers = [*range(first, count), *range(first)]
+        records += [(name, n, None if n in empty else page(n)) for n in numbers]
+    edge = st.integers(253, 258).filter(lambda n: n < blocks[b"pc.ram"])
+    again = [(b"pc.ram", n, page(n + 100)) for n in draw(st.lists(edge, max_size=6))]
+    return blocks, [records, again]
+
+
+def page(number):
+    return bytes([number % 251 + 1, number % 13 + 1]) * (PAGE // 2)
+
+
+@settings(max_examples=30)
+@given(large_guests())
+def test_pages_around_a_whole_mebibyte(guest):
+    blocks, parts = guest
+    rest, memory = taken_apart(streams.stream(blocks, parts))
+    assert blocks_of(rest, memory) == streams.memory_of(blocks, parts)
+    again, _ = streams.contents(b"".join(join(rest.head, rest.tail, memory.read)))
+    assert again == streams.memory_of(blocks, parts)
 
 
 @given(guests(), st.data())

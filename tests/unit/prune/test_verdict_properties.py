@@ -110,6 +110,23 @@ def test_nothing_is_deleted_before_its_time(found, census, grace, now):
         assert now - found.since >= stays[found.kind]
 
 
+around = st.sampled_from(
+    [timedelta(days=-1), timedelta(microseconds=-1), timedelta(), timedelta(microseconds=1)]
+)
+
+
+@given(st.sampled_from([Kind.TRASHED, Kind.SAFETY]), moments, graces, around)
+def test_it_is_deleted_from_the_very_moment_on_in_which_its_time_is_over(
+    kind, since, grace, offset
+):
+    lost = (Reference("tank/a", "s1", 1),)
+    found = Found(kind, Path("/store/x"), "u", "r1", references=lost, since=since)
+    stays = grace.trash if kind is Kind.TRASHED else grace.safety
+    census = Census(frozenset(POOLS), {})
+    verdict = judge(found, census, (), grace, since + stays + offset)
+    assert verdict.fate is (Fate.KEEP if offset < timedelta() else Fate.DELETE)
+
+
 @given(things, censuses(), censuses(), graces, moments)
 def test_two_listings_together_take_nothing_that_either_would_leave(found, one, other, grace, now):
     both = judge(found, one.agreed(other), (), grace, now).fate
