@@ -250,8 +250,9 @@ def test_a_target_that_was_destroyed_since_is_not_guessed(story, world, kill):
     assert cannot_be_started(world, story.domain.uuid)
 
 
-def test_nothing_is_rolled_back_under_a_guest_that_somebody_runs(story, world, kill):
-    with kill("after", "flash/web"):
+@pytest.mark.parametrize(("moment", "place"), [("after", "flash/web"), ("ahead", "tank/web")])
+def test_nothing_is_rolled_back_under_a_guest_that_somebody_runs(story, world, kill, moment, place):
+    with kill(moment, place):
         put_back(world)
     world.guest().live, world.guest().state = story.domain.inactive_xml, DomainState.RUNNING
     with pytest.raises(AttentionError, match="virsh destroy web, then: snaporch recover web"):
@@ -468,6 +469,8 @@ def test_no_decision_rolls_back_under_a_guest_or_over_its_writes():
             if sight.rolling and not sight.rolled_back:
                 assert sight.barred
             if sight.rolled_back and sight.ending is Ending.RESUME and sight.resuming:
-                assert sight.untouched or not sight.rolling
+                assert (sight.barred and sight.untouched) or not sight.rolling
         if fate is Fate.UNDO:
             assert not sight.rolling
+        done = sight.rolling and sight.rolled_back and sight.active
+        assert (fate is Fate.COMPLETE) is done
