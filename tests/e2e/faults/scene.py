@@ -199,3 +199,19 @@ def _assert_snapshots_whole(guest: Guest) -> None:
         assert len(set(levels)) == 1, f"{run} has several levels: {levels}"
         sealed = [path for path in BUNDLES.glob(f"*/{run}") if path.is_dir()]
         assert sealed or levels[0] == "crash", f"{run} is {levels[0]} without a bundle"
+
+
+def assert_worth_its_level(guest: Guest, *, resumed: bool) -> None:
+    """What ZFS records as ``ram`` can be restored: its parts have their SHA-256 and GUIDs.
+
+    Args:
+        resumed: have a clone of it resumed as well, without a network, until its CPUs have run.
+    """
+    listing = zfs("list", "-Hp", "-t", "snapshot", "-o", f"name,{PREFIX}level", *guest.datasets())
+    lines = (line.split("\t") for line in listing.splitlines())
+    names = sorted({name.partition("@")[2] for name, level in lines if level == "ram"})
+    options = [] if resumed else ["--checksums"]
+    for name in names:
+        outcome = snaporch_here("verify", f"{guest.name}@{name}", *options, "--json")
+        assert outcome.status == 0, f"recorded as ram: {outcome}"
+        assert outcome.json["reached"] == ("resumed" if resumed else "checked"), outcome
