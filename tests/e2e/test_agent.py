@@ -36,8 +36,9 @@ def test_quiesced(guest):
 def test_only_the_mount_points_that_are_named(guest, tmp_path):
     text = '[defaults]\nquiesce_mountpoints = ["/nowhere"]\n'
     with config(tmp_path, text) as environment:
-        outcome = snaporch("snapshot", guest.name, "--level", "quiesced", env=environment)
-    assert outcome.status == 0
+        outcome = snaporch("snapshot", guest.name, "--level", "quiesced", "--json", env=environment)
+    assert outcome.status == 0, outcome.err
+    assert outcome.json["level"] == "crash"  # nothing was frozen, so nothing is promised
     assert "froze 0 file systems" in outcome.err
 
 

@@ -1,6 +1,8 @@
 """Consistency groups: two guests in one window, over one pool and two, and cut short."""
 
 import json
+import os
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -72,6 +74,32 @@ def still(entry):
     return begin, begin + timedelta(milliseconds=manifest["pause_ms"])
 
 
+@contextmanager
+def taken(tmp_path, name, more=""):
+    """A snapshot of the group that stands still when ZFS has it and nobody was let go yet."""
+    with config(tmp_path, GROUP + more) as env:
+        words = ("snapshot", "--group", "pair", "--name", name, "--json")
+        run = Run(*words, point="after:pool-snapshot", env=env)
+        try:
+            run.wait_stopped()
+            yield
+            outcome = end_of(run)
+        finally:
+            run.kill()
+            run.close()
+    assert outcome.status == 0, outcome.err
+
+
+def end_of(run):
+    """Let it go on; the other member comes to the point, too, and may stop there once more."""
+    while run.status is None:
+        run.go_on()
+        _, status = os.waitpid(run.pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            run.status = os.waitstatus_to_exitcode(status)
+    return run.outcome()
+
+
 def transactions(name):
     """Of each snapshot of that name."""
     listing = must("zfs", "list", "-Hp", "-t", "snapshot", "-o", "name,createtxg")
@@ -99,6 +127,17 @@ def test_both_stand_still_at_the_same_time_and_share_the_pools_instant(pair, tmp
     assert "pair: app, db" in snaporch("show", "db@g1").out
 
 
+def test_both_are_paused_when_the_snapshots_are_there(pair, tmp_path):
+    with taken(tmp_path, "g5"):
+        assert [guest.state() for guest in pair] == ["paused", "paused"]
+
+
+def test_on_overlays_both_run_when_the_snapshots_are_there(pair, tmp_path):
+    with taken(tmp_path, "g6", '[defaults]\nram_strategy = "overlay"\n'):
+        for guest in pair:
+            guest.wait_count(beyond=guest.wait_count())
+
+
 def test_both_come_back_to_it(app, db):
     for guest in (app, db):
         count, mark = guest.snapshot_count("g1"), guest.mark()
@@ -109,7 +148,7 @@ def test_both_come_back_to_it(app, db):
     assert "of the group pair: app@g1 would be of the same instant" in refused.err
 
 
-def test_on_overlays_nobody_waits_for_the_other(pair, tmp_path):
+def test_on_overlays_it_is_one_transaction_too(pair, tmp_path):
     entries = together(tmp_path, "g2", '[defaults]\nram_strategy = "overlay"\n')
     assert {entry["level"] for entry in entries.values()} == {"ram"}
     txgs = transactions("g2")

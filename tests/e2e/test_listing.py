@@ -1,6 +1,5 @@
 """``list`` after things changed behind our back, and what restore then refuses."""
 
-import json
 import re
 import shutil
 
@@ -97,5 +96,5 @@ def test_the_table_fits_a_terminal(guest):
 
 
 def test_json_is_one_document(guest):
-    outcome = snaporch("snapshot", guest.name, "--json")
-    assert isinstance(json.loads(outcome.out), dict)
+    outcome = snaporch("snapshot", guest.name, "--name", "document", "--json")
+    assert listed("document") == [outcome.json]

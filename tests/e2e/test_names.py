@@ -58,10 +58,11 @@ def test_an_existing_name_is_refused_before_anything_is_frozen(guest):
     guest.assert_undisturbed(mark)
 
 
-@pytest.mark.parametrize("name", ["a/b", "a@b", "", " x", "ä", "a%recv", "x" * 300])
-def test_what_zfs_would_not_take_is_refused(guest, name):
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("a/b", 2), ("a@b", 2), ("", 2), (" x", 2), ("ä", 2), ("a%recv", 2), ("x" * 300, 5)],
+)
+def test_what_zfs_would_not_take_is_refused(guest, name, status):
     before = zfs_snapshots()
-    outcome = snaporch("snapshot", NAME, "--name", name)
-    assert outcome.status in (2, 5)
-    one_line_error(outcome, outcome.status)
+    one_line_error(snaporch("snapshot", NAME, "--name", name), status)
     assert zfs_snapshots() == before

@@ -1,13 +1,20 @@
 """Two runs at once, and runs that are stopped or killed while RAM is saved."""
 
+import json
+import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from faults.process import Run
 from guests.disks import Disk
 from guests.guest import Guest
 from support import (
     JOURNAL,
+    RUNTIME,
     assert_clean,
+    must,
     one_line_error,
     snaporch,
     snapshot,
@@ -57,10 +64,25 @@ def test_the_second_run_waits_and_then_runs(guest, tmp_path):
         started("snapshot", guest.name, env=environment) as first,
     ):
         wait_for_ram_phase()
-        with started("snapshot", guest.name, "--wait", "300", env={}) as second:
+        options = ("--name", "second", "--wait", "300", "--json")
+        with started("snapshot", guest.name, *options, env={}) as second:
+            wait_for(lambda: has_open(second.pid, lock_of(guest)), "the second at the lock")
+            assert second.poll() is None
             first.send_signal(signal.SIGINT)
             assert first.wait() == 128 + signal.SIGINT
-            assert second.wait() == 0
+            out, _ = second.communicate()
+    assert second.returncode == 0
+    assert (json.loads(out)["level"], json.loads(out)["snapshot"]) == ("ram", "second")
+
+
+def lock_of(guest):
+    return RUNTIME / f"{must('virsh', 'domuuid', guest.name).strip()}.lock"
+
+
+def has_open(pid, path):
+    with suppress(OSError):
+        return any(os.path.samefile(entry, path) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -94,11 +116,14 @@ def test_kill_in_the_ram_phase_is_mended_by_the_guardian(guest, tmp_path):
 
 
 def test_kill_in_the_ram_phase_is_mended_by_the_next_run(guest, tmp_path):
-    with (
-        stalled_compressor(tmp_path) as environment,
-        started("snapshot", guest.name, env=environment) as process,
-    ):
-        wait_for_ram_phase()
-        process.kill()
-        process.wait()
-    assert snapshot(guest)["level"] == "ram"
+    with stalled_compressor(tmp_path) as environment:
+        process = Run("snapshot", guest.name, guarded=False, env=environment)
+        try:
+            wait_for_ram_phase()
+        finally:
+            process.kill()
+            process.close()
+    assert list(JOURNAL.iterdir())
+    outcome = snaporch("snapshot", guest.name, "--json")
+    assert "which had been cut short" in outcome.err
+    assert outcome.json["level"] == "ram"
