@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 from zoneinfo import ZoneInfo
@@ -69,10 +69,12 @@ def _every(text: str) -> str:
 
 
 @lru_cache
-def cron_trigger(expression: str, zone: tzinfo) -> CronTrigger:
-    """The times a line of crontab(5) means.
+def cron_trigger(expression: str) -> CronTrigger:
+    """What a line of crontab(5) means on a clock that never changes, written as UTC.
 
-    apscheduler counts weekdays from Monday, cron from Sunday; so they are given to it by name.
+    apscheduler leaves days out when it begins anew after its clock was put forward or back; what
+    the clock of a zone makes of these times is worked out in :mod:`snaporch.schedule.when`. It
+    counts weekdays from Monday, cron from Sunday; so they are given to it by name.
 
     Raises:
         ValueError: it means none, or something else to cron than to us.
@@ -91,7 +93,7 @@ def cron_trigger(expression: str, zone: tzinfo) -> CronTrigger:
         day=day,
         month=month,
         day_of_week=_weekdays(weekday),
-        timezone=zone,
+        timezone=UTC,
     )
     if trigger.get_next_fire_time(None, datetime(2000, 1, 1, tzinfo=UTC)) is None:
         raise ValueError("must be a time that comes")
@@ -128,7 +130,7 @@ def _weekday(text: str) -> int:
 
 def _cron(text: str) -> str:
     if text:
-        cron_trigger(text, UTC)
+        cron_trigger(text)
     return text
 
 

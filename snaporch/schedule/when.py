@@ -12,6 +12,8 @@ from snaporch.config.policy import cron_trigger, span
 
 _MONDAY = datetime(1970, 1, 5, tzinfo=UTC)
 _NEVER = datetime.max.replace(tzinfo=UTC)
+_CHANGE = timedelta(hours=26)
+"""More than a clock was ever put forward or back at once."""
 
 
 def zone_of(config: Config) -> tzinfo:
@@ -51,9 +53,40 @@ class Times:
         if self.every:
             length = span(self.every)
             return _MONDAY + ((moment - _MONDAY) // length + 1) * length
-        trigger = cron_trigger(self.cron, self.zone)
-        found = trigger.get_next_fire_time(None, moment + timedelta(microseconds=1))
-        return found.astimezone(UTC) if found else _NEVER
+        return _cron_after(self.cron, self.zone, moment)
+
+
+def _cron_after(expression: str, zone: tzinfo, moment: datetime) -> datetime:
+    """The first moment later than this one at which the zone's clock shows a time of the rule.
+
+    A time that the clock leaves out comes as much later as the clock is put forward; one that it
+    shows twice comes twice. The rule is walked on a clock without changes, from before whatever
+    the zone's clock may still make later than ``moment``, until nothing can come earlier than was
+    found.
+    """
+    trigger = cron_trigger(expression)
+    shown = moment.astimezone(UTC) + min(_offsets_around(moment, zone))
+    found = _NEVER
+    while shown < _NEVER - _CHANGE:
+        shown = trigger.get_next_fire_time(None, shown + timedelta(microseconds=1)) or _NEVER
+        later = [each for each in _moments_of(shown, zone) if each > moment]
+        found = min([found, *later])
+        if found != _NEVER and shown >= found + max(_offsets_around(found, zone)):
+            break
+    return found
+
+
+def _offsets_around(moment: datetime, zone: tzinfo) -> list[timedelta]:
+    """Of the zone's clock from UTC, so close to a moment that a change may matter to it."""
+    near = (moment - _CHANGE, moment, moment + _CHANGE)
+    return [each.astimezone(zone).utcoffset() or timedelta(0) for each in near]
+
+
+def _moments_of(shown: datetime, zone: tzinfo) -> list[datetime]:
+    """When the zone's clock shows a time (written as UTC), or would if it was not put forward."""
+    local = shown.replace(tzinfo=zone)
+    first, second = (local.replace(fold=fold).utcoffset() or timedelta(0) for fold in (0, 1))
+    return [shown - first] if second >= first else [shown - first, shown - second]
 
 
 def times(config: Config, name: str, place: str) -> Times:
