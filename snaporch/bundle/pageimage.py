@@ -20,7 +20,7 @@ import zstandard
 
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.manifest import PagesEntry
-from snaporch.bundle.pagefile import PageFile, PageSum
+from snaporch.bundle.pagefile import CHUNK, PageFile, PageSum
 from snaporch.bundle.qevm import Head, Read, StreamError, join, read_head, split
 from snaporch.bundle.ramcopy import read_preface, with_xml
 from snaporch.bundle.ramimage import HEADER_SIZE, RamImageError, RamImageWriter, read_header
@@ -66,6 +66,8 @@ def split_image(image: Path, rest: Path, pages: Path, tick: Tick) -> SplitImage:
     def prepare(head: Head) -> PageFile:
         nonlocal target
         target = PageFile(pages, head.page_file_bytes, tick)
+        for place, length in head.gaps:  # blocks of another layout may have been there
+            target.put(place, bytes(length))
         return target
 
     try:
@@ -111,23 +113,41 @@ def build_image(
     """
     preface = read_preface(rest)
     header, data = (preface.header, b"") if xml is None else with_xml(preface, xml)
-    with rest.open("rb") as stream:
-        raw = stream.read()
-    if not preface.end < entry.split < len(raw):
-        raise RamImageError(str(rest), f"does not reach beyond {entry.split} bytes")
-    head = _reread(raw[preface.end : entry.split], rest)
     writer = RamImageWriter(target, how, trailer=False)
     try:
-        writer.write(header.pack() + (data or raw[HEADER_SIZE : preface.end]))
-        with pages.open("rb", buffering=0) as source:
-            reader = _Checked(source, head, tick)
-            for block in join(head, raw[entry.split :], reader.read):
-                writer.write(block)
-        reader.compare(entry)
+        with rest.open("rb") as stream:
+            kept = stream.read(preface.end)
+        writer.write(header.pack() + (data or kept[HEADER_SIZE:]))
+        for block in _stream(rest, preface.end, entry, pages, tick):
+            writer.write(block)
         writer.finish()
     except BaseException:
         writer.abandon()
         raise
+
+
+def check_image(rest: Path, entry: PagesEntry, pages: Path, tick: Tick) -> None:
+    """Read what :func:`build_image` would, in the way it does, and write nothing.
+
+    Raises:
+        PageDamageError: the page file is not what the manifest says.
+        StreamError, RamImageError: the rest is not what it should be.
+        OSError: something cannot be read.
+    """
+    for _ in _stream(rest, read_preface(rest).end, entry, pages, tick):
+        pass
+
+
+def _stream(rest: Path, begin: int, entry: PagesEntry, pages: Path, tick: Tick) -> Iterator[bytes]:
+    """QEMU's stream, from the rest (which has it from ``begin`` on) and the page file."""
+    raw = rest.read_bytes()
+    if not begin < entry.split < len(raw):
+        raise RamImageError(str(rest), f"does not reach beyond {entry.split} bytes")
+    head = _reread(raw[begin : entry.split], rest)
+    with pages.open("rb", buffering=0) as source:
+        reader = _Checked(source, head, tick)
+        yield from join(head, raw[entry.split :], reader.read)
+    reader.compare(entry)
 
 
 def _reread(raw: bytes, rest: Path) -> Head:
@@ -162,10 +182,11 @@ class _Checked:
             )
 
     def read(self, place: int, count: int) -> bytes:
-        data = os.pread(self._descriptor, count, place)
+        """From the beginning of a chunk; what lies between blocks is under its checksum, too."""
+        data = os.pread(self._descriptor, CHUNK, place)
         self._sum.add(place, data)
-        self._tick(place + len(data))
-        return data
+        self._tick(place + count)
+        return data[:count]
 
     def compare(self, entry: PagesEntry) -> None:
         """After the last page."""

@@ -74,6 +74,14 @@ class Head:
         last = self.blocks[-1]
         return last.start + last.bytes
 
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """Where the page file belongs to no block: place and length of each."""
+        ends = [block.start + block.bytes for block in self.blocks]
+        starts = [block.start for block in self.blocks[1:]]
+        pairs = zip(ends, starts, strict=False)
+        return [(end, start - end) for end, start in pairs if start > end]
+
 
 @dataclass(frozen=True, slots=True)
 class Rest:

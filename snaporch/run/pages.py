@@ -2,7 +2,8 @@
 
 The page file lies in a dataset of its own, of which each image is a snapshot, so ZFS keeps only the
 difference. All of it happens when the run is over and its bundle whole: the image in the bundle is
-removed when the bundle's manifest names the snapshot, and not before. So whatever goes wrong or is
+removed when the bundle's manifest names the snapshot, from which everything was read back as a
+restore will read it, and not before. So whatever goes wrong or is
 killed here, the snapshot can be restored; and a page file that is half written is no harm, because
 only its snapshots count and the next image is compared with whatever is there.
 """
@@ -15,9 +16,10 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, PagesEntry, Part, Role, read_manifest
 from snaporch.bundle.pagefile import PAGES_NAME
-from snaporch.bundle.pageimage import SplitImage, split_image
-from snaporch.bundle.store import REST_NAME, replace_manifest, sync_directory
-from snaporch.errors import RefusedError, SnaporchError
+from snaporch.bundle.pageimage import SplitImage, Tick, check_image, split_image
+from snaporch.bundle.ramimage import RamImageError
+from snaporch.bundle.store import REST_NAME, replace_manifest, sha256_of, sync_directory
+from snaporch.errors import RefusedError, RunFailedError, SnaporchError
 from snaporch.model import PoolSnapshot, SnapshotRecord
 from snaporch.pool import RAM_POOLS_PROPERTY, RAM_PROPERTY, resolver
 from snaporch.run.context import Context
@@ -38,6 +40,10 @@ class PageDataset:
     def page_file(self) -> Path:
         """The page file of the image to come."""
         return self.root / PAGES_NAME
+
+    def page_file_of(self, snapshot: str) -> Path:
+        """The page file of an image that is there."""
+        return self.root / ".zfs" / "snapshot" / snapshot / PAGES_NAME
 
 
 def into_pages(context: Context, record: SnapshotRecord) -> SnapshotRecord:
@@ -77,14 +83,28 @@ def _move(context: Context, directory: Path, manifest: Manifest, ram: Part) -> M
     try:
         parts = split_image(directory / ram.name, rest, dataset.page_file, tick)
         taken, stored = _snapshot(context, dataset, manifest)
+        moved = _with_pages(manifest, ram, parts, taken, stored)
+        _read_back(context, dataset, moved, rest, tick)
     except BaseException:
         rest.unlink(missing_ok=True)
         raise
-    moved = _with_pages(manifest, ram, parts, taken, stored)
     replace_manifest(directory, moved)  # if it fails, nobody knows which manifest will be there
     (directory / ram.name).unlink()
     sync_directory(directory)
     return moved
+
+
+def _read_back(
+    context: Context, dataset: PageDataset, moved: Manifest, rest: Path, tick: Tick
+) -> None:
+    """Before the image goes: what is in its place can be restored."""
+    part = moved.part(Role.RAM)
+    assert part is not None
+    assert part.pages is not None
+    context.progress.step(moved.domain, f"reading RAM back from @{part.pages.name}")
+    check_image(rest, part.pages, dataset.page_file_of(part.pages.name), tick)
+    if sha256_of(rest) != part.sha256:
+        raise RamImageError(str(rest), "its SHA-256 is not what was written: it is damaged")
 
 
 def _check_room(dataset: PageDataset, ram: Part) -> None:
@@ -141,7 +161,10 @@ def _snapshot(
         [full],
         {RAM_PROPERTY: f"{manifest.uuid}/{manifest.run}", RAM_POOLS_PROPERTY: ",".join(pools)},
     )
-    taken = next(s for s in context.pool.snapshots([dataset.name]) if s.name == name)
+    after = context.pool.snapshots([dataset.name])
+    taken = next((snapshot for snapshot in after if snapshot.name == name), None)
+    if taken is None:
+        raise RunFailedError(full, "was destroyed as soon as it was taken")
     if before:
         return taken, context.pool.written_since(before[-1].full_name)
     return taken, context.pool.sizes([full])[full][1]

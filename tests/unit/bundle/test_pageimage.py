@@ -6,6 +6,8 @@ import hashlib
 import pytest
 import zstandard
 from fakes import images, streams
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.manifest import PagesEntry
@@ -209,3 +211,37 @@ def test_pages_at_the_end_of_a_run_are_written(tmp_path):
     assert pages.written == 2 * 4096
     pages.close()
     assert (tmp_path / "pages").read_bytes() == bytes(4096) + b"x" * 4096 + b"y" * 4096
+
+
+LAYOUTS = st.lists(st.lists(st.integers(1, 600), min_size=1, max_size=4), min_size=2, max_size=5)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(layouts=LAYOUTS)
+def test_every_image_comes_back_whatever_layout_was_there_before(tmp_path_factory, layouts):
+    """Memory grows and shrinks, block by block, between images that share a page file."""
+    place = tmp_path_factory.mktemp("layouts")
+    for number, sizes in enumerate(layouts):
+        blocks = {b"block%d" % n: pages for n, pages in enumerate(sizes)}
+        content = bytes([number + 1]) * streams.PAGE
+        pages = [[(name, n, content) for name, count in blocks.items() for n in range(count)], []]
+        _, entry = taken_apart(place, streams.stream(blocks, pages), name=str(number))
+        made = place / f"made{number}"
+        build_image(place / f"rest{number}", entry, place / "pages", made, PLAIN, nothing)
+        stream = made.read_bytes()[read_preface(made).end :]
+        assert streams.contents(stream)[0] == streams.memory_of(blocks, pages)
+        raw = (place / "pages").read_bytes()
+        assert raw.count(bytes([number + 1])) == sum(sizes) * streams.PAGE
+        assert len(raw) - raw.count(0) == sum(sizes) * streams.PAGE
+
+
+def test_what_lies_between_blocks_of_an_older_page_file_is_no_damage(tmp_path):
+    """Page files of earlier versions may hold bytes of an earlier layout there."""
+    _, entry = taken_apart(tmp_path)
+    with (tmp_path / "pages").open("r+b") as pages:
+        pages.seek(64 * streams.PAGE)
+        pages.write(b"of an earlier layout")
+    size, digest = page_sum(tmp_path / "pages", nothing)
+    made = put_together(tmp_path, replace_entry(entry, bytes=size, sha256=digest))
+    stream = made.read_bytes()[read_preface(made).end :]
+    assert streams.contents(stream) == streams.contents(streams.guest_stream())

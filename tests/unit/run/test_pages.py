@@ -276,3 +276,39 @@ def test_what_the_second_costs_is_asked_of_zfs(paged):
         part["bytes"] + (part.get("pages") or {"stored_bytes": 0})["stored_bytes"]
         for part in json.loads((Path(first.bundle) / "manifest.json").read_text())["parts"]
     )
+
+
+def test_pages_that_cannot_be_read_back_leave_the_image(paged, monkeypatch):
+    """What the snapshot holds counts, not what was written."""
+
+    def differently(name, snapshot):
+        paged.snapshotted(name, snapshot)
+        for pages in (paged.root / "zfs" / name).glob(f".zfs/snapshot/{snapshot}/pages"):
+            pages.write_bytes(pages.read_bytes().replace(b"\x07\x09", b"\x07\x08", 1))
+
+    monkeypatch.setattr(paged.pool, "snapshotted", differently)
+    stays(paged, snapshot(paged), "it is damaged")
+
+
+def test_a_rest_that_cannot_be_read_back_leaves_the_image(paged, monkeypatch):
+    real = pages_module.split_image
+
+    def and_damage(image, rest, *more):
+        parts = real(image, rest, *more)
+        rest.write_bytes(rest.read_bytes()[:-1] + b"?")
+        return parts
+
+    monkeypatch.setattr(pages_module, "split_image", and_damage)
+    stays(paged, snapshot(paged), "it is damaged")
+
+
+def test_a_snapshot_of_pages_that_is_gone_at_once_leaves_the_image(paged, monkeypatch):
+    real = paged.pool.snapshot
+
+    def and_destroy(names, properties):
+        real(names, properties)
+        if names == [f"{dataset(paged)}@s1"]:
+            paged.pool.destroy_snapshots(names)
+
+    monkeypatch.setattr(paged.pool, "snapshot", and_destroy)
+    stays(paged, snapshot(paged), "destroyed as soon as it was taken")
