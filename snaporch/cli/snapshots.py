@@ -5,14 +5,17 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+from snaporch.bundle.manifest import ManifestError
+from snaporch.bundle.store import BundleError
 from snaporch.errors import (
     InterruptedRunError,
     NotFoundError,
     SnaporchError,
     UsageError,
 )
-from snaporch.model import Domain, SnapshotRecord
+from snaporch.model import Domain, Reached, SnapshotRecord, Verdict
 from snaporch.report.terminal import print_error, print_result
 from snaporch.report.units import pause, size
 from snaporch.run.context import Context
@@ -134,9 +137,22 @@ def _take(context: Context, domain: Domain, wish: Wish) -> SnapshotRecord:
 
 
 def _read_back(context: Context, record: SnapshotRecord, policy: str | None) -> None:
-    if policy is not None and context.config.policy[policy].reads_back and record.bundle:
-        context.progress.step(record.domain, "reading the bundle back")
+    """As the policy wants it; what was read otherwise is written on the snapshot as its verdict.
+
+    Raises:
+        BundleError, ManifestError: something is missing or differs.
+    """
+    if policy is None or not context.config.policy[policy].reads_back or not record.bundle:
+        return
+    context.progress.step(record.domain, "reading the bundle back")
+    try:
         context.store.verify(f"{record.uuid}/{record.run}")
+    except (BundleError, ManifestError):
+        from snaporch.restore.verify import write_verdict
+
+        failed = Verdict(datetime.now(UTC), passed=False, reached=Reached.NOTHING)
+        write_verdict(context, record, failed)
+        raise
 
 
 def complete(context: Context, wish: Wish) -> Wish:

@@ -109,7 +109,7 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
     except (NotWholeError, LifeError) as error:
         outcome.failure = error
     outcome.at = datetime.now(UTC)
-    _write(context, outcome)
+    write_verdict(context, record, outcome.verdict)
     return outcome
 
 
@@ -195,12 +195,16 @@ def _take_picture(
     outcome.screenshot = str(path)
 
 
-def _write(context: Context, outcome: Verification) -> None:
-    """On the ZFS snapshots that there are and that carry the guest's marks, not another's."""
-    run = outcome.record.run
-    names = [m.full_name for m in members_of(context, outcome.record) if marked_by(m, run)]
+def write_verdict(context: Context, record: SnapshotRecord, verdict: Verdict) -> None:
+    """On the ZFS snapshots that there are and that carry the guest's marks, not another's.
+
+    Raises:
+        PoolError: it cannot be written.
+    """
+    members = members_of(context, record)
+    names = [member.full_name for member in members if marked_by(member, record.run)]
     if names:
-        context.pool.set_properties(names, {f"{PREFIX}verified": outcome.verdict.as_text()})
+        context.pool.set_properties(names, {f"{PREFIX}verified": verdict.as_text()})
 
 
 def check_ordeal(ordeal: Ordeal) -> None:

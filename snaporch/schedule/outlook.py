@@ -13,7 +13,7 @@ from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRec
 from snaporch.run.context import Context
 from snaporch.run.group import group_of
 from snaporch.run.journal import read_journals
-from snaporch.run.records import is_marked, marked_records
+from snaporch.run.records import marked_records
 from snaporch.schedule.assign import Assignment, assign
 from snaporch.schedule.checks import Check, next_check
 from snaporch.schedule.retention import Taken, Verdict, judge
@@ -126,7 +126,8 @@ def _outlook(
     nexts = []
     retry = span(config.schedule.retry)
     for name in assignment.policies:
-        own = [s for s in snapshots if is_marked(s, name)]
+        taken = _names_of(record for record in records if _stands(config, name, record))
+        own = [s for s in snapshots if s.full_name in taken]
         when = times(config, name, group_of(config, domain) or domain.uuid)
         if when.known:
             found = _next(name, when, own, now)
@@ -154,6 +155,17 @@ def _outlook(
         checks=tuple(check for check in checks if check is not None),
         shipments=tuple(shipment for shipment in shipments if shipment is not None),
     )
+
+
+def _stands(config: Config, policy: str, record: SnapshotRecord) -> bool:
+    """Whether a time of the policy was met by it: not if its run failed, wherever it did."""
+    failed = record.verified is not None and not record.verified.passed
+    read_back = not (failed and config.policy[policy].reads_back)
+    return record.policy == policy and record.state is BundleState.COMPLETE and read_back
+
+
+def _names_of(records: Iterable[SnapshotRecord]) -> set[str]:
+    return {name for record in records for name in _full_names(record)}
 
 
 def replicas_of(config: Config, assignment: Assignment) -> dict[str, list[str]]:
@@ -210,6 +222,7 @@ def _taken(record: SnapshotRecord, pinned: Mapping[str, str]) -> Taken:
         good_ram=complete and record.level is Level.RAM,
         incomplete=not complete,
         pinned=pins[0] if pins else "",
+        passed=record.verified.passed if record.verified else None,
     )
 
 

@@ -14,6 +14,7 @@ from datetime import datetime, tzinfo
 from snaporch.config.policy import Keep
 
 LAST_RAM = "the last good RAM snapshot"
+LAST_PASSED = "the last that passed its verification"
 _FUTURE = "from the future: the clock went back"
 
 
@@ -33,6 +34,8 @@ class Taken:
     """A part of it is gone: it stands for nothing, and is left to whoever finds out why."""
     pinned: str = ""
     """What keeps it from being destroyed: a hold or a clone."""
+    passed: bool | None = None
+    """What its verification said. One that failed stands for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +70,27 @@ def judge(
         zone: whose days, weeks, months and years count.
     """
     ordered = sorted(snapshots, key=lambda taken: (taken.created, taken.run))
-    past = [taken for taken in ordered if taken.created <= now]
-    last_ram = next((taken.run for taken in reversed(past) if taken.good_ram), None)
-    counted = [taken for taken in reversed(past) if not taken.incomplete]
+    past = [taken for taken in reversed(ordered) if taken.created <= now]
+    whole = [taken for taken in past if not taken.incomplete]
+    good = [taken for taken in whole if taken.passed is not False]
     kept: dict[str, list[str]] = {}
     for name, keep in policies.items():
-        own = [taken for taken in counted if taken.policy == name]
-        for run, reasons in _kept(own, keep, zone).items():
-            kept.setdefault(run, []).extend(reasons)
-    return [_verdict(taken, policies, now, last_ram, kept) for taken in ordered]
+        # One that failed takes nobody's place, and goes no sooner than if it had not.
+        for found in (good, whole):
+            own = [taken for taken in found if taken.policy == name]
+            reasons = _kept(own, keep, zone)
+            judged = own if found is good else [each for each in own if each.passed is False]
+            for taken in judged:
+                kept.setdefault(taken.run, []).extend(reasons.get(taken.run, ()))
+    _keep_first((taken for taken in good if taken.good_ram), LAST_RAM, kept)
+    _keep_first((taken for taken in good if taken.passed), LAST_PASSED, kept)
+    return [_verdict(taken, policies, now, kept) for taken in ordered]
+
+
+def _keep_first(newest_first: Iterable[Taken], reason: str, kept: dict[str, list[str]]) -> None:
+    for taken in newest_first:
+        kept.setdefault(taken.run, []).append(reason)
+        return
 
 
 def _kept(newest_first: Sequence[Taken], keep: Keep, zone: tzinfo) -> dict[str, list[str]]:
@@ -101,7 +116,6 @@ def _verdict(
     taken: Taken,
     policies: Mapping[str, Keep],
     now: datetime,
-    last_ram: str | None,
     kept: Mapping[str, Sequence[str]],
 ) -> Verdict:
     if taken.policy is None:
@@ -112,9 +126,9 @@ def _verdict(
         return Verdict(taken, delete=False, reason="incomplete: look at it yourself")
     if taken.created > now:
         return Verdict(taken, delete=False, reason=_FUTURE)
-    reasons = [*kept.get(taken.run, ()), *([LAST_RAM] if taken.run == last_ram else ())]
-    if reasons:
-        return Verdict(taken, delete=False, reason=", ".join(reasons))
+    if reasons := kept.get(taken.run, ()):
+        failed = ["its verification failed"] if taken.passed is False else []
+        return Verdict(taken, delete=False, reason=", ".join([*failed, *reasons]))
     rules = policies[taken.policy].describe()
     if taken.pinned:
         return Verdict(taken, delete=False, reason=f"{taken.pinned}, though not in {rules}")

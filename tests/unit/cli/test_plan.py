@@ -112,3 +112,6 @@ def test_a_bundle_that_reads_back_otherwise_is_a_failure(policies, snaporch, mon
     answer = snaporch("snapshot", "web", "--policy", "checked")
     assert answer.code == ExitCode.FAILED
     assert "SHA-256" in answer.err
+    taken = [found for found in policies.pool.snapshots() if found.name.endswith("_checked")]
+    verdicts = [snapshot.properties.get("verified", "").partition(" ")[2] for snapshot in taken]
+    assert verdicts == ["", "failed nothing"]

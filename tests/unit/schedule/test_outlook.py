@@ -5,6 +5,8 @@ import pytest
 from fakes.schedule import HOURLY, NOW
 
 from snaporch.errors import NotFoundError
+from snaporch.model import Reached, Verdict
+from snaporch.restore.verify import write_verdict
 from snaporch.schedule.outlook import look
 from snaporch.schedule.tries import Failed, read_failed, write_failed
 
@@ -126,3 +128,31 @@ def test_one_listing_however_many_domains(scheduled):
 def test_a_domain_that_there_is_not(scheduled):
     with pytest.raises(NotFoundError):
         look(scheduled.context, NOW, "wbe")
+
+
+def test_a_run_that_failed_after_its_zfs_snapshots_is_tried_again(scheduled):
+    uuid = scheduled.context.hypervisor.domain("web").uuid
+    scheduled.hours_ago(2)
+    (failed,) = scheduled.hours_ago(0.25)
+    shutil.rmtree(failed.bundle)
+    assert the_next(scheduled).due(NOW)
+    directory = scheduled.context.config.paths.schedule
+    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=14), "store full")})
+    found = the_next(scheduled)
+    assert (found.at, found.failed.reason) == (NOW - timedelta(minutes=4), "store full")
+
+
+def test_one_that_did_not_read_back_is_tried_again(scheduled):
+    policy = {"hourly": HOURLY | {"verify": True}}
+    scheduled.configure(policy=policy, defaults={"policies": ["hourly"]})
+    (failed,) = scheduled.hours_ago(0)
+    write_verdict(scheduled.context, failed, Verdict(NOW, passed=False, reached=Reached.NOTHING))
+    assert the_next(scheduled).due(NOW)
+
+
+def test_a_test_restore_that_failed_asks_for_no_snapshot_before_its_time(scheduled):
+    (failed,) = scheduled.hours_ago(0)
+    write_verdict(scheduled.context, failed, Verdict(NOW, passed=False, reached=Reached.CHECKED))
+    assert the_next(scheduled).at == NOW + timedelta(minutes=30)
+    ((verdict,),) = [each.verdicts for each in look(scheduled.context, NOW)]
+    assert verdict.taken.passed is False

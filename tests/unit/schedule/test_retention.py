@@ -146,3 +146,26 @@ def test_ten_thousand_are_judged_once_each():
 def test_a_policy_that_keeps_nothing_is_no_policy():
     with pytest.raises(ValueError, match="must keep something"):
         Keep()
+
+
+def test_one_that_failed_its_verification_is_not_the_last_good_one():
+    whole, failed = taken(at("2026-06-10 10:05"), ram=True), taken(NOW, ram=True, passed=False)
+    for keep in ({"last": 1}, {"daily": 1}):
+        assert deleted([whole, failed], keep) == []
+    reasons = {
+        v.taken.created: v.reason for v in judge([whole, failed], {"p": Keep(last=1)}, NOW, UTC)
+    }
+    assert reasons[whole.created] == f"last 1 of 1, {LAST_RAM}"
+    assert reasons[failed.created] == "its verification failed, last 1 of 1"
+
+
+def test_one_that_failed_goes_when_it_would_have_gone_anyway():
+    failed = taken(at("2026-06-08 10:05"), ram=True, passed=False)
+    assert deleted([failed, *hourly(2)], {"last": 2}) == [failed.created]
+
+
+def test_the_newest_that_passed_stays():
+    passed = taken(at("2026-01-01 10:00"), ram=True, passed=True)
+    older = taken(at("2025-12-31 10:00"), ram=True, passed=True)
+    newer = taken(at("2026-06-09 10:00"), ram=True)
+    assert deleted([older, passed, newer], {"last": 1}) == [older.created]

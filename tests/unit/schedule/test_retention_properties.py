@@ -39,6 +39,7 @@ def snapshots(draw):
                 good_ram=st.booleans(),
                 incomplete=st.sampled_from([False, False, False, True]),
                 pinned=st.sampled_from(["", "", "", "held"]),
+                passed=st.sampled_from([None, None, True, False]),
             ),
             max_size=30,
         )
@@ -74,7 +75,11 @@ def test_only_the_policys_own_free_whole_past_ones_go(found, keep, now, zone):
 @given(snapshots(), keeps, moments, zones)
 def test_the_last_good_ram_snapshot_never_goes(found, keep, now, zone):
     left = gone(found, keep, now, zone)
-    good = [taken for taken in found if taken.good_ram and taken.created <= now]
+    past = [taken for taken in found if taken.created <= now and taken.passed is not False]
+    good = [taken for taken in past if taken.good_ram]
+    passed = [taken for taken in past if taken.passed and not taken.incomplete]
+    if passed:
+        assert max(passed, key=lambda t: (t.created, t.run)).run not in left
     if good:
         newest = max(taken.created for taken in good)
         remaining = [t for t in good if t.run not in left]
@@ -87,6 +92,13 @@ def test_the_newest_of_a_policy_never_goes(found, keep, now, zone):
     own = [t for t in found if t.policy == "p" and t.created <= now and not t.incomplete]
     if own:
         assert max(own, key=lambda t: (t.created, t.run)).run not in left
+
+
+@given(snapshots(), keeps, moments, zones)
+def test_those_that_failed_take_nobodys_place(found, keep, now, zone):
+    others = [taken for taken in found if taken.passed is not False]
+    failed = {taken.run for taken in found if taken.passed is False}
+    assert gone(found, keep, now, zone) - failed == gone(others, keep, now, zone)
 
 
 @given(snapshots(), keeps, moments, zones)
