@@ -102,7 +102,7 @@ def _ship(
         raise
     except SnaporchError as error:
         return error
-    remember_try(context.config.paths.schedule, f"{domain.uuid}/{name}", None, REPLICATIONS)
+    remember_try(context, f"{domain.uuid}/{name}", None, REPLICATIONS)
     return shipped
 
 

@@ -12,15 +12,15 @@ from snaporch.cli.replicating import Told as Copied
 from snaporch.cli.replicating import tell_due_replications
 from snaporch.cli.verifying import Told, tell_due
 from snaporch.cli.watching import Watchers, watchers
-from snaporch.errors import ExitCode
+from snaporch.errors import ExitCode, SnaporchError
 from snaporch.report.terminal import print_error, print_result
 from snaporch.run.context import Context
 from snaporch.run.lock import SCHEDULE, domain_lock
 from snaporch.run.settle import recover_leftovers
 from snaporch.schedule.captures import Captures, Outcome, snapshot_command
-from snaporch.schedule.due import due_captures, take_due
+from snaporch.schedule.due import due_captures, remember, take_all
 from snaporch.schedule.gate import Gate
-from snaporch.schedule.outlook import Outlook, look
+from snaporch.schedule.outlook import Outlook, carried_out, look
 from snaporch.schedule.retire import Retired, retire
 
 
@@ -66,17 +66,34 @@ def _carry_out(
     outlooks = look(context, now)
     wanted = due_captures(context, outlooks, now)
     captures = Captures(Gate(config.schedule), snapshot_command(context.config_path))
-    outcomes = take_due(context, captures, wanted, lambda each: watching.ended(config, each))
+    outcomes = take_all(context, captures, wanted, lambda each: watching.ended(config, each))
     retired = Retired()
+    unwritten = _write_down(context, outlooks, outcomes, now)
     if context.interrupt.signum is None and (retention or config.metrics.textfile):
         later = datetime.now(UTC)
         after = look(context, later)
         if retention:
             retired = retire(context, after, later)
         watching.looked(context, after, later)
+    retired.failures += unwritten
     for error in retired.failures:
         watching.failed(config, error)
     return outlooks, outcomes, retired
+
+
+def _write_down(
+    context: Context, outlooks: Sequence[Outlook], outcomes: Sequence[Outcome], now: datetime
+) -> list[SnaporchError]:
+    """What could not be: a full disk must not keep retention from making room on it."""
+    try:
+        carried_out(context, outlooks, now)
+    except SnaporchError as error:
+        context.progress.note("snaporch", error.line())
+    try:
+        remember(context, outcomes)
+    except SnaporchError as error:
+        return [error]
+    return []
 
 
 def _exit_code(outcomes: Sequence[Outcome], retired: Retired, unknown: int) -> int:

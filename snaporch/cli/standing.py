@@ -78,9 +78,10 @@ def status_for_nagios(
 def _standing(path: Path | None, names: Sequence[str]) -> tuple[Config, Status, list[Trouble]]:
     with session(path, quiet=True, to_look=True) as context:
         now = datetime.now(UTC)
-        status = gather(context, _chosen(look(context, now), names), now)
+        outlooks = look(context, now)
+        status = gather(context, outlooks, now)
         if names:
-            status = _only(status)
+            status = _only(status, {each.domain.uuid for each in _chosen(outlooks, names)})
         return context.config, status, judge(status, context.config.status)
 
 
@@ -95,11 +96,11 @@ def _chosen(outlooks: Sequence[Outlook], names: Sequence[str]) -> list[Outlook]:
     ]
 
 
-def _only(status: Status) -> Status:
+def _only(status: Status, chosen: set[str]) -> Status:
     """Without what is about other domains."""
-    chosen = {domain.uuid for domain in status.domains}
+    domains = tuple(domain for domain in status.domains if domain.uuid in chosen)
     runs = tuple(run for run in status.runs if run.uuid in chosen)
-    return replace(status, runs=runs, overlays=())
+    return replace(status, domains=domains, runs=runs, overlays=(), unused=(), strangers=())
 
 
 def _give_metrics(target: Path, text: bytes) -> None:

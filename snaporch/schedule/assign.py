@@ -51,7 +51,8 @@ def assign(context: Context, domain: Domain, properties: Mapping[str, str]) -> A
     matching = [name for name, policy in config.policy.items() if _is_for(policy.domains, domain)]
     if matching:
         return _assignment(config, matching, "the policy's domains")
-    return _assignment(config, config.defaults.policies, "defaults.policies")
+    everybodys = config.defaults.policies
+    return _assignment(config, everybodys, "defaults.policies" if everybodys else "")
 
 
 def datasets(context: Context, domain: Domain) -> set[str]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
+from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
@@ -36,7 +37,7 @@ from snaporch.schedule.due import capture_of, remember
 from snaporch.schedule.errands import Errands
 from snaporch.schedule.gate import Capture
 from snaporch.schedule.notify import notify, watchdog_seconds
-from snaporch.schedule.outlook import Next, Outlook, look
+from snaporch.schedule.outlook import Next, Outlook, carried_out, look
 from snaporch.schedule.retire import retire
 from snaporch.schedule.when import Times, times
 
@@ -78,7 +79,14 @@ class _Changed:
     """A domain appeared, went, was started or stopped."""
 
 
-_Message = _Stop | _Reload | _Looked | _Changed | Outcome | ErrandDone
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """Something happened that nobody foresaw."""
+
+    error: BaseException
+
+
+_Message = _Stop | _Reload | _Looked | _Changed | _Broken | Outcome | ErrandDone
 
 
 class Watcher(Protocol):
@@ -91,7 +99,7 @@ class Watcher(Protocol):
         """A run ended; its guest was released."""
 
     def failed(self, config: Config, error: SnaporchError) -> None:
-        """Something could not be deleted."""
+        """Something else went wrong: policies could not be looked at, or something not deleted."""
 
 
 class Daemon:
@@ -124,6 +132,7 @@ class Daemon:
         self._looker: threading.Thread | None = None
         self._look_again = False
         self._look_at: float | None = None
+        self._look_began = 0.0
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
@@ -142,17 +151,24 @@ class Daemon:
         self._inbox.put(_Reload())
 
     def run(self) -> None:
-        """Work until :meth:`stop`."""
-        self._scheduler.start()
+        """Work until :meth:`stop`.
+
+        Raises:
+            BaseException: what nobody foresaw, in whatever thread; systemd starts us again.
+        """
+        self._scheduler.add_listener(
+            lambda event: self._inbox.put(_Broken(event.exception)), EVENT_JOB_ERROR
+        )
+        before, threading.excepthook = threading.excepthook, self._thread_broke
         try:
+            self._scheduler.start()
             self._listen()
             self._refresh()
-            ready = False
+            notify("READY=1")
             while not isinstance(message := self._next_message(), _Stop):
+                if isinstance(message, _Broken):
+                    raise message.error
                 if isinstance(message, _Looked):
-                    if not ready:
-                        notify("READY=1")
-                    ready = True
                     self._looked()
                     continue
                 if isinstance(message, _Changed):
@@ -165,7 +181,12 @@ class Daemon:
                     self._tell(message)
                 self._refresh()
         finally:
+            threading.excepthook = before
             self._end()
+
+    def _thread_broke(self, arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value or RuntimeError(f"{arguments.exc_type.__name__} in a thread")
+        self._inbox.put(_Broken(error))
 
     def _listen(self) -> None:
         """Have libvirt tell what changes; without it there is still a look every so often."""
@@ -180,13 +201,17 @@ class Daemon:
         until = min(time.monotonic() + pause, self._look_at or math.inf)
         watchdog = watchdog_seconds()
         while (left := until - time.monotonic()) > 0:
-            if watchdog is not None:
+            if watchdog is not None and not self._hangs(watchdog):
                 notify("WATCHDOG=1")
             try:
                 return self._inbox.get(timeout=min(left, (watchdog or pause * 2) / 2))
             except queue.Empty:
                 continue
         return None
+
+    def _hangs(self, watchdog: float) -> bool:
+        """Whether a look takes longer than systemd would wait for us."""
+        return self._looker is not None and time.monotonic() - self._look_began > watchdog
 
     def _end(self) -> None:
         notify("STOPPING=1", "STATUS=waiting for snapshots under way to undo or finish themselves")
@@ -221,6 +246,7 @@ class Daemon:
             return
         self._look_again = False
         context = replace(self._context)  # a reload must not change it under a look
+        self._look_began = time.monotonic()
         self._looker = threading.Thread(target=self._look, args=[context], daemon=True)
         self._looker.start()
 
@@ -230,10 +256,8 @@ class Daemon:
             self._refresh()
 
     def _look(self, context: Context) -> None:
-        try:
-            self._set_right(context)
-        finally:
-            self._inbox.put(_Looked())
+        self._set_right(context)
+        self._inbox.put(_Looked())
 
     def _set_right(self, context: Context) -> None:
         """Look at everything, delete what need not stay, and set the times right."""
@@ -241,11 +265,13 @@ class Daemon:
         progress = context.progress
         try:
             outlooks = look(context, now)
+            self._carried_out(context, outlooks, now)
             retired = retire(context, outlooks, now)
         except InterruptedRunError:
             return
         except SnaporchError as error:
             progress.note(_ME, f"cannot look at policies now: {error.line()}")
+            self._watcher.failed(context.config, error)
             notify(f"STATUS={error.line()}")
             return
         for domain, verdict in retired.deleted:
@@ -255,8 +281,16 @@ class Daemon:
             self._watcher.failed(context.config, failure)
         self._set_times(context.config, outlooks, now)
         self._errands.set_times(outlooks)
+        self._scheduler.wakeup()  # it sleeps on when the clock has been put forward
         self._watcher.looked(context, outlooks, now)
         notify(f"STATUS={self._status()}")
+
+    def _carried_out(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
+        try:
+            carried_out(context, outlooks, now)
+        except SnaporchError as error:
+            context.progress.note(_ME, error.line())
+            self._watcher.failed(context.config, error)
 
     def _set_times(self, config: Config, outlooks: Sequence[Outlook], now: datetime) -> None:
         wanted = {
@@ -304,10 +338,15 @@ class Daemon:
 
     def _fire(self, uuid: str, name: str, policy: str) -> None:
         """In a thread of the scheduler's."""
-        domain = self._context.hypervisor.find(uuid)
-        if domain is None or policy not in self._context.config.policy:
+        try:
+            domain = self._context.hypervisor.find(uuid)
+            if domain is None or policy not in self._context.config.policy:
+                return
+            capture = capture_of(self._context, domain, policy)
+        except SnaporchError as error:
+            capture = Capture(uuid, name, policy, frozenset(), 0)
+            self._inbox.put(Outcome(capture, int(error.exit_code), error.line()))
             return
-        capture = capture_of(self._context, domain, policy)
         with self._lock:
             if self._busy & capture.keys or not self._due(capture):
                 return
@@ -352,3 +391,4 @@ class Daemon:
             remember(self._context, [outcome])
         except SnaporchError as error:
             progress.note(_ME, error.line())
+            self._watcher.failed(self._context.config, error)

@@ -77,19 +77,6 @@ def _ram_mib(context: Context, domain: Domain, level: str) -> int:
         return 0
 
 
-def take_due(
-    context: Context, captures: Captures, wanted: Sequence[Capture], told: Told
-) -> list[Outcome]:
-    """Take what is due, and remember what failed; see :func:`take_all`.
-
-    Raises:
-        UnavailableError: what failed cannot be written down.
-    """
-    outcomes = take_all(context, captures, wanted, told)
-    remember(context, outcomes)
-    return outcomes
-
-
 def take_all(
     context: Context, captures: Captures, wanted: Sequence[Capture], told: Told
 ) -> list[Outcome]:
@@ -119,12 +106,16 @@ def take_all(
 
 
 def remember(context: Context, outcomes: Iterable[Outcome]) -> None:
-    """Note which tries failed, for the next ones to wait a while."""
-    directory = context.config.paths.schedule
-    known = read_failed(directory)
+    """Note which tries failed, for the next ones to wait a while.
+
+    Raises:
+        UnavailableError: it is not written in its place, but in the runtime directory, if at all.
+    """
+    paths = context.config.paths
+    known = read_failed(paths.schedule, spare=paths.runtime)
     changed = changed_by(known, outcomes, datetime.now(UTC))
     if changed != known:
-        write_failed(directory, changed)
+        write_failed(paths.schedule, changed, spare=paths.runtime)
 
 
 def changed_by(

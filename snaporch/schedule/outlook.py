@@ -15,6 +15,7 @@ from snaporch.run.group import group_of
 from snaporch.run.journal import read_journals
 from snaporch.run.records import marked_records
 from snaporch.schedule.assign import Assignment, assign
+from snaporch.schedule.carried import note_carried, read_carried
 from snaporch.schedule.checks import Check, next_check
 from snaporch.schedule.retention import Taken, Verdict, judge
 from snaporch.schedule.shipments import Shipment, next_shipment
@@ -33,6 +34,8 @@ class Next:
     """The policy's own time, which a failure may have put off; ``None`` without a snapshot."""
     failed: Failed | None = None
     """The last try, if it failed."""
+    since: datetime | None = None
+    """When the policy was first carried out for the domain, if it is known."""
 
     def due(self, now: datetime) -> bool:
         """Whether its time has come."""
@@ -87,10 +90,21 @@ def look(context: Context, now: datetime, only: str | None = None) -> list[Outlo
     ]
 
 
+def carried_out(context: Context, outlooks: Iterable[Outlook], now: datetime) -> None:
+    """Note which policies are carried out for which domains, by whoever does it.
+
+    Raises:
+        UnavailableError: it cannot be written down.
+    """
+    keys = [f"{each.domain.uuid}/{coming.policy}" for each in outlooks for coming in each.nexts]
+    note_carried(context.config.paths.schedule, keys, now)
+
+
 @dataclass(frozen=True, slots=True)
 class _Memory:
     """What snapshots do not tell."""
 
+    carried: Mapping[str, datetime]
     captures: Mapping[str, Failed]
     verifications: Mapping[str, Failed]
     replications: Mapping[str, Failed]
@@ -102,9 +116,10 @@ class _Memory:
         paths = context.config.paths
         runs = frozenset(journal.facts.run for journal in read_journals(paths.journal))
         captures, verifications, replications = (
-            read_failed(paths.schedule, name) for name in (CAPTURES, VERIFICATIONS, REPLICATIONS)
+            read_failed(paths.schedule, name, spare=paths.runtime)
+            for name in (CAPTURES, VERIFICATIONS, REPLICATIONS)
         )
-        return cls(captures, verifications, replications, runs)
+        return cls(read_carried(paths.schedule), captures, verifications, replications, runs)
 
 
 def _outlook(
@@ -130,8 +145,11 @@ def _outlook(
         own = [s for s in snapshots if s.full_name in taken]
         when = times(config, name, group_of(config, domain) or domain.uuid)
         if when.known:
-            found = _next(name, when, own, now)
-            last = _last_failure(memory.captures.get(f"{domain.uuid}/{name}"), own)
+            key = f"{domain.uuid}/{name}"
+            since = memory.carried.get(key)
+            since = since if since is None or since <= now else None  # the clock went back
+            found = replace(_next(name, when, own, now), since=since)
+            last = _last_failure(memory.captures.get(key), own)
             nexts.append(_after_failure(found, last, retry, now))
     finished = [record for record in records if record.run not in memory.under_way]
     wanted = ((name, verify_times(config, name, domain.uuid)) for name in assignment.policies)

@@ -39,13 +39,12 @@ def replicate_due(context: Context, opened: Opened) -> Iterator[Sent]:
 def _send(
     context: Context, records: Sequence[SnapshotRecord], shipment: Shipment, opened: Opened
 ) -> Sent:
-    directory = context.config.paths.schedule
     try:
         outcome = ship(context, records, shipment.replica, opened(context, shipment.replica))
     except InterruptedRunError:
         raise
     except SnaporchError as error:
-        remember_try(directory, shipment.key, error.line(), REPLICATIONS)
+        remember_try(context, shipment.key, error.line(), REPLICATIONS)
         return Sent(shipment, error)
-    remember_try(directory, shipment.key, None, REPLICATIONS)
+    remember_try(context, shipment.key, None, REPLICATIONS)
     return Sent(shipment, outcome)

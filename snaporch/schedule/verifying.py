@@ -39,14 +39,13 @@ def verify_due(context: Context) -> Iterator[Checked]:
 
 
 def _verify(context: Context, check: Check) -> Checked:
-    directory = context.config.paths.schedule
     try:
         outcome = verify(context, check.record, Ordeal())
     except InterruptedRunError:
         raise
     except SnaporchError as error:
         # A verdict is on the snapshots; what was not found out is tried again after a while.
-        remember_try(directory, check.key, error.reason, VERIFICATIONS)
+        remember_try(context, check.key, error.reason, VERIFICATIONS)
         return Checked(check, error)
-    remember_try(directory, check.key, None, VERIFICATIONS)
+    remember_try(context, check.key, None, VERIFICATIONS)
     return Checked(check, outcome)

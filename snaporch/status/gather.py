@@ -12,9 +12,10 @@ from snaporch.config import Config
 from snaporch.config.policy import span
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import xml as domain_xml
-from snaporch.model import Domain, SnapshotRecord
+from snaporch.model import BundleState, Domain, SnapshotRecord
 from snaporch.prune.survey import TRASH_NAME
 from snaporch.run.context import Context
+from snaporch.run.group import group_of
 from snaporch.run.journal import OldJournal, OtherJournal, Step, StrangeJournal, list_journals
 from snaporch.run.lock import SCHEDULE, held_by
 from snaporch.schedule.outlook import Next, Outlook, replicas_of
@@ -50,7 +51,23 @@ def gather(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Stat
         runs=tuple(runs),
         overlays=_stray(overlays, runs),
         store=usage(config.paths.bundles),
+        unused=_unused(config, outlooks),
+        strangers=_strangers(config, outlooks),
     )
+
+
+def _unused(config: Config, outlooks: Sequence[Outlook]) -> tuple[str, ...]:
+    used = {policy for each in outlooks for policy in each.assignment.policies}
+    timed = [name for name, policy in config.policy.items() if policy.every or policy.cron]
+    return tuple(name for name in timed if name not in used)
+
+
+def _strangers(config: Config, outlooks: Sequence[Outlook]) -> tuple[tuple[str, str], ...]:
+    """Names and UUIDs that policies are for, and that nobody has; patterns may mean nobody."""
+    known = {name for each in outlooks for name in (each.domain.name, each.domain.uuid)}
+    named = [(f"policy.{name}", d) for name, p in config.policy.items() for d in p.domains]
+    named += [("domain", name) for name, own in config.domain.items() if "policies" in own]
+    return tuple((where, n) for where, n in named if n not in known and not set("*?[") & set(n))
 
 
 def _domain(
@@ -70,7 +87,16 @@ def _domain(
         verified=max(verified, key=_verified_at, default=None),
         replicas=_replicas(config, outlook),
         stray=() if known else _on_overlays(context, domain),
+        lost=_lost(outlook),
     )
+
+
+def _lost(outlook: Outlook) -> str:
+    """Somebody who wants no policy any more says so; a domain that was renamed does not."""
+    assignment = outlook.assignment
+    if assignment.policies or assignment.unknown or assignment.source:
+        return ""
+    return next((record.policy for record in reversed(outlook.records) if record.policy), "")
 
 
 def _verified_at(record: SnapshotRecord) -> datetime:
@@ -86,7 +112,8 @@ def _replicas(config: Config, outlook: Outlook) -> tuple[ReplicaStatus, ...]:
 
 
 def _policies(config: Config, outlook: Outlook, now: datetime) -> tuple[PolicyStatus, ...]:
-    last: Mapping[str | None, datetime] = {r.policy: r.created for r in outlook.records}
+    whole = [each for each in outlook.records if each.state is BundleState.COMPLETE]
+    last: Mapping[str | None, datetime] = {each.policy: each.created for each in whole}
     nexts = {coming.policy: coming for coming in outlook.nexts}
     return tuple(
         PolicyStatus(
@@ -106,7 +133,8 @@ def missed(config: Config, coming: Next | None, outlook: Outlook, now: datetime)
     grace = span(config.status.grace)
     if coming.wanted + grace >= now:
         return 0
-    second = times(config, coming.policy, outlook.domain.uuid).after(coming.wanted)
+    place = group_of(config, outlook.domain) or outlook.domain.uuid
+    second = times(config, coming.policy, place).after(coming.wanted)
     return 1 if second + grace >= now else 2
 
 

@@ -18,6 +18,7 @@ from snaporch.status.model import (
     StoreUsage,
     Trouble,
 )
+from snaporch.status.units import RUN_DUE
 
 _ORDER = tuple(Grade)[::-1]
 _TWO = 2
@@ -28,6 +29,8 @@ def judge(status: Status, limits: Limits) -> list[Trouble]:
     found: list[Trouble] = [*_carrier(status, limits)]
     for domain in status.domains:
         found += _domain(domain, _busy(domain, status.runs))
+        for policy in domain.policies:
+            found += _policy(domain.name, policy, status.at - span(limits.grace))
         for replica in domain.replicas:
             found += _replica(domain.name, replica, status.at - span(limits.replica_late))
     for run in status.runs:
@@ -48,7 +51,13 @@ def _carrier(status: Status, limits: Limits) -> Iterator[Trouble]:
     for unit, state in status.carrier.units.items():
         if state == "failed":
             text = f"has failed; see: journalctl -u {unit}"
-            yield Trouble("unit-failed", Grade.CRITICAL, unit, text)
+            grade = Grade.WARNING if unit == RUN_DUE else Grade.CRITICAL  # it is started again
+            yield Trouble("unit-failed", grade, unit, text)
+    for name in status.unused:
+        yield Trouble("unused-policy", Grade.WARNING, f"policy.{name}", "no domain has this policy")
+    for section, name in status.strangers:
+        text = f"names the domain {name!r}, which does not exist"
+        yield Trouble("no-such-domain", Grade.WARNING, section, text)
     if not status.carrier.there and _anything_waits(status, span(limits.grace)):
         text = (
             "snapshots are due, and nobody takes them: neither the daemon nor its timer is active"
@@ -73,8 +82,9 @@ def _domain(domain: DomainStatus, busy: bool) -> Iterator[Trouble]:  # noqa: FBT
     for name in domain.unknown:
         text = f"is given the policy {name!r}, which does not exist"
         yield Trouble("unknown-policy", Grade.WARNING, domain.name, text)
-    for policy in domain.policies:
-        yield from _policy(domain.name, policy)
+    if domain.lost:
+        text = f"had the policy {domain.lost!r} and has none now; if so it shall be, give it 'none'"
+        yield Trouble("no-policy", Grade.CRITICAL, domain.name, text)
     if domain.stray:
         text = f"runs on an overlay of no run that is known: {', '.join(domain.stray)}"
         yield Trouble("on-overlay", Grade.CRITICAL, domain.name, text)
@@ -88,7 +98,13 @@ def _domain(domain: DomainStatus, busy: bool) -> Iterator[Trouble]:  # noqa: FBT
         yield Trouble("verify-failed", Grade.CRITICAL, domain.name, text)
 
 
-def _policy(domain: str, policy: PolicyStatus) -> Iterator[Trouble]:
+def _policy(domain: str, policy: PolicyStatus, limit: datetime) -> Iterator[Trouble]:
+    """Of one that began before ``limit`` there ought to be a first snapshot by now."""
+    coming = policy.next
+    if coming is not None and coming.wanted is None and _long_since(coming.since, limit):
+        since = f"carried out since {_utc(coming.since)}" if coming.since else "never carried out"
+        text = f"{policy.policy}: no snapshot that counts ({coming.reason}); {since}"
+        yield Trouble("never", Grade.CRITICAL, domain, text)
     failed = policy.next.failed if policy.next else None
     if failed is not None:
         grade = Grade.WARNING if policy.last else Grade.CRITICAL
@@ -99,6 +115,10 @@ def _policy(domain: str, policy: PolicyStatus) -> Iterator[Trouble]:
         text = f"{policy.policy}: the snapshot of {_utc(wanted)} was missed"
         more = ", and at least one more" if policy.missed >= _TWO else ""
         yield Trouble("missed", grade, domain, text + more)
+
+
+def _long_since(since: datetime | None, limit: datetime) -> bool:
+    return since is None or since < limit
 
 
 def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[Trouble]:

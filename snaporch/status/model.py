@@ -11,6 +11,7 @@ from snaporch.model import Level, SnapshotRecord, iso
 from snaporch.run.lock import Holder
 from snaporch.schedule.outlook import Next
 from snaporch.schedule.shipments import Shipment
+from snaporch.status.units import CARRIERS
 
 
 class Grade(StrEnum):
@@ -75,6 +76,8 @@ class DomainStatus:
     replicas: tuple[ReplicaStatus, ...] = ()
     stray: tuple[str, ...] = ()
     """Overlays it runs on though no run is known that put it there."""
+    lost: str = ""
+    """The policy that took its newest snapshot, if nobody gives it any now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ class Carrier:
     @property
     def there(self) -> bool:
         """Whether anybody is known to do it."""
-        return self.holder is not None or "active" in self.units.values()
+        return self.holder is not None or any(self.units.get(u) == "active" for u in CARRIERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,10 @@ class Status:
     overlays: tuple[str, ...]
     """Directories of overlays that belong to no run that is known."""
     store: StoreUsage
+    unused: tuple[str, ...] = ()
+    """Policies that have times, and no domain."""
+    strangers: tuple[tuple[str, str], ...] = ()
+    """Sections of the configuration, and domains they name that do not exist."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``), without the troubles."""

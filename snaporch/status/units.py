@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-UNITS = ("snaporch.service", "snaporch-run-due.timer")
+CARRIERS = ("snaporch.service", "snaporch-run-due.timer")
+"""Of these, one active is enough."""
+RUN_DUE = "snaporch-run-due.service"
+"""What the timer starts."""
+UNITS = (*CARRIERS, RUN_DUE)
 SYSTEMD = Path("/run/systemd/system")
 """Is there when systemd is the init (sd_booted(3))."""
 _SECONDS = 10

@@ -162,3 +162,17 @@ def test_that_nobody_could_be_told_is_a_note(policies, snaporch):
     answer = snaporch("run-due")
     assert answer.code == 0
     assert "web  note: notify.command: /nonexistent: cannot be started" in answer.err
+
+
+def test_a_full_disk_keeps_nothing_from_being_deleted(policies, snaporch):
+    """And the failure is known all the same: the runtime directory is memory."""
+    scheduled = Scheduled(policies)
+    now = datetime.now(UTC)
+    old, _ = (scheduled.taken(now - timedelta(hours=h)) for h in (5, 3))
+    policies.add_guest("bad")
+    (policies.root / "schedule").write_text("no directory")
+    answer = snaporch("run-due")
+    assert f"web@{old.snapshot}  deleted: not in last=1" in answer.out.splitlines()
+    assert f"{policies.root}/schedule" in answer.err
+    answer = snaporch("run-due", "--json")
+    assert [run["domain"] for run in answer.json["runs"]] == ["web"]  # its child took nothing

@@ -95,8 +95,15 @@ def serving(scheduled):
         heard = Heard()
         load = load or (lambda: scheduled.context.config)
         made = Daemon(scheduled.context, taker, load, heard)
-        made.heard = heard
-        thread = threading.Thread(target=made.run, daemon=True)
+        made.heard, made.ended = heard, queue.SimpleQueue()
+
+        def serve():
+            try:
+                made.run()
+            except ZeroDivisionError as error:  # as whoever started it would see it
+                made.ended.put(error)
+
+        thread = threading.Thread(target=serve, daemon=True)
         made.taker, made.thread = taker, thread
         try:
             yield made
@@ -123,7 +130,7 @@ def test_what_is_not_due_waits_for_its_time(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("READY=1")
+        told("STATUS=1 to come")
         (job,) = daemon._scheduler.get_jobs()
         when = times(
             scheduled.context.config, "hourly", scheduled.context.hypervisor.domain("web").uuid
@@ -146,7 +153,7 @@ def test_guests_that_appear_and_go_are_noticed(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("READY=1")
+        told("STATUS=1 to come")
         mail = scheduled.world.add_guest("mail")
         daemon.reload()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
@@ -161,7 +168,7 @@ def test_what_libvirt_tells_is_seen_at_once(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("READY=1")
+        told("STATUS=1 to come")
         scheduled.world.add_guest("mail")
         for _ in range(9):
             scheduled.world.hypervisor.happen()
@@ -186,11 +193,12 @@ def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, told)
         daemon.thread.start()
         told("READY=1")
         daemon.taker.taken.get(timeout=PATIENCE)
-        told("STATUS=1 to come")
-        (job,) = daemon._scheduler.get_jobs()
-        (failed,) = read_failed(scheduled.context.config.paths.schedule).values()
-        assert job.next_run_time == failed.at + timedelta(minutes=10)
+        while not (failed := read_failed(scheduled.context.config.paths.schedule)):
+            told("STATUS=")
+        (failed,) = failed.values()
         assert failed.reason == "status 5"
+        while daemon._scheduler.get_jobs()[0].next_run_time != failed.at + timedelta(minutes=10):
+            told("STATUS=")
     assert daemon.taker.taken.empty()
     assert scheduled.world.heard.notes == ["hourly: status 5"]
     assert daemon.heard.outcomes.get(timeout=PATIENCE) == ("web", 5)
@@ -204,7 +212,7 @@ def test_what_need_not_stay_goes(scheduled, serving, told):
         scheduled.taken(now - timedelta(hours=hours))
     with serving() as daemon:
         daemon.thread.start()
-        told("READY=1")
+        told("STATUS=1 to come")
     assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
     assert f"deleted @{old.snapshot}: not in hourly=2" in scheduled.world.heard.steps
 
@@ -219,7 +227,7 @@ def test_a_reload_brings_other_policies_and_limits(scheduled, serving, told):
     )
     with serving(load=lambda: new) as daemon:
         daemon.thread.start()
-        told("READY=1")
+        told("STATUS=1 to come")
         daemon.reload()
         told("RELOADING=1")
         assert told("MONOTONIC_USEC=")
@@ -237,7 +245,7 @@ def test_a_configuration_that_is_wrong_changes_nothing(scheduled, serving, told)
 
     with serving(load=load) as daemon:
         daemon.thread.start()
-        told("READY=1")
+        told("STATUS=1 to come")
         daemon.reload()
         told("STATUS=1 to come")
     (note,) = [n for n in scheduled.world.heard.notes if "TOML" in n]
@@ -269,7 +277,7 @@ def test_a_stop_is_obeyed_while_libvirt_does_not_answer(scheduled, serving, told
     with serving() as daemon:
         daemon.taker.stop = answer.set
         daemon.thread.start()
-        told("READY=1")
+        told("STATUS=1 to come")
         scheduled.world.hooks.at["pool.survey"] = hang
         daemon.reload()
         assert looking.wait(PATIENCE)
@@ -286,7 +294,7 @@ def test_libvirt_or_zfs_away_for_a_while_is_no_end(scheduled, serving, told):
     with serving() as daemon:
         daemon.thread.start()
         assert told("STATUS=") == "STATUS=zfs: does not answer"
-        told("READY=1")
+        assert daemon.heard.errors.get(timeout=PATIENCE) == "zfs: does not answer"
         del hooks.at["pool.survey"]
         daemon.reload()
         told("STATUS=1 to come")
@@ -380,3 +388,112 @@ def test_a_trigger_makes_up_for_missed_times_with_one(scheduled):
     now = start + timedelta(hours=5, minutes=1)
     assert trigger.get_next_fire_time(start, now) == start + timedelta(hours=6)
     assert trigger.get_next_fire_time(None, now) == start + timedelta(hours=6)
+
+
+def bug():
+    raise ZeroDivisionError("a bug")
+
+
+@pytest.mark.parametrize("place", ["pool.survey", "hypervisor.find"])
+def test_what_nobody_foresaw_ends_it(scheduled, serving, told, place):
+    """systemd starts it again: better than to be there and take nothing."""
+    scheduled.world.hooks.at[place] = bug
+    with serving() as daemon:
+        daemon.thread.start()
+        assert isinstance(daemon.ended.get(timeout=PATIENCE), ZeroDivisionError)
+        told("STOPPING=1")
+
+
+def test_times_that_cannot_be_worked_out_end_it(scheduled, serving, told, monkeypatch):
+    """In the thread of the scheduler's, which would be the end of all times."""
+    scheduled.taken(datetime.now(UTC) - timedelta(hours=2))
+    monkeypatch.setattr(PolicyTrigger, "get_next_fire_time", lambda *_arguments: bug())
+    with serving() as daemon:
+        daemon.thread.start()
+        assert isinstance(daemon.ended.get(timeout=PATIENCE), ZeroDivisionError)
+
+
+def test_a_libvirt_that_is_away_when_the_time_has_come_is_a_failure(scheduled, serving, told):
+    away = failing(UnavailableError("libvirt", "does not answer"))
+    scheduled.world.hooks.at["hypervisor.find"] = away
+    with serving() as daemon:
+        daemon.thread.start()
+        assert daemon.heard.outcomes.get(timeout=PATIENCE) == ("web", 7)
+        while not (failed := read_failed(scheduled.context.config.paths.schedule)):
+            told("STATUS=")
+    (failed,) = failed.values()
+    assert failed.reason == "libvirt: does not answer"
+
+
+def test_it_is_ready_before_it_has_looked(scheduled, serving, told):
+    """Looking may mean to delete for hours."""
+    answer = threading.Event()
+    scheduled.world.hooks.at["pool.survey"] = lambda: answer.wait(PATIENCE)
+    with serving() as daemon:
+        daemon.thread.start()
+        told("READY=1")
+        assert daemon.heard.looks.empty()
+        answer.set()
+
+
+def heard(lines, seconds):
+    """What comes next; nothing if nothing comes so long."""
+    try:
+        return lines.get(timeout=seconds)
+    except queue.Empty:
+        return None
+
+
+def test_a_look_that_hangs_is_not_fed_to_the_watchdog(scheduled, serving, monkeypatch):
+    scheduled.taken(datetime.now(UTC))
+    lines = queue.SimpleQueue()
+    monkeypatch.setattr(daemon_module, "notify", lambda *new: [lines.put(line) for line in new])
+    monkeypatch.setenv("WATCHDOG_USEC", "20000")
+    answer = threading.Event()
+    scheduled.world.hooks.at["pool.survey"] = lambda: answer.wait(PATIENCE)
+    with serving() as daemon:
+        daemon.thread.start()
+        fed = 0
+        while heard(lines, seconds=1):
+            fed += 1
+            assert fed < 200
+        answer.set()
+        while lines.get(timeout=PATIENCE) != "WATCHDOG=1":
+            pass
+
+
+def test_a_full_disk_keeps_nothing_from_being_deleted_nor_a_try_from_waiting(
+    scheduled, serving, told
+):
+    now = datetime.now(UTC)
+    old, *_ = [scheduled.taken(now - timedelta(hours=hours)) for hours in (9, 7, 5)]
+    scheduled.context.config.paths.schedule.write_text("no directory")
+    with serving() as daemon:
+        daemon.taker.statuses["web"] = 5
+        daemon.thread.start()
+        daemon.taker.taken.get(timeout=PATIENCE)
+        told("STATUS=1 to come")
+        while daemon._scheduler.get_jobs()[0].next_run_time < now + timedelta(minutes=9):
+            told("STATUS=")
+        assert "schedule" in daemon.heard.errors.get(timeout=PATIENCE)
+    assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
+    assert daemon.taker.taken.empty()
+
+
+def test_a_clock_that_is_put_forward_wakes_it(scheduled, serving, told, monkeypatch):
+    scheduled.taken(datetime.now(UTC))
+    ahead = timedelta(0)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.now(zone) + ahead
+
+    monkeypatch.setattr("apscheduler.schedulers.base.datetime", Clock)
+    monkeypatch.setattr(daemon_module, "datetime", Clock)
+    with serving() as daemon:
+        daemon.thread.start()
+        told("STATUS=1 to come")
+        ahead = timedelta(hours=2)
+        daemon.reload()
+        assert daemon.taker.taken.get(timeout=PATIENCE) == "web"

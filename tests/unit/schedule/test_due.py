@@ -5,7 +5,7 @@ from fakes.schedule import NOW
 
 from snaporch.model import DomainState
 from snaporch.schedule.captures import Captures, Outcome
-from snaporch.schedule.due import capture_of, changed_by, due_captures, take_due
+from snaporch.schedule.due import capture_of, changed_by, due_captures, remember, take_all
 from snaporch.schedule.gate import Capture, Gate
 from snaporch.schedule.outlook import look
 from snaporch.schedule.tries import Failed, read_failed
@@ -74,16 +74,19 @@ def test_a_failure_stops_no_other_and_is_remembered(scheduled):
     wanted = due_captures(context, look(context, NOW), NOW)
     taker = Taker(context, mail=8)
     told = []
-    outcomes = take_due(context, taker, wanted, told.append)
+    outcomes = take_all(context, taker, wanted, told.append)
     assert told == outcomes
     assert sorted(taker.taken) == ["mail", "web"]
     assert {outcome.capture.domain: outcome.status for outcome in outcomes} == {"mail": 8, "web": 0}
+    remember(context, outcomes)
     mail = context.hypervisor.domain("mail").uuid
     assert set(read_failed(context.config.paths.schedule)) == {f"{mail}/hourly"}
 
 
 def test_nothing_due_writes_nothing(scheduled):
-    assert take_due(scheduled.context, Taker(scheduled.context), [], [].append) == []
+    remember(
+        scheduled.context, take_all(scheduled.context, Taker(scheduled.context), [], [].append)
+    )
     assert not scheduled.context.config.paths.schedule.exists()
 
 
@@ -91,7 +94,7 @@ def test_a_signal_lets_nothing_begin(scheduled):
     scheduled.context.interrupt.signum = 15
     taker = Taker(scheduled.context)
     taker.gate.close()
-    (outcome,) = take_due(scheduled.context, taker, [WEB], [].append)
+    (outcome,) = take_all(scheduled.context, taker, [WEB], [].append)
     assert (outcome.status, taker.taken) == (143, [])
 
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 from fakes.schedule import HOURLY, NOW
 
-from snaporch.errors import NotFoundError
+from snaporch.errors import NotFoundError, UnavailableError
 from snaporch.model import Reached, Verdict
 from snaporch.restore.verify import write_verdict
 from snaporch.schedule.outlook import look
@@ -156,3 +156,15 @@ def test_a_test_restore_that_failed_asks_for_no_snapshot_before_its_time(schedul
     assert the_next(scheduled).at == NOW + timedelta(minutes=30)
     ((verdict,),) = [each.verdicts for each in look(scheduled.context, NOW)]
     assert verdict.taken.passed is False
+
+
+def test_what_could_not_be_written_in_its_place_is_known_until_it_can(tmp_path):
+    place, spare = tmp_path / "place", tmp_path / "spare"
+    place.write_text("no directory")
+    known = {"u/p": Failed(NOW, "disk full")}
+    with pytest.raises(UnavailableError):
+        write_failed(place, known, spare=spare)
+    assert read_failed(place, spare=spare) == known
+    place.unlink()
+    write_failed(place, {}, spare=spare)
+    assert (read_failed(place, spare=spare), list(spare.iterdir())) == ({}, [])

@@ -1,17 +1,21 @@
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from fakes.schedule import NOW
+from fakes.schedule import HOURLY, NOW
 
 from snaporch.model import Level
 from snaporch.run.context import Interrupt
 from snaporch.run.journal import Journal, Step
 from snaporch.run.lock import domain_lock
 from snaporch.run.plan import make_plan
+from snaporch.schedule.outlook import carried_out, look
 from snaporch.schedule.tries import Failed, write_failed
+from snaporch.schedule.when import times
 from snaporch.status.gather import usage
+from snaporch.status.judge import judge
 
 
 def policy(status, domain=0):
@@ -221,3 +225,98 @@ def test_zfs_is_listed_once(scheduled, standing, monkeypatch):
         monkeypatch.setattr(scheduled.world.pool, name, lambda *_: pytest.fail("a listing more"))
     standing()
     assert calls == [1]
+
+
+# -- nothing is taken, and nobody said so ----------------------------------------------------------
+
+
+def codes(scheduled, status):
+    return [each.code for each in judge(status, scheduled.context.config.status)]
+
+
+def test_a_policy_that_never_took_anything(scheduled, standing):
+    assert "never" in codes(scheduled, standing())
+    carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    later = NOW + timedelta(minutes=30)
+    assert "never" not in codes(scheduled, standing(later))
+    assert "never" in codes(scheduled, standing(later + timedelta(seconds=1)))
+
+
+def test_since_when_it_is_carried_out_does_not_move(scheduled, standing):
+    for minutes in (0, 5, 31):
+        moment = NOW + timedelta(minutes=minutes)
+        carried_out(scheduled.context, look(scheduled.context, moment), moment)
+    assert "never" in codes(scheduled, standing(moment))
+
+
+def test_a_clock_that_went_back_excuses_no_longer_than_another_beginning(scheduled, standing):
+    later = NOW + timedelta(days=3)
+    carried_out(scheduled.context, look(scheduled.context, later), later)
+    assert "never" in codes(scheduled, standing())
+    carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    assert "never" not in codes(scheduled, standing())
+
+
+def test_the_newest_snapshot_of_the_future_is_none(scheduled, standing):
+    carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    scheduled.taken(NOW + timedelta(days=3))
+    assert codes(scheduled, standing(NOW + timedelta(hours=1))) == ["never", "nobody"]
+
+
+def test_snapshots_that_are_not_whole_are_none(scheduled, standing):
+    (record,) = scheduled.hours_ago(0)
+    shutil.rmtree(record.bundle)
+    status = standing()
+    assert policy(status).last is None
+    assert "never" in codes(scheduled, status)
+
+
+def test_a_domain_that_was_renamed_out_of_its_policy(scheduled, standing):
+    scheduled.configure(policy={"hourly": HOURLY | {"domains": ["we*"]}})
+    scheduled.hours_ago(0)
+    assert codes(scheduled, standing()) == []
+    scheduled.world.guest().inactive = scheduled.world.guest().inactive.replace(
+        "<name>web</name>", "<name>shop</name>"
+    )
+    scheduled.world.guest().name = "shop"
+    assert codes(scheduled, standing()) == ["no-policy", "unused-policy"]
+
+
+def test_a_configuration_that_is_gone(scheduled, standing):
+    scheduled.hours_ago(0)
+    scheduled.configure()
+    assert codes(scheduled, standing()) == ["no-policy"]
+
+
+def test_a_domain_that_shall_have_no_policy_any_more(scheduled, standing):
+    scheduled.hours_ago(0)
+    scheduled.configure(domain={"web": {"policies": []}})
+    assert codes(scheduled, standing()) == []
+
+
+def test_a_name_in_a_policy_that_nobody_has(scheduled, standing):
+    domains = {"hourly": HOURLY | {"domains": ["web", "wbe", "x-*"]}}
+    scheduled.configure(policy=domains, domain={"mial": {"policies": ["hourly"]}})
+    scheduled.hours_ago(0)
+    found = judge(standing(), scheduled.context.config.status)
+    assert [(each.code, each.subject) for each in found] == [
+        ("no-such-domain", "policy.hourly"),
+        ("no-such-domain", "domain"),
+    ]
+
+
+def test_what_was_missed_goes_by_the_place_of_the_group_in_stagger(scheduled, standing):
+    """Not by the domain's own, which may be earlier: then the next one would be missed too soon."""
+    staggered = {"hourly": {"every": "1h", "stagger": "1h"}}
+    scheduled.configure(
+        policy=staggered, defaults={"policies": ["hourly"]}, group={"g": {"domains": ["web"]}}
+    )
+    scheduled.taken(NOW)
+    when = times(scheduled.context.config, "hourly", "g")
+    own = times(scheduled.context.config, "hourly", scheduled.world.guest().uuid)
+    first = when.after(NOW)
+    second = when.after(first)
+    assert own.after(first) != second
+    grace = timedelta(minutes=30)
+    assert policy(standing(second + grace)).missed == 1
+    assert policy(standing(second + grace + timedelta(seconds=1))).missed == 2

@@ -16,7 +16,8 @@ from snaporch.status.model import Carrier, Grade, ReplicaStatus
 FAILED = replace(NEXT, failed=Failed(NOW, "no such luck"))
 DUE = replace(NEXT, at=NOW - timedelta(minutes=31))
 JUST_DUE = replace(NEXT, at=NOW - timedelta(minutes=30))
-FIRST = replace(NEXT, at=NOW, wanted=None)
+FIRST = replace(NEXT, at=NOW, wanted=None, since=NOW - timedelta(minutes=30))
+LONG = replace(FIRST, since=NOW - timedelta(minutes=30, seconds=1))
 NOBODY = Carrier(None, {"snaporch.service": "inactive"})
 HALF = replace(RECORD, state=BundleState.MISSING)
 BROKEN = replace(RECORD, verified=Verdict(NOW, passed=False, reached=Reached.CHECKED))
@@ -48,6 +49,7 @@ def codes(status, **limits):
         replace(WELL, carrier=NOBODY),  # nothing is due
         replace(with_policy(next=DUE), carrier=Carrier(None, {"snaporch-run-due.timer": "active"})),
         replace(with_policy(next=JUST_DUE), carrier=NOBODY),
+        with_policy(next=FIRST),
         replace(with_domain(last=HALF), runs=(RUN,)),  # it is being sealed
         with_domain(verified=FINE),
         with_domain(replicas=(ReplicaStatus("nas", NOW, None),)),
@@ -80,6 +82,17 @@ def test_nothing_needs_attention(status):
         (replace(WELL, overlays=("/o/r",)), ("stray-overlay", "warning")),
         (replace(with_policy(next=DUE), carrier=NOBODY), ("nobody", "warning")),
         (replace(with_policy(next=FIRST), carrier=NOBODY), ("nobody", "warning")),
+        (with_policy(next=LONG), ("never", "critical")),
+        (with_policy(next=replace(FIRST, since=None)), ("never", "critical")),
+        (with_domain(lost="hourly"), ("no-policy", "critical")),
+        (replace(WELL, unused=("hourly",)), ("unused-policy", "warning")),
+        (replace(WELL, strangers=(("policy.p", "wbe"),)), ("no-such-domain", "warning")),
+        (
+            replace(
+                WELL, carrier=Carrier(WELL.carrier.holder, {"snaporch-run-due.service": "failed"})
+            ),
+            ("unit-failed", "warning"),
+        ),
         (
             replace(WELL, carrier=Carrier(None, {"snaporch.service": "failed"})),
             ("unit-failed", "critical"),
@@ -117,6 +130,10 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/judge.py").read_text("utf-8")
     found = set(re.findall(r'Trouble\("([a-z-]+)"', source))
-    assert len(found) == 14
+    assert len(found) == 18
     for code in found:
         assert f"`{code}`" in page
+
+
+def test_what_the_timer_starts_is_nobody_who_carries_policies_out():
+    assert not Carrier(None, {"snaporch-run-due.service": "active"}).there
