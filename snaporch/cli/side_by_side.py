@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snaporch.cli.snapshots import Wish, complete
@@ -46,7 +46,7 @@ def snapshot_side_by_side(
     outcomes = take_all(context, captures, once, lambda each: _progress(context, each))
     ordered = sorted(outcomes, key=lambda outcome: outcome.capture.domain)
     if json:
-        taken = [document for outcome in ordered for document in _documents(outcome)]
+        taken = [document for outcome in ordered for document in outcome.documents]
         print_result(json_format.dumps(taken, indent=2, ensure_ascii=False))
     else:
         print_outcomes([row for outcome in ordered for row in _rows(outcome)])
@@ -97,20 +97,12 @@ def _command(context: Context, capture: Capture, wish: Wish) -> list[str]:
     return [*own_words(context.config_path), *words]
 
 
-def _documents(outcome: Outcome) -> list[dict[str, Any]]:
-    """What the run printed: one for each domain that has a snapshot now."""
-    if not outcome.ok:
-        return []
-    printed = json_format.loads(outcome.text)
-    return printed if isinstance(printed, list) else [printed]
-
-
-def _rows(outcome: Outcome) -> list[tuple[str, int, dict[str, Any] | None]]:
-    done = [(each["domain"], outcome.status, each) for each in _documents(outcome)]
+def _rows(outcome: Outcome) -> list[tuple[str, int, Mapping[str, Any] | None]]:
+    done = [(each["domain"], outcome.status, each) for each in outcome.documents]
     return [*done] or [(outcome.capture.label, outcome.status, None)]
 
 
 def _progress(context: Context, outcome: Outcome) -> None:
-    documents = _documents(outcome)
+    documents = outcome.documents
     text = f"done: @{documents[0]['snapshot']}" if documents else "failed"
     context.progress.step(outcome.capture.label, text)

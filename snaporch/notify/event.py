@@ -114,17 +114,18 @@ def _kind(config: Config, outcome: Outcome) -> Kind:
         return "attention"
     if not outcome.ok:
         return "failure"
-    reached, asked = outcome.level, asked_level(config, outcome)
-    if reached is None or reached is Level.OFF or not is_lower(reached, asked):
-        return "success"
-    return "downgrade"
+    lower = (
+        is_lower(reached, asked_level(config, outcome.capture.policy, each["domain"], each["uuid"]))
+        for each in outcome.documents
+        if (reached := Level(each["level"])) is not Level.OFF
+    )
+    return "downgrade" if any(lower) else "success"
 
 
-def asked_level(config: Config, outcome: Outcome) -> Level:
+def asked_level(config: Config, policy_name: str, domain: str, uuid: str) -> Level:
     """The level that policy and domain ask for."""
-    capture = outcome.capture
-    policy = config.policy.get(capture.policy)
+    policy = config.policy.get(policy_name)
     level: str = policy.level if policy else "auto"
     if level == "auto":
-        level = config.settings(capture.domain, capture.uuid).level
+        level = config.settings(domain, uuid).level
     return Level.RAM if level == "auto" else Level(level)

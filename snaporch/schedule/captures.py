@@ -7,14 +7,15 @@ that is killed has its guardian.
 
 from __future__ import annotations
 
-import re
+import json
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from snaporch.errors import ExitCode
 from snaporch.model import Level
@@ -22,7 +23,6 @@ from snaporch.schedule.gate import Capture, Gate, GateClosedError
 
 Command = Callable[[Capture], list[str]]
 _PREFIX = "snaporch: "
-_RESULT = re.compile(rf"@\S+  ({'|'.join(Level)})  ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Outcome:
     text: str
     """Its result, or why there is none; one line."""
     notes: tuple[str, ...] = ()
+    documents: tuple[Mapping[str, Any], ...] = ()
+    """The snapshot of each domain, as ``snaporch snapshot --json`` prints it."""
 
     @property
     def ok(self) -> bool:
@@ -43,9 +45,10 @@ class Outcome:
 
     @property
     def level(self) -> Level | None:
-        """The level that was reached, by the line that `snaporch snapshot` prints."""
-        found = _RESULT.match(self.text.removeprefix(self.capture.domain)) if self.ok else None
-        return Level(found[1]) if found else None
+        """The lowest level that was reached by a domain that had anything to lose."""
+        reached = [Level(each["level"]) for each in self.documents]
+        running = [level for level in reached if level is not Level.OFF]
+        return max(running or reached, key=list(Level).index, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def snapshot_command(config: Path | None) -> Command:
     """The command line that takes a capture."""
 
     def command(capture: Capture) -> list[str]:
-        words = ["snapshot", capture.uuid, "--policy", capture.policy, "--quiet"]
+        words = ["snapshot", capture.uuid, "--policy", capture.policy, "--json", "--quiet"]
         return [*own_words(config), *words]
 
     return command
@@ -156,9 +159,26 @@ def _lines(err: str) -> list[str]:
     return [line.removeprefix(_PREFIX) for line in err.splitlines() if line.strip()]
 
 
+def _documents(out: str) -> tuple[Mapping[str, Any], ...]:
+    """One for each domain; a domain alone is no list."""
+    try:
+        printed = json.loads(out)
+    except ValueError:
+        return ()
+    return tuple(printed if isinstance(printed, list) else [printed])
+
+
+def _line(document: Mapping[str, Any]) -> str:
+    text = f"{document['domain']}@{document['snapshot']}  {document['level']}  {document['state']}"
+    pause = document["pause_ms"]
+    return text if pause is None else f"{text}  paused {pause:.0f} ms"
+
+
 def _outcome(capture: Capture, status: int, out: str, err: str) -> Outcome:
     lines = _lines(err)
     if status == ExitCode.OK:
-        return Outcome(capture, status, out.strip(), tuple(lines))
+        documents = _documents(out)
+        text = "\n".join(map(_line, documents)) or out.strip()
+        return Outcome(capture, status, text, tuple(lines), documents)
     last = lines.pop() if lines else f"ended with status {status} and without a word"
     return Outcome(capture, status, last.removeprefix(f"{capture.label}: "), tuple(lines))

@@ -12,11 +12,14 @@ AT = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
 WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
 
 
-def event(status=0, text="web@s  ram  complete  paused 1 ms", level="auto", own="auto", notes=()):
+def event(
+    status=0, text="web@s  ram  complete", *, level="auto", own="auto", reached=("ram",), notes=()
+):
     config = Config.model_validate(
         {"policy": {"hourly": {"every": "1h", "level": level}}, "defaults": {"level": own}}
     )
-    return event_of(config, Outcome(WEB, status, text, notes), "host", AT)
+    documents = [{"domain": "web", "uuid": "u", "level": each} for each in reached if not status]
+    return event_of(config, Outcome(WEB, status, text, notes, tuple(documents)), "host", AT)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +35,13 @@ def event(status=0, text="web@s  ram  complete  paused 1 ms", level="auto", own=
     ],
 )
 def test_what_a_snapshot_means(reached, level, own, kind):
-    found = event(text=f"web@s  {reached}  complete", level=level, own=own)
+    found = event(reached=(reached,), level=level, own=own)
     assert (found.kind, found.level) == (kind, reached)
+
+
+def test_the_worst_of_a_group_counts():
+    found = event(reached=("ram", "crash", "off"))
+    assert (found.kind, found.level) == ("downgrade", "crash")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,6 @@ def test_as_json():
         "policy": "hourly",
         "status": 0,
         "level": "ram",
-        "text": "web@s  ram  complete  paused 1 ms",
+        "text": "web@s  ram  complete",
         "notes": [],
     }

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import sys
@@ -8,13 +9,11 @@ from pathlib import Path
 import pytest
 from fakes.standing import RECORD
 
-from snaporch.cli.snapshots import _line as line_of
 from snaporch.config import Schedule
 from snaporch.model import Level
 from snaporch.schedule.captures import (
     Captures,
     ErrandDone,
-    Outcome,
     errand_command,
     snapshot_command,
 )
@@ -41,7 +40,7 @@ def test_the_command_names_everything(tmp_path):
     words = snapshot_command(tmp_path / "c.toml")(WEB)
     assert words[1:5] == ["-P", "-m", "snaporch", "--config"]
     assert words[5:] == [
-        str(tmp_path / "c.toml"), "snapshot", "u", "--policy", "hourly", "--quiet",
+        str(tmp_path / "c.toml"), "snapshot", "u", "--policy", "hourly", "--json", "--quiet",
     ]  # fmt: skip
     assert "--config" not in snapshot_command(None)(WEB)
 
@@ -112,15 +111,29 @@ def test_nothing_begins_after_the_stop():
     assert made.take(WEB).text == "not begun: asked to stop"
 
 
+def printed(tmp_path, *levels, single=False):
+    """What a child prints that has snapshotted a domain of each level."""
+    documents = [
+        replace(RECORD, domain=f"d{n}", level=level).as_json() for n, level in enumerate(levels)
+    ]
+    place = tmp_path / "printed"
+    place.write_text(json.dumps(documents[0] if single else documents))
+    return captures("import sys; print(open(sys.argv[1]).read())", str(place)).take(WEB)
+
+
 @pytest.mark.parametrize("level", list(Level))
-@pytest.mark.parametrize("name", ["web", "odd  ram  name@x"])
-def test_the_level_is_read_from_what_a_snapshot_prints(level, name):
-    record = replace(RECORD, domain=name, level=level)
-    capture = replace(WEB, domain=name)
-    assert Outcome(capture, 0, line_of(record)).level is level
-    assert Outcome(capture, 0, line_of(replace(record, ram_bytes=None))).level is level
+def test_the_level_is_read_from_what_a_snapshot_prints(tmp_path, level):
+    outcome = printed(tmp_path, level, single=True)
+    assert outcome.level is level
+    assert outcome.text == f"d0@{RECORD.snapshot}  {level}  complete  paused 250 ms"
 
 
-@pytest.mark.parametrize(("status", "text"), [(5, "web@s  ram  complete"), (0, ""), (0, "{}")])
-def test_without_such_a_line_there_is_no_level(status, text):
-    assert Outcome(WEB, status, text).level is None
+def test_the_level_of_a_group_is_the_worst_of_those_that_ran(tmp_path):
+    outcome = printed(tmp_path, Level.RAM, Level.CRASH, Level.OFF, Level.QUIESCED)
+    assert outcome.level is Level.CRASH
+    assert len(outcome.text.splitlines()) == 4
+    assert printed(tmp_path, Level.OFF, Level.OFF).level is Level.OFF
+
+
+def test_without_a_document_there_is_no_level():
+    assert captures("print('web@s  ram  complete')").take(WEB).level is None
