@@ -17,7 +17,7 @@ from snaporch.run.records import marked_records
 from snaporch.schedule.assign import Assignment, assign
 from snaporch.schedule.carried import note_carried, read_carried
 from snaporch.schedule.checks import Check, next_check
-from snaporch.schedule.retention import Taken, Verdict, judge
+from snaporch.schedule.retention import Taken, Verdict, judge, keep_together
 from snaporch.schedule.shipments import Shipment, next_shipment
 from snaporch.schedule.tries import CAPTURES, REPLICATIONS, VERIFICATIONS, Failed, read_failed
 from snaporch.schedule.when import Times, times, verify_times, zone_of
@@ -75,19 +75,38 @@ def look(context: Context, now: datetime, only: str | None = None) -> list[Outlo
         NotFoundError: there is no such domain.
     """
     hypervisor = context.hypervisor
-    domains = hypervisor.domains() if only is None else [hypervisor.domain(only)]
+    own = None if only is None else hypervisor.domain(only)
     survey = context.pool.survey()
-    wanted = {domain.uuid for domain in domains}
     snapshots: dict[str, list[PoolSnapshot]] = defaultdict(list)
     for snapshot in survey.snapshots:
-        if (uuid := snapshot.properties.get("uuid", "")) in wanted:
-            snapshots[uuid].append(snapshot)
+        snapshots[snapshot.properties.get("uuid", "")].append(snapshot)
+    if own is None:
+        domains = hypervisor.domains()
+    else:
+        others = (hypervisor.find(uuid) for uuid in _members_with(snapshots, own.uuid))
+        domains = [own, *(each for each in others if each is not None)]
     guids = frozenset(snapshot.guid for snapshot in survey.snapshots)
     memory = _Memory.of(context)
-    return [
+    outlooks = [
         _outlook(context, domain, snapshots[domain.uuid], survey, guids, memory, now)
         for domain in domains
     ]
+    verdicts = keep_together({each.domain.name: each.verdicts for each in outlooks})
+    return [
+        replace(each, verdicts=tuple(verdicts[each.domain.name]))
+        for each in outlooks
+        if own in (None, each.domain)
+    ]
+
+
+def _members_with(snapshots: Mapping[str, Sequence[PoolSnapshot]], uuid: str) -> set[str]:
+    """Domains that have snapshots of the same instants as this one."""
+    instants = {
+        other: {group for each in own if (group := each.properties.get("group", ""))}
+        for other, own in snapshots.items()
+    }
+    own = instants.pop(uuid, set())
+    return {other for other, groups in instants.items() if groups & own}
 
 
 def carried_out(context: Context, outlooks: Iterable[Outlook], now: datetime) -> None:
@@ -241,6 +260,7 @@ def _taken(record: SnapshotRecord, pinned: Mapping[str, str]) -> Taken:
         incomplete=not complete,
         pinned=pins[0] if pins else "",
         passed=record.verified.passed if record.verified else None,
+        group_run=record.group_run or "",
     )
 
 

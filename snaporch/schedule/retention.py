@@ -36,6 +36,8 @@ class Taken:
     """What keeps it from being destroyed: a hold or a clone."""
     passed: bool | None = None
     """What its verification said. One that failed stands for nothing."""
+    group_run: str = ""
+    """The same for those of several domains that are of one instant; empty for one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,27 @@ def judge(
     _keep_first((taken for taken in good if taken.good_ram), LAST_RAM, kept)
     _keep_first((taken for taken in good if taken.passed), LAST_PASSED, kept)
     return [_verdict(taken, policies, now, kept) for taken in ordered]
+
+
+def keep_together(judged: Mapping[str, Sequence[Verdict]]) -> dict[str, list[Verdict]]:
+    """Verdicts of several domains, by name, changed so that no instant of a group is torn apart.
+
+    What stays of one member stays of all; one that is incomplete keeps nobody else's.
+    """
+    stays: dict[str, str] = {}
+    for domain, verdicts in judged.items():
+        for verdict in verdicts:
+            if verdict.taken.group_run and not (verdict.delete or verdict.taken.incomplete):
+                stays.setdefault(verdict.taken.group_run, domain)
+    return {domain: [_with_others(each, stays) for each in own] for domain, own in judged.items()}
+
+
+def _with_others(verdict: Verdict, stays: Mapping[str, str]) -> Verdict:
+    other = stays.get(verdict.taken.group_run) if verdict.delete else None
+    if other is None:
+        return verdict
+    reason = f"of one instant with {other}'s, which stays"
+    return Verdict(verdict.taken, delete=False, reason=reason)
 
 
 def _keep_first(newest_first: Iterable[Taken], reason: str, kept: dict[str, list[str]]) -> None:

@@ -7,10 +7,12 @@ from fakes.schedule import HOURLY, NOW
 
 from snaporch.config import Schedule
 from snaporch.run.group import snapshot_group
+from snaporch.run.snapshot import take_snapshot
 from snaporch.schedule.captures import Outcome
 from snaporch.schedule.due import changed_by, due_captures
 from snaporch.schedule.gate import Capture, Gate
 from snaporch.schedule.outlook import look
+from snaporch.schedule.retire import retire
 from snaporch.schedule.when import times
 
 GROUP = {"pair": {"domains": ["web", "mail"]}}
@@ -75,3 +77,32 @@ def test_a_group_counts_as_all_its_domains():
         gate.limit(Schedule(jobs=9, jobs_per_pool=9))
         assert gate._room(other)
         assert not gate._room(member)
+
+
+def test_what_stays_of_a_group_is_of_one_instant(pair):
+    """A snapshot of one alone must not take the place of one of all."""
+    keep = {"hourly": {"every": "1h", "keep": {"last": 2}}}
+    pair.configure(policy=keep, defaults={"policies": ["hourly"]}, group=GROUP)
+    for _ in range(2):
+        snapshot_group(pair.context, "pair", name=None, wait=0, level="crash", policy="hourly")
+    alone = pair.context.hypervisor.domain("web")
+    take_snapshot(pair.context, alone, name=None, wait=0, level="crash", policy="hourly")
+    now = datetime.now(UTC) + timedelta(minutes=1)
+    outlooks = look(pair.context, now)
+    assert [verdict for each in outlooks for verdict in each.doomed] == []
+    web = next(each for each in outlooks if each.domain.name == "web")
+    assert web.verdicts[0].reason == "of one instant with mail's, which stays"
+    (again,) = look(pair.context, now, "web")
+    assert again.verdicts == web.verdicts
+    assert retire(pair.context, outlooks, now).deleted == []
+
+
+def test_an_instant_nobody_keeps_goes_everywhere(pair):
+    keep = {"hourly": {"every": "1h", "keep": {"last": 1}}}
+    pair.configure(policy=keep, defaults={"policies": ["hourly"]}, group=GROUP)
+    for _ in range(2):
+        snapshot_group(pair.context, "pair", name=None, wait=0, level="crash", policy="hourly")
+    now = datetime.now(UTC) + timedelta(minutes=1)
+    deleted = retire(pair.context, look(pair.context, now), now).deleted
+    assert sorted(domain for domain, _ in deleted) == ["mail", "web"]
+    assert len({verdict.taken.group_run for _, verdict in deleted}) == 1
