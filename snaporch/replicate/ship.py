@@ -262,18 +262,20 @@ class _Shipment:
         arrived, missing = [], []
         for record in whole:
             self._context.interrupt.check(self._name)
-            if record.run in there or not _has_bundle(record, members[record]):
-                self._mark_ours(members[record], record.run)
-                arrived.append(record)
-                continue
             with self._going_on():
-                if self._bundle(record):
-                    there |= {record.run}
+                has = record.run in there or not _has_bundle(record, members[record])
+                if not has and not self._bundle(record):
+                    missing.append(record)
+                    continue
+                there |= {record.run}
+                if self._is_unchanged(record):
                     self._mark_ours(members[record], record.run)
                     arrived.append(record)
-                else:
-                    missing.append(record)
         return arrived, missing
+
+    def _is_unchanged(self, record: SnapshotRecord) -> bool:
+        """Whether it still is what was copied; RAM that went into pages meanwhile comes next."""
+        return _manifest(self._context, record) == self._manifests[record.run]
 
     def _bundle(self, record: SnapshotRecord) -> bool:
         """Copy a bundle; False when it is not whole, or is pruned meanwhile."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from snaporch.model import SnapshotRecord
+from snaporch.model import BundleState, SnapshotRecord
 from snaporch.schedule.tries import Failed
 
 
@@ -44,7 +44,9 @@ def next_shipment(
     retry: timedelta,
     now: datetime,
 ) -> Shipment | None:
-    """When to copy to a replica; ``None`` while it has the newest snapshot that is wanted there.
+    """When to copy to a replica; ``None`` while it has every snapshot that is wanted there.
+
+    An older one whose bundle is not whole here can never arrive; the newest is asked for anyway.
 
     Args:
         policies: those that want their snapshots there.
@@ -53,15 +55,16 @@ def next_shipment(
         retry: how long after these the next try comes.
     """
     wanted = [record for record in records if record.policy in set(policies)]
-    if not wanted or replica in wanted[-1].replicated:
-        return None
-    newest = wanted[-1]
-    last = last_arrived(replica, records)
     waiting = [
         record.created
         for record in wanted
-        if replica not in record.replicated and (last is None or record.created > last)
-    ] or [newest.created]
+        if replica not in record.replicated
+        and (record is wanted[-1] or record.state is BundleState.COMPLETE)
+    ]
+    if not waiting:
+        return None
+    newest = wanted[-1]
+    last = last_arrived(replica, records)
     reason = f"{len(waiting)} not there yet" if last else "nothing is there yet"
     found = Shipment(newest.domain, newest.uuid, replica, now, reason, last, min(waiting))
     before = failed.get(found.key)

@@ -2,6 +2,7 @@ import shutil
 from contextlib import suppress
 
 import pytest
+from fakes import streams
 from fakes.hooks import failing, failing_once
 from fakes.replica import FakeReplica
 
@@ -13,6 +14,7 @@ from snaporch.replicate.destination import ReplicaError
 from snaporch.replicate.ship import replication_lock_name, ship
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
+from snaporch.run.pages import into_pages
 from snaporch.run.records import all_records
 from snaporch.run.snapshot import take_snapshot
 
@@ -466,3 +468,24 @@ def test_nothing_of_the_journal_or_the_guest_is_touched(shop):
     with suppress(ReplicaError):
         shop.ship()
     assert shop.world.is_as_it_was()
+
+
+def test_a_bundle_that_went_into_pages_meanwhile_is_not_there_yet(shop):
+    """The copy has no snapshot of the pages: those were not wanted when it began."""
+    shop.world.guest().ram = streams.guest_stream()
+    (record,) = shop.take("s1")
+    shop.world.with_pages()
+    shop.configure()
+    real = shop.there.store
+
+    def meanwhile(source, reference):
+        into_pages(shop.context, shop.records()[0])
+        real(source, reference)
+
+    shop.there.store = meanwhile
+    assert names(shop.ship()) == []
+    assert shop.replicated() == {"s1": ()}
+    del shop.there.store
+    assert names(shop.ship()) == ["s1"]
+    pages = f"tank/ram/{record.uuid}@s1"
+    assert pages in shop.there.names()

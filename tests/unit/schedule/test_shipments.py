@@ -5,6 +5,7 @@ import pytest
 from fakes.schedule import NOW
 from fakes.standing import RECORD
 
+from snaporch.model import BundleState
 from snaporch.schedule.shipments import last_arrived, next_shipment
 from snaporch.schedule.tries import Failed
 
@@ -32,15 +33,23 @@ def test_at_once_when_nothing_has_arrived():
     assert found.due(NOW)
 
 
-def test_nothing_once_the_newest_is_there():
-    assert wanted([taken(3), taken(2, "nas", "usb")]) is None
+def test_nothing_once_all_are_there():
+    assert wanted([taken(3, "nas"), taken(2, "nas", "usb")]) is None
 
 
-def test_what_came_since_counts():
+def test_an_older_one_that_did_not_arrive_is_still_wanted():
     found = wanted([taken(4), taken(3, "nas"), taken(2), taken(1, policy="other"), taken(1)])
-    assert found.reason == "2 not there yet"
+    assert found.reason == "3 not there yet"
     assert found.last == NOW - timedelta(hours=3)
-    assert found.since == NOW - timedelta(hours=2)
+    assert found.since == NOW - timedelta(hours=4)
+    found = wanted([taken(3), taken(2, "nas")])
+    assert (found.reason, found.since) == ("1 not there yet", NOW - timedelta(hours=3))
+
+
+def test_an_older_one_that_is_not_whole_can_never_arrive():
+    torn = replace(taken(3), state=BundleState.MISSING)
+    assert wanted([torn, taken(2, "nas")]) is None
+    assert wanted([taken(3, "nas"), replace(taken(2), state=BundleState.MISSING)]) is not None
 
 
 def test_another_policys_newest_is_no_reason():
