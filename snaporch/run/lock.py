@@ -26,7 +26,8 @@ RECOVERING = "recover"
 PRUNING = "prune"
 SCHEDULE = "schedule"
 """The lock, by name and UUID, of whoever carries policies out."""
-_BRIEF = (RECOVERING, PRUNING)
+RETENTION = "retention"
+_BRIEF = (RECOVERING, PRUNING, RETENTION)
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
         patience(attempt)
     except RetryError as error:
         raise BusyError(
-            name, f"held by {_holder(descriptor)}", "try again, or use --wait"
+            name, f"held by {_holder(descriptor)}", "see: snaporch status; try again, or use --wait"
         ) from error
 
 
@@ -142,7 +143,6 @@ def _anyway(holder: Holder | None) -> float:
 
 
 def _holder(descriptor: int) -> str:
+    """Without a time or a process: who is told again and again, is told the same."""
     told = _told(descriptor)
-    if told is None or not told.alive:
-        return "another run"
-    return f"{told.doing} (pid {told.pid}, since {told.since})"
+    return told.doing if told is not None and told.alive else "another run"

@@ -12,7 +12,7 @@ from snaporch.pool import PoolError
 from snaporch.prune.prune import prune
 from snaporch.replicate.ship import replication_lock_name
 from snaporch.run.context import Context
-from snaporch.run.lock import domain_lock
+from snaporch.run.lock import RETENTION, domain_lock
 from snaporch.schedule.outlook import Outlook, look
 from snaporch.schedule.retention import Verdict
 
@@ -49,7 +49,7 @@ def _retire(context: Context, outlook: Outlook, now: datetime, done: Retired) ->
     runtime, interrupt = context.config.paths.runtime, context.interrupt
 
     def hold(uuid: str) -> AbstractContextManager[None]:
-        return domain_lock(runtime, domain.name, uuid, "retention", wait=0, interrupt=interrupt)
+        return domain_lock(runtime, domain.name, uuid, RETENTION, wait=0, interrupt=interrupt)
 
     with hold(domain.uuid), hold(replication_lock_name(domain.uuid)):
         # What was seen before the lock was held may have been rolled away meanwhile.

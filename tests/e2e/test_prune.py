@@ -248,7 +248,7 @@ def test_a_run_under_way_keeps_all_of_its_domain(guest, tmp_path):
         outcome = snaporch("prune", guest.name, "--json")
         told = {Path(item["path"]): item for item in outcome.json["items"]}
         assert told[partial]["reason"] == "its run is under way"
-        assert f"held by snapshot (pid {process.pid}" in told[lost]["reason"]
+        assert "held by snapshot" in told[lost]["reason"]
         assert partial.is_dir()
         assert lost.is_dir()
         process.kill()

@@ -11,7 +11,7 @@ import pytest
 from snaporch.errors import BusyError, InterruptedRunError, UnavailableError
 from snaporch.run import lock as lock_module
 from snaporch.run.context import Interrupt
-from snaporch.run.lock import PRUNING, RECOVERING, domain_lock
+from snaporch.run.lock import PRUNING, RECOVERING, RETENTION, domain_lock
 
 HOLD = """
 import sys
@@ -74,7 +74,8 @@ def test_a_free_domain_is_held_and_given_back(runtime):
 def test_another_process_makes_it_busy_and_is_named(runtime, other):
     with pytest.raises(BusyError) as caught, lock(runtime):
         pass
-    assert f"web: held by restore (pid {other.pid}, since 20" in str(caught.value)
+    assert str(caught.value).startswith("web: held by restore; ")
+    assert str(other.pid) not in str(caught.value)  # or it would be news each time
     assert "--wait" in str(caught.value)
 
 
@@ -116,9 +117,16 @@ def test_the_end_of_pruning_is_waited_for_without_being_asked(runtime):
             assert pruning.wait(5) == 0
 
 
+def test_the_end_of_retention_is_waited_for_without_being_asked(runtime):
+    with holder(runtime, RETENTION) as retention:
+        threading.Timer(0.1, retention.stdin.close).start()
+        with lock(runtime):
+            assert retention.wait(5) == 0
+
+
 def test_a_recovery_that_hangs_is_not_waited_for_for_ever(runtime, recovery, monkeypatch):
     monkeypatch.setattr(lock_module, "_BRIEF_SECONDS", 0.1)
-    with pytest.raises(BusyError, match=f"held by recover .pid {recovery.pid}"), lock(runtime):
+    with pytest.raises(BusyError, match="held by recover"), lock(runtime):
         pass
 
 
