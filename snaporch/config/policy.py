@@ -62,6 +62,12 @@ def _refresh(text: str) -> str:
     return text
 
 
+def _retry(text: str) -> str:
+    if span(text) < timedelta(minutes=1):
+        raise ValueError("must be a minute or more")
+    return text
+
+
 def _every(text: str) -> str:
     if text and span(text) < timedelta(minutes=1):
         raise ValueError("must be a minute or more")
@@ -300,6 +306,6 @@ class Schedule(_Section):
         description="How often the daemon looks anew which domains, policies and snapshots there "
         "are.",
     )
-    retry: Span = Field(
+    retry: Annotated[str, AfterValidator(_retry)] = Field(
         default="10m", description="How long after a failed run the next try comes."
     )

@@ -2,7 +2,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from snaporch.config.policy import Keep, cron_trigger, span
+from snaporch.config.policy import Keep, Schedule, cron_trigger, span
 
 MONDAY = datetime(2026, 6, 1, tzinfo=UTC)
 
@@ -68,3 +68,9 @@ def test_what_is_no_weekday(field):
 
 def test_rules_are_named():
     assert Keep(hourly=24, yearly=1).describe() == "hourly=24 yearly=1"
+
+
+@pytest.mark.parametrize("text", ["0m", "59s"])
+def test_a_try_is_not_made_again_at_once(text):
+    with pytest.raises(ValueError, match="must be a minute or more"):
+        Schedule(retry=text)
