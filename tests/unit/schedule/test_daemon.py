@@ -483,10 +483,12 @@ def test_a_full_disk_keeps_nothing_from_being_deleted_nor_a_try_from_waiting(
 def test_a_clock_that_is_put_forward_wakes_it(scheduled, serving, told, monkeypatch):
     scheduled.taken(datetime.now(UTC))
     ahead = timedelta(0)
+    asked = queue.SimpleQueue()
 
     class Clock(datetime):
         @classmethod
         def now(cls, zone=None):
+            asked.put(threading.current_thread().name)
             return datetime.now(zone) + ahead
 
     monkeypatch.setattr("apscheduler.schedulers.base.datetime", Clock)
@@ -494,6 +496,8 @@ def test_a_clock_that_is_put_forward_wakes_it(scheduled, serving, told, monkeypa
     with serving() as daemon:
         daemon.thread.start()
         told("STATUS=1 to come")
-        ahead = timedelta(hours=2)
+        while heard(asked, seconds=1):
+            pass
+        ahead = timedelta(hours=2)  # the scheduler sleeps until a time of the clock before
         daemon.reload()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
