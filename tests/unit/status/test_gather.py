@@ -296,7 +296,7 @@ def test_a_domain_that_shall_have_no_policy_any_more(scheduled, standing):
 
 def test_a_name_in_a_policy_that_nobody_has(scheduled, standing):
     domains = {"hourly": HOURLY | {"domains": ["web", "wbe", "x-*"]}}
-    scheduled.configure(policy=domains, domain={"mial": {"policies": ["hourly"]}})
+    scheduled.configure(policy=domains, domain={"shop-x": {"policies": ["hourly"]}})
     scheduled.hours_ago(0)
     found = judge(standing(), scheduled.context.config.status)
     assert [(each.code, each.subject) for each in found] == [
