@@ -49,10 +49,10 @@ def codes(outcome):
 
 def test_a_first_snapshot_that_nobody_takes_is_trouble(guest):
     outcome = snaporch("status", "--json")
-    assert (outcome.status, codes(outcome)) == (10, ["nobody"])
+    assert (outcome.status, codes(outcome)) == (10, ["never", "nobody"])
     line = snaporch("status", "--nagios")
-    assert line.status == 1
-    assert line.out.startswith("SNAPORCH WARNING - policies: snapshots are due")
+    assert line.status == 2
+    assert line.out.startswith("SNAPORCH CRITICAL - stood: weekly: no snapshot that counts")
 
 
 def test_a_run_under_way_is_seen_and_a_killed_one_is_cut_short(guest, tmp_path):
