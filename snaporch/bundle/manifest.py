@@ -100,6 +100,10 @@ class DiskEntry(_Frozen):
     source: str | None = None
     format: str
     dataset: str | None = None
+    inside: str | None = Field(
+        default=None, description="its real path below the mount point of a file system"
+    )
+    partition: int | None = Field(default=None, description="of a volume: its number")
     left_out: str | None = Field(default=None, description="why it is not in the snapshot")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import libvirt
 
 from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor.passthrough import unknown_argument
 from snaporch.hypervisor.protocol import Blocker
 from snaporch.model import Disk, Domain, DomainState, Strategy
 
@@ -25,6 +26,7 @@ def find_blockers(handle: Any, domain: Domain) -> list[Blocker]:
     root = domain_xml.parse(domain.live_xml)
     found = list(_of_state(domain))
     found += _of_devices(root)
+    found += _of_arguments(root)
     found += [blocker for disk in domain.disks for blocker in _of_disk(disk)]
     found += _of_jobs(handle, root)
     if not domain_xml.agent_connected(root):
@@ -69,6 +71,13 @@ def _of_devices(root: Any) -> Iterator[Blocker]:
             yield Blocker(
                 _RAM, "its CPU has invtsc without a frequency", "add <timer name='tsc' frequency=…>"
             )
+
+
+def _of_arguments(root: Any) -> Iterator[Blocker]:
+    argument = unknown_argument(root)
+    if argument is not None:
+        reason = f"QEMU gets {argument} past libvirt, which would be in no snapshot"
+        yield Blocker(_RAM, reason, "take it out of <qemu:commandline>")
 
 
 def _of_disk(disk: Disk) -> Iterator[Blocker]:

@@ -22,10 +22,12 @@ from snaporch.hypervisor.commit import commit_overlays
 from snaporch.hypervisor.events import DomainEvents, start_event_loop, tell_changes
 from snaporch.hypervisor.fitness import find_misfit
 from snaporch.hypervisor.inventory import DomainReader
+from snaporch.hypervisor.openfiles import open_files_of
 from snaporch.hypervisor.protocol import (
     Blocker,
     CaptureRequest,
     HypervisorError,
+    OpenFile,
     OverlayDisk,
     Patience,
     Pause,
@@ -312,9 +314,13 @@ class LibvirtHypervisor:
         with self._explained(uuid, "start"):
             self._handle(uuid).createWithFlags(flag)
 
-    def create(self, xml: str) -> None:
+    def create(self, xml: str, *, paused: bool) -> None:
+        flag = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
         with self._explained("domain XML", "start"):
-            self._conn().createXML(xml, 0)
+            self._conn().createXML(xml, flag)
+
+    def open_files(self, uuid: str) -> list[OpenFile]:
+        return open_files_of(uuid)
 
     def undefine(self, uuid: str) -> None:
         with contextlib.suppress(NotFoundError), self._explained(uuid, "undefine"):

@@ -6,6 +6,7 @@ passes the same contract test.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -128,6 +129,16 @@ class Vitals:
     state: DomainState
     vcpu_ns: int
     """CPU time that its virtual CPUs have had, in nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """What a file descriptor of an emulator refers to."""
+
+    path: str
+    """As the kernel tells it (proc(5), ``/proc/pid/fd``)."""
+    status: os.stat_result
+    writable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +297,15 @@ class Hypervisor(Protocol):
     def start(self, uuid: str, *, paused: bool) -> None:
         """Boot a domain from its definition."""
 
-    def create(self, xml: str) -> None:
+    def create(self, xml: str, *, paused: bool) -> None:
         """Boot a transient domain: when it ends, libvirt forgets it."""
+
+    def open_files(self, uuid: str) -> list[OpenFile]:
+        """Everything the emulator of an active domain has open.
+
+        Raises:
+            UnavailableError: it cannot be found, or not looked at.
+        """
 
     def undefine(self, uuid: str) -> None:
         """Forget a domain that is off, with its managed save and UEFI variables; its disks stay.

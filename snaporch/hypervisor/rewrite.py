@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from snaporch.errors import RefusedError
+from snaporch.hypervisor.passthrough import unknown_argument
 from snaporch.hypervisor.xml import disk_element, parse, text
 
 NAMESPACE = "urn:snaporch:clone:1"
@@ -34,6 +35,10 @@ _SPACE = re.compile(r"\s*")
 ElementTree.register_namespace("snaporch", NAMESPACE)
 
 
+class SharedError(RefusedError):
+    """A clone would share something with the original, or with another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a disk of the clone is."""
@@ -41,6 +46,14 @@ class Place:
     path: str
     kind: str
     """libvirt's ``<disk type=…>``: file or block."""
+    format: str = "raw"
+    below: Place | None = None
+    """Its backing file."""
+
+    @property
+    def chain(self) -> tuple[Place, ...]:
+        """All that is below it, the nearest first."""
+        return (self.below, *self.below.chain) if self.below is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +98,16 @@ def rewrite(xml: str, identity: Identity) -> Rewritten:
     """The XML of the clone.
 
     Raises:
-        RefusedError: it would share something that cannot be shared, and that it cannot do without.
+        SharedError, RefusedError: it would share something that cannot be shared, and that it
+            cannot do without.
     """
     root = parse(xml)
+    if (argument := unknown_argument(root)) is not None:
+        raise SharedError(
+            identity.of,
+            f"its XML passes {argument} on to QEMU, which may be in use by the original",
+            "take it out of <qemu:commandline>",
+        )
     _name(root, identity)
     missing = _disks(root, identity) + _host_devices(root, identity)
     _firmware(root, identity)
@@ -178,6 +198,16 @@ def _point_at(element: Element, place: Place) -> None:
     for name in ("source", "backingStore", "mirror"):
         for old in element.findall(name):
             element.remove(old)
+    _add_source(element, place)
+    above = element
+    for below in place.chain:
+        above = SubElement(above, "backingStore", type=below.kind)
+        SubElement(above, "format", type=below.format)
+        _add_source(above, below)
+    SubElement(above, "backingStore")  # nothing below that, whatever a header says
+
+
+def _add_source(element: Element, place: Place) -> None:
     SubElement(element, "source", {"file" if place.kind == "file" else "dev": place.path})
 
 

@@ -96,6 +96,11 @@ def mount_point_of(dataset: str) -> Path:
     raise NotOnZfsError(dataset, "is not mounted", f"zfs mount {dataset}")
 
 
+def volume_link(volume: str) -> Path:
+    """The link to the device of a volume, as ``zvol_id`` of OpenZFS writes it."""
+    return _LINKS / volume.replace(" ", "+")
+
+
 def volume_node(volume: str, seconds: float = _NODE_SECONDS) -> Path:
     """The block device of a volume, once its link is there and is the right one.
 
@@ -106,7 +111,7 @@ def volume_node(volume: str, seconds: float = _NODE_SECONDS) -> Path:
     Raises:
         NotOnZfsError: it did not appear in time.
     """
-    link = _LINKS / volume.replace(" ", "+")  # as zvol_id of OpenZFS writes them
+    link = volume_link(volume)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if _is_node_of(link, volume):
@@ -159,6 +164,36 @@ def _volume_name(path: str, rdev: int) -> str:
     if "@" in name:
         raise NotOnZfsError(path, f"the read-only snapshot {name}")
     return name
+
+
+def inside(path: str, dataset: Dataset) -> str | None:
+    """The real path of an image below the mount point of its file system; ``None`` for a volume.
+
+    Also ``None`` where it cannot be told: a path by way of a bind mount.
+    """
+    if dataset.kind is DatasetKind.VOLUME:
+        return None
+    real = Path(os.path.realpath(path))
+    with suppress(NotOnZfsError):
+        root = mount_point_of(dataset.name)
+        if real.is_relative_to(root):
+            return str(real.relative_to(root))
+    return None
+
+
+def partition(path: str) -> int | None:
+    """The number of the partition that a path is; ``None`` for anything else.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    status = os.stat(path)
+    if not stat.S_ISBLK(status.st_mode):
+        return None
+    device = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    with suppress(FileNotFoundError):
+        return int(Path(f"/sys/dev/block/{device}/partition").read_text())
+    return None
 
 
 def _whole_disk(rdev: int) -> str | None:

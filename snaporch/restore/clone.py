@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch.bundle.manifest import DiskEntry, Part, Role
+from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.ramcopy import copy_with_xml, read_preface
 from snaporch.bundle.store import write_private
 from snaporch.errors import RefusedError, RunFailedError, UsageError
@@ -38,8 +38,10 @@ from snaporch.restore.clones import (
     workplace,
 )
 from snaporch.restore.fitness import available_memory as memory_available
+from snaporch.restore.images import ClonedDataset, Images
+from snaporch.restore.ownfiles import check_own_files
 from snaporch.restore.pages import image_bytes, make_image
-from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
+from snaporch.restore.source import Source, check_whole_disks, kinds, path_inside
 from snaporch.run.context import Context
 
 RAM_COPY = "ram.save"
@@ -140,6 +142,7 @@ def check_clone(context: Context, source: Source, wish: Wish) -> None:
             raise RefusedError(made, "is too long for the name of a dataset", "take a shorter name")
     if not source.disks:
         raise RefusedError(source.thing, "has no disks")
+    check_whole_disks(source.thing, source.disks)
     for disk in source.disks:
         if existing.get(disk.dataset or "") is DatasetKind.FILESYSTEM:
             path_inside(disk)
@@ -283,16 +286,6 @@ def _identity(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ClonedDataset:
-    """A clone of one dataset of the snapshot."""
-
-    name: str
-    kind: DatasetKind
-    root: Path
-    """Where it is mounted, or its device node."""
-
-
 def clone_dataset(
     context: Context, source: Source, name: str, purpose: Purpose, uuid: str, dataset: str
 ) -> ClonedDataset:
@@ -323,22 +316,9 @@ def _clone_disks(
         name: clone_dataset(context, source, wish.name, wish.purpose, uuid, name)
         for name in (member.dataset for member in source.members)
     }
-    places = {disk.target: place_of(disk, made[disk.dataset or ""]) for disk in source.disks}
+    images = Images(context, source, made)
+    places = {disk.target: images.place_of(disk) for disk in source.disks}
     return {origin: cloned.name for origin, cloned in made.items()}, places
-
-
-def place_of(disk: DiskEntry, cloned: ClonedDataset) -> Place:
-    """Where a disk is in the clone of its dataset.
-
-    Raises:
-        NotWholeError: it is not there.
-    """
-    if cloned.kind is DatasetKind.VOLUME:
-        return Place(str(cloned.root), "block")
-    path = cloned.root / path_inside(disk)
-    if not path.is_file():
-        raise NotWholeError(f"{disk.target} ({path})", "the image is not in the snapshot")
-    return Place(str(path), "file")
 
 
 def _copy_state(source: Source, identity: Identity) -> None:
@@ -382,7 +362,8 @@ def _bring_up(
         _resume(context, source, wish, identity, leading.xml)
     elif wish.purpose is not Purpose.CLONE:
         context.progress.step(wish.name, "booting")
-        context.hypervisor.create(leading.xml)
+        context.hypervisor.create(leading.xml, paused=True)
+        _let_run(context, source, identity, running=True)
 
 
 def _resume(context: Context, source: Source, wish: Wish, identity: Identity, xml: str) -> None:
@@ -395,6 +376,20 @@ def _resume(context: Context, source: Source, wish: Wish, identity: Identity, xm
         copy_with_xml(source.directory / part.name, image, xml)
     context.interrupt.check(wish.name)
     context.progress.step(wish.name, "resuming from RAM")
-    running = source.manifest.was_running or wish.purpose is not Purpose.CLONE
-    context.hypervisor.restore(image, running=running)
+    context.hypervisor.restore(image, running=False)
     image.unlink()
+    running = source.manifest.was_running or wish.purpose is not Purpose.CLONE
+    _let_run(context, source, identity, running=running)
+
+
+def _let_run(context: Context, source: Source, identity: Identity, *, running: bool) -> None:
+    """When everything that its emulator has open is its own.
+
+    Looked at again afterwards: QEMU may open something for writing only when the guest runs.
+    """
+    nodes = [Path(place.path) for place in identity.disks.values() if place.kind == "block"]
+    directory = Path(identity.files)
+    check_own_files(context, source.thing, identity.uuid, directory, nodes)
+    if running:
+        context.hypervisor.resume(identity.uuid)
+        check_own_files(context, source.thing, identity.uuid, directory, nodes)

@@ -6,8 +6,8 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from snaporch.bundle.manifest import DiskEntry
@@ -15,10 +15,18 @@ from snaporch.bundle.store import sync_directory
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.model import DatasetKind
 from snaporch.pool import resolver
+from snaporch.restore.beneath import open_beneath
 from snaporch.restore.clone import clone_dataset
 from snaporch.restore.clones import Purpose, workplace
 from snaporch.restore.extracted import Extracted, check_destination
-from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
+from snaporch.restore.header import HeaderError, read_qcow2
+from snaporch.restore.source import (
+    NotWholeError,
+    Source,
+    check_whole_disks,
+    kinds,
+    path_inside,
+)
 from snaporch.run.context import Context
 
 _BLOCK = 1 << 20
@@ -41,6 +49,7 @@ def choose_disks(source: Source, target: str | None, to: Path) -> list[tuple[Dis
         raise RefusedError(
             source.thing, f"has several disks ({names})", "choose with --disk, or name a directory"
         )
+    check_whole_disks(source.thing, disks)
     chosen = [(disk, to / _name(source, disk) if to.is_dir() else to) for disk in disks]
     for _, path in chosen:
         check_destination(path)
@@ -59,6 +68,7 @@ def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extr
 
     Raises:
         NotWholeError: the image is not in the snapshot.
+        LeadsOutError: a link leads out of the snapshot.
         RunFailedError: it could not be read or written; nothing is left of it.
     """
     assert disk.dataset is not None
@@ -69,40 +79,48 @@ def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extr
                 cloned = clone_dataset(
                     context, source, f"extract-{uuid[:8]}", Purpose.EXTRACT, uuid, disk.dataset
                 )
-                _copy(context, source, cloned.root, to)
+                with cloned.root.open("rb", buffering=0) as reading:
+                    _copy(context, source, reading, to)
         else:
-            _copy(context, source, _in_snapshot(source, disk), to)
+            with _in_snapshot(source, disk) as reading:
+                _copy(context, source, reading, to)
     except OSError as error:
         reason = f"{error.filename or to}: {error.strerror}"
         raise RunFailedError(
             source.thing, f"{disk.target} could not be copied ({reason})"
         ) from error
     status = to.stat()
-    _warn_of_backing_file(context, source, disk, to)
+    _warn_of_others(context, source, disk, to)
     return Extracted(disk.target, str(to), disk.format, status.st_size, status.st_blocks * 512)
 
 
-def _in_snapshot(source: Source, disk: DiskEntry) -> Path:
-    root = resolver.mount_point_of(disk.dataset or "")
-    name = source.member(disk.dataset or "").name
-    path = root / ".zfs" / "snapshot" / name / path_inside(disk)
-    if not path.is_file():
-        raise NotWholeError(f"{disk.target} ({path})", "the image is not in the snapshot")
-    return path
+@contextmanager
+def _in_snapshot(source: Source, disk: DiskEntry) -> Iterator[BinaryIO]:
+    """The image as it was, by no link that leads out of the snapshot."""
+    home = resolver.mount_point_of(disk.dataset or "")
+    root = home / ".zfs" / "snapshot" / source.member(disk.dataset or "").name
+    path = PurePosixPath(path_inside(disk))
+    try:
+        found = open_beneath(root, path, PurePosixPath(home))
+        with found as beneath, open(beneath.descriptor, "rb", buffering=0, closefd=False) as image:
+            yield image
+    except FileNotFoundError as error:
+        raise NotWholeError(
+            f"{disk.target} ({root / path})", "the image is not in the snapshot"
+        ) from error
 
 
-def _copy(context: Context, source: Source, origin: Path, to: Path) -> None:
+def _copy(context: Context, source: Source, reading: BinaryIO, to: Path) -> None:
     """Under another name until it is whole and on stable storage."""
     partial = to.with_name(f".{to.name}.partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
-        with origin.open("rb", buffering=0) as reading:
-            size = reading.seek(0, os.SEEK_END)
-            _check_room(reading, size, to)
-            with os.fdopen(os.open(partial, flags, 0o600), "wb", buffering=0) as writing:
-                _copy_data(context, source, reading, writing, size)
-                writing.truncate(size)
-                os.fsync(writing.fileno())
+        size = reading.seek(0, os.SEEK_END)
+        _check_room(reading, size, to)
+        with os.fdopen(os.open(partial, flags, 0o600), "wb", buffering=0) as writing:
+            _copy_data(context, source, reading, writing, size)
+            writing.truncate(size)
+            os.fsync(writing.fileno())
         partial.rename(to)
         sync_directory(to.parent)
     except BaseException:
@@ -125,12 +143,27 @@ def _copy_data(
     for start, end in _extents(reading.fileno(), size):
         for offset in range(start, end, _BLOCK):
             context.interrupt.check(source.thing)
-            block = os.pread(reading.fileno(), min(_BLOCK, end - offset), offset)
+            block = _read(reading.fileno(), min(_BLOCK, end - offset), offset)
             for inner in range(0, len(block), _GRAIN):
                 grain = block[inner : inner + _GRAIN]
                 if grain != zeros[: len(grain)]:
                     _write(writing.fileno(), grain, offset + inner)
             context.progress.amount(source.thing, offset + len(block), size)
+
+
+def _read(descriptor: int, length: int, offset: int) -> bytes:
+    """All of it, or an error: a read that ends at a damaged block gives what lies before it.
+
+    Raises:
+        OSError: something of it cannot be read, or is not there.
+    """
+    block = b""
+    while len(block) < length:
+        more = os.pread(descriptor, length - len(block), offset + len(block))
+        if not more:
+            raise OSError(errno.EIO, f"nothing can be read at byte {offset + len(block)}")
+        block += more
+    return block
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:
@@ -163,13 +196,18 @@ def _seek_data(descriptor: int, position: int, size: int) -> int:
         raise
 
 
-def _warn_of_backing_file(context: Context, source: Source, disk: DiskEntry, to: Path) -> None:
-    """A qcow2 image may need another (docs/interop/qcow2.txt of QEMU: bytes 8 to 15)."""
+def _warn_of_others(context: Context, source: Source, disk: DiskEntry, to: Path) -> None:
+    """An image may need another."""
     if disk.format != "qcow2":
         return
     with to.open("rb") as image:
-        head = image.read(16)
-    if head[:4] == b"QFI\xfb" and any(head[8:16]):
-        context.progress.note(
-            source.thing, f"{to} has a backing file, which is not copied; see `qemu-img info`"
-        )
+        try:
+            names = read_qcow2(image.fileno())
+        except HeaderError as error:
+            context.progress.note(source.thing, f"{to} {error}")
+            return
+    for what, name in (("backing file", names.backing), ("data file", names.data_file)):
+        if name is not None:
+            context.progress.note(
+                source.thing, f"{to} has a {what}, which is not copied; see `qemu-img info`"
+            )

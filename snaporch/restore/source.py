@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,13 +157,15 @@ def kinds(context: Context) -> dict[str, DatasetKind]:
 
 
 def path_inside(disk: DiskEntry) -> Path:
-    """Where an image lies below the mount point of its dataset.
+    """Where an image lies below the mount point of its dataset: as it was then, if that is known.
 
     Raises:
         RefusedError: the dataset is not mounted where it was, so nobody can tell.
     """
     assert disk.dataset is not None
     assert disk.source is not None
+    if disk.inside is not None:
+        return Path(disk.inside)
     try:
         root = resolver.mount_point_of(disk.dataset)
     except resolver.NotOnZfsError as error:
@@ -175,3 +178,27 @@ def path_inside(disk: DiskEntry) -> Path:
         f"is not below {root}, where {disk.dataset} is mounted now",
         "mount the dataset where it was",
     )
+
+
+def partition_of(disk: DiskEntry) -> int | None:
+    """The partition that a disk is, as it was then or, if nobody noted it, as it is now."""
+    if disk.inside is not None or disk.source is None:
+        return None
+    with suppress(OSError):
+        return disk.partition or resolver.partition(disk.source)
+    return disk.partition
+
+
+def check_whole_disks(thing: str, disks: Iterable[DiskEntry]) -> None:
+    """Refuse disks that are partitions: a clone of the volume has no device for each.
+
+    Raises:
+        RefusedError: one is.
+    """
+    for disk in disks:
+        if (number := partition_of(disk)) is not None:
+            raise RefusedError(
+                thing,
+                f"its disk {disk.target} is partition {number} of {disk.dataset}, not all of it",
+                f"zfs clone the snapshot of {disk.dataset}, and use the partition of that",
+            )

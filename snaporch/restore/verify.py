@@ -11,16 +11,22 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramimage import read_header
-from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
+from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
 from snaporch.hypervisor import HypervisorError
-from snaporch.hypervisor.rewrite import NO_NETWORK
+from snaporch.hypervisor.rewrite import NO_NETWORK, SharedError
 from snaporch.model import Reached, SnapshotRecord, Verdict
 from snaporch.pool import PREFIX
 from snaporch.restore.clone import Clone, Wish, build, check_clone
 from snaporch.restore.clones import Purpose, workplace
 from snaporch.restore.life import LifeError, run_script, wait_for_agent, wait_for_cpus
 from snaporch.restore.pages import check_pages
-from snaporch.restore.source import NotWholeError, Source, members_of, whole_source
+from snaporch.restore.source import (
+    NotWholeError,
+    Source,
+    members_of,
+    partition_of,
+    whole_source,
+)
 from snaporch.run.context import Context
 from snaporch.run.records import marked_by
 
@@ -102,8 +108,8 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
         _check_sums(context, source, outcome)
         reason = _stays_on_paper(source, ordeal)
         if reason is None:
-            _check_life(context, source, ordeal, outcome)
-        else:
+            reason = _check_life(context, source, ordeal, outcome)
+        if reason is not None:
             outcome.prove(context, f"not run: {reason}")
         outcome.passed = True
     except (NotWholeError, LifeError) as error:
@@ -141,6 +147,8 @@ def _stays_on_paper(source: Source, ordeal: Ordeal) -> str | None:
         return "of a transient domain, without RAM"
     if not source.disks:
         return "it has no disks"
+    if parts := [disk.target for disk in source.disks if partition_of(disk) is not None]:
+        return f"its disk {parts[0]} is a partition of a volume"
     apart = [disk for disk in source.manifest.disks if disk.left_out and _is_written(disk.left_out)]
     if apart and source.has_ram:
         return f"its disk {apart[0].target} is not in the snapshot"
@@ -152,18 +160,25 @@ def _is_written(reason: str) -> bool:
     return not reason.startswith(("removable", "read-only"))
 
 
-def _check_life(context: Context, source: Source, ordeal: Ordeal, outcome: Verification) -> None:
+def _check_life(
+    context: Context, source: Source, ordeal: Ordeal, outcome: Verification
+) -> str | None:
+    """Run a clone; why it cannot be run beside the original, if so."""
     name = f"{source.record.domain}-verify-{secrets.token_hex(4)}"
     wish = Wish(name, resumed=source.has_ram, network=NO_NETWORK, purpose=Purpose.VERIFY)
-    check_clone(context, source, wish)
-    with workplace(context, name, Purpose.VERIFY, source.thing) as uuid:
-        try:
-            made = build(context, source, wish, uuid)
-        except HypervisorError as error:
-            deed = "resumed" if wish.resumed else "booted"
-            raise LifeError(source.thing, f"could not be {deed} ({error.reason})") from error
-        _look_for_life(context, source, ordeal, outcome, made)
+    try:
+        check_clone(context, source, wish)
+        with workplace(context, name, Purpose.VERIFY, source.thing) as uuid:
+            try:
+                made = build(context, source, wish, uuid)
+            except (HypervisorError, NotFoundError) as error:
+                deed = "resumed" if wish.resumed else "booted"
+                raise LifeError(source.thing, f"could not be {deed} ({error.reason})") from error
+            _look_for_life(context, source, ordeal, outcome, made)
+    except SharedError as error:
+        return error.reason if error.thing == source.thing else f"{error.thing}: {error.reason}"
     context.interrupt.check(source.thing)
+    return None
 
 
 def _look_for_life(

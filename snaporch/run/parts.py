@@ -36,6 +36,7 @@ from snaporch.model import (
     PoolSnapshot,
     Versions,
 )
+from snaporch.pool import resolver
 from snaporch.run.plan import Plan
 
 _RAW_NAME = "ram.raw"
@@ -279,6 +280,8 @@ def build_manifest(
             source=planned.path,
             format=planned.disk.format,
             dataset=planned.dataset.name,
+            inside=resolver.inside(planned.path, planned.dataset),
+            partition=resolver.partition(planned.path),
         )
         for planned in plan.disks
     ] + [

@@ -455,11 +455,11 @@ class TestHypervisorContract:
         xml = hypervisor.domain(NAME).inactive_xml
         hypervisor.destroy(host.uuid)
         hypervisor.undefine(host.uuid)
-        hypervisor.create(xml)
+        hypervisor.create(xml, paused=False)
         assert hypervisor.domain(NAME).inactive_xml is None
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
         with pytest.raises(HypervisorError):
-            hypervisor.create(xml)
+            hypervisor.create(xml, paused=False)
         hypervisor.destroy(host.uuid)
         assert hypervisor.find(host.uuid) is None
 

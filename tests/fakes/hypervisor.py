@@ -29,6 +29,7 @@ from snaporch.hypervisor.protocol import (
     CaptureRequest,
     CommitStage,
     HypervisorError,
+    OpenFile,
     OverlayDisk,
     Patience,
     Pause,
@@ -92,6 +93,8 @@ class FakeGuest:
     hangs: bool = False
     """It is there, and its CPUs do nothing."""
     screen: bytes | None = None
+    opened: list[str] = field(default_factory=list)
+    """What its emulator has open for writing, beside its disks."""
 
     def listAllCheckpoints(self, flags: int) -> list[_Checkpoint]:  # noqa: N802 - libvirt's
         """What looking for blockers asks libvirt's handle."""
@@ -489,14 +492,21 @@ class FakeHypervisor:
         self.restored(guest)
         self.happen()
 
-    def create(self, xml: str) -> None:
+    def open_files(self, uuid: str) -> list[OpenFile]:
+        """See the protocol: the disks of the live XML, and what a test says beside them."""
+        guest = self._guest(uuid)
+        paths = [*(guest.sources()[0] or {}).values(), *guest.opened]
+        return [OpenFile(os.path.realpath(path), os.stat(path), True) for path in paths]
+
+    def create(self, xml: str, *, paused: bool) -> None:
         """See the protocol."""
         root = domain_xml.parse(xml)
         name, uuid = domain_xml.text(root, "name"), domain_xml.text(root, "uuid")
         self.hooks.act("hypervisor.create", name)
         if any(name == guest.name or uuid == guest.uuid for guest in self.guests.values()):
             raise HypervisorError("domain XML", f"start: domain '{name}' already exists")
-        guest = FakeGuest(name, uuid, None, xml, DomainState.RUNNING, ram=images.qemu_stream(64))
+        state = DomainState.PAUSED if paused else DomainState.RUNNING
+        guest = FakeGuest(name, uuid, None, xml, state, ram=images.qemu_stream(64))
         self.guests[uuid] = guest
         self._check_disks(guest)
         self.restored(guest)

@@ -52,3 +52,21 @@ def piped(
     """A whole image as it comes out of a pipe: unfinished header first, finished header last."""
     body = image(xml, payload, compression=compression, running=running, magic=UNFINISHED)
     return body + header(data_length=len(xml), compression=compression, running=running)
+
+
+def qcow2(
+    backing: str = "", backing_format: str = "", data_file: str | None = None, more: bytes = b""
+) -> bytes:
+    """The beginning of a qcow2 image of version 3, as ``qemu-img create`` writes it."""
+    extensions = b""
+    for kind, name in ((0xE2792ACA, backing_format), (0x44415441, data_file or "")):
+        if name:
+            data = name.encode()
+            padded = data + bytes(-len(data) % 8)
+            extensions += struct.pack(">II", kind, len(data)) + padded
+    extensions += bytes(8)
+    features = 0 if data_file is None else 4
+    offset = 104 + len(extensions) if backing else 0
+    head = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, offset, len(backing), 16, 1 << 20)
+    head += bytes(40) + struct.pack(">QQQII", features, 0, 0, 4, 104)
+    return (head + extensions + backing.encode() + more).ljust(1024, b"\0")

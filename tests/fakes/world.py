@@ -104,6 +104,7 @@ class World:
         """Put the fake resolver and the fake qemu-img in their places; start no guardians."""
         monkeypatch.setattr("snaporch.run.snapshot.start_guardian", self.start_guardian)
         monkeypatch.setattr(plan, "resolve", self.resolve)
+        monkeypatch.setattr(resolver, "resolve", self.resolve)
         monkeypatch.setattr(resolver, "mount_point_of", lambda dataset: self.root / "zfs" / dataset)
         monkeypatch.setattr(resolver, "volume_node", self.volume_node)
         monkeypatch.setattr("snaporch.restore.clone.memory_available", lambda: self.memory)
@@ -185,7 +186,7 @@ class World:
 
     def resolve(self, path: str) -> Dataset:
         """The dataset by the directory; like the real one, it wants the path to exist."""
-        Path(path).stat()
+        path = str(Path(path).resolve(strict=True))
         zfs = self.root / "zfs"
         if not Path(path).is_relative_to(zfs):
             raise NotOnZfsError(path, "not on ZFS but on tmpfs")
@@ -195,7 +196,7 @@ class World:
     def mounted(self, name: str, origin: str, where: Path) -> None:
         """A clone has the files of its origin."""
         if where.is_relative_to(self.root):
-            shutil.copytree(self.root / "zfs" / origin, where)
+            shutil.copytree(self.root / "zfs" / origin, where, symlinks=True)
 
     def created(self, name: str) -> None:
         """A new file system is mounted, and empty."""

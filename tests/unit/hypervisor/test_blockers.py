@@ -222,3 +222,16 @@ def test_everything_in_the_way_is_told_at_once():
 def test_no_reason_has_a_line_break():
     found = blockers(guest(HOSTDEV.format("pci") + disk(inside="<transient/>"), agent=""))
     assert all(b.reason.isprintable() and b.step.isprintable() for b in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "free"), [("-drive", False), ("-enable-fips", False), ("", True)]
+)
+def test_arguments_past_libvirt_are_in_no_snapshot(value, free):
+    space = "http://libvirt.org/schemas/domain/qemu/1.0"
+    argument = f"<q:arg value='{value}'/>" if value else ""
+    domain = guest(more=f"<q:commandline xmlns:q='{space}'>{argument}</q:commandline>")
+    if free:
+        assert blockers(domain) == []
+    else:
+        only(blockers(domain), RAM, value, "no snapshot")

@@ -5,7 +5,14 @@ import pytest
 from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.errors import RefusedError
-from snaporch.hypervisor.rewrite import Identity, Place, clone_of, memory_bytes, rewrite
+from snaporch.hypervisor.rewrite import (
+    Identity,
+    Place,
+    SharedError,
+    clone_of,
+    memory_bytes,
+    rewrite,
+)
 from snaporch.hypervisor.xml import disks, nvram, parse
 
 OLD = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -257,3 +264,38 @@ def test_a_throw_away_clone_takes_nobody_anything_away():
 )
 def test_the_memory_it_can_have(text, wanted):
     assert memory_bytes(f"<domain>{text}</domain>") == wanted
+
+
+# -- what QEMU gets past libvirt ------------------------------------------------------------------
+
+_QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
+
+
+def passed_on(*values):
+    arguments = "".join(f"<q:arg value='{value}'/>" for value in values)
+    return ".", f"<q:commandline xmlns:q='{_QEMU}'>{arguments}</q:commandline>"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("-drive", "file=/tank/hidden.img,if=virtio"),
+        ("-netdev", "user,id=n0,hostfwd=tcp::2222-:22"),
+        ("-nic", "user"),
+        ("-hda", "x.img"),
+        ("-device", "virtio-blk-pci,drive=hidden"),
+        ("-device", "vfio-pci,host=01:00.0"),
+        ("-set", "drive.d0.file=/tank/x"),
+        ("-machine", "pc,kernel=/boot/vmlinuz"),
+        ("/tank/image.img",),
+        ("-cpu", "host", "/tank/image.img"),
+    ],
+)
+def test_arguments_that_name_something_of_the_host_are_refused(values):
+    with pytest.raises(SharedError, match="on to QEMU"):
+        rewritten(passed_on(*values))
+
+
+def test_arguments_that_name_nothing_of_the_host_are_kept():
+    root = rewritten(passed_on("-cpu", "host,-svm", "-device", "usb-kbd", "-set", "device.a.b=1"))
+    assert len(root.findall(f"{{{_QEMU}}}commandline/{{{_QEMU}}}arg")) == 6

@@ -1,13 +1,17 @@
+import errno
 import os
 from pathlib import Path
 
 import pytest
+from fakes.domain_xml import DiskSpec
+from fakes.images import qcow2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.model import DatasetKind
 from snaporch.restore import extract as extract_module
+from snaporch.restore.beneath import LeadsOutError
 from snaporch.restore.extract import choose_disks, extract
 from snaporch.restore.source import NotWholeError, records_called, whole_source
 from snaporch.run.snapshot import take_snapshot
@@ -22,7 +26,7 @@ def source(world, text="web@s1"):
 def in_snapshot(world, dataset, name, content):
     """The file as a snapshot of a mounted dataset shows it."""
     folder = world.root / "zfs" / dataset / ".zfs" / "snapshot" / "s1"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content)
 
 
@@ -62,7 +66,8 @@ def test_copies_are_the_same_and_zeros_take_no_space(runs, tmp_path_factory):
     interrupt = type("Interrupt", (), {"check": lambda *_: None})()
     context = type("Context", (), {"progress": heard, "interrupt": interrupt})()
     thing = type("Source", (), {"thing": "x"})()
-    extract_module._copy(context, thing, directory / "a", directory / "b")
+    with (directory / "a").open("rb", buffering=0) as reading:
+        extract_module._copy(context, thing, reading, directory / "b")
     assert (directory / "b").read_bytes() == content
     if not content.strip(b"\0"):
         assert (directory / "b").stat().st_blocks == 0
@@ -137,11 +142,65 @@ def test_a_full_disk_leaves_nothing(world, tmp_path, monkeypatch, kind):
     assert [dataset.name for dataset in world.pool.datasets()] == ["tank/vol"]
 
 
-def test_a_backing_file_is_spoken_of(story, world, tmp_path):
+def test_a_damaged_block_is_not_taken_for_zeros(story, world, tmp_path, monkeypatch):
+    """A read that ends at it gives what lies before it; the next one fails."""
+    in_snapshot(world, "tank/web", "web-vda.img", b"x" * (1 << 20))
+    read = os.pread
+
+    def damaged(descriptor, length, offset):
+        if offset >= 4096:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(descriptor, min(length, 4096 - offset), offset)
+
+    monkeypatch.setattr(extract_module.os, "pread", damaged)
+    with pytest.raises(RunFailedError, match="Input/output error"):
+        copy(world, tmp_path / "out.raw")
+    assert list(tmp_path.glob("*out*")) == []
+
+
+def test_what_ends_too_early_is_not_taken_for_zeros(story, world, tmp_path, monkeypatch):
+    in_snapshot(world, "tank/web", "web-vda.img", b"x" * (1 << 20))
+    monkeypatch.setattr(extract_module.os, "pread", lambda *_: b"")
+    with pytest.raises(RunFailedError, match="nothing can be read at byte 0"):
+        copy(world, tmp_path / "out.raw")
+
+
+def test_a_link_is_followed_within_the_snapshot_and_not_out_of_it(story, world, tmp_path):
+    """An absolute link names the original, whose file is of today."""
+    live = Path(story.domain.disks[0].source)
+    live.write_bytes(b"now")
+    in_snapshot(world, "tank/web", "then.img", b"then")
+    folder = live.parent / ".zfs" / "snapshot" / "s1"
+    (folder / live.name).symlink_to(live.parent / "then.img")
+    copy(world, tmp_path / "out.raw")
+    assert (tmp_path / "out.raw").read_bytes() == b"then"
+    (folder / live.name).unlink()
+    (folder / live.name).symlink_to(tmp_path / "out.raw")
+    with pytest.raises(LeadsOutError, match="leads out"):
+        copy(world, tmp_path / "other.raw")
+    assert not (tmp_path / "other.raw").exists()
+
+
+def test_a_link_that_was_set_to_another_since_is_not_believed(world, tmp_path):
+    """The image was found by way of a link outside of its dataset."""
+    for name in ("then", "other"):
+        world.image("tank/web", f"{name}.img")
+        in_snapshot(world, "tank/web", f"{name}.img", name.encode())
+    link = tmp_path / "link.img"
+    link.symlink_to(world.root / "zfs/tank/web/then.img")
+    world.add_guest("far", {}, more=(DiskSpec("vda", str(link)),))
+    take_snapshot(world.context, world.hypervisor.domain("far"), name="s1", wait=0)
+    link.unlink()
+    link.symlink_to(world.root / "zfs/tank/web/other.img")
+    copy(world, tmp_path / "out.raw", text="far@s1")
+    assert (tmp_path / "out.raw").read_bytes() == b"then"
+
+
+@pytest.mark.parametrize(
+    ("names", "notes"), [({}, 0), ({"backing": "base"}, 1), ({"data_file": "data"}, 1)]
+)
+def test_other_files_of_an_image_are_spoken_of(story, world, tmp_path, names, notes):
     entry = source(world).disks[0].model_copy(update={"format": "qcow2"})
-    for backing, notes in ((b"\0" * 8, 0), (b"\0" * 7 + b"\x68", 1)):
-        (tmp_path / "image").write_bytes(b"QFI\xfb\0\0\0\3" + backing)
-        extract_module._warn_of_backing_file(
-            world.context, source(world), entry, tmp_path / "image"
-        )
-        assert len(world.heard.notes) == notes
+    (tmp_path / "image").write_bytes(qcow2(**names))
+    extract_module._warn_of_others(world.context, source(world), entry, tmp_path / "image")
+    assert len(world.heard.notes) == notes

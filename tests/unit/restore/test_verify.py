@@ -6,7 +6,7 @@ from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
-from snaporch.errors import InterruptedRunError, RefusedError
+from snaporch.errors import InterruptedRunError, RefusedError, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState, Reached
 from snaporch.pool import PoolError
@@ -215,10 +215,12 @@ def test_cpus_that_do_nothing_fail(world):
 
 
 def test_a_guest_that_crashes_fails(world):
-    def crash(guest):
-        guest.state = DomainState.CRASHED
+    def crash():
+        for guest in world.hypervisor.guests.values():
+            if "verify" in guest.name:
+                guest.state = DomainState.CRASHED
 
-    world.hypervisor.restored = crash
+    world.hooks.at["hypervisor.vitals"] = crash
     assert "does not run but is crashed" in check(world).failure.line()
     assert nothing_of_it(world)
 
@@ -231,6 +233,51 @@ def test_an_emulator_that_ends_fails(world):
 
     world.hooks.at["hypervisor.vitals"] = vanish
     assert "its emulator ended" in check(world).failure.line()
+    assert nothing_of_it(world)
+
+
+def test_an_emulator_that_ends_before_it_was_let_run_fails(world):
+    def vanish():
+        for uuid, guest in list(world.hypervisor.guests.items()):
+            if "verify" in guest.name:
+                del world.hypervisor.guests[uuid]
+
+    world.hooks.at["hypervisor.resume"] = vanish
+    assert "could not be resumed" in check(world).failure.line()
+    assert nothing_of_it(world)
+
+
+# -- what would be shared ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["hypervisor.restore", "hypervisor.resume"])
+def test_a_clone_that_has_a_disk_of_the_original_open_does_not_run(original, world, place):
+    """Whatever led it there, and whether QEMU opens it before or after it was let run."""
+    disk = original.domain.disks[0].source
+
+    def open_it():
+        for guest in world.hypervisor.guests.values():
+            if "verify" in guest.name:
+                guest.opened = [disk]
+
+    world.hypervisor.restored = lambda _guest: open_it() if place.endswith("restore") else None
+    world.hooks.at[place] = open_it
+    outcome = check(world)
+    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert [text for text in outcome.proof if disk in text and text.startswith("not run: ")]
+    assert nothing_of_it(world)
+    assert ("hypervisor.vitals" in world.hooks.acts()) is False
+    assert ("hypervisor.resume" in world.hooks.acts()) is (place == "hypervisor.resume")
+
+
+def test_an_emulator_that_cannot_be_looked_at_proves_nothing(world, monkeypatch):
+    def hidden(uuid):
+        raise UnavailableError(uuid, "its emulator cannot be found")
+
+    monkeypatch.setattr(world.hypervisor, "open_files", hidden)
+    with pytest.raises(UnavailableError):
+        check(world)
+    assert record(world).verified is None
     assert nothing_of_it(world)
 
 
