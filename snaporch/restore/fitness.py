@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
 from xml.etree import ElementTree
 
-from snaporch.bundle.manifest import Manifest, Part, Role
+from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import DatasetKind, Domain
@@ -60,6 +61,63 @@ def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
                 f"the volume {disk.dataset} is not at {disk.source}",
                 f"is its key loaded? see `zfs get keystatus {disk.dataset}`",
             )
+
+
+def check_places(thing: str, manifest: Manifest) -> None:
+    """Refuse to roll back a dataset that the path of its disk does not lead to any more.
+
+    Something else would be discarded than what the guest uses, and the guest go on with a disk that
+    nobody has taken back.
+
+    Raises:
+        RefusedError: a disk's path leads to another dataset, file or partition than it did.
+    """
+    for disk in manifest.disks:
+        if disk.dataset is None or disk.left_out or disk.source is None:
+            continue
+        found, expected = _leads_to(disk), disk.dataset
+        if disk.inside is not None:
+            expected += f" {disk.inside}"
+        if found is not None and found not in (expected, disk.dataset):
+            raise RefusedError(
+                thing,
+                f"{disk.target} ({disk.source}) was {expected}, and leads to {found} now",
+                "put path and dataset back as they were, or use `snaporch extract`",
+            )
+
+
+def _leads_to(disk: DiskEntry) -> str | None:
+    """The dataset and the file in it; the dataset alone if no more can be told of it.
+
+    ``None`` if there is nothing at its path, nor could be: no device, nothing mounted.
+    """
+    assert disk.dataset is not None
+    assert disk.source is not None
+    real = os.path.realpath(disk.source)
+    try:
+        found = resolver.resolve(real)
+        if found.name != disk.dataset:
+            return f"{found.name} {resolver.inside(real, found) or ''}".strip()
+        number = resolver.partition(real)
+        if number != disk.partition and disk.partition is not None:
+            return f"{found.name}, partition {number}"
+        return _with(disk, resolver.inside(real, found))
+    except FileNotFoundError:  # deleted since, and the rollback brings it back
+        try:
+            root = resolver.mount_point_of(disk.dataset)
+        except resolver.NotOnZfsError:
+            return None
+        inside = os.path.relpath(real, root)
+        return real if inside.startswith("..") else _with(disk, inside)
+    except resolver.NotOnZfsError:
+        return f"{real}, which is not on ZFS,"
+    except OSError as error:
+        return f"{real}, which cannot be read ({error.strerror}),"
+
+
+def _with(disk: DiskEntry, inside: str | None) -> str:
+    """With the file in it, where it was noted which that was."""
+    return f"{disk.dataset} {inside}" if inside and disk.inside is not None else f"{disk.dataset}"
 
 
 def _hardware(xml: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,13 @@ from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRec
 from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.restore.barrier import as_defined
 from snaporch.restore.choosing import find_inside, find_outside, split_name
-from snaporch.restore.fitness import check_datasets, check_files, check_machine, check_memory
+from snaporch.restore.fitness import (
+    check_datasets,
+    check_files,
+    check_machine,
+    check_memory,
+    check_places,
+)
 from snaporch.run.context import Context
 from snaporch.run.plan import datasets_of, locate_disks
 from snaporch.run.records import missing_of
@@ -126,6 +133,8 @@ def make_restore_plan(
     _check_bootable(record, manifest, domain, cold=cold)
     _check_alone(context, record)
     _check_own_places(context, record, bundle)
+    if manifest is not None:
+        check_places(record.full_name, manifest)
     newer = _newer(context, members)
     _check_newer(context, record.full_name, newer, discard=discard_newer)
     ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None
@@ -282,6 +291,15 @@ def _check_newer(context: Context, thing: str, newer: list[str], *, discard: boo
             f"newer snapshots would be destroyed: {', '.join(precious)}",
             "use --discard-newer if they may go",
         )
+    check_destroyable(context, thing, newer)
+
+
+def check_destroyable(context: Context, thing: str, newer: Sequence[str]) -> None:
+    """Refuse where ZFS would not destroy what is newer, which a rollback has to.
+
+    Raises:
+        RefusedError: a snapshot has clones or is held.
+    """
     snapshots = [name for name in newer if "@" in name]
     cloned = context.pool.clones(snapshots) if snapshots else {}
     if cloned:

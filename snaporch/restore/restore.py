@@ -15,6 +15,7 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError, Snapor
 from snaporch.model import DomainState, SnapshotRecord, Strategy
 from snaporch.restore.barrier import is_barred
 from snaporch.restore.fate import Fate, fate_of
+from snaporch.restore.fitness import check_places
 from snaporch.restore.journal import (
     Ending,
     HostFile,
@@ -26,10 +27,10 @@ from snaporch.restore.journal import (
     unfinished,
 )
 from snaporch.restore.pages import IMAGE_NAME, make_image
-from snaporch.restore.plan import RestorePlan
+from snaporch.restore.plan import RestorePlan, check_destroyable
 from snaporch.restore.safety import Safety
 from snaporch.restore.source import NotWholeError
-from snaporch.restore.steps import Work, check_nothing_new, give_up
+from snaporch.restore.steps import Work, check_nothing_new, check_targets, give_up
 from snaporch.run.context import Context
 from snaporch.run.journal import forget
 
@@ -179,14 +180,22 @@ def _is_off(context: Context, facts: RestoreFacts) -> bool:
 def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -> None:
     """What consent was given to is still what there is; before anything is stopped or destroyed.
 
+    Saving may have taken hours.
+
     Raises:
-        RefusedError: the guest was started meanwhile, or snapshots have appeared.
+        RefusedError: the guest was started meanwhile, snapshots have appeared or cannot be
+            destroyed any more, or a disk's path leads elsewhere.
     """
     domain = context.hypervisor.find(facts.uuid)
     boot = domain.boot if domain is not None else ""
     if boot and boot != facts.boot:
         raise RefusedError(plan.record.domain, "was started meanwhile", "restore it again")
+    if plan.manifest is not None:
+        check_places(plan.thing, plan.manifest)
+    check_targets(context, facts)
     check_nothing_new(context, facts)
+    newer = [name for target in facts.targets for name in context.pool.newer(target.full_name)]
+    check_destroyable(context, plan.thing, newer)
 
 
 def _make_way(context: Context, uuid: str) -> list[OldRestore]:

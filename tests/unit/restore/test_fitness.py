@@ -1,5 +1,6 @@
 """What the host must have, and where files may be put."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,55 @@ def test_a_volume_without_a_node(story, world):
     assert plan(world)
     (world.root / "zfs/tank/web/web-vda.img").unlink()
     assert "the volume tank/web is not at" in refusal(world, cold=True)
+
+
+# -- what the paths lead to ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{}, {"cold": True}, {"disks_only": True}])
+def test_a_path_that_leads_to_another_dataset_now(story, world, how):
+    """Rolling back the one that nobody uses any more would restore nothing."""
+    image = Path(story.domain.disks[0].source)
+    image.unlink()
+    image.symlink_to(world.image("flash/moved", "web.img"))
+    said = refusal(world, **how)
+    assert "was tank/web web-vda.img, and leads to flash/moved web.img now" in said
+
+
+@pytest.mark.parametrize("how", [{}, {"disks_only": True}])
+def test_a_link_that_leads_to_another_file_of_the_dataset_now(story, world, how):
+    image = Path(story.domain.disks[0].source)
+    image.rename(image.with_name("old.img"))
+    image.symlink_to("old.img")
+    assert "leads to tank/web old.img now" in refusal(world, **how)
+
+
+def test_a_path_that_is_not_on_zfs_now(story, world):
+    image = Path(story.domain.disks[0].source)
+    image.unlink()
+    image.symlink_to(world.root / "elsewhere.img")
+    (world.root / "elsewhere.img").touch()
+    assert "not on ZFS" in refusal(world, disks_only=True)
+
+
+def test_an_image_that_was_deleted_since_comes_back(story, world):
+    Path(story.domain.disks[0].source).unlink()
+    assert plan(world)
+
+
+def test_a_path_to_nothing_that_would_be_elsewhere(story, world):
+    image = Path(story.domain.disks[0].source)
+    image.unlink()
+    image.symlink_to(world.root / "gone.img")
+    assert "gone.img now" in refusal(world)
+
+
+def test_a_bundle_that_does_not_say_which_file_it_was(story, world):
+    """One of an older snaporch; its dataset is looked at all the same."""
+    path = Path(story.record.bundle) / "manifest.json"
+    path.write_text(re.sub(r'"inside": *"[^"]*",', "", path.read_text()))
+    assert plan(world)
+    image = Path(story.domain.disks[0].source)
+    image.unlink()
+    image.symlink_to(world.image("flash/moved", "web.img"))
+    assert "leads to flash/moved web.img now" in refusal(world)
