@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.report.terminal import print_error, print_result
+from snaporch.restore.barrier import left_barred
 from snaporch.restore.clones import sweep
 from snaporch.run.context import Context
 from snaporch.run.journal import StrangeJournal, list_journals
@@ -35,6 +36,10 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
         except SnaporchError as error:
             print_error(error.line())
             failures.append(int(error.exit_code))
+    for left in left_barred(context):
+        if domain is None or left.thing == domain:
+            print_error(left.line())
+            failures.append(int(left.exit_code))
     if domain is None:
         settled |= _sweep_clones(context, failures, dry_run=dry_run)
     if not settled and not failures:

@@ -8,9 +8,11 @@ and TPM state, which undefining would take along, stay too.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
+from snaporch.errors import AttentionError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import Domain
 from snaporch.restore.journal import OldRestore, unfinished
@@ -40,6 +42,30 @@ def as_defined(context: Context, domain: Domain | None) -> Domain | None:
         return domain
     disks = domain.disks if domain.active else tuple(domain_xml.disks(domain_xml.parse(before)))
     return replace(domain, inactive_xml=before, disks=disks)
+
+
+def left_barred(context: Context) -> list[AttentionError]:
+    """Guests that nothing can start though no restore of theirs is unfinished.
+
+    So an undo leaves them that was cut short: it forgets the restore when all is back.
+    """
+    journal, store = context.config.paths.journal, context.store.root
+    found = []
+    for domain in context.hypervisor.domains():
+        if domain.inactive_xml is None or not is_barred(context, domain):
+            continue
+        if unfinished(journal, domain.uuid):
+            continue
+        scripts = sorted((store / domain.uuid).glob("safety-*/undo.sh"))
+        again = " or ".join(shlex.join(["sh", str(path)]) for path in reversed(scripts[-2:]))
+        found.append(
+            AttentionError(
+                domain.name,
+                "cannot be started, for undoing its restore was cut short",
+                f"{again or 'define it again'}, or restore it again with snaporch restore",
+            )
+        )
+    return found
 
 
 def _before(olds: list[OldRestore]) -> str | None:

@@ -168,7 +168,7 @@ class Safety:
         text = undo_script(
             self.directory,
             domain,
-            [target.full_name for target in self.targets],
+            self.targets,
             [(dataset, path.name) for dataset, path in self._streams],
             self._marks(),
             journal=journal,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from snaporch.model import Domain
+from snaporch.pool.resolver import volume_link
+from snaporch.restore.journal import Target
 
 TPM_PREFIX = "tpm."
 """What the names of files of TPM state have before them in a safety copy."""
@@ -15,15 +17,44 @@ _HEAD = """#!/bin/sh
 # Undoes a restore by snaporch: brings the disks back to what they were before it.
 # The guest must be off. What was written since the restore is lost.
 # Cut short, it can be run again.
+# Everything is looked at first: where something stands in the way, nothing is touched.
 set -eu
 cd "$(dirname "$0")"
+die() { echo "$*; nothing was touched" >&2; exit 5; }
+
+check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME
+    dataset=${1%@*}
+    [ "$(zfs get -Hpo value guid "$1" 2>/dev/null)" = "$2" ] ||
+        die "$1 is gone, or is another of that name"
+    born=$(zfs get -Hpo value createtxg "$1")
+    stuck=$(zfs list -Hpo createtxg,userrefs,clones,name -t snapshot -d 1 "$dataset" |
+        awk -F'\t' -v born="$born" \
+            '$1 > born && ($2 != "0" && $2 != "-" || $3 != "" && $3 != "-") { print $4 }')
+    [ -z "$stuck" ] || die "held or cloned, and would have to be destroyed:" $stuck
+    free=$(zfs get -Hpo value available "$dataset")
+    written=$(zfs get -Hpo value "written@${1#*@}" "$dataset")
+    [ $((free + written)) -ge "$3" ] || die "$dataset has no room for $3 bytes"
+    case $(zfs get -Hpo value type "$dataset") in
+    volume) seen="b $(stat -Lc %t:%T "$4")" || die "$4 is not there" ;;
+    *) mount=$(findmnt -nfo TARGET -t zfs -S "$dataset") || return 0
+        seen="f $(stat -c %d "$mount")" ;;
+    esac
+    user=$(used | awk -v seen="$seen" 'index($0, seen " ") == 1 { print $3; exit }')
+    [ -z "$user" ] || die "$dataset is in use: $user"
+}
+
+used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
+    find /proc/[0-9]*/fd -mindepth 1 -exec stat -Lc '%F|%d|%t:%T|%n' {} + 2>/dev/null |
+        awk -F'|' '$1 == "block special file" { print "b", $3, $4; next } { print "f", $2, $4 }'
+}
+
 """
 
 
 def undo_script(
     directory: Path,
     domain: Domain | None,
-    targets: Sequence[str],
+    targets: Sequence[Target],
     streams: Sequence[tuple[str, str]],
     marks: Sequence[str],
     *,
@@ -33,7 +64,7 @@ def undo_script(
     """The text of ``undo.sh`` for a safety copy that is complete but for it.
 
     Args:
-        targets: full names of the snapshots that are rolled back to.
+        targets: the snapshots that are rolled back to.
         streams: dataset and file of every incremental stream, in their order.
         marks: commands that mark the newer snapshots as snaporch's again.
         journal: of the restore; forgotten when the disks are back, if it was left unfinished.
@@ -46,14 +77,24 @@ def undo_script(
     ]
     if domain is not None:
         lines += [
+            'virsh list >/dev/null 2>&1 || die "libvirt does not answer"',
             f"state=$(LC_ALL=C virsh domstate {domain.uuid} 2>/dev/null || true)",
             'case "$state" in "" | "shut off" | crashed) ;; *)',
             '    echo "the guest is $state; shut it off first" >&2; exit 1 ;;',
             "esac",
         ]
+    lines += [_check(directory, target, streams) for target in targets]
     if (directory / "barred.xml").exists():
         lines += ["# so that nobody starts it half way", "virsh define barred.xml"]
-    lines += [f"zfs rollback -r {shlex.quote(target)}" for target in targets]
+    if domain is not None:
+        lines += [
+            "# a start would resume what is newer than the disks",
+            f"if LC_ALL=C virsh dominfo {domain.uuid} 2>/dev/null |",
+            "    grep -q '^Managed save: *yes'; then",
+            f"    virsh managedsave-remove {domain.uuid}",
+            "fi",
+        ]
+    lines += [f"zfs rollback -r {shlex.quote(target.full_name)}" for target in targets]
     lines += [f"zfs receive -F {shlex.quote(dataset)} < {name}" for dataset, name in streams]
     lines += marks
     if domain is not None:
@@ -66,6 +107,13 @@ def undo_script(
     if (directory / "managed.save").exists():
         lines.append('echo "its managed save image: virsh restore $PWD/managed.save"')
     return _HEAD + "\n".join(lines) + "\n"
+
+
+def _check(directory: Path, target: Target, streams: Sequence[tuple[str, str]]) -> str:
+    own = [directory / name for dataset, name in streams if dataset == target.dataset]
+    size = sum(path.stat().st_size for path in own)
+    node = str(volume_link(target.dataset))
+    return shlex.join(["check", target.full_name, str(target.guid), str(size), node])
 
 
 def _files(directory: Path, domain: Domain) -> list[str]:
