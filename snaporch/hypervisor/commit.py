@@ -23,6 +23,7 @@ from snaporch.hypervisor.protocol import CommitStage, HypervisorError, OverlayDi
 
 _POLL_SECONDS = 0.1
 _ACTIVE_COMMIT = libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW
+_ACTIVE_COMMIT_JOB = libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT
 _RESTARTS = 3
 
 
@@ -203,7 +204,22 @@ def _start(domain: Any, root: Any, disk: OverlayDisk, starts: dict[str, int]) ->
     try:
         domain.blockCommit(disk.target, None, None, 0, _ACTIVE_COMMIT)
     except libvirt.libvirtError as error:
-        raise HypervisorError(disk.target, f"blockcommit: {error.get_error_message()}") from error
+        raise HypervisorError(disk.target, _why_not(domain, disk.target, error)) from error
+
+
+def _why_not(domain: Any, target: str, error: libvirt.libvirtError) -> str:
+    """Why a commit could not be begun.
+
+    A libvirtd that is killed just when it begins one has the job afterwards, but no mirror, so it
+    cannot be pivoted; and libvirt 11.3 crashes when it is told to abort it (seen in the lab).
+    """
+    with contextlib.suppress(libvirt.libvirtError):
+        if domain.blockJobInfo(target, 0).get("type") == _ACTIVE_COMMIT_JOB:
+            return (
+                "libvirt was killed as it began its commit, and can neither finish nor end it; "
+                "its overlay is whole, and is committed when the guest is off: shut it off"
+            )
+    return f"blockcommit: {error.get_error_message()}"
 
 
 def _pivot(domain: Any, target: str) -> None:

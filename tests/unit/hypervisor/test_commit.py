@@ -205,6 +205,19 @@ def test_libvirts_reason_is_told():
         commit(guest, VDA)
 
 
+def test_a_job_that_a_killed_libvirtd_lost_track_of_is_told_and_left_alone():
+    guest = Guest(VDA)
+    guest.dismissed = 1  # it has the job, and no mirror
+
+    def fail(*_):
+        raise libvirt.libvirtError("disk 'vda' already in active block job")
+
+    guest.blockCommit = fail
+    with pytest.raises(HypervisorError, match="its overlay is whole, and is committed when"):
+        commit(guest, VDA)
+    assert guest.log == []
+
+
 def test_no_disk_is_pivoted_before_all_are_ready():
     """From the first pivot to the last, it cannot be known which image is the newer one."""
     guest = Guest(VDA, VDB)
