@@ -1,7 +1,6 @@
 """Faults in the middle of a step: while RAM is saved, while a commit runs, while recovery does."""
 
 import os
-import signal
 import time
 from contextlib import contextmanager
 
@@ -135,6 +134,10 @@ def test_killed_before_libvirt_opens_the_ram_pipe_again(large, tmp_path, way):
     examine(large, Fault.RUN_KILLED, before)
 
 
+COMMITTING = "before:release,ahead:pivoting"
+"""Before the commit, and when all jobs of it run."""
+
+
 @pytest.mark.daily(3)
 @pytest.mark.parametrize("fault", IN_LAB)
 def test_while_overlays_are_committed(busy, tmp_path, fault):
@@ -142,13 +145,13 @@ def test_while_overlays_are_committed(busy, tmp_path, fault):
     mark = running(busy)
     with (
         configured(tmp_path, ram_strategy="overlay") as options,
-        under_way(busy, options, point="before:release", guarded=fault not in UNGUARDED) as run,
+        under_way(busy, options, point=COMMITTING, guarded=fault not in UNGUARDED) as run,
     ):
         run.wait_stopped()
         busy.wait_count(beyond=busy.wait_count() + 40)
         run.go_on()
-        wait_for(lambda: "<mirror" in busy.xml(), "the commit")
-        os.kill(run.pid, signal.SIGSTOP)
+        run.wait_stopped()
+        assert busy.xml().count("<mirror") == len(busy.images)
         before = look(busy, mark)
         strike(fault, busy, run)
     examine(busy, fault, before)

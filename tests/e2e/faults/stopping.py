@@ -28,8 +28,13 @@ STALL = "stall"
 """``stall:GATE``: nothing stops, but :func:`stall_the_store`."""
 
 
-def stop_at(point: str) -> None:
-    """Have this process stop itself when its run gets to ``point``."""
+def stop_at(points: str) -> None:
+    """Have this process stop itself at each of ``points``, which have commas between them."""
+    for point in points.split(","):
+        _stop_at(point)
+
+
+def _stop_at(point: str) -> None:
     if point == WHILE_RAM_IS_SAVED:
         stop_while_ram_is_saved()
         return
