@@ -156,20 +156,29 @@ def kinds(context: Context) -> dict[str, DatasetKind]:
     return {dataset.name: dataset.kind for dataset in context.pool.datasets()}
 
 
+def mounted_at(dataset: str) -> Path:
+    """Where a file system is mounted; one without its key is not.
+
+    Raises:
+        RefusedError: it is not mounted.
+    """
+    try:
+        return resolver.mount_point_of(dataset)
+    except resolver.NotOnZfsError as error:
+        raise RefusedError(error.thing, error.reason, error.step) from error
+
+
 def path_inside(disk: DiskEntry) -> Path:
     """Where an image lies below the mount point of its dataset: as it was then, if that is known.
 
     Raises:
-        RefusedError: the dataset is not mounted where it was, so nobody can tell.
+        RefusedError: the dataset is not mounted, or not where it was, so nobody can tell.
     """
     assert disk.dataset is not None
     assert disk.source is not None
+    root = mounted_at(disk.dataset)
     if disk.inside is not None:
         return Path(disk.inside)
-    try:
-        root = resolver.mount_point_of(disk.dataset)
-    except resolver.NotOnZfsError as error:
-        raise RefusedError(error.thing, error.reason, error.step) from error
     for path in (Path(disk.source), Path(os.path.realpath(disk.source))):
         if path.is_relative_to(root):
             return path.relative_to(root)

@@ -309,6 +309,18 @@ def test_a_dataset_that_is_mounted_elsewhere_now(world, monkeypatch):
         path_inside(disk)
 
 
+def test_a_dataset_that_is_not_mounted_is_refused_before_anything_is_made(world, monkeypatch):
+    """That of an encrypted one without its key."""
+
+    def nowhere(dataset):
+        raise clone_module.resolver.NotOnZfsError(dataset, "is not mounted", "")
+
+    monkeypatch.setattr(clone_module.resolver, "mount_point_of", nowhere)
+    with pytest.raises(RefusedError, match="is not mounted"):
+        make(world)
+    assert nothing_of_it(world)
+
+
 def test_an_image_that_is_not_in_the_snapshot(original, world):
     Path(original.domain.disks[0].source).unlink()
     with pytest.raises(NotWholeError, match="not in the snapshot"):
