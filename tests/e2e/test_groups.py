@@ -127,6 +127,16 @@ def test_both_stand_still_at_the_same_time_and_share_the_pools_instant(pair, tmp
     assert "pair: app, db" in snaporch("show", "db@g1").out
 
 
+def test_both_come_back_to_it(app, db):
+    for guest in (app, db):
+        count, mark = guest.snapshot_count("g1"), guest.mark()
+        restore(guest, "g1")
+        assert_restored(guest, mark, count)
+        assert_clean(guest)
+    refused = snaporch("restore", "db@g1")
+    assert "of the group pair: app@g1 would be of the same instant" in refused.err
+
+
 def test_both_are_paused_when_the_snapshots_are_there(pair, tmp_path):
     with taken(tmp_path, "g5"):
         assert [guest.state() for guest in pair] == ["paused", "paused"]
@@ -136,16 +146,6 @@ def test_on_overlays_both_run_when_the_snapshots_are_there(pair, tmp_path):
     with taken(tmp_path, "g6", '[defaults]\nram_strategy = "overlay"\n'):
         for guest in pair:
             guest.wait_count(beyond=guest.wait_count())
-
-
-def test_both_come_back_to_it(app, db):
-    for guest in (app, db):
-        count, mark = guest.snapshot_count("g1"), guest.mark()
-        restore(guest, "g1")
-        assert_restored(guest, mark, count)
-        assert_clean(guest)
-    refused = snaporch("restore", "db@g1")
-    assert "of the group pair: app@g1 would be of the same instant" in refused.err
 
 
 def test_on_overlays_it_is_one_transaction_too(pair, tmp_path):

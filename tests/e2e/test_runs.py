@@ -52,7 +52,7 @@ def test_the_second_run_is_told_who_holds_the_domain(guest, tmp_path):
     ):
         wait_for_ram_phase()
         outcome = snaporch("snapshot", guest.name)
-        one_line_error(outcome, 6, guest.name, f"pid {first.pid}", "snapshot")
+        one_line_error(outcome, 6, guest.name, "held by snapshot")
         one_line_error(snaporch("snapshot", guest.name, "--wait", "1"), 6)
         first.send_signal(signal.SIGTERM)
         first.wait()
