@@ -50,7 +50,7 @@ def test_the_daemon_is_ready_reloads_and_stops(guest):
     unit = "snaporch.service"
     outcome = run("systemctl", "start", unit)
     assert outcome.status == 0, journal(unit)
-    assert "1 to come" in show(unit, "StatusText")
+    wait_for(lambda: "1 to come" in show(unit, "StatusText"), "the daemon's first look", 300)
     assert show(unit, "Slice") == "snaporch.slice"
     CONFIG.write_text(POLICY.format(name="other"))
     must("systemctl", "reload", unit)
