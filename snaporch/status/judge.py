@@ -26,15 +26,14 @@ _TWO = 2
 
 def judge(status: Status, limits: Limits) -> list[Trouble]:
     """Everything that needs attention, the critical first, otherwise in the order of a status."""
-    found: list[Trouble] = [*_carrier(status, limits)]
+    found = [trouble for run in status.runs for trouble in _run(run)]  # first: a guest may wait
+    found += _carrier(status, limits)
     for domain in status.domains:
         found += _domain(domain, _busy(domain, status.runs))
         for policy in domain.policies:
             found += _policy(domain.name, policy, status.at - span(limits.grace))
         for replica in domain.replicas:
             found += _replica(domain.name, replica, status.at - span(limits.replica_late))
-    for run in status.runs:
-        found += _run(run)
     for path in status.overlays:
         text = "belongs to no run that is known; may hold writes of a guest: see docs/recovery.md"
         found.append(Trouble("stray-overlay", Grade.WARNING, path, text))
