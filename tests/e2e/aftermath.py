@@ -78,6 +78,11 @@ def denied(expected: Iterable[str] = EXPECTED_DENIALS) -> list[str]:
     ]
 
 
+def remains() -> list[str]:
+    """What no recovery may leave on disks that went through a loss of power."""
+    return [*_holds(), *_passing_clones(), *_loops(), *denied()]
+
+
 def _processes() -> list[str]:
     """Not those of the kernel, nor those that have ended and are not waited for yet."""
     found = []
