@@ -1,6 +1,7 @@
 """The only room that talks to libvirt."""
 
 from snaporch.hypervisor.protocol import (
+    Backing,
     Blocker,
     CaptureRequest,
     CommitStage,
@@ -17,6 +18,7 @@ from snaporch.hypervisor.protocol import (
 )
 
 __all__ = [
+    "Backing",
     "Blocker",
     "CaptureRequest",
     "CommitStage",

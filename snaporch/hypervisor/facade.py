@@ -24,6 +24,7 @@ from snaporch.hypervisor.fitness import find_misfit
 from snaporch.hypervisor.inventory import DomainReader
 from snaporch.hypervisor.openfiles import open_files_of
 from snaporch.hypervisor.protocol import (
+    Backing,
     Blocker,
     CaptureRequest,
     HypervisorError,
@@ -246,6 +247,9 @@ class LibvirtHypervisor:
 
     def file_systems_frozen(self, uuid: str) -> bool:
         return agent.frozen(self._handle(uuid))
+
+    def backing_images(self, domain: Domain, target: str) -> tuple[Backing, ...]:
+        return domain_xml.backing_images(domain_xml.parse(domain.live_xml or ""), target)
 
     def backing_chain(self, domain: Domain, target: str) -> list[str]:
         return domain_xml.backing_chain(domain_xml.parse(domain.live_xml or ""), target)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.model import Domain, DomainState, PauseParts, Strategy, Versions
@@ -61,6 +61,16 @@ class HypervisorError(SnaporchError):
 
 
 @dataclass(frozen=True, slots=True)
+class Backing:
+    """An image in the chain of a disk."""
+
+    path: str
+    kind: str
+    """libvirt's ``<disk type=…>``: file or block."""
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
 class OverlayDisk:
     """A disk whose writes go to ``overlay`` while its ``base`` is snapshotted."""
 
@@ -70,6 +80,18 @@ class OverlayDisk:
     """libvirt's ``<disk type=…>`` of the base: file or block."""
     base_format: str
     overlay: str
+    below: tuple[Backing, ...] = ()
+    """The base's own chain, the nearest first."""
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> OverlayDisk:
+        """As a journal has it.
+
+        Raises:
+            KeyError, TypeError: it is not what it should be.
+        """
+        below = tuple(Backing(**image) for image in value.get("below", ()))
+        return cls(**value | {"below": below})
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +281,9 @@ class Hypervisor(Protocol):
 
     def file_systems_frozen(self, uuid: str) -> bool:
         """What the agent says about it; False when it says nothing."""
+
+    def backing_images(self, domain: Domain, target: str) -> tuple[Backing, ...]:
+        """The images below a disk's active one that are files or devices, the nearest first."""
 
     def backing_chain(self, domain: Domain, target: str) -> list[str]:
         """Files and devices below a disk's active image, as the live XML has them."""

@@ -11,7 +11,7 @@ from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
 from snaporch.errors import RefusedError
-from snaporch.hypervisor.protocol import CaptureRequest, OverlayDisk
+from snaporch.hypervisor.protocol import Backing, CaptureRequest, OverlayDisk
 from snaporch.model import Disk, Owner
 
 _SOURCE_ATTRIBUTES = {"file": "file", "block": "dev", "dir": "dir"}
@@ -115,14 +115,20 @@ def backing_source(root: Element, target: str) -> str | None:
 
 def backing_chain(root: Element, target: str) -> list[str]:
     """Everything below a disk's active image, the nearest first."""
+    return [image.path for image in backing_images(root, target)]
+
+
+def backing_images(root: Element, target: str) -> tuple[Backing, ...]:
+    """Every image below a disk's active one, the nearest first."""
     element = disk_element(root, target)
     found = []
     while element is not None and (element := element.find("backingStore")) is not None:
-        path = source_path(element, element.get("type", "file"))
+        kind, form = element.get("type", "file"), element.find("format")
+        path = source_path(element, kind)
         if path is None:
             break
-        found.append(path)
-    return found
+        found.append(Backing(path, kind, (form.get("type") if form is not None else "") or ""))
+    return tuple(found)
 
 
 def disk_element(root: Element, target: str) -> Element | None:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol, Self
 from snaporch.bundle.store import explained_store, private_directory, sync_directory
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import CommitStage, OverlayDisk, Told
-from snaporch.model import DomainState, Strategy
+from snaporch.model import DomainState, Owner, Strategy
 
 FORMAT = 1
 _SNAPSHOT = "snapshot"
@@ -142,6 +142,8 @@ class Facts:
     """The emulator's limit for the last of RAM while the run saves it; 0 to leave it alone."""
     own_downtime_ms: int = 0
     """The one it had, and is to have again."""
+    emulator: Owner | None = None
+    """The user and group the emulator runs as, if libvirt tells."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Facts:
@@ -150,12 +152,14 @@ class Facts:
         Raises:
             KeyError, TypeError, ValueError: they are not all there, or not what they should be.
         """
-        known = {
+        known: dict[str, Any] = {
             "was": DomainState(value["was"]),
             "strategy": Strategy(value["strategy"]),
             "datasets": tuple(value["datasets"]),
-            "overlays": tuple(OverlayDisk(**disk) for disk in value["overlays"]),
+            "overlays": tuple(OverlayDisk.from_json(disk) for disk in value["overlays"]),
         }
+        if emulator := value.get("emulator"):
+            known["emulator"] = Owner(**emulator)
         return cls(**value | known)
 
 

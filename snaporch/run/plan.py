@@ -16,7 +16,7 @@ from snaporch.bundle.compress import Compressing, Compression, choose
 from snaporch.bundle.pace import FIRST_LEVEL, next_level
 from snaporch.config import DomainSettings
 from snaporch.errors import RefusedError, UnavailableError, UsageError
-from snaporch.hypervisor import Blocker, OverlayDisk
+from snaporch.hypervisor import Backing, Blocker, OverlayDisk
 from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
 from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.run.choice import choose_strategy
@@ -230,7 +230,8 @@ def make_plan(
         snapshot=snapshot,
         datasets=datasets,
         overlay_dir=str(overlay_dir),
-        overlays=_overlays(choice.strategy, planned, overlay_dir),
+        overlays=_overlays(context, domain, choice.strategy, planned, overlay_dir),
+        emulator=domain.emulator_owner,
         # Under one name for all runs: libvirt adds it to the guest's AppArmor profile each time.
         ram_pipe=str(paths.runtime / f"{domain.uuid}.ram"),
         overlay_max_mib=paths.overlay_max_mib,
@@ -275,14 +276,19 @@ def _compressing(context: Context, settings: DomainSettings, facts: Facts) -> Co
 
 
 def _overlays(
-    strategy: Strategy, planned: list[PlannedDisk], directory: Path
+    context: Context,
+    domain: Domain,
+    strategy: Strategy,
+    planned: list[PlannedDisk],
+    directory: Path,
 ) -> tuple[OverlayDisk, ...]:
     if strategy is not Strategy.OVERLAY:
         return ()
-    return tuple(_overlay(disk, directory) for disk in planned)
+    chain = context.hypervisor.backing_images
+    return tuple(_overlay(disk, directory, chain(domain, disk.disk.target)) for disk in planned)
 
 
-def _overlay(planned: PlannedDisk, directory: Path) -> OverlayDisk:
+def _overlay(planned: PlannedDisk, directory: Path, below: tuple[Backing, ...]) -> OverlayDisk:
     block = stat.S_ISBLK(os.stat(planned.path).st_mode)
     return OverlayDisk(
         target=planned.disk.target,
@@ -290,6 +296,7 @@ def _overlay(planned: PlannedDisk, directory: Path) -> OverlayDisk:
         base_kind="block" if block else "file",
         base_format=planned.disk.format,
         overlay=str(directory / f"{planned.disk.target}.qcow2"),
+        below=below,
     )
 
 

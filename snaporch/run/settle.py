@@ -7,6 +7,7 @@ and snapshots were the run's own, and what cannot be seen.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -205,7 +206,7 @@ def _settle_disks(
                 f"start it, then run: snaporch recover {facts.uuid}",
             )
         for disk in disks:
-            overlays.commit_offline(disk)
+            overlays.commit_offline(disk, facts.emulator)
         done.append(f"committed {_targets(disks)} while the guest is off")
     if domain is not None:
         context.hypervisor.rebase_inactive(facts.uuid, facts.overlays)
@@ -249,7 +250,7 @@ def _see(
         live=where,
         inactive=_points(inactive, disk),
         # read only where it decides something: comparing a large disk takes its time
-        file=File.WRITTEN if settled else _file(disk, committed=Note.COMMITTED in notes),
+        file=File.WRITTEN if settled else _file(facts, disk, notes),
         pivoting=Note.PIVOTING in notes,
     )
 
@@ -269,18 +270,18 @@ def _points(sources: dict[str, str] | None, disk: OverlayDisk) -> Points:
     return known.get(sources.get(disk.target, ""), Points.ELSEWHERE)
 
 
-def _file(disk: OverlayDisk, *, committed: bool) -> File:
-    path = Path(disk.overlay)
-    if not path.exists():
+def _file(facts: Facts, disk: OverlayDisk, notes: Collection[Note]) -> File:
+    if not os.path.lexists(disk.overlay):
         return File.MISSING
-    if committed:
+    if Note.COMMITTED in notes:
         return File.COMMITTED
     try:
-        if not overlays.holds_writes(path):
+        if not overlays.holds_writes(disk, facts.emulator):
             return File.EMPTY
-        return File.COMMITTED if overlays.holds_what_base_holds(disk) else File.WRITTEN
-    except (SnaporchError, ValueError):
+        same = overlays.holds_what_base_holds(disk, facts.emulator)
+    except (SnaporchError, OSError, ValueError):
         return File.WRITTEN
+    return File.COMMITTED if same else File.WRITTEN
 
 
 def _targets(disks: list[OverlayDisk]) -> str:
@@ -303,7 +304,7 @@ def remove_unused(context: Context, facts: Facts) -> None:
 
 def _check_unused(context: Context, facts: Facts) -> None:
     """No domain names one of the overlays, anywhere in a chain, and no process has one open."""
-    there = [disk for disk in facts.overlays if Path(disk.overlay).exists()]
+    there = [disk for disk in facts.overlays if os.path.lexists(disk.overlay)]
     if not there:
         return
     for domain in context.hypervisor.domains():

@@ -139,7 +139,7 @@ def _let_go(window: _Window, facts: dict[str, Any], uri: str) -> bool:
     try:
         hypervisor = open_hypervisor(uri)
         if window is _Window.ON_OVERLAYS:
-            overlays = [OverlayDisk(**disk) for disk in facts["overlays"]]
+            overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
             unsuspended = Patience(running=float("inf"))  # killed then, it would stay so
             hypervisor.commit(facts["uuid"], overlays, lambda _stage: None, unsuspended)
         elif facts["strategy"] == "quiesced":

@@ -86,7 +86,7 @@ class ProbeHost:
     def overlay(self) -> OverlayDisk:
         """An overlay for the guest's disk, ready to be used."""
         domain = self.hypervisor.domain(self.uuid)
-        overlays.make_directory(self._overlays, domain.emulator_owner)
+        overlays.make_directory(self._overlays)
         source = str(domain.disks[0].source)
         made = OverlayDisk("vda", source, "file", "raw", str(self._overlays / "vda.qcow2"))
         capacity = self.hypervisor.disk_capacity(self.uuid, "vda")

@@ -25,6 +25,7 @@ from snaporch.errors import NotFoundError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.protocol import (
+    Backing,
     Blocker,
     CaptureRequest,
     CommitStage,
@@ -193,6 +194,10 @@ class FakeHypervisor:
         """See the protocol."""
         guest = self.guests.get(uuid)
         return guest.sources() if guest else (None, None)
+
+    def backing_images(self, domain: Domain, target: str) -> tuple[Backing, ...]:
+        """Like backing_chain, with the formats."""
+        return domain_xml.backing_images(domain_xml.parse(domain.live_xml or ""), target)
 
     def backing_chain(self, domain: Domain, target: str) -> list[str]:
         """See the protocol."""

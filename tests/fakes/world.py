@@ -231,11 +231,11 @@ class World:
         """A guest's write into an overlay."""
         Path(path).write_bytes(_WRITTEN)
 
-    def holds_writes(self, overlay: Path) -> bool:
+    def holds_writes(self, disk: OverlayDisk, owner: Owner | None) -> bool:
         """Whether there were writes."""
-        return overlay.read_bytes() == _WRITTEN
+        return Path(disk.overlay).read_bytes() == _WRITTEN
 
-    def holds_what_base_holds(self, disk: OverlayDisk) -> bool:
+    def holds_what_base_holds(self, disk: OverlayDisk, owner: Owner | None) -> bool:
         """Whether the overlay was committed."""
         return Path(disk.overlay).read_bytes() == Path(disk.base).read_bytes()
 
@@ -245,7 +245,7 @@ class World:
         assert journal.exists()
         self.guarded.append(facts)
 
-    def commit_offline(self, disk: OverlayDisk) -> None:
+    def commit_offline(self, disk: OverlayDisk, owner: Owner | None) -> None:
         """What ``qemu-img commit`` does."""
         self.hooks.act("overlays.commit_offline", disk.target)
         Path(disk.base).write_bytes(Path(disk.overlay).read_bytes())

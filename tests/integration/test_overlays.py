@@ -2,17 +2,22 @@
 
 import json
 import os
+import stat
+import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from snaporch.hypervisor import OverlayDisk
+from snaporch.hypervisor import Backing, OverlayDisk
 from snaporch.model import Owner
 from snaporch.run import overlays
-from snaporch.run.overlays import OverlayError
+from snaporch.run.images import OverlayError
 
 MIB = 1 << 20
+OWNER = Owner(64055, 64055) if os.getuid() == 0 else Owner(os.getuid(), os.getgid())
+"""The emulator's user; another than root's wherever it can be."""
 
 
 def qemu_io(path, command, form="qcow2"):
@@ -40,14 +45,14 @@ def disk(request, tmp_path):
 
 @pytest.fixture
 def overlay(disk):
-    overlays.make_overlay(disk, 8 * MIB, Owner(os.getuid(), os.getgid()))
+    overlays.make_overlay(disk, 8 * MIB, OWNER)
     return disk.overlay
 
 
 def test_an_overlay_is_private_empty_and_as_large_as_its_disk(disk, overlay):
     status = os.stat(overlay)
     assert status.st_mode & 0o777 == 0o600
-    assert (status.st_uid, status.st_gid) == (os.getuid(), os.getgid())
+    assert Owner(status.st_uid, status.st_gid) == OWNER
     assert virtual_size(overlay) == 8 * MIB
     assert status.st_blocks * 512 < MIB
 
@@ -59,14 +64,14 @@ def test_the_guest_sees_its_base_through_the_overlay(disk, overlay):
 
 def test_making_an_overlay_does_not_open_the_base(disk):
     os.unlink(disk.base)
-    overlays.make_overlay(disk, 8 * MIB, None)
+    overlays.make_overlay(disk, 8 * MIB, OWNER)
     assert os.path.exists(disk.overlay)
 
 
 def test_an_untouched_overlay_holds_no_writes(disk, overlay):
-    assert not overlays.holds_writes(overlay)
+    assert not overlays.holds_writes(disk, OWNER)
     qemu_io(overlay, "read -q 0 8M")
-    assert not overlays.holds_writes(overlay)
+    assert not overlays.holds_writes(disk, OWNER)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +85,15 @@ def test_an_untouched_overlay_holds_no_writes(disk, overlay):
 )
 def test_any_write_is_seen(disk, overlay, write):
     qemu_io(overlay, write)
-    assert overlays.holds_writes(overlay)
+    assert overlays.holds_writes(disk, OWNER)
 
 
 def test_writes_come_into_the_base(disk, overlay):
     qemu_io(overlay, "write -q -P 0x22 2M 1M")
-    overlays.commit_offline(disk)
+    overlays.commit_offline(disk, OWNER)
     qemu_io(disk.base, "read -q -P 0x11 0 1M", disk.base_format)
     qemu_io(disk.base, "read -q -P 0x22 2M 1M", disk.base_format)
-    overlays.commit_offline(disk)  # again is fine
+    overlays.commit_offline(disk, OWNER)  # again is fine
 
 
 @pytest.mark.parametrize("disk", ["qcow2"], indirect=True)  # of a raw one, qemu-io shares writes
@@ -104,52 +109,52 @@ def test_a_base_that_is_in_use_is_not_committed_into(disk, overlay):
         emulator.stdin.flush()
         assert "8 MiB" in emulator.stdout.readline()  # it has the image open, and locked
         with pytest.raises(OverlayError, match=r"qemu-img commit: .*lock"):
-            overlays.commit_offline(disk)
+            overlays.commit_offline(disk, OWNER)
         emulator.stdin.close()
-    assert overlays.holds_writes(overlay)
+    assert overlays.holds_writes(disk, OWNER)
 
 
 def test_what_is_no_overlay_is_an_error(disk, tmp_path):
     (tmp_path / "text").write_text("no image")
     broken = OverlayDisk("vda", disk.base, "file", "raw", str(tmp_path / "text"))
     with pytest.raises(OverlayError):
-        overlays.commit_offline(broken)
+        overlays.commit_offline(broken, OWNER)
     with pytest.raises(OverlayError):
-        overlays.holds_writes(tmp_path / "absent")
+        overlays.holds_writes(replace(disk, overlay=str(tmp_path / "absent")), OWNER)
 
 
 def test_an_overlay_that_holds_what_its_base_holds(disk, overlay):
-    assert overlays.holds_what_base_holds(disk)
+    assert overlays.holds_what_base_holds(disk, OWNER)
     qemu_io(overlay, "write -q -P 0x22 0 64k")
-    assert not overlays.holds_what_base_holds(disk)
+    assert not overlays.holds_what_base_holds(disk, OWNER)
     qemu_io(overlay, "write -q -P 0x11 0 64k")
-    assert overlays.holds_writes(overlay)
-    assert overlays.holds_what_base_holds(disk)
+    assert overlays.holds_writes(disk, OWNER)
+    assert overlays.holds_what_base_holds(disk, OWNER)
 
 
 def test_a_committed_overlay_holds_what_its_base_holds(disk, overlay):
     """A block commit copies; it leaves the overlay as it was."""
     qemu_io(overlay, "write -q -P 0x22 1M 64k")
     qemu_io(disk.base, "write -q -P 0x22 1M 64k", disk.base_format)
-    assert overlays.holds_writes(overlay)
-    assert overlays.holds_what_base_holds(disk)
+    assert overlays.holds_writes(disk, OWNER)
+    assert overlays.holds_what_base_holds(disk, OWNER)
 
 
 def test_zeros_that_were_written_over_something_are_a_difference(disk, overlay):
     qemu_io(overlay, "write -q -z 0 64k")
-    assert not overlays.holds_what_base_holds(disk)
+    assert not overlays.holds_what_base_holds(disk, OWNER)
 
 
 def test_what_cannot_be_compared_is_not_the_same(disk, overlay):
     Path(overlay).write_bytes(b"no qcow2")
-    assert not overlays.holds_what_base_holds(disk)
+    assert not overlays.holds_what_base_holds(disk, OWNER)
     os.unlink(overlay)
-    assert not overlays.holds_what_base_holds(disk)
+    assert not overlays.holds_what_base_holds(disk, OWNER)
 
 
 def test_without_its_base_nothing_is_the_same(disk, overlay):
     os.unlink(disk.base)
-    assert not overlays.holds_what_base_holds(disk)
+    assert not overlays.holds_what_base_holds(disk, OWNER)
 
 
 def test_an_overlay_that_was_set_aside_still_holds_the_writes(disk, overlay, tmp_path):
@@ -159,3 +164,125 @@ def test_an_overlay_that_was_set_aside_still_holds_the_writes(disk, overlay, tmp
     assert kept.parent.stat().st_mode & 0o777 == 0o700
     qemu_io(kept, "read -q -P 0x22 0 64k")
     qemu_io(kept, "read -q -P 0x11 64k 64k")
+
+
+# -- what an emulator may have made of its overlay ----------------------------------------------
+
+
+@pytest.fixture
+def precious(tmp_path):
+    """A file of root's that the guest has nothing to do with, as large as its disk."""
+    path = tmp_path / "precious"
+    path.write_bytes(b"p" * 8 * MIB)
+    path.chmod(0o600)
+    return path
+
+
+def rewritten(*options):
+    """The emulator rewrites the header by qemu-img's own means."""
+
+    def forge(overlay, precious):
+        words = [option.format(precious=precious) for option in options]
+        subprocess.run(["qemu-img", *words, overlay], check=True, capture_output=True)
+
+    return forge
+
+
+def with_data_file(overlay, precious):
+    """The clusters are in another file: the feature bit, and the extension with the name."""
+    with open(overlay, "r+b") as image:
+        data = bytearray(image.read(1 << 16))
+        struct.pack_into(">Q", data, 72, 1 << 2)
+        offset, length = struct.unpack_from(">QI", data, 8)
+        (begin,) = struct.unpack_from(">I", data, 100)
+        name = str(precious).encode()
+        backing = bytes(data[offset : offset + length])
+        formed = bytes(data[begin : begin + 16])
+        extension = struct.pack(">II", 0x44415441, len(name)) + name.ljust(-(-len(name) // 8) * 8)
+        data[begin:4096] = (formed + extension).ljust(4096 - begin, b"\0")
+        data[4096 : 4096 + length] = backing
+        struct.pack_into(">Q", data, 8, 4096)
+        image.seek(0)
+        image.write(data)
+
+
+def as_a_link(overlay, precious):
+    os.unlink(overlay)
+    os.symlink(precious, overlay)
+
+
+def as_another_name(overlay, precious):
+    os.unlink(overlay)
+    os.link(precious, overlay)
+
+
+def as_a_fifo(overlay, precious):
+    os.unlink(overlay)
+    os.mkfifo(overlay)
+
+
+def as_a_giant(overlay, precious):
+    with open(overlay, "r+b") as image:
+        image.seek(24)
+        image.write(struct.pack(">Q", 1 << 60))
+
+
+HOSTILE = {
+    "another backing file": rewritten(
+        "rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", "{precious}"
+    ),
+    "another backing format": rewritten("rebase", "-u", "-f", "qcow2", "-F", "vmdk", "-b", "/x"),
+    "no backing file": rewritten("rebase", "-u", "-f", "qcow2", "-b", ""),
+    "data file": with_data_file,
+    "link": as_a_link,
+    "hard link": as_another_name,
+    "fifo": as_a_fifo,
+    "giant": as_a_giant,
+}
+
+
+@pytest.mark.parametrize("forge", HOSTILE.values(), ids=HOSTILE)
+def test_what_an_emulator_made_of_its_overlay_leads_nowhere(disk, overlay, precious, forge):
+    qemu_io(overlay, "write -q -P 0x22 2M 1M")
+    before = Path(disk.base).read_bytes(), precious.read_bytes(), os.lstat(disk.base)
+    forge(overlay, precious)
+    with pytest.raises(OverlayError, match="nothing was changed"):
+        overlays.commit_offline(disk, OWNER)
+    assert not overlays.holds_what_base_holds(disk, OWNER)
+    try:
+        assert overlays.holds_writes(disk, OWNER)
+    except OverlayError as error:
+        assert str(precious) not in str(error)
+    assert (Path(disk.base).read_bytes(), precious.read_bytes()) == before[:2]
+    assert stat.S_IMODE(precious.stat().st_mode) == 0o600
+    assert precious.stat().st_uid == os.getuid()
+    assert Path(disk.base).stat().st_uid == before[2].st_uid
+
+
+def test_images_are_the_emulators_while_qemu_img_has_them_and_never_longer(disk, overlay, tmp_path):
+    tmp_path.chmod(0o700)
+    os.chmod(disk.base, 0o600)
+    qemu_io(overlay, "write -q -P 0x22 2M 1M")
+    os.chown(overlay, os.getuid(), os.getgid())  # as libvirt leaves it when its guest ends
+    overlays.commit_offline(disk, OWNER)
+    qemu_io(disk.base, "read -q -P 0x22 2M 1M", disk.base_format)
+    assert {os.stat(path).st_uid for path in (disk.base, overlay)} == {os.getuid()}
+
+
+def test_a_base_with_a_chain_of_its_own_is_committed_into_as_the_journal_has_it(tmp_path):
+    golden, base = tmp_path / "golden.raw", tmp_path / "base.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "raw", golden, "8M"], check=True)
+    qemu_io(golden, "write -q -P 0x33 0 8M", "raw")
+    create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "golden.raw", base]
+    subprocess.run(create, check=True, cwd=tmp_path)  # a relative name
+    disk = OverlayDisk("vda", str(base), "file", "qcow2", str(tmp_path / "vda.qcow2"))
+    overlays.make_overlay(disk, 8 * MIB, OWNER)
+    qemu_io(disk.overlay, "write -q -P 0x22 2M 1M")
+    with pytest.raises(OverlayError, match=r"golden\.raw as its backing file"):
+        overlays.commit_offline(disk, OWNER)
+    known = replace(disk, below=(Backing(str(golden), "file", "raw"),))
+    assert not overlays.holds_what_base_holds(known, OWNER)
+    overlays.commit_offline(known, OWNER)
+    qemu_io(base, "read -q -P 0x33 0 2M")
+    qemu_io(base, "read -q -P 0x22 2M 1M")
+    qemu_io(golden, "read -q -P 0x33 0 8M", "raw")

@@ -22,7 +22,7 @@ class Overlay(RamStrategy):
     def make_overlays(self) -> None:
         """Empty overlays over the bases, made before so that the freeze need not wait for them."""
         facts, owner = self.work.plan.facts, self.work.domain.emulator_owner
-        overlays.make_directory(Path(facts.overlay_dir), owner)
+        overlays.make_directory(Path(facts.overlay_dir))
         for disk in facts.overlays:
             size = self.work.hypervisor.disk_capacity(facts.uuid, disk.target)
             overlays.make_overlay(disk, size, owner)

@@ -1,4 +1,5 @@
 import os
+import struct
 import subprocess
 
 import pytest
@@ -6,9 +7,10 @@ import pytest
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
-from snaporch.run import overlays
-from snaporch.run.overlays import OverlayError
+from snaporch.run import images, overlays
+from snaporch.run.images import OverlayError
 
+HEADER = struct.pack(">4sIQIIQI", b"QFI\xfb", 2, 0, 0, 16, 1 << 20, 0).ljust(512, b"\0")
 OWNER = Owner(os.getuid(), os.getgid())
 
 
@@ -22,7 +24,7 @@ def qemu_img(monkeypatch):
 
     def answers(code=0, out="", err=""):
         monkeypatch.setattr(
-            overlays.subprocess,
+            images.subprocess,
             "run",
             lambda words, **_: subprocess.CompletedProcess(words, code, out, err),
         )
@@ -30,17 +32,42 @@ def qemu_img(monkeypatch):
     return answers
 
 
-def test_the_directory_is_the_emulators_and_nobody_elses(tmp_path):
-    overlays.make_directory(tmp_path / "overlays" / "run", OWNER)
-    assert (tmp_path / "overlays").stat().st_mode & 0o777 == 0o711
-    assert (tmp_path / "overlays" / "run").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "overlays" / "run").stat().st_uid == OWNER.uid
+def test_the_emulators_user_can_pass_through_the_directory_and_do_nothing_else(tmp_path):
+    overlays.make_directory(tmp_path / "overlays" / "run")
+    for directory in (tmp_path / "overlays", tmp_path / "overlays" / "run"):
+        assert directory.stat().st_mode & 0o777 == 0o711
+        assert directory.stat().st_uid == os.getuid()
+
+
+@pytest.mark.parametrize("plant", ["link", "dangling link", "file"])
+def test_what_is_in_the_place_of_an_overlay_is_not_touched(qemu_img, tmp_path, plant):
+    qemu_img()
+    precious, place = tmp_path / "precious", tmp_path / "vda.qcow2"
+    if plant != "dangling link":
+        precious.write_text("not the guest's")
+    if plant == "file":
+        place.write_text("somebody's")
+    else:
+        place.symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        overlays.make_overlay(disk(tmp_path), 1 << 20, OWNER)
+    assert os.path.lexists(place)
+    assert precious.exists() == (plant != "dangling link")
+    if precious.exists():
+        assert precious.read_text() == "not the guest's"
+
+
+def test_an_overlay_that_cannot_be_made_is_not_left(qemu_img, tmp_path):
+    qemu_img(1, err="No space left on device")
+    with pytest.raises(OverlayError):
+        overlays.make_overlay(disk(tmp_path), 1 << 20, None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="run snaporch as root"):
-        overlays.make_directory(tmp_path / "file" / "run", None)
+        overlays.make_directory(tmp_path / "file" / "run")
 
 
 def test_removing_takes_overlays_and_directory(tmp_path):
@@ -87,4 +114,30 @@ def test_what_qemu_img_says_is_told_on_one_line(qemu_img, tmp_path):
 )
 def test_writes_are_what_lies_in_the_top_image(qemu_img, tmp_path, regions, written):
     qemu_img(out=regions)
-    assert overlays.holds_writes(tmp_path / "vda.qcow2") is written
+    (tmp_path / "vda.qcow2").write_bytes(HEADER)
+    assert overlays.holds_writes(disk(tmp_path), None) is written
+
+
+def test_who_has_a_file_open_is_found_by_its_number(tmp_path):
+    (tmp_path / "vda.qcow2").touch()
+    (tmp_path / "vdb.qcow2").touch()
+    with (tmp_path / "vda.qcow2").open():
+        assert overlays.open_somewhere([tmp_path / "vda.qcow2"]) == os.getpid()
+        assert overlays.open_somewhere([tmp_path / "vdb.qcow2"]) is None
+    assert overlays.open_somewhere([tmp_path / "vda.qcow2"]) is None
+
+
+def test_files_that_cannot_be_the_one_are_not_asked_for_their_status(tmp_path, monkeypatch):
+    """On a dead mount, stat(2) never returns."""
+    overlay, other = tmp_path / "vda.qcow2", tmp_path / "other"
+    overlay.touch()
+    asked, real = [], os.stat
+
+    def stat(path, **options):
+        asked.append(os.path.realpath(path))
+        return real(path, **options)
+
+    with other.open("w"):
+        monkeypatch.setattr(overlays.os, "stat", stat)
+        assert overlays.open_somewhere([overlay]) is None
+    assert str(other) not in asked

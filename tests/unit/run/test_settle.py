@@ -12,8 +12,8 @@ from snaporch.hypervisor import HypervisorError, Pause
 from snaporch.model import DomainState, Level
 from snaporch.pool import PoolError
 from snaporch.run import settle as settle_module
+from snaporch.run.images import OverlayError
 from snaporch.run.journal import Journal, Note, Step, read_journals
-from snaporch.run.overlays import OverlayError
 from snaporch.run.parts import build_manifest
 from snaporch.run.plan import make_plan
 from snaporch.run.settle import foresee, is_ours_to_resume, recover, remove_unused, settle
@@ -245,7 +245,7 @@ def test_an_overlay_that_cannot_be_read_is_taken_for_written(world, monkeypatch)
     run = Killed(world).switched(live=False, inactive=False)
     restarted_on_its_base(run)
 
-    def fail(_overlay):
+    def fail(*_):
         raise OverlayError("qemu-img map", "Image is corrupt")
 
     monkeypatch.setattr(settle_module.overlays, "holds_writes", fail)
@@ -387,7 +387,7 @@ def test_an_offline_commit_that_fails_keeps_everything(world, monkeypatch):
     run = Killed(world).switched().took_snapshots()
     off(run)
 
-    def fail(_disk):
+    def fail(*_):
         raise OverlayError("qemu-img commit", "Failed to get write lock")
 
     monkeypatch.setattr(settle_module.overlays, "commit_offline", fail)

@@ -26,9 +26,9 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.pool import PoolError
 from snaporch.run import overlays
+from snaporch.run.images import OverlayError
 from snaporch.run.journal import Journal, Step
 from snaporch.run.lock import domain_lock
-from snaporch.run.overlays import OverlayError
 from snaporch.run.records import all_records
 from snaporch.run.snapshot import take_snapshot
 
