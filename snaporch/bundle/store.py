@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from snaporch.bundle.hostfile import read_host_file
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -201,10 +202,12 @@ class PartialBundle:
         return self._add(name, role, text.encode("utf-8", "surrogateescape"))
 
     def add_copy(self, name: str, role: Role, source: Path, *, before: float | None) -> Part:
-        """Copy a host file; ``before``, the time of the freeze, tells whether it changed since."""
-        with source.open("rb") as stream:
-            data = stream.read()
-            status = os.fstat(stream.fileno())
+        """Copy a host file; ``before``, the time of the freeze, tells whether it changed since.
+
+        Raises:
+            HostFileError: it is not a regular file of a sensible size.
+        """
+        data, status = read_host_file(source)
         exact = None if before is None else status.st_mtime < before
         part = self._add(name, role, data)
         return part.model_copy(

@@ -13,9 +13,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from snaporch.bundle.hostfile import put_host_file
 from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.ramcopy import copy_with_xml, read_preface
-from snaporch.bundle.store import write_private
 from snaporch.errors import RefusedError, RunFailedError, UsageError
 from snaporch.hypervisor.rewrite import (
     ISOLATED,
@@ -326,6 +326,7 @@ def _copy_state(source: Source, identity: Identity) -> None:
 
     TPM state goes where libvirt will look: to a directory named after the UUID, or to ours.
     """
+    handed: dict[Path, Part] = {}
     for part in source.manifest.parts:
         if part.role is Role.NVRAM:
             _put(source.directory / part.name, Path(identity.nvram), part)
@@ -338,16 +339,15 @@ def _copy_state(source: Source, identity: Identity) -> None:
             else:
                 folder = Path(identity.tpm)
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-            if part.uid is not None and part.gid is not None:
-                os.chown(folder, part.uid, part.gid)
             _put(source.directory / part.name, folder / original.name, part)
+            handed[folder] = part
+    for folder, part in handed.items():  # when root has nothing to do in it any more
+        if part.uid is not None and part.gid is not None:
+            os.chown(folder, part.uid, part.gid, follow_symlinks=False)
 
 
 def _put(source: Path, target: Path, part: Part) -> None:
-    write_private(target, source.read_bytes())
-    if part.uid is not None and part.gid is not None and part.mode is not None:
-        os.chown(target, part.uid, part.gid)
-        target.chmod(part.mode)
+    put_host_file(target, source.read_bytes(), part.uid, part.gid, part.mode)
 
 
 def _bring_up(

@@ -12,11 +12,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snaporch.bundle.hostfile import read_host_file
 from snaporch.bundle.ramimage import RamImageError, read_header
 from snaporch.bundle.store import explained_store, private_directory, sync_directory, write_private
 from snaporch.errors import RefusedError
@@ -146,11 +148,11 @@ class Safety:
         """Copy what a restore will replace: NVRAM, TPM state, a managed save image."""
         if domain is None:
             return
-        if domain.nvram is not None and Path(domain.nvram).is_file():
+        if domain.nvram is not None and os.path.lexists(domain.nvram):
             _copy(Path(domain.nvram), self.directory / "nvram.fd")
         if domain.tpm_state is not None and Path(domain.tpm_state).is_dir():
             for path in sorted(Path(domain.tpm_state).iterdir()):
-                if path.is_file() and not path.is_symlink():
+                if stat.S_ISREG(path.lstat().st_mode):
                     _copy(path, self.directory / f"{TPM_PREFIX}{path.name}")
         image = self.context.hypervisor.managed_save_path(domain.uuid)
         if image is not None:
@@ -203,8 +205,8 @@ class Safety:
 
 def _copy(source: Path, target: Path) -> None:
     """Whose it is and what may be done with it included; on stable storage."""
-    status = source.stat()
-    write_private(target, source.read_bytes())
+    data, status = read_host_file(source)
+    write_private(target, data)
     os.chown(target, status.st_uid, status.st_gid)
     target.chmod(status.st_mode & 0o7777)
 

@@ -5,11 +5,10 @@ What has to be done comes from the facts in the journal alone, so both do the sa
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
-from snaporch.bundle.store import sync_directory, write_private
+from snaporch.bundle.hostfile import put_host_file
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.model import Domain
 from snaporch.pool import PoolError
@@ -256,14 +255,7 @@ def _lift(context: Context, facts: RestoreFacts, domain: Domain) -> None:
 
 
 def _put_back(file: HostFile) -> None:
-    """As it was and whose it was; the name changes hands in one instant."""
+    """As it was and whose it was."""
     place = Path(file.place)
     place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.name}.snaporch")
-    temporary.unlink(missing_ok=True)
-    write_private(temporary, Path(file.copy).read_bytes())
-    if file.uid is not None and file.gid is not None and file.mode is not None:
-        os.chown(temporary, file.uid, file.gid)
-        temporary.chmod(file.mode)
-    temporary.replace(place)
-    sync_directory(place.parent)
+    put_host_file(place, Path(file.copy).read_bytes(), file.uid, file.gid, file.mode)

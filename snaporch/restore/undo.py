@@ -13,6 +13,8 @@ from snaporch.restore.journal import Target
 TPM_PREFIX = "tpm."
 """What the names of files of TPM state have before them in a safety copy."""
 
+_COPY = ("cp", "-p", "--remove-destination", "-T")
+"""Follows no link that is in the place of a file: the directory is the emulator's."""
 _HEAD = """#!/bin/sh
 # Undoes a restore by snaporch: brings the disks back to what they were before it.
 # The guest must be off. What was written since the restore is lost.
@@ -119,11 +121,11 @@ def _check(directory: Path, target: Target, streams: Sequence[tuple[str, str]]) 
 def _files(directory: Path, domain: Domain) -> list[str]:
     lines = []
     if domain.nvram is not None and (directory / "nvram.fd").exists():
-        lines.append(f"cp -p nvram.fd {shlex.quote(domain.nvram)}")
+        lines.append(shlex.join([*_COPY, "nvram.fd", domain.nvram]))
     kept = sorted(path.name for path in directory.glob(f"{TPM_PREFIX}*"))
     if domain.tpm_state is not None and kept:
         lines.append(f"mkdir -p {shlex.quote(domain.tpm_state)}")
         for name in kept:
             place = Path(domain.tpm_state) / name.removeprefix(TPM_PREFIX)
-            lines.append(shlex.join(["cp", "-p", name, str(place)]))
+            lines.append(shlex.join([*_COPY, name, str(place)]))
     return lines

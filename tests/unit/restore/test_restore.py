@@ -7,6 +7,7 @@ import pytest
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
+from snaporch.bundle import hostfile
 from snaporch.errors import (
     AttentionError,
     ExitCode,
@@ -165,13 +166,13 @@ def test_secrets_are_never_readable_by_others_on_their_way_back(tell, world, mon
     (state / "tpm2-00.permall").chmod(0o600)
     tell(tpm=str(state))
     modes = []
-    real = os.chown
+    real = os.fchown
 
-    def chown(path, uid, gid, **options):
-        modes.append(Path(path).stat().st_mode & 0o077)
-        real(path, uid, gid, **options)
+    def fchown(descriptor, uid, gid):
+        modes.append(os.fstat(descriptor).st_mode & 0o077)
+        real(descriptor, uid, gid)
 
-    monkeypatch.setattr(steps.os, "chown", chown)
+    monkeypatch.setattr(hostfile.os, "fchown", fchown)
     before = os.umask(0o022)
     try:
         put_back(world, safety=False)
@@ -265,11 +266,17 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
     assert (kept / "tpm.tpm2-00.volatilestate").read_bytes() == b"volatile now"
     assert (kept / "managed.save").read_bytes().endswith(b"QEVM later")
     text = script.read_text()
-    assert f"cp -p nvram.fd {vars_fd}\n" in text
-    assert f"cp -p tpm.tpm2-00.permall {state}/tpm2-00.permall\n" in text
+    assert f"cp -p --remove-destination -T nvram.fd {vars_fd}\n" in text
+    assert f"cp -p --remove-destination -T tpm.tpm2-00.permall {state}/tpm2-00.permall\n" in text
     assert "its managed save image: virsh restore $PWD/managed.save" in text
     files = [line for line in text.splitlines() if line.startswith(("cp ", "mkdir -p /"))]
+    precious = world.root / "precious"
+    precious.write_text("the host's")
+    vars_fd.unlink()
+    vars_fd.symlink_to(precious)
     subprocess.run(["sh", "-e"], input="\n".join(files), cwd=kept, text=True, check=True)
+    assert precious.read_text() == "the host's"
+    assert not vars_fd.is_symlink()
     assert vars_fd.read_bytes() == b"now"
     assert (state / "tpm2-00.permall").read_bytes() == b"secret now"
     made = plan(world)

@@ -1,0 +1,104 @@
+import os
+import stat
+
+import pytest
+
+from snaporch.bundle import hostfile
+from snaporch.bundle.hostfile import LIMIT_BYTES, HostFileError, put_host_file, read_host_file
+
+
+@pytest.fixture
+def precious(tmp_path):
+    path = tmp_path / "precious"
+    path.write_text("the host's")
+    path.chmod(0o600)
+    return path
+
+
+def as_a_link(place, precious):
+    place.symlink_to(precious)
+
+
+def as_a_dangling_link(place, precious):
+    place.symlink_to("nowhere")
+
+
+def as_a_fifo(place, precious):
+    os.mkfifo(place)
+
+
+def as_a_directory(place, precious):
+    place.mkdir()
+
+
+def as_a_giant(place, precious):
+    place.touch()
+    os.truncate(place, LIMIT_BYTES + 1)
+
+
+PLANTS = [as_a_link, as_a_dangling_link, as_a_fifo, as_a_directory, as_a_giant]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_was_planted_is_not_read(tmp_path, precious, plant):
+    place = tmp_path / "vars.fd"
+    plant(place, precious)
+    with pytest.raises(HostFileError, match=r"regular file|larger than 64 MiB"):
+        read_host_file(place)
+
+
+def test_a_file_that_grows_while_it_is_read_is_not_read_to_its_end(tmp_path):
+    place = tmp_path / "vars.fd"
+    place.write_bytes(b"1234")
+    assert read_host_file(place, limit=4)[0] == b"1234"
+    with pytest.raises(HostFileError):
+        read_host_file(place, limit=3)
+
+
+def test_a_file_comes_with_its_status(tmp_path, precious):
+    data, status = read_host_file(precious)
+    assert data == b"the host's"
+    assert stat.S_IMODE(status.st_mode) == 0o600
+
+
+def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path, precious):
+    place = tmp_path / "vars.fd"
+    place.symlink_to(precious)
+    put_host_file(place, b"variables", os.getuid(), os.getgid(), 0o640)
+    assert precious.read_text() == "the host's"
+    assert stat.S_IMODE(precious.stat().st_mode) == 0o600
+    assert (place.is_symlink(), place.read_bytes()) == (False, b"variables")
+    assert stat.S_IMODE(place.stat().st_mode) == 0o640
+
+
+def test_a_link_that_is_planted_meanwhile_is_not_followed(tmp_path, precious, monkeypatch):
+    """The emulator owns the directory: between any two steps, a name may be another file's."""
+    place, real = tmp_path / "vars.fd", os.fsync
+
+    def plant(descriptor):
+        real(descriptor)
+        for path in tmp_path.glob(".vars.fd.*"):
+            path.unlink()
+            path.symlink_to(precious)
+
+    before = os.stat(precious)
+    for step in ("fchown", "fchmod", "fsync"):
+        original = getattr(os, step)
+        monkeypatch.setattr(
+            hostfile.os, step, lambda *words, of=original: (plant(words[0]), of(*words))
+        )
+    owner = 64055 if os.getuid() == 0 else os.getuid()
+    put_host_file(place, b"variables", owner, os.getgid(), 0o644)
+    after = os.stat(precious)
+    assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
+    assert precious.read_text() == "the host's"
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hostfile.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        put_host_file(tmp_path / "vars.fd", b"variables", None, None, None)
+    assert not list(tmp_path.iterdir())
