@@ -169,6 +169,8 @@ class Domain:
     emulator_owner: Owner | None
     boot: str
     """Tells one emulator process from the next; empty without one."""
+    trouble: str = ""
+    """Why libvirt could not say how it is now; then ``live_xml`` is only its definition."""
 
     @property
     def active(self) -> bool:

@@ -115,16 +115,18 @@ class LibvirtHypervisor:
         with self._explained("libvirt", "listing domains"):
             handles = self._conn().listAllDomains(0)
             reader = DomainReader(self._conn())
-            found = [reader.read(handle) for handle in handles]
+            found = [reader.read_listed(handle) for handle in handles]
         return sorted((domain for domain in found if domain), key=lambda domain: domain.name)
 
     def domain(self, name: str) -> Domain:
         connection = self._conn()
         for lookup in (connection.lookupByName, connection.lookupByUUIDString):
             try:
-                found = DomainReader(connection).read(lookup(name))
+                handle = lookup(name)
             except libvirt.libvirtError:
                 continue
+            with self._explained(name, "reading the domain"):
+                found = DomainReader(connection).read(handle)
             if found is not None:
                 return found
         raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")

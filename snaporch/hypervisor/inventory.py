@@ -41,8 +41,23 @@ class DomainReader:
                 return None
             raise
 
+    def read_listed(self, handle: Any) -> Domain | None:
+        """Like :meth:`read`; of one that does not answer, what its definition says.
+
+        An emulator with a stuck monitor must not keep the other guests from being looked at.
+        """
+        try:
+            return self.read(handle)
+        except libvirt.libvirtError as error:
+            if not handle.isActive():
+                raise
+            definition = self._xml(handle, _SECURE | _INACTIVE)  # needs no emulator
+            return self._domain(handle, definition, trouble=error.get_error_message())
+
     def _read(self, handle: Any) -> Domain:
-        live = self._live_xml(handle)
+        return self._domain(handle, self._live_xml(handle))
+
+    def _domain(self, handle: Any, live: str | None, trouble: str = "") -> Domain:
         inactive = self._xml(handle, _SECURE | _INACTIVE) if handle.isPersistent() else None
         root = domain_xml.parse(live or inactive or "")
         kind = root.find("os/type")
@@ -59,6 +74,7 @@ class DomainReader:
             managed_save=self._has_managed_save(handle),
             emulator_owner=domain_xml.emulator_owner(root) if live else None,
             boot=f"{_BOOT_ID.read_text().strip()}:{handle.ID()}" if live else "",
+            trouble=trouble,
         )
 
     def _has_managed_save(self, handle: Any) -> bool:

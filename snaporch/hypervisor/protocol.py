@@ -176,7 +176,7 @@ class Hypervisor(Protocol):
     """Operations on domains. A domain is named by its UUID once it has been looked up."""
 
     def domains(self) -> list[Domain]:
-        """Every domain, defined or running, by name."""
+        """Every domain, defined or running, by name; see :attr:`Domain.trouble`."""
 
     def domain(self, name: str) -> Domain:
         """The domain called ``name``, or with that UUID.

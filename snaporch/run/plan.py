@@ -194,7 +194,10 @@ def make_plan(
     Raises:
         RefusedError: it cannot be done, and why.
     """
+    if domain.trouble:
+        raise UnavailableError(domain.name, f"libvirt cannot look at it ({domain.trouble})")
     settings = context.config.settings(domain.name, domain.uuid)
+    _check_variables(domain)
     planned, left_out = locate_disks(domain, settings.exclude_disks)
     if not planned:
         details = "; ".join(out.describe() for out in left_out)
@@ -254,6 +257,19 @@ def make_plan(
         policy,
         group,
     )
+
+
+def _check_variables(domain: Domain) -> None:
+    """UEFI variables that could not be put back would make the snapshot useless."""
+    if domain.nvram is None or not os.path.lexists(domain.nvram):
+        return
+    if not stat.S_ISREG(os.lstat(domain.nvram).st_mode):
+        raise RefusedError(
+            domain.name,
+            f"its UEFI variables ({domain.nvram}) are not in a regular file, and could not be "
+            "restored",
+            "have its <nvram> name a file",
+        )
 
 
 def _downtime(

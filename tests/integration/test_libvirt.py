@@ -5,6 +5,7 @@ from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.errors import ExitCode, NotFoundError, UnavailableError
 from snaporch.hypervisor import HypervisorError, OverlayDisk, open_hypervisor
+from snaporch.hypervisor.inventory import DomainReader
 from snaporch.model import DomainState
 
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -110,3 +111,23 @@ def test_nothing_is_printed_behind_our_back(hypervisor, capfd):
     with pytest.raises(NotFoundError):
         hypervisor.domain("nobody")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_guest_that_does_not_answer_keeps_no_other_from_being_looked_at(hypervisor, monkeypatch):
+    """libvirt 11 and later wait half a minute for a stuck monitor, then give up."""
+    stuck = DomainReader._live_xml
+
+    def live_xml(reader, handle):
+        if handle.name() == "test":
+            handle.snapshotLookupByName("stuck")
+        return stuck(reader, handle)
+
+    hypervisor.define(guest_xml(DiskSpec("vda", "/tank/web/base.img")))
+    monkeypatch.setattr(DomainReader, "_live_xml", live_xml)
+    other, test = hypervisor.domains()
+    assert (other.name, other.trouble) == (NAME, "")
+    assert test.active
+    assert "stuck" in test.trouble
+    with pytest.raises(HypervisorError, match="stuck"):
+        hypervisor.domain("test")
+    assert hypervisor.domain(NAME) == other

@@ -358,3 +358,16 @@ def test_an_old_libvirt_gets_what_it_can_read(world):
     world.hypervisor.zstd = False
     made = make_plan(world.with_defaults(), world.add_guest(), None)
     assert made.compressing.method is Compression.GZIP
+
+
+def test_variables_that_could_not_be_put_back_are_refused(world, tmp_path):
+    (tmp_path / "vars.fd").symlink_to("/dev/null")
+    domain = world.add_guest(nvram=str(tmp_path / "vars.fd"))
+    with pytest.raises(RefusedError, match="not in a regular file"):
+        make_plan(world.context, domain, None)
+
+
+def test_a_guest_that_libvirt_cannot_look_at_is_not_planned_for(world):
+    domain = replace(world.add_guest(), trouble="Timed out during operation")
+    with pytest.raises(UnavailableError, match="Timed out during operation"):
+        make_plan(world.context, domain, None)
