@@ -71,6 +71,8 @@ class Sight:
     file: File
     pivoting: bool = False
     """The switch back to the base had been asked for, and was not known to be over."""
+    unused: bool = False
+    """The run is alive, and nobody has had the base since the guest left it for the overlay."""
 
 
 def decide(sight: Sight) -> Action:
@@ -85,6 +87,11 @@ def decide(sight: Sight) -> Action:
             # written to it: a commit would undo that. As long as both are the same, it cannot.
             return Action.UNDECIDED
         return Action.REMOVE if sight.file is File.EMPTY else Action.COMMIT_OFFLINE
+    if sight.power is Power.GONE and sight.unused and not sight.pivoting:
+        # A transient guest that was shut down: its last writes are in the overlay, and it was the
+        # last to write. Quarantine would lose them.
+        held = sight.file in (File.WRITTEN, File.COMMITTED)
+        return Action.COMMIT_OFFLINE if held else Action.REMOVE
     return _used_by_nobody(sight.file)
 
 

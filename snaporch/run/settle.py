@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -48,12 +49,18 @@ LOOK = "compare it with its base by qemu-img, then commit or delete it"
 
 
 def settle(
-    context: Context, facts: Facts, notes: Collection[Note], *, keep_snapshots: bool
+    context: Context,
+    facts: Facts,
+    notes: Collection[Note],
+    *,
+    keep_snapshots: bool,
+    alive: bool = False,
 ) -> list[str]:
     """Undo what a run left; what was done, in words.
 
     Args:
         keep_snapshots: the run had taken all its ZFS snapshots: they stay, as level ``crash``.
+        alive: the run itself asks, which has held the domain's lock all the time.
 
     Raises:
         AttentionError: safety cannot be proven; everything was kept.
@@ -62,7 +69,7 @@ def settle(
         with reader_of(Path(facts.ram_pipe)):
             domain = _find(context, facts)
             done = _release(context, domain, facts, notes)
-        done += _settle_disks(context, domain, facts, notes)
+        done += _settle_disks(context, domain, facts, notes, alive=alive)
         done += _wake(context, facts, notes)
     except AttentionError:
         raise
@@ -174,11 +181,16 @@ def _put_downtime_back(context: Context, facts: Facts) -> None:
 
 
 def _settle_disks(
-    context: Context, domain: Domain | None, facts: Facts, notes: Collection[Note]
+    context: Context,
+    domain: Domain | None,
+    facts: Facts,
+    notes: Collection[Note],
+    *,
+    alive: bool,
 ) -> list[str]:
     actions: dict[Action, list[OverlayDisk]] = {}
     for disk in facts.overlays:
-        sight = _see(context, domain, facts, disk, notes)
+        sight = _see(context, domain, facts, disk, notes, alive=alive)
         actions.setdefault(decide(sight), []).append(disk)
     if missing := actions.get(Action.ATTENTION):
         raise AttentionError(
@@ -241,18 +253,25 @@ def _see(
     facts: Facts,
     disk: OverlayDisk,
     notes: Collection[Note],
+    *,
+    alive: bool = False,
 ) -> Sight:
     live, inactive = context.hypervisor.sources(facts.uuid)
     power, where = _power(domain, facts), _points(live, disk)
     settled = where is Points.OVERLAY or (power is Power.ACTIVE and where is Points.BASE)
-    return Sight(
+    sight = Sight(
         power=power,
         live=where,
         inactive=_points(inactive, disk),
-        # read only where it decides something: comparing a large disk takes its time
-        file=File.WRITTEN if settled else _file(facts, disk, notes),
+        file=File.WRITTEN,
         pivoting=Note.PIVOTING in notes,
+        unused=alive and power is Power.GONE and _is_unused(context, disk),
     )
+    if settled:
+        return sight
+    # read only where it decides something: comparing a large disk takes its time
+    compare = decide(sight) is not decide(replace(sight, file=File.COMMITTED))
+    return replace(sight, file=_file(facts, disk, notes, compare=compare))
 
 
 def _power(domain: Domain | None, facts: Facts) -> Power:
@@ -270,7 +289,7 @@ def _points(sources: dict[str, str] | None, disk: OverlayDisk) -> Points:
     return known.get(sources.get(disk.target, ""), Points.ELSEWHERE)
 
 
-def _file(facts: Facts, disk: OverlayDisk, notes: Collection[Note]) -> File:
+def _file(facts: Facts, disk: OverlayDisk, notes: Collection[Note], *, compare: bool) -> File:
     if not os.path.lexists(disk.overlay):
         return File.MISSING
     if Note.COMMITTED in notes:
@@ -278,7 +297,7 @@ def _file(facts: Facts, disk: OverlayDisk, notes: Collection[Note]) -> File:
     try:
         if not overlays.holds_writes(disk, facts.emulator):
             return File.EMPTY
-        same = overlays.holds_what_base_holds(disk, facts.emulator)
+        same = compare and overlays.holds_what_base_holds(disk, facts.emulator)
     except (SnaporchError, OSError, ValueError):
         return File.WRITTEN
     return File.COMMITTED if same else File.WRITTEN
@@ -315,6 +334,18 @@ def _check_unused(context: Context, facts: Facts) -> None:
     opened = overlays.open_somewhere([Path(disk.overlay) for disk in there])
     if opened:
         raise _still_used(facts, there, f"the process {opened}")
+
+
+def _is_unused(context: Context, disk: OverlayDisk) -> bool:
+    """No domain has the disk's base, and no process the base or the overlay."""
+    if not os.path.lexists(disk.overlay) or not os.path.exists(disk.base):
+        return False
+    base = os.path.realpath(disk.base)
+    for domain in context.hypervisor.domains():
+        xmls = [xml for xml in (domain.live_xml, domain.inactive_xml) if xml]
+        if any(escape(name, {"'": "&apos;"}) in xml for name in (disk.base, base) for xml in xmls):
+            return False
+    return not overlays.open_somewhere([Path(base), Path(disk.overlay)])
 
 
 def _still_used(facts: Facts, disks: list[OverlayDisk], by: str) -> AttentionError:

@@ -8,7 +8,10 @@ import pytest
 from snaporch.run.decision import Action, File, Points, Power, Sight, decide
 
 EMULATOR = (Power.ACTIVE, Power.RESTARTED)
-ALL = [Sight(*values) for values in itertools.product(Power, Points, Points, File, (False, True))]
+ALL = [
+    Sight(*values)
+    for values in itertools.product(Power, Points, Points, File, *[(False, True)] * 2)
+]
 
 
 def in_use(sight):
@@ -21,7 +24,7 @@ def seen(*actions):
 
 
 def test_every_state_has_one_action():
-    assert len(ALL) == 512
+    assert len(ALL) == 1024
     assert all(isinstance(decide(sight), Action) for sight in ALL)
 
 
@@ -55,9 +58,19 @@ def test_an_overlay_that_may_be_older_than_its_base_is_never_committed_into_it()
 
 def test_nothing_is_committed_behind_an_emulators_back():
     for sight in seen(Action.COMMIT_OFFLINE):
-        assert sight.power is Power.OFF
-        assert sight.inactive is Points.OVERLAY
+        if sight.power is Power.GONE:
+            assert sight.unused
+        else:
+            assert sight.power is Power.OFF
+            assert sight.inactive is Points.OVERLAY
         assert sight.file in (File.WRITTEN, File.COMMITTED)
+
+
+def test_what_a_guest_that_is_gone_wrote_last_is_committed_if_nobody_can_have_come_after_it():
+    for sight in ALL:
+        if sight.power is Power.GONE and sight.file is File.WRITTEN:
+            last = sight.unused and not sight.pivoting
+            assert decide(sight) is (Action.COMMIT_OFFLINE if last else Action.QUARANTINE)
 
 
 def test_what_the_definition_of_a_guest_that_is_off_names_is_committed_or_empty():

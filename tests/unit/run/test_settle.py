@@ -59,8 +59,9 @@ class Killed:
             self.world.pool.snapshot([f"{dataset}@s1"], {"snaporch:run": self.facts.run})
         return self
 
-    def settle(self, *notes, keep_snapshots=False):
-        return settle(self.world.context, self.facts, notes, keep_snapshots=keep_snapshots)
+    def settle(self, *notes, keep_snapshots=False, alive=False):
+        options = {"keep_snapshots": keep_snapshots, "alive": alive}
+        return settle(self.world.context, self.facts, notes, **options)
 
     def recover(self):
         return recover(self.world.context, self.facts.uuid)
@@ -821,3 +822,57 @@ def test_a_sealed_bundle_makes_all_its_snapshots_what_they_are(world):
     assert any("completed ram snapshot" in text for text in run.recover())
     assert {snapshot.properties["level"] for snapshot in world.pool.snapshots()} == {"ram"}
     assert {snapshot.properties["run"] for snapshot in world.pool.snapshots()} == {run.facts.run}
+
+
+# -- a guest that is gone while its run is alive ------------------------------------------------
+
+
+def test_the_last_writes_of_a_transient_guest_come_into_its_base(world):
+    run = Killed(world).switched()
+    written = run.overlay().read_bytes()
+    gone(run)
+    assert run.settle(alive=True) == ["committed vda while the guest is off"]
+    assert Path(run.facts.overlays[0].base).read_bytes() == written
+    assert [name for name in world.leftovers() if not name.startswith("journal")] == []
+
+
+def test_they_are_set_aside_when_the_run_was_killed(world):
+    """Somebody may have had the base since."""
+    run = Killed(world).switched()
+    gone(run)
+    run.settle()
+    assert run.quarantined().exists()
+
+
+def test_they_are_set_aside_when_another_domain_has_the_base(world):
+    run = Killed(world).switched()
+    gone(run)
+    other = world.add_guest("other")
+    guest = world.guest("other")
+    guest.live = guest.live.replace(f'"{other.disks[0].source}"', f'"{run.facts.overlays[0].base}"')
+    run.settle(alive=True)
+    assert run.quarantined().exists()
+
+
+def test_they_are_set_aside_when_a_process_has_the_base(world):
+    run = Killed(world).switched()
+    gone(run)
+    with open(run.facts.overlays[0].base):
+        run.settle(alive=True)
+    assert run.quarantined().exists()
+
+
+def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world, monkeypatch):
+    compared = []
+    real = settle_module.overlays.holds_what_base_holds
+
+    def compare(disk, owner):
+        compared.append(disk.target)
+        return real(disk, owner)
+
+    monkeypatch.setattr(settle_module.overlays, "holds_what_base_holds", compare)
+    run = Killed(world, disks=TWO).switched()
+    off(run)
+    run.settle()
+    assert_settled(world)
+    assert compared == []
