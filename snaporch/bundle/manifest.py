@@ -105,6 +105,20 @@ class DiskEntry(_Frozen):
     )
     partition: int | None = Field(default=None, description="of a volume: its number")
     left_out: str | None = Field(default=None, description="why it is not in the snapshot")
+    apart: bool | None = Field(
+        default=None,
+        description="of one that is left out: the guest can write to it, so that RAM and it are of "
+        "different instants after a restore",
+    )
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether RAM that is resumed would meet it as of another instant."""
+        if self.left_out is None:
+            return False
+        if self.apart is None:  # a bundle of an earlier snaporch tells by the reason alone
+            return not self.left_out.startswith(("removable", "read-only"))
+        return self.apart
 
 
 class MemberEntry(_Frozen):

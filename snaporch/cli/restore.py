@@ -59,6 +59,13 @@ def restore_command(
             help="Keep the RAM of the running guest too: the undo resumes it.",
         ),
     ] = False,
+    despite_other_disks: Annotated[
+        bool,
+        typer.Option(
+            "--despite-other-disks",
+            help="Resume from RAM although disks that the guest writes to are not in the snapshot.",
+        ),
+    ] = False,
     no_safety: Annotated[
         bool,
         typer.Option("--no-safety", help="Keep no copy of what is discarded; cannot be undone."),
@@ -86,6 +93,7 @@ def restore_command(
         discard_newer=discard_newer,
         keep_running=keep_running_state,
         safety=not no_safety,
+        apart=despite_other_disks,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
         return restore_one(opened, wishes, yes=yes, wait=wait, json=json)

@@ -32,6 +32,7 @@ class Wishes:
     discard_newer: bool
     keep_running: bool
     safety: bool
+    apart: bool = False
 
     def check(self) -> None:
         """Refuse what contradicts itself.
@@ -85,6 +86,7 @@ def restore_one(
             disks_only=wishes.disks_only,
             discard_newer=wishes.discard_newer,
             bundle=wishes.bundle,
+            apart=wishes.apart,
         )
 
     record = plan().record

@@ -26,7 +26,6 @@ from snaporch.run.plan import datasets_of, locate_disks
 from snaporch.run.records import missing_of
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
-_HARMLESS = ("removable", "read-only")
 SAFETY_PREFIX = "snaporch-safety_"
 __all__ = ["RestorePlan", "is_safety", "make_restore_plan", "split_name"]
 
@@ -89,7 +88,7 @@ class RestorePlan:
             lines += [
                 f"the disk {disk.target} stays as it is, which is of another time: {disk.left_out}"
                 for disk in self.manifest.disks
-                if disk.left_out and self.ram and not disk.left_out.startswith(_HARMLESS)
+                if disk.is_apart and self.ram
             ]
         for snapshot in self.snapshots:
             written = context.pool.written_since(snapshot.full_name)
@@ -110,6 +109,7 @@ def make_restore_plan(
     disks_only: bool = False,
     discard_newer: bool = False,
     bundle: Path | None = None,
+    apart: bool = False,
 ) -> RestorePlan:
     """Look everything over.
 
@@ -119,6 +119,7 @@ def make_restore_plan(
         disks_only: roll back, and leave the guest off.
         discard_newer: snapshots newer than this one may be destroyed.
         bundle: the bundle's directory, if it is not in the store.
+        apart: RAM may be resumed over disks that are of another time.
 
     Raises:
         NotFoundError: no such snapshot of such a domain.
@@ -138,6 +139,8 @@ def make_restore_plan(
     newer = _newer(context, members)
     _check_newer(context, record.full_name, newer, discard=discard_newer)
     ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None
+    if ram is not None and manifest is not None and not apart:
+        _check_one_instant(record.full_name, manifest)
     if paused and ram is None:
         raise RefusedError(record.full_name, "has no RAM to resume from", "use --cold")
     plan = RestorePlan(
@@ -152,6 +155,18 @@ def make_restore_plan(
     )
     _check_fitness(context, plan)
     return plan
+
+
+def _check_one_instant(thing: str, manifest: Manifest) -> None:
+    """A guest that finds a disk changed behind its back corrupts the file systems on it."""
+    if others := [disk for disk in manifest.disks if disk.is_apart]:
+        names = ", ".join(f"{disk.target} ({disk.left_out})" for disk in others)
+        raise RefusedError(
+            thing,
+            f"its RAM would be resumed over {names}, which is not in the snapshot and may have "
+            "been written to since",
+            "boot it with --cold, or use --despite-other-disks if nothing was",
+        )
 
 
 def _check_fitness(context: Context, plan: RestorePlan) -> None:

@@ -149,15 +149,10 @@ def _stays_on_paper(source: Source, ordeal: Ordeal) -> str | None:
         return "it has no disks"
     if parts := [disk.target for disk in source.disks if partition_of(disk) is not None]:
         return f"its disk {parts[0]} is a partition of a volume"
-    apart = [disk for disk in source.manifest.disks if disk.left_out and _is_written(disk.left_out)]
+    apart = [disk for disk in source.manifest.disks if disk.is_apart]
     if apart and source.has_ram:
         return f"its disk {apart[0].target} is not in the snapshot"
     return None
-
-
-def _is_written(reason: str) -> bool:
-    """A medium or a read-only disk can be used by two."""
-    return not reason.startswith(("removable", "read-only"))
 
 
 def _check_life(

@@ -291,6 +291,7 @@ def build_manifest(
             format=out.disk.format,
             dataset=None,
             left_out=out.reason,
+            apart=out.matters,
         )
         for out in plan.left_out
     ]

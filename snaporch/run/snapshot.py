@@ -135,6 +135,8 @@ class _Run:
         for out in self._plan.left_out:
             tell = progress.note if out.matters else progress.step
             tell(name, f"left out: {out.describe()}")
+        if self._plan.level is Level.RAM and any(out.matters for out in self._plan.left_out):
+            progress.note(name, "RAM will not be of one instant with what is left out")
 
     def _forward(self, journal: Journal) -> SnapshotRecord:
         plan = self._plan

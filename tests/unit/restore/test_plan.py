@@ -1,7 +1,9 @@
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from fakes.domain_xml import DiskSpec
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.errors import NotFoundError, RefusedError, UsageError
@@ -242,3 +244,36 @@ def test_a_held_or_cloned_safety_snapshot_is_an_obstacle(story, world):
     world.pool.clone("tank/web@snaporch-safety_x-0", "tank/copy")
     world.hooks.log.clear()
     assert "tank/copy" in refusal(world, discard_newer=True)
+
+
+@pytest.fixture
+def split(world, tmp_path):
+    """A snapshot with RAM of a guest that has another disk which is not on ZFS."""
+    (tmp_path / "data.img").touch()
+    domain = world.add_guest(more=(DiskSpec("vdz", str(tmp_path / "data.img")),))
+    return take_snapshot(world.context, domain, name="s1", wait=0)
+
+
+def test_ram_is_not_resumed_over_a_disk_of_another_time(split, world):
+    world.hooks.log.clear()
+    text = refusal(world)
+    assert "vdz (not on ZFS" in text
+    assert "--despite-other-disks" in text
+    assert plan(world, cold=True).ram is None
+    assert make_restore_plan(world.context, "web", "s1", apart=True).ram is not None
+
+
+def test_a_bundle_that_does_not_say_which_disks_are_apart_is_read_by_the_reason(split, world):
+    path = Path(split.bundle) / "manifest.json"
+    path.write_text(re.sub(r',\s*"apart": true', "", path.read_text()))
+    world.hooks.log.clear()
+    assert "vdz" in refusal(world)
+
+
+def test_a_medium_or_a_read_only_disk_is_of_no_instant(world, tmp_path):
+    more = (
+        DiskSpec("sda", "/media.iso", "cdrom", readonly=True),
+        DiskSpec("vdb", "/golden.img", readonly=True),
+    )
+    take_snapshot(world.context, world.add_guest(more=more), name="s1", wait=0)
+    assert plan(world).ram is not None

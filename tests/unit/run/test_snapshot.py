@@ -162,7 +162,10 @@ def test_nvram_and_tpm_state_go_along(world):
 def test_a_disk_that_is_left_out_is_told(world):
     world.add_guest(more=(DiskSpec("vdb", "/dev/null"), DiskSpec("sda", None, device="cdrom")))
     snapshot(world)
-    assert world.heard.notes == ["left out: vdb (/dev/null): not on ZFS but on tmpfs"]
+    assert world.heard.notes == [
+        "left out: vdb (/dev/null): not on ZFS but on tmpfs",
+        "RAM will not be of one instant with what is left out",
+    ]
     assert "left out: sda: removable (cdrom)" in world.heard.steps
 
 
