@@ -13,13 +13,13 @@ from typing import BinaryIO
 from snaporch.bundle.manifest import DiskEntry
 from snaporch.bundle.store import sync_directory
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
+from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.model import DatasetKind
 from snaporch.pool import resolver
 from snaporch.restore.beneath import open_beneath
 from snaporch.restore.clone import clone_dataset
 from snaporch.restore.clones import Purpose, workplace
 from snaporch.restore.extracted import Extracted, check_destination
-from snaporch.restore.header import HeaderError, read_qcow2
 from snaporch.restore.source import (
     NotWholeError,
     Source,

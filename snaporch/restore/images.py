@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from snaporch.bundle.manifest import DiskEntry
+from snaporch.hypervisor.qcow2 import SELF_CONTAINED, HeaderError, is_qcow2, read_qcow2
 from snaporch.hypervisor.rewrite import Place
 from snaporch.model import DatasetKind, Domain
 from snaporch.pool import resolver
 from snaporch.restore.beneath import LeadsOutError, open_beneath
-from snaporch.restore.header import SELF_CONTAINED, HeaderError, is_qcow2, read_qcow2
 from snaporch.restore.source import NotWholeError, Source, path_inside
 from snaporch.run.context import Context
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import Backing, OverlayDisk
+from snaporch.hypervisor.qcow2 import Header, HeaderError, read_qcow2
 from snaporch.model import Owner
-from snaporch.run.qcow2 import Header, HeaderError, read_qcow2
 
 _SECTOR = 512
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -149,8 +149,8 @@ def _header(descriptor: int, path: str) -> Header:
 
 
 def _check_self_contained(path: str, header: Header) -> None:
-    if header.data_file or header.encrypted:
-        kind = "an external data file" if header.data_file else "encryption"
+    if header.data_file is not None or header.encrypted:
+        kind = "encryption" if header.encrypted else "an external data file"
         raise OverlayError(path, f"has {kind}", _KEEP)
 
 

@@ -35,9 +35,9 @@ def to_disk(monkeypatch):
     order = []
 
     def logged(act, line):
-        def wrapped(*arguments):
+        def wrapped(*arguments, **named):
             order.append(line(*arguments))
-            return act(*arguments)
+            return act(*arguments, **named)
 
         return wrapped
 
@@ -45,13 +45,13 @@ def to_disk(monkeypatch):
         return Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
 
     def moved(source, target):
-        return f"{source.name} -> {Path(target).name}"
+        return f"{Path(source).name} -> {Path(target).name}"
 
     for act in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, act, logged(getattr(os, act), file_of))
     monkeypatch.setattr(os, "pwrite", logged(os.pwrite, lambda *what: f"{file_of(*what)} written"))
     for act in ("rename", "replace"):
-        monkeypatch.setattr(Path, act, logged(getattr(Path, act), moved))
+        monkeypatch.setattr(os, act, logged(getattr(os, act), moved))
     return order
 
 

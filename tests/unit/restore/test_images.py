@@ -9,12 +9,12 @@ from fakes.images import qcow2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.hypervisor.rewrite import SharedError
 from snaporch.hypervisor.xml import backing_chain, disks, parse
 from snaporch.model import Reached
 from snaporch.restore.beneath import LeadsOutError, open_beneath
 from snaporch.restore.clone import Wish, check_clone, clone
-from snaporch.restore.header import HeaderError, read_qcow2
 from snaporch.restore.source import NotWholeError, records_called, whole_source
 from snaporch.restore.verify import Ordeal, verify
 from snaporch.run.snapshot import take_snapshot
