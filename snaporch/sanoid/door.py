@@ -151,7 +151,8 @@ class Door:
             if what == "join":
                 self._join(line, message, key)
             elif what == "go":
-                self._joined.pop(line, None)
+                began = self._joined.pop(line, None) is not None
+                self._say(line, {"ok": began and self.window.phase is Phase.OPEN})
             elif what in ("leave", "withdraw"):
                 self._joined.pop(line, None)
                 known = self._withdraw(key) if what == "withdraw" else self.window.leave(key)
@@ -223,5 +224,4 @@ class Door:
         return {"ok": True, "notes": []} if waits_for_others else None
 
     def _say(self, line: Line, message: Message) -> None:
-        with suppress(OSError):
-            line.say(message)
+        line.try_say(message)

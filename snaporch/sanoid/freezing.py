@@ -11,7 +11,7 @@ from pathlib import Path
 
 from snaporch.bundle.store import explained_store, private_directory
 from snaporch.config import Config, load_config
-from snaporch.errors import SnaporchError
+from snaporch.errors import RunFailedError, SnaporchError
 from snaporch.places import WINDOW
 from snaporch.run.guardian import start_detached
 from snaporch.sanoid.caller import Caller, find_sanoid
@@ -59,18 +59,42 @@ def freeze(request: Request, guests: Sequence[Guest], peeked: Peek) -> None:
     with ThreadPoolExecutor(config.jobs) as workers:
         futures = [workers.submit(_enter, entry, runtime, peeked.config) for entry in entries]
         error = _first_error(futures)
-    lines = [future.result() for future in futures if _succeeded(future)]
-    if error is None:
-        for line, message in lines:
-            line.say(message | {"do": "go"})
-            line.close()
-        return
-    for line, message in lines:
-        line.say(message | {"do": "withdraw"})
-    for line, _ in lines:
-        line.hear()
+    entered = [future.result() for future in futures if _succeeded(future)]
+    begin_together(entered, error)
+
+
+def begin_together(
+    entered: Sequence[tuple[Line, Entry]], error: BaseException | None = None
+) -> None:
+    """Let every window begin that was entered; none, if one cannot, or for ``error``.
+
+    Raises:
+        SnaporchError: one was over already.
+    """
+    for line, entry in entered:
+        error = error or _begin(line, entry)
+    if error is not None:
+        for line, entry in entered:
+            line.try_say(entry.message | {"do": "withdraw"})
+        for line, _ in entered:
+            line.hear()
+    for line, _ in entered:
         line.close()
-    raise error
+    if error is not None:
+        raise error
+
+
+def _begin(line: Line, entry: Entry) -> SnaporchError | None:
+    """Say that all guests are frozen; what is wrong if this one is not any more."""
+    line.try_say(entry.message | {"do": "go"})
+    reply = line.hear()
+    if reply is not None and reply.get("ok"):
+        return None
+    return RunFailedError(
+        entry.guest.domain.name,
+        "was let go before all guests were frozen, so none is to be snapshotted",
+        "raise hook_deadline (freeze_deadline for guests that stand still) or jobs",
+    )
 
 
 def _without_excluded(config: Config, guest: Guest) -> Guest:
@@ -106,7 +130,7 @@ def _entry(caller: Caller, request: Request, target: str, guest: Guest) -> list[
     return [Entry(guest, message)]
 
 
-def _enter(entry: Entry, runtime: Path, config: Path | None) -> tuple[Line, Message]:
+def _enter(entry: Entry, runtime: Path, config: Path | None) -> tuple[Line, Entry]:
     uuid = entry.guest.domain.uuid
     door = runtime / f"{uuid}{WINDOW}"
 
@@ -122,11 +146,11 @@ def _enter(entry: Entry, runtime: Path, config: Path | None) -> tuple[Line, Mess
         raise NotFrozenError(str(reply.get("line", "cannot be frozen")), int(reply.get("code", 8)))
     for note in reply.get("notes", ()):
         tell(str(note))
-    return line, entry.message
+    return line, entry
 
 
 def _first_error(
-    futures: Sequence[Future[tuple[Line, Message]]],
+    futures: Sequence[Future[tuple[Line, Entry]]],
 ) -> BaseException | None:
     """The first failure; what has not begun by then is not begun."""
     first = None
@@ -139,5 +163,5 @@ def _first_error(
     return first
 
 
-def _succeeded(future: Future[tuple[Line, Message]]) -> bool:
+def _succeeded(future: Future[tuple[Line, Entry]]) -> bool:
     return not future.cancelled() and future.exception() is None

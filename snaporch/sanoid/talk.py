@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,11 @@ class Line:
             OSError: nobody is there any more.
         """
         self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def try_say(self, message: Message) -> None:
+        """Send a message to one who may have gone, which :meth:`hear` will tell."""
+        with suppress(OSError):
+            self.say(message)
 
     def hear(self) -> Message | None:
         """The next message; ``None`` when the other end has gone or talks nonsense."""

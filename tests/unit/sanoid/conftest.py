@@ -58,6 +58,7 @@ class Held:
         reply = line.hear()
         assert reply["ok"], reply
         line.say(self.message("go", *arguments[:2]))
+        assert line.hear() == {"ok": True}
         line.close()
         return reply
 

@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 
@@ -6,14 +7,15 @@ import pytest
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
-from snaporch.errors import RefusedError
+from snaporch.errors import RefusedError, RunFailedError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.pool import PoolError
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import restore
 from snaporch.run.records import all_records
-from snaporch.sanoid.talk import ask, call
+from snaporch.sanoid import freezing, guests
+from snaporch.sanoid.talk import Line, ask, call
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
 
@@ -134,6 +136,47 @@ def test_what_others_could_not_do_is_called_off(world, hold):
     assert world.is_as_it_was()
     assert held.end() == 8
     line.close()
+
+
+def entered(world, held, name):
+    """A hook's end of the window of a guest that was frozen."""
+    line = held.join(f"tank/{name}")
+    assert line.hear()["ok"]
+    guest = guests.Guest(world.hypervisor.domain(held.uuid), {})
+    return line, freezing.Entry(guest, held.message("", f"tank/{name}"))
+
+
+@pytest.mark.parametrize("first", ["web", "db"])
+def test_one_that_is_let_go_before_all_are_frozen_calls_all_off(world, hold, first):
+    """Its snapshot would be taken while its overlays are committed."""
+    world.add_guest("web")
+    world.add_guest("db")
+    world.context.config = world.context.config.model_copy(
+        update={"domain": {"web": {"hook_deadline": 1}}}
+    )
+    holders = {name: hold(name) for name in ("web", "db")}
+    lines = {name: entered(world, held, name) for name, held in holders.items()}
+    assert holders["web"].end() == 8
+    order = sorted(lines, key=lambda name: name != first)
+    with pytest.raises(RunFailedError, match="web: was let go before all guests were frozen"):
+        freezing.begin_together([lines[name] for name in order])
+    assert holders["db"].end() == 8
+    assert world.is_as_it_was("web")
+    assert world.is_as_it_was("db")
+
+
+def test_one_whose_holder_is_gone_calls_all_off(world, hold):
+    world.add_guest("db")
+    held = hold("db")
+    gone, other = socket.socketpair()
+    other.close()
+    guest = guests.Guest(world.hypervisor.domain(held.uuid), {})
+    lost = Line(gone), freezing.Entry(guest, held.message("", "tank/db"))
+    line = entered(world, held, "db")
+    with pytest.raises(RunFailedError, match="was let go"):
+        freezing.begin_together([line, lost])
+    assert held.end() == 8
+    assert world.is_as_it_was("db")
 
 
 def test_a_guest_that_cannot_be_frozen_is_told_to_the_hook(world, hold):
