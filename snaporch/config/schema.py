@@ -190,7 +190,7 @@ class DomainSettings(_Section):
     on_ram_budget: Literal["abort", "suspend"] = Field(
         default="suspend",
         description="When a budget is used up: `abort` the run, or `suspend` the guest until its "
-        "RAM is saved.",
+        "RAM is saved, which ends without RAM after `freeze_deadline`.",
     )
     commit_patience: int = Field(
         default=60,
@@ -204,7 +204,9 @@ class DomainSettings(_Section):
         default=60,
         ge=1,
         le=86400,
-        description="Seconds after which a guardian process lets a frozen guest go, whoever hangs.",
+        description="Seconds after which a guardian process lets a guest go that stands still, "
+        "whoever hangs: frozen, paused for its snapshots or the end of its RAM, suspended by "
+        "`on_ram_budget` or for its commit.",
     )
     hook_deadline: int = Field(
         default=90,

@@ -6,18 +6,23 @@ killed with it; elsewhere a process in a session of its own. What it does is in 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
+from snaporch.errors import UnavailableError
 from snaporch.model import Strategy
 from snaporch.run.context import Context
 from snaporch.run.journal import Facts
 
 _UNGUARDED = (Strategy.CRASH, Strategy.OFF)
+_START_SECONDS = 60
+_POLL_SECONDS = 0.01
 SYSTEMD = Path("/run/systemd/system")
 
 
@@ -31,6 +36,37 @@ def start_guardian(context: Context, facts: Facts, journal: Path) -> None:
         arguments.append(str(context.config_path.absolute()))
     command = [sys.executable, "-P", "-m", "snaporch.run.watch", *arguments]
     start_detached(f"snaporch-guardian-{facts.run}", command)
+
+
+def await_guardian(context: Context, facts: Facts, journal: Path) -> None:
+    """Until the guardian watches: it holds a lock on the journal, and lets go when it ends.
+
+    Raises:
+        UnavailableError: it did not begin; no guest may stand still without it.
+        InterruptedRunError: a signal came first.
+    """
+    if facts.strategy in _UNGUARDED:
+        return
+    end = time.monotonic() + _START_SECONDS
+    with journal.open("rb") as stream:
+        while not _is_locked(stream.fileno()):
+            context.interrupt.check(facts.domain)
+            if time.monotonic() > end:
+                raise UnavailableError(
+                    facts.domain,
+                    f"the guardian of its run did not begin within {_START_SECONDS} s",
+                    f"see journalctl -u snaporch-guardian-{facts.run}, and the host's load",
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
 
 
 def start_detached(unit: str, command: list[str]) -> None:

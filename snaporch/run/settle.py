@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from snaporch.errors import AttentionError, BusyError, SnaporchError, UnavailableError
-from snaporch.hypervisor import HypervisorError, OverlayDisk, Patience
+from snaporch.hypervisor import Hypervisor, HypervisorError, OverlayDisk, Patience
 from snaporch.model import BundleState, Domain, DomainState, Level
 from snaporch.run import overlays
 from snaporch.run.context import Context
@@ -118,7 +118,7 @@ def _release(
         return []
     if domain.boot != facts.boot:
         return []  # another emulator than the run's: nothing it does is the run's doing
-    _end_job(context, facts)
+    end_job(context.hypervisor, facts.uuid, facts.domain)
     _put_downtime_back(context, facts)
     done = []
     if Note.FREEZING in notes:
@@ -147,13 +147,17 @@ def is_ours_to_resume(context: Context, facts: Facts, notes: Collection[Note]) -
     return reason is not None and (reason != "user" or Note.SUSPENDED in notes)
 
 
-def _end_job(context: Context, facts: Facts) -> None:
-    """Wait until libvirt has given up a snapshot of ours; another's job is not ours to abort."""
+def end_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
+    """Wait until libvirt has given up a snapshot of ours; another's job is not ours to abort.
+
+    Raises:
+        AttentionError: it goes on.
+    """
 
     def busy() -> str | None:
-        job = context.hypervisor.busy_with(facts.uuid)
+        job = hypervisor.busy_with(uuid)
         if job is not None and job.startswith(_OURS):
-            context.hypervisor.abort_job(facts.uuid)
+            hypervisor.abort_job(uuid)
         return job
 
     patience = Retrying(
@@ -165,9 +169,9 @@ def _end_job(context: Context, facts: Facts) -> None:
         patience(busy)
     except RetryError as error:
         raise AttentionError(
-            facts.domain,
+            name,
             f"libvirt is still busy with it ({error.last_attempt.result()})",
-            f"when that has ended, run: snaporch recover {facts.uuid}",
+            f"when that has ended, run: snaporch recover {uuid}",
         ) from error
 
 

@@ -21,7 +21,7 @@ from snaporch.pool import PREFIX
 from snaporch.pool.resolver import flush_device
 from snaporch.run.choice import is_lower
 from snaporch.run.context import Context
-from snaporch.run.guardian import start_guardian
+from snaporch.run.guardian import await_guardian, start_guardian
 from snaporch.run.journal import Journal, Step, let_go_mark
 from snaporch.run.lock import domain_lock
 from snaporch.run.marks import COMPLETED
@@ -148,6 +148,7 @@ class _Run:
             with journal.step(Step.PREPARE):
                 self._taker.prepare(plan)
                 strategy.prepare()
+                await_guardian(self._context, plan.facts, journal.path)
             self._freezing = self._touched = True
             with journal.step(Step.FREEZE):
                 strategy.freeze()
@@ -156,7 +157,7 @@ class _Run:
             with journal.step(Step.POOL_SNAPSHOT):
                 self._snapshot_pools(properties)
                 level = strategy.reached()
-                if let_go_mark(journal.path).exists():
+                if level is not Level.CRASH and let_go_mark(journal.path).exists():
                     level = strategy.disturbed(level)
                 level = self._taker.level(level)
             with journal.step(Step.RELEASE):

@@ -1,22 +1,30 @@
 """The guardian itself: ``python3 -m snaporch.run.watch PID JOURNAL DEADLINE URI [CONFIG]``.
 
 It waits for the end of the run's process. If the journal is still there then, the run was killed,
-and the guardian recovers the domain. If the run hangs in the frozen window, so that the guest stays
-frozen for longer than the deadline or its overlays outgrow their limits, the guardian lets the
-guest go (resume, thaw, commit) without asking for the domain's lock; the run will find that the
-guest did not stay as it was, and record the snapshot as crash-consistent.
+and the guardian has the domain recovered. If the run hangs, so that the guest stands still for
+longer than the deadline or its overlays outgrow their limits, the guardian lets the guest go
+(resume, thaw, commit) without asking for the domain's lock; the run will find that the guest did
+not stay as it was, and record the snapshot as crash-consistent.
+
+It ends when the journal is gone, and for nothing else: a full disk, a libvirtd that does not
+answer or a fault of its own are said on stderr, and it tries again. It writes one file, the mark
+that the guest was let go, and can do without it.
 
 Only the standard library is imported until there is something to do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import select
+import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -24,6 +32,9 @@ from typing import Any
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 30
 _RECOVER_WAIT = "600"
+_RETRY_SECONDS = 10.0
+_MAX_RETRY_SECONDS = 3600.0
+_SAVING_RAM = ("manual", "overlay")
 _STANDING_STILL = ("manual", "paused", "quiesced")
 _ASKED = ("paused", "quiesced")
 _BEGINNINGS = ("suspended", "freezing")
@@ -38,40 +49,144 @@ def main(arguments: list[str]) -> None:
         float(arguments[2]),
         arguments[3],
     )
-    config = arguments[4:5]
-    with suppress(ProcessLookupError):
-        _watch(os.pidfd_open(pid), journal, deadline, uri)
-    if journal.exists():
-        _recover(_facts(journal), config)
+    guardian = _Guardian(journal, deadline, uri)
+    with contextlib.ExitStack() as alive:
+        with contextlib.suppress(OSError):
+            fcntl.flock(alive.enter_context(journal.open("rb")), fcntl.LOCK_SH)
+        with contextlib.suppress(ProcessLookupError):
+            guardian.watch(os.pidfd_open(pid))
+        guardian.recover(arguments[4:5])
 
 
-def _watch(process: int, journal: Path, deadline: float, uri: str) -> None:
-    """Until the process has ended, or its journal is gone."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    released = False
-    since: float | None = None
-    while journal.exists() and not poll.poll(_LOOK_SECONDS * 1000):
-        window = _window(journal)
+class _Guardian:
+    def __init__(self, journal: Path, deadline: float, uri: str) -> None:
+        self._journal = journal
+        self._deadline = deadline
+        self._uri = uri
+        self._lines: list[dict[str, Any]] = []
+        self._since: float | None = None
+        """When the guest was last known not to stand still."""
+        self._released = False
+        self._pulse: _Pulse | None = None
+
+    def watch(self, process: int) -> None:
+        """Until the process has ended, or its journal is gone."""
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        while self._is_there() and not poll.poll(_LOOK_SECONDS * 1000):
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the guest needs its guardian
+                _complain(error)
+
+    def recover(self, config: list[str]) -> None:
+        """Have a run that was killed settled, again and again if that fails."""
+        pause = _RETRY_SECONDS
+        while self._is_there():
+            lines = self._read()
+            if not lines:
+                return  # cut short before anything was touched; the next run removes it
+            options = ["--config", config[0]] if config else []
+            command = [sys.executable, "-P", "-m", "snaporch", *options]
+            command += ["recover", "--wait", _RECOVER_WAIT, lines[0]["facts"]["uuid"]]
+            try:
+                subprocess.run(command, check=False)
+            except OSError as error:
+                _complain(error)
+            end = time.monotonic() + pause
+            while self._is_there() and time.monotonic() < end:
+                time.sleep(_LOOK_SECONDS)
+            pause = min(pause * 2, _MAX_RETRY_SECONDS)
+
+    def _is_there(self) -> bool:
+        """The journal; a file system that fails is no sign that it is not."""
+        try:
+            os.lstat(self._journal)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            _complain(error)
+        return True
+
+    def _read(self) -> list[dict[str, Any]]:
+        """The whole lines of the journal; those read last, if it cannot be read."""
+        lines: list[dict[str, Any]] = []
+        try:
+            text = self._journal.read_text("utf-8", "replace")
+        except OSError:
+            return self._lines
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):  # cut short, and the next one is whole again
+                lines.append(json.loads(line))
+        self._lines = lines
+        return lines
+
+    def _look(self) -> None:
+        lines = self._read()
+        window = _window(lines)
         if window is None:
-            since, released = None, False
-            continue
-        since = since or time.monotonic()
-        if not released and _too_much(window, _facts(journal), time.monotonic() - since, deadline):
-            let_go_mark(journal).touch()  # first: the run must not take it for its own doing
-            released = _let_go(window, _facts(journal), uri)
+            self._since, self._released = None, False
+            self._end_pulse()
+            return
+        facts = lines[0]["facts"]
+        if window is _Window.SAVING:
+            self._pulse = self._pulse or _Pulse(self._uri, facts["uuid"])
+            self._since = self._pulse.ran_at
+        else:
+            self._since = self._since or time.monotonic()
+            self._end_pulse()
+        if not _too_much(window, facts, time.monotonic() - self._since, self._deadline):
+            self._released = False
+        elif not self._released:
+            self._mark()
+            self._released = _let_go(window, facts, self._uri)
+
+    def _mark(self) -> None:
+        """First of all, for the run must not take it for its own doing."""
+        try:
+            let_go_mark(self._journal).touch()
+        except OSError as error:
+            _complain(error)
+
+    def _end_pulse(self) -> None:
+        if self._pulse is not None:
+            self._pulse.over.set()
+            self._pulse = None
 
 
-def _lines(journal: Path) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    with suppress(OSError, ValueError):
-        lines.extend(json.loads(text) for text in journal.read_text("utf-8").splitlines())
-    return lines
+class _Pulse(threading.Thread):
+    """Asks libvirt now and then whether the guest runs; an answer that does not come is a no.
+
+    libvirt answers from what it knows, without QEMU's monitor, which says nothing while a full pipe
+    holds QEMU up. Only while it opens the pipe, with the guest paused, does it answer nobody.
+    """
+
+    def __init__(self, uri: str, uuid: str) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self.ran_at = time.monotonic()
+        self.over = threading.Event()
+        self._uri = uri
+        self._uuid = uuid
+        self.start()
+
+    def run(self) -> None:
+        from snaporch.errors import SnaporchError
+        from snaporch.hypervisor import open_hypervisor
+
+        hypervisor = None
+        while not self.over.wait(_LOOK_SECONDS):
+            asked = time.monotonic()
+            try:
+                hypervisor = hypervisor or open_hypervisor(self._uri)
+                if hypervisor.paused_by(self._uuid) is None:
+                    self.ran_at = asked
+            except SnaporchError:
+                continue
 
 
-def _facts(journal: Path) -> dict[str, Any]:
-    lines = _lines(journal)
-    return dict(lines[0]["facts"]) if lines else {}
+def _complain(error: Exception) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"snaporch: guardian: {error}\n")
 
 
 class _Window(Enum):
@@ -79,27 +194,30 @@ class _Window(Enum):
 
     STILL = "still"
     """A guest that is paused, or whose file systems are frozen."""
+    SAVING = "saving"
+    """A guest whose RAM is saved: it runs, but for the end, or if it changes RAM too fast."""
     ON_OVERLAYS = "on overlays"
     """A guest that runs, over bases that stand still."""
     COMMITTING = "committing"
     """A guest that is suspended for its commit to catch up with it."""
 
 
-def _window(journal: Path) -> _Window | None:
-    """What is being kept still, from the freeze to the end of the release.
+def _window(lines: Sequence[dict[str, Any]]) -> _Window | None:
+    """What may be kept still, from the beginning of the freeze to the end of the release.
 
-    Overlays only to the beginning of the release, since a commit takes its time. While RAM is being
-    saved nobody is kept still but by the budget's wish, and libvirt must not be asked.
+    Overlays only to the beginning of the release, since a commit takes its time.
     """
-    lines = _lines(journal)
     if not lines:
         return None
-    strategy = lines[0]["facts"]["strategy"]
+    facts = lines[0]["facts"]
+    strategy = facts["strategy"]
     ended = {line["step"] for line in lines if line.get("event") == "end"}
     begun = {line["step"] for line in lines if line.get("event") == "begin"}
     noted = [line["note"] for line in lines if line.get("event") == "note"]
     if "release" in ended:
         return None
+    if "freeze" not in ended and strategy in _SAVING_RAM:
+        return _Window.SAVING if "freeze" in begun and facts["was"] == "running" else None
     if strategy in _STANDING_STILL:
         asked = strategy in _ASKED and any(note in _BEGINNINGS for note in noted)
         return _Window.STILL if asked or "freeze" in ended else None
@@ -135,29 +253,28 @@ def _let_go(window: _Window, facts: dict[str, Any], uri: str) -> bool:
     """Let the guest go; False to try again."""
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
+    from snaporch.run.pipe import reader_of
+    from snaporch.run.settle import end_job
 
+    saving = window is _Window.SAVING
     try:
-        hypervisor = open_hypervisor(uri)
-        if window is _Window.ON_OVERLAYS:
-            overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
-            unsuspended = Patience(running=float("inf"))  # killed then, it would stay so
-            hypervisor.commit(facts["uuid"], overlays, lambda _stage: None, unsuspended)
-        elif facts["strategy"] == "quiesced":
-            hypervisor.thaw_file_systems(facts["uuid"], 10)
-        if facts["was"] == "running" and hypervisor.paused_by(facts["uuid"]) is not None:
-            hypervisor.resume(facts["uuid"])
-    except SnaporchError:
+        # whoever saves RAM waits for a reader, and the run's own may stand still
+        with reader_of(Path(facts["ram_pipe"])) if saving else contextlib.nullcontext():
+            hypervisor = open_hypervisor(uri)
+            if saving:
+                end_job(hypervisor, facts["uuid"], facts["domain"])
+            elif window is _Window.ON_OVERLAYS:
+                overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
+                unsuspended = Patience(running=float("inf"))  # killed then, it would stay so
+                hypervisor.commit(facts["uuid"], overlays, lambda _stage: None, unsuspended)
+            elif facts["strategy"] == "quiesced":
+                hypervisor.thaw_file_systems(facts["uuid"], 10)
+            if facts["was"] == "running" and hypervisor.paused_by(facts["uuid"]) is not None:
+                hypervisor.resume(facts["uuid"])
+    except SnaporchError as error:
+        _complain(error)
         return False
     return True
-
-
-def _recover(facts: dict[str, Any], config: list[str]) -> None:
-    if "uuid" not in facts:
-        return  # cut short before anything was touched; the next run removes it
-    options = ["--config", config[0]] if config else []
-    command = [sys.executable, "-P", "-m", "snaporch", *options]
-    command += ["recover", "--wait", _RECOVER_WAIT, facts["uuid"]]
-    os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
 
 
 if __name__ == "__main__":

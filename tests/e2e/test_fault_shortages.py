@@ -6,10 +6,12 @@ from contextlib import contextmanager
 import pytest
 from faults.process import Run, snaporch_here
 from faults.scene import assert_no_loss, assert_well, look
+from faults.stopping import AT_THE_END_OF_RAM
 from guests.disks import Disk, zfs
 from guests.guest import Guest
 from support import (
     BUNDLES,
+    JOURNAL,
     OVERLAYS,
     assert_clean,
     must,
@@ -206,6 +208,48 @@ def test_the_clock_jumps(guest, tmp_path, way, days):
         must("date", "-s", f"@{int(now + time.monotonic() - since)}")
     assert outcome.status == 0, outcome
     assert f"done: {level} snapshot" in outcome.err
+
+
+DEADLINE = 'ram_strategy = "{}"\nfreeze_deadline = 3'
+
+
+@pytest.mark.timeout(200)
+def test_a_run_that_stands_still_when_its_guest_is_stopped_for_the_end_of_ram(guest, tmp_path):
+    settings = DEADLINE.format("manual")
+    with under_way(tmp_path, guest, AT_THE_END_OF_RAM, settings=settings) as process:
+        wait_for(lambda: guest.state() == "running", "the guardian")
+        process.go_on()
+        one_line_error(quiet(process.wait()), 8, "the guest is as it was", "crash-consistent")
+    assert_clean(guest)
+
+
+@pytest.mark.parametrize("way", ["manual", "overlay"])
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.timeout(200)
+def test_no_space_for_what_the_guardian_has_to_say(guest, tmp_path, way, killed):
+    settings = DEADLINE.format(way)
+    with (
+        small(JOURNAL, "nr_inodes=2"),  # itself and the journal
+        under_way(
+            tmp_path, guest, "past:freeze", settings=settings, paths="overlay_max_mib = 1"
+        ) as process,
+    ):
+        if killed:
+            process.kill()
+        wait_for(lambda: is_let_go(guest), "the guardian")
+        if not killed:
+            process.go_on()
+            outcome = process.wait()
+            assert outcome.status == 0, outcome
+            assert "it did not stay as it was" in outcome.err
+        wait_for(lambda: not list(JOURNAL.iterdir()), "its end")
+    assert_clean(guest)
+
+
+def is_let_go(guest):
+    """It runs, on its bases."""
+    on_overlays = any(path.startswith(str(OVERLAYS)) for path in guest.sources().values())
+    return guest.state() == "running" and not on_overlays
 
 
 def test_an_agent_that_never_answers(tmp_path):

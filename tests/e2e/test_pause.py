@@ -117,3 +117,27 @@ def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path,
     mark = dirtying.mark()
     restore(dirtying, "s1")
     assert_restored(dirtying, mark, expected)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_guest_that_is_suspended_for_its_ram_is_let_go_at_the_deadline(dirtying, tmp_path, way):
+    """The run itself stands still, and cannot let it go."""
+    text = f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = 3\n'
+    text += "ram_budget_mib = 20\nrate = 10\nram_budget_seconds = 0\n"
+    with config(tmp_path, text) as environment:
+        run = Run("snapshot", dirtying.name, env=environment)
+        try:
+            wait_for(lambda: dirtying.state() == "paused", "the budget to be used up")
+            run.stop()
+            wait_for(lambda: dirtying.state() == "running", "the guardian", 100)
+            run.go_on()
+            ended = run.wait()
+        finally:
+            run.kill()
+            run.close()
+    assert "suspending the guest to finish it" in ended.err
+    assert ended.status == 8, ended
+    assert "the guest is as it was" in ended.err
+    assert_clean(dirtying)
+    dirtying.wait_count()

@@ -103,6 +103,7 @@ class World:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the fake resolver and the fake qemu-img in their places; start no guardians."""
         monkeypatch.setattr("snaporch.run.snapshot.start_guardian", self.start_guardian)
+        monkeypatch.setattr("snaporch.run.snapshot.await_guardian", self.await_guardian)
         monkeypatch.setattr(plan, "resolve", self.resolve)
         monkeypatch.setattr(resolver, "resolve", self.resolve)
         monkeypatch.setattr(resolver, "mount_point_of", lambda dataset: self.root / "zfs" / dataset)
@@ -242,6 +243,10 @@ class World:
     def start_guardian(self, context: Context, facts: Facts, journal: Path) -> None:
         """Remember whom a guardian was to watch over."""
         self.hooks.reach("guardian.start")
+
+    def await_guardian(self, context: Context, facts: Facts, journal: Path) -> None:
+        """It is there at once."""
+        self.hooks.reach("guardian.watching")
         assert journal.exists()
         self.guarded.append(facts)
 

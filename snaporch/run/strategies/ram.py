@@ -9,6 +9,7 @@ from snaporch.bundle.ramimage import RamImageError
 from snaporch.bundle.store import explained_store, private_directory
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import CaptureRequest, HypervisorError
+from snaporch.run.journal import let_go_mark
 from snaporch.run.parts import Capture
 from snaporch.run.strategies.base import Strategy, Work
 from snaporch.run.strategies.budget import Downtime, RamBudget, SealWatch, fair_rate
@@ -70,8 +71,13 @@ class RamStrategy(Strategy):
         self._save_ram()
 
     def _may_retry(self) -> bool:
-        """Only when streaming was a choice of ours, and the guest still runs on its bases."""
+        """Only when streaming was a choice of ours, and the guest still runs on its bases.
+
+        Not when the guardian ended it, because the guest stood still for too long.
+        """
         plan = self.work.plan
+        if let_go_mark(self.work.journal.path).exists():
+            return False
         if not self._capture.streams or plan.settings.ram_capture != "auto":
             return False
         live, _ = self.work.hypervisor.sources(plan.domain.uuid)

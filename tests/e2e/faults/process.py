@@ -75,6 +75,10 @@ class Run:
             self.status = os.waitstatus_to_exitcode(status)
             raise AssertionError(f"ended before it came to the point: {self.outcome()}")
 
+    def stop(self) -> None:
+        """Have it stand still where it is."""
+        os.kill(self.pid, signal.SIGSTOP)
+
     def go_on(self) -> None:
         """Let it run again."""
         os.kill(self.pid, signal.SIGCONT)

@@ -24,6 +24,8 @@ from snaporch.run.journal import Journal, Note
 from snaporch.run.strategies.ram import RamStrategy
 
 WHILE_RAM_IS_SAVED = "during:ram"
+AT_THE_END_OF_RAM = "during:end-of-ram"
+"""QEMU has stopped the guest for the rest of its RAM."""
 STALL = "stall"
 """``stall:GATE``: nothing stops, but :func:`stall_the_store`."""
 
@@ -37,6 +39,9 @@ def stop_at(points: str) -> None:
 def _stop_at(point: str) -> None:
     if point == WHILE_RAM_IS_SAVED:
         stop_while_ram_is_saved()
+        return
+    if point == AT_THE_END_OF_RAM:
+        stop_at_the_end_of_ram()
         return
     moment, name = point.split(":", 1)
     if moment == STALL:
@@ -79,6 +84,19 @@ def stop_while_ram_is_saved() -> None:
     RamStrategy._tick = tick
 
 
+def stop_at_the_end_of_ram() -> None:
+    """Have this process, the reader of the RAM, stop itself when the guest stands still."""
+    make_room, stopped = RamStream.make_room, []
+
+    def standing_still(stream: RamStream) -> None:
+        if not stopped:
+            stopped.append(stream)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        make_room(stream)
+
+    RamStream.make_room = standing_still
+
+
 def stall_the_store(gate: str) -> None:
     """Have nothing stored from when the guest stands still until ``gate``, a FIFO, has a writer.
 
@@ -106,6 +124,7 @@ def dismiss_guardian() -> None:
         pass
 
     snaporch.run.snapshot.start_guardian = nobody
+    snaporch.run.snapshot.await_guardian = nobody
 
 
 if __name__ == "__main__":

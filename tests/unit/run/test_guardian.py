@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fakes.hypervisor import Agent
 
+from snaporch.errors import InterruptedRunError, UnavailableError
 from snaporch.model import DomainState
 from snaporch.run import guardian
 from snaporch.run.journal import Journal
@@ -122,14 +123,34 @@ def test_its_command_in_a_container_without_systemd(world, facts, started, monke
     assert started[0][0][0] == sys.executable
 
 
-def test_a_guardian_that_cannot_be_started_does_not_stop_the_run(
+def test_one_that_cannot_be_started_is_missed_by_who_waits_for_it(
     world, facts, started, monkeypatch
 ):
     def fail(words, **how):
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(guardian.subprocess, "Popen", fail)
-    guardian.start_guardian(world.context, facts(), JOURNAL)
+    monkeypatch.setattr(guardian, "_START_SECONDS", 0)
+    told = facts()
+    journal = Journal(world.paths.journal, told)
+    guardian.start_guardian(world.context, told, journal.path)
+    with pytest.raises(UnavailableError, match="did not begin within 0 s"):
+        guardian.await_guardian(world.context, told, journal.path)
+
+
+def test_who_waits_for_it_stops_for_a_signal(world, facts):
+    told = facts()
+    journal = Journal(world.paths.journal, told)
+    world.context.interrupt.signum = 15
+    with pytest.raises(InterruptedRunError):
+        guardian.await_guardian(world.context, told, journal.path)
+
+
+@pytest.mark.parametrize("level", ["crash", "off"])
+def test_where_none_is_needed_nobody_waits(world, facts, level):
+    state = DomainState.OFF if level == "off" else DomainState.RUNNING
+    told = facts("crash", state=state)
+    guardian.await_guardian(world.context, told, JOURNAL)
 
 
 def test_a_real_one_ends_with_the_journal(world, facts, monkeypatch, tmp_path):
@@ -141,10 +162,12 @@ def test_a_real_one_ends_with_the_journal(world, facts, monkeypatch, tmp_path):
 
     monkeypatch.setattr(guardian, "SYSTEMD", tmp_path / "no-systemd")
     monkeypatch.setattr(guardian.subprocess, "Popen", start)
-    journal = Journal(world.paths.journal, facts())
-    guardian.start_guardian(world.context, facts(), journal.path)
+    told = facts()
+    journal = Journal(world.paths.journal, told)
+    guardian.start_guardian(world.context, told, journal.path)
     (process,) = processes
     try:
+        guardian.await_guardian(world.context, told, journal.path)
         assert os.getsid(process.pid) == process.pid
         journal.close(settled=True)
         assert process.wait(20) == 0

@@ -22,6 +22,7 @@ from snaporch.errors import (
     RefusedError,
     RunFailedError,
     SnaporchError,
+    UnavailableError,
 )
 from snaporch.hypervisor import HypervisorError, Patience
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
@@ -228,6 +229,15 @@ def test_the_guardian_is_there_before_the_guest_is_touched(world, ready, way):
     (facts,) = world.guarded
     assert facts.strategy is way.strategy
     assert world.hooks.log[0] == "guardian"
+
+
+def test_a_guest_without_a_guardian_is_not_touched(world, ready):
+    ready("overlay")
+    world.hooks.at["guardian.watching"] = failing(UnavailableError("web", "did not begin"))
+    with pytest.raises(UnavailableError):
+        snapshot(world)
+    assert world.is_as_it_was()
+    assert not {"hypervisor.capture", "pool.snapshot"} & set(world.hooks.acts())
 
 
 def test_one_pool_needs_no_overlays(world):

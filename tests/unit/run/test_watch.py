@@ -1,9 +1,11 @@
 """The guardian's own loop, with a real process to watch over and a real journal."""
 
+import errno
 import itertools
 import os
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +28,7 @@ STILL = ["manual", "paused", "quiesced"]
 
 
 class Recovered(BaseException):
-    """The guardian became ``snaporch recover``."""
+    """The guardian began ``snaporch recover``."""
 
 
 @pytest.fixture(autouse=True)
@@ -93,14 +95,14 @@ def begin(world, monkeypatch):
 
 @pytest.fixture
 def recovering(monkeypatch):
-    """The commands that the guardian became."""
+    """The recoveries that the guardian began."""
     commands = []
 
-    def execv(program, words):
+    def recover(words, *, check):
         commands.append(words)
         raise Recovered
 
-    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(watch.subprocess, "run", recover)
     return commands
 
 
@@ -132,11 +134,11 @@ def looking(monkeypatch, times, then):
     """After so many looks, something happens; until then the guardian must only look."""
     real, left = watch._window, [times]
 
-    def look(journal):
+    def look(lines):
         left[0] -= 1
         if left[0] == 0:
             then()
-        return real(journal)
+        return real(lines)
 
     monkeypatch.setattr(watch, "_window", look)
 
@@ -265,9 +267,7 @@ def test_within_the_deadline_it_is_left_alone(begin, process, let_go, monkeypatc
 
 @pytest.mark.parametrize("strategy", [*STILL, "overlay"])
 def test_before_the_freeze_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
-    """Saving RAM takes as long as it takes; the guest runs meanwhile."""
     run = begin(strategy).write("begin", Step.PREPARE).write("end", Step.PREPARE)
-    run.write("begin", Step.FREEZE)
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
     assert let_go.times == 0
@@ -307,16 +307,6 @@ def test_a_run_that_hangs_while_it_freezes_is_in_the_window(
     assert let_go.times == 1
 
 
-def test_a_guest_whose_ram_budget_is_used_up_stands_still_by_wish(
-    begin, process, let_go, monkeypatch
-):
-    run = begin("manual").write("begin", Step.FREEZE)
-    run.journal.note(Note.SUSPENDED)
-    looking(monkeypatch, 5, run.over)
-    guard(run, process.pid, "0")
-    assert let_go.times == 0
-
-
 @pytest.mark.parametrize(("notes", "times"), [(["suspended"], 1), (["suspended", "resumed"], 0)])
 def test_a_guest_suspended_for_its_commit_is_let_go(
     begin, process, let_go, monkeypatch, notes, times
@@ -335,7 +325,7 @@ def test_a_guest_suspended_for_its_commit_is_only_resumed(begin, host):
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
-    watch._let_go(watch._Window.COMMITTING, watch._facts(run.path), URI)
+    watch._let_go(watch._Window.COMMITTING, asdict(run.facts), URI)
     assert host.guest().state is DomainState.RUNNING
     assert not host.on_bases()
 
@@ -403,8 +393,9 @@ def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
     longer = run.path.read_bytes()
     for cut in range(len(whole), len(longer)):
         run.path.write_bytes(longer[:cut])
-        assert watch._window(run.path) is watch._Window.STILL
-        assert watch._facts(run.path)["uuid"] == run.facts.uuid
+        lines = watch._Guardian(run.path, 60, URI)._read()
+        assert watch._window(lines) is watch._Window.STILL
+        assert lines[0]["facts"]["uuid"] == run.facts.uuid
 
 
 # -- how it lets go -----------------------------------------------------------------------------
@@ -419,7 +410,7 @@ def host(world, monkeypatch):
 def let_it_go(run):
     strategy = run.facts.strategy
     window = watch._Window.ON_OVERLAYS if strategy == "overlay" else watch._Window.STILL
-    return watch._let_go(window, watch._facts(run.path), URI)
+    return watch._let_go(window, asdict(run.facts), URI)
 
 
 @pytest.mark.parametrize(("strategy", "reason"), [("manual", "snapshot"), ("paused", "user")])
@@ -483,6 +474,161 @@ def test_a_guest_that_cannot_be_let_go_does_not_end_the_guardian(begin, host, mo
 
     monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", absent)
     let_it_go(run)
+
+
+# -- while RAM is saved --------------------------------------------------------------------------
+
+
+SAVING = ["manual", "overlay"]
+
+
+@pytest.fixture
+def saving(begin, host):
+    """A run that saves the RAM of a guest."""
+
+    def make(strategy, **guest):
+        return begin(strategy, **guest).write("begin", Step.FREEZE)
+
+    return make
+
+
+@pytest.mark.parametrize("strategy", SAVING)
+def test_a_guest_that_runs_has_its_ram_saved_for_as_long_as_it_takes(
+    saving, process, let_go, monkeypatch, strategy
+):
+    run = saving(strategy)
+    looking(monkeypatch, 60, run.over)
+    guard(run, process.pid, "0.4")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize("strategy", SAVING)
+def test_a_guest_that_is_suspended_while_its_ram_is_saved_is_let_go(
+    saving, host, process, recovering, let_go, strategy
+):
+    run = saving(strategy)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    let_go.then = process.kill
+    guard(run, process.pid, "0.1")
+    assert (let_go.times, let_go.window) == (1, watch._Window.SAVING)
+
+
+def test_a_guest_that_libvirt_does_not_answer_for_is_let_go(
+    saving, host, process, recovering, let_go
+):
+    """It holds the domain while it waits for a reader of the pipe, with the guest paused."""
+    run, asked = saving("manual"), threading.Event()
+    host.hypervisor.paused_by = lambda _uuid: asked.wait()
+    let_go.then = process.kill
+    guard(run, process.pid, "0.1")
+    asked.set()
+    assert let_go.times == 1
+
+
+def test_a_guest_that_was_paused_before_may_stand_still(saving, process, let_go, monkeypatch):
+    run = saving("manual", state=DomainState.PAUSED)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize("strategy", SAVING)
+def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
+    run = saving(strategy)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    host.guest().job = "snapshot-save"
+    watch._let_go(watch._Window.SAVING, asdict(run.facts), URI)
+    assert host.guest().job is None
+    assert host.guest().state is DomainState.RUNNING
+
+
+def test_the_time_goes_on_when_the_freeze_has_ended(saving, host, process, let_go, monkeypatch):
+    """Paused for the end of its RAM, then for its snapshots: one deadline for both."""
+    run, now = saving("manual"), [100.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    guardian = watch._Guardian(run.path, 60, URI)
+    monkeypatch.setattr(watch._Pulse, "start", lambda _pulse: None)
+    guardian._look()
+    now[0] = 150.0
+    run.write("end", Step.FREEZE)
+    guardian._look()
+    now[0] = 161.0
+    guardian._look()
+    assert let_go.times == 1
+
+
+# -- what goes wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("strategy", ["manual", "paused"])
+def test_a_guest_is_let_go_although_nothing_can_be_written(
+    begin, host, process, recovering, monkeypatch, number, strategy
+):
+    run = begin(strategy).frozen()
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+
+    def full(*_what, **_how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "touch", full)
+    host.hooks.at["hypervisor.resume"] = process.kill
+    guard(run, process.pid, "0")
+    assert host.guest().state is DomainState.RUNNING
+    assert len(recovering) == 1
+
+
+def test_a_fault_of_its_own_does_not_end_it(begin, process, recovering, monkeypatch, capsys):
+    run, real, looks = begin("paused").frozen(), watch._window, itertools.count()
+
+    def faulty(lines):
+        if next(looks) < 3:
+            raise ValueError("a fault")
+        process.kill()
+        return real(lines)
+
+    monkeypatch.setattr(watch, "_window", faulty)
+    guard(run, process.pid)
+    assert len(recovering) == 1
+    assert capsys.readouterr().err == "snaporch: guardian: a fault\n" * 3
+
+
+def test_a_journal_that_cannot_be_read_any_more_is_the_one_that_was_read(
+    begin, process, let_go, recovering, monkeypatch
+):
+    run, failed = begin("paused").frozen(), []
+
+    def unreadable(*_what, **_how):
+        failed.append(True)
+        raise OSError(errno.EIO, "Input/output error")
+
+    def break_off():
+        monkeypatch.setattr(Path, "read_text", unreadable)
+        monkeypatch.setattr(os, "lstat", unreadable)
+
+    monkeypatch.setattr(watch, "_too_much", lambda *_what: bool(failed))
+    let_go.then = process.kill
+    looking(monkeypatch, 2, break_off)
+    guard(run, process.pid)
+    assert (let_go.times, len(recovering)) == (1, 1)
+
+
+def test_a_recovery_that_fails_is_tried_again(begin, process, monkeypatch):
+    run, tries = begin("paused").frozen(), []
+    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.02)
+
+    def recover(words, *, check):
+        tries.append(words)
+        if len(tries) == 2:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        if len(tries) == 3:
+            run.over()
+
+    monkeypatch.setattr(watch.subprocess, "run", recover)
+    process.kill()
+    process.wait()
+    watch.main([str(process.pid), str(run.path), "60", URI])
+    assert len(tries) == 3
 
 
 # -- as a process -------------------------------------------------------------------------------
