@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 
 
 class Level(StrEnum):
@@ -153,6 +154,24 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class TpmState:
+    """Where an emulated TPM keeps what outlasts its guest's power cycles."""
+
+    path: str
+    is_file: bool = False
+    """One file; else a directory, in which each kind of state has a file."""
+
+    @property
+    def directory(self) -> Path:
+        """The directory of its files."""
+        return Path(self.path).parent if self.is_file else Path(self.path)
+
+    def holds(self, file: Path) -> bool:
+        """Whether ``file`` would be a part of it."""
+        return file == Path(self.path) if self.is_file else file.parent == Path(self.path)
+
+
+@dataclass(frozen=True, slots=True)
 class Domain:
     """A libvirt domain at one moment."""
 
@@ -163,7 +182,7 @@ class Domain:
     live_xml: str | None
     inactive_xml: str | None
     nvram: str | None
-    tpm_state: str | None
+    tpm_state: TpmState | None
     machine: str
     managed_save: bool
     emulator_owner: Owner | None

@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from snaporch.errors import SnaporchError
+from snaporch.model import TpmState
 
 
 class HostFileError(SnaporchError):
@@ -21,6 +22,8 @@ class HostFileError(SnaporchError):
 
 LIMIT_BYTES = 64 << 20
 """No firmware's variables and no TPM's state come near it."""
+PERMANENT = "*.permall"
+"""In the directory of a TPM's state, what a cold boot needs."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -48,6 +51,20 @@ def read_host_file(path: Path, limit: int = LIMIT_BYTES) -> tuple[bytes, os.stat
         if status.st_size > limit or len(data) > limit:
             raise HostFileError(str(path), f"is larger than {limit >> 20} MiB")
         return data, status
+
+
+def tpm_files(state: TpmState | None, pattern: str = "*") -> list[Path]:
+    """What there is of a TPM's state: its file, or those in its directory that match ``pattern``.
+
+    Raises:
+        OSError: its directory cannot be read.
+    """
+    if state is None:
+        return []
+    path = Path(state.path)
+    if state.is_file:
+        return [path] if os.path.lexists(path) else []
+    return sorted(path.glob(pattern)) if path.is_dir() else []
 
 
 def put_host_file(

@@ -18,7 +18,14 @@ from xml.etree.ElementTree import Element, SubElement
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.passthrough import unknown_argument
-from snaporch.hypervisor.xml import disk_element, parse, text
+from snaporch.hypervisor.xml import (
+    disk_element,
+    parse,
+    text,
+    tpm_directory,
+    tpm_state,
+    uncapturable,
+)
 
 NAMESPACE = "urn:snaporch:clone:1"
 NO_NETWORK = "none"
@@ -29,6 +36,19 @@ _WRITES = ("disk", "lun")
 _CHARACTER_DEVICES = ("serial", "parallel", "console", "channel")
 _OWN_BACKENDS = ("pty", "null", "stdio", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
 _OF_THE_GUEST = ("mac", "model", "address", "driver", "mtu", "boot", "rom", "alias", "acpi")
+_FIRMWARE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "os/nvram": (("type", "format", "template", "templateFormat"), ("source",)),
+    "os/nvram/source": (("file", "index"), ()),
+    "os/varstore": (("path", "template"), ()),
+    "devices/tpm": (("model",), ("backend", "address", "alias")),
+    "devices/tpm/backend": (
+        ("type", "version", "persistent_state", "debug"),
+        ("source", "encryption", "active_pcr_banks", "profile"),
+    ),
+    "devices/tpm/backend/source": (("type", "path"), ()),
+}
+"""Attributes and children of what UEFI variables and TPM state are told by (libvirt's schema)."""
+_TPM_FILE = "state"
 _HOST_DEVICES = ("hostdev", "filesystem", "lease", "shmem")
 _SPACE = re.compile(r"\s*")
 
@@ -67,7 +87,7 @@ class Identity:
     disks: Mapping[str, Place]
     """By target."""
     files: str
-    """A directory for what it writes beside its disks: logs, UEFI variables, TPM state."""
+    """A directory for what it writes beside its disks: logs, UEFI variables."""
     network: str
     """:data:`NO_NETWORK`, :data:`ISOLATED`, or the name of a libvirt network."""
     resumed: bool
@@ -79,11 +99,6 @@ class Identity:
     def nvram(self) -> str:
         """The file of its UEFI variables."""
         return f"{self.files}/nvram.fd"
-
-    @property
-    def tpm(self) -> str:
-        """The directory of its TPM state, where the original's was not libvirt's own choice."""
-        return f"{self.files}/tpm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,14 +252,45 @@ def _host_devices(root: Element, identity: Identity) -> list[str]:
 
 
 def _firmware(root: Element, identity: Identity) -> None:
-    nvram = root.find("os/nvram")
+    """UEFI variables and TPM state of its own: what libvirt knows of them, and nothing else."""
+    trouble = uncapturable(root) or _unknown_firmware(root)
+    if trouble is not None:
+        reason, step = trouble
+        raise SharedError(identity.of, reason, f"{step}, and snapshot it again")
+    nvram, store = root.find("os/nvram"), root.find("os/varstore")
     if nvram is not None:
         for source in nvram.findall("source"):
             nvram.remove(source)
         nvram.attrib.pop("type", None)
         nvram.text = identity.nvram
-    for source in root.findall("devices/tpm/backend[@type='emulator']/source[@type='dir']"):
-        source.set("path", identity.tpm)
+    if store is not None:
+        store.set("path", identity.nvram)
+    _tpm(root, identity)
+
+
+def _tpm(root: Element, identity: Identity) -> None:
+    """In libvirt's own directory: where the original has its own, AppArmor may keep others out."""
+    state, backend = tpm_state(root), root.find("devices/tpm/backend")
+    source = backend.find("source") if backend is not None else None
+    if state is None or backend is None or source is None:
+        return
+    if state.is_file:
+        place = tpm_directory(identity.uuid, backend.get("version")) / _TPM_FILE
+        source.set("path", str(place))
+    else:
+        backend.remove(source)
+
+
+def _unknown_firmware(root: Element) -> tuple[str, str] | None:
+    """What may lead a clone to the original's UEFI variables or TPM state in a way unknown here."""
+    for path, (attributes, children) in _FIRMWARE.items():
+        for element in root.findall(path):
+            names = [name for name in element.attrib if name not in attributes]
+            tags = [f"<{child.tag}>" for child in element if child.tag not in children]
+            if names or tags:
+                reason = f"its <{element.tag}> has {', '.join(names + tags)}, which snaporch "
+                return f"{reason}does not know", "take it out"
+    return None
 
 
 def _character_devices(root: Element, identity: Identity) -> None:

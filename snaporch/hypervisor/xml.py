@@ -12,11 +12,13 @@ from defusedxml.ElementTree import fromstring
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.protocol import Backing, CaptureRequest, OverlayDisk
-from snaporch.model import Disk, Owner
+from snaporch.model import Disk, Owner, TpmState
 
 _SOURCE_ATTRIBUTES = {"file": "file", "block": "dev", "dir": "dir"}
 SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
 """Where libvirt keeps the state of emulated TPMs (docs/formatdomain, "TPM device")."""
+_NO_VARIABLES = ("readonly", "stateless")
+"""Attributes of a ``<loader>`` to which nothing is written, if one is ``yes``."""
 
 
 def parse(xml: str) -> Element:
@@ -80,23 +82,81 @@ def volume_references(root: Element) -> dict[str, tuple[str, str]]:
 
 
 def nvram(root: Element) -> str | None:
-    """The file of the UEFI variable store."""
+    """The file of the UEFI variables, if they are in a file."""
     element = root.find("os/nvram")
     if element is None:
+        store = root.find("os/varstore")
+        return store.get("path") if store is not None else None
+    if element.get("type", "file") != "file":
         return None
-    return source_path(element, element.get("type", "file")) or (element.text or "").strip() or None
+    return source_path(element, "file") or (element.text or "").strip() or None
 
 
-def tpm_state(root: Element) -> str | None:
-    """The state directory of an emulated TPM."""
+def tpm_directory(uuid: str, version: str | None) -> PurePosixPath:
+    """Where libvirt keeps the state of an emulated TPM unless it is told otherwise.
+
+    Its AppArmor profiles let the emulator of that domain, and of no other, write there.
+    """
+    return SWTPM_STATE / uuid / ("tpm1.2" if version == "1.2" else "tpm2")
+
+
+def tpm_state(root: Element) -> TpmState | None:
+    """Where the state of an emulated TPM is, if that can be told."""
     backend = root.find("devices/tpm/backend[@type='emulator']")
     if backend is None:
         return None
-    source = backend.find("source[@type='dir']")
-    if source is not None:
-        return source.get("path")
-    flavour = "tpm1.2" if backend.get("version") == "1.2" else "tpm2"
-    return str(SWTPM_STATE / text(root, "uuid") / flavour)
+    source = backend.find("source")
+    if source is None:
+        return TpmState(str(tpm_directory(text(root, "uuid"), backend.get("version"))))
+    path, kind = source.get("path"), source.get("type")
+    return TpmState(path, is_file=kind == "file") if path and kind in ("file", "dir") else None
+
+
+def uncapturable(root: Element) -> tuple[str, str] | None:
+    """Why UEFI variables or TPM state cannot be copied, and what to do; ``None`` if they can."""
+    return _uncapturable_variables(root) or _uncapturable_tpm(root)
+
+
+def _uncapturable_variables(root: Element) -> tuple[str, str] | None:
+    element, store = root.find("os/nvram"), root.find("os/varstore")
+    if element is not None and store is not None:
+        return "it has both an <nvram> and a <varstore>", "take one of them out"
+    if store is not None and not store.get("path"):
+        return "its <varstore> does not say where its UEFI variables are", "give it a path"
+    if element is not None:
+        source, kind = element.find("source"), element.get("type", "file")
+        if kind != "file" or (source is not None and not source.get("file")):
+            where = f"<nvram type='{kind}'>"
+            return (
+                f"its UEFI variables ({where}) are not in a regular file, and cannot be restored",
+                "have its <nvram> name a file",
+            )
+        return None
+    loader = root.find("os/loader[@type='pflash']")
+    if store is None and loader is not None and "yes" not in map(loader.get, _NO_VARIABLES):
+        return (
+            f"its firmware is writable, and its UEFI variables are in it ({loader.text})",
+            "give it <loader readonly='yes'> and an <nvram>",
+        )
+    return None
+
+
+def _uncapturable_tpm(root: Element) -> tuple[str, str] | None:
+    found = root.findall("devices/tpm")
+    if len(found) > 1:
+        return f"it has {len(found)} TPMs, and the state of one can be captured", "leave it one"
+    if not found or tpm_state(root) is not None:
+        return None
+    backend = found[0].find("backend")
+    kind = backend.get("type") if backend is not None else None
+    source = backend.find("source") if backend is not None else None
+    what = f"<backend type='{kind}'>"
+    if kind == "emulator" and source is not None:
+        what += f" with <source type='{source.get('type')}'>"
+    return (
+        f"the state of its TPM cannot be captured ({what})",
+        "give it <backend type='emulator'> with its state in a file or a directory",
+    )
 
 
 def emulator_owner(root: Element) -> Owner | None:

@@ -13,8 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch.bundle.hostfile import put_host_file
-from snaporch.bundle.manifest import Part, Role
+from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramcopy import copy_with_xml, read_preface
 from snaporch.errors import RefusedError, RunFailedError, UsageError
 from snaporch.hypervisor.rewrite import (
@@ -26,7 +25,6 @@ from snaporch.hypervisor.rewrite import (
     memory_bytes,
     rewrite,
 )
-from snaporch.hypervisor.xml import SWTPM_STATE, parse, tpm_state
 from snaporch.model import DatasetKind
 from snaporch.pool import resolver
 from snaporch.restore.clones import (
@@ -37,6 +35,7 @@ from snaporch.restore.clones import (
     find_traces,
     workplace,
 )
+from snaporch.restore.firmware import check_tpm, copy_firmware
 from snaporch.restore.fitness import available_memory as memory_available
 from snaporch.restore.images import ClonedDataset, Images
 from snaporch.restore.ownfiles import check_own_files
@@ -146,7 +145,9 @@ def check_clone(context: Context, source: Source, wish: Wish) -> None:
     for disk in source.disks:
         if existing.get(disk.dataset or "") is DatasetKind.FILESYSTEM:
             path_inside(disk)
-    rewrite(_leading_xml(source, wish), _identity(context, source, wish, "0" * 36, {}, check=True))
+    leading = _leading_xml(source, wish)
+    rewrite(leading, _identity(context, source, wish, "0" * 36, {}, check=True))
+    check_tpm(source, leading, resumed=wish.resumed)
     if wish.resumed or wish.purpose is Purpose.VERIFY:
         _check_room(context, source, wish)
 
@@ -239,8 +240,8 @@ def _build(context: Context, source: Source, wish: Wish, uuid: str) -> Clone:
     datasets, places = _clone_disks(context, source, wish, uuid)
     context.interrupt.check(thing)
     identity = _identity(context, source, wish, uuid, places)
-    _copy_state(source, identity)
     leading = rewrite(_leading_xml(source, wish), identity)
+    copy_firmware(source, identity, leading.xml)
     _bring_up(context, source, wish, identity, leading)
     return Clone(
         name=wish.name,
@@ -319,35 +320,6 @@ def _clone_disks(
     images = Images(context, source, made)
     places = {disk.target: images.place_of(disk) for disk in source.disks}
     return {origin: cloned.name for origin, cloned in made.items()}, places
-
-
-def _copy_state(source: Source, identity: Identity) -> None:
-    """UEFI variables and TPM state; a resumed clone has them in its RAM and boots from them later.
-
-    TPM state goes where libvirt will look: to a directory named after the UUID, or to ours.
-    """
-    handed: dict[Path, Part] = {}
-    for part in source.manifest.parts:
-        if part.role is Role.NVRAM:
-            _put(source.directory / part.name, Path(identity.nvram), part)
-        elif part.role is Role.TPM and part.source is not None:
-            original = Path(part.source)
-            if original.is_relative_to(str(SWTPM_STATE)):
-                xml = source.text(Role.INACTIVE_XML) or source.text(Role.LIVE_XML) or ""
-                flavour = Path(tpm_state(parse(xml)) or "tpm2").name
-                folder = Path(SWTPM_STATE) / identity.uuid / flavour
-            else:
-                folder = Path(identity.tpm)
-            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-            _put(source.directory / part.name, folder / original.name, part)
-            handed[folder] = part
-    for folder, part in handed.items():  # when root has nothing to do in it any more
-        if part.uid is not None and part.gid is not None:
-            os.chown(folder, part.uid, part.gid, follow_symlinks=False)
-
-
-def _put(source: Path, target: Path, part: Part) -> None:
-    put_host_file(target, source.read_bytes(), part.uid, part.gid, part.mode)
 
 
 def _bring_up(

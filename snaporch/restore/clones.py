@@ -27,7 +27,7 @@ from snaporch.bundle.store import (
     write_private,
 )
 from snaporch.errors import AttentionError, BusyError, NotFoundError, SnaporchError
-from snaporch.hypervisor.xml import SWTPM_STATE
+from snaporch.hypervisor.xml import tpm_directory
 from snaporch.pool import PREFIX, PoolError
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
@@ -194,7 +194,7 @@ def remove(context: Context, uuid: str) -> list[str]:
     directory = directory_of(context, uuid)
     if directory.is_dir():
         _remove_files(directory)
-    shutil.rmtree(Path(SWTPM_STATE) / uuid, ignore_errors=True)
+    shutil.rmtree(Path(tpm_directory(uuid, None)).parent, ignore_errors=True)
     return done
 
 

@@ -17,7 +17,7 @@ from snaporch.run.context import Context
 
 _MEMINFO = Path("/proc/meminfo")
 _ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
-_PUT_BACK = (Role.NVRAM, Role.TPM)
+_LEAVE = "restore with --disks-only, which leaves it as it is"
 
 
 def check_machine(
@@ -175,44 +175,58 @@ def available_memory() -> int:
     return available + max(0, int(arc.get("size", "0")) - int(arc.get("c_min", "0")))
 
 
-def check_files(
+def unfit_files(
     context: Context, thing: str, uuid: str, parts: list[Part], xmls: list[str]
-) -> None:
-    """Refuse to put NVRAM or TPM state where something else is.
+) -> dict[str, RefusedError]:
+    """Why NVRAM or TPM state cannot be put back, by the name of the part.
 
-    Raises:
-        RefusedError: it is not the place in the definition, not a regular file, or another's.
+    It is not the place in the definition, not a regular file, or another's.
     """
     roots = [domain_xml.parse(xml) for xml in xmls]
     stores = {domain_xml.nvram(root) for root in roots}
-    states = {domain_xml.tpm_state(root) for root in roots}
+    states = [state for state in map(domain_xml.tpm_state, roots) if state is not None]
+    found = {}
     for part in parts:
-        if part.role not in _PUT_BACK:
-            continue
         place = Path(part.source or "")
-        own = str(place) in stores if part.role is Role.NVRAM else str(place.parent) in states
-        if not own or not place.is_absolute():
-            raise RefusedError(
-                thing,
-                f"its {part.role} belongs to {place}, which is not what its definition says",
-                "define it as it shall be, and restore with --disks-only",
-            )
-        _check_place(context, thing, uuid, place)
+        if part.role is Role.NVRAM:
+            own = str(place) in stores
+        elif part.role is Role.TPM:
+            own = any(state.holds(place) for state in states)
+        else:
+            continue
+        try:
+            _check_place(context, thing, uuid, place)
+            _check_own(thing, part, own=own)
+        except RefusedError as error:
+            found[part.name] = error
+    return found
+
+
+def _check_own(thing: str, part: Part, *, own: bool) -> None:
+    if not own or not (part.source or "").startswith("/"):
+        raise RefusedError(
+            thing,
+            f"its {part.role} belongs to {part.source}, which is not what its definition says",
+            f"define it as it shall be, or {_LEAVE}",
+        )
 
 
 def _check_place(context: Context, thing: str, uuid: str, place: Path) -> None:
     try:
         if not stat.S_ISREG(place.lstat().st_mode):
             raise RefusedError(
-                thing, f"{place} is not a regular file, and would be replaced", "move it away"
+                thing,
+                f"{place} is not a regular file, and would be replaced",
+                f"move it away, or {_LEAVE}",
             )
     except FileNotFoundError:
         pass
     for other in context.hypervisor.domains():
         used = {other.nvram, *(disk.source for disk in other.disks)}
-        if other.uuid != uuid and (str(place) in used or str(place.parent) == other.tpm_state):
+        state = other.tpm_state
+        if other.uuid != uuid and (str(place) in used or (state and state.holds(place))):
             raise RefusedError(
                 thing,
                 f"{place} is used by the domain {other.name}",
-                f"give {other.name} a file of its own",
+                f"give {other.name} a file of its own, or {_LEAVE}",
             )

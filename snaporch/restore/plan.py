@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part, Role
@@ -16,10 +16,10 @@ from snaporch.restore.barrier import as_defined
 from snaporch.restore.choosing import find_inside, find_outside, split_name
 from snaporch.restore.fitness import (
     check_datasets,
-    check_files,
     check_machine,
     check_memory,
     check_places,
+    unfit_files,
 )
 from snaporch.run.context import Context
 from snaporch.run.plan import datasets_of, locate_disks
@@ -48,6 +48,8 @@ class RestorePlan:
     """Whether the guest runs when it has been resumed: as it did when it was captured."""
     damaged: frozenset[str] = frozenset()
     """Parts of the bundle that differ from the manifest, and are not put back."""
+    unfit: Mapping[str, RefusedError] = field(default_factory=dict)
+    """Parts of the bundle that have no place on this host, and are not put back; and why."""
 
     @property
     def thing(self) -> str:
@@ -65,7 +67,11 @@ class RestorePlan:
         """The parts of the bundle that can be put back."""
         if self.manifest is None or self.record.bundle is None:
             return []
-        return [part for part in self.manifest.parts if part.name not in self.damaged]
+        return [
+            part
+            for part in self.manifest.parts
+            if part.name not in self.damaged and part.name not in self.unfit
+        ]
 
     def text(self, role: Role) -> str | None:
         """A part of the bundle that is XML, if it can be read."""
@@ -90,6 +96,7 @@ class RestorePlan:
                 for disk in self.manifest.disks
                 if disk.is_apart and self.ram
             ]
+        lines += [f"its {name} stays as it is: {why.reason}" for name, why in self.unfit.items()]
         for snapshot in self.snapshots:
             written = context.pool.written_since(snapshot.full_name)
             lines.append(
@@ -153,8 +160,7 @@ def make_restore_plan(
         boot=cold or (resumes and record.level not in (Level.RAM, Level.OFF)),
         running=manifest is not None and manifest.was_running and not paused,
     )
-    _check_fitness(context, plan)
-    return plan
+    return _checked_fitness(context, plan, disks_only=disks_only)
 
 
 def _check_one_instant(thing: str, manifest: Manifest) -> None:
@@ -169,19 +175,24 @@ def _check_one_instant(thing: str, manifest: Manifest) -> None:
         )
 
 
-def _check_fitness(context: Context, plan: RestorePlan) -> None:
-    """The host can run the guest, and its files have their places."""
+def _checked_fitness(context: Context, plan: RestorePlan, *, disks_only: bool) -> RestorePlan:
+    """The host can run the guest, and its files have their places; or the disks do without."""
     inactive, live = (_readable(plan.text(role)) for role in (Role.INACTIVE_XML, Role.LIVE_XML))
     current = plan.domain.inactive_xml or plan.domain.live_xml if plan.domain else None
     xmls = [xml for xml in (inactive, live, current) if xml is not None]
-    check_files(context, plan.thing, plan.record.uuid, plan.parts, xmls)
+    unfit = unfit_files(context, plan.thing, plan.record.uuid, plan.parts, xmls)
+    if not disks_only:
+        for error in unfit.values():
+            raise error
+    plan = replace(plan, unfit=unfit)
     xml = live or inactive if plan.ram else inactive or current
     if xml is None or not (plan.ram or plan.boot):
-        return
+        return plan
     check_machine(context, plan.thing, xml, plan.domain, resumes=plan.ram is not None)
     if plan.manifest is not None:
         check_datasets(context, plan.thing, plan.manifest)
     check_memory(context, plan.thing, xml, plan.manifest if plan.ram else None, plan.domain)
+    return plan
 
 
 def _readable(xml: str | None) -> str | None:

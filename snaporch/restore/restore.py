@@ -78,6 +78,8 @@ def check_bundle(context: Context, plan: RestorePlan) -> RestorePlan:
         raise RefusedError(error.thing, error.reason, "boot from the disks with --cold") from error
     for trouble in troubles.values():
         context.progress.note(plan.record.domain, f"{trouble}; it is not put back")
+    for name, why in plan.unfit.items():
+        context.progress.note(plan.record.domain, f"{why.reason}; its {name} stays as it is")
     checked = replace(plan, damaged=frozenset(troubles))
     current = plan.domain.inactive_xml if plan.domain else None
     if plan.boot and current is None and checked.text(Role.INACTIVE_XML) is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.hostfile import read_host_file
+from snaporch.bundle.hostfile import read_host_file, tpm_files
 from snaporch.bundle.ramimage import RamImageError, read_header
 from snaporch.bundle.store import explained_store, private_directory, sync_directory, write_private
 from snaporch.errors import RefusedError
@@ -150,10 +150,9 @@ class Safety:
             return
         if domain.nvram is not None and os.path.lexists(domain.nvram):
             _copy(Path(domain.nvram), self.directory / "nvram.fd")
-        if domain.tpm_state is not None and Path(domain.tpm_state).is_dir():
-            for path in sorted(Path(domain.tpm_state).iterdir()):
-                if stat.S_ISREG(path.lstat().st_mode):
-                    _copy(path, self.directory / f"{TPM_PREFIX}{path.name}")
+        for path in tpm_files(domain.tpm_state):
+            if stat.S_ISREG(path.lstat().st_mode):
+                _copy(path, self.directory / f"{TPM_PREFIX}{path.name}")
         image = self.context.hypervisor.managed_save_path(domain.uuid)
         if image is not None:
             _link_or_copy(image, self.directory / "managed.save")
@@ -206,6 +205,7 @@ class Safety:
 def _copy(source: Path, target: Path) -> None:
     """Whose it is and what may be done with it included; on stable storage."""
     data, status = read_host_file(source)
+    target.unlink(missing_ok=True)
     write_private(target, data)
     os.chown(target, status.st_uid, status.st_gid)
     target.chmod(status.st_mode & 0o7777)

@@ -89,6 +89,8 @@ class Work:
         if domain is not None and domain.active:
             if not self._facts.boot:
                 raise RefusedError(self._facts.domain, "was started meanwhile", "restore it again")
+            if self._safety is not None and domain.inactive_xml is None:
+                self._safety.keep_files(domain)  # libvirt deletes the TPM state of a transient one
             self._tell("stopping the guest")
             if self._facts.keep_running and self._safety is not None:
                 self._context.hypervisor.save(self._facts.uuid, self._safety.ram)

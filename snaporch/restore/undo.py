@@ -124,8 +124,9 @@ def _files(directory: Path, domain: Domain) -> list[str]:
         lines.append(shlex.join([*_COPY, "nvram.fd", domain.nvram]))
     kept = sorted(path.name for path in directory.glob(f"{TPM_PREFIX}*"))
     if domain.tpm_state is not None and kept:
-        lines.append(f"mkdir -p {shlex.quote(domain.tpm_state)}")
+        state = domain.tpm_state.directory
+        lines.append(f"mkdir -p {shlex.quote(str(state))}")
         for name in kept:
-            place = Path(domain.tpm_state) / name.removeprefix(TPM_PREFIX)
+            place = state / name.removeprefix(TPM_PREFIX)
             lines.append(shlex.join([*_COPY, name, str(place)]))
     return lines

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.hostfile import PERMANENT, tpm_files
 from snaporch.bundle.manifest import (
     DiskEntry,
     GroupEntry,
@@ -237,9 +238,8 @@ def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part
         frozen = datetime.now(UTC).timestamp()  # nothing runs that could change them
     if domain.nvram is not None and Path(domain.nvram).exists():
         parts.append(bundle.add_copy("nvram.fd", Role.NVRAM, Path(domain.nvram), before=frozen))
-    if domain.tpm_state is not None and Path(domain.tpm_state).is_dir():
-        for index, path in enumerate(sorted(Path(domain.tpm_state).glob("*.permall"))):
-            parts.append(bundle.add_copy(f"tpm.{index}.permall", Role.TPM, path, before=frozen))
+    for index, path in enumerate(tpm_files(domain.tpm_state, PERMANENT)):
+        parts.append(bundle.add_copy(f"tpm.{index}.permall", Role.TPM, path, before=frozen))
     return parts
 
 

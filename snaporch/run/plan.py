@@ -21,6 +21,7 @@ from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
 from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.run.choice import choose_strategy
 from snaporch.run.context import Context
+from snaporch.run.firmware import check_firmware
 from snaporch.run.journal import Facts
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*")
@@ -197,7 +198,7 @@ def make_plan(
     if domain.trouble:
         raise UnavailableError(domain.name, f"libvirt cannot look at it ({domain.trouble})")
     settings = context.config.settings(domain.name, domain.uuid)
-    _check_variables(domain)
+    check_firmware(domain)
     planned, left_out = locate_disks(domain, settings.exclude_disks)
     if not planned:
         details = "; ".join(out.describe() for out in left_out)
@@ -257,19 +258,6 @@ def make_plan(
         policy,
         group,
     )
-
-
-def _check_variables(domain: Domain) -> None:
-    """UEFI variables that could not be put back would make the snapshot useless."""
-    if domain.nvram is None or not os.path.lexists(domain.nvram):
-        return
-    if not stat.S_ISREG(os.lstat(domain.nvram).st_mode):
-        raise RefusedError(
-            domain.name,
-            f"its UEFI variables ({domain.nvram}) are not in a regular file, and could not be "
-            "restored",
-            "have its <nvram> name a file",
-        )
 
 
 def _downtime(

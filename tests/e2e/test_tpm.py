@@ -1,7 +1,11 @@
-"""A guest with an emulated TPM: its state is of the snapshot, and a clone has its own."""
+"""A guest with an emulated TPM: its state is of the snapshot, and a clone has its own.
+
+Wherever it is: libvirt deletes what the XML of a transient domain names when the domain ends.
+"""
 
 import hashlib
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -94,3 +98,110 @@ def test_it_verifies(guest, taken):
     assert outcome.status == 0, outcome.err
     assert outcome.json["reached"] == "resumed"
     assert digest(state_of(taken["uuid"])) == before
+
+
+# -- state in a place that its XML names --------------------------------------------------------
+
+OWN_PLACE = Path("/srv/tpm")
+RULES = Path("/etc/apparmor.d/abstractions/libvirt-qemu.d/tpm")
+
+
+def add_placed_tpm(kind, path):
+    def mutate(domain):
+        add_tpm(domain)
+        ET.SubElement(domain.find("devices/tpm/backend"), "source", type=kind, path=str(path))
+
+    return mutate
+
+
+@pytest.fixture(scope="module", params=["file", "dir"])
+def placed(request):
+    """A guest whose TPM has its state where an administrator wants it, and made it possible."""
+    directory = OWN_PLACE / request.param
+    directory.mkdir(parents=True)
+    shutil.chown(directory, "tss", "tss")
+    RULES.write_text(f"  {OWN_PLACE}/** rwk,\n")
+    kind, path = request.param, directory / "state"
+    made = Guest.create(
+        f"placed-{kind}",
+        disks=[Disk("zvol", f"tank/placed-{kind}")],
+        mutate=add_placed_tpm(kind, path),
+    )
+    made.state_file = path if kind == "file" else path / "tpm2-00.permall"
+    made.taken = snapshot(made, "--name", "s1")
+    made.wait_count(beyond=made.snapshot_count("s1") + 5)
+    yield made
+    made.remove()
+    RULES.unlink()
+
+
+def seen(path):
+    return digest(path), path.stat().st_ino, path.stat().st_uid, path.stat().st_gid
+
+
+def test_the_state_in_its_own_place_is_in_the_bundle(placed):
+    (part,) = parts(placed.taken)
+    assert part["source"] == str(placed.state_file)
+    assert digest(Path(placed.taken["bundle"]) / part["name"]) == part["sha256"]
+
+
+def test_a_verification_leaves_the_state_of_the_original(placed):
+    before = seen(placed.state_file)
+    outcome = snaporch("verify", f"{placed.name}@s1", "--json")
+    assert outcome.status == 0, outcome.err
+    assert outcome.json["reached"] == "resumed"
+    assert seen(placed.state_file) == before
+
+
+def test_clones_leave_the_state_of_the_original(placed):
+    before, mark = seen(placed.state_file), placed.mark()
+    for options in (["--running"], []):
+        outcome = snaporch("clone", f"{placed.name}@s1", "twin", "--json", *options)
+        assert outcome.status == 0, outcome.err
+        own = STATES / outcome.json["uuid"]
+        if not options:
+            (copy,) = [path for path in own.rglob("*") if path.is_file()]
+            assert digest(copy) == parts(placed.taken)[0]["sha256"]
+            must("virsh", "start", "twin")
+        assert str(own) in must("ps", "-ww", "-eo", "args")
+        assert snaporch("clone", "--delete", "twin").status == 0
+        assert not own.exists()
+        assert seen(placed.state_file) == before
+    placed.wait_count()
+    placed.assert_undisturbed(mark)
+
+
+def test_the_state_in_its_own_place_is_put_back_and_that_can_be_undone(placed):
+    placed.destroy()
+    path, (part,) = placed.state_file, parts(placed.taken)
+    _, _, *owner = seen(path)
+    path.write_bytes(bytes(path.stat().st_size))
+    later = digest(path)
+    undo = restore(placed, "s1", "--disks-only")["undo"]
+    assert digest(path) == part["sha256"]
+    assert list(seen(path)[2:]) == owner
+    must("sh", undo)
+    assert digest(path) == later
+    assert list(seen(path)[2:]) == owner
+    mark = placed.mark()
+    restore(placed, "s1")
+    placed.assert_continues(mark, placed.snapshot_count("s1"))
+
+
+def test_a_tpm_of_somebody_else_s_swtpm_is_refused():
+    def external(domain):
+        backend = ET.SubElement(
+            ET.SubElement(domain.find("devices"), "tpm", model="tpm-tis"), "backend"
+        )
+        backend.set("type", "external")
+        ET.SubElement(backend, "source", type="unix", path="/run/tpm", mode="connect")
+
+    guest = Guest.create(
+        "external", disks=[Disk("zvol", "tank/external")], mutate=external, start=False
+    )
+    outcome = snaporch("snapshot", "external", "--name", "s1")
+    assert outcome.status == 5
+    assert "the state of its TPM cannot be captured (<backend type='external'>)" in outcome.err
+    assert "give it <backend type='emulator'>" in outcome.err
+    assert must("zfs", "list", "-Ht", "snapshot", "tank/external") == ""
+    guest.remove()

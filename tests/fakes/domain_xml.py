@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
@@ -45,7 +46,7 @@ def domain_xml(
         devices.append(_disk(disk))
     if tpm is not None:
         backend = SubElement(SubElement(devices, "tpm"), "backend", type="emulator")
-        SubElement(backend, "source", type="dir", path=tpm)
+        SubElement(backend, "source", type="file" if Path(tpm).is_file() else "dir", path=tpm)
     if agent is not None:
         channel = SubElement(devices, "channel", type="unix")
         SubElement(channel, "target", type="virtio", name="org.qemu.guest_agent.0", state=agent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shutil
 import stat
 import threading
 import time
@@ -411,6 +412,8 @@ class FakeHypervisor:
         self._end(guest)
 
     def _end(self, guest: FakeGuest) -> None:
+        if guest.inactive is None:
+            _delete_tpm(guest.live)
         guest.live, guest.state, guest.paused_reason = None, DomainState.OFF, None
         guest.frozen = guest.images_inactive = False
         if guest.inactive is None:
@@ -439,7 +442,8 @@ class FakeHypervisor:
 
     def managed_save_path(self, uuid: str) -> Path | None:
         """See the protocol."""
-        return self.managed_saves[uuid] if self._guest(uuid).managed_save else None
+        guest = self.guests.get(uuid)
+        return self.managed_saves[uuid] if guest is not None and guest.managed_save else None
 
     def save(self, uuid: str, path: Path) -> None:
         """See the protocol."""
@@ -523,8 +527,9 @@ class FakeHypervisor:
         guest = self.guests.get(uuid)
         if guest is None:
             return
-        guest.inactive, guest.managed_save = None, False
+        gone, guest.inactive, guest.managed_save = guest.inactive, None, False
         if guest.live is None:
+            _delete_tpm(gone)
             del self.guests[uuid]
         self.happen()
 
@@ -645,6 +650,22 @@ def _domain(guest: FakeGuest) -> Domain:
         emulator_owner=Owner(os.getuid(), os.getgid()) if guest.live else None,
         boot=f"host:{guest.boot}" if guest.live else "",
     )
+
+
+def _keeps_tpm(root: ElementTree.Element) -> bool:
+    return root.find("devices/tpm/backend[@persistent_state='yes']") is not None
+
+
+def _delete_tpm(xml: str | None) -> None:
+    """With a domain that is not defined any more libvirt deletes the state of its TPM."""
+    root = domain_xml.parse(xml) if xml else None
+    state = domain_xml.tpm_state(root) if root is not None else None
+    if root is None or state is None or _keeps_tpm(root):
+        return
+    if state.is_file:
+        Path(state.path).unlink(missing_ok=True)
+    else:
+        shutil.rmtree(state.path, ignore_errors=True)
 
 
 def _answers(guest: FakeGuest) -> bool:

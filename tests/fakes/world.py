@@ -109,6 +109,7 @@ class World:
         monkeypatch.setattr(resolver, "mount_point_of", lambda dataset: self.root / "zfs" / dataset)
         monkeypatch.setattr(resolver, "volume_node", self.volume_node)
         monkeypatch.setattr("snaporch.restore.clone.memory_available", lambda: self.memory)
+        monkeypatch.setattr("snaporch.hypervisor.xml.SWTPM_STATE", self.root / "swtpm")
         monkeypatch.setattr(overlays, "make_overlay", self.make_overlay)
         monkeypatch.setattr(overlays, "holds_writes", self.holds_writes)
         monkeypatch.setattr(overlays, "holds_what_base_holds", self.holds_what_base_holds)

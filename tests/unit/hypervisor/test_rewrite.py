@@ -13,7 +13,9 @@ from snaporch.hypervisor.rewrite import (
     memory_bytes,
     rewrite,
 )
-from snaporch.hypervisor.xml import disks, nvram, parse
+from snaporch.hypervisor.xml import SWTPM_STATE as SWTPM
+from snaporch.hypervisor.xml import disks, nvram, parse, tpm_state
+from snaporch.model import TpmState
 
 OLD = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 NEW = "11111111-2222-3333-4444-555555555555"
@@ -154,9 +156,60 @@ def test_uefi_variables_are_its_own(text):
     assert nvram(rewritten(("os", text))) == "/clones/1/nvram.fd"
 
 
-def test_tpm_state_in_a_place_of_its_own():
-    root = rewritten(options={"tpm": "/srv/tpm"})
-    assert root.find("devices/tpm/backend/source").get("path") == "/clones/1/tpm"
+def tpm(backend, model="tpm-tis"):
+    return device(f"<tpm model='{model}'>{backend}</tpm>")
+
+
+def emulator(source="", more=""):
+    return f"<backend type='emulator' version='2.0'{more}>{source}</backend>"
+
+
+def test_a_variable_store_of_its_own():
+    root = rewritten(("os", "<varstore template='/t.json' path='/var/lib/x.json'/>"))
+    assert nvram(root) == "/clones/1/nvram.fd"
+    assert root.find("os/varstore").get("template") == "/t.json"
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("<source type='dir' path='/srv/tpm'/>", TpmState(f"{SWTPM}/{NEW}/tpm2")),
+        ("<source type='file' path='/srv/s'/>", TpmState(f"{SWTPM}/{NEW}/tpm2/state", True)),
+        ("", TpmState(f"{SWTPM}/{NEW}/tpm2")),
+    ],
+)
+def test_tpm_state_is_where_libvirt_lets_the_clone_have_its_own(source, place):
+    known = "<active_pcr_banks><sha256/></active_pcr_banks><profile name='default-v1'/>"
+    root = rewritten(tpm(emulator(source + known, " persistent_state='yes' debug='2'")))
+    assert tpm_state(root) == place
+    assert "/srv" not in ElementTree.tostring(root, encoding="unicode")
+
+
+@pytest.mark.parametrize(
+    ("parent", "text", "reason"),
+    [
+        (*tpm("<backend type='external'><source type='unix' path='/run/s'/></backend>"), "extern"),
+        (*tpm("<backend type='passthrough'><device path='/dev/tpm0'/></backend>"), "passthrough"),
+        (*tpm(emulator("<source type='block' path='/dev/x'/>")), "type='block'"),
+        (*tpm(emulator("<source type='file'/>")), "type='file'"),
+        (*tpm(emulator("<source type='file' path='/s' lock='no'/>")), "has lock, which snaporch"),
+        (*tpm(emulator("", " state='/srv/s'")), "has state, which snaporch does not know"),
+        (*tpm(emulator("<log file='/srv/s'/>")), "has <log>, which snaporch does not know"),
+        ("os", "<nvram type='block'><source dev='/dev/zvol/x'/></nvram>", "type='block'"),
+        ("os", "<nvram><source file='/x'><slices/></source></nvram>", "has <slices>, which"),
+        ("os", "<varstore path='/x' format='qcow2'/>", "has format, which snaporch does not"),
+    ],
+)
+@pytest.mark.parametrize("resumed", [True, False])
+def test_firmware_that_may_be_the_original_s_is_no_clone_s(parent, text, reason, resumed):
+    with pytest.raises(SharedError, match=reason) as caught:
+        rewrite(domain((parent, text)), identity(resumed=resumed))
+    assert "snapshot it again" in caught.value.step
+
+
+def test_two_tpms_are_no_clone_s():
+    with pytest.raises(SharedError, match="2 TPMs"):
+        rewrite(domain(tpm(emulator()), tpm(emulator(), "spapr-tpm-proxy")), identity())
 
 
 def test_files_of_character_devices_are_its_own_and_stay_shared_among_them():

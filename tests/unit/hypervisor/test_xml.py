@@ -1,3 +1,4 @@
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml
 from snaporch.hypervisor.protocol import CaptureRequest, OverlayDisk
-from snaporch.model import Owner
+from snaporch.model import Owner, TpmState
 
 # In the shape of libvirt's formatdomain page.
 GUEST = """
@@ -133,7 +134,8 @@ def test_the_image_below_is_told_and_only_the_next_one():
         ("<nvram>/var/lib/x_VARS.fd</nvram>", "/var/lib/x_VARS.fd"),
         ("<nvram template='/t'>\n  /var/lib/x_VARS.fd\n </nvram>", "/var/lib/x_VARS.fd"),
         ("<nvram type='file'><source file='/srv/x.fd'/></nvram>", "/srv/x.fd"),
-        ("<nvram type='block'><source dev='/dev/zvol/x'/></nvram>", "/dev/zvol/x"),
+        ("<nvram type='block'><source dev='/dev/zvol/x'/></nvram>", None),
+        ("<varstore template='/t' path='/srv/x.json'/>", "/srv/x.json"),
         ("<nvram type='network'><source protocol='iscsi'/></nvram>", None),
         ("<nvram/>", None),
         ("", None),
@@ -157,7 +159,47 @@ def test_the_variable_store_in_every_spelling(system, path):
     ],
 )
 def test_where_the_state_of_a_tpm_lies(backend, path):
-    assert xml.tpm_state(small(f"<devices><tpm>{backend}</tpm></devices>")) == path
+    state = xml.tpm_state(small(f"<devices><tpm>{backend}</tpm></devices>"))
+    assert state == (TpmState(path) if path else None)
+
+
+def test_the_state_of_a_tpm_may_be_one_file():
+    backend = "<backend type='emulator'><source type='file' path='/srv/s'/></backend>"
+    state = xml.tpm_state(small(f"<devices><tpm>{backend}</tpm></devices>"))
+    assert state == TpmState("/srv/s", is_file=True)
+    assert state.holds(Path("/srv/s"))
+    assert not state.holds(Path("/srv/other"))
+
+
+@pytest.mark.parametrize(
+    ("system", "backend", "reason"),
+    [
+        ("<nvram type='block'><source dev='/dev/zvol/x'/></nvram>", "", "type='block'"),
+        ("<nvram><source dev='/dev/zvol/x'/></nvram>", "", "not in a regular file"),
+        ("<nvram type='network'><source protocol='iscsi'/></nvram>", "", "type='network'"),
+        ("<nvram type='volume'><source pool='p' volume='v'/></nvram>", "", "type='volume'"),
+        ("<nvram>/x</nvram><varstore path='/y'/>", "", "both"),
+        ("<varstore template='/t'/>", "", "does not say where"),
+        ("<loader type='pflash'>/srv/own.fd</loader>", "", "writable"),
+        ("", "<backend type='external'/>", "type='external'"),
+        ("", "<backend type='passthrough'/>", "type='passthrough'"),
+        ("", "<backend type='emulator'><source type='new' path='/x'/></backend>", "type='new'"),
+        ("<loader type='pflash' readonly='yes'>/c.fd</loader><nvram>/x</nvram>", "", None),
+        ("<loader type='pflash'>/c.fd</loader><nvram>/x</nvram>", "", None),
+        ("<loader type='pflash' stateless='yes'>/c.fd</loader>", "", None),
+        ("<loader type='rom'>/c.fd</loader><varstore path='/x'/>", "", None),
+        ("", "<backend type='emulator'><source type='dir' path='/x'/></backend>", None),
+        ("", "", None),
+    ],
+)
+def test_what_cannot_be_captured_is_told_with_a_next_step(system, backend, reason):
+    devices = f"<devices><tpm>{backend}</tpm></devices>" if backend else ""
+    told = xml.uncapturable(small(f"<os><type>hvm</type>{system}</os>{devices}"))
+    if reason is None:
+        assert told is None
+    else:
+        assert reason in told[0]
+        assert told[1]
 
 
 def test_without_a_tpm_there_is_no_state():

@@ -11,11 +11,22 @@ from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.protocol import OverlayDisk
-from snaporch.model import Disk, Domain, DomainState, Owner
+from snaporch.model import Disk, Domain, DomainState, Owner, TpmState
 
 TAGS = ["disk", "driver", "source", "target", "mirror", "backingStore", "readonly", "transient"]
 TAGS += ["devices", "os", "nvram", "type", "tpm", "backend", "seclabel", "label", "uuid", "name"]
-TAGS += ["channel", "hostdev", "interface", "filesystem", "cpu", "feature", "clock", "timer"]
+TAGS += [
+    "varstore",
+    "loader",
+    "channel",
+    "hostdev",
+    "interface",
+    "filesystem",
+    "cpu",
+    "feature",
+    "clock",
+    "timer",
+]
 TAGS += ["{http://example.org}disk", "{http://example.org}source"]
 KEYS = ["type", "device", "dev", "file", "dir", "name", "pool", "volume", "path", "state", "job"]
 KEYS += ["ready", "cache", "model", "policy", "frequency", "version", "mode"]
@@ -64,7 +75,8 @@ def read_everything(text):
     found = xml.disks(root)
     assert all(isinstance(disk, Disk) and isinstance(disk.target, str) for disk in found)
     assert isinstance(xml.nvram(root), str | None)
-    assert isinstance(xml.tpm_state(root), str | None)
+    assert isinstance(xml.tpm_state(root), TpmState | None)
+    assert isinstance(xml.uncapturable(root), tuple | None)
     assert isinstance(xml.emulator_owner(root), Owner | None)
     assert isinstance(xml.agent_connected(root), bool)
     for pool, volume in xml.volume_references(root).values():

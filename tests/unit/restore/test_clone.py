@@ -7,6 +7,8 @@ import pytest
 from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 
+from snaporch.bundle.manifest import Role
+from snaporch.bundle.store import replace_manifest
 from snaporch.errors import (
     InterruptedRunError,
     NotFoundError,
@@ -15,9 +17,9 @@ from snaporch.errors import (
     UsageError,
 )
 from snaporch.hypervisor import HypervisorError
-from snaporch.hypervisor.rewrite import clone_of
-from snaporch.hypervisor.xml import disks, parse
-from snaporch.model import DatasetKind, DomainState
+from snaporch.hypervisor.rewrite import SharedError, clone_of
+from snaporch.hypervisor.xml import disks, parse, tpm_state
+from snaporch.model import DatasetKind, DomainState, TpmState
 from snaporch.pool import PoolError, resolver
 from snaporch.restore import clone as clone_module
 from snaporch.restore import clones as clones_module
@@ -163,14 +165,73 @@ def test_uefi_variables_are_a_copy(world, tmp_path):
     assert str(copy) in world.guest("test").inactive
 
 
+def with_tpm(world, place, level=None):
+    """The guest ``tpm``, whose TPM had the state ``then`` in its snapshot ``s1``."""
+    place.write_bytes(b"then")
+    tpm = place if place.suffix != ".permall" else place.parent
+    world.add_guest("tpm", tpm=str(tpm))
+    domain = world.hypervisor.domain("tpm")
+    return take_snapshot(world.context, domain, name="s1", wait=0, level=level)
+
+
 def test_tpm_state_is_a_copy(world, tmp_path):
     (tmp_path / "tpm").mkdir()
-    (tmp_path / "tpm" / "tpm2-00.permall").write_bytes(b"then")
-    world.add_guest("tpm", tpm=str(tmp_path / "tpm"))
-    take_snapshot(world.context, world.hypervisor.domain("tpm"), name="s1", wait=0)
+    with_tpm(world, tmp_path / "tpm" / "tpm2-00.permall")
     made = make(world, text="tpm@s1")
-    copy = world.paths.clones / made.uuid / "tpm" / "tpm2-00.permall"
+    copy = world.root / "swtpm" / made.uuid / "tpm2" / "tpm2-00.permall"
     assert copy.read_bytes() == b"then"
+    delete_clone(world.context, "test")
+    assert not (world.root / "swtpm" / made.uuid).exists()
+    assert (tmp_path / "tpm" / "tpm2-00.permall").read_bytes() == b"then"
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_tpm_state_in_one_file_is_a_copy(world, tmp_path, resumed):
+    original = tmp_path / "state"
+    with_tpm(world, original)
+    original.write_bytes(b"now")
+    made = make(world, text="tpm@s1", resumed=resumed)
+    copy = world.root / "swtpm" / made.uuid / "tpm2" / "state"
+    assert copy.read_bytes() == b"then"
+    for xml in filter(None, (world.guest("test").live, world.guest("test").inactive)):
+        assert tpm_state(parse(xml)) == TpmState(str(copy), is_file=True)
+    delete_clone(world.context, "test")
+    assert not (world.root / "swtpm" / made.uuid).exists()
+    assert original.read_bytes() == b"now"
+
+
+def test_a_tpm_that_cannot_be_redirected_is_no_clone_s(world):
+    world.add_guest("tpm")
+    take_snapshot(world.context, world.hypervisor.domain("tpm"), name="s1", wait=0)
+    there = source(world, "tpm@s1")
+    external = "<tpm><backend type='external'><source type='unix' path='/s'/></backend></tpm>"
+    text = there.text(Role.INACTIVE_XML).replace("</devices>", f"{external}</devices>")
+    (there.directory / "domain.xml").write_text(text)
+    parts = [
+        part.model_copy(update={"bytes": len(text)}) if part.role is Role.INACTIVE_XML else part
+        for part in there.manifest.parts
+    ]
+    replace_manifest(there.directory, there.manifest.model_copy(update={"parts": tuple(parts)}))
+    world.hooks.log.clear()
+    with pytest.raises(SharedError, match="state of its TPM cannot be captured"):
+        make(world, text="tpm@s1", resumed=False)
+    assert world.hooks.log == []
+
+
+@pytest.mark.parametrize("place", ["gone", "elsewhere"])
+def test_a_clone_does_not_boot_with_another_tpm(world, tmp_path, place):
+    """A bundle of an earlier snaporch has no state of a TPM that keeps it in one file."""
+    with_tpm(world, tmp_path / "state")
+    there = source(world, "tpm@s1")
+    part = there.part(Role.TPM)
+    parts = [each for each in there.manifest.parts if each is not part]
+    if place == "elsewhere":
+        parts.append(part.model_copy(update={"source": "/var/lib/other"}))
+    replace_manifest(there.directory, there.manifest.model_copy(update={"parts": tuple(parts)}))
+    world.hooks.log.clear()
+    with pytest.raises(SharedError, match=r"state of its TPM .*(is not in the bundle|is not from)"):
+        make(world, text="tpm@s1", resumed=False)
+    assert world.hooks.log == []
 
 
 def test_a_volume_is_given_by_its_node(world):

@@ -11,6 +11,7 @@ from snaporch.pool import resolver
 from snaporch.pool.resolver import NotOnZfsError
 from snaporch.restore import fitness
 from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.restore import check_bundle, restore
 
 NOTHING = "MemAvailable:       1024 kB\n"
 
@@ -122,6 +123,31 @@ def test_what_is_no_regular_file_is_not_replaced(firmware, world, kind):
 
             os.mkfifo(place)
     assert "vars.fd is not a regular file" in refusal(world)
+
+
+@pytest.mark.parametrize("kind", ["device", "other"])
+def test_the_disks_alone_come_back_where_variables_have_no_place(firmware, world, kind):
+    """Of an earlier snaporch there are copies of UEFI variables on a volume."""
+    place, manifest = world.root / "zvol", Path(firmware.record.bundle) / "manifest.json"
+    place.symlink_to("/dev/null")
+    if kind == "device":
+        variables = str(world.root / "vars.fd")
+        manifest.write_text(manifest.read_text().replace(variables, str(place)))
+    else:
+        world.add_guest("mail", {"vda": "tank/mail"}, nvram=str(world.root / "vars.fd"))
+    world.hooks.log.clear()
+    for way in ({}, {"cold": True}):
+        assert "or restore with --disks-only, which leaves it as it is" in refusal(world, **way)
+    made = check_bundle(world.context, plan(world, disks_only=True))
+    assert any("nvram.fd stays as it is" in line for line in made.losses(world.context))
+    assert any("nvram.fd stays as it is" in text for text in world.heard.notes)
+    (world.root / "vars.fd").write_bytes(b"now")
+    (world.root / "tpm2" / "tpm2-00.permall").write_bytes(b"now")
+    restore(world.context, made, safety=True)
+    assert firmware.content() == {b"first"}
+    assert (world.root / "vars.fd").read_bytes() == b"now"
+    assert (world.root / "tpm2" / "tpm2-00.permall").read_bytes() == b"secret"
+    assert place.is_symlink()
 
 
 def test_a_file_that_is_gone_may_be_put_back(firmware, world):

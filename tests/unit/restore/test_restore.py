@@ -159,6 +159,38 @@ def test_nvram_and_tpm_state_come_back_as_they_were(tell, world):
     assert [p.name for p in state.iterdir()] == ["tpm2-00.permall"]
 
 
+def test_tpm_state_in_one_file_comes_back_and_may_be_undone(tell, world):
+    state = world.root / "tpm" / "state"
+    state.parent.mkdir()
+    state.write_bytes(b"then")
+    state.chmod(0o640)
+    tell(tpm=str(state))
+    state.write_bytes(b"now")
+    script = Path(put_back(world).undo)
+    assert state.read_bytes() == b"then"
+    assert state.stat().st_mode & 0o777 == 0o640
+    assert (script.parent / "tpm.state").read_bytes() == b"now"
+    shutil.rmtree(state.parent)
+    lines = script.read_text().splitlines()
+    files = [line for line in lines if line.startswith(("cp ", "mkdir -p /"))]
+    subprocess.run(["sh", "-e"], input="\n".join(files), cwd=script.parent, text=True, check=True)
+    assert state.read_bytes() == b"now"
+
+
+def test_the_tpm_of_a_transient_guest_is_kept_before_it_ends(tell, world):
+    """With its end libvirt deletes the state."""
+    state, vars_fd = world.root / "state", world.root / "vars.fd"
+    state.write_bytes(b"then")
+    vars_fd.write_bytes(b"then")
+    tell(tpm=str(state), nvram=str(vars_fd), persistent=False)
+    state.write_bytes(b"now")
+    vars_fd.write_bytes(b"now")
+    kept = Path(put_back(world).undo).parent
+    assert state.read_bytes() == b"then"
+    assert (kept / "tpm.state").read_bytes() == b"now"
+    assert (kept / "nvram.fd").read_bytes() == b"now"
+
+
 def test_secrets_are_never_readable_by_others_on_their_way_back(tell, world, monkeypatch):
     state = world.root / "tpm2"
     state.mkdir()

@@ -47,6 +47,18 @@ def original(story, monkeypatch):
     return story
 
 
+@pytest.mark.parametrize("level", [None, "crash"])
+def test_the_original_keeps_the_state_of_its_tpm(world, tmp_path, level):
+    """libvirt deletes what the XML of a transient domain names, when it ends."""
+    (tmp_path / "state").write_bytes(b"then")
+    taken(world, "tpm", level, tpm=str(tmp_path / "state"))
+    outcome = check(world, "tpm@s1")
+    assert outcome.passed, outcome.failure
+    assert outcome.reached in (Reached.RESUMED, Reached.BOOTED)
+    assert (tmp_path / "state").read_bytes() == b"then"
+    assert list((world.root / "swtpm").iterdir()) == []
+
+
 # -- passing ------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from fakes import images
 
 from snaporch.bundle import ramimage as ramimage_module
 from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.hostfile import HostFileError
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramimage import RamImageError, RamImageWriter
 from snaporch.bundle.store import BundleStore
@@ -233,6 +234,26 @@ def test_a_transient_guest_has_no_definition(world, bundle):
     domain = world.add_guest(persistent=False)
     roles = [part.role for part in side_parts(bundle, domain, Pause(None, 0.0))]
     assert roles == [Role.LIVE_XML]
+
+
+def test_the_state_of_a_tpm_in_one_file_is_kept(world, bundle, tmp_path):
+    state = tmp_path / "any-name"
+    state.write_bytes(b"secret")
+    domain = world.add_guest(tpm=str(state))
+    (part,) = [
+        each for each in side_parts(bundle, domain, Pause(None, 0.0)) if each.role is Role.TPM
+    ]
+    assert part.source == str(state)
+    assert (bundle.directory / part.name).read_bytes() == b"secret"
+
+
+def test_the_state_of_a_tpm_is_not_read_through_a_link(world, bundle, tmp_path):
+    (tmp_path / "state").touch()
+    domain = world.add_guest(tpm=str(tmp_path / "state"))
+    (tmp_path / "state").unlink()
+    (tmp_path / "state").symlink_to("/etc/hostname")
+    with pytest.raises(HostFileError, match="regular file"):
+        side_parts(bundle, domain, Pause(None, 0.0))
 
 
 def test_only_the_permanent_state_of_a_tpm_is_kept(world, bundle, tmp_path):

@@ -360,11 +360,48 @@ def test_an_old_libvirt_gets_what_it_can_read(world):
     assert made.compressing.method is Compression.GZIP
 
 
-def test_variables_that_could_not_be_put_back_are_refused(world, tmp_path):
-    (tmp_path / "vars.fd").symlink_to("/dev/null")
-    domain = world.add_guest(nvram=str(tmp_path / "vars.fd"))
-    with pytest.raises(RefusedError, match="not in a regular file"):
+@pytest.mark.parametrize("what", ["nvram", "tpm"])
+def test_what_could_not_be_put_back_is_refused(world, tmp_path, what):
+    (tmp_path / "file").write_bytes(b"then")
+    domain = world.add_guest(**{what: str(tmp_path / "file")})
+    assert make_plan(world.context, domain, None)
+    (tmp_path / "file").unlink()
+    (tmp_path / "file").symlink_to("/dev/null")
+    with pytest.raises(RefusedError, match="not a regular file"):
         make_plan(world.context, domain, None)
+
+
+@pytest.mark.parametrize("which", ["live_xml", "inactive_xml"])
+@pytest.mark.parametrize(
+    ("before", "more"),
+    [
+        ("</os>", "<nvram type='block'><source dev='/dev/zvol/gone'/></nvram>"),
+        ("</os>", "<nvram type='network'><source protocol='nbd' name='x'/></nvram>"),
+        ("</devices>", "<tpm><backend type='external'/></tpm>"),
+    ],
+)
+def test_firmware_that_is_in_no_file_is_refused_by_the_xml_alone(world, which, before, more):
+    """Also where the device is not there at this moment."""
+    domain = world.add_guest()
+    changed = getattr(domain, which).replace(before, more + before)
+    with pytest.raises(RefusedError) as caught:
+        make_plan(world.context, replace(domain, **{which: changed}), None)
+    assert caught.value.step
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_tpm_that_runs_has_its_state_somewhere(world, tmp_path, kind):
+    (tmp_path / "state").touch() if kind == "file" else (tmp_path / "state").mkdir()
+    domain = world.add_guest(tpm=str(tmp_path / "state"))
+    if kind == "file":
+        (tmp_path / "state").unlink()
+    with pytest.raises(RefusedError, match="no state of it in"):
+        make_plan(world.context, domain, None)
+
+
+def test_a_tpm_that_never_ran_has_no_state_yet(world, tmp_path):
+    domain = world.add_guest(tpm=str(tmp_path / "none"), state=DomainState.OFF)
+    assert make_plan(world.context, domain, None)
 
 
 def test_a_guest_that_libvirt_cannot_look_at_is_not_planned_for(world):
