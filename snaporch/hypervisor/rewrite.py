@@ -274,11 +274,8 @@ def _tpm(root: Element, identity: Identity) -> None:
     source = backend.find("source") if backend is not None else None
     if state is None or backend is None or source is None:
         return
-    if state.is_file:
-        place = tpm_directory(identity.uuid, backend.get("version")) / _TPM_FILE
-        source.set("path", str(place))
-    else:
-        backend.remove(source)
+    place = tpm_directory(identity.uuid, backend.get("version"))
+    source.set("path", str(place / _TPM_FILE if state.is_file else place))
 
 
 def _unknown_firmware(root: Element) -> tuple[str, str] | None:

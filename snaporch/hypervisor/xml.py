@@ -112,6 +112,12 @@ def tpm_state(root: Element) -> TpmState | None:
     return TpmState(path, is_file=kind == "file") if path and kind in ("file", "dir") else None
 
 
+def has_tpm_in_default_place(root: Element) -> bool:
+    """Whether an emulated TPM has its state where libvirt chose to keep it."""
+    backend = root.find("devices/tpm/backend[@type='emulator']")
+    return backend is not None and backend.find("source") is None
+
+
 def uncapturable(root: Element) -> tuple[str, str] | None:
     """Why UEFI variables or TPM state cannot be copied, and what to do; ``None`` if they can."""
     return _uncapturable_variables(root) or _uncapturable_tpm(root)

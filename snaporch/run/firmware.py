@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from urllib.parse import urlsplit
 
 from snaporch.bundle.hostfile import PERMANENT, tpm_files
 from snaporch.errors import RefusedError, UnavailableError
@@ -11,16 +12,28 @@ from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import Domain, TpmState
 
 
-def check_firmware(domain: Domain) -> None:
+def check_firmware(domain: Domain, uri: str) -> None:
     """Refuse what could not be put back: the snapshot would be useless.
+
+    Args:
+        uri: of libvirt. That of a session keeps the state of TPMs below its user's home.
 
     Raises:
         RefusedError: UEFI variables or TPM state are in no file that can be copied.
         UnavailableError: the directory of the TPM's state cannot be read.
     """
     for xml in (domain.live_xml, domain.inactive_xml):
-        if xml is not None and (trouble := domain_xml.uncapturable(domain_xml.parse(xml))):
+        if xml is None:
+            continue
+        root = domain_xml.parse(xml)
+        if trouble := domain_xml.uncapturable(root):
             raise RefusedError(domain.name, *trouble)
+        if urlsplit(uri).path == "/session" and domain_xml.has_tpm_in_default_place(root):
+            raise RefusedError(
+                domain.name,
+                f"the state of its TPM is below the home directory of the user of {uri}",
+                "name a place for it: <source type='dir' path='…'/> in its <backend>",
+            )
     tpm = domain.tpm_state
     files = {"UEFI variables": domain.nvram, "TPM's state": tpm.path if tpm and tpm.is_file else ""}
     for what, path in files.items():

@@ -198,7 +198,7 @@ def make_plan(
     if domain.trouble:
         raise UnavailableError(domain.name, f"libvirt cannot look at it ({domain.trouble})")
     settings = context.config.settings(domain.name, domain.uuid)
-    check_firmware(domain)
+    check_firmware(domain, context.config.libvirt_uri)
     planned, left_out = locate_disks(domain, settings.exclude_disks)
     if not planned:
         details = "; ".join(out.describe() for out in left_out)

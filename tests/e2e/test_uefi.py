@@ -1,12 +1,14 @@
 """A UEFI guest: its variables are of the snapshot, after a resume and after a cold boot."""
 
+import hashlib
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
 from guests.nvram import probe_value
-from support import assert_clean, assert_restored, restore, snapshot, wait_for
+from support import assert_clean, assert_restored, must, restore, snaporch, snapshot, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +39,48 @@ def test_the_variable_of_the_snapshot_is_there_after_a_cold_boot(guest):
     restore(guest, taken["snapshot"], "--cold")
     found = wait_for(lambda: guest.log.report(mark).nvram, "the guest boots", 300)
     assert found == [then]
+
+
+VOLUME = Path("/dev/zvol/tank/variables")
+
+
+@pytest.fixture
+def volume():
+    must("zfs", "create", "-V", "1M", "tank/variables")
+    wait_for(VOLUME.exists, "the volume's device")
+    yield VOLUME
+    must("zfs", "destroy", "tank/variables")
+
+
+def test_variables_on_a_volume_are_refused(volume):
+    def on_volume(domain):
+        nvram = domain.find("os/nvram")
+        nvram.set("type", "block")
+        ET.SubElement(nvram, "source", dev=str(volume))
+
+    made = Guest.create(
+        "volume", firmware="uefi", disks=[Disk("zvol", "tank/v")], mutate=on_volume, start=False
+    )
+    outcome = snaporch("snapshot", "volume", "--name", "s1")
+    assert outcome.status == 5
+    assert "its UEFI variables (<nvram type='block'>) are not in a regular file" in outcome.err
+    assert "have its <nvram> name a file" in outcome.err
+    made.remove()
+
+
+def test_the_disks_come_back_from_a_bundle_with_variables_of_a_volume(guest, volume):
+    """An earlier snaporch took such, and could restore nothing of them."""
+    taken = snapshot(guest)
+    manifest, before = Path(taken["bundle"]) / "manifest.json", volume.read_bytes()
+    manifest.write_text(manifest.read_text().replace(str(guest.nvram()), str(volume)))
+    refused = snaporch("restore", f"uefi@{taken['snapshot']}", "--yes")
+    assert refused.status == 5
+    assert "or restore with --disks-only, which leaves it as it is" in refused.err
+    variables, count = guest.nvram(), guest.snapshot_count(taken["snapshot"])
+    guest.wait_count(beyond=count + 5)
+    guest.destroy()
+    known = hashlib.sha256(variables.read_bytes()).hexdigest()
+    restore(guest, taken["snapshot"], "--disks-only")
+    assert set(guest.disk_counts()) == {count}
+    assert hashlib.sha256(variables.read_bytes()).hexdigest() == known
+    assert volume.read_bytes() == before

@@ -399,6 +399,20 @@ def test_a_tpm_that_runs_has_its_state_somewhere(world, tmp_path, kind):
         make_plan(world.context, domain, None)
 
 
+def test_the_tpm_of_a_session_is_refused_where_its_user_keeps_it(world, tmp_path):
+    config = world.context.config.model_copy(update={"libvirt_uri": "qemu:///session"})
+    context = replace(world.context, config=config)
+    domain = world.add_guest(state=DomainState.OFF)
+    default = "<tpm><backend type='emulator'/></tpm></devices>"
+    changed = domain.inactive_xml.replace("</devices>", default)
+    with pytest.raises(RefusedError, match="below the home directory") as caught:
+        make_plan(context, replace(domain, inactive_xml=changed), None)
+    assert "<source type='dir'" in caught.value.step
+    named = changed.replace("'emulator'/>", "'emulator'><source type='dir' path='/t'/></backend>")
+    assert make_plan(context, replace(domain, inactive_xml=named), None)
+    assert make_plan(world.context, replace(domain, inactive_xml=changed), None)
+
+
 def test_a_tpm_that_never_ran_has_no_state_yet(world, tmp_path):
     domain = world.add_guest(tpm=str(tmp_path / "none"), state=DomainState.OFF)
     assert make_plan(world.context, domain, None)
