@@ -225,6 +225,8 @@ class Versions:
     libvirt: str
     emulator: str
     machine: str
+    cpu: str = ""
+    """The host's CPU as a running guest sees it, in libvirt's XML; empty if it sees a model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,10 @@ class VersionsEntry(_Frozen):
     libvirt: str
     emulator: str
     machine: str
+    cpu: str = Field(
+        default="",
+        description="the host's CPU as a ``<cpu>`` of libvirt's, if the guest saw it as it is",
+    )
 
 
 class PauseEntry(_Frozen):

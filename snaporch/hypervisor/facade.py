@@ -20,7 +20,7 @@ from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.capture import capture
 from snaporch.hypervisor.commit import commit_overlays
 from snaporch.hypervisor.events import DomainEvents, start_event_loop, tell_changes
-from snaporch.hypervisor.fitness import find_misfit
+from snaporch.hypervisor.fitness import find_misfit, seen_cpu
 from snaporch.hypervisor.inventory import DomainReader
 from snaporch.hypervisor.openfiles import open_files_of
 from snaporch.hypervisor.protocol import (
@@ -147,7 +147,8 @@ class LibvirtHypervisor:
     def versions(self, domain: Domain) -> Versions:
         with self._explained(domain.name, "asking for versions"):
             library, emulator = self._conn().getLibVersion(), self._conn().getVersion()
-        return Versions(__version__, _dotted(library), _dotted(emulator), domain.machine)
+        cpu = seen_cpu(self._conn(), domain.live_xml) if domain.live_xml else ""
+        return Versions(__version__, _dotted(library), _dotted(emulator), domain.machine, cpu)
 
     def reads_zstd(self) -> bool:
         with self._explained("libvirt", "asking for its version"):
@@ -307,8 +308,8 @@ class LibvirtHypervisor:
         with self._explained(uuid, "saving its RAM"):
             handle.saveFlags(str(path), None, 0)
 
-    def misfit(self, xml: str) -> str:
-        return find_misfit(self._conn(), xml)
+    def misfit(self, xml: str, cpu: str = "") -> str:
+        return find_misfit(self._conn(), xml, cpu)
 
     def restore(self, ram_path: Path, *, running: bool) -> None:
         flag = libvirt.VIR_DOMAIN_SAVE_RUNNING if running else libvirt.VIR_DOMAIN_SAVE_PAUSED

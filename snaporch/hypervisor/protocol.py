@@ -313,8 +313,12 @@ class Hypervisor(Protocol):
             HypervisorError: it could not be saved; the domain goes on.
         """
 
-    def misfit(self, xml: str) -> str:
-        """Why this host cannot run a domain with this XML (machine type, CPU); else empty."""
+    def misfit(self, xml: str, cpu: str = "") -> str:
+        """Why this host cannot run a domain with this XML (machine type, CPU); else empty.
+
+        Args:
+            cpu: what a guest that sees the host's CPU saw of it (:attr:`Versions.cpu`).
+        """
 
     def restore(self, ram_path: Path, *, running: bool) -> None:
         """Resume a domain from a save image."""

@@ -21,19 +21,22 @@ _LEAVE = "restore with --disks-only, which leaves it as it is"
 
 
 def check_machine(
-    context: Context, thing: str, xml: str, domain: Domain | None, *, resumes: bool
+    context: Context, thing: str, xml: str, domain: Domain | None, *, resumes: bool, cpu: str = ""
 ) -> None:
     """Refuse a machine type or CPU that this host does not have.
 
     What runs at this moment fits, whatever a comparison of its CPU says.
 
+    Args:
+        cpu: what the guest to be resumed saw of its host's CPU, which may have been another's.
+
     Raises:
         RefusedError: as libvirt says.
     """
     running = domain.live_xml if domain is not None else None
-    if running is not None and _hardware(running) == _hardware(xml):
+    if not cpu and running is not None and _hardware(running) == _hardware(xml):
         return
-    if reason := context.hypervisor.misfit(xml):
+    if reason := context.hypervisor.misfit(xml, cpu):
         step = "restore it where it was taken"
         if resumes:
             step = f"{step}, or boot it from its disks with --cold"

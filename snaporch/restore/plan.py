@@ -188,7 +188,8 @@ def _checked_fitness(context: Context, plan: RestorePlan, *, disks_only: bool) -
     xml = live or inactive if plan.ram else inactive or current
     if xml is None or not (plan.ram or plan.boot):
         return plan
-    check_machine(context, plan.thing, xml, plan.domain, resumes=plan.ram is not None)
+    cpu = plan.manifest.versions.cpu if plan.manifest and plan.ram else ""
+    check_machine(context, plan.thing, xml, plan.domain, resumes=plan.ram is not None, cpu=cpu)
     if plan.manifest is not None:
         check_datasets(context, plan.thing, plan.manifest)
     check_memory(context, plan.thing, xml, plan.manifest if plan.ram else None, plan.domain)

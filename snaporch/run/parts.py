@@ -318,6 +318,7 @@ def build_manifest(
             libvirt=versions.libvirt,
             emulator=versions.emulator,
             machine=versions.machine,
+            cpu=versions.cpu,
         ),
         group=_group(plan.group),
     )

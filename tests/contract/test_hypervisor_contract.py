@@ -5,7 +5,9 @@ import re
 import tempfile
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from contract_hosts import NAME, FakeAgentHost, FakeHost, LinuxHost, ProbeHost
@@ -513,6 +515,24 @@ class TestHypervisorContract:
         xml = hypervisor.domain(NAME).live_xml
         future = re.sub(r"machine=(['\"])[^'\"]*", r"machine=\1pc-q35-99.9", xml)
         assert "pc-q35-99.9" in hypervisor.misfit(future)
+
+    def test_the_cpu_that_a_guest_sees_of_this_host_fits_and_another_does_not(
+        self, host, hypervisor
+    ):
+        domain = hypervisor.domain(NAME)
+        assert hypervisor.versions(domain).cpu == "", "its CPU is a model of libvirt's"
+        root = domain_xml.parse(domain.live_xml)
+        for cpu in root.findall("cpu"):
+            root.remove(cpu)
+        ElementTree.SubElement(root, "cpu", mode="maximum")
+        xml = ElementTree.tostring(root, encoding="unicode")
+        seen = hypervisor.versions(replace(domain, live_xml=xml)).cpu
+        assert "<model" in seen
+        assert hypervisor.misfit(xml) == hypervisor.misfit(xml, seen) == ""
+        other = ElementTree.fromstring(seen)
+        other.find("model").text = "SapphireRapids"
+        reason = hypervisor.misfit(xml, ElementTree.tostring(other, encoding="unicode"))
+        assert "CPU" in reason
 
     def test_a_barred_definition_cannot_be_started(self, host, hypervisor):
         xml = hypervisor.domain(NAME).inactive_xml

@@ -123,6 +123,8 @@ class FakeHypervisor:
         self.zstd = True
         self.machines = {"pc-q35-9.2"}
         self.cpu_misfit = ""
+        self.cpu = "<cpu><model>Skylake</model></cpu>"
+        """The host's, as guests of ``host-passthrough`` see it."""
         self.managed_saves: dict[str, Path] = {}
         self.overlays_must_exist = True
         self.networks: dict[str, bool] = {}
@@ -165,7 +167,9 @@ class FakeHypervisor:
     def versions(self, domain: Domain) -> Versions:
         """See the protocol."""
         self.hooks.reach("hypervisor.versions")
-        return Versions("0.0", "11.3.0", "9.2.0", domain.machine)
+        cpu = domain_xml.parse(domain.live_xml).find("cpu") if domain.live_xml else None
+        own = cpu is not None and cpu.get("mode") in ("host-passthrough", "maximum")
+        return Versions("0.0", "11.3.0", "9.2.0", domain.machine, self.cpu if own else "")
 
     def reads_zstd(self) -> bool:
         """See the protocol."""
@@ -455,12 +459,14 @@ class FakeHypervisor:
         path.write_bytes(images.image(f"{guest.live}\0".encode(), guest.ram, running=running))
         self._end(guest)
 
-    def misfit(self, xml: str) -> str:
+    def misfit(self, xml: str, cpu: str = "") -> str:
         """See the protocol."""
         kind = domain_xml.parse(xml).find("os/type")
         machine = kind.get("machine") if kind is not None else None
         if machine not in self.machines:
             return f"the machine '{machine}' is not supported by emulator"
+        if cpu and cpu != self.cpu:
+            return "the CPU is incompatible with host CPU: Host CPU does not provide avx512f"
         return self.cpu_misfit
 
     def restore(self, ram_path: Path, *, running: bool) -> None:

@@ -1,6 +1,7 @@
 """What the host must have, and where files may be put."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,27 @@ def test_a_cpu_that_is_not_here(story, world):
     world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
     world.hypervisor.guests.clear()
     assert "avx512f" in refusal(world)
+
+
+def test_a_guest_that_saw_the_host_s_cpu_is_not_resumed_on_another(world, tell):
+    """It would fail after the rollback; that it runs here now, from its disks, says nothing."""
+    guest = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    own = guest.live_xml.replace("</os>", "</os><cpu mode='host-passthrough'/>")
+    world.add_guest = lambda **_: replace(guest, live_xml=own)
+    world.guest().live = world.guest().inactive = own
+    tell()
+    assert plan(world).ram
+    world.hypervisor.cpu = "<cpu><model>Opteron_G5</model></cpu>"
+    said = refusal(world)
+    assert "this host cannot run it" in said
+    assert "boot it from its disks with --cold" in said
+    assert plan(world, cold=True).boot
+    assert plan(world, disks_only=True)
+
+
+def test_a_guest_with_a_cpu_of_its_own_goes_anywhere(story, world):
+    world.hypervisor.cpu = "<cpu><model>Opteron_G5</model></cpu>"
+    assert plan(world).ram
 
 
 def test_what_runs_now_fits_whatever_a_comparison_says(story, world):
