@@ -145,11 +145,18 @@ def check_clone(context: Context, source: Source, wish: Wish) -> None:
     for disk in source.disks:
         if existing.get(disk.dataset or "") is DatasetKind.FILESYSTEM:
             path_inside(disk)
-    leading = _leading_xml(source, wish)
-    rewrite(leading, _identity(context, source, wish, "0" * 36, {}, check=True))
-    check_tpm(source, leading, resumed=wish.resumed)
+    _check_xml(context, source, wish)
     if wish.resumed or wish.purpose is Purpose.VERIFY:
         _check_room(context, source, wish)
+
+
+def _check_xml(context: Context, source: Source, wish: Wish) -> None:
+    """What it starts with, and what it is defined with if it is to last."""
+    leading = _leading_xml(source, wish)
+    definition = source.text(Role.INACTIVE_XML) if wish.purpose is Purpose.CLONE else None
+    for xml in filter(None, (leading, definition)):
+        rewrite(xml, _identity(context, source, wish, "0" * 36, {}, check=True))
+    check_tpm(source, leading, resumed=wish.resumed)
 
 
 def _check_name(context: Context, wish: Wish) -> None:
