@@ -143,6 +143,9 @@ class Disk:
     readonly: bool
     cache: str | None = None
     transient: bool = False
+    discards: bool = False
+    """Whether QEMU may discard what the guest gave up (``discard``) or wrote zeros to
+    (``detect_zeroes``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import libvirt
 
 from snaporch import __version__
 from snaporch.errors import NotFoundError, UnavailableError
+from snaporch.faults import Component
 from snaporch.hypervisor import agent
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.blockers import find_blockers
@@ -145,10 +146,17 @@ class LibvirtHypervisor:
         self._told.append(told)
 
     def versions(self, domain: Domain) -> Versions:
-        with self._explained(domain.name, "asking for versions"):
+        found = self.releases()
+        with self._explained(domain.name, "asking for its CPU"):
+            cpu = seen_cpu(self._conn(), domain.live_xml) if domain.live_xml else ""
+        return Versions(
+            __version__, found[Component.LIBVIRT], found[Component.QEMU], domain.machine, cpu
+        )
+
+    def releases(self) -> Mapping[Component, str]:
+        with self._explained("libvirt", "asking for versions"):
             library, emulator = self._conn().getLibVersion(), self._conn().getVersion()
-        cpu = seen_cpu(self._conn(), domain.live_xml) if domain.live_xml else ""
-        return Versions(__version__, _dotted(library), _dotted(emulator), domain.machine, cpu)
+        return {Component.LIBVIRT: _dotted(library), Component.QEMU: _dotted(emulator)}
 
     def reads_zstd(self) -> bool:
         with self._explained("libvirt", "asking for its version"):

@@ -7,7 +7,7 @@ passes the same contract test.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
+from snaporch.faults import Component
 from snaporch.model import Domain, DomainState, PauseParts, Strategy, Versions
 
 Tick = Callable[[], None]
@@ -197,6 +198,13 @@ class Hypervisor(Protocol):
 
     def versions(self, domain: Domain) -> Versions:
         """What runs the domain."""
+
+    def releases(self) -> Mapping[Component, str]:
+        """The versions of libvirt and of the emulator that is installed.
+
+        Raises:
+            HypervisorError: libvirt does not tell them.
+        """
 
     def reads_zstd(self) -> bool:
         """Whether this libvirt restores save images compressed with zstd (10.4 and later)."""

@@ -68,7 +68,12 @@ def _disk(element: Element) -> Disk:
         readonly=element.find("readonly") is not None,
         cache=driver.get("cache") if driver is not None else None,
         transient=element.find("transient") is not None,
+        discards=driver is not None and _discards(driver),
     )
+
+
+def _discards(driver: Element) -> bool:
+    return driver.get("discard") == "unmap" or driver.get("detect_zeroes") in ("on", "unmap")
 
 
 def volume_references(root: Element) -> dict[str, tuple[str, str]]:

@@ -28,6 +28,7 @@ def choose_strategy(
     *,
     at_once: bool = True,
     together: bool = False,
+    avoid_overlays: bool = False,
 ) -> Choice:
     """Choose for a domain whose disks lie in ``pools``.
 
@@ -35,6 +36,7 @@ def choose_strategy(
         level: overrides the configured one.
         at_once: the snapshots are taken at once, and not by somebody who may take his time.
         together: with other domains, none of which is to go on before all are frozen.
+        avoid_overlays: the emulator could corrupt what the guest writes to one.
 
     Raises:
         RefusedError: the level cannot be had, and no lower one is allowed; every reason is named.
@@ -45,7 +47,7 @@ def choose_strategy(
     if wanted == "off":
         raise RefusedError(domain.name, "it runs, and is to be snapshotted only while it is off")
     asked = Level.RAM if wanted == "auto" else Level(wanted)
-    short = together or (at_once and len(pools) == 1)
+    short = avoid_overlays or together or (at_once and len(pools) == 1)
     found = _first_free(_ways(domain, settings, asked, short=short), blockers)
     if found is not None:
         return Choice(found)

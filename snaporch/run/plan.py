@@ -16,6 +16,7 @@ from snaporch.bundle.compress import Compressing, Compression, choose
 from snaporch.bundle.pace import FIRST_LEVEL, next_level
 from snaporch.config import DomainSettings
 from snaporch.errors import RefusedError, UnavailableError, UsageError
+from snaporch.faults import Component, risks_overlays
 from snaporch.hypervisor import Backing, Blocker, OverlayDisk
 from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
 from snaporch.pool.resolver import NotOnZfsError, resolve
@@ -221,6 +222,7 @@ def make_plan(
         level,
         at_once=awaited is None,
         together=group is not None,
+        avoid_overlays=_risks_overlays(context, planned),
     )
     paths = context.config.paths
     overlay_dir = paths.overlays / run
@@ -258,6 +260,13 @@ def make_plan(
         policy,
         group,
     )
+
+
+def _risks_overlays(context: Context, planned: list[PlannedDisk]) -> bool:
+    discarding = [disk.disk for disk in planned if disk.disk.discards]
+    if not discarding:
+        return False
+    return risks_overlays(context.hypervisor.releases()[Component.QEMU], discarding)
 
 
 def _downtime(

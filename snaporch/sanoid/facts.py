@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snaporch.faults import Component, Need
 from snaporch.run.selftest import CaptureMode
 from snaporch.sanoid.conf import SanoidConfig
 
@@ -111,8 +112,10 @@ class Facts:
     datasets: frozenset[str] = frozenset()
     encrypted: frozenset[str] = frozenset()
     runs: tuple[Run, ...] = ()
-    sparse_images: bool = False
-    """``snapshot_image_format = "sparse"`` in libvirt's ``qemu.conf``."""
+    releases: Mapping[Component, str] = field(default_factory=dict)
+    """The versions that this host has; empty when one cannot be told."""
+    needs: Mapping[Need, tuple[str, ...]] = field(default_factory=dict)
+    """What lets a known fault matter here, and who: guests, or nobody in particular."""
     pages: Pages | None = None
     """``None`` if no guest's RAM is kept so."""
     replicas: Mapping[str, str] = field(default_factory=dict)

@@ -8,13 +8,16 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch import __version__
 from snaporch.errors import SnaporchError
-from snaporch.model import Domain
+from snaporch.faults import Component, Need
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DatasetKind, Domain
 from snaporch.replicate.destination import why_not
 from snaporch.run.context import Context
 from snaporch.run.journal import OldJournal, read_journals
@@ -44,6 +47,8 @@ class Places:
     """Where a host has what is looked at."""
 
     qemu_conf: Path = Path("/etc/libvirt/qemu.conf")
+    zfs_module: Path = Path("/sys/module/zfs")
+    apparmor: Path = Path("/sys/module/apparmor/parameters/enabled")
     cron_job: Path = Path("/etc/cron.d/sanoid")
     systemd: Path = Path("/run/systemd/system")
     path: str = _PATH
@@ -59,14 +64,16 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     Raises:
         SnaporchError: libvirt or ZFS failed, or a journal cannot be read.
     """
-    names = {dataset.name for dataset in context.pool.datasets()}
+    kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
+    names = set(kinds)
+    guests = gather_guests(context, domains)
     encrypted = context.pool.encrypted()
     runs = tuple(_run(context, journal) for journal in _journals(context))
     return Facts(
         version=__version__,
         command=own_command(),
         sanoid=_sanoid(config_dir, names),
-        guests=gather_guests(context, domains),
+        guests=guests,
         store=_store(context, encrypted),
         pages=_pages(context, domains, names, encrypted),
         replicas=_replicas(context),
@@ -75,7 +82,8 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         encrypted=encrypted,
         runs=runs,
         capture=capture_mode(context),
-        sparse_images=bool(_SPARSE.search(_text(PLACES.qemu_conf))),
+        releases=_releases(context),
+        needs=_needs(domains, guests, kinds),
     )
 
 
@@ -92,6 +100,39 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8", "replace")
     except OSError:
         return ""
+
+
+# -- what the host's programs are known for -----------------------------------------------------
+
+
+def _releases(context: Context) -> dict[Component, str]:
+    found = dict.fromkeys(Component, "")
+    with suppress(HypervisorError):
+        found |= context.hypervisor.releases()
+    return found | {Component.OPENZFS: _text(PLACES.zfs_module / "version").strip()}
+
+
+def _needs(
+    domains: Sequence[Domain], guests: Sequence[Guest], kinds: Mapping[str, DatasetKind]
+) -> dict[Need, tuple[str, ...]]:
+    """What of known faults can matter here, and to which guests."""
+    discarding = [d.name for d in domains if any(disk.discards for disk in d.disks)]
+    on = {
+        kind: [g.name for g in guests if any(kinds.get(name) is kind for name in g.datasets)]
+        for kind in DatasetKind
+    }
+    concerned = {
+        Need.DISCARD: discarding,
+        Need.VOLUME: on[DatasetKind.VOLUME],
+        Need.SNAPDIR: on[DatasetKind.FILESYSTEM],
+    }
+    whole = {
+        Need.CLONING: _text(PLACES.zfs_module / "parameters/zfs_bclone_enabled").strip() == "1",
+        Need.APPARMOR: _text(PLACES.apparmor).strip() == "Y",
+        Need.SPARSE: bool(_SPARSE.search(_text(PLACES.qemu_conf))),
+    }
+    found = {need: tuple(names) for need, names in concerned.items() if names}
+    return found | {need: () for need, holds in whole.items() if holds}
 
 
 # -- sanoid -------------------------------------------------------------------------------------

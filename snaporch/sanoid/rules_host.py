@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from snaporch.faults import known_faults, parse_release
 from snaporch.sanoid.covering import listed
 from snaporch.sanoid.facts import Facts, Pages
 from snaporch.sanoid.findings import Finding, Severity
@@ -21,16 +22,31 @@ def host_findings(facts: Facts) -> Iterator[Finding]:
     yield from _replicas(facts)
     yield from _secrets(facts)
     yield from _capture(facts)
-    if facts.sparse_images:
-        yield Finding(
-            "sparse-images",
-            Severity.HINT,
-            "/etc/libvirt/qemu.conf",
-            'snapshot_image_format is "sparse"',
-            "libvirt 11.3 labels the RAM of external snapshots wrongly then, and could not "
-            "restore them; snaporch writes the right label itself, `virsh snapshot-create` not",
-            "remove the line, and restart libvirtd",
-        )
+    yield from _faults(facts)
+
+
+def _faults(facts: Facts) -> Iterator[Finding]:
+    for component, version in facts.releases.items():
+        if parse_release(version) is None:
+            yield Finding(
+                "version-unknown",
+                Severity.HINT,
+                component,
+                f"its version ({version or 'none'}) cannot be read",
+                "known faults of its versions were not looked for",
+                "compare it with docs/hosts.md, known faults",
+            )
+        for fault in known_faults(component, version):
+            if fault.need in facts.needs:
+                who = listed(facts.needs[fault.need])
+                yield Finding(
+                    fault.code,
+                    Severity.WARNING if fault.harmful else Severity.HINT,
+                    f"{component} {version}",
+                    fault.what,
+                    f"{fault.need}{f' ({who})' if who else ''}; snaporch {fault.meanwhile}",
+                    fault.mend,
+                )
 
 
 def _capture(facts: Facts) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ class DiskSpec:
     cache: str | None = None
     readonly: bool = False
     transient: bool = False
+    discard: str | None = None
 
 
 def domain_xml(
@@ -58,6 +59,8 @@ def _disk(disk: DiskSpec) -> Element:
     driver = SubElement(element, "driver", name="qemu", type=disk.format)
     if disk.cache:
         driver.set("cache", disk.cache)
+    if disk.discard:
+        driver.set("discard", disk.discard)
     attribute = {"file": "file", "block": "dev"}.get(disk.kind)
     if disk.source is not None and attribute:
         SubElement(element, "source", {attribute: disk.source})

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid as uuids
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -23,6 +23,7 @@ import zstandard
 from fakes import images
 from fakes.hooks import Hooks
 from snaporch.errors import NotFoundError
+from snaporch.faults import Component
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.protocol import (
@@ -121,6 +122,7 @@ class FakeHypervisor:
         self.hooks = hooks or Hooks()
         self.guests = {guest.uuid: guest for guest in guests}
         self.zstd = True
+        self.installed = {Component.LIBVIRT: "12.1.0", Component.QEMU: "11.0.2"}
         self.machines = {"pc-q35-9.2"}
         self.cpu_misfit = ""
         self.cpu = "<cpu><model>Skylake</model></cpu>"
@@ -167,9 +169,21 @@ class FakeHypervisor:
     def versions(self, domain: Domain) -> Versions:
         """See the protocol."""
         self.hooks.reach("hypervisor.versions")
+        found = self.installed
         cpu = domain_xml.parse(domain.live_xml).find("cpu") if domain.live_xml else None
         own = cpu is not None and cpu.get("mode") in ("host-passthrough", "maximum")
-        return Versions("0.0", "11.3.0", "9.2.0", domain.machine, self.cpu if own else "")
+        return Versions(
+            "0.0",
+            found[Component.LIBVIRT],
+            found[Component.QEMU],
+            domain.machine,
+            self.cpu if own else "",
+        )
+
+    def releases(self) -> Mapping[Component, str]:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.releases")
+        return self.installed
 
     def reads_zstd(self) -> bool:
         """See the protocol."""

@@ -12,6 +12,7 @@ from fakes.sanoid import DEFAULTS
 
 from snaporch import __version__
 from snaporch.errors import ExitCode, UnavailableError
+from snaporch.faults import Component
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
 from snaporch.sanoid import gather
@@ -28,12 +29,16 @@ def sanoid(host, monkeypatch, tmp_path_factory):
         (programs / name).chmod(0o755)
     places = gather.Places(
         qemu_conf=root / "qemu.conf",
+        zfs_module=root / "zfs",
+        apparmor=root / "apparmor",
         cron_job=programs,
         systemd=root / "absent",
         path=str(programs),
         sanoid_defaults=DEFAULTS,
     )
     monkeypatch.setattr(gather, "PLACES", places)
+    (root / "zfs/parameters").mkdir(parents=True)
+    (root / "zfs/version").write_text("2.4.2-1\n")
 
     def write(text):
         (root / "sanoid.conf").write_text(text)
@@ -229,10 +234,40 @@ def test_an_encrypted_guest_and_a_store_in_the_clear(sound, check):
 
 
 def test_sparse_images(sound, check, sanoid):
+    sound.hypervisor.installed[Component.LIBVIRT] = "12.8.0"
     (sanoid.root / "qemu.conf").write_text('# snapshot_image_format = "sparse"\n')
     assert check() == (0, {})
     (sanoid.root / "qemu.conf").write_text('user = "root"\nsnapshot_image_format = "sparse"\n')
     assert set(check()[1]) == {"sparse-images"}
+
+
+def test_known_faults_of_what_is_installed(sound, check, sanoid):
+    """Each only where it can matter."""
+    sound.hypervisor.installed |= {Component.QEMU: "10.0.10", Component.LIBVIRT: "11.3.0"}
+    (sanoid.root / "zfs/version").write_text("2.3.1-1~bpo\n")
+    code, found = check()
+    assert (code, set(found)) == (0, {"automount-deadlock"})
+    (sanoid.root / "zfs/parameters/zfs_bclone_enabled").write_text("1\n")
+    (sanoid.root / "apparmor").write_text("Y\n")
+    code, found = check()
+    assert (code, set(found)) == (10, {"automount-deadlock", "clone-read", "apparmor-commit"})
+
+
+def test_a_fault_of_qcow2_concerns_who_discards(host, check):
+    more = DiskSpec("vdb", str(host.image("tank/web", "more.img")), discard="unmap")
+    host.add_guest(more=(more,))
+    host.hypervisor.installed[Component.QEMU] = "10.0.10"
+    found = check()[1]
+    assert "(web)" in found["qcow2-discard"]["why"]
+    host.hypervisor.installed[Component.QEMU] = "10.0.11"
+    assert "qcow2-discard" not in check()[1]
+
+
+def test_versions_that_nobody_tells(sound, check, sanoid):
+    (sanoid.root / "zfs/version").unlink()
+    sound.hypervisor.hooks.at["hypervisor.releases"] = failing(HypervisorError("libvirt", "no"))
+    code, found = check()
+    assert (code, set(found)) == (0, {"version-unknown"})
 
 
 def test_a_hook_of_another_version(sound, check, sanoid):

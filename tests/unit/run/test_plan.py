@@ -9,6 +9,7 @@ from snaporch.bundle.compress import Compression
 from snaporch.bundle.pace import Pace
 from snaporch.bundle.store import BundleStore
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
+from snaporch.faults import Component
 from snaporch.model import DomainState, Level, Strategy
 from snaporch.run import plan as plan_module
 from snaporch.run.plan import check_snapshot_name, locate_disks, make_plan
@@ -422,3 +423,30 @@ def test_a_guest_that_libvirt_cannot_look_at_is_not_planned_for(world):
     domain = replace(world.add_guest(), trouble="Timed out during operation")
     with pytest.raises(UnavailableError, match="Timed out during operation"):
         make_plan(world.context, domain, None)
+
+
+# -- known faults -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("emulator", "discard", "strategy"),
+    [
+        ("10.0.10", "unmap", Strategy.MANUAL),
+        ("nobody knows", "unmap", Strategy.MANUAL),
+        ("10.0.11", "unmap", Strategy.OVERLAY),
+        ("10.0.10", "ignore", Strategy.OVERLAY),
+        ("10.0.10", None, Strategy.OVERLAY),
+    ],
+)
+def test_discards_go_to_no_overlay_of_an_emulator_that_corrupts_them(
+    world, emulator, discard, strategy
+):
+    """With two pools, and for sanoid, an overlay is preferred otherwise."""
+    world.hypervisor.installed[Component.QEMU] = emulator
+    more = DiskSpec("vdb", str(world.image("flash/web", "vdb.img")), discard=discard)
+    domain = world.add_guest(more=(more,))
+    assert planned(world, domain, ram_strategy="auto").strategy is strategy
+    context = world.with_defaults(ram_strategy="auto")
+    assert make_plan(context, domain, None, awaited=60).strategy is strategy
+    wished = planned(world, domain, ram_strategy="overlay")
+    assert wished.strategy is Strategy.OVERLAY

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from snaporch.faults import FAULTS, Component, Need
 from snaporch.sanoid.command import parse_hook
 from snaporch.sanoid.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
 from snaporch.sanoid.findings import Severity
@@ -20,6 +21,7 @@ pruning_script = /usr/bin/snaporch hook sanoid prune
 script_timeout = 0
 no_inconsistent_snapshot = yes
 """
+SPARSE = {"releases": {Component.LIBVIRT: "11.3.0"}, "needs": {Need.SPARSE: ()}}
 WEB = Guest("web", "auto", ("tank/web",))
 DATASETS = frozenset(
     {"tank", "tank/web", "tank/db", "tank/db/log", "tank/db/data", "flash", "flash/web"}
@@ -360,11 +362,29 @@ def test_replicas(facts):
     assert (finding.subject, "no such pool" in finding.what) == ("replica usb", True)
 
 
-def test_sparse_images(facts):
-    assert told(facts(sparse_images=True)) == {("sparse-images", "hint")}
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
+def test_a_known_fault_is_told_where_it_matters(facts, fault):
+    version = ".".join(map(str, fault.since or (1, 0, 0)))
+    releases = {fault.component: version}
+    finding = only(facts(releases=releases, needs={fault.need: ("web", "mail")}))
+    assert finding.code == fault.code
+    assert finding.severity is (Severity.WARNING if fault.harmful else Severity.HINT)
+    assert finding.subject == f"{fault.component} {version}"
+    assert "web and mail" in finding.why
+    assert fault.meanwhile in finding.why
+    assert lint(facts(releases=releases)) == []
+    if fault.fixed:
+        mended = {fault.component: ".".join(map(str, fault.fixed[-1]))}
+        assert lint(facts(releases=mended, needs={fault.need: ("web",)})) == []
+
+
+@pytest.mark.parametrize("version", ["", "unknown", "-", "2.x"])
+def test_a_version_that_cannot_be_read_is_no_sound_one(facts, version):
+    finding = only(facts(releases={Component.OPENZFS: version}, needs={Need.CLONING: ()}))
+    assert (finding.code, finding.subject) == ("version-unknown", "OpenZFS")
 
 
 def test_the_worst_comes_first(facts):
-    made = facts(without("script_timeout", without("pruning_script")), sparse_images=True)
+    made = facts(without("script_timeout", without("pruning_script")), **SPARSE)
     kinds = [finding.severity for finding in lint(made)]
     assert kinds == [Severity.ERROR, Severity.WARNING, Severity.HINT]
