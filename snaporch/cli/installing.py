@@ -27,11 +27,10 @@ def install_units(root: Path, command: str | None, config: Path | None) -> int:
     Raises:
         UsageError: what they shall start is no absolute path.
     """
-    words = command or _own_command()
-    if not words.startswith("/") or not words.isprintable() or set(words) & set(" '\"\\$"):
-        raise UsageError("--command", f"{words!r} is not a plain absolute path")
-    if config is not None:
-        words = f"{words} --config {config.absolute()}"
+    program = command or _own_command()
+    if not program.startswith("/") or not program.isprintable() or set(program) & set(" '\"\\$"):
+        raise UsageError("--command", f"{program!r} is not a plain absolute path")
+    words = [program] if config is None else [program, "--config", str(config.absolute())]
     _tell(install(root, render_units(load_config(config), words)))
     if config is None:
         _tell([install_config(root, sample())])

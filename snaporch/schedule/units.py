@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 from snaporch import __version__
 from snaporch.bundle.store import explained_store
 from snaporch.config import Config
+from snaporch.errors import UsageError
 from snaporch.installed import shared_file
 
 UNITS = (
@@ -55,14 +56,15 @@ class Done:
     """Where the edited one is now."""
 
 
-def render_units(config: Config, command: str) -> dict[str, str]:
+def render_units(config: Config, command: Sequence[str]) -> dict[str, str]:
     """The text of every unit.
 
     Args:
-        command: the words that start snaporch.
+        command: the words that start snaporch, an absolute path first.
 
     Raises:
         UnavailableError: the templates are not installed.
+        UsageError: a path cannot stand in a unit.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -73,9 +75,25 @@ def render_units(config: Config, command: str) -> dict[str, str]:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - unit files know no escapes of HTML
     )
-    words = {"command": command.replace("%", "%%"), "journal": config.paths.journal}
+    words = {
+        "command": " ".join(_word(each) for each in command),
+        "journal": _line(str(config.paths.journal)),
+    }
     bodies = {name: environment.get_template(f"{name}.j2").render(words) for name in UNITS}
     return {name: _marked(body) for name, body in bodies.items()}
+
+
+def _line(text: str) -> str:
+    """A path as the whole of a setting: taken as it is, but for specifiers (systemd.unit(5))."""
+    if not text.isprintable() or text != text.strip() or text.endswith("\\"):
+        raise UsageError(repr(text), "cannot stand in a systemd unit", "choose a plainer path")
+    return text.replace("%", "%%")
+
+
+def _word(text: str) -> str:
+    """A word of a command line, quoted where that changes anything (systemd.service(5))."""
+    word = _line(text).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return word if set(word).isdisjoint(" ;'\"\\") else f'"{word}"'
 
 
 def install_config(root: Path, text: str) -> Done:

@@ -127,6 +127,40 @@ def test_a_configuration_of_ones_own_is_named(install, place, tmp_path):
     assert "ConditionDirectoryNotEmpty=/srv/journal\n" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("plain-1.toml", "plain-1.toml"),
+        ("my own.toml", '"{}my own.toml"'),
+        ("100%.toml", "100%%.toml"),
+        ("$HOME.toml", "$$HOME.toml"),
+        ("it's.toml", '"{}it\'s.toml"'),
+        ('so-"called".toml', '"{}so-\\"called\\".toml"'),
+        ("back\\slash.toml", '"{}back\\\\slash.toml"'),
+        ("a;b.toml", '"{}a;b.toml"'),
+    ],
+)
+def test_a_path_of_a_unit_is_one_word(install, place, tmp_path, name, told):
+    """As systemd.service(5) quotes, and nothing else is expanded."""
+    config = tmp_path / name
+    journal = "/srv/100% own journal"
+    config.write_text(f'[paths]\njournal = "{journal}"\n')
+    assert install("--config", str(config)).code == 0
+    word = told.format(f"{tmp_path}/") if "{}" in told else f"{tmp_path}/{told}"
+    text = (place / "snaporch-recover.service").read_text()
+    assert f"ExecStart=/usr/bin/snaporch --config {word} recover\n" in text
+    assert "ConditionDirectoryNotEmpty=/srv/100%% own journal\n" in text
+
+
+@pytest.mark.parametrize("journal", ["/srv/a\\nUser=b", "/srv/a ", "/srv/a\\\\"])
+def test_a_path_that_a_unit_cannot_hold_is_refused(install, place, tmp_path, journal):
+    config = tmp_path / "own.toml"
+    config.write_text(f'[paths]\njournal = "{journal}"\n')
+    answer = install("--config", str(config))
+    assert (answer.code, place.exists()) == (ExitCode.USAGE, False)
+    assert "systemd unit" in answer.err
+
+
 @pytest.mark.parametrize("command", ["snaporch", "/usr/bin/snaporch --x", "/a\nb", "/a'b"])
 def test_what_is_no_command(snaporch, host, tmp_path, command):
     answer = snaporch("install", "--root", str(tmp_path), "--command", command)
