@@ -8,8 +8,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 
+from snaporch.names import is_dataset
+
 _HOST = re.compile(r"([A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*")
-_DATASET = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]*(/[A-Za-z0-9_.:-]+)*")
 
 
 def _host(text: str) -> str:
@@ -19,8 +20,8 @@ def _host(text: str) -> str:
 
 
 def _dataset(text: str) -> str:
-    if not _DATASET.fullmatch(text):
-        raise ValueError("must be a dataset such as 'backup/kvm'")
+    if not is_dataset(text) or " " in text:  # a blank is two words to a shell over there
+        raise ValueError("must be a dataset such as 'backup/kvm', without blanks")
     return text
 
 

@@ -19,9 +19,16 @@ from pydantic import (
 from snaporch.config.policy import Group, Policy, PolicyName, Schedule
 from snaporch.config.replica import Replica
 from snaporch.config.telling import Metrics, Notify, Status
+from snaporch.names import is_dataset
 from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
 
 _LEVELS = range(-7, 20)
+
+
+def _dataset(text: str) -> str:
+    if text and (not is_dataset(text) or " " in text):
+        raise ValueError("must be a dataset such as 'tank/ram', without blanks")
+    return text
 
 
 def _absolute(path: Path) -> Path:
@@ -119,12 +126,10 @@ class Prune(_Section):
 class Pages(_Section):
     """Where RAM goes with `ram_store = "pages"`."""
 
-    dataset: Annotated[str, StringConstraints(pattern=r"^$|^[A-Za-z][A-Za-z0-9_.:/-]*[^/]$")] = (
-        Field(
-            default="",
-            description="File system below which each domain has one for its RAM, named after its "
-            "UUID; snaporch makes them. Not one of a guest's.",
-        )
+    dataset: Annotated[str, AfterValidator(_dataset)] = Field(
+        default="",
+        description="File system below which each domain has one for its RAM, named after its "
+        "UUID; snaporch makes them. Not one of a guest's.",
     )
     record_kib: Literal[4, 8, 16, 32, 64, 128] = Field(
         default=16,

@@ -26,6 +26,7 @@ from snaporch.hypervisor.rewrite import (
     rewrite,
 )
 from snaporch.model import DatasetKind
+from snaporch.names import MAX_FULL_NAME
 from snaporch.pool import resolver
 from snaporch.restore.clones import (
     NAME_PROPERTY,
@@ -59,7 +60,6 @@ AS_THE_ORIGINAL = (
 as safe and as fast. What says where a dataset is mounted, how much room it has or keeps, what is
 replicated or snapshotted by other tools (user properties) is the original's alone."""
 _UNFIT = re.compile(r"[^A-Za-z0-9_.:-]")
-_MAX_DATASET_NAME = 255
 _MEMORY_MARGIN = 64 << 20
 """For the emulator itself."""
 
@@ -137,7 +137,7 @@ def check_clone(context: Context, source: Source, wish: Wish) -> None:
         made = dataset_name(member.dataset, wish.name)
         if made in existing:
             raise RefusedError(made, "exists already", "take another name")
-        if len(made) > _MAX_DATASET_NAME:
+        if len(made) > MAX_FULL_NAME:
             raise RefusedError(made, "is too long for the name of a dataset", "take a shorter name")
     if not source.disks:
         raise RefusedError(source.thing, "has no disks")

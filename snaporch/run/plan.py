@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -19,16 +18,14 @@ from snaporch.errors import RefusedError, UnavailableError, UsageError
 from snaporch.faults import Component, risks_overlays
 from snaporch.hypervisor import Backing, Blocker, OverlayDisk
 from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
+from snaporch.names import MAX_FULL_NAME, is_snapshot, shown
 from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.run.choice import choose_strategy
 from snaporch.run.context import Context
 from snaporch.run.firmware import check_firmware
 from snaporch.run.journal import Facts
 
-_NAME = re.compile(r"[A-Za-z0-9_.:-][A-Za-z0-9_.: -]*")
 _RAM_RATIO = 0.6
-_MAX_FULL_NAME = 255
-"""ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +98,14 @@ class Plan:
 
 
 def check_snapshot_name(name: str) -> None:
-    """Refuse what ZFS would refuse (zfsprops(7), "ZFS Component Naming Requirements").
+    """Refuse what ZFS would refuse, see :mod:`snaporch.names`.
 
     Raises:
         UsageError: it is no snapshot name.
     """
-    if name in (".", "..") or not _NAME.fullmatch(name):
+    if not is_snapshot(name):
         raise UsageError(
-            f"snapshot name {name!r}",
+            f"snapshot name {shown(name)}",
             "may hold letters, digits, '_', '-', '.', ':' and inner spaces",
         )
 
@@ -334,7 +331,7 @@ def _free_name(
         candidates = (f"{stem}{more}_{purpose}" for more in ["", *(f".{n}" for n in range(2, 100))])
         chosen = next(candidate for candidate in candidates if candidate not in taken)
     for dataset in datasets:
-        if len(f"{dataset}@{chosen}".encode()) > _MAX_FULL_NAME:
+        if len(f"{dataset}@{chosen}".encode()) > MAX_FULL_NAME:
             raise RefusedError(
                 f"{dataset}@{chosen}", "is longer than ZFS allows", "use a short --name"
             )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from snaporch.errors import UsageError
-from snaporch.sanoid.names import MAX_FULL_NAME, is_dataset, is_snapshot, shown
+from snaporch.names import MAX_FULL_NAME, is_dataset, is_snapshot, shown
 
 
 def pre_prune(environment: Mapping[str, str]) -> int:
