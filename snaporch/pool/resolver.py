@@ -28,6 +28,7 @@ _LINKS = Path("/dev/zvol")
 _NODE_SECONDS = 60.0
 _NODE_POLL_SECONDS = 0.05
 
+_FORGETFUL = ("tmpfs", "ramfs")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -82,6 +83,14 @@ def resolve(path: str, mounts: list[Mount] | None = None) -> Dataset:
         if mount.device == device:
             return _dataset_of(path, mount)
     raise NotOnZfsError(path, f"no mount has its device number {device}")
+
+
+def forgetful(path: Path) -> str:
+    """The kind of file system of ``path`` if a power loss empties it, else nothing."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = (mount.filesystem for mount in read_mounts() if mount.device == number)
+    return next((kind for kind in kinds if kind in _FORGETFUL), "")
 
 
 def mount_point_of(dataset: str) -> Path:

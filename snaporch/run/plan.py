@@ -19,7 +19,7 @@ from snaporch.faults import Component, risks_overlays
 from snaporch.hypervisor import Backing, Blocker, OverlayDisk
 from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
 from snaporch.names import MAX_FULL_NAME, is_snapshot, shown
-from snaporch.pool.resolver import NotOnZfsError, resolve
+from snaporch.pool.resolver import NotOnZfsError, forgetful, resolve
 from snaporch.run.choice import choose_strategy
 from snaporch.run.context import Context
 from snaporch.run.firmware import check_firmware
@@ -386,6 +386,14 @@ def _overlay_place(context: Context, planned: list[PlannedDisk]) -> Iterator[Blo
                 f"the overlay directory {directory} lies in {dataset.name}, which would be "
                 "snapshotted",
                 "set paths.overlays to a place outside the guests' datasets",
+            )
+    for what, place in (("overlay", directory), ("journal", context.config.paths.journal)):
+        if kind := forgetful(existing_part(place)):
+            yield Blocker(
+                frozenset({Strategy.OVERLAY}),
+                f"the {what} directory {place} is on {kind}, and a power loss would take the "
+                "guest's last writes with it",
+                f"set paths.{what}{'s' if what == 'overlay' else ''} to a place on a disk",
             )
     free, wanted = free_mib(existing), context.config.paths.overlay_reserve_mib
     if free < wanted:

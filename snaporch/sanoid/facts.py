@@ -120,5 +120,7 @@ class Facts:
     """``None`` if no guest's RAM is kept so."""
     replicas: Mapping[str, str] = field(default_factory=dict)
     """Of each replica that a policy names: why nothing can be copied there, or nothing."""
+    forgetful: Mapping[Path, str] = field(default_factory=dict)
+    """Directories that a power loss would empty, and the kind of their file system."""
     capture: CaptureMode | None = None
     """Which way RAM can go; ``None`` if that was not tried."""

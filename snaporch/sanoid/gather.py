@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch import __version__
+from snaporch.config import Paths
 from snaporch.errors import SnaporchError
 from snaporch.faults import Component, Need
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DatasetKind, Domain
+from snaporch.pool.resolver import forgetful
 from snaporch.replicate.destination import why_not
 from snaporch.run.context import Context
 from snaporch.run.journal import OldJournal, read_journals
@@ -82,6 +84,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         encrypted=encrypted,
         runs=runs,
         capture=capture_mode(context),
+        forgetful=_forgetful(context.config.paths),
         releases=_releases(context),
         needs=_needs(domains, guests, kinds),
     )
@@ -248,6 +251,12 @@ def _refusal(error: SnaporchError) -> tuple[str, str]:
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
+
+
+def _forgetful(paths: Paths) -> dict[Path, str]:
+    places = (paths.overlays, paths.journal, paths.bundles)
+    found = {place: forgetful(existing_part(place)) for place in places}
+    return {place: kind for place, kind in found.items() if kind}
 
 
 # -- snaporch's directories ---------------------------------------------------------------------

@@ -18,6 +18,7 @@ def host_findings(facts: Facts) -> Iterator[Finding]:
     yield from _runs(facts)
     yield from _overlays(facts)
     yield from _store(facts)
+    yield from _forgetful(facts)
     yield from _pages(facts)
     yield from _replicas(facts)
     yield from _secrets(facts)
@@ -178,6 +179,19 @@ def _overlays(facts: Facts) -> Iterator[Finding]:
             f"it lies in {overlays.dataset}, of which [{section}] takes snapshots",
             "what guests write during a run stays in the snapshots and takes up room",
             "set paths.overlays in snaporch.toml to a place that sanoid leaves alone",
+        )
+
+
+def _forgetful(facts: Facts) -> Iterator[Finding]:
+    for place, kind in facts.forgetful.items():
+        yield Finding(
+            "forgetful-place",
+            Severity.ERROR,
+            str(place),
+            f"it is on {kind}, which a power loss empties",
+            "overlays hold guests' writes, journals what recovery has to do, and bundles the RAM "
+            "of snapshots; no overlay is used while overlays or journals are there",
+            "set paths.overlays, .journal and .bundles in snaporch.toml to places on a disk",
         )
 
 

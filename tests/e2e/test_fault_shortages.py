@@ -30,7 +30,7 @@ def guest():
     made.remove()
 
 
-TOO_SMALL = "size=2560k"
+TOO_SMALL_KIB = 2600
 """For two overlays of the guest, which writes 1 MiB of each disk over and over: with what qcow2
 needs for itself they come to 2.7 MiB, filled or not."""
 
@@ -51,6 +51,21 @@ def small(directory, options):
     """A file system of its own over a directory; what is in it is hidden meanwhile."""
     directory.mkdir(parents=True, mode=0o711, exist_ok=True)
     must("mount", "-t", "tmpfs", "-o", f"mode=711,{options}", "tmpfs", str(directory))
+    try:
+        yield
+    finally:
+        must("umount", "-l", str(directory))
+
+
+@contextmanager
+def small_disk(directory, image):
+    """The same, one that a power loss does not empty: overlays are on no other."""
+    directory.mkdir(parents=True, mode=0o711, exist_ok=True)
+    with image.open("wb") as stream:
+        stream.truncate(TOO_SMALL_KIB << 10)
+    must("mkfs.ext2", "-q", "-F", "-b", "1024", "-N", "64", "-m", "0", str(image))
+    must("mount", "-o", "loop", str(image), str(directory))
+    directory.chmod(0o711)
     try:
         yield
     finally:
@@ -80,7 +95,7 @@ def fill(directory):
 def test_no_space_for_what_the_guest_writes_to_its_overlay(guest, tmp_path):
     """QEMU pauses a guest that it cannot write for; the run must bring it back."""
     with (
-        small(OVERLAYS, TOO_SMALL),
+        small_disk(OVERLAYS, tmp_path / "disk"),
         under_way(
             tmp_path,
             guest,
@@ -100,7 +115,7 @@ def test_no_space_for_what_the_guest_writes_to_its_overlay(guest, tmp_path):
 
 def test_no_space_for_overlays_and_killed(guest, tmp_path):
     with (
-        small(OVERLAYS, TOO_SMALL),
+        small_disk(OVERLAYS, tmp_path / "disk"),
         under_way(
             tmp_path,
             guest,

@@ -61,6 +61,8 @@ class World:
         self.pool.created, self.pool.snapshotted = self.created, self.snapshotted
         self.heard = Heard()
         self.memory = 1 << 40
+        self.forgetful: dict[Path, str] = {}
+        """Directories on a file system that a power loss empties, and its kind."""
         self.guarded: list[Facts] = []
         self.paths = Paths(
             overlays=root / "overlays",
@@ -105,6 +107,8 @@ class World:
         monkeypatch.setattr("snaporch.run.snapshot.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.run.snapshot.await_guardian", self.await_guardian)
         monkeypatch.setattr(plan, "resolve", self.resolve)
+        monkeypatch.setattr(plan, "forgetful", self.forgetful.get)
+        monkeypatch.setattr("snaporch.sanoid.gather.forgetful", self.forgetful.get)
         monkeypatch.setattr(resolver, "resolve", self.resolve)
         monkeypatch.setattr(resolver, "mount_point_of", lambda dataset: self.root / "zfs" / dataset)
         monkeypatch.setattr(resolver, "volume_node", self.volume_node)

@@ -376,3 +376,10 @@ def test_the_json_is_as_documented(sound, snaporch, sanoid):
     answer = snaporch("check", "--json", "--configdir", str(sanoid.root))
     for document in json.loads(answer.out):
         assert list(document) == ["code", "severity", "subject", "what", "why", "mend", "lines"]
+
+
+def test_a_journal_that_a_power_loss_takes(sound, check):
+    sound.paths.journal.mkdir(parents=True, exist_ok=True)
+    sound.forgetful[sound.paths.journal] = "tmpfs"
+    code, found = check()
+    assert (code, found["forgetful-place"]["subject"]) == (9, str(sound.paths.journal))

@@ -271,3 +271,12 @@ def test_a_link_that_goes_and_comes_again_is_waited_for(links, monkeypatch):
     monkeypatch.setattr(resolver.time, "sleep", lambda _seconds: path.touch())
     assert resolver.volume_node("tank/vol", seconds=60) == path
     assert len(settled) == 2
+
+
+@pytest.mark.parametrize(("kind", "told"), [("tmpfs", "tmpfs"), ("ramfs", "ramfs"), ("ext4", "")])
+def test_file_systems_that_a_power_loss_empties(monkeypatch, tmp_path, kind, told):
+    device = os.stat(tmp_path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts = [Mount("0:9", "/else", "tmpfs", "x"), Mount(number, "/", kind, "y")]
+    monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
+    assert resolver.forgetful(tmp_path) == told

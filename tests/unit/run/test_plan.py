@@ -450,3 +450,14 @@ def test_discards_go_to_no_overlay_of_an_emulator_that_corrupts_them(
     assert make_plan(context, domain, None, awaited=60).strategy is strategy
     wished = planned(world, domain, ram_strategy="overlay")
     assert wished.strategy is Strategy.OVERLAY
+
+
+@pytest.mark.parametrize("what", ["overlays", "journal"])
+def test_no_overlay_where_a_power_loss_empties_it_or_its_journal(world, what):
+    domain = world.add_guest()
+    place = getattr(world.paths, what)
+    place.mkdir(parents=True, exist_ok=True)
+    world.forgetful[place] = "tmpfs"
+    with pytest.raises(RefusedError, match=f"is on tmpfs.*set paths.{what}"):
+        planned(world, domain)
+    assert planned(world, domain, ram_strategy="auto").strategy is Strategy.MANUAL

@@ -384,6 +384,12 @@ def test_a_version_that_cannot_be_read_is_no_sound_one(facts, version):
     assert (finding.code, finding.subject) == ("version-unknown", "OpenZFS")
 
 
+def test_places_that_forget(facts):
+    finding = only(facts(forgetful={Path("/run/journal"): "tmpfs"}))
+    assert (finding.code, finding.severity) == ("forgetful-place", Severity.ERROR)
+    assert finding.subject == "/run/journal"
+
+
 def test_the_worst_comes_first(facts):
     made = facts(without("script_timeout", without("pruning_script")), **SPARSE)
     kinds = [finding.severity for finding in lint(made)]
