@@ -322,6 +322,8 @@ class SnapshotRecord:
     pause_parts: PauseParts | None = None
     replicated: tuple[str, ...] = ()
     """The replicas that have all of it."""
+    apart: tuple[str, ...] = ()
+    """Disks that the guest can write to and that are not in it: of another instant."""
 
     @property
     def full_name(self) -> str:
@@ -349,6 +351,7 @@ class SnapshotRecord:
             "group": self.group,
             "group_run": self.group_run,
             "replicated": list(self.replicated),
+            "apart": list(self.apart),
         }
 
 

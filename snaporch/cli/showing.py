@@ -62,7 +62,9 @@ def _contents(shown: Description) -> Iterator[str]:
     yield from _heading("disks")
     for disk in shown.manifest.disks:
         place = disk.dataset or f"not in the snapshot: {disk.left_out}"
-        place += "; RAM is of another instant" if shown.record.ram_bytes and disk.is_apart else ""
+        if disk.is_apart:
+            what = "RAM is" if shown.record.ram_bytes else "the others are"
+            place += f"; {what} of another instant"
         yield one_line(f"  {disk.target}  {disk.source or '-'} ({disk.format})  {place}")
     yield from _heading(f"bundle {shown.record.bundle or '(gone)'}")
     for part in shown.manifest.parts:

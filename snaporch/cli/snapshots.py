@@ -14,6 +14,7 @@ from snaporch.errors import (
     NotFoundError,
     SnaporchError,
     UsageError,
+    one_line,
 )
 from snaporch.model import Domain, Reached, SnapshotRecord, Verdict
 from snaporch.report.terminal import print_error, print_result
@@ -247,4 +248,6 @@ def _line(record: SnapshotRecord) -> str:
             f"  paused {pause(record.pause_ms)}, "
             f"RAM {size(record.ram_bytes)}, stored {size(record.stored_bytes)}"
         )
+    if record.apart:
+        text += f"  without {one_line(', '.join(record.apart))}, of another instant after a restore"
     return text

@@ -53,6 +53,8 @@ def print_outcomes(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) ->
             ]
         good = taken is not None and taken["state"] == BundleState.COMPLETE
         word = str(taken["state"]) if taken is not None else f"failed ({status})"
+        if taken is not None and taken.get("apart"):
+            word += f", without {one_line(', '.join(taken['apart']))}"
         table.add_row(
             Text(one_line(domain)), *map(Text, cells), Text(word, style="green" if good else "red")
         )
@@ -76,6 +78,9 @@ def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> T
     grouped = any(record.group for record in records)
     if grouped:
         table.add_column("GROUP", no_wrap=True)
+    apart = any(record.apart for record in records)
+    if apart:
+        table.add_column("WITHOUT", overflow="fold")
     now = datetime.now(UTC)
     for record in records:
         cells: list[str | Text] = [
@@ -90,6 +95,7 @@ def _table(records: Sequence[SnapshotRecord], *, piped: bool, narrow: bool) -> T
         ]
         more = [_verdict(record, now)] if verified else []
         more += [Text(record.group or "-")] if grouped else []
+        more += [Text(one_line(",".join(record.apart) or "-"))] if apart else []
         table.add_row(*cells, *more)
     return table
 

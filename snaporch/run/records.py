@@ -211,6 +211,7 @@ def _record(
         group=group or None,
         group_run=group_run or None,
         replicated=_replicated(marked),
+        apart=tuple(disk.target for disk in manifest.disks if disk.is_apart) if manifest else (),
     )
 
 

@@ -119,6 +119,7 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         "group": "pair",
         "group_run": None,
         "replicated": [],
+        "apart": [],
     }
 
 

@@ -3,6 +3,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
@@ -178,8 +179,6 @@ def test_a_dry_run_of_several(host, snaporch):
 
 
 def test_a_dry_run_tells_a_downgrade_and_what_is_left_out(host, snaporch, tmp_path):
-    from fakes.domain_xml import DiskSpec
-
     host.add_guest(more=(DiskSpec("sda", None, device="cdrom"),))
     with (tmp_path / "snaporch.toml").open("a") as config:
         config.write('level = "quiesced"\non_unavailable = "crash"\n')
@@ -501,3 +500,31 @@ def test_a_reader_of_the_list_that_left_early_is_no_error(taken, monkeypatch):
         monkeypatch.undo()
         with suppress(BrokenPipeError):
             gone.close()
+
+
+def test_disks_of_another_instant_are_told_everywhere(host, snaporch):
+    host.add_guest(more=(DiskSpec("vdb", "/dev/null"), DiskSpec("sda", None, device="cdrom")))
+    taken = snaporch("snapshot", "web", "--name", "s1")
+    assert taken.code == 0
+    assert "  without vdb, of another instant after a restore\n" in taken.out
+    header, row = snaporch("list").out.splitlines()
+    assert (header.split()[-1], row.split()[-1]) == ("WITHOUT", "vdb")
+    assert [each["apart"] for each in snaporch("list", "--json").json] == [["vdb"]]
+    shown = snaporch("show", "web@s1")
+    assert "RAM is of another instant" in shown.out
+    assert snaporch("show", "web@s1", "--json").json["apart"] == ["vdb"]
+    assert snaporch("snapshot", "web", "--json").json["apart"] == ["vdb"]
+
+
+def test_they_are_told_of_a_snapshot_without_ram(host, snaporch):
+    host.add_guest(more=(DiskSpec("vdb", "/dev/null"),))
+    taken = snaporch("snapshot", "web", "--name", "s1", "--level", "crash")
+    assert "  without vdb, of another instant" in taken.out
+    assert "the others are of another instant" in snaporch("show", "web@s1").out
+
+
+def test_a_snapshot_of_all_disks_has_no_such_column(host, snaporch):
+    host.add_guest(more=(DiskSpec("sda", None, device="cdrom"),))
+    assert "without" not in snaporch("snapshot", "web", "--name", "s1").out
+    assert "WITHOUT" not in snaporch("list").out
+    assert snaporch("list", "--json").json[0]["apart"] == []

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from snaporch.model import BundleState, Level, SnapshotRecord
-from snaporch.report.tables import print_records
+from snaporch.report.tables import print_outcomes, print_records
 
 RECORD = SnapshotRecord(
     domain="webserver-01",
@@ -94,3 +94,11 @@ def test_names_are_text_and_not_markup(piped, capsys):
 def test_what_is_unknown_is_a_dash(piped, capsys):
     print_records([replace(RECORD, ram_bytes=None, pause_ms=None)])
     assert capsys.readouterr().out.splitlines()[1].split().count("-") == 2
+
+
+def test_an_outcome_says_which_disks_are_of_another_instant(piped, capsys):
+    taken = replace(RECORD, apart=("vdb", "vdc")).as_json()
+    print_outcomes([("web", 0, taken), ("mail", 0, RECORD.as_json())])
+    _, web, mail = capsys.readouterr().out.splitlines()
+    assert web.endswith("incomplete, without vdb, vdc")
+    assert mail.endswith("incomplete")
