@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from snaporch.bundle.hostfile import trusted_directory
 from snaporch.model import Domain
 from snaporch.pool.resolver import volume_link
 from snaporch.restore.journal import Target
@@ -13,8 +15,6 @@ from snaporch.restore.journal import Target
 TPM_PREFIX = "tpm."
 """What the names of files of TPM state have before them in a safety copy."""
 
-_COPY = ("cp", "-p", "--remove-destination", "-T")
-"""Follows no link that is in the place of a file: the directory is the emulator's."""
 _HEAD = """#!/bin/sh
 # Undoes a restore by snaporch: brings the disks back to what they were before it.
 # The guest must be off. What was written since the restore is lost.
@@ -43,6 +43,22 @@ check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME
     esac
     user=$(used | awk -v seen="$seen" 'index($0, seen " ") == 1 { print $3; exit }')
     [ -z "$user" ] || die "$dataset is in use: $user"
+}
+
+sound() { # DIRECTORY NAME: no link was put on the way to it, and no directory in its place
+    [ "$(realpath -m -- "$1")" = "$1" ] || die "a link is on the way to $1"
+    [ ! -d "$1/$2" ] || [ -L "$1/$2" ] || die "$1/$2 is a directory"
+}
+
+put() { # FILE DIRECTORY NAME: an emulator may own the directory, and what is above it
+    sound "$2" "$3"
+    mkdir -p -- "$2"
+    (
+        kept=$PWD
+        cd -P -- "$2"
+        [ "$(pwd -P)" = "$2" ] || die "a link is on the way to $2"
+        cp -p --remove-destination -T -- "$kept/$1" "./$3"
+    )
 }
 
 used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
@@ -86,6 +102,8 @@ def undo_script(
             "esac",
         ]
     lines += [_check(directory, target, streams) for target in targets]
+    files = _files(directory, domain) if domain is not None else []
+    lines += [shlex.join(["sound", place, name]) for _, place, name in files]
     if (directory / "barred.xml").exists():
         lines += ["# so that nobody starts it half way", "virsh define barred.xml"]
     if domain is not None:
@@ -99,8 +117,7 @@ def undo_script(
     lines += [f"zfs rollback -r {shlex.quote(target.full_name)}" for target in targets]
     lines += [f"zfs receive -F {shlex.quote(dataset)} < {name}" for dataset, name in streams]
     lines += marks
-    if domain is not None:
-        lines += _files(directory, domain)
+    lines += [shlex.join(["put", *words]) for words in files]
     lines.append(f"rm -f {shlex.quote(str(journal))}")
     if (directory / "domain.xml").exists():
         lines.append("virsh define domain.xml")
@@ -118,15 +135,20 @@ def _check(directory: Path, target: Target, streams: Sequence[tuple[str, str]]) 
     return shlex.join(["check", target.full_name, str(target.guid), str(size), node])
 
 
-def _files(directory: Path, domain: Domain) -> list[str]:
-    lines = []
+def _files(directory: Path, domain: Domain) -> list[tuple[str, str, str]]:
+    """What was kept, and the directory and the name that it goes to."""
+    found = []
     if domain.nvram is not None and (directory / "nvram.fd").exists():
-        lines.append(shlex.join([*_COPY, "nvram.fd", domain.nvram]))
+        place = Path(domain.nvram)
+        found.append(("nvram.fd", _real(place.parent), place.name))
     kept = sorted(path.name for path in directory.glob(f"{TPM_PREFIX}*"))
     if domain.tpm_state is not None and kept:
-        state = domain.tpm_state.directory
-        lines.append(f"mkdir -p {shlex.quote(str(state))}")
-        for name in kept:
-            place = state / name.removeprefix(TPM_PREFIX)
-            lines.append(shlex.join([*_COPY, name, str(place)]))
-    return lines
+        folder = _real(domain.tpm_state.directory)
+        found += [(name, folder, name.removeprefix(TPM_PREFIX)) for name in kept]
+    return found
+
+
+def _real(directory: Path) -> str:
+    """Without the links on the way, which were root's when it was read."""
+    with trusted_directory(directory) as descriptor:
+        return os.readlink(f"/proc/self/fd/{descriptor}")

@@ -298,10 +298,12 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
     assert (kept / "tpm.tpm2-00.volatilestate").read_bytes() == b"volatile now"
     assert (kept / "managed.save").read_bytes().endswith(b"QEVM later")
     text = script.read_text()
-    assert f"cp -p --remove-destination -T nvram.fd {vars_fd}\n" in text
-    assert f"cp -p --remove-destination -T tpm.tpm2-00.permall {state}/tpm2-00.permall\n" in text
+    assert f"put nvram.fd {vars_fd.parent} {vars_fd.name}\n" in text
+    assert f"put tpm.tpm2-00.permall {state} tpm2-00.permall\n" in text
     assert "its managed save image: virsh restore $PWD/managed.save" in text
-    files = [line for line in text.splitlines() if line.startswith(("cp ", "mkdir -p /"))]
+    head = text.partition("mkdir -p -m 700")[0]
+    files = [line for line in text.splitlines() if line.startswith(("sound /", "put "))]
+    files = [head.partition('cd "$(dirname')[0], head.partition('"$0")"\n')[2], *files]
     precious = world.root / "precious"
     precious.write_text("the host's")
     vars_fd.unlink()
@@ -311,6 +313,15 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
     assert not vars_fd.is_symlink()
     assert vars_fd.read_bytes() == b"now"
     assert (state / "tpm2-00.permall").read_bytes() == b"secret now"
+    elsewhere = world.root / "elsewhere"
+    state.rename(elsewhere)
+    (elsewhere / "tpm2-00.permall").write_bytes(b"the host's")
+    state.symlink_to(elsewhere)
+    done = subprocess.run(["sh", "-e"], input="\n".join(files), cwd=kept, text=True, check=False)
+    assert done.returncode == 5
+    assert (elsewhere / "tpm2-00.permall").read_bytes() == b"the host's"
+    state.unlink()
+    elsewhere.rename(state)
     made = plan(world)
     restore(world.context, made, safety=True, keep_running=True)
     found = [each for each in survey(world.paths.bundles) if each.kind is Kind.SAFETY]
@@ -506,7 +517,7 @@ def test_what_is_put_back_has_its_name_on_stable_storage(tmp_path, to_disk):
     steps._put_back(HostFile(str(copy), str(place), None, None, None))
     assert place.read_bytes() == b"then"
     fresh = to_disk[0]
-    assert fresh.startswith(".web.fd.")
+    assert fresh.startswith(".snaporch.")
     assert to_disk == [fresh, f"{fresh} -> web.fd", "nvram"]
 
 
