@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -151,8 +150,7 @@ class Safety:
         if domain.nvram is not None and os.path.lexists(domain.nvram):
             _copy(Path(domain.nvram), self.directory / "nvram.fd")
         for path in tpm_files(domain.tpm_state):
-            if stat.S_ISREG(path.lstat().st_mode):
-                _copy(path, self.directory / f"{TPM_PREFIX}{path.name}")
+            _copy(path, self.directory / f"{TPM_PREFIX}{path.name}")
         image = self.context.hypervisor.managed_save_path(domain.uuid)
         if image is not None:
             _link_or_copy(image, self.directory / "managed.save")

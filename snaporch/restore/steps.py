@@ -258,6 +258,4 @@ def _lift(context: Context, facts: RestoreFacts, domain: Domain) -> None:
 
 def _put_back(file: HostFile) -> None:
     """As it was and whose it was."""
-    place = Path(file.place)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    put_host_file(place, Path(file.copy).read_bytes(), file.uid, file.gid, file.mode)
+    put_host_file(Path(file.place), Path(file.copy).read_bytes(), file.uid, file.gid, file.mode)

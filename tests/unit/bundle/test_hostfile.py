@@ -4,7 +4,15 @@ import stat
 import pytest
 
 from snaporch.bundle import hostfile
-from snaporch.bundle.hostfile import LIMIT_BYTES, HostFileError, put_host_file, read_host_file
+from snaporch.bundle.hostfile import (
+    LIMIT_BYTES,
+    HostFileError,
+    put_host_file,
+    read_host_file,
+    tpm_files,
+    trusted_directory,
+)
+from snaporch.model import TpmState
 
 
 @pytest.fixture
@@ -102,3 +110,76 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         put_host_file(tmp_path / "vars.fd", b"variables", None, None, None)
     assert not list(tmp_path.iterdir())
+
+
+def test_another_name_of_a_file_is_not_read(tmp_path, precious):
+    """Whose it is cannot be told; without fs.protected_hardlinks it may be root's."""
+    (tmp_path / "vars.fd").hardlink_to(precious)
+    with pytest.raises(HostFileError, match="more than one name"):
+        read_host_file(tmp_path / "vars.fd")
+
+
+@pytest.fixture
+def emulators(tmp_path):
+    """A directory that others than root write to, and a link out of it to one of root's."""
+    roots, own = tmp_path / "roots", tmp_path / "own"
+    roots.mkdir()
+    (roots / "vars.fd").write_bytes(b"the host's")
+    own.mkdir()
+    own.chmod(0o777)
+    (own / "nvram").symlink_to("../roots")
+    return own
+
+
+def test_a_link_that_was_planted_on_the_way_is_not_followed(tmp_path, emulators):
+    place = emulators / "nvram/vars.fd"
+    with pytest.raises(HostFileError, match="nvram on the way to it is a link"):
+        read_host_file(place)
+    with pytest.raises(HostFileError, match="is a link"):
+        put_host_file(place, b"planted", None, None, None)
+    with pytest.raises(HostFileError, match="is a link"):
+        put_host_file(emulators / "nvram/new/vars.fd", b"planted", None, None, None)
+    with pytest.raises(HostFileError):
+        tpm_files(TpmState(str(emulators / "nvram")))
+    assert sorted(os.listdir(tmp_path / "roots")) == ["vars.fd"]
+    assert (tmp_path / "roots/vars.fd").read_bytes() == b"the host's"
+
+
+@pytest.mark.parametrize("target", ["roots", "./x/../roots", "{}/roots", "again"])
+def test_a_link_of_roots_own_is(tmp_path, emulators, target):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "again").symlink_to("roots")
+    (tmp_path / "moved").symlink_to(target.format(tmp_path))
+    assert read_host_file(tmp_path / "moved/vars.fd")[0] == b"the host's"
+    with trusted_directory(tmp_path / "moved") as descriptor:
+        assert os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path / "roots")
+
+
+def test_links_that_lead_to_themselves_come_to_an_end(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(HostFileError):
+        read_host_file(tmp_path / "a/vars.fd")
+
+
+def test_a_directory_in_its_place_stays_and_so_does_nothing_else(tmp_path):
+    (tmp_path / "vars.fd").mkdir()
+    with pytest.raises(HostFileError, match="is a directory"):
+        put_host_file(tmp_path / "vars.fd", b"variables", None, None, None)
+    assert os.listdir(tmp_path) == ["vars.fd"]
+
+
+def test_a_name_as_long_as_names_can_be(tmp_path):
+    place = tmp_path / ("v" * 255)
+    put_host_file(place, b"variables", None, None, None)
+    assert place.read_bytes() == b"variables"
+
+
+def test_only_what_swtpm_calls_its_own_is_tpm_state(tmp_path):
+    for name in (b"tpm2-00.permall", b"tpm2-00.volatilestate", b"tpm-00.permall", b".lock"):
+        (tmp_path / os.fsdecode(name)).touch()
+    for name in (b"a\n.permall", b"-rf.permall", b"x" * 247 + b".permall", b"\xff.permall"):
+        (tmp_path / os.fsdecode(name)).touch()
+    names = [path.name for path in tpm_files(TpmState(str(tmp_path)))]
+    assert names == ["tpm-00.permall", "tpm2-00.permall", "tpm2-00.volatilestate"]
+    assert tpm_files(TpmState(str(tmp_path / "none"))) == []

@@ -171,10 +171,16 @@ def test_tpm_state_in_one_file_comes_back_and_may_be_undone(tell, world):
     assert state.stat().st_mode & 0o777 == 0o640
     assert (script.parent / "tpm.state").read_bytes() == b"now"
     shutil.rmtree(state.parent)
-    lines = script.read_text().splitlines()
-    files = [line for line in lines if line.startswith(("cp ", "mkdir -p /"))]
-    subprocess.run(["sh", "-e"], input="\n".join(files), cwd=script.parent, text=True, check=True)
+    lines = its_files(script.read_text())
+    subprocess.run(["sh", "-e"], input="\n".join(lines), cwd=script.parent, text=True, check=True)
     assert state.read_bytes() == b"now"
+
+
+def its_files(text):
+    """What the script does about files, and the functions that it does it with."""
+    head = text.partition("mkdir -p -m 700")[0]
+    files = [line for line in text.splitlines() if line.startswith(("sound /", "put "))]
+    return [head.partition('cd "$(dirname')[0], head.partition('"$0")"\n')[2], *files]
 
 
 def test_the_tpm_of_a_transient_guest_is_kept_before_it_ends(tell, world):
@@ -301,9 +307,7 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
     assert f"put nvram.fd {vars_fd.parent} {vars_fd.name}\n" in text
     assert f"put tpm.tpm2-00.permall {state} tpm2-00.permall\n" in text
     assert "its managed save image: virsh restore $PWD/managed.save" in text
-    head = text.partition("mkdir -p -m 700")[0]
-    files = [line for line in text.splitlines() if line.startswith(("sound /", "put "))]
-    files = [head.partition('cd "$(dirname')[0], head.partition('"$0")"\n')[2], *files]
+    files = its_files(text)
     precious = world.root / "precious"
     precious.write_text("the host's")
     vars_fd.unlink()
