@@ -210,7 +210,8 @@ def test_monitoring(sanoid):
     sanoid("[tank/vm/one]\n")
     outcome = snaporch("check", "--nagios", "one")
     assert outcome.status == 2
-    assert outcome.out.startswith("SNAPORCH CRITICAL - 1 error, 1 warning - [tank/vm/one]: ")
+    assert outcome.out.startswith("SNAPORCH CRITICAL - 1 error, 1 warning, ")
+    assert " - [tank/vm/one]: " in outcome.out
     outcome = snaporch("check", "--nagios", "nobody")
     assert outcome.status == 3
     assert outcome.out.startswith("SNAPORCH UNKNOWN - nobody: no such domain; ")

@@ -66,6 +66,7 @@ def small_disk(directory, image):
     must("mkfs.ext2", "-q", "-F", "-b", "1024", "-N", "64", "-m", "0", str(image))
     must("mount", "-o", "loop", str(image), str(directory))
     directory.chmod(0o711)
+    (directory / "lost+found").rmdir()
     try:
         yield
     finally:
