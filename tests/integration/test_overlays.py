@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes import hostile
 
 from snaporch.hypervisor import Backing, OverlayDisk
 from snaporch.model import Owner
@@ -286,3 +287,20 @@ def test_a_base_with_a_chain_of_its_own_is_committed_into_as_the_journal_has_it(
     qemu_io(base, "read -q -P 0x33 0 2M")
     qemu_io(base, "read -q -P 0x22 2M 1M")
     qemu_io(golden, "read -q -P 0x33 0 8M", "raw")
+
+
+@pytest.mark.parametrize("disk", ["raw"], indirect=True)
+@pytest.mark.parametrize("name", hostile.HEADERS)
+def test_a_forged_header_is_refused_and_touches_nothing(disk, overlay, tmp_path, name):
+    canary = tmp_path / "canary"
+    canary.write_bytes(hostile.MARKER * 1000)
+    canary.chmod(0o600)
+    qemu_io(overlay, "write -q -P 0x22 0 64k")
+    Path(overlay).write_bytes(hostile.forged(name, Path(overlay).read_bytes(), canary))
+    before = hostile.look([Path(disk.base), canary], [tmp_path])
+    with suppress(OverlayError):
+        overlays.holds_writes(disk, OWNER)
+    assert not overlays.holds_what_base_holds(disk, OWNER)
+    with pytest.raises(OverlayError):
+        overlays.commit_offline(disk, OWNER)
+    assert hostile.look([Path(disk.base), canary], [tmp_path]) == before
