@@ -216,7 +216,7 @@ def look(files: Iterable[Path], directories: Iterable[Path]) -> dict[Path, objec
 
 def leaks(places: Iterable[Path]) -> Iterator[Path]:
     """Regular files below ``places`` in whose beginning is something of root's."""
-    for place in places:
+    for place in (each for each in places if not each.is_symlink()):
         for root, _, names in os.walk(place):
             for name in names:
                 path = Path(root, name)
