@@ -1,18 +1,20 @@
 """From a disk's path to the dataset or volume that holds its bytes.
 
 Nothing is guessed from names: a file belongs to the mount its device number belongs to, and a
-block device is asked which volume it is.
+block device is asked which volume it is. A path is followed by the list of mounts, and what a
+server or a program answers for is not touched: a dead one would never answer.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import stat
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from snaporch.errors import SnaporchError
@@ -29,6 +31,11 @@ _NODE_SECONDS = 60.0
 _NODE_POLL_SECONDS = 0.05
 
 _FORGETFUL = ("tmpfs", "ramfs")
+_MAX_LINKS = 40
+"""As the kernel (path_resolution(7))."""
+ANSWERED_FOR = "fuse(blk|[.].*)?|nfs4?|cifs|smb3|9p|virtiofs|ceph|afs|lustre|beegfs|orangefs"
+"""File systems that stand still with the server or the program behind them (also for awk)."""
+
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -44,6 +51,11 @@ class Mount:
     mount_point: str
     filesystem: str
     source: str
+    number: int = field(default=0, compare=False)
+    """By which others name it as their parent."""
+    parent: int = field(default=0, compare=False)
+    root: str = field(default="/", compare=False)
+    """The directory of the file system that is mounted; a bind mount may have another."""
 
 
 def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
@@ -57,7 +69,15 @@ def parse_mount(line: str) -> Mount:
     head, _, tail = line.partition(" - ")
     fields = head.split(" ")
     filesystem, source = tail.split(" ")[:2]
-    return Mount(fields[2], _unescape(fields[4]), filesystem, _unescape(source))
+    return Mount(
+        fields[2],
+        _unescape(fields[4]),
+        filesystem,
+        _unescape(source),
+        number=int(fields[0]),
+        parent=int(fields[1]),
+        root=_unescape(fields[3]),
+    )
 
 
 def _unescape(text: str) -> str:
@@ -72,14 +92,16 @@ def resolve(path: str, mounts: list[Mount] | None = None) -> Dataset:
         mounts: as :func:`read_mounts` has just given them, for many paths at once.
 
     Raises:
-        NotOnZfsError: it exists but not on ZFS, or only in a snapshot.
+        NotOnZfsError: it exists but not on ZFS, or only in a snapshot; or it would be on a file
+            system that a server or a program answers for, which is not asked.
         OSError: it cannot be read.
     """
-    status = os.stat(path)
+    mounts = read_mounts() if mounts is None else mounts
+    status = os.stat(real_path(path, mounts))
     if stat.S_ISBLK(status.st_mode):
         return Dataset(_volume_name(path, status.st_rdev), DatasetKind.VOLUME)
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    for mount in read_mounts() if mounts is None else mounts:
+    for mount in mounts:
         if mount.device == device:
             return _dataset_of(path, mount)
     raise NotOnZfsError(path, f"no mount has its device number {device}")
@@ -93,14 +115,80 @@ def forgetful(path: Path) -> str:
     return next((kind for kind in kinds if kind in _FORGETFUL), "")
 
 
+def resolve_nearest(path: str, mounts: list[Mount] | None = None) -> Dataset:
+    """The dataset of a path, or the one it would be in if it existed.
+
+    Raises:
+        NotOnZfsError, OSError: as :func:`resolve`.
+    """
+    for candidate in (Path(path), *Path(path).parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return resolve(str(candidate), mounts)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def real_path(path: str, mounts: list[Mount] | None = None) -> str:
+    """As :func:`os.path.realpath`, without touching what a server or a program answers for.
+
+    Args:
+        mounts: as :func:`read_mounts` has just given them, for many paths at once.
+
+    Raises:
+        NotOnZfsError: the way leads onto such a file system.
+        OSError: it cannot be followed.
+    """
+    mounts = read_mounts() if mounts is None else mounts
+    over = {(each.parent, each.mount_point): each for each in mounts if each.number != each.parent}
+    root = next((each.number for each in reversed(mounts) if each.mount_point == "/"), 0)
+    at, inside, links = "/", root, 0
+    left = _names(path if path.startswith("/") else os.path.join(os.getcwd(), path))
+    while left:
+        name = left.pop()
+        if name == "..":
+            left += _names(os.path.dirname(at))
+            at, inside = "/", root
+            continue
+        step, below = os.path.join(at, name), inside
+        while (mount := over.get((below, step))) is not None:
+            below = mount.number
+            if re.fullmatch(ANSWERED_FOR, mount.filesystem) and (below, step) not in over:
+                raise NotOnZfsError(path, f"not on ZFS but on {mount.filesystem}")
+        target = _link(step)
+        if target is None:
+            at, inside = step, below
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        left += _names(target)
+        if target.startswith("/"):
+            at, inside = "/", root
+    return at
+
+
+def _names(path: str) -> list[str]:
+    """The names in a path, the last one first."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _link(path: str) -> str | None:
+    """Where a link leads; ``None`` for what is none, or is not there."""
+    try:
+        return os.readlink(path)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
+            return None
+        raise
+
+
 def mount_point_of(dataset: str) -> Path:
-    """Where a dataset is mounted.
+    """Where a dataset is mounted, all of it.
 
     Raises:
         NotOnZfsError: nowhere.
     """
     for mount in read_mounts():
-        if mount.filesystem == "zfs" and mount.source == dataset:
+        if (mount.filesystem, mount.source, mount.root) == ("zfs", dataset, "/"):
             return Path(mount.mount_point)
     raise NotOnZfsError(dataset, "is not mounted", f"zfs mount {dataset}")
 
@@ -178,11 +266,17 @@ def _volume_name(path: str, rdev: int) -> str:
 def inside(path: str, dataset: Dataset) -> str | None:
     """The real path of an image below the mount point of its file system; ``None`` for a volume.
 
-    Also ``None`` where it cannot be told: a path by way of a bind mount.
+    Also ``None`` where it cannot be told.
     """
     if dataset.kind is DatasetKind.VOLUME:
         return None
-    real = Path(os.path.realpath(path))
+    mounts = read_mounts()
+    real = Path(real_path(path, mounts))
+    own = [each for each in mounts if (each.filesystem, each.source) == ("zfs", dataset.name)]
+    above = [each for each in own if real.is_relative_to(each.mount_point)]
+    if above:
+        mount = max(above, key=lambda each: len(each.mount_point))
+        return str(Path(mount.root, real.relative_to(mount.mount_point)).relative_to("/"))
     with suppress(NotOnZfsError):
         root = mount_point_of(dataset.name)
         if real.is_relative_to(root):

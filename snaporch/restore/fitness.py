@@ -96,8 +96,9 @@ def _leads_to(disk: DiskEntry) -> str | None:
     """
     assert disk.dataset is not None
     assert disk.source is not None
-    real = os.path.realpath(disk.source)
+    real = disk.source
     try:
+        real = resolver.real_path(disk.source)
         found = resolver.resolve(real)
         if found.name != disk.dataset:
             return f"{found.name} {resolver.inside(real, found) or ''}".strip()

@@ -16,6 +16,7 @@ from pathlib import Path
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OpenFile
 from snaporch.hypervisor.rewrite import SharedError
+from snaporch.pool import resolver
 from snaporch.restore.images import written_by
 from snaporch.run.context import Context
 
@@ -53,7 +54,7 @@ def check_own_files(
     volumes = {_identity(os.stat(node)) for node in nodes}
     for each in _opened(context, uuid):
         own = not each.writable or _is_own(each, directory, volumes)
-        if not own or _identity(each.status) in others:
+        if not own or not others.isdisjoint((_identity(each.status), each.path)):
             context.hypervisor.destroy(uuid)
             raise SharedError(
                 thing,
@@ -106,15 +107,23 @@ def _is_harmless_device(device: int) -> bool:
     return False
 
 
-def _written_by_others(context: Context, uuid: str) -> set[tuple[int, int]]:
-    """What other domains write to must not even be read: it is of another time, and changes."""
-    found = set()
+def _written_by_others(context: Context, uuid: str) -> set[tuple[int, int] | str]:
+    """What other domains write to must not even be read: it is of another time, and changes.
+
+    By its path what is on a file system that may never answer.
+    """
+    found: set[tuple[int, int] | str] = set()
+    mounts = resolver.read_mounts()
     for domain in context.hypervisor.domains():
         if domain.uuid == uuid:
             continue
         for path in written_by(domain):
-            with suppress(OSError):
-                found.add(_identity(os.stat(path)))
+            try:
+                found.add(_identity(os.stat(resolver.real_path(path, mounts))))
+            except resolver.NotOnZfsError:
+                found.add(path)
+            except OSError:
+                continue
     return found
 
 

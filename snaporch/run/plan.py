@@ -19,7 +19,13 @@ from snaporch.faults import Component, risks_overlays
 from snaporch.hypervisor import Backing, Blocker, OverlayDisk
 from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
 from snaporch.names import MAX_FULL_NAME, is_snapshot, shown
-from snaporch.pool.resolver import NotOnZfsError, forgetful, resolve
+from snaporch.pool.resolver import (
+    NotOnZfsError,
+    forgetful,
+    read_mounts,
+    resolve,
+    resolve_nearest,
+)
 from snaporch.run.choice import choose_strategy
 from snaporch.run.context import Context
 from snaporch.run.firmware import check_firmware
@@ -137,11 +143,12 @@ def locate_disks(
 def datasets_of(domain: Domain) -> set[str]:
     """Datasets that hold a domain's disks; of an image that is gone, the one it would be in."""
     found: set[str] = set()
+    mounts = read_mounts()
     for disk in domain.disks:
         if disk.source is None or not disk.source.startswith("/"):
             continue
         with suppress(NotOnZfsError, OSError):
-            found.add(resolve(str(existing_part(Path(disk.source)))).name)
+            found.add(resolve_nearest(disk.source, mounts).name)
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import Hypervisor, open_hypervisor
 from snaporch.model import Domain
-from snaporch.pool.resolver import Mount, NotOnZfsError, read_mounts, resolve
+from snaporch.pool.resolver import Mount, NotOnZfsError, read_mounts, resolve, resolve_nearest
 from snaporch.sanoid.peek import Peek
 
 _ZVOLS = Path("/dev/zvol")
@@ -80,11 +80,9 @@ def _datasets(places: dict[str, str], mounts: list[Mount], *, even_if_gone: bool
     """Target → dataset; of a running guest's image that is gone, the one it would be in."""
     found = {}
     for target, source in places.items():
-        path = Path(source)
-        if even_if_gone:
-            path = next(place for place in [path, *path.parents] if os.path.exists(place))
+        look = resolve_nearest if even_if_gone else resolve
         with suppress(NotOnZfsError, OSError):
-            found[target] = resolve(str(path), mounts).name
+            found[target] = look(source, mounts).name
     return found
 
 

@@ -190,7 +190,7 @@ class World:
 
     # -- in place of the real ones --------------------------------------------------------------
 
-    def resolve(self, path: str) -> Dataset:
+    def resolve(self, path: str, mounts: object = None) -> Dataset:
         """The dataset by the directory; like the real one, it wants the path to exist."""
         path = str(Path(path).resolve(strict=True))
         zfs = self.root / "zfs"

@@ -1,4 +1,5 @@
 import os
+import re
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,81 @@ def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
         resolve(str(tmp_path / "absent"))
 
 
+# -- what may never answer ----------------------------------------------------------------------
+
+
+def mount(number, parent, place, filesystem="zfs", source="tank/x", root="/"):
+    return Mount(f"0:{number}", str(place), filesystem, source, number, parent, root)
+
+
+@pytest.fixture
+def touched(monkeypatch, tmp_path):
+    """Whatever is asked of what lies at or below ``dead``."""
+    seen = []
+
+    def watch(name):
+        real = getattr(os, name)
+
+        def call(path, *more, **options):
+            if str(path).startswith(str(tmp_path / "dead")):
+                seen.append(str(path))
+            return real(path, *more, **options)
+
+        monkeypatch.setattr(resolver.os, name, call)
+
+    for name in ("stat", "lstat", "readlink", "open"):
+        watch(name)
+    return seen
+
+
+KINDS = ["nfs4", "fuse", "fuse.sshfs", "fuseblk", "cifs", "9p"]
+
+
+@pytest.mark.parametrize("filesystem", KINDS)
+@pytest.mark.parametrize("find", [resolve, resolver.resolve_nearest])
+def test_what_a_server_answers_for_is_not_asked(tmp_path, touched, filesystem, find):
+    (tmp_path / "dead").mkdir()
+    (tmp_path / "dead" / "disk.img").touch()
+    (tmp_path / "link").symlink_to("dead/disk.img")
+    touched.clear()
+    table = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path / "dead", filesystem)]
+    for path in (tmp_path / "dead" / "disk.img", tmp_path / "link", tmp_path / "dead" / "gone"):
+        with pytest.raises(NotOnZfsError, match=f"not on ZFS but on {re.escape(filesystem)}"):
+            find(str(path), table)
+    assert touched == []
+
+
+def test_what_lies_over_or_hides_it_counts(image, tmp_path):
+    """The last mount on a place is seen, and nothing of what another mount covers."""
+    device = f"{os.major(image.stat().st_dev)}:{os.minor(image.stat().st_dev)}"
+    zfs = Mount(device, str(tmp_path), "zfs", "tank/web", 3, 2)
+    over = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path, "nfs"), zfs]
+    assert resolve(str(image), over).name == "tank/web"
+    hidden = [
+        mount(1, 0, "/", "ext4"),
+        mount(2, 1, tmp_path / "disk.img", "nfs"),
+        Mount(device, str(tmp_path), "zfs", "tank/web", 3, 1),
+    ]
+    assert resolve(str(image), hidden).name == "tank/web"
+
+
+def test_a_real_path_is_the_kernels(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "up").symlink_to("../a/./b/..")
+    (tmp_path / "round").symlink_to(tmp_path / "a" / "up" / "b")
+    for name in ("round", "a/up/b/../up", "round/../../a", "none/at/all", "round/none/../x"):
+        path = str(tmp_path / name)
+        assert resolver.real_path(path) == os.path.realpath(path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        resolver.real_path(str(tmp_path / "loop"))
+
+
+def test_an_image_that_is_gone_would_be_where_its_directory_is(image, mounted, tmp_path):
+    mounted("zfs", "tank/web")
+    assert resolver.resolve_nearest(str(tmp_path / "none" / "disk.img")).name == "tank/web"
+
+
 # -- block devices ------------------------------------------------------------------------------
 
 
@@ -214,6 +290,21 @@ def test_a_mount_point_is_that_of_the_dataset_itself(monkeypatch):
     for name in ("tank/other", "tank/w"):
         with pytest.raises(NotOnZfsError, match="is not mounted; zfs mount"):
             resolver.mount_point_of(name)
+
+
+def test_a_bind_mount_of_a_part_is_not_where_a_dataset_is_mounted(monkeypatch):
+    mounts = [
+        mount(2, 1, "/srv/part", source="tank/web", root="/images"),
+        mount(3, 1, "/tank/web", source="tank/web"),
+    ]
+    monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
+    assert str(resolver.mount_point_of("tank/web")) == "/tank/web"
+    for path in ("/tank/web/images/disk.img", "/srv/part/disk.img"):
+        dataset = Dataset("tank/web", DatasetKind.FILESYSTEM)
+        assert resolver.inside(path, dataset) == "images/disk.img"
+    mounts.pop()
+    with pytest.raises(NotOnZfsError, match="is not mounted"):
+        resolver.mount_point_of("tank/web")
 
 
 @pytest.fixture
