@@ -66,6 +66,13 @@ def restore_command(
             help="Resume from RAM although disks that the guest writes to are not in the snapshot.",
         ),
     ] = False,
+    also_roll_back: Annotated[
+        bool,
+        typer.Option(
+            "--also-roll-back",
+            help="Roll back files that are not the guest's too, where they share a dataset.",
+        ),
+    ] = False,
     no_safety: Annotated[
         bool,
         typer.Option("--no-safety", help="Keep no copy of what is discarded; cannot be undone."),
@@ -94,6 +101,7 @@ def restore_command(
         keep_running=keep_running_state,
         safety=not no_safety,
         apart=despite_other_disks,
+        also_roll_back=also_roll_back,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
         return restore_one(opened, wishes, yes=yes, wait=wait, json=json)

@@ -33,6 +33,7 @@ class Wishes:
     keep_running: bool
     safety: bool
     apart: bool = False
+    also_roll_back: bool = False
 
     def check(self) -> None:
         """Refuse what contradicts itself.
@@ -87,6 +88,7 @@ def restore_one(
             discard_newer=wishes.discard_newer,
             bundle=wishes.bundle,
             apart=wishes.apart,
+            also_roll_back=wishes.also_roll_back,
         )
 
     record = plan().record

@@ -21,6 +21,7 @@ from snaporch.restore.fitness import (
     check_places,
     unfit_files,
 )
+from snaporch.restore.otherfiles import found_in, named
 from snaporch.run.context import Context
 from snaporch.run.plan import datasets_of, locate_disks
 from snaporch.run.records import missing_of
@@ -46,6 +47,8 @@ class RestorePlan:
     boot: bool
     running: bool
     """Whether the guest runs when it has been resumed: as it did when it was captured."""
+    also_roll_back: bool = False
+    """Whether files that are not the guest's may be rolled back with it."""
     damaged: frozenset[str] = frozenset()
     """Parts of the bundle that differ from the manifest, and are not put back."""
     unfit: Mapping[str, RefusedError] = field(default_factory=dict)
@@ -81,6 +84,22 @@ class RestorePlan:
                     return (Path(self.record.bundle) / part.name).read_text("utf-8")
         return None
 
+    def others(self, context: Context) -> dict[str, list[str]]:
+        """Of each dataset the files that are not the guest's and would be rolled back with it.
+
+        Raises:
+            RefusedError: it cannot be told of one.
+        """
+        texts = [self.text(role) for role in (Role.INACTIVE_XML, Role.LIVE_XML)]
+        then = [disk.source for disk in self.manifest.disks] if self.manifest else []
+        now: list[str | None] = []
+        if self.domain is not None:
+            texts += [self.domain.inactive_xml, self.domain.live_xml]
+            now = [disk.source for disk in self.domain.disks]  # of a storage pool's volumes too
+        xmls = [xml for xml in map(_readable, texts) if xml is not None]
+        paths = [path for path in (*then, *now) if path is not None]
+        return found_in(context, self.snapshots, xmls, paths)
+
     def losses(self, context: Context) -> list[str]:
         """What the user gives up, a line each."""
         lines = []
@@ -102,8 +121,26 @@ class RestorePlan:
             lines.append(
                 f"what was written to {snapshot.dataset} since the snapshot ({written >> 10} KiB)"
             )
+        with suppress(RefusedError):  # --also-roll-back was given, so none of it stops the restore
+            lines += [f"in {name}: {named(files)}" for name, files in self.others(context).items()]
         lines += [f"{name}, which is newer" for name in self.newer if not is_safety(name)]
         return lines
+
+
+def check_others_writes(context: Context, plan: RestorePlan) -> None:
+    """Refuse to roll back what others have written since the snapshot, unless it may be.
+
+    Raises:
+        RefusedError: it names some of the files; or it cannot be told.
+    """
+    if plan.also_roll_back:
+        return
+    for dataset, others in plan.others(context).items():
+        raise RefusedError(
+            plan.thing,
+            f"{dataset} would be rolled back with {named(others)}",
+            "move them to a dataset of their own, or use --also-roll-back",
+        )
 
 
 def make_restore_plan(
@@ -117,6 +154,7 @@ def make_restore_plan(
     discard_newer: bool = False,
     bundle: Path | None = None,
     apart: bool = False,
+    also_roll_back: bool = False,
 ) -> RestorePlan:
     """Look everything over.
 
@@ -127,6 +165,7 @@ def make_restore_plan(
         discard_newer: snapshots newer than this one may be destroyed.
         bundle: the bundle's directory, if it is not in the store.
         apart: RAM may be resumed over disks that are of another time.
+        also_roll_back: files that are not the guest's may be rolled back with it.
 
     Raises:
         NotFoundError: no such snapshot of such a domain.
@@ -159,8 +198,11 @@ def make_restore_plan(
         ram=Path(record.bundle) / ram.name if ram and record.bundle else None,
         boot=cold or (resumes and record.level not in (Level.RAM, Level.OFF)),
         running=manifest is not None and manifest.was_running and not paused,
+        also_roll_back=also_roll_back,
     )
-    return _checked_fitness(context, plan, disks_only=disks_only)
+    plan = _checked_fitness(context, plan, disks_only=disks_only)
+    check_others_writes(context, plan)
+    return plan
 
 
 def _check_one_instant(thing: str, manifest: Manifest) -> None:

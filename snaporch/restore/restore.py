@@ -27,7 +27,7 @@ from snaporch.restore.journal import (
     unfinished,
 )
 from snaporch.restore.pages import IMAGE_NAME, make_image
-from snaporch.restore.plan import RestorePlan, check_destroyable
+from snaporch.restore.plan import RestorePlan, check_destroyable, check_others_writes
 from snaporch.restore.safety import Safety
 from snaporch.restore.source import NotWholeError
 from snaporch.restore.steps import Work, check_nothing_new, check_targets, give_up
@@ -186,7 +186,7 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
 
     Raises:
         RefusedError: the guest was started meanwhile, snapshots have appeared or cannot be
-            destroyed any more, or a disk's path leads elsewhere.
+            destroyed any more, a disk's path leads elsewhere, or others have written.
     """
     domain = context.hypervisor.find(facts.uuid)
     boot = domain.boot if domain is not None else ""
@@ -194,6 +194,7 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
         raise RefusedError(plan.record.domain, "was started meanwhile", "restore it again")
     if plan.manifest is not None:
         check_places(plan.thing, plan.manifest)
+    check_others_writes(context, plan)
     check_targets(context, facts)
     check_nothing_new(context, facts)
     newer = [name for target in facts.targets for name in context.pool.newer(target.full_name)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -156,7 +157,13 @@ class Safety:
             _link_or_copy(image, self.directory / "managed.save")
 
     def write_script(
-        self, domain: Domain | None, *, journal: Path, lock: Path, barred: str | None
+        self,
+        domain: Domain | None,
+        *,
+        own: Mapping[str, Sequence[str]],
+        journal: Path,
+        lock: Path,
+        barred: str | None,
     ) -> Path:
         """The script that undoes the restore; its path."""
         xml = domain and (domain.inactive_xml or domain.live_xml)
@@ -170,6 +177,8 @@ class Safety:
             self.targets,
             [(dataset, path.name) for dataset, path in self._streams],
             self._marks(),
+            own=own,
+            uri=self.context.config.libvirt_uri,
             journal=journal,
             lock=lock,
         )

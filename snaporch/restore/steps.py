@@ -23,6 +23,7 @@ from snaporch.restore.journal import (
     Step,
     Target,
 )
+from snaporch.restore.otherfiles import own_by_dataset
 from snaporch.restore.plan import is_safety
 from snaporch.restore.safety import Safety
 from snaporch.restore.written import written_now
@@ -77,6 +78,7 @@ class Work:
             self._safety.keep_files(domain)
             self.undo = self._safety.write_script(
                 domain,
+                own=self._own(domain),
                 journal=self._journal.path,
                 lock=self._context.config.paths.runtime / f"{self._facts.uuid}.lock",
                 barred=bar,
@@ -84,6 +86,13 @@ class Work:
             self._tell(f"undo with {self.undo}")
         if not (self._safety is not None and self._progress is not FRESH):
             check_nothing_new(self._context, self._facts)
+
+    def _own(self, domain: Domain | None) -> dict[str, list[str]]:
+        """The guest's files, before the restore and after."""
+        live = domain.live_xml if domain is not None else None
+        xmls = [xml for xml in (self._facts.before, self._facts.after, live) if xml is not None]
+        sources = [disk.source for disk in domain.disks] if domain is not None else []
+        return own_by_dataset(xmls, [source for source in sources if source])
 
     def _end_guest(self, domain: Domain | None) -> None:
         if domain is not None and domain.active:

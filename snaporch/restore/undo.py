@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from snaporch.bundle.hostfile import trusted_directory
 from snaporch.model import Domain
-from snaporch.pool.resolver import volume_link
+from snaporch.pool.resolver import ANSWERED_FOR, volume_link
 from snaporch.restore.journal import Target
 
 TPM_PREFIX = "tpm."
 """What the names of files of TPM state have before them in a safety copy."""
 
-_HEAD = """#!/bin/sh
+_HEAD = r"""#!/bin/sh
 # Undoes a restore by snaporch: brings the disks back to what they were before it.
 # The guest must be off. What was written since the restore is lost.
 # Cut short, it can be run again.
@@ -23,8 +23,16 @@ _HEAD = """#!/bin/sh
 set -eu
 cd "$(dirname "$0")"
 die() { echo "$*; nothing was touched" >&2; exit 5; }
+case $* in
+"") also= ;;
+--also-roll-back) also=yes ;;
+*) die "usage: $0 [--also-roll-back]" ;;
+esac
 
-check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
+
+check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST...
     dataset=${1%@*}
     [ "$(zfs get -Hpo value guid "$1" 2>/dev/null)" = "$2" ] ||
         die "$1 is gone, or is another of that name"
@@ -38,11 +46,18 @@ check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME
     [ $((free + written)) -ge "$3" ] || die "$dataset has no room for $3 bytes"
     case $(zfs get -Hpo value type "$dataset") in
     volume) seen="b $(stat -Lc %t:%T "$4")" || die "$4 is not there" ;;
-    *) mount=$(findmnt -nfo TARGET -t zfs -S "$dataset") || return 0
-        seen="f $(stat -c %d "$mount")" ;;
+    *) if mount=$(findmnt -nfo TARGET -t zfs -S "$dataset"); then
+            seen="f $(stat -c %d "$mount")"
+        else
+            [ -n "$also" ] || die "$dataset is not mounted, so whether others have written to it" \
+                "cannot be told; zfs mount -l $dataset, or use --also-roll-back"
+            return 0
+        fi ;;
     esac
     user=$(used | awk -v seen="$seen" 'index($0, seen " ") == 1 { print $3; exit }')
     [ -z "$user" ] || die "$dataset is in use: $user"
+    if [ -n "$also" ] || [ "${seen#b}" != "$seen" ]; then return 0; fi
+    check_others "$mount" "$@"
 }
 
 sound() { # DIRECTORY NAME: no link was put on the way to it, and no directory in its place
@@ -61,8 +76,46 @@ put() { # FILE DIRECTORY NAME: an emulator may own the directory, and what is ab
     )
 }
 
+check_others() { # MOUNT-POINT, and what check has
+    mount=$1 snapshot=${2#*@}
+    shift 5
+    others "$mount" "$@" >"$work/now" || die "$dataset cannot be looked through"
+    : >"$work/then"
+    [ ! -s "$work/now" ] || others "$mount/.zfs/snapshot/$snapshot" >"$work/then" || true
+    LC_ALL=C sort -zo "$work/now" "$work/now"
+    LC_ALL=C sort -zo "$work/then" "$work/then"
+    LC_ALL=C comm -z -23 "$work/now" "$work/then" >"$work/new"
+    count=$(tr -cd '\0' <"$work/new" | wc -c)
+    some=$(head -zn 3 "$work/new" | cut -zd' ' -f3- | tr '\0' '\n' | paste -sd,)
+    [ "$count" = 0 ] || die "$dataset would be rolled back with $count files that are not the" \
+        "guest's: $some; move them away, or use --also-roll-back"
+}
+
+others() ( # DIRECTORY FILE-OF-THE-GUEST...: "INODE TIME-OF-CHANGE PATH" of the other files in it
+    cd "$1"
+    shift
+    for own; do
+        shift
+        for file in "$own" "$own"/*; do
+            if [ -f "$file" ] || [ -L "$file" ]; then set -- "$@" ! -samefile "$file"; fi
+        done
+    done
+    find . -xdev -path ./.zfs -prune -o ! -type d ! -type s ! -type p "$@" -printf '%i %C@ %P\0'
+)
+
 used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
-    find /proc/[0-9]*/fd -mindepth 1 -exec stat -Lc '%F|%d|%t:%T|%n' {} + 2>/dev/null |
+    { # where a server or a program answers for what is open, it is not asked
+        find /proc/[0-9]*/mountinfo -exec grep -H . {} + || true # a process has ended
+        find /proc/[0-9]*/fdinfo -type f -exec grep -H '^mnt_id:' {} +
+    } 2>/dev/null | awk '
+        { split($1, place, /[\/:]/) }
+        place[4] == "mountinfo" {
+            for (i = 7; i < NF && $i != "-"; i++);
+            if ($(i + 1) ~ /^(@ANSWERED_FOR@)$/) away[place[3], place[5]]
+            next
+        }
+        !((place[3], $2) in away) { print "/proc/" place[3] "/fd/" place[5] }' |
+        xargs -r stat -Lc '%F|%d|%t:%T|%n' 2>/dev/null |
         awk -F'|' '$1 == "block special file" { print "b", $3, $4; next } { print "f", $2, $4 }'
 }
 
@@ -76,6 +129,8 @@ def undo_script(
     streams: Sequence[tuple[str, str]],
     marks: Sequence[str],
     *,
+    own: Mapping[str, Sequence[str]],
+    uri: str,
     journal: Path,
     lock: Path,
 ) -> str:
@@ -85,23 +140,31 @@ def undo_script(
         targets: the snapshots that are rolled back to.
         streams: dataset and file of every incremental stream, in their order.
         marks: commands that mark the newer snapshots as snaporch's again.
+        own: of each dataset the files that are the guest's; others are not rolled back silently.
+        uri: of libvirt.
         journal: of the restore; forgotten when the disks are back, if it was left unfinished.
         lock: of the domain, so that no snaporch works on it meanwhile.
     """
     lines = [
+        f"export LIBVIRT_DEFAULT_URI={shlex.quote(uri)}",
         f"mkdir -p -m 700 {shlex.quote(str(lock.parent))}",
         f"exec 9>>{shlex.quote(str(lock))}",
         'flock -n 9 || { echo "snaporch is at work on the guest" >&2; exit 6; }',
     ]
     if domain is not None:
         lines += [
-            'virsh list >/dev/null 2>&1 || die "libvirt does not answer"',
-            f"state=$(LC_ALL=C virsh domstate {domain.uuid} 2>/dev/null || true)",
-            'case "$state" in "" | "shut off" | crashed) ;; *)',
-            '    echo "the guest is $state; shut it off first" >&2; exit 1 ;;',
+            'known=$(virsh list --all --uuid) || die "libvirt does not answer"',
+            'info=""',
+            f'case "$known" in *{domain.uuid}*)',
+            f"    state=$(LC_ALL=C virsh domstate {domain.uuid}) &&",
+            f"        info=$(LC_ALL=C virsh dominfo {domain.uuid}) ||",
+            '        die "libvirt does not say how the guest is"',
+            '    case "$state" in "shut off"* | crashed*) ;; *)',
+            '        echo "the guest is $state; shut it off first" >&2; exit 1 ;;',
+            "    esac ;;",
             "esac",
         ]
-    lines += [_check(directory, target, streams) for target in targets]
+    lines += [_check(directory, target, streams, own.get(target.dataset, ())) for target in targets]
     files = _files(directory, domain) if domain is not None else []
     lines += [shlex.join(["sound", place, name]) for _, place, name in files]
     if (directory / "barred.xml").exists():
@@ -109,10 +172,9 @@ def undo_script(
     if domain is not None:
         lines += [
             "# a start would resume what is newer than the disks",
-            f"if LC_ALL=C virsh dominfo {domain.uuid} 2>/dev/null |",
-            "    grep -q '^Managed save: *yes'; then",
-            f"    virsh managedsave-remove {domain.uuid}",
-            "fi",
+            'case "$info" in *"Managed save:"*yes*)',
+            f"    virsh managedsave-remove {domain.uuid} ;;",
+            "esac",
         ]
     lines += [f"zfs rollback -r {shlex.quote(target.full_name)}" for target in targets]
     lines += [f"zfs receive -F {shlex.quote(dataset)} < {name}" for dataset, name in streams]
@@ -125,14 +187,16 @@ def undo_script(
         lines += ["# the guest goes on as it was", 'virsh restore "$PWD/running.save"']
     if (directory / "managed.save").exists():
         lines.append('echo "its managed save image: virsh restore $PWD/managed.save"')
-    return _HEAD + "\n".join(lines) + "\n"
+    return _HEAD.replace("@ANSWERED_FOR@", ANSWERED_FOR) + "\n".join(lines) + "\n"
 
 
-def _check(directory: Path, target: Target, streams: Sequence[tuple[str, str]]) -> str:
+def _check(
+    directory: Path, target: Target, streams: Sequence[tuple[str, str]], guests: Sequence[str]
+) -> str:
     own = [directory / name for dataset, name in streams if dataset == target.dataset]
     size = sum(path.stat().st_size for path in own)
     node = str(volume_link(target.dataset))
-    return shlex.join(["check", target.full_name, str(target.guid), str(size), node])
+    return shlex.join(["check", target.full_name, str(target.guid), str(size), node, *guests])
 
 
 def _files(directory: Path, domain: Domain) -> list[tuple[str, str, str]]:

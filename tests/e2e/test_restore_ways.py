@@ -168,3 +168,32 @@ def last_before_drop(text):
     """The last count of the run that a restore ended."""
     counts = [int(digits, 16) for digits in _COUNT.findall(text)]
     return next(before for before, after in itertools.pairwise(counts) if after <= before)
+
+
+def test_what_others_wrote_is_not_rolled_back_unasked(guest):
+    """A real file system tells what is as it was, and the script knows, too."""
+    place = Path(must("zfs", "get", "-Ho", "value", "mountpoint", "tank/ways").strip())
+    guest.start() if guest.state() == "shut off" else None
+    (place / "letters").mkdir()
+    (place / "letters" / "old").write_text("old")
+    snapshot(guest, "--name", "shared")
+    guest.wait_count()
+    restore(guest, "shared")
+    (place / "letters" / "old").write_text("newer")
+    (place / "letters" / "new one").write_text("new")
+    mark = guest.mark()
+    outcome = snaporch("restore", "ways@shared", "--yes", "--disks-only")
+    one_line_error(outcome, 5, "2 files that are not the guest's: letters/new one, letters/old;")
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    restored = restore(guest, "shared", "--disks-only", "--also-roll-back")
+    assert (place / "letters" / "old").read_text() == "old"
+    (place / "letters" / "last").write_text("last")
+    outcome = run("sh", restored["undo"])
+    assert outcome.status == 5
+    assert "1 files that are not the guest's: letters/last;" in outcome.err
+    (place / "letters" / "last").unlink()
+    outcome = run("sh", restored["undo"])
+    assert outcome.status == 0, outcome.err
+    assert (place / "letters" / "old").read_text() == "newer"
+    assert (place / "letters" / "new one").read_text() == "new"

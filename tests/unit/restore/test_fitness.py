@@ -48,7 +48,7 @@ def test_a_machine_that_is_not_here(story, world):
     assert "this host cannot run it: the machine 'pc-q35-9.2' is not supported" in said
     assert "--cold" in said
     assert "--cold" not in refusal(world, cold=True)
-    assert plan(world, disks_only=True)
+    assert plan(world, disks_only=True, also_roll_back=True)
 
 
 def test_a_cpu_that_is_not_here(story, world):
@@ -91,7 +91,7 @@ def test_memory_that_is_not_there(story, world, memory):
     assert "needs 16 MiB of memory, 1 MiB can be had; stop other guests" in refusal(
         world, cold=True
     )
-    assert plan(world, disks_only=True)
+    assert plan(world, disks_only=True, also_roll_back=True)
 
 
 def test_a_resumed_guest_needs_what_is_in_its_image(story, world, memory):
@@ -203,7 +203,7 @@ def test_a_dataset_that_is_not_mounted(story, world, monkeypatch):
     monkeypatch.setattr(resolver, "mount_point_of", nowhere)
     said = refusal(world)
     assert "is not mounted; zfs mount -l " in said
-    assert plan(world, disks_only=True)
+    assert plan(world, disks_only=True, also_roll_back=True)
 
 
 def test_a_volume_without_a_node(story, world):

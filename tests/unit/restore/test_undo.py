@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,12 +28,17 @@ if tool == "zfs" and asked[0] == "get":
 elif tool == "zfs" and asked[0] == "list":
     print("\\n".join(facts["newer"]))
 elif tool == "findmnt":
-    print(facts["mount"])
-    sys.exit(not facts["mount"])
+    print(facts["mounts"].get(asked[-1], ""))
+    sys.exit(asked[-1] not in facts["mounts"])
+elif tool == "stat" and asked[:2] == ["-c", "%d"]:
+    print(facts["device"])
+elif tool == "stat":
+    os.execv({stat!r}, ["stat", *asked])
 elif tool == "virsh" and asked[0] in ("domstate", "dominfo", "list"):
-    if facts["down"]:
+    if asked[0] in facts["down"] or os.environ["LIBVIRT_DEFAULT_URI"] != facts["uri"]:
         sys.exit(1)
-    print({{"domstate": facts["state"], "dominfo": facts["info"], "list": ""}}[asked[0]])
+    said = {{"domstate": facts["state"], "dominfo": facts["info"], "list": facts["known"]}}
+    print(said[asked[0]])
 else:
     with (here / "done").open("a") as log:
         print(tool, *asked, file=log)
@@ -40,19 +46,23 @@ else:
 
 
 class Host:
-    """Stand-ins for zfs, virsh and findmnt, which say what ``facts`` has."""
+    """Stand-ins for zfs, virsh, findmnt and stat, which say what ``facts`` has."""
 
     def __init__(self, here, story, script):
         self.here, self.script = here, script
-        for tool in ("zfs", "virsh", "findmnt"):
-            (here / tool).write_text(_TOOL.format(python=sys.executable, here=str(here)))
+        text = _TOOL.format(python=sys.executable, here=str(here), stat=shutil.which("stat"))
+        for tool in ("zfs", "virsh", "findmnt", "stat"):
+            (here / tool).write_text(text)
             (here / tool).chmod(0o755)
         self.facts = {
             "newer": [],
-            "mount": "",
+            "mounts": {name: str(story.world.root / "zfs" / name) for name in story.datasets},
+            "device": 0,
             "state": "shut off",
             "info": "Managed save:   no",
-            "down": False,
+            "down": [],
+            "uri": "qemu:///system",
+            "known": story.domain.uuid,
         }
         for snapshot in story.world.pool.snapshots():
             self.facts[snapshot.full_name] = {"guid": snapshot.guid, "createtxg": 100}
@@ -62,12 +72,12 @@ class Host:
                 "type": "filesystem",
             }
 
-    def undo(self):
+    def undo(self, *options):
         """Its status, what it said, and what it did."""
         (self.here / "facts.json").write_text(json.dumps(self.facts))
         path = {**os.environ, "PATH": f"{self.here}:{os.environ['PATH']}"}
         done = subprocess.run(
-            ["sh", self.script], env=path, capture_output=True, text=True, check=False
+            ["sh", self.script, *options], env=path, capture_output=True, text=True, check=False
         )
         log = self.here / "done"
         return done.returncode, done.stderr, log.read_text() if log.exists() else ""
@@ -121,13 +131,67 @@ def test_no_room(host):
 def test_disks_that_somebody_uses(host):
     """Under whatever name: their files are open."""
     with (host.here / "image").open("w"):
-        host.facts["mount"] = str(host.here)
+        host.facts["device"] = host.here.stat().st_dev
         refused(host, "is in use: /proc/")
 
 
-def test_a_libvirt_that_does_not_answer(host):
-    host.facts["down"] = True
+@pytest.mark.parametrize("asked", ["list", "domstate", "dominfo"])
+def test_a_libvirt_that_does_not_answer(host, asked):
+    """It may run the guest all the same."""
+    host.facts["down"] = [asked]
+    refused(host, "libvirt does not")
+
+
+def test_it_is_the_libvirt_that_snaporch_asks(host):
+    host.facts["uri"] = "test:///elsewhere"
     refused(host, "libvirt does not answer")
+
+
+def test_a_guest_that_is_undefined_since(host):
+    host.facts["known"], host.facts["down"] = "", ["domstate", "dominfo"]
+    assert host.undo()[0] == 0
+
+
+@pytest.fixture
+def shared(story, world, tmp_path_factory):
+    """Restored, with a note of the administrator's in one of the datasets."""
+    place = world.root / "zfs" / "tank" / "web"
+    (place / "note").write_text("of a stranger")
+    then = place / ".zfs" / "snapshot" / "s1"
+    then.mkdir(parents=True)
+    os.link(place / "note", then / "note")
+    plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
+    script = restore(world.context, plan, safety=True).undo
+    host = Host(tmp_path_factory.mktemp("host"), story, script)
+    host.place = place
+    return host
+
+
+def test_a_file_of_others_that_is_as_it_was(shared):
+    (shared.place / "web-vda.img").write_text("the guest has written")
+    assert shared.undo()[0] == 0
+
+
+def test_what_others_wrote_since_the_restore(shared):
+    (shared.place / "sub").mkdir()
+    for name in ("sub/new one", "b", "c", "d"):
+        (shared.place / name).write_text("new")
+    words = ("tank/web would be rolled back with 4 files", "sub/new one,b,c;", "--also-roll-back")
+    refused(shared, *words)
+    assert not list(Path(shared.script).parent.glob("others*"))
+    assert shared.undo("--also-roll-back")[0] == 0
+
+
+def test_a_dataset_that_is_not_mounted(shared):
+    del shared.facts["mounts"]["tank/web"]
+    refused(shared, "is not mounted", "zfs mount -l")
+    assert shared.undo("--also-roll-back")[0] == 0
+
+
+def test_an_option_that_there_is_not(host):
+    status, said, done = host.undo("--all")
+    assert (status, done) == (5, "")
+    assert "usage: " in said
 
 
 def test_a_managed_save_made_since_goes(host):

@@ -1,0 +1,224 @@
+"""Files in a guest's datasets that are not the guest's, and that a rollback would take back.
+
+A file that is as it was in the snapshot loses nothing. Which are is told without a clock: by inode
+and time of change, which no program can set, in the dataset and in the snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import xml as domain_xml
+from snaporch.model import DatasetKind, PoolSnapshot
+from snaporch.pool import resolver
+from snaporch.run.context import Context
+
+MOST = 100_000
+"""Entries of a dataset that are looked at."""
+_DEEPEST = 100
+_NAMED = 3
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WITHOUT_DATA = (stat.S_IFSOCK, stat.S_IFIFO)
+
+
+class TooManyError(Exception):
+    """There is more in a dataset than is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Anything but a directory."""
+
+    path: str
+    """Below where the walk began."""
+    device: int
+    inode: int
+    changed_ns: int
+
+
+def guests_paths(xmls: Sequence[str]) -> set[str]:
+    """Every path that definitions of a guest name, as a device of it or to boot from."""
+    found = set()
+    for xml in xmls:
+        root = domain_xml.parse(xml)
+        parts = [part for name in ("os", "devices") for part in root.findall(name)]
+        texts = [
+            text
+            for part in parts
+            for element in part.iter()
+            for text in (element.text or "", *element.attrib.values())
+        ]
+        found |= {text.strip() for text in texts if text.strip().startswith("/")}
+    return found | tpm_states(xmls)
+
+
+def tpm_states(xmls: Sequence[str]) -> set[str]:
+    """The directories of a guest's emulated TPM."""
+    states = (domain_xml.tpm_state(domain_xml.parse(xml)) for xml in xmls)
+    return {state for state in states if state is not None}
+
+
+def own_files(paths: Iterable[str], directories: Collection[str]) -> set[tuple[int, int]]:
+    """Device and inode of each of ``paths`` that is a file, and of the files in ``directories``.
+
+    A link among the paths counts with what it leads to.
+    """
+    mounts = resolver.read_mounts()
+    found: set[tuple[int, int]] = set()
+    for path in paths:
+        with suppress(OSError, resolver.NotOnZfsError, TooManyError):
+            for place in _both(path, mounts):
+                status = os.lstat(place)
+                if not stat.S_ISDIR(status.st_mode):
+                    found.add((status.st_dev, status.st_ino))
+                elif path in directories:
+                    found |= {(each.device, each.inode) for each in walk(place, frozenset())}
+    return found
+
+
+def _both(path: str, mounts: list[resolver.Mount]) -> set[Path]:
+    """The real path, and that of the link that ``path`` may be."""
+    above, name = os.path.split(path)
+    return {Path(resolver.real_path(above, mounts), name), Path(resolver.real_path(path, mounts))}
+
+
+def own_by_dataset(xmls: Sequence[str], more: Iterable[str]) -> dict[str, list[str]]:
+    """Of each dataset the guest's paths in it, whether anything is there at this moment or not."""
+    mounts = resolver.read_mounts()
+    states = tpm_states(xmls)
+    found: dict[str, set[str]] = {}
+    for path in {*guests_paths(xmls), *more}:
+        with suppress(OSError, resolver.NotOnZfsError):
+            for place in _both(path, mounts):
+                if path in states or not place.is_dir():
+                    dataset = resolver.resolve_nearest(str(place), mounts).name
+                    found.setdefault(dataset, set()).add(str(place))
+    return {dataset: sorted(places) for dataset, places in found.items()}
+
+
+def other_files(root: Path, own: set[tuple[int, int]], *, since: str | None = None) -> list[str]:
+    """What a file system holds but files of the guest.
+
+    Args:
+        root: where it is mounted; what other mounts cover of it is not seen.
+        own: as :func:`own_files` says.
+        since: a snapshot of it, without the dataset; then only what is not as it was there.
+
+    Raises:
+        TooManyError: not all was looked at.
+        OSError: it cannot be.
+    """
+    covered = frozenset(mount.mount_point for mount in resolver.read_mounts())
+    others = [each for each in walk(root, covered) if (each.device, each.inode) not in own]
+    before: set[tuple[int, int]] = set()
+    if others and since is not None:
+        then = root / ".zfs" / "snapshot" / since
+        with suppress(OSError):  # snapdir=disabled; then all may have changed
+            before = {(each.inode, each.changed_ns) for each in walk(then, frozenset())}
+    return sorted(each.path for each in others if (each.inode, each.changed_ns) not in before)
+
+
+def walk(root: Path, covered: frozenset[str]) -> Iterator[Found]:
+    """Everything below a directory but directories, sockets and pipes; no link is followed.
+
+    Args:
+        covered: mount points, which are left out untouched.
+
+    Raises:
+        TooManyError: there are too many.
+        OSError: a directory cannot be read.
+    """
+    descriptor = os.open(root, _OPEN)
+    try:
+        for count, each in enumerate(_walk(descriptor, root, PurePosixPath(), covered)):
+            if count >= MOST:
+                raise TooManyError
+            if each is not None:
+                yield each
+    finally:
+        os.close(descriptor)
+
+
+def _walk(
+    directory: int, root: Path, below: PurePosixPath, covered: frozenset[str]
+) -> Iterator[Found | None]:
+    if len(below.parts) > _DEEPEST:
+        raise TooManyError
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = below / entry.name
+            if str(root / path) in covered or str(path) == ".zfs":
+                continue
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    yield None
+                    descriptor = os.open(entry.name, _OPEN, dir_fd=directory)
+                    try:
+                        yield from _walk(descriptor, root, path, covered)
+                    finally:
+                        os.close(descriptor)
+                    continue
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # it went meanwhile
+                continue
+            if stat.S_IFMT(status.st_mode) in _WITHOUT_DATA:
+                yield None
+            else:
+                yield Found(str(path), status.st_dev, status.st_ino, status.st_ctime_ns)
+
+
+def found_in(
+    context: Context,
+    members: Iterable[PoolSnapshot],
+    xmls: Sequence[str],
+    more: Iterable[str] = (),
+) -> dict[str, list[str]]:
+    """What :func:`other_files` says of each file system that would be rolled back.
+
+    Args:
+        members: the snapshots that would be rolled back to.
+        xmls: definitions of the guest, then and now.
+        more: other paths that are the guest's.
+
+    Raises:
+        RefusedError: it cannot be told of one.
+    """
+    own = own_files({*guests_paths(xmls), *more}, tpm_states(xmls))
+    kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
+    found = {}
+    for member in members:
+        if kinds.get(member.dataset) is not DatasetKind.FILESYSTEM:
+            continue
+        step = "use --also-roll-back if nothing but the guest's is in it"
+        try:
+            root = resolver.mount_point_of(member.dataset)
+            found[member.dataset] = other_files(root, own, since=member.name)
+        except resolver.NotOnZfsError as error:
+            raise RefusedError(
+                member.dataset,
+                "is not mounted, so whether others have written to it cannot be told",
+                f"zfs mount -l {member.dataset}, or {step}",
+            ) from error
+        except TooManyError as error:
+            raise RefusedError(
+                member.dataset, f"has more than the {MOST} entries that are looked at", step
+            ) from error
+        except OSError as error:
+            raise RefusedError(
+                member.dataset, f"cannot be looked through ({error.strerror})", step
+            ) from error
+    return {dataset: others for dataset, others in found.items() if others}
+
+
+def named(others: list[str]) -> str:
+    """Some of the files, and how many there are."""
+    some = ", ".join(others[:_NAMED])
+    more = len(others) - _NAMED
+    what = "file that is not the guest's" if len(others) == 1 else "files that are not the guest's"
+    return f"{len(others)} {what}: {some}{f' and {more} more' if more > 0 else ''}"
