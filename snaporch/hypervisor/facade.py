@@ -269,6 +269,8 @@ class LibvirtHypervisor:
         with self._explained(uuid, "asking for its memory"):
             handle = self._handle(uuid)
             whole = int(handle.info()[1])
+            if domain_xml.huge_memory(domain_xml.parse(handle.XMLDesc(0))):
+                return whole << 10  # QEMU has touched all of it, and the kernel's RSS has none
             return min(int(handle.memoryStats().get("rss", whole)), whole) << 10
 
     def blockers(self, domain: Domain) -> list[Blocker]:

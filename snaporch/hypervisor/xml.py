@@ -177,6 +177,35 @@ def emulator_owner(root: Element) -> Owner | None:
     return Owner(int(uid), int(gid)) if uid.isdecimal() and gid.isdecimal() else None
 
 
+def huge_memory(root: Element) -> dict[int, int]:
+    """Bytes of the memory that lies on huge pages, by the size of a page in KiB.
+
+    0 stands for the host's default size. libvirt writes all sizes in KiB.
+    """
+    pages = root.findall("memoryBacking/hugepages/page")
+    if root.find("memoryBacking/hugepages") is None:
+        return {}
+    cells = {
+        cell.get("id", str(place)): int(cell.get("memory", "0")) << 10
+        for place, cell in enumerate(root.findall("cpu/numa/cell"))
+    } or {"0": int(text(root, "memory") or 0) << 10}
+    everywhere = [page.get("size", "0") for page in pages if page.get("nodeset") is None]
+    sizes = dict.fromkeys(cells, (everywhere or ["0"])[0]) if everywhere or not pages else {}
+    for page in pages:
+        for node in _nodes(page.get("nodeset", "")):
+            sizes[node] = page.get("size", "0")
+    found: dict[int, int] = {}
+    for node, size in sizes.items():
+        found[int(size)] = found.get(int(size), 0) + cells.get(node, 0)
+    return found
+
+
+def _nodes(nodeset: str) -> list[str]:
+    """``0,2-3`` as libvirt writes it."""
+    spans = [span.partition("-") for span in nodeset.split(",") if span]
+    return [str(n) for low, _, high in spans for n in range(int(low), int(high or low) + 1)]
+
+
 def backing_source(root: Element, target: str) -> str | None:
     """The file directly below a disk's active image, as the live XML has it."""
     element = disk_element(root, target)

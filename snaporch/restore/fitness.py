@@ -18,6 +18,7 @@ from snaporch.run.context import Context
 _MEMINFO = Path("/proc/meminfo")
 _ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
 _LEAVE = "restore with --disks-only, which leaves it as it is"
+_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 
 
 def check_machine(
@@ -138,23 +139,67 @@ def check_memory(
     """Refuse a guest that needs more memory than the host can give when it is stopped.
 
     A resumed guest needs the pages in its RAM image at once; one that boots may have what its
-    definition says.
+    definition says. Huge pages are set apart: QEMU takes them all when it starts.
 
     Raises:
         RefusedError: with both figures.
     """
-    needed = _memory(xml)
-    if manifest is not None and manifest.ram_bytes is not None:
+    huge = domain_xml.huge_memory(domain_xml.parse(xml))
+    running = domain.live_xml if domain is not None else None
+    freed = domain_xml.huge_memory(domain_xml.parse(running)) if running is not None else {}
+    _check_huge_pages(thing, huge, freed)
+    needed = max(0, _memory(xml) - sum(huge.values()))
+    if manifest is not None and manifest.ram_bytes is not None and not huge:
         needed = min(needed, manifest.ram_bytes) or manifest.ram_bytes
     free = available_memory()
     if domain is not None and domain.active:
-        free += context.hypervisor.ram_in_use(domain.uuid)
+        free += max(0, context.hypervisor.ram_in_use(domain.uuid) - sum(freed.values()))
     if needed > free:
         raise RefusedError(
             thing,
             f"needs {needed >> 20} MiB of memory, {free >> 20} MiB can be had",
             "stop other guests, or use --disks-only",
         )
+
+
+def _check_huge_pages(thing: str, huge: dict[int, int], freed: dict[int, int]) -> None:
+    """``freed`` are those of the guest that is stopped."""
+    for size, needed in _by_real_size(huge).items():
+        pages = -(-needed // (size << 10))
+        free = free_huge_pages(size) + _by_real_size(freed).get(size, 0) // (size << 10)
+        if pages > free:
+            raise RefusedError(
+                thing,
+                f"needs {pages} huge pages of {size} KiB, {free} can be had",
+                "stop other guests, raise nr_hugepages, or use --disks-only",
+            )
+
+
+def _by_real_size(memory: dict[int, int]) -> dict[int, int]:
+    found = re.search(r"^Hugepagesize:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    default = int(found[1]) if found else 0
+    sizes: dict[int, int] = {}
+    for size, amount in memory.items():
+        if real := size or default:
+            sizes[real] = sizes.get(real, 0) + amount
+    return sizes
+
+
+def free_huge_pages(size: int) -> int:
+    """Pages of ``size`` KiB that can be had: free and promised to nobody, or made when asked for.
+
+    See the kernel's admin-guide/mm/hugetlbpage.
+    """
+    place = _HUGE_PAGES / f"hugepages-{size}kB"
+
+    def figure(name: str) -> int:
+        try:
+            return int((place / name).read_text())
+        except OSError:
+            return 0
+
+    more = max(0, figure("nr_overcommit_hugepages") - figure("surplus_hugepages"))
+    return figure("free_hugepages") - figure("resv_hugepages") + more
 
 
 def _memory(xml: str) -> int:

@@ -59,9 +59,9 @@ def guests_paths(xmls: Sequence[str]) -> set[str]:
 
 
 def tpm_states(xmls: Sequence[str]) -> set[str]:
-    """The directories of a guest's emulated TPM."""
+    """The directories, or files, of a guest's emulated TPM."""
     states = (domain_xml.tpm_state(domain_xml.parse(xml)) for xml in xmls)
-    return {state for state in states if state is not None}
+    return {state.path for state in states if state is not None}
 
 
 def own_files(paths: Iterable[str], directories: Collection[str]) -> set[tuple[int, int]]:

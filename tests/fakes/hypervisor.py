@@ -227,6 +227,9 @@ class FakeHypervisor:
         guest = self._guest(uuid)
         if guest.live is None:
             raise HypervisorError(guest.name, "domain is not running")
+        root = domain_xml.parse(guest.live)
+        if domain_xml.huge_memory(root):
+            return int(domain_xml.text(root, "memory")) << 10
         return len(guest.ram)
 
     def blockers(self, domain: Domain) -> list[Blocker]:

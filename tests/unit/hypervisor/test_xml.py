@@ -368,3 +368,31 @@ def test_a_disk_that_cannot_be_pointed_anywhere_is_an_error():
     )
     with pytest.raises(RefusedError, match="no source or driver"):
         xml.with_bases(guest, [OverlayDisk("vda", "/b", "file", "raw", "/o")])
+
+
+CELLS = "<cpu><numa><cell id='0' memory='1024'/><cell id='1' memory='3072'/></numa></cpu>"
+
+
+@pytest.mark.parametrize(
+    ("pages", "cells", "found"),
+    [
+        ("<hugepages/>", "", {0: 4 << 20}),
+        ("<hugepages><page size='2048' unit='KiB'/></hugepages>", CELLS, {2048: 4 << 20}),
+        ("<hugepages><page size='2048' nodeset='1'/></hugepages>", CELLS, {2048: 3 << 20}),
+        ("<hugepages><page size='2048' nodeset='0'/></hugepages>", "", {2048: 4 << 20}),
+        (
+            "<hugepages><page size='64'/><page size='2048' nodeset='0-1'/></hugepages>",
+            CELLS,
+            {2048: 4 << 20},
+        ),
+        (
+            "<hugepages><page size='64'/><page size='2048' nodeset='0'/></hugepages>",
+            CELLS,
+            {2048: 1 << 20, 64: 3 << 20},
+        ),
+        ("<nosharepages/>", CELLS, {}),
+    ],
+)
+def test_memory_on_huge_pages(pages, cells, found):
+    text = f"<domain><memory>4096</memory>{cells}<memoryBacking>{pages}</memoryBacking></domain>"
+    assert xml.huge_memory(xml.parse(text)) == found

@@ -1,0 +1,23 @@
+"""What the driver makes of libvirt's figures."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from snaporch.hypervisor.facade import LibvirtHypervisor
+
+
+@pytest.mark.parametrize(
+    ("backing", "used"),
+    [("", 1 << 20), ("<memoryBacking><hugepages/></memoryBacking>", 4 << 20)],
+)
+def test_ram_on_huge_pages_is_in_use_as_a_whole(monkeypatch, backing, used):
+    """The kernel does not count it as resident."""
+    handle = SimpleNamespace(
+        info=lambda: [1, 4096, 4096, 1, 0],
+        memoryStats=lambda: {"rss": 1024},
+        XMLDesc=lambda _flags: f"<domain><memory>4096</memory>{backing}</domain>",
+    )
+    hypervisor = LibvirtHypervisor("test:///default")
+    monkeypatch.setattr(hypervisor, "_handle", lambda _uuid: handle)
+    assert hypervisor.ram_in_use("uuid") == used
