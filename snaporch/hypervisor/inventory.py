@@ -22,8 +22,20 @@ _STATES = {
     libvirt.VIR_DOMAIN_PMSUSPENDED: DomainState.SUSPENDED,
 }
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PROCESSES = Path("/run/libvirt/qemu")
 _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
 _INACTIVE = libvirt.VIR_DOMAIN_XML_INACTIVE
+
+
+def _boot(handle: Any) -> str:
+    """Of this boot of the host, libvirt's number of the domain, and its emulator's process.
+
+    libvirtd counts anew from what runs when it is started again, so its number may come again.
+    """
+    process = ""
+    with contextlib.suppress(OSError):  # another driver's, or a user's libvirt
+        process = (_PROCESSES / f"{handle.name()}.pid").read_text().strip()
+    return f"{_BOOT_ID.read_text().strip()}:{handle.ID()}:{process}"
 
 
 class DomainReader:
@@ -73,7 +85,7 @@ class DomainReader:
             machine=(kind.get("machine") if kind is not None else None) or "",
             managed_save=self._has_managed_save(handle),
             emulator_owner=domain_xml.emulator_owner(root) if live else None,
-            boot=f"{_BOOT_ID.read_text().strip()}:{handle.ID()}" if live else "",
+            boot=_boot(handle) if live else "",
             trouble=trouble,
         )
 

@@ -118,6 +118,10 @@ def _check_room(dataset: PageDataset, ram: Part) -> None:
         )
 
 
+_SNAPDIR = "snapdir"
+"""Pages are read from ``.zfs``, which a pool may have disabled for all of it (zfsprops(7))."""
+
+
 def page_dataset(context: Context, uuid: str) -> PageDataset:
     """The page dataset of a domain, made if there is none.
 
@@ -135,13 +139,17 @@ def page_dataset(context: Context, uuid: str) -> PageDataset:
                 "recordsize": str(options.record_kib << 10),
                 "compression": options.compression,
                 "atime": "off",
+                _SNAPDIR: "hidden",
                 RAM_PROPERTY: uuid,
             },
         )
-    elif context.pool.local_properties([RAM_PROPERTY]).get(name) != {RAM_PROPERTY: uuid}:
+    own = context.pool.local_properties([RAM_PROPERTY, _SNAPDIR]).get(name, {})
+    if own.get(RAM_PROPERTY) != uuid:
         raise RefusedError(
             name, "was not made for RAM by snaporch here", f"zfs set {RAM_PROPERTY}={uuid} {name}"
         )
+    if own.get(_SNAPDIR) not in ("hidden", "visible"):
+        context.pool.set_properties([name], {_SNAPDIR: "hidden"})
     root = resolver.mount_point_of(name)
     root.chmod(0o700)  # RAM holds keys and passwords; snapshots keep the mode
     return PageDataset(name, root)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from snaporch.hypervisor import inventory
 from snaporch.hypervisor.facade import LibvirtHypervisor
 
 
@@ -21,3 +22,13 @@ def test_ram_on_huge_pages_is_in_use_as_a_whole(monkeypatch, backing, used):
     hypervisor = LibvirtHypervisor("test:///default")
     monkeypatch.setattr(hypervisor, "_handle", lambda _uuid: handle)
     assert hypervisor.ram_in_use("uuid") == used
+
+
+def test_an_emulator_is_told_from_the_next_though_libvirtd_counts_anew(monkeypatch, tmp_path):
+    monkeypatch.setattr(inventory, "_PROCESSES", tmp_path)
+    hypervisor = LibvirtHypervisor("test:///default")
+    (tmp_path / "test.pid").write_text("100\n")
+    first = hypervisor.domain("test").boot
+    assert hypervisor.domain("test").boot == first
+    (tmp_path / "test.pid").write_text("101\n")
+    assert hypervisor.domain("test").boot not in ("", first)

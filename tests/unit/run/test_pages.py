@@ -84,10 +84,11 @@ def test_the_dataset_is_made_once_and_as_configured(paged):
     paged.guest().ram = streams.guest_stream(seed=4, changed=(7,))
     snapshot(paged, "s2")
     assert paged.hooks.acts().count("pool.create_filesystem") == 1
-    names = ["recordsize", "compression", "atime", RAM_PROPERTY]
+    names = ["recordsize", "compression", "atime", "snapdir", RAM_PROPERTY]
     assert paged.pool.local_properties(names) == {
         dataset(paged): {
             "recordsize": "16384",
+            "snapdir": "hidden",
             "compression": "zstd",
             "atime": "off",
             RAM_PROPERTY: paged.hypervisor.domain("web").uuid,
@@ -312,3 +313,12 @@ def test_a_snapshot_of_pages_that_is_gone_at_once_leaves_the_image(paged, monkey
 
     monkeypatch.setattr(paged.pool, "snapshot", and_destroy)
     stays(paged, snapshot(paged), "destroyed as soon as it was taken")
+
+
+@pytest.mark.parametrize(("was", "now"), [("", "hidden"), ("disabled", "hidden"), ("visible",) * 2])
+def test_pages_can_be_read_where_a_pool_has_snapdir_disabled(paged, was, now):
+    """Whether it is inherited by a dataset of an earlier snaporch, or set on it."""
+    snapshot(paged)
+    paged.pool.set_properties([dataset(paged)], {"snapdir": was})
+    snapshot(paged, "s2")
+    assert paged.pool.local_properties(["snapdir"])[dataset(paged)] == {"snapdir": now}
