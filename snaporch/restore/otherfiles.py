@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
-from snaporch.model import DatasetKind, PoolSnapshot
+from snaporch.model import DatasetKind, Domain, PoolSnapshot
 from snaporch.pool import resolver
 from snaporch.run.context import Context
 
@@ -214,6 +214,31 @@ def found_in(
                 member.dataset, f"cannot be looked through ({error.strerror})", step
             ) from error
     return {dataset: others for dataset, others in found.items() if others}
+
+
+def files_of(domains: Iterable[Domain]) -> set[tuple[int, int]]:
+    """Device and inode of each file of these guests."""
+    found: set[tuple[int, int]] = set()
+    for domain in domains:
+        xmls = [xml for xml in (domain.inactive_xml, domain.live_xml) if xml is not None]
+        sources = [disk.source for disk in domain.disks if disk.source is not None]
+        found |= own_files({*guests_paths(xmls), *sources}, tpm_states(xmls))
+    return found
+
+
+def beside(datasets: Iterable[str], own: set[tuple[int, int]]) -> list[str]:
+    """Of each of these datasets that holds more than ``own``: what, in words."""
+    found = []
+    for dataset in datasets:
+        try:
+            others = other_files(resolver.mount_point_of(dataset), own)
+        except TooManyError:
+            found.append(f"{dataset} (more than {MOST} entries)")
+        except (OSError, resolver.NotOnZfsError):  # a volume, or not mounted
+            continue
+        else:
+            found += [f"{dataset} ({named(others)})"] if others else []
+    return found
 
 
 def named(others: list[str]) -> str:

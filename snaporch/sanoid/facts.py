@@ -51,6 +51,8 @@ class Guest:
     downgrade: str = ""
     busy: str = ""
     """What goes on with it just now; then the plan was not asked."""
+    shared: tuple[str, ...] = ()
+    """Its datasets that hold files of others, and which."""
 
 
 @dataclass(frozen=True, slots=True)

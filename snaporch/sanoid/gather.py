@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from snaporch import __version__
@@ -21,6 +21,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.model import DatasetKind, Domain
 from snaporch.pool.resolver import forgetful
 from snaporch.replicate.destination import why_not
+from snaporch.restore.otherfiles import beside, files_of
 from snaporch.run.context import Context
 from snaporch.run.journal import OldJournal, read_journals
 from snaporch.run.lock import holder
@@ -208,7 +209,9 @@ def _version(path: str) -> str:
 def gather_guests(context: Context, domains: Sequence[Domain]) -> tuple[Guest, ...]:
     """Where the domains' disks are, and what a plan says of each."""
     under_way = {journal.facts.uuid: journal for journal in _journals(context)}
-    return tuple(_guest(context, each, under_way.get(each.uuid)) for each in domains)
+    found = [_guest(context, each, under_way.get(each.uuid)) for each in domains]
+    own = files_of(context.hypervisor.domains())
+    return tuple(replace(each, shared=tuple(beside(each.datasets, own))) for each in found)
 
 
 def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Guest:

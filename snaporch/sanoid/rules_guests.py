@@ -14,6 +14,7 @@ def guest_findings(facts: Facts, guest: Guest) -> Iterator[Finding]:
     """All about one guest."""
     yield from _plan(guest)
     yield from _off_zfs(guest)
+    yield from _shared(guest)
     config = facts.sanoid.config
     if config is not None and guest.datasets:
         covered = {dataset: config.covering(dataset) for dataset in guest.datasets}
@@ -63,6 +64,18 @@ def _off_zfs(guest: Guest) -> Iterator[Finding]:
             f"not in its snapshots: {listed(guest.off_zfs)}",
             "after a restore that disk is of another time than the others and RAM",
             "move it to ZFS; or leave it out knowingly, by exclude_disks in snaporch.toml",
+        )
+
+
+def _shared(guest: Guest) -> Iterator[Finding]:
+    if guest.shared:
+        yield Finding(
+            "shared-dataset",
+            Severity.HINT,
+            guest.name,
+            f"not only the guest is in {listed(guest.shared)}",
+            "a restore refuses to take back what others have written there since the snapshot",
+            "give the guest a dataset of its own",
         )
 
 

@@ -15,6 +15,7 @@ from snaporch.errors import ExitCode, UnavailableError
 from snaporch.faults import Component
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
+from snaporch.restore import otherfiles
 from snaporch.sanoid import gather
 
 
@@ -137,6 +138,16 @@ def test_what_the_plan_refuses(sound, check):
     assert code == ExitCode.ATTENTION
     assert "checkpoints (c1) break a commit" in found["no-snapshot"]["what"]
     assert found["disk-left-out"]["subject"] == "odd"
+
+
+def test_files_that_are_no_guests(sound, check, monkeypatch):
+    sound.add_guest("beside", disks={"vda": "tank/web"})
+    assert "shared-dataset" not in check()[1]
+    (sound.root / "zfs" / "tank" / "web" / "thesis").touch()
+    found = check("web")[1]["shared-dataset"]
+    assert "tank/web (1 file that is not the guest's: thesis)" in found["what"]
+    monkeypatch.setattr(otherfiles, "MOST", 1)
+    assert "tank/web (more than 1 entries)" in check("web")[1]["shared-dataset"]["what"]
 
 
 def test_no_agent_where_quiesced_is_wanted(sound, check, tmp_path):

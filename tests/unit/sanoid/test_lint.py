@@ -259,6 +259,12 @@ def test_a_disk_off_zfs(facts):
     assert "vdb (/x)" in finding.what
 
 
+def test_a_dataset_that_is_not_the_guests_alone(facts):
+    finding = only(facts(guests=[replace(WEB, shared=("tank/home (1 file: thesis)",))]))
+    assert (finding.code, finding.severity) == ("shared-dataset", Severity.HINT)
+    assert "tank/home (1 file: thesis)" in finding.what
+
+
 def test_a_busy_guest(facts):
     assert told(facts(guests=[replace(WEB, busy="snapshot (pid 7)")])) == {("busy", "hint")}
 
