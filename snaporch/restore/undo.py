@@ -86,7 +86,7 @@ check_others() { # MOUNT-POINT, and what check has
     LC_ALL=C sort -zo "$work/then" "$work/then"
     LC_ALL=C comm -z -23 "$work/now" "$work/then" >"$work/new"
     count=$(tr -cd '\0' <"$work/new" | wc -c)
-    some=$(head -zn 3 "$work/new" | cut -zd' ' -f3- | tr '\0' '\n' | paste -sd,)
+    some=$(cut -zd' ' -f3- "$work/new" | LC_ALL=C sort -z | head -zn 3 | tr '\0' '\n' | paste -sd,)
     [ "$count" = 0 ] || die "$dataset would be rolled back with $count files that are not the" \
         "guest's: $some; move them away, or use --also-roll-back"
 }

@@ -174,9 +174,9 @@ def test_a_file_of_others_that_is_as_it_was(shared):
 
 def test_what_others_wrote_since_the_restore(shared):
     (shared.place / "sub").mkdir()
-    for name in ("sub/new one", "b", "c", "d"):
+    for name in ("sub/new one", "d", "c", "b"):
         (shared.place / name).write_text("new")
-    words = ("tank/web would be rolled back with 4 files", "sub/new one,b,c;", "--also-roll-back")
+    words = ("tank/web would be rolled back with 4 files", "b,c,d;", "--also-roll-back")
     refused(shared, *words)
     assert not list(Path(shared.script).parent.glob("others*"))
     assert shared.undo("--also-roll-back")[0] == 0
