@@ -93,6 +93,19 @@ class SnapshotEntry(_Frozen):
     createtxg: int
 
 
+class BeneathEntry(_Frozen):
+    """A file or device beneath a disk: a backing file, or one with the data of an image."""
+
+    path: str = Field(description="as what lies above it names it, made absolute")
+    dataset: str | None = Field(
+        default=None, description="the one that it was snapshotted with; of no other one"
+    )
+    inside: str | None = Field(default=None, description="its path below the mount point of that")
+    bytes: int | None = Field(default=None, description="size of one that is in no snapshot")
+    inode: int | None = Field(default=None, description="its number")
+    mtime_ns: int | None = Field(default=None, description="when it was last written to")
+
+
 class DiskEntry(_Frozen):
     """A disk of the guest, and where its bytes are."""
 
@@ -109,6 +122,9 @@ class DiskEntry(_Frozen):
         default=None,
         description="of one that is left out: the guest can write to it, so that RAM and it are of "
         "different instants after a restore",
+    )
+    beneath: tuple[BeneathEntry, ...] | None = Field(
+        default=None, description="what lies beneath it, the nearest first"
     )
 
     @property

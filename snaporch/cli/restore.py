@@ -63,7 +63,8 @@ def restore_command(
         bool,
         typer.Option(
             "--despite-other-disks",
-            help="Resume from RAM although disks that the guest writes to are not in the snapshot.",
+            help="Go on although disks that the guest writes to are not in the snapshot, or a "
+            "backing file that is in no snapshot has changed.",
         ),
     ] = False,
     also_roll_back: Annotated[

@@ -7,11 +7,16 @@ open what the header names. Reads a few KiB, whatever is in them (QEMU's docs/in
 from __future__ import annotations
 
 import os
+import re
 import struct
 from dataclasses import dataclass
 
 SELF_CONTAINED = ("raw", "vdi")
 """Formats whose images name no other file."""
+MAX_CHAIN = 64
+"""More images than anybody puts below one another."""
+PROTOCOL = re.compile(r"[^/]*:")
+"""What QEMU takes for something else than a path (``path_has_protocol`` of its block.c)."""
 _MAGIC = b"QFI\xfb"
 _FIXED = struct.Struct(">4sIQIIQI")
 """Magic, version, the backing name's offset and length, cluster bits, size, encryption."""

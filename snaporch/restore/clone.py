@@ -38,6 +38,7 @@ from snaporch.restore.clones import (
 )
 from snaporch.restore.firmware import check_tpm, copy_firmware
 from snaporch.restore.fitness import available_memory as memory_available
+from snaporch.restore.fitness import check_beneath
 from snaporch.restore.images import ClonedDataset, Images
 from snaporch.restore.ownfiles import check_own_files
 from snaporch.restore.pages import image_bytes, make_image
@@ -132,6 +133,7 @@ def check_clone(context: Context, source: Source, wish: Wish) -> None:
         raise RefusedError(
             source.thing, "is of a transient domain: there is no definition to boot from"
         )
+    check_beneath(source.thing, source.manifest)
     existing = kinds(context)
     for member in source.members:
         made = dataset_name(member.dataset, wish.name)

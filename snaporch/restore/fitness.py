@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,12 +14,14 @@ from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import DatasetKind, Domain
 from snaporch.pool import resolver
+from snaporch.run.chain import FileState, is_same
 from snaporch.run.context import Context
 
 _MEMINFO = Path("/proc/meminfo")
 _ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
 _LEAVE = "restore with --disks-only, which leaves it as it is"
 _HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
+_EXTRACT = "copy the image that lies on it with `snaporch extract`"
 
 
 def check_machine(
@@ -76,7 +79,7 @@ def check_places(thing: str, manifest: Manifest) -> None:
     Raises:
         RefusedError: a disk's path leads to another dataset, file or partition than it did.
     """
-    for disk in manifest.disks:
+    for disk in [*manifest.disks, *_beneath_inside(manifest)]:
         if disk.dataset is None or disk.left_out or disk.source is None:
             continue
         found, expected = _leads_to(disk), disk.dataset
@@ -87,6 +90,43 @@ def check_places(thing: str, manifest: Manifest) -> None:
                 thing,
                 f"{disk.target} ({disk.source}) was {expected}, and leads to {found} now",
                 "put path and dataset back as they were, or use `snaporch extract`",
+            )
+
+
+def _beneath_inside(manifest: Manifest) -> Iterator[DiskEntry]:
+    """What lies beneath the disks and was snapshotted with them, as if it were a disk itself."""
+    for disk in manifest.disks:
+        for file in disk.beneath or ():
+            yield DiskEntry(
+                target=disk.target,
+                source=file.path,
+                format=disk.format,
+                dataset=file.dataset,
+                inside=file.inside,
+            )
+
+
+def check_beneath(thing: str, manifest: Manifest, step: str = _EXTRACT) -> None:
+    """Refuse disks over a file that was not snapshotted with them, and is not what it was.
+
+    Raises:
+        RefusedError: it was written to, replaced, or is gone.
+    """
+    for disk in manifest.disks:
+        for file in disk.beneath or ():
+            if file.dataset is not None:
+                continue
+            changed = "was changed since"
+            try:
+                if is_same(file, FileState.of(file.path)):
+                    continue
+            except OSError as error:
+                changed = f"cannot be looked at ({error.strerror})"
+            raise RefusedError(
+                thing,
+                f"{file.path}, which lies beneath {disk.target} and is not in the snapshot, "
+                f"{changed}",
+                f"put it back as it was, or {step}",
             )
 
 

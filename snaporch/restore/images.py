@@ -8,7 +8,6 @@ the clone's definition, so that the emulator opens what was looked at and nothin
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -16,17 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from snaporch.bundle.manifest import DiskEntry
-from snaporch.hypervisor.qcow2 import SELF_CONTAINED, HeaderError, is_qcow2, read_qcow2
+from snaporch.hypervisor.qcow2 import (
+    MAX_CHAIN,
+    PROTOCOL,
+    SELF_CONTAINED,
+    HeaderError,
+    is_qcow2,
+    read_qcow2,
+)
 from snaporch.hypervisor.rewrite import Place
-from snaporch.model import DatasetKind, Domain
+from snaporch.model import DatasetKind
 from snaporch.pool import resolver
 from snaporch.restore.beneath import LeadsOutError, open_beneath
 from snaporch.restore.source import NotWholeError, Source, path_inside
+from snaporch.run.chain import FileState, is_same, written_by
 from snaporch.run.context import Context
-
-_MAX_CHAIN = 64
-_PROTOCOL = re.compile(r"[^/]*:")
-"""What QEMU takes for something else than a path (``path_has_protocol`` of its block.c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ class Images:
                 break
             image, descriptor = below
             found.append(image)
-            if len(found) > _MAX_CHAIN:
-                raise LeadsOutError(thing, f"more than {_MAX_CHAIN} images lie below one another")
+            if len(found) > MAX_CHAIN:
+                raise LeadsOutError(thing, f"more than {MAX_CHAIN} images lie below one another")
         place = None
         for each in reversed(found):
             place = Place(each.place.path, each.place.kind, each.place.format, place)
@@ -129,7 +132,7 @@ class Images:
             self._check_data_file(stack, image, names.data_file)
         if names.backing is None:
             return None
-        if _PROTOCOL.match(names.backing):
+        if PROTOCOL.match(names.backing):
             raise LeadsOutError(path, f"its backing file is {names.backing}, which is no path")
         known_as = image.known_as.parent / names.backing
         form = names.backing_format or "raw"
@@ -165,14 +168,24 @@ class Images:
         for domain in self._context.hypervisor.domains():
             if path in written_by(domain):
                 raise LeadsOutError(path, f"is below an image, and {domain.name} writes to it")
+        self._check_same(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         stack.callback(os.close, descriptor)
         return _Image(Place(path, "file", form), known_as, None), descriptor
 
+    def _check_same(self, path: str) -> None:
+        """A file that is in no snapshot is what it was, if it was noted what that is."""
+        if any(disk.beneath is None for disk in self._source.disks):
+            return  # a bundle of an earlier snaporch
+        noted = [file for disk in self._source.disks for file in disk.beneath or ()]
+        now = FileState.of(path)
+        if not any(os.path.realpath(file.path) == path and is_same(file, now) for file in noted):
+            raise NotWholeError(path, "is below an image, and is not what was below it then")
+
     def _check_data_file(self, stack: ExitStack, image: _Image, name: str) -> None:
         """A name that leads to a file beside the image leads there in a clone too."""
         path = image.place.path
-        if not name or name.startswith("/") or _PROTOCOL.match(name) or image.dataset is None:
+        if not name or name.startswith("/") or PROTOCOL.match(name) or image.dataset is None:
             where = name or "a file that it does not name"
             raise LeadsOutError(path, f"its data is in {where}, which a clone would write to")
         cloned = self._made[image.dataset]
@@ -183,12 +196,3 @@ class Images:
         found = stack.enter_context(open_beneath(cloned.root, wanted, home))
         if found.path != wanted:
             raise LeadsOutError(path, f"its data is in {name}, and a link leads there")
-
-
-def written_by(domain: Domain) -> set[str]:
-    """The real paths of the files and devices that a domain writes to."""
-    return {
-        os.path.realpath(disk.source)
-        for disk in domain.disks
-        if disk.source and not disk.readonly and disk.device in ("disk", "lun")
-    }

@@ -17,7 +17,7 @@ from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OpenFile
 from snaporch.hypervisor.rewrite import SharedError
 from snaporch.pool import resolver
-from snaporch.restore.images import written_by
+from snaporch.run.chain import written_by
 from snaporch.run.context import Context
 
 _TERMINALS = range(136, 144)

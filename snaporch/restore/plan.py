@@ -15,6 +15,7 @@ from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.restore.barrier import as_defined
 from snaporch.restore.choosing import find_inside, find_outside, split_name
 from snaporch.restore.fitness import (
+    check_beneath,
     check_datasets,
     check_machine,
     check_memory,
@@ -27,6 +28,7 @@ from snaporch.run.plan import datasets_of, locate_disks
 from snaporch.run.records import missing_of
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
+DESPITE = "use --despite-other-disks if its content is the same"
 SAFETY_PREFIX = "snaporch-safety_"
 __all__ = ["RestorePlan", "is_safety", "make_restore_plan", "split_name"]
 
@@ -53,6 +55,8 @@ class RestorePlan:
     """Parts of the bundle that differ from the manifest, and are not put back."""
     unfit: Mapping[str, RefusedError] = field(default_factory=dict)
     """Parts of the bundle that have no place on this host, and are not put back; and why."""
+    apart: bool = False
+    """Whether disks and what lies beneath them may be of another time."""
 
     @property
     def thing(self) -> str:
@@ -164,8 +168,9 @@ def make_restore_plan(
         disks_only: roll back, and leave the guest off.
         discard_newer: snapshots newer than this one may be destroyed.
         bundle: the bundle's directory, if it is not in the store.
-        apart: RAM may be resumed over disks that are of another time.
         also_roll_back: files that are not the guest's may be rolled back with it.
+        apart: RAM may be resumed over disks that are of another time, and disks be put back over
+            files that are not what they were.
 
     Raises:
         NotFoundError: no such snapshot of such a domain.
@@ -182,6 +187,8 @@ def make_restore_plan(
     _check_own_places(context, record, bundle)
     if manifest is not None:
         check_places(record.full_name, manifest)
+        if not apart:
+            check_beneath(record.full_name, manifest, DESPITE)
     newer = _newer(context, members)
     _check_newer(context, record.full_name, newer, discard=discard_newer)
     ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None
@@ -199,6 +206,7 @@ def make_restore_plan(
         boot=cold or (resumes and record.level not in (Level.RAM, Level.OFF)),
         running=manifest is not None and manifest.was_running and not paused,
         also_roll_back=also_roll_back,
+        apart=apart,
     )
     plan = _checked_fitness(context, plan, disks_only=disks_only)
     check_others_writes(context, plan)

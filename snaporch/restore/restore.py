@@ -15,7 +15,7 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError, Snapor
 from snaporch.model import DomainState, SnapshotRecord, Strategy
 from snaporch.restore.barrier import is_barred
 from snaporch.restore.fate import Fate, fate_of
-from snaporch.restore.fitness import check_places
+from snaporch.restore.fitness import check_beneath, check_places
 from snaporch.restore.journal import (
     Ending,
     HostFile,
@@ -27,7 +27,7 @@ from snaporch.restore.journal import (
     unfinished,
 )
 from snaporch.restore.pages import IMAGE_NAME, make_image
-from snaporch.restore.plan import RestorePlan, check_destroyable, check_others_writes
+from snaporch.restore.plan import DESPITE, RestorePlan, check_destroyable, check_others_writes
 from snaporch.restore.safety import Safety
 from snaporch.restore.source import NotWholeError
 from snaporch.restore.steps import Work, check_nothing_new, check_targets, give_up
@@ -194,6 +194,8 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
         raise RefusedError(plan.record.domain, "was started meanwhile", "restore it again")
     if plan.manifest is not None:
         check_places(plan.thing, plan.manifest)
+        if not plan.apart:
+            check_beneath(plan.thing, plan.manifest, DESPITE)
     check_others_writes(context, plan)
     check_targets(context, facts)
     check_nothing_new(context, facts)

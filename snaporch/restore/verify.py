@@ -18,6 +18,7 @@ from snaporch.model import Reached, SnapshotRecord, Verdict
 from snaporch.pool import PREFIX
 from snaporch.restore.clone import Clone, Wish, build, check_clone
 from snaporch.restore.clones import Purpose, workplace
+from snaporch.restore.fitness import check_beneath
 from snaporch.restore.life import LifeError, run_script, wait_for_agent, wait_for_cpus
 from snaporch.restore.pages import check_pages
 from snaporch.restore.source import (
@@ -121,6 +122,10 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
 
 def _check_sums(context: Context, source: Source, outcome: Verification) -> None:
     context.progress.step(source.thing, "checking the bundle's SHA-256")
+    try:
+        check_beneath(source.thing, source.manifest)
+    except RefusedError as changed:
+        raise NotWholeError(changed.thing, changed.reason, changed.step) from changed
     damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
     for error in damage.values():
         raise NotWholeError(error.thing, error.reason)

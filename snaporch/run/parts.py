@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.hostfile import PERMANENT, tpm_files
 from snaporch.bundle.manifest import (
+    BeneathEntry,
     DiskEntry,
     GroupEntry,
     Manifest,
@@ -38,6 +40,7 @@ from snaporch.model import (
     Versions,
 )
 from snaporch.pool import resolver
+from snaporch.run.chain import Beneath
 from snaporch.run.plan import Plan
 
 _RAW_NAME = "ram.raw"
@@ -282,6 +285,9 @@ def build_manifest(
             dataset=planned.dataset.name,
             inside=resolver.inside(planned.path, planned.dataset),
             partition=resolver.partition(planned.path),
+            beneath=tuple(
+                _beneath_entry(each) for each in plan.beneath if each.target == planned.disk.target
+            ),
         )
         for planned in plan.disks
     ] + [
@@ -322,6 +328,14 @@ def build_manifest(
         ),
         group=_group(plan.group),
     )
+
+
+def _beneath_entry(file: Beneath) -> BeneathEntry:
+    if file.dataset is not None:
+        inside = resolver.inside(file.path, file.dataset)
+        return BeneathEntry(path=file.path, dataset=file.dataset.name, inside=inside)
+    assert file.state is not None
+    return BeneathEntry(path=file.path, **asdict(file.state))
 
 
 def _group(group: GroupRun | None) -> GroupEntry | None:

@@ -26,6 +26,7 @@ from snaporch.pool.resolver import (
     resolve,
     resolve_nearest,
 )
+from snaporch.run.chain import Beneath, find_beneath
 from snaporch.run.choice import choose_strategy
 from snaporch.run.context import Context
 from snaporch.run.firmware import check_firmware
@@ -72,6 +73,8 @@ class Plan:
     compressing: Compressing
     disks: tuple[PlannedDisk, ...]
     left_out: tuple[LeftOut, ...]
+    beneath: tuple[Beneath, ...]
+    """What lies beneath the disks."""
     downgrade: str
     """Why the level is lower than what was asked for; empty when it is not."""
     facts: Facts
@@ -210,6 +213,12 @@ def make_plan(
         raise RefusedError(domain.name, f"no disk on ZFS ({details or 'it has no disks'})")
     started = datetime.now(UTC)
     datasets = tuple(sorted({disk.dataset.name for disk in planned}))
+    beneath = find_beneath(
+        domain,
+        [each.disk for each in planned],
+        {each.dataset for each in planned},
+        context.hypervisor.domains,
+    )
     if awaited is not None and name is not None:
         check_snapshot_name(name)
         snapshot = name
@@ -259,6 +268,7 @@ def make_plan(
         _compressing(context, settings, facts),
         tuple(planned),
         tuple(left_out),
+        beneath,
         choice.downgrade,
         facts,
         policy,

@@ -1,5 +1,6 @@
 """Where a clone's images are: never where the original's are."""
 
+import json
 import os
 from pathlib import PurePosixPath
 
@@ -9,6 +10,7 @@ from fakes.images import qcow2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snaporch.errors import RefusedError
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.hypervisor.rewrite import SharedError
 from snaporch.hypervisor.xml import backing_chain, disks, parse
@@ -18,6 +20,34 @@ from snaporch.restore.clone import Wish, check_clone, clone
 from snaporch.restore.source import NotWholeError, records_called, whole_source
 from snaporch.restore.verify import Ordeal, verify
 from snaporch.run.snapshot import take_snapshot
+
+
+def write_to(path):
+    """As a blockcommit does."""
+    before = path.stat().st_mtime_ns
+    path.write_bytes(b"rAw")
+    os.utime(path, ns=(before + 1, before + 1))
+
+
+def replace(path):
+    """By another of the same size and age."""
+    status, fresh = path.stat(), path.with_suffix(".new")
+    fresh.write_bytes(b"rAw")
+    os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
+    fresh.rename(path)
+
+
+def delete(path):
+    """Gone."""
+    path.unlink()
+
+
+def lead_elsewhere(path):
+    """A link to another."""
+    other = path.with_suffix(".other")
+    other.write_bytes(b"raw")
+    path.unlink()
+    path.symlink_to(other)
 
 
 class Layout:
@@ -145,17 +175,55 @@ def test_a_base_that_nobody_writes_to_is_shared(layout, tmp_path):
     assert layout.images()[1] == str(golden)
 
 
+@pytest.mark.parametrize("change", [write_to, replace, delete, lead_elsewhere])
+def test_a_base_that_is_not_what_it_was_is_not(layout, tmp_path, change):
+    golden = tmp_path / "golden.img"
+    golden.write_bytes(b"raw")
+    layout.put("top.img", qcow2(str(golden), "raw")).snapshot()
+    change(golden)
+    with pytest.raises(RefusedError, match=r"golden.img, which lies beneath vda and is not in"):
+        layout.clone()
+    outcome = verify(layout.world.context, layout.source().record, Ordeal())
+    assert (outcome.passed, outcome.reached) == (False, Reached.NOTHING)
+    assert layout.nothing_was_made()
+
+
+def test_a_base_that_was_not_below_it_then_is_not(layout, tmp_path):
+    layout.put("top.img", qcow2()).snapshot()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"of somebody else")
+    layout.put("top.img", qcow2(str(secret), "raw"))
+    with pytest.raises(NotWholeError, match="is not what was below it then"):
+        layout.clone()
+
+
+def test_a_bundle_that_does_not_say_what_lies_beneath_is_taken_as_it_is(layout, tmp_path):
+    golden = tmp_path / "golden.img"
+    golden.write_bytes(b"raw")
+    layout.put("top.img", qcow2(str(golden), "raw")).snapshot()
+    source = layout.source()
+    path = source.directory / "manifest.json"
+    said = json.loads(path.read_text())
+    for disk in said["disks"]:
+        del disk["beneath"]
+    path.write_text(json.dumps(said))
+    write_to(golden)
+    layout.clone()
+    assert layout.images()[1] == str(golden)
+
+
 def test_a_base_that_another_writes_to_is_not(layout, world):
     other = world.image("flash/other", "disk.img")
-    world.add_guest("other", {}, more=(DiskSpec("vda", str(other)),))
     layout.put("top.img", qcow2(str(other), "raw")).snapshot()
+    world.add_guest("other", {}, more=(DiskSpec("vda", str(other)),))
     with pytest.raises(SharedError, match="other writes to it"):
         layout.clone()
 
 
 @pytest.mark.parametrize("name", ["nbd://host/x", 'json:{"driver":"nbd"}', "file:/etc/passwd"])
 def test_what_is_no_path_is_not_followed(layout, name):
-    layout.put("top.img", qcow2(name, "raw")).snapshot()
+    """Whatever its header says, of a snapshot that an earlier snaporch took."""
+    layout.put("top.img", qcow2()).snapshot().put("top.img", qcow2(name, "raw"))
     with pytest.raises(SharedError, match="no path"):
         layout.clone()
     assert layout.nothing_was_made()
@@ -170,9 +238,9 @@ def test_a_data_file_beside_its_image_is_the_clones(layout):
 @pytest.mark.parametrize("name", ["{live}/data", "../../flash/x", "nbd:x", "", "link"])
 def test_a_data_file_that_a_clone_would_share_is_refused(layout, name):
     """And a verification does not run it."""
-    layout.put("data", b"x").put("top.img", qcow2(data_file=name.format(live=layout.live)))
     (layout.live / "link").symlink_to(layout.live / "data")
-    layout.snapshot()
+    layout.put("data", b"x").put("top.img", qcow2()).snapshot()
+    layout.put("top.img", qcow2(data_file=name.format(live=layout.live)))
     before = layout.files()
     with pytest.raises(SharedError, match=r"its data is in|leads out"):
         layout.clone()
@@ -186,25 +254,26 @@ def test_a_data_file_that_a_clone_would_share_is_refused(layout, name):
 
 
 def test_a_format_that_nobody_reads_here_is_refused(world):
-    layout = Layout(world, "vmdk").put("top.img", b"KDMV").snapshot()
-    with pytest.raises(SharedError, match="vmdk"):
+    layout = Layout(world, "vhdx").put("top.img", b"vhdxfile").snapshot()
+    with pytest.raises(SharedError, match="vhdx"):
         layout.clone()
 
 
 def test_an_image_that_is_not_of_its_format_is_damaged(layout):
-    layout.put("top.img", b"zeros").snapshot()
+    layout.put("top.img", qcow2()).snapshot().put("top.img", b"zeros")
     with pytest.raises(NotWholeError, match="no qcow2 image"):
         layout.clone()
 
 
 def test_a_backing_file_of_no_known_format(layout):
-    layout.put("base.img", qcow2()).put("top.img", qcow2("base.img")).snapshot()
+    layout.put("base.img", qcow2()).put("top.img", qcow2()).snapshot()
+    layout.put("top.img", qcow2("base.img"))
     with pytest.raises(SharedError, match="format"):
         layout.clone()
 
 
 def test_a_chain_without_an_end(layout):
-    layout.put("top.img", qcow2("top.img", "qcow2")).snapshot()
+    layout.put("top.img", qcow2()).snapshot().put("top.img", qcow2("top.img", "qcow2"))
     with pytest.raises(SharedError, match="more than 64"):
         layout.clone()
 

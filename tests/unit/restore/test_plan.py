@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from fakes.domain_xml import DiskSpec
+from fakes.images import qcow2
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.errors import NotFoundError, RefusedError, UsageError
@@ -277,3 +278,50 @@ def test_a_medium_or_a_read_only_disk_is_of_no_instant(world, tmp_path):
     )
     take_snapshot(world.context, world.add_guest(more=more), name="s1", wait=0)
     assert plan(world).ram is not None
+
+
+@pytest.fixture
+def overlaid(world):
+    """A snapshot of a guest whose image lies on one in another dataset; and that one."""
+    base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
+    top.write_bytes(qcow2(str(base), "raw"))
+    domain = world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
+    take_snapshot(world.context, domain, name="s1", wait=0)
+    world.hooks.log.clear()
+    return base
+
+
+def test_a_file_beneath_a_disk_that_is_in_no_snapshot_has_to_be_the_same(overlaid, world):
+    assert plan(world).ram is not None
+    with overlaid.open("r+b") as image:
+        image.write(b"committed")
+    for cold in (False, True):
+        text = refusal(world, cold=cold)
+        assert f"{overlaid}, which lies beneath vda and is not in the snapshot, was changed" in text
+        assert "--despite-other-disks" in text
+    assert make_restore_plan(world.context, "web", "s1", apart=True).ram is not None
+
+
+def test_a_file_beneath_a_disk_that_is_gone(overlaid, world):
+    overlaid.unlink()
+    assert "cannot be looked at (No such file or directory)" in refusal(world)
+
+
+def test_a_file_beneath_a_disk_that_only_changed_hands_is_the_same(overlaid, world):
+    """libvirt gives images to the emulator's user, and writes down whose they were."""
+    overlaid.chmod(0o640)
+    assert plan(world).ram is not None
+
+
+def test_a_file_beneath_a_disk_that_is_in_the_snapshot_has_to_be_where_it_was(world, tmp_path):
+    base, top = world.image("tank/web", "base.img"), world.image("tank/web", "top.img")
+    (tmp_path / "link").symlink_to(base)
+    top.write_bytes(qcow2(str(tmp_path / "link"), "raw"))
+    domain = world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
+    take_snapshot(world.context, domain, name="s1", wait=0)
+    base.write_bytes(b"goes back with the snapshot")
+    assert plan(world).ram is not None
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(world.image("flash/golden", "other.img"))
+    world.hooks.log.clear()
+    assert "leads to flash/golden" in refusal(world)

@@ -1,0 +1,258 @@
+"""What lies beneath a guest's disks: backing files, and files that hold the data of an image.
+
+libvirt's definition says it where it spells the chain. Headers say the rest, and an emulator may
+have written those: they are read with bounds, and what they name is looked at, and never written.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from xml.etree.ElementTree import Element
+
+from snaporch.bundle.manifest import BeneathEntry
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor.qcow2 import (
+    MAX_CHAIN,
+    PROTOCOL,
+    Header,
+    HeaderError,
+    is_qcow2,
+    read_qcow2,
+)
+from snaporch.model import Dataset, Disk, Domain
+from snaporch.pool import resolver
+
+_UNREAD = ("qcow", "qed", "vmdk")
+"""Formats whose images may name other files, in headers that nobody reads here."""
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_LOOK = "see `virsh dumpxml` and `qemu-img info -U`"
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """By what a file is known again. Not by its ctime: libvirt gives images owners and labels."""
+
+    bytes: int
+    inode: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> FileState:
+        """The state of a file now.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        status = os.stat(path)
+        return cls(status.st_size, status.st_ino, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Beneath:
+    """A file or device beneath a disk."""
+
+    target: str
+    path: str
+    """As what lies above it names it, made absolute; links are not resolved."""
+    dataset: Dataset | None
+    """Where it is, if it is snapshotted with the disk."""
+    state: FileState | None
+    """What it is now, if it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Image:
+    path: str
+    format: str
+    element: Element | None
+    """Its ``<disk>`` or ``<backingStore>``; ``None`` if only a header names it."""
+
+
+def is_same(noted: BeneathEntry, now: FileState) -> bool:
+    """Whether a file that was not snapshotted is what it was."""
+    return FileState(noted.bytes or 0, noted.inode or 0, noted.mtime_ns or 0) == now
+
+
+def find_beneath(
+    domain: Domain,
+    disks: Iterable[Disk],
+    datasets: Collection[Dataset],
+    domains: Callable[[], Iterable[Domain]],
+) -> tuple[Beneath, ...]:
+    """All that lies beneath some disks of a domain.
+
+    Args:
+        datasets: those that are snapshotted.
+        domains: all there are; asked only if something is not snapshotted.
+
+    Raises:
+        RefusedError: something beneath a disk could change without being snapshotted.
+    """
+    root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
+    found: list[Beneath] = []
+    for disk in disks:
+        thing = f"{domain.name}: {disk.target} ({disk.source})"
+        top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
+        try:
+            for path, data in _walk(thing, top):
+                found.append(_look(thing, disk.target, path, datasets, domains, data=data))
+        except HeaderError as error:
+            raise RefusedError(thing, str(error), _LOOK) from error
+        except OSError as error:
+            reason = f"{error.filename}, which lies beneath it: {error.strerror}"
+            raise RefusedError(thing, reason, _LOOK) from error
+    return tuple(found)
+
+
+def _walk(thing: str, image: _Image) -> Iterator[tuple[str, bool]]:
+    """The files beneath an image, the nearest first; and whether its guest writes to them."""
+    for depth in range(MAX_CHAIN):
+        header = _header(image)
+        if (data := _data_file(thing, image, header)) is not None:
+            yield data, depth == 0
+        below = _below(thing, image, header)
+        if below is None:
+            return
+        yield below.path, False
+        image = below
+    raise RefusedError(thing, f"more than {MAX_CHAIN} images lie below one another", _LOOK)
+
+
+def _look(
+    thing: str,
+    target: str,
+    path: str,
+    datasets: Collection[Dataset],
+    domains: Callable[[], Iterable[Domain]],
+    *,
+    data: bool,
+) -> Beneath:
+    real, where = os.path.realpath(path), "not on ZFS"
+    try:
+        dataset = resolver.resolve(real)
+        where = f"in {dataset.name}"
+        if dataset in datasets:
+            return Beneath(target, path, dataset, None)
+    except resolver.NotOnZfsError:
+        pass
+    if data:
+        raise RefusedError(
+            thing,
+            f"its data is in {path}, which is {where} and would not be snapshotted with it",
+            "move it to the dataset of its image",
+        )
+    for domain in domains():
+        if domain.active and real in written_by(domain):
+            raise RefusedError(
+                thing,
+                f"{path}, which lies beneath it, is {where}, and {domain.name} writes to it",
+                "give each guest an image of its own",
+            )
+    if not stat.S_ISREG(os.stat(real).st_mode):
+        raise RefusedError(
+            thing,
+            f"{path}, which lies beneath it, is {where} and no file, so that nobody could tell "
+            "whether it is still the same",
+            "move it to the dataset of its image, or see exclude_disks",
+        )
+    return Beneath(target, path, None, FileState.of(path))
+
+
+def _header(image: _Image) -> Header | None:
+    """``None`` for an image that names no other, or that is all spelled in the definition."""
+    if image.format in _UNREAD:
+        raise HeaderError(
+            f"{image.path} is a {image.format} image, which may name files that nobody looks at"
+        )
+    if image.format != "qcow2":
+        return None
+    if image.element is not None and image.element.find("source/slices") is not None:
+        if image.element.find("backingStore") is None:
+            raise HeaderError(f"{image.path} is a slice, whose header nobody reads")
+        return None
+    with _opened(image.path) as descriptor:
+        try:
+            return read_qcow2(descriptor)
+        except HeaderError as error:
+            raise HeaderError(f"{image.path} {error}") from error
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """A file or block device to read from; of anything else not even the driver is asked."""
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(place).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            raise HeaderError(f"{path} is neither a file nor a block device")
+        descriptor = os.open(f"/proc/self/fd/{place}", _OPEN)
+    finally:
+        os.close(place)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _data_file(thing: str, image: _Image, header: Header | None) -> str | None:
+    store = image.element.find("source/dataStore") if image.element is not None else None
+    if store is not None:
+        path = domain_xml.source_path(store, store.get("type", "file"))
+        if path is None:
+            raise RefusedError(thing, f"the data of {image.path} is not in a local file", _LOOK)
+        return path
+    if header is None or header.data_file is None:
+        return None
+    return _named(image, header.data_file, "data")
+
+
+def _below(thing: str, image: _Image, header: Header | None) -> _Image | None:
+    store = image.element.find("backingStore") if image.element is not None else None
+    if store is not None:
+        if store.find("source") is None:
+            return None  # an empty <backingStore/> ends the chain
+        path = domain_xml.source_path(store, store.get("type", "file"))
+        if path is None:
+            raise RefusedError(
+                thing,
+                f"what lies beneath {image.path} is not on this host, and may change",
+                "take it into the image: virsh blockpull; or see exclude_disks",
+            )
+        return _Image(path, _format(store), store)
+    if header is None or header.backing is None:
+        return None
+    path = _named(image, header.backing, "backing file")
+    form = header.backing_format or "raw"
+    if header.backing_format is None:
+        with _opened(path) as descriptor:
+            if is_qcow2(descriptor):
+                raise HeaderError(f"{image.path} does not say which format its backing file has")
+    return _Image(path, form, None)
+
+
+def _format(store: Element) -> str:
+    element = store.find("format")
+    return (element.get("type") if element is not None else None) or "raw"
+
+
+def _named(image: _Image, name: str, what: str) -> str:
+    """A name in a header, as QEMU and libvirt read it."""
+    if not name or PROTOCOL.match(name):
+        raise HeaderError(f"{image.path} names {name or 'nothing'} as its {what}, which is no path")
+    return str(PurePosixPath(image.path).parent / name)
+
+
+def written_by(domain: Domain) -> set[str]:
+    """The real paths of the files and devices that a domain writes to, of those that are local."""
+    found = set()
+    for disk in domain.disks:
+        if disk.source and not disk.readonly and disk.device in ("disk", "lun"):
+            with suppress(OSError, resolver.NotOnZfsError):
+                found.add(resolver.real_path(disk.source))
+    return found

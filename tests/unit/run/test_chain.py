@@ -1,0 +1,208 @@
+"""What lies beneath a guest's disks is snapshotted with them, or known again."""
+
+import os
+from xml.etree import ElementTree
+
+import pytest
+from fakes.domain_xml import DiskSpec
+from fakes.images import qcow2
+
+from snaporch.errors import RefusedError
+from snaporch.hypervisor.xml import disk_element, parse
+from snaporch.model import DomainState
+from snaporch.run.plan import make_plan
+
+
+class Chain:
+    """A guest whose disk is ``top.img`` on ``tank/web``."""
+
+    def __init__(self, world):
+        self.world = world
+        self.top = world.image("tank/web", "top.img")
+
+    def write(self, content, form="qcow2", **options):
+        self.top.write_bytes(content)
+        specs = (DiskSpec("vda", str(self.top), format=form),)
+        self.world.add_guest("web", {}, more=specs, **options)
+        return self
+
+    def spell(self, below, *, live=True, inside=""):
+        """Put an element into the disk: what libvirt says lies beneath."""
+        guest = self.world.guest("web")
+        for name in ("live", "inactive") if live else ("inactive",):
+            root = parse(getattr(guest, name))
+            element = disk_element(root, "vda")
+            place = element.find(inside) if inside else element
+            place.append(ElementTree.fromstring(below))
+            setattr(guest, name, ElementTree.tostring(root, encoding="unicode"))
+        return self
+
+    def plan(self):
+        guest = self.world.guest("web")
+        return make_plan(self.world.context, self.world.hypervisor.domain(guest.uuid), None)
+
+    def beneath(self):
+        return [
+            (file.path, file.dataset.name if file.dataset else None, file.state is not None)
+            for file in self.plan().beneath
+        ]
+
+
+def store(path, form="raw", more="", kind="file"):
+    attribute = "file" if kind == "file" else "dev"
+    return (
+        f"<backingStore type='{kind}'><format type='{form}'/>"
+        f"<source {attribute}='{path}'/>{more}</backingStore>"
+    )
+
+
+@pytest.fixture
+def chain(world):
+    return Chain(world)
+
+
+@pytest.fixture
+def elsewhere(world):
+    return world.image("flash/golden", "base.img")
+
+
+def test_an_image_with_nothing_beneath_it(chain):
+    assert chain.write(qcow2()).beneath() == []
+
+
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
+def test_a_backing_file_in_a_dataset_of_the_guest(chain, world, state):
+    base = world.image("tank/web", "base.img")
+    chain.write(qcow2("base.img", "raw"), state=state)
+    assert chain.beneath() == [(str(base), "tank/web", False)]
+
+
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
+def test_a_backing_file_in_another_dataset_is_known_again(chain, elsewhere, state):
+    chain.write(qcow2(str(elsewhere), "raw"), state=state)
+    assert chain.beneath() == [(str(elsewhere), None, True)]
+    (file,) = chain.plan().beneath
+    assert (file.state.bytes, file.state.inode) == (0, elsewhere.stat().st_ino)
+
+
+def test_the_whole_chain(chain, world, elsewhere):
+    middle = world.image("tank/web", "middle.img")
+    middle.write_bytes(qcow2(str(elsewhere), "raw"))
+    chain.write(qcow2("middle.img", "qcow2"))
+    assert chain.beneath() == [(str(middle), "tank/web", False), (str(elsewhere), None, True)]
+
+
+def test_what_libvirt_spells_counts_and_not_the_header(chain, world, elsewhere):
+    base = world.image("tank/web", "base.img")
+    chain.write(qcow2("/nowhere", "raw")).spell(store(base, more="<backingStore/>"))
+    assert chain.beneath() == [(str(base), "tank/web", False)]
+
+
+def test_a_chain_that_libvirt_ends(chain):
+    assert chain.write(qcow2("/nowhere", "raw")).spell("<backingStore/>").beneath() == []
+
+
+def test_where_libvirt_stops_spelling_the_header_goes_on(chain, world, elsewhere):
+    middle = world.image("tank/web", "middle.img")
+    middle.write_bytes(qcow2(str(elsewhere), "raw"))
+    chain.write(qcow2()).spell(store(middle, "qcow2"))
+    assert chain.beneath() == [(str(middle), "tank/web", False), (str(elsewhere), None, True)]
+
+
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
+def test_a_data_file_beside_its_image(chain, world, state):
+    data = world.image("tank/web", "data.raw")
+    chain.write(qcow2(data_file="data.raw"), state=state)
+    assert chain.beneath() == [(str(data), "tank/web", False)]
+
+
+@pytest.mark.parametrize("spelled", [True, False])
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
+def test_a_data_file_in_another_dataset_is_refused(chain, elsewhere, spelled, state):
+    chain.write(qcow2(data_file="" if spelled else str(elsewhere)), state=state)
+    if spelled:
+        element = (
+            f"<dataStore type='file'><format type='raw'/><source file='{elsewhere}'/></dataStore>"
+        )
+        chain.spell(element, live=state is DomainState.RUNNING, inside="source")
+    with pytest.raises(RefusedError, match="in flash/golden and would not be snapshotted with it"):
+        chain.plan()
+
+
+def test_a_data_file_that_is_not_on_zfs_is_refused(chain, tmp_path):
+    (tmp_path / "data").touch()
+    with pytest.raises(RefusedError, match="is not on ZFS and would not be snapshotted with it"):
+        chain.write(qcow2(data_file=str(tmp_path / "data"))).plan()
+
+
+def test_a_data_file_of_a_backing_file_is_only_read(chain, world, elsewhere):
+    base = world.image("tank/web", "base.img")
+    base.write_bytes(qcow2(data_file=str(elsewhere)))
+    chain.write(qcow2("base.img", "qcow2"))
+    assert chain.beneath() == [(str(base), "tank/web", False), (str(elsewhere), None, True)]
+
+
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
+def test_a_backing_file_that_a_guest_writes_to(chain, world, elsewhere, state):
+    """One that is off may be the template that the image belongs to."""
+    world.add_guest("other", {}, more=(DiskSpec("vda", str(elsewhere)),), state=state)
+    chain.write(qcow2(str(elsewhere), "raw"))
+    if state is DomainState.OFF:
+        assert len(chain.plan().beneath) == 1
+        return
+    with pytest.raises(RefusedError, match="in flash/golden, and other writes to it"):
+        chain.plan()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"zeros", "is no qcow2 image"),
+        (qcow2("nbd://host/x", "raw"), "which is no path"),
+        (qcow2(data_file="nbd://host/x"), "which is no path"),
+        (qcow2(data_file=""), "names nothing as its data"),
+        (qcow2("/nowhere", "raw"), "/nowhere, which lies beneath it: No such file"),
+        (qcow2("pipe", "qcow2"), "neither a file nor a block device"),
+        (qcow2("bare.img"), "does not say which format"),
+        (qcow2("top.img", "qcow2"), "more than 64 images"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(chain, content, reason):
+    os.mkfifo(chain.top.with_name("pipe"))
+    chain.top.with_name("bare.img").write_bytes(qcow2())
+    with pytest.raises(RefusedError, match=reason):
+        chain.write(content).plan()
+
+
+def test_what_is_no_file_could_not_be_known_again(chain, elsewhere):
+    """A device; here a pipe stands for it."""
+    pipe = elsewhere.with_name("device")
+    os.mkfifo(pipe)
+    with pytest.raises(RefusedError, match="in flash/golden and no file"):
+        chain.write(qcow2(str(pipe), "raw")).plan()
+
+
+def test_a_backing_file_that_is_not_on_this_host(chain):
+    network = "<backingStore type='network'><source protocol='nbd' name='x'/></backingStore>"
+    with pytest.raises(RefusedError, match="is not on this host"):
+        chain.write(qcow2()).spell(network).plan()
+
+
+@pytest.mark.parametrize("form", ["vmdk", "qed", "qcow"])
+def test_formats_whose_headers_nobody_reads(chain, form):
+    with pytest.raises(RefusedError, match=f"is a {form} image"):
+        chain.write(b"KDMV", form).plan()
+
+
+@pytest.mark.parametrize("form", ["raw", "vdi", "vhdx"])
+def test_formats_that_name_no_file(chain, form):
+    assert chain.write(b"anything", form).beneath() == []
+
+
+def test_a_disk_that_is_left_out_is_not_followed(chain):
+    chain.write(qcow2("/nowhere", "raw"))
+    chain.world.add_guest(
+        "db", {"vda": "tank/db"}, more=(DiskSpec("vdb", str(chain.top), format="qcow2"),)
+    )
+    context = chain.world.with_defaults(exclude_disks=["vdb"])
+    assert make_plan(context, chain.world.hypervisor.domain("db"), None).beneath == ()
