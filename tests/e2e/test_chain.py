@@ -44,7 +44,7 @@ def test_the_base_is_known_and_not_snapshotted(guest, taken):
         (disk,) = json.load(manifest)["disks"]
     (base,) = disk["beneath"]
     status = guest.images[0].path.stat()
-    assert (base["path"], base["dataset"]) == (str(guest.images[0].path), None)
+    assert (base["path"], base.get("dataset")) == (str(guest.images[0].path), None)
     assert (base["inode"], base["mtime_ns"]) == (status.st_ino, status.st_mtime_ns)
 
 
@@ -67,8 +67,9 @@ def test_it_is_the_same_after_a_start(guest, taken):
 
 
 def test_a_base_that_went_on_is_not_put_under_an_old_image(guest, taken):
-    must("virsh", "blockcommit", guest.name, "vda", "--active", "--pivot", "--wait")
-    guest.wait_count()
+    guest.destroy()
+    must("qemu-img", "commit", "-q", guest.sources(inactive=True)["vda"])
+    guest.start()
     mark = guest.mark()
     words = ("lies beneath vda", "was changed since")
     one_line_error(snaporch("restore", "layered@s1", "--yes"), 5, *words)
