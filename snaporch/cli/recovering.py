@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from snaporch import places
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.barrier import left_barred
@@ -20,7 +21,7 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
     for uuid, name in names.items():
         try:
             with domain_lock(
-                context.config.paths.runtime,
+                places.LOCKS,
                 name,
                 uuid,
                 RECOVERING,

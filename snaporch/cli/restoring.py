@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from snaporch import places
 from snaporch.errors import RefusedError, UsageError
 from snaporch.model import iso
 from snaporch.report.terminal import print_error, print_result
@@ -94,7 +95,7 @@ def restore_one(
     record = plan().record
     settings = context.config.settings(record.domain, record.uuid)
     with domain_lock(
-        context.config.paths.runtime,
+        places.LOCKS,
         record.domain,
         record.uuid,
         "restore",

@@ -100,7 +100,8 @@ class Paths(_Section):
     )
     runtime: AbsolutePath = Field(
         default=RUNTIME,
-        description="Locks and the pipes through which RAM is streamed; need not survive a reboot.",
+        description="The pipes through which RAM is streamed, sockets, and the scheduler's lock; "
+        "need not survive a reboot. Locks of domains are in `/run/snaporch`, whatever this says.",
     )
 
 

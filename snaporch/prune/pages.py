@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from snaporch import places
 from snaporch.bundle.manifest import ManifestError, read_manifest
 from snaporch.bundle.store import (
     FRESH_MANIFEST_NAME,
@@ -199,7 +200,7 @@ def _destroy(
     """Under the domain's lock, and only if the bundle still says the same."""
     found = _sized(pool, verdict.found)
     try:
-        with _locked(config, found):
+        with _locked(found):
             fate, reason = judge_pages(_facts(config, pages, sight))
             if fate is Fate.DELETE:
                 pool.destroy_snapshots([pages.full_name])
@@ -211,9 +212,9 @@ def _destroy(
         return replace(verdict, fate=Fate.KEEP, reason=f"cannot be destroyed: {error.reason}")
 
 
-def _locked(config: Config, found: Found) -> AbstractContextManager[None]:
-    runtime, name = config.paths.runtime, found.domain or found.uuid
-    return domain_lock(runtime, name, found.uuid, PRUNING, wait=0, interrupt=Interrupt())
+def _locked(found: Found) -> AbstractContextManager[None]:
+    name = found.domain or found.uuid
+    return domain_lock(places.LOCKS, name, found.uuid, PRUNING, wait=0, interrupt=Interrupt())
 
 
 def _as_found(pages: PoolSnapshot, uuid: str, run: str, domain: str) -> Found:
@@ -231,7 +232,7 @@ def _tidy(config: Config, found: Found) -> None:
     there = {name for name in (*LEFTOVERS, RAM_NAME) if (found.path / name).exists()}
     if FRESH_MANIFEST_NAME not in there and not there.issuperset({RAM_NAME, REST_NAME}):
         return
-    with suppress(SnaporchError, OSError), _locked(config, found):
+    with suppress(SnaporchError, OSError), _locked(found):
         known = {part.name for part in read_manifest(found.path).parts}
         for name in {*LEFTOVERS, RAM_NAME} - known:
             (found.path / name).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from snaporch import places
 from snaporch.bundle.store import explained_store
 from snaporch.config import Config
 from snaporch.errors import BusyError, SnaporchError
@@ -146,7 +147,7 @@ def _carry_out(config: Config, verdict: Verdict, now: datetime, done: Pruned) ->
     """Do it, and note what was done; something that is gone by now was somebody else's doing."""
     found = verdict.found
     try:
-        with _held(config, found):
+        with _held(found):
             if reason := worked_on(found, _under_way(config)):
                 done.verdicts.append(replace(verdict, fate=Fate.KEEP, reason=reason))
                 return
@@ -165,13 +166,12 @@ def _carry_out(config: Config, verdict: Verdict, now: datetime, done: Pruned) ->
     done.verdicts.append(verdict)
 
 
-def _held(config: Config, found: Found) -> AbstractContextManager[None]:
+def _held(found: Found) -> AbstractContextManager[None]:
     """The domain's lock, for a rename's time; nobody works with what is in the trash."""
     if found.kind in (Kind.TRASHED, Kind.REMAINS):
         return nullcontext()
     name = found.domain or found.uuid
-    runtime = config.paths.runtime
-    return domain_lock(runtime, name, found.uuid, PRUNING, wait=0, interrupt=Interrupt())
+    return domain_lock(places.LOCKS, name, found.uuid, PRUNING, wait=0, interrupt=Interrupt())
 
 
 def _move(trash: Trash, verdict: Verdict, now: datetime) -> Path:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from snaporch import places
 from snaporch.bundle.manifest import Manifest
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
@@ -63,16 +64,16 @@ def ship(
         ReplicaError, PoolError, CommandError: it failed; what had arrived by then stays.
         InterruptedRunError: a signal came.
     """
-    first, runtime = records[0], context.config.paths.runtime
+    first = records[0]
     with domain_lock(
-        runtime,
+        places.LOCKS,
         first.domain,
         replication_lock_name(first.uuid),
         "replicate",
         wait=0,
         interrupt=context.interrupt,
     ):
-        if held_by(runtime, first.uuid) is not None:
+        if held_by(places.LOCKS, first.uuid) is not None:
             records = records[:-1]  # its bundle may still change: RAM is moved into pages last
         wanted = [record for record in records if anew or name not in record.replicated]
         if not wanted:

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from snaporch import places
 from snaporch.bundle.store import (
     explained_store,
     private_directory,
@@ -140,13 +141,12 @@ def workplace(context: Context, name: str, purpose: Purpose, of: str) -> Iterato
 
 @contextmanager
 def _locked(context: Context, uuid: str, name: str, doing: str) -> Iterator[None]:
-    runtime = context.config.paths.runtime
-    with domain_lock(runtime, name, uuid, doing, wait=0, interrupt=context.interrupt):
+    with domain_lock(places.LOCKS, name, uuid, doing, wait=0, interrupt=context.interrupt):
         try:
             yield
         finally:  # nobody will ask for this UUID again
             if not directory_of(context, uuid).exists():
-                (runtime / f"{uuid}.lock").unlink(missing_ok=True)
+                (places.LOCKS / f"{uuid}.lock").unlink(missing_ok=True)
 
 
 def _begin(context: Context, uuid: str, name: str, purpose: Purpose, of: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from snaporch import places
 from snaporch.errors import NotFoundError, RefusedError
 from snaporch.hypervisor.rewrite import clone_of
 from snaporch.model import Domain
@@ -34,12 +35,13 @@ def delete_clone(context: Context, name: str) -> Deleted:
         RefusedError: it is no clone of snaporch's, or something else depends on it.
     """
     uuid = _uuid_of(context, name)
-    runtime = context.config.paths.runtime
-    lock = domain_lock(runtime, name, uuid, "clone --delete", wait=0, interrupt=context.interrupt)
+    lock = domain_lock(
+        places.LOCKS, name, uuid, "clone --delete", wait=0, interrupt=context.interrupt
+    )
     with lock:
         _check(context, name, uuid)
         done = remove(context, uuid)
-        (runtime / f"{uuid}.lock").unlink(missing_ok=True)
+        (places.LOCKS / f"{uuid}.lock").unlink(missing_ok=True)
     return Deleted(name, uuid, tuple(done))
 
 

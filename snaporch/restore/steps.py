@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from snaporch import places
 from snaporch.bundle.hostfile import put_host_file
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.model import Domain
@@ -80,7 +81,7 @@ class Work:
                 domain,
                 own=self._own(domain),
                 journal=self._journal.path,
-                lock=self._context.config.paths.runtime / f"{self._facts.uuid}.lock",
+                lock=places.LOCKS / f"{self._facts.uuid}.lock",
                 barred=bar,
             )
             self._tell(f"undo with {self.undo}")

@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from snaporch import places
 from snaporch.errors import AttentionError, BusyError, SnaporchError, UnavailableError
 from snaporch.hypervisor import Hypervisor, HypervisorError, OverlayDisk, Patience
 from snaporch.model import BundleState, Domain, DomainState, Level
@@ -400,7 +401,7 @@ def recover_leftovers(context: Context) -> None:
             names[journal.facts.uuid] = journal.facts.domain
     for uuid, name in names.items():
         lock = domain_lock(
-            context.config.paths.runtime,
+            places.LOCKS,
             name,
             uuid,
             RECOVERING,

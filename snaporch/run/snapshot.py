@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from snaporch import places
 from snaporch.bundle.manifest import Manifest, Part
 from snaporch.errors import AttentionError, InterruptedRunError, RunFailedError, SnaporchError
 from snaporch.model import Domain, Level, PoolSnapshot, SnapshotRecord
@@ -70,7 +71,7 @@ def take_snapshot(
     taker = taker or OwnSnapshots(context)
     seconds = taker.window_seconds if taker.awaited else None
     with domain_lock(
-        context.config.paths.runtime,
+        places.LOCKS,
         domain.name,
         domain.uuid,
         "snapshot",

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snaporch import __version__
+from snaporch import __version__, places
 from snaporch.config import Paths
 from snaporch.errors import SnaporchError
 from snaporch.faults import Component, Need
@@ -71,7 +71,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     names = set(kinds)
     guests = gather_guests(context, domains)
     encrypted = context.pool.encrypted()
-    runs = tuple(_run(context, journal) for journal in _journals(context))
+    runs = tuple(_run(journal) for journal in _journals(context))
     return Facts(
         version=__version__,
         command=own_command(),
@@ -241,7 +241,7 @@ def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Gues
 
 
 def _busy(context: Context, domain: Domain) -> str:
-    held = holder(context.config.paths.runtime, domain.uuid)
+    held = holder(places.LOCKS, domain.uuid)
     if held is not None:
         return held
     job = context.hypervisor.busy_with(domain.uuid) if domain.active else None
@@ -269,9 +269,9 @@ def _journals(context: Context) -> list[OldJournal]:
     return read_journals(context.config.paths.journal)
 
 
-def _run(context: Context, journal: OldJournal) -> Run:
+def _run(journal: OldJournal) -> Run:
     facts = journal.facts
-    alive = holder(context.config.paths.runtime, facts.uuid) is not None
+    alive = holder(places.LOCKS, facts.uuid) is not None
     return Run(facts.run, facts.domain, alive)
 
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from snaporch import places
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.pool import PoolError
 from snaporch.prune.prune import prune
@@ -46,10 +47,11 @@ def retire(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Reti
 def _retire(context: Context, outlook: Outlook, now: datetime, done: Retired) -> None:
     domain = outlook.domain
     gone: list[str] = []
-    runtime, interrupt = context.config.paths.runtime, context.interrupt
 
     def hold(uuid: str) -> AbstractContextManager[None]:
-        return domain_lock(runtime, domain.name, uuid, RETENTION, wait=0, interrupt=interrupt)
+        return domain_lock(
+            places.LOCKS, domain.name, uuid, RETENTION, wait=0, interrupt=context.interrupt
+        )
 
     with hold(domain.uuid), hold(replication_lock_name(domain.uuid)):
         # What was seen before the lock was held may have been rolled away meanwhile.

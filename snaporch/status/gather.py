@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snaporch import places
 from snaporch.config import Config
 from snaporch.config.policy import span
 from snaporch.errors import SnaporchError
@@ -149,7 +150,7 @@ def _runs(config: Config) -> list[OpenRun]:
         except FileNotFoundError:  # its run has just ended
             continue
         uuid = journal.uuid or ""
-        held = bool(uuid) and held_by(config.paths.runtime, uuid) is not None
+        held = bool(uuid) and held_by(places.LOCKS, uuid) is not None
         if isinstance(journal, StrangeJournal):
             reason = journal.error.reason
             found.append(
@@ -194,7 +195,7 @@ def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
     seen = [disk.source for xml in xmls if xml for disk in domain_xml.disks(domain_xml.parse(xml))]
     if not any(path and Path(path).is_relative_to(overlays) for path in seen):
         return ()
-    if held_by(context.config.paths.runtime, domain.uuid) is not None:
+    if held_by(places.LOCKS, domain.uuid) is not None:
         return ()
     try:
         live, inactive = context.hypervisor.sources(domain.uuid)

@@ -13,12 +13,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes import sanoid
 from fakes.world import World
 
+from snaporch import places
+
 # An example takes as long as the machine needs: no test asserts times. The same examples each time,
 # so that a change is not blamed for what was there before; `make test-all` looks for new ones.
 hypothesis.settings.register_profile(
     "snaporch", deadline=None, derandomize=not os.environ.get("RANDOM_EXAMPLES")
 )
 hypothesis.settings.load_profile("snaporch")
+
+
+@pytest.fixture(autouse=True)
+def own_locks(tmp_path, monkeypatch):
+    """The host's own place for locks is not for tests."""
+    monkeypatch.setattr(places, "LOCKS", tmp_path / "runtime")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 import errno
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from snaporch.run.images import OverlayError
 from snaporch.run.journal import Journal, Step
 from snaporch.run.lock import domain_lock
 from snaporch.run.records import all_records
+from snaporch.run.settle import recover_leftovers
 from snaporch.run.snapshot import take_snapshot
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
@@ -613,6 +615,36 @@ def test_a_domain_that_is_held_is_busy(world):
     with held, pytest.raises(BusyError):
         snapshot(world)
     assert world.hooks.log == []
+
+
+@pytest.fixture
+def elsewhere(world):
+    """The same host by a configuration with other paths, but for the journal."""
+    there = world.root / "elsewhere"
+    paths = world.paths.model_copy(
+        update={"runtime": there / "runtime", "overlays": there / "o", "bundles": there / "b"}
+    )
+    config = world.context.config.model_copy(update={"paths": paths})
+    return replace(world.context, config=config)
+
+
+def test_a_domain_is_held_whatever_the_configuration_says(world, elsewhere):
+    """And a run that goes on is not taken for one that was killed."""
+    seen = []
+
+    def meanwhile():
+        with pytest.raises(BusyError) as caught:
+            take_snapshot(elsewhere, world.hypervisor.domain("web"), name="s2", wait=0)
+        recover_leftovers(elsewhere)
+        seen.append((str(caught.value), world.hypervisor.busy_with(world.guest().uuid)))
+
+    world.add_guest()
+    world.hooks.at["capture.writing"] = meanwhile
+    assert snapshot(world).state is BundleState.COMPLETE
+    assert seen == [
+        ("web: held by snapshot; see: snaporch status; try again, or use --wait", "snapshot")
+    ]
+    assert world.is_as_it_was()
 
 
 def test_a_domain_that_vanished_meanwhile_is_not_found(world):
