@@ -113,7 +113,7 @@ def sweep_pages(
     names = {each.uuid: each.domain for each in found if each.domain}
     for each in found:
         if not dry_run and each.kind is Kind.BUNDLE and not each.trouble:
-            _tidy(config, each)
+            _tidy(each)
     marked = _marked(pool)
     if not marked:
         return done
@@ -227,7 +227,7 @@ def _sized(pool: Pool, found: Found) -> Found:
     return replace(found, bytes=pool.sizes([name]).get(name, (0, 0))[0])
 
 
-def _tidy(config: Config, found: Found) -> None:
+def _tidy(found: Found) -> None:
     """Delete what a killed move into pages left: parts that the manifest does not name."""
     there = {name for name in (*LEFTOVERS, RAM_NAME) if (found.path / name).exists()}
     if FRESH_MANIFEST_NAME not in there and not there.issuperset({RAM_NAME, REST_NAME}):
