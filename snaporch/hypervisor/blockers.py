@@ -16,6 +16,11 @@ _OVERLAY = frozenset({Strategy.OVERLAY})
 _RAM = frozenset({Strategy.OVERLAY, Strategy.MANUAL})
 _QUIESCED = frozenset({Strategy.QUIESCED})
 _CAREFUL = _RAM | {Strategy.QUIESCED, Strategy.PAUSED}
+_ONLY_LIBVIRT = {
+    "encryption": "is encrypted",
+    "slices": "is a slice of its image",
+}
+"""What a plain qemu-img would ignore, here or beneath a disk."""
 _ACTIVE = _CAREFUL | {Strategy.CRASH}
 
 
@@ -28,6 +33,7 @@ def find_blockers(handle: Any, domain: Domain) -> list[Blocker]:
     found += _of_devices(root)
     found += _of_arguments(root)
     found += [blocker for disk in domain.disks for blocker in _of_disk(disk)]
+    found += [blocker for disk in domain.disks for blocker in _of_image(root, disk)]
     found += _of_jobs(handle, root)
     if not domain_xml.agent_connected(root):
         found.append(
@@ -94,6 +100,15 @@ def _of_disk(disk: Disk) -> Iterator[Blocker]:
     if disk.cache == "unsafe":
         reason = f"{name} has cache='unsafe', which ignores flushes"
         yield Blocker(_CAREFUL, reason, "change the mode", name)
+
+
+def _of_image(root: Any, disk: Disk) -> Iterator[Blocker]:
+    """An overlay whose guest is off is committed without libvirt, which has to know the image."""
+    element = domain_xml.disk_element(root, disk.target)
+    for name, words in _ONLY_LIBVIRT.items():
+        if element is not None and element.find(f".//{name}") is not None:
+            reason = f"{disk.target} {words}, so that only libvirt could commit an overlay into it"
+            yield Blocker(_OVERLAY, reason, "use manual", disk.target)
 
 
 def _of_jobs(handle: Any, root: Any) -> Iterator[Blocker]:

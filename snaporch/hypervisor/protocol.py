@@ -83,6 +83,8 @@ class OverlayDisk:
     overlay: str
     below: tuple[Backing, ...] = ()
     """The base's own chain, the nearest first."""
+    xml: str = ""
+    """The ``<disk>`` of the definition, as it was on its base."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> OverlayDisk:

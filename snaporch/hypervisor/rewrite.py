@@ -32,6 +32,7 @@ NO_NETWORK = "none"
 ISOLATED = "isolated"
 
 _MARK = f"{{{NAMESPACE}}}clone"
+_HOW_TO_READ = ("encryption", "slices")
 _WRITES = ("disk", "lun")
 _CHARACTER_DEVICES = ("serial", "parallel", "console", "channel")
 _OWN_BACKENDS = ("pty", "null", "stdio", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
@@ -69,6 +70,8 @@ class Place:
     format: str = "raw"
     below: Place | None = None
     """Its backing file."""
+    data: Place | None = None
+    """The file with its data, if that is another."""
 
     @property
     def chain(self) -> tuple[Place, ...]:
@@ -210,20 +213,31 @@ def _disks(root: Element, identity: Identity) -> list[str]:
 
 def _point_at(element: Element, place: Place) -> None:
     element.set("type", place.kind)
+    source, store = element.find("source"), element.find("backingStore")
     for name in ("source", "backingStore", "mirror"):
         for old in element.findall(name):
             element.remove(old)
-    _add_source(element, place)
+    _add_source(element, place, source)
     above = element
     for below in place.chain:
         above = SubElement(above, "backingStore", type=below.kind)
         SubElement(above, "format", type=below.format)
-        _add_source(above, below)
+        source = store.find("source") if store is not None else None
+        _add_source(above, below, source)
+        store = store.find("backingStore") if store is not None else None
     SubElement(above, "backingStore")  # nothing below that, whatever a header says
 
 
-def _add_source(element: Element, place: Place) -> None:
-    SubElement(element, "source", {"file" if place.kind == "file" else "dev": place.path})
+def _add_source(element: Element, place: Place, original: Element | None) -> None:
+    """Another path, read as the original is: by its secret, from its slice."""
+    kind = "file" if place.kind == "file" else "dev"
+    source = SubElement(element, "source", {kind: place.path})
+    if original is not None:
+        source.extend(child for child in original if child.tag in _HOW_TO_READ)
+    if place.data is not None:
+        store = SubElement(source, "dataStore", type=place.data.kind)
+        SubElement(store, "format", type=place.data.format)
+        _add_source(store, place.data, None)
 
 
 def _make_optional(element: Element) -> None:

@@ -15,6 +15,8 @@ from snaporch.hypervisor.protocol import Backing, CaptureRequest, OverlayDisk
 from snaporch.model import Disk, Owner, TpmState
 
 _SOURCE_ATTRIBUTES = {"file": "file", "block": "dev", "dir": "dir"}
+_OF_THE_IMAGE = ("driver", "auth", "source", "backingStore", "mirror", "encryption")
+"""What of a ``<disk>`` is about its image, and not about the guest's device."""
 SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
 """Where libvirt keeps the state of emulated TPMs (docs/formatdomain, "TPM device")."""
 _NO_VARIABLES = ("readonly", "stateless")
@@ -311,7 +313,26 @@ def names_path(xml: str, path: str) -> bool:
     return any(disk.source == path for disk in disks(parse(xml)))
 
 
+def disk_xml(xml: str, target: str) -> str:
+    """The ``<disk>`` whose target is ``target``, by itself; empty if there is none."""
+    element = disk_element(parse(xml), target)
+    return ElementTree.tostring(element, encoding="unicode") if element is not None else ""
+
+
+def _take_back(element: Element, original: Element) -> None:
+    """All that says where a disk's bytes are and how they are read: secrets, slices, data files."""
+    element.set("type", original.get("type", "file"))
+    for name in _OF_THE_IMAGE:
+        for child in element.findall(name):
+            element.remove(child)
+        element.extend(original.findall(name))
+
+
 def _point_at(element: Element, disk: OverlayDisk) -> None:
+    original: Element | None = fromstring(disk.xml, forbid_dtd=True) if disk.xml else None
+    if original is not None and source_path(original, original.get("type", "file")) == disk.base:
+        _take_back(element, original)
+        return
     element.set("type", disk.base_kind)
     source, driver, store = (
         element.find("source"),

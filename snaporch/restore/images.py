@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from snaporch.bundle.manifest import DiskEntry
@@ -19,6 +19,7 @@ from snaporch.hypervisor.qcow2 import (
     MAX_CHAIN,
     PROTOCOL,
     SELF_CONTAINED,
+    Header,
     HeaderError,
     is_qcow2,
     read_qcow2,
@@ -85,7 +86,11 @@ class Images:
         image, descriptor = self._top(stack, disk)
         found = [image]
         while image.place.format not in SELF_CONTAINED:
-            below = self._below(stack, image, descriptor)
+            names = _header(image, descriptor)
+            if names.data_file is not None:
+                data = self._data_file(stack, image, names.data_file)
+                found[-1] = replace(image, place=replace(image.place, data=data))
+            below = self._below(stack, image, names)
             if below is None:
                 break
             image, descriptor = below
@@ -94,7 +99,7 @@ class Images:
                 raise LeadsOutError(thing, f"more than {MAX_CHAIN} images lie below one another")
         place = None
         for each in reversed(found):
-            place = Place(each.place.path, each.place.kind, each.place.format, place)
+            place = replace(each.place, below=place)
         assert place is not None
         return place
 
@@ -122,14 +127,9 @@ class Images:
         place = Place(str(root / beneath.path), "file", form)
         return _Image(place, known, dataset), beneath.descriptor
 
-    def _below(self, stack: ExitStack, image: _Image, descriptor: int) -> tuple[_Image, int] | None:
+    def _below(self, stack: ExitStack, image: _Image, names: Header) -> tuple[_Image, int] | None:
         """The backing file of an image, opened."""
-        path, form = image.place.path, image.place.format
-        if form != "qcow2":
-            raise LeadsOutError(path, f"its format is {form}, which may name files nobody looks at")
-        names = read_qcow2(descriptor)
-        if names.data_file is not None:
-            self._check_data_file(stack, image, names.data_file)
+        path = image.place.path
         if names.backing is None:
             return None
         if PROTOCOL.match(names.backing):
@@ -182,7 +182,7 @@ class Images:
         if not any(os.path.realpath(file.path) == path and is_same(file, now) for file in noted):
             raise NotWholeError(path, "is below an image, and is not what was below it then")
 
-    def _check_data_file(self, stack: ExitStack, image: _Image, name: str) -> None:
+    def _data_file(self, stack: ExitStack, image: _Image, name: str) -> Place:
         """A name that leads to a file beside the image leads there in a clone too."""
         path = image.place.path
         if not name or name.startswith("/") or PROTOCOL.match(name) or image.dataset is None:
@@ -196,3 +196,11 @@ class Images:
         found = stack.enter_context(open_beneath(cloned.root, wanted, home))
         if found.path != wanted:
             raise LeadsOutError(path, f"its data is in {name}, and a link leads there")
+        return Place(str(PurePosixPath(path).parent / name), "file")
+
+
+def _header(image: _Image, descriptor: int) -> Header:
+    path, form = image.place.path, image.place.format
+    if form != "qcow2":
+        raise LeadsOutError(path, f"its format is {form}, which may name files nobody looks at")
+    return read_qcow2(descriptor)

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import PurePosixPath
 from xml.etree.ElementTree import Element
 
@@ -64,6 +65,14 @@ class Beneath:
     """Where it is, if it is snapshotted with the disk."""
     state: FileState | None
     """What it is now, if it is not."""
+    data: bool = False
+    """Whether it holds the data of an image, and is no image itself."""
+
+
+class _Kind(Enum):
+    BACKING = "a backing file"
+    DATA = "the data of the disk's own image, which the guest writes"
+    DATA_BELOW = "the data of a backing file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +109,8 @@ def find_beneath(
         thing = f"{domain.name}: {disk.target} ({disk.source})"
         top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
         try:
-            for path, data in _walk(thing, top):
-                found.append(_look(thing, disk.target, path, datasets, domains, data=data))
+            for path, kind in _walk(thing, top):
+                found.append(_look(thing, disk.target, path, datasets, domains, kind))
         except HeaderError as error:
             raise RefusedError(thing, str(error), _LOOK) from error
         except OSError as error:
@@ -110,16 +119,16 @@ def find_beneath(
     return tuple(found)
 
 
-def _walk(thing: str, image: _Image) -> Iterator[tuple[str, bool]]:
-    """The files beneath an image, the nearest first; and whether its guest writes to them."""
+def _walk(thing: str, image: _Image) -> Iterator[tuple[str, _Kind]]:
+    """The files beneath an image, the nearest first."""
     for depth in range(MAX_CHAIN):
         header = _header(image)
         if (data := _data_file(thing, image, header)) is not None:
-            yield data, depth == 0
+            yield data, _Kind.DATA_BELOW if depth else _Kind.DATA
         below = _below(thing, image, header)
         if below is None:
             return
-        yield below.path, False
+        yield below.path, _Kind.BACKING
         image = below
     raise RefusedError(thing, f"more than {MAX_CHAIN} images lie below one another", _LOOK)
 
@@ -130,18 +139,17 @@ def _look(
     path: str,
     datasets: Collection[Dataset],
     domains: Callable[[], Iterable[Domain]],
-    *,
-    data: bool,
+    kind: _Kind,
 ) -> Beneath:
     real, where = os.path.realpath(path), "not on ZFS"
     try:
         dataset = resolver.resolve(real)
         where = f"in {dataset.name}"
         if dataset in datasets:
-            return Beneath(target, path, dataset, None)
+            return Beneath(target, path, dataset, None, kind is not _Kind.BACKING)
     except resolver.NotOnZfsError:
         pass
-    if data:
+    if kind is _Kind.DATA:
         raise RefusedError(
             thing,
             f"its data is in {path}, which is {where} and would not be snapshotted with it",
@@ -161,7 +169,7 @@ def _look(
             "whether it is still the same",
             "move it to the dataset of its image, or see exclude_disks",
         )
-    return Beneath(target, path, None, FileState.of(path))
+    return Beneath(target, path, None, FileState.of(path), kind is not _Kind.BACKING)
 
 
 def _header(image: _Image) -> Header | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from snaporch.config import DomainSettings
 from snaporch.errors import RefusedError, UnavailableError, UsageError
 from snaporch.faults import Component, risks_overlays
 from snaporch.hypervisor import Backing, Blocker, OverlayDisk
+from snaporch.hypervisor.xml import disk_xml
 from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
 from snaporch.names import MAX_FULL_NAME, is_snapshot, shown
 from snaporch.pool.resolver import (
@@ -225,7 +226,7 @@ def make_plan(
     else:
         snapshot = _free_name(context, domain, datasets, name, started, policy or "manual")
     run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-    blockers = _find_blockers(context, domain, planned, left_out)
+    blockers = _find_blockers(context, domain, planned, left_out, beneath)
     pools = {disk.dataset.pool for disk in planned}
     choice = choose_strategy(
         domain,
@@ -312,10 +313,14 @@ def _overlays(
     if strategy is not Strategy.OVERLAY:
         return ()
     chain = context.hypervisor.backing_images
-    return tuple(_overlay(disk, directory, chain(domain, disk.disk.target)) for disk in planned)
+    return tuple(
+        _overlay(domain, disk, directory, chain(domain, disk.disk.target)) for disk in planned
+    )
 
 
-def _overlay(planned: PlannedDisk, directory: Path, below: tuple[Backing, ...]) -> OverlayDisk:
+def _overlay(
+    domain: Domain, planned: PlannedDisk, directory: Path, below: tuple[Backing, ...]
+) -> OverlayDisk:
     block = stat.S_ISBLK(os.stat(planned.path).st_mode)
     return OverlayDisk(
         target=planned.disk.target,
@@ -324,6 +329,7 @@ def _overlay(planned: PlannedDisk, directory: Path, below: tuple[Backing, ...]) 
         base_format=planned.disk.format,
         overlay=str(directory / f"{planned.disk.target}.qcow2"),
         below=below,
+        xml=disk_xml(domain.inactive_xml, planned.disk.target) if domain.inactive_xml else "",
     )
 
 
@@ -356,7 +362,11 @@ def _free_name(
 
 
 def _find_blockers(
-    context: Context, domain: Domain, planned: list[PlannedDisk], left_out: list[LeftOut]
+    context: Context,
+    domain: Domain,
+    planned: list[PlannedDisk],
+    left_out: list[LeftOut],
+    beneath: Sequence[Beneath],
 ) -> list[Blocker]:
     """What the hypervisor knows, and what only the disks' places tell."""
     if not domain.active:
@@ -369,6 +379,16 @@ def _find_blockers(
     for out in left_out:
         _check_foreign_overlay(context, domain, out)
     blockers = context.hypervisor.blockers(domain)
+    blockers += [
+        Blocker(
+            frozenset({Strategy.OVERLAY}),
+            f"{file.target} has a data file ({file.path}), so that only libvirt could commit an "
+            "overlay into it",
+            "use manual",
+        )
+        for file in beneath
+        if file.data
+    ]
     blockers += _overlay_place(context, planned)
     blockers += _store_place(context, planned)
     blockers += _ram_room(context, domain)

@@ -235,3 +235,20 @@ def test_arguments_past_libvirt_are_in_no_snapshot(value, free):
         assert blockers(domain) == []
     else:
         only(blockers(domain), RAM, value, "no snapshot")
+
+
+@pytest.mark.parametrize(
+    ("inside", "words"),
+    [
+        ("<source file='/x'><encryption format='luks'/></source>", "is encrypted"),
+        ("<encryption format='luks'/>", "is encrypted"),
+        ("<source file='/x'><slices/></source>", "is a slice"),
+        (
+            "<backingStore><source><encryption format='luks'/></source></backingStore>",
+            "is encrypted",
+        ),
+    ],
+)
+def test_an_image_that_only_libvirt_can_read_gets_no_overlay(inside, words):
+    xml = f"<disk type='file' device='disk'>{inside}<target dev='vda'/></disk>"
+    only(blockers(guest(xml)), OVERLAY, words, "only libvirt could commit")

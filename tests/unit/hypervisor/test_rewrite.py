@@ -14,7 +14,7 @@ from snaporch.hypervisor.rewrite import (
     rewrite,
 )
 from snaporch.hypervisor.xml import SWTPM_STATE as SWTPM
-from snaporch.hypervisor.xml import disks, nvram, parse, tpm_state
+from snaporch.hypervisor.xml import disk_element, disks, nvram, parse, tpm_state
 from snaporch.model import TpmState
 
 OLD = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -352,3 +352,32 @@ def test_arguments_that_name_something_of_the_host_are_refused(values):
 def test_arguments_that_name_nothing_of_the_host_are_kept():
     root = rewritten(passed_on("-cpu", "host,-svm", "-device", "usb-kbd", "-set", "device.a.b=1"))
     assert len(root.findall(f"{{{_QEMU}}}commandline/{{{_QEMU}}}arg")) == 6
+
+
+def test_a_disk_is_read_as_the_original_is():
+    """By its secret, from its slice; only the paths are the clone's."""
+    how = "<encryption format='luks'><secret type='passphrase' uuid='s'/></encryption>"
+    part = "<slices><slice type='storage' offset='4096' size='8192'/></slices>"
+    text = (
+        f"<disk type='file'><driver type='qcow2'/><source file='/tank/c' index='1'>{how}{part}"
+        "<dataStore type='file'><source file='/tank/c.data'/></dataStore></source>"
+        "<backingStore type='file'><format type='raw'/><source file='/tank/base'>"
+        f"{how}</source><backingStore/></backingStore><target dev='vdc'/></disk>"
+    )
+    place = Place(
+        "/clones/1/c",
+        "file",
+        "qcow2",
+        below=Place("/clones/1/base", "file"),
+        data=Place("/clones/1/c.data", "file"),
+    )
+    root = rewritten(device(text), disks=DISKS | {"vdc": place})
+    top = disk_element(root, "vdc")
+    below = top.find("backingStore")
+    assert top.find("source/encryption/secret").get("uuid") == "s"
+    assert top.find("source/slices/slice").get("offset") == "4096"
+    assert top.find("source").attrib == {"file": "/clones/1/c"}
+    assert top.find("source/dataStore/source").get("file") == "/clones/1/c.data"
+    assert below.find("source").get("file") == "/clones/1/base"
+    assert below.find("source/encryption/secret").get("uuid") == "s"
+    assert "/tank/c" not in ElementTree.tostring(root, encoding="unicode")

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -396,3 +397,38 @@ CELLS = "<cpu><numa><cell id='0' memory='1024'/><cell id='1' memory='3072'/></nu
 def test_memory_on_huge_pages(pages, cells, found):
     text = f"<domain><memory>4096</memory>{cells}<memoryBacking>{pages}</memoryBacking></domain>"
     assert xml.huge_memory(xml.parse(text)) == found
+
+
+LUKS = """<disk type='block' device='disk'><driver name='qemu' type='raw' discard='unmap'>
+  <metadata_cache><max_size unit='bytes'>4096</max_size></metadata_cache></driver>
+  <source dev='/dev/zvol/tank/web-data'><slices><slice type='storage' offset='4096' size='8192'/>
+  </slices><encryption format='luks'><secret type='passphrase' uuid='s'/></encryption></source>
+  <backingStore/><target dev='vdb' bus='virtio'/><encryption format='luks'/></disk>"""
+
+
+def test_what_a_disk_is_read_by_comes_back_whole():
+    before = f"<domain><devices>{LUKS}</devices></domain>"
+    kept = replace(VDB, xml=xml.disk_xml(before, "vdb"))
+    switched = (
+        "<domain><devices><disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
+        f"<source file='{VDB.overlay}' index='3'/><backingStore type='block'><source dev='x'/>"
+        "</backingStore><target dev='vdb' bus='virtio'/><boot order='2'/></disk></devices></domain>"
+    )
+    root = xml.parse(xml.with_bases(switched, [kept]))
+    element, original = xml.disk_element(root, "vdb"), xml.disk_element(xml.parse(before), "vdb")
+    assert element.get("type") == "block"
+    assert element.find("boot").get("order") == "2"
+    for name in ("driver", "source", "backingStore", "encryption"):
+        (found,) = element.findall(name)
+        assert ElementTree.tostring(found) == ElementTree.tostring(original.find(name))
+
+
+def test_a_definition_that_was_of_another_image_is_not_put_back():
+    other = xml.disk_xml(
+        "<domain><devices><disk type='file'><source file='/other'/>"
+        "<target dev='vda'/></disk></devices></domain>",
+        "vda",
+    )
+    kept = OverlayDisk("vda", VDA.base, "file", "qcow2", VDA.overlay, xml=other)
+    mended = xml.with_bases(on_overlay(plain_guest(), kept), [kept])
+    assert xml.disks(xml.parse(mended))[0].source == VDA.base

@@ -294,9 +294,9 @@ def test_a_run_that_begins_before_the_lock_is_had_keeps_its_bundle(shelf, monkey
     shelf.lose("s1")
     real = prune_module._held
 
-    def begin_first(config, found):
-        (config.paths.journal / f"{found.name}.jsonl").write_text("{}")
-        return real(config, found)
+    def begin_first(found):
+        (shelf.world.paths.journal / f"{found.name}.jsonl").write_text("{}")
+        return real(found)
 
     monkeypatch.setattr(prune_module, "_held", begin_first)
     assert shelf.fates(trash_days=0)["web@s1"] == ("keep", "its run is under way")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.hypervisor.rewrite import SharedError
-from snaporch.hypervisor.xml import backing_chain, disks, parse
+from snaporch.hypervisor.xml import backing_chain, disk_element, disks, parse
 from snaporch.model import Reached
 from snaporch.restore.beneath import LeadsOutError, open_beneath
 from snaporch.restore.clone import Wish, check_clone, clone
@@ -230,9 +230,14 @@ def test_what_is_no_path_is_not_followed(layout, name):
 
 
 def test_a_data_file_beside_its_image_is_the_clones(layout):
+    layout.world.with_defaults(ram_strategy="manual")
     where = layout.put("data", b"x").put("top.img", qcow2(data_file="data")).snapshot().clone()
     assert layout.images() == [str(where / "top.img")]
     assert (where / "data").is_file()
+    element = disk_element(parse(layout.world.guest("test").live), "vda")
+    store = element.find("source/dataStore")
+    assert store.find("source").get("file") == str(where / "data")
+    assert (store.get("type"), store.find("format").get("type")) == ("file", "raw")
 
 
 @pytest.mark.parametrize("name", ["{live}/data", "../../flash/x", "nbd:x", "", "link"])

@@ -9,7 +9,7 @@ from fakes.images import qcow2
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.xml import disk_element, parse
-from snaporch.model import DomainState
+from snaporch.model import DomainState, Strategy
 from snaporch.run.plan import make_plan
 
 
@@ -42,6 +42,7 @@ class Chain:
         return make_plan(self.world.context, self.world.hypervisor.domain(guest.uuid), None)
 
     def beneath(self):
+        self.world.with_defaults(ram_strategy="manual")
         return [
             (file.path, file.dataset.name if file.dataset else None, file.state is not None)
             for file in self.plan().beneath
@@ -206,3 +207,13 @@ def test_a_disk_that_is_left_out_is_not_followed(chain):
     )
     context = chain.world.with_defaults(exclude_disks=["vdb"])
     assert make_plan(context, chain.world.hypervisor.domain("db"), None).beneath == ()
+
+
+def test_a_data_file_gets_no_overlay(chain, world):
+    """qemu-img would have to believe the header; libvirt before 10.10 does not know of it."""
+    world.image("tank/web", "data.raw")
+    chain.write(qcow2(data_file="data.raw"))
+    with pytest.raises(RefusedError, match=r"vda has a data file .*only libvirt could commit"):
+        chain.plan()
+    world.with_defaults(ram_strategy="auto")
+    assert chain.plan().strategy is Strategy.MANUAL
