@@ -66,6 +66,9 @@ def _contents(shown: Description) -> Iterator[str]:
             what = "RAM is" if shown.record.ram_bytes else "the others are"
             place += f"; {what} of another instant"
         yield one_line(f"  {disk.target}  {disk.source or '-'} ({disk.format})  {place}")
+        for file in disk.beneath or ():
+            place = file.dataset or "not in the snapshot: must be as it was"
+            yield one_line(f"  {disk.target}  over {file.path}  {place}")
     yield from _heading(f"bundle {shown.record.bundle or '(gone)'}")
     for part in shown.manifest.parts:
         payload = f", {size(part.payload_bytes)} before {part.compression}"

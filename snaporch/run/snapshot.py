@@ -136,6 +136,9 @@ class _Run:
         for out in self._plan.left_out:
             tell = progress.note if out.matters else progress.step
             tell(name, f"left out: {out.describe()}")
+        for file in self._plan.beneath:
+            if file.dataset is None:
+                progress.step(name, f"not snapshotted, must stay as it is: {file.path}")
         if self._plan.level is Level.RAM and any(out.matters for out in self._plan.left_out):
             progress.note(name, "RAM will not be of one instant with what is left out")
 

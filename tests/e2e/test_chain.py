@@ -46,6 +46,7 @@ def test_the_base_is_known_and_not_snapshotted(guest, taken):
     status = guest.images[0].path.stat()
     assert (base["path"], base.get("dataset")) == (str(guest.images[0].path), None)
     assert (base["inode"], base["mtime_ns"]) == (status.st_ino, status.st_mtime_ns)
+    assert f"over {base['path']}  not in the snapshot" in snaporch("show", "layered@s1").out
 
 
 def test_it_verifies_and_goes_back_as_long_as_the_base_is_the_same(guest, taken):

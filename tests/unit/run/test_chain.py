@@ -11,6 +11,7 @@ from snaporch.errors import RefusedError
 from snaporch.hypervisor.xml import disk_element, parse
 from snaporch.model import DomainState, Strategy
 from snaporch.run.plan import make_plan
+from snaporch.run.snapshot import take_snapshot
 
 
 class Chain:
@@ -217,3 +218,9 @@ def test_a_data_file_gets_no_overlay(chain, world):
         chain.plan()
     world.with_defaults(ram_strategy="auto")
     assert chain.plan().strategy is Strategy.MANUAL
+
+
+def test_what_is_not_snapshotted_is_said(chain, world, elsewhere):
+    chain.write(qcow2(str(elsewhere), "raw"))
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    assert f"not snapshotted, must stay as it is: {elsewhere}" in world.heard.steps
