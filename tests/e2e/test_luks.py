@@ -1,12 +1,14 @@
 """A guest with a disk that is encrypted by LUKS, and a secret of libvirt's for it."""
 
 import base64
+import os
 import xml.etree.ElementTree as ET
 
 import pytest
 from faults.process import Run
 from guests.disks import Disk
 from guests.guest import Guest
+from luks import make_container
 from support import (
     JOURNAL,
     assert_clean,
@@ -28,6 +30,19 @@ def encrypt(domain):
     ET.SubElement(encryption, "secret", type="passphrase", uuid=SECRET)
 
 
+def encrypted(image, zeros):
+    """An empty disk in a container, in the place of an empty disk."""
+    size = image.stat().st_size
+    make_container(image, PASSPHRASE.encode(), size)
+    zeros.touch()
+    os.truncate(zeros, size)
+    must(
+        "qemu-img", "convert", "-n", "-f", "raw", "--object", f"secret,id=s,data={PASSPHRASE}",
+        "--target-image-opts", str(zeros),
+        f"driver=luks,key-secret=s,file.driver=file,file.filename={image}",
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def guest(tmp_path_factory):
     """Its disks are on two pools, so that a run would take overlays for them."""
@@ -38,12 +53,7 @@ def guest(tmp_path_factory):
     must("virsh", "secret-set-value", SECRET, "--base64", value)
     disks = [Disk("file", "tank/luks"), Disk("file", "flash/luks")]
     made = Guest.create("sealed", disks=disks, mutate=encrypt, start=False)
-    image = made.images[1].path
-    must(
-        "qemu-img", "create", "-q", "-f", "luks", "--object",
-        f"secret,id=s,data={PASSPHRASE}", "-o", "key-secret=s,iter-time=10", str(image),
-        str(image.stat().st_size),
-    )  # fmt: skip
+    encrypted(made.images[1].path, tmp_path_factory.mktemp("zeros") / "zeros")
     made.start()
     yield made
     made.remove()
