@@ -322,10 +322,11 @@ def disk_xml(xml: str, target: str) -> str:
 def _take_back(element: Element, original: Element) -> None:
     """All that says where a disk's bytes are and how they are read: secrets, slices, data files."""
     element.set("type", original.get("type", "file"))
-    for name in _OF_THE_IMAGE:
-        for child in element.findall(name):
-            element.remove(child)
-        element.extend(original.findall(name))
+    ours = [child for child in element if child.tag in _OF_THE_IMAGE]
+    place = min((list(element).index(child) for child in ours), default=0)
+    for child in ours:
+        element.remove(child)
+    element[place:place] = [child for child in original if child.tag in _OF_THE_IMAGE]
 
 
 def _point_at(element: Element, disk: OverlayDisk) -> None:
