@@ -18,6 +18,7 @@ from typing import Any, Self
 import libvirt
 
 from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor.apparmor import denies_writing
 from snaporch.hypervisor.events import DomainEvents
 from snaporch.hypervisor.protocol import CommitStage, HypervisorError, OverlayDisk, Patience, Told
 
@@ -204,17 +205,23 @@ def _start(domain: Any, root: Any, disk: OverlayDisk, starts: dict[str, int]) ->
     try:
         domain.blockCommit(disk.target, None, None, 0, _ACTIVE_COMMIT)
     except libvirt.libvirtError as error:
-        raise HypervisorError(disk.target, _why_not(domain, disk.target, error)) from error
+        raise HypervisorError(disk.target, _why_not(domain, disk, error)) from error
 
 
-def _why_not(domain: Any, target: str, error: libvirt.libvirtError) -> str:
+def _why_not(domain: Any, disk: OverlayDisk, error: libvirt.libvirtError) -> str:
     """Why a commit could not be begun.
 
     A libvirtd that is killed just when it begins one has the job afterwards, but no mirror, so it
     cannot be pivoted; and libvirt 11.3 crashes when it is told to abort it (seen in the lab).
     """
     with contextlib.suppress(libvirt.libvirtError):
-        if domain.blockJobInfo(target, 0).get("type") == _ACTIVE_COMMIT_JOB:
+        if denies_writing(domain.UUIDString(), disk.base):
+            return (
+                f"AppArmor denies the guest to write to {disk.base}, because it was started on its "
+                "overlay; the overlay is whole, and is committed when the guest is off: shut it "
+                "off, recover it, then start it"
+            )
+        if domain.blockJobInfo(disk.target, 0).get("type") == _ACTIVE_COMMIT_JOB:
             return (
                 "libvirt was killed as it began its commit, and can neither finish nor end it; "
                 "its overlay is whole, and is committed when the guest is off: shut it off"

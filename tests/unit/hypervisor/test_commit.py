@@ -58,6 +58,9 @@ class Guest:
         for disk in self.disks.values():
             disk.ready = disk.job is not None
 
+    def UUIDString(self):  # noqa: N802 - libvirt's
+        return "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
+
     def XMLDesc(self, flags):  # noqa: N802 - libvirt's
         inside = "".join(disk.xml() for disk in self.disks.values())
         return f"<domain><devices>{inside}</devices></domain>"
@@ -216,6 +219,20 @@ def test_a_job_that_a_killed_libvirtd_lost_track_of_is_told_and_left_alone():
     with pytest.raises(HypervisorError, match="its overlay is whole, and is committed when"):
         commit(guest, VDA)
     assert guest.log == []
+
+
+def test_a_base_that_apparmor_denies_is_told_with_the_way_out(monkeypatch):
+    guest = Guest(VDA)
+    denied = (guest.UUIDString(), VDA.base)
+    monkeypatch.setattr(module, "denies_writing", lambda *asked: asked == denied)
+
+    def fail(*_):
+        raise libvirt.libvirtError("Could not open '/tank/a.img': Permission denied")
+
+    guest.blockCommit = fail
+    way_out = "AppArmor denies .* /tank/a.img, .*: shut it off, recover it, then start it"
+    with pytest.raises(HypervisorError, match=way_out):
+        commit(guest, VDA)
 
 
 def test_no_disk_is_pivoted_before_all_are_ready():
