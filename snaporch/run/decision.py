@@ -96,6 +96,8 @@ def decide(sight: Sight) -> Action:
 
 
 def _with_an_emulator(sight: Sight) -> Action:
+    if sight.live is Points.OVERLAY and sight.power is Power.RESTARTED and sight.pivoting:
+        return Action.UNDECIDED  # it was started on what may be the older one
     if sight.live is Points.OVERLAY:
         return Action.COMMIT  # even if its file was unlinked: QEMU still has it open
     if sight.power is Power.ACTIVE and sight.live is Points.BASE:

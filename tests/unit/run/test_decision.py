@@ -19,6 +19,11 @@ def in_use(sight):
     return sight.power in EMULATOR and sight.live is Points.OVERLAY
 
 
+def may_be_stale(sight):
+    """Whether an emulator was started on an overlay that the one before was about to leave."""
+    return in_use(sight) and sight.power is Power.RESTARTED and sight.pivoting
+
+
 def seen(*actions):
     return [sight for sight in ALL if decide(sight) in actions]
 
@@ -40,11 +45,15 @@ def test_a_write_that_may_be_nowhere_else_is_never_removed():
 
 
 def test_what_an_emulator_has_open_is_committed_by_it_and_nothing_else_is():
-    assert seen(Action.COMMIT) == [sight for sight in ALL if in_use(sight)]
+    assert seen(Action.COMMIT) == [
+        sight for sight in ALL if in_use(sight) and not may_be_stale(sight)
+    ]
 
 
 def test_a_human_is_called_only_for_an_overlay_that_is_named_and_missing_or_may_be_stale():
     for sight in seen(Action.ATTENTION, Action.UNDECIDED):
+        if may_be_stale(sight):
+            continue
         assert sight.power is Power.OFF
         assert sight.inactive is Points.OVERLAY
         assert sight.file is File.MISSING or (sight.file is File.WRITTEN and sight.pivoting)
@@ -54,6 +63,13 @@ def test_an_overlay_that_may_be_older_than_its_base_is_never_committed_into_it()
     """The guest may have written to the base after the pivot: only when both are the same."""
     for sight in seen(Action.COMMIT_OFFLINE):
         assert sight.file is File.COMMITTED or not sight.pivoting
+
+
+def test_a_guest_that_was_started_on_such_an_overlay_changes_nothing():
+    """Somebody did without waiting for a decision; it is still to be made."""
+    for sight in ALL:
+        if may_be_stale(sight):
+            assert decide(sight) is Action.UNDECIDED
 
 
 def test_nothing_is_committed_behind_an_emulators_back():
@@ -118,7 +134,8 @@ def after(sight):
     done = decide(sight)
     inactive = Points.BASE if sight.inactive is Points.OVERLAY else sight.inactive
     live = Points.BASE if done is Action.COMMIT else sight.live
-    return replace(sight, live=live, inactive=inactive, file=File.MISSING)
+    power = Power.OFF if may_be_stale(sight) else sight.power  # it was shut off to decide
+    return replace(sight, power=power, live=live, inactive=inactive, file=File.MISSING)
 
 
 def test_doing_it_leaves_nothing_to_do():
