@@ -36,7 +36,9 @@ def install_command(
     ] = None,
     config: ConfigOption = None,
 ) -> int:
-    """Write snaporch's systemd units, and a configuration to edit. Enables nothing.
+    """Write snaporch's systemd units, libvirt's hook, and a configuration to edit.
+
+    Enables nothing.
 
     A unit that was edited is kept beside the new one; a configuration is left as it is.
     """

@@ -11,11 +11,20 @@ from snaporch.config import load_config
 from snaporch.config.sample import sample
 from snaporch.errors import UsageError
 from snaporch.report.terminal import print_error, print_result
-from snaporch.schedule.units import Change, Done, install, install_config, render_units, uninstall
+from snaporch.schedule.units import (
+    Change,
+    Done,
+    install,
+    install_config,
+    install_hook,
+    render_units,
+    uninstall,
+)
 
 _HINTS = (
     "next: systemctl daemon-reload",
     "then: systemctl enable snaporch-recover",
+    "then: systemctl try-restart libvirtd virtqemud  # guests go on; it sees new hooks only then",
     "and either: systemctl enable --now snaporch-run-due.timer",
     "or: systemctl enable --now snaporch.service",
 )
@@ -32,6 +41,7 @@ def install_units(root: Path, command: str | None, config: Path | None) -> int:
         raise UsageError("--command", f"{program!r} is not a plain absolute path")
     words = [program] if config is None else [program, "--config", str(config.absolute())]
     _tell(install(root, render_units(load_config(config), words)))
+    _tell([install_hook(root)])
     if config is None:
         _tell([install_config(root, sample())])
     if root == Path("/"):

@@ -20,6 +20,12 @@ def recover_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
     ] = False,
+    autostart: Annotated[
+        bool,
+        typer.Option(
+            "--autostart", help="Then start the guests of these that libvirt starts at boot."
+        ),
+    ] = False,
     wait: WaitOption = None,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -35,4 +41,4 @@ def recover_command(
     from snaporch.cli.session import session
 
     with session(config_path(context, config), quiet=quiet) as opened:
-        return recover_all(opened, domain, wait=wait, dry_run=dry_run)
+        return recover_all(opened, domain, wait=wait, dry_run=dry_run, autostart=autostart)

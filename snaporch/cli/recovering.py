@@ -8,13 +8,19 @@ from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.barrier import left_barred
 from snaporch.restore.clones import sweep
 from snaporch.run.context import Context
-from snaporch.run.journal import StrangeJournal, list_journals
+from snaporch.run.journal import StrangeJournal, list_journals, others_of
 from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.settle import LOOK, SET_ASIDE, foresee, recover
 
 
-def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_run: bool) -> int:
-    """Settle every unfinished run, or those of one domain; the first failure's exit code."""
+def recover_all(
+    context: Context, domain: str | None, *, wait: int | None, dry_run: bool, autostart: bool
+) -> int:
+    """Settle every unfinished run, or those of one domain; the first failure's exit code.
+
+    Args:
+        autostart: start the guests that libvirt starts at boot, and was kept from.
+    """
     failures: list[int] = []
     names = _unsettled(context, domain, failures)
     settled = False
@@ -28,12 +34,15 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
                 wait=wait or 0,
                 interrupt=context.interrupt,
             ):
+                kept_off = autostart and not others_of(context.config.paths.journal, uuid)
                 for text in (foresee if dry_run else recover)(context, uuid):
                     settled = True
                     print_result(text)
                     if SET_ASIDE in text:
                         print_error(f"{text}; {LOOK}")
                         failures.append(int(ExitCode.ATTENTION))
+                if kept_off and not dry_run:
+                    _start_at_boot(context, uuid)
         except SnaporchError as error:
             print_error(error.line())
             failures.append(int(error.exit_code))
@@ -46,6 +55,14 @@ def recover_all(context: Context, domain: str | None, *, wait: int | None, dry_r
     if not settled and not failures:
         context.progress.step(domain or "snaporch", "nothing to recover")
     return failures[0] if failures else 0
+
+
+def _start_at_boot(context: Context, uuid: str) -> None:
+    """Do what libvirt's hook kept it from at boot; a restore has left its guest as was wanted."""
+    domain = context.hypervisor.find(uuid)
+    if domain is not None and not domain.active and context.hypervisor.starts_at_boot(uuid):
+        context.hypervisor.start(uuid, paused=False)
+        print_result(f"{domain.name}: started it, as libvirt does at boot")
 
 
 def _unsettled(context: Context, domain: str | None, failures: list[int]) -> dict[str, str]:

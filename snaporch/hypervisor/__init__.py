@@ -13,6 +13,7 @@ from snaporch.hypervisor.protocol import (
     Pause,
     Picture,
     Told,
+    Unguarded,
     Vitals,
     milliseconds,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Pause",
     "Picture",
     "Told",
+    "Unguarded",
     "Vitals",
     "milliseconds",
     "open_hypervisor",

@@ -36,10 +36,12 @@ from snaporch.hypervisor.protocol import (
     Picture,
     Tick,
     Told,
+    Unguarded,
     Vitals,
     nothing,
 )
 from snaporch.hypervisor.screen import take_screenshot
+from snaporch.hypervisor.starthook import find_unguarded
 from snaporch.model import Domain, DomainState, Versions
 
 _ZSTD_SINCE = 10_004_000
@@ -242,6 +244,24 @@ class LibvirtHypervisor:
         mended = domain_xml.with_bases(found.inactive_xml, disks)
         if mended is not None:
             self.define(mended)
+
+    def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
+        handle = self._handle(uuid)
+        with self._explained(uuid, "pointing its managed save image at the bases"):
+            if not handle.hasManagedSaveImage(0):
+                return
+            xml = handle.managedSaveGetXMLDesc(libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
+            mended = domain_xml.with_bases(xml, disks)
+            if mended is not None:
+                handle.managedSaveDefineXML(mended, 0)
+
+    def unguarded(self) -> Unguarded | None:
+        with self._explained("libvirt", "counting domains"):
+            return find_unguarded(may_have_called=self._conn().numOfDomains() > 0)
+
+    def starts_at_boot(self, uuid: str) -> bool:
+        with self._explained(uuid, "asking whether it starts at boot"):
+            return bool(self._handle(uuid).autostart())
 
     def suspend(self, uuid: str) -> None:
         with self._explained(uuid, "suspend"):

@@ -175,6 +175,15 @@ class Picture:
     """Of a file with it: ``png``, ``ppm``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unguarded:
+    """Why nothing keeps libvirt from starting a guest on its overlays."""
+
+    reason: str
+    step: str
+    """What to do."""
+
+
 class Hypervisor(Protocol):
     """Operations on domains. A domain is named by its UUID once it has been looked up."""
 
@@ -264,6 +273,18 @@ class Hypervisor(Protocol):
 
     def rebase_inactive(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
         """Make the inactive XML name the bases again, where it names the overlays."""
+
+    def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
+        """Make the managed save image, if there is one, name the bases instead of the overlays.
+
+        What the overlays held must be in the bases: its RAM goes with the disks as they were.
+        """
+
+    def unguarded(self) -> Unguarded | None:
+        """Why libvirt would start a guest on the overlays of a run that was cut short, if so."""
+
+    def starts_at_boot(self, uuid: str) -> bool:
+        """Whether libvirt is to start the domain when the host boots."""
 
     def suspend(self, uuid: str) -> None:
         """Pause a running domain; also what makes a RAM capture converge."""

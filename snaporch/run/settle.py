@@ -205,27 +205,25 @@ def _settle_disks(
             "put it back and run `snaporch recover`, or define the domain on its base images",
         )
     if undecided := actions.get(Action.UNDECIDED):
+        first = "shut it off, " if domain is not None and domain.active else ""
         raise AttentionError(
             facts.domain,
             f"it ended while {_targets(undecided)} was being switched from {_paths(undecided)} "
             "back to the base: the two differ, and either may be the newer",
-            f'see docs/recovery.md, "Undecided"; then run: snaporch recover {facts.uuid}',
+            f'{first}see docs/recovery.md, "Undecided"; then run: snaporch recover {facts.uuid}',
         )
     done = []
     if disks := actions.get(Action.COMMIT):
         _commit(context, facts, disks)
         done.append(f"committed {_targets(disks)}")
     if disks := actions.get(Action.COMMIT_OFFLINE):
-        if domain is not None and domain.managed_save:
-            raise AttentionError(
-                facts.domain,
-                f"its managed save image uses {_paths(disks)}, so they cannot be committed now",
-                f"start it, then run: snaporch recover {facts.uuid}",
-            )
         for disk in disks:
             overlays.commit_offline(disk, facts.emulator)
         done.append(f"committed {_targets(disks)} while the guest is off")
     if domain is not None:
+        aside = actions.get(Action.QUARANTINE, [])
+        saved = [disk for disk in facts.overlays if disk not in aside]
+        context.hypervisor.rebase_managed_save(facts.uuid, saved)
         context.hypervisor.rebase_inactive(facts.uuid, facts.overlays)
     _check_unused(context, facts)
     for disk in actions.get(Action.QUARANTINE, []):

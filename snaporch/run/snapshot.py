@@ -133,6 +133,9 @@ class _Run:
         progress.step(name, f"{what} ({self._plan.strategy})")
         if self._plan.downgrade:
             progress.note(name, self._plan.downgrade)
+        if self._plan.facts.overlays and (missing := self._context.hypervisor.unguarded()):
+            danger = "if power is lost now, libvirt may start it on its overlays"
+            progress.note(name, f"{danger}: {missing.reason}; run: {missing.step}")
         for out in self._plan.left_out:
             tell = progress.note if out.matters else progress.step
             tell(name, f"left out: {out.describe()}")

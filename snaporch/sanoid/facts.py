@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snaporch.faults import Component, Need
+from snaporch.hypervisor import Unguarded
 from snaporch.run.selftest import CaptureMode
 from snaporch.sanoid.conf import SanoidConfig
 
@@ -124,5 +125,7 @@ class Facts:
     """Of each replica that a policy names: why nothing can be copied there, or nothing."""
     forgetful: Mapping[Path, str] = field(default_factory=dict)
     """Directories that a power loss would empty, and the kind of their file system."""
+    unguarded: Unguarded | None = None
+    """Why libvirt might start a guest on its overlays."""
     capture: CaptureMode | None = None
     """Which way RAM can go; ``None`` if that was not tried."""

@@ -84,6 +84,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         datasets=frozenset(names),
         encrypted=encrypted,
         runs=runs,
+        unguarded=context.hypervisor.unguarded(),
         capture=capture_mode(context),
         forgetful=_forgetful(context.config.paths),
         releases=_releases(context),

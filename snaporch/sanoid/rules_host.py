@@ -24,6 +24,17 @@ def host_findings(facts: Facts) -> Iterator[Finding]:
     yield from _secrets(facts)
     yield from _capture(facts)
     yield from _faults(facts)
+    if facts.unguarded is not None:
+        yield Finding(
+            "unguarded-start",
+            Severity.WARNING,
+            "libvirt",
+            facts.unguarded.reason,
+            "after a power loss in a run it may start a guest on its overlays, before these are "
+            "committed, or though they are older than what they lie on",
+            "run",
+            (facts.unguarded.step,),
+        )
 
 
 def _faults(facts: Facts) -> Iterator[Finding]:

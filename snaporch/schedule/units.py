@@ -1,7 +1,7 @@
-"""systemd units: rendered from templates, written beside the host's own, removed again.
+"""systemd units and libvirt's hook: written beside the host's own, removed again.
 
-The first line of each tells the SHA-256 of the rest. A file whose sum is another was edited, and is
-somebody's work.
+The first line of each, after that which names a script's shell, tells the SHA-256 of the rest. A
+file whose sum is another was edited, and is somebody's work.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from snaporch import __version__
 from snaporch.bundle.store import explained_store
 from snaporch.config import Config
 from snaporch.errors import UsageError
+from snaporch.hypervisor import starthook
 from snaporch.installed import shared_file
 
 UNITS = (
@@ -96,6 +97,19 @@ def _word(text: str) -> str:
     return word if set(word).isdisjoint(" ;'\"\\") else f'"{word}"'
 
 
+def install_hook(root: Path) -> Done:
+    """Write libvirt's hook below ``root``, as :func:`install` writes units.
+
+    Raises:
+        UnavailableError: it cannot be written, or is not installed.
+    """
+    path = root / starthook.PLACE.relative_to("/")
+    text = _marked(shared_file(starthook.SOURCE).read_text("utf-8"))
+    with explained_store(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _write(path, text, _MODE | 0o111)
+
+
 def install_config(root: Path, text: str) -> Done:
     """Write a configuration file below ``root`` unless somebody has made or edited one.
 
@@ -124,13 +138,14 @@ def install(root: Path, units: Mapping[str, str]) -> Iterator[Done]:
 
 
 def uninstall(root: Path) -> Iterator[Done]:
-    """Remove the units and the configuration below ``root``; what was edited stays.
+    """Remove the units, the hook and the configuration below ``root``; what was edited stays.
 
     Raises:
         UnavailableError: a file cannot be removed.
     """
     place = _below(root)
-    paths = [*(place / name for name in UNITS), root / CONFIG_PLACE.relative_to("/")]
+    others = (starthook.PLACE, CONFIG_PLACE)
+    paths = [*(place / name for name in UNITS), *(root / path.relative_to("/") for path in others)]
     with explained_store(place):
         for path in paths:
             if not os.path.lexists(path):
@@ -142,7 +157,7 @@ def uninstall(root: Path) -> Iterator[Done]:
                 yield Done(path, Change.KEPT)
 
 
-def _write(path: Path, text: str) -> Done:
+def _write(path: Path, text: str, mode: int = _MODE) -> Done:
     change, saved = Change.WRITTEN, None
     if os.path.lexists(path):
         if _is_ours(path):
@@ -152,10 +167,12 @@ def _write(path: Path, text: str) -> Done:
         else:
             change, saved = Change.SAVED, _free(path)
             path.rename(saved)
+            if not saved.is_symlink():  # libvirt calls whatever is executable beside its hooks
+                saved.chmod(saved.stat().st_mode & ~0o111)
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.write_text(text, "utf-8")
-    fresh.chmod(_MODE)
+    fresh.chmod(mode)
     os.replace(fresh, path)
     return Done(path, change, saved)
 
@@ -164,18 +181,28 @@ def _below(root: Path) -> Path:
     return root / PLACE.relative_to("/")
 
 
-def _marked(body: str) -> str:
+def _marked(text: str) -> str:
+    shell, body = _split(text)
     digest = hashlib.sha256(body.encode()).hexdigest()
-    return f"{_MARK} {__version__}; SHA-256 of the rest {digest}\n{body}"
+    return f"{shell}{_MARK} {__version__}; SHA-256 of the rest {digest}\n{body}"
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The line that names a script's shell, if there is one, and the rest."""
+    if not text.startswith("#!"):
+        return "", text
+    shell, _, body = text.partition("\n")
+    return f"{shell}\n", body
 
 
 def _is_ours(path: Path) -> bool:
     """A plain file that is as some snaporch wrote it."""
     if path.is_symlink() or not path.is_file():
         return False
-    head, _, body = path.read_bytes().partition(b"\n")
-    digest = hashlib.sha256(body).hexdigest().encode()
-    return head.startswith(_MARK.encode()) and head.endswith(b" " + digest)
+    _, marked = _split(path.read_bytes().decode("utf-8", "surrogateescape"))
+    head, _, body = marked.partition("\n")
+    digest = hashlib.sha256(body.encode("utf-8", "surrogateescape")).hexdigest()
+    return head.startswith(_MARK) and head.endswith(f" {digest}")
 
 
 def _free(path: Path) -> Path:

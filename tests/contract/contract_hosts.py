@@ -49,6 +49,10 @@ class FakeHost:
         guest.managed_save = True
         self.hypervisor.managed_saves[self.uuid] = image  # type: ignore[attr-defined]
 
+    def autostart(self) -> None:
+        """``virsh autostart``."""
+        self.hypervisor.guests[self.uuid].autostart = True  # type: ignore[attr-defined]
+
     def copy(self) -> None:
         """``virsh blockcopy``."""
         guest = self.hypervisor.guests[self.uuid]  # type: ignore[attr-defined]
@@ -100,6 +104,10 @@ class ProbeHost:
     def managed_save(self) -> None:
         """``virsh managedsave``."""
         self.guest.domain().managedSave(0)
+
+    def autostart(self) -> None:
+        """``virsh autostart``."""
+        self.guest.domain().setAutostart(1)
 
     def copy(self) -> None:
         """``virsh blockcopy``."""

@@ -506,6 +506,25 @@ class TestHypervisorContract:
         hypervisor.drop_managed_save(host.uuid)
         assert hypervisor.managed_save_path(host.uuid) is None
 
+    def test_a_managed_save_image_goes_with_the_bases_once_they_have_everything(
+        self, host, hypervisor
+    ):
+        overlay = host.overlay()
+        hypervisor.rebase_managed_save(host.uuid, [overlay])  # there is none
+        hypervisor.capture(request_for(host, overlay), nothing)
+        host.managed_save()
+        image = hypervisor.managed_save_path(host.uuid)
+        assert overlay.overlay.encode() in image.read_bytes()
+        hypervisor.rebase_managed_save(host.uuid, [overlay])
+        assert overlay.overlay not in read_preface(image).xml
+        assert read_header(image).was_running
+        hypervisor.drop_managed_save(host.uuid)
+
+    def test_a_domain_starts_at_boot_if_it_is_told_to(self, host, hypervisor):
+        assert not hypervisor.starts_at_boot(host.uuid)
+        host.autostart()
+        assert hypervisor.starts_at_boot(host.uuid)
+
     def test_what_runs_here_fits(self, host, hypervisor):
         domain = hypervisor.domain(NAME)
         assert hypervisor.misfit(domain.live_xml) == ""

@@ -39,6 +39,7 @@ from snaporch.hypervisor.protocol import (
     Picture,
     Tick,
     Told,
+    Unguarded,
     Vitals,
     nothing,
 )
@@ -80,6 +81,7 @@ class FakeGuest:
     job: str | None = None
     ram: bytes = b""
     managed_save: bool = False
+    autostart: bool = False
     agent: Agent = Agent.MISSING
     frozen: bool = False
     boot: int = 1
@@ -129,6 +131,7 @@ class FakeHypervisor:
         """The host's, as guests of ``host-passthrough`` see it."""
         self.managed_saves: dict[str, Path] = {}
         self.overlays_must_exist = True
+        self.why_unguarded: Unguarded | None = None
         self.networks: dict[str, bool] = {}
         """libvirt's networks: whether they are isolated."""
         self.restored: Callable[[FakeGuest], None] = lambda _guest: None
@@ -365,6 +368,25 @@ class FakeHypervisor:
         self.hooks.act("hypervisor.rebase_inactive")
         if uuid in self.guests:
             self._rebase(self.guests[uuid], disks)
+
+    def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        if not guest.managed_save or uuid not in self.managed_saves:
+            return
+        self.hooks.act("hypervisor.rebase_managed_save")
+        xml, ram = _load(self.managed_saves[uuid])
+        mended = domain_xml.with_bases(xml, disks) or xml
+        image = images.image(f"{mended}\0".encode(), ram, running=1)
+        self.managed_saves[uuid].write_bytes(image)
+
+    def unguarded(self) -> Unguarded | None:
+        """See the protocol."""
+        return self.why_unguarded
+
+    def starts_at_boot(self, uuid: str) -> bool:
+        """See the protocol."""
+        return self._guest(uuid).autostart
 
     def _rebase(self, guest: FakeGuest, disks: Sequence[OverlayDisk]) -> None:
         if guest.inactive is not None:

@@ -13,7 +13,7 @@ from fakes.sanoid import DEFAULTS
 from snaporch import __version__
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.faults import Component
-from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor import HypervisorError, Unguarded
 from snaporch.model import DomainState
 from snaporch.restore import otherfiles
 from snaporch.sanoid import gather
@@ -242,6 +242,11 @@ def test_an_encrypted_guest_and_a_store_in_the_clear(sound, check):
     sound.pool.create("tank/safe", encrypted=True)
     sound.add_guest("safe", {"vda": "tank/safe"})
     assert "tank/safe is" in check("safe")[1]["store-in-clear"]["what"]
+
+
+def test_a_libvirt_that_does_not_call_the_hook(sound, check):
+    sound.hypervisor.why_unguarded = Unguarded("it is not there", "snaporch install")
+    assert check()[1]["unguarded-start"]["lines"] == ["snaporch install"]
 
 
 def test_sparse_images(sound, check, sanoid):

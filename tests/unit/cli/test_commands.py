@@ -405,6 +405,41 @@ def test_recovering_a_guest_that_was_left_on_overlays(host, snaporch, words):
     assert host.leftovers() == []
 
 
+@pytest.mark.parametrize(
+    ("words", "autostart", "state"),
+    [
+        (["--autostart"], True, DomainState.RUNNING),
+        (["--autostart"], False, DomainState.OFF),
+        ([], True, DomainState.OFF),
+    ],
+)
+def test_a_guest_that_libvirt_could_not_start_at_boot_is_started_when_it_is_recovered(
+    host, snaporch, words, autostart, state
+):
+    domain = host.add_guest()
+    host.guest().autostart = autostart
+    host.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    assert snaporch("snapshot", "web", "--quiet").code == ExitCode.ATTENTION
+    host.hypervisor.destroy(domain.uuid)
+    host.write_overlay(next(host.paths.overlays.glob("*/*.qcow2")))
+    answer = snaporch("recover", *words)
+    assert answer.code == 0
+    assert ("web: started it" in answer.out) == (state is DomainState.RUNNING)
+    assert host.guest().state is state
+    assert host.on_bases()
+
+
+def test_one_that_cannot_be_recovered_is_not_started(host, snaporch):
+    domain = host.add_guest()
+    host.guest().autostart = True
+    host.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    assert snaporch("snapshot", "web", "--quiet").code == ExitCode.ATTENTION
+    host.hypervisor.destroy(domain.uuid)
+    next(host.paths.overlays.glob("*/*.qcow2")).unlink()
+    assert snaporch("recover", "--autostart").code == ExitCode.ATTENTION
+    assert host.guest().state is DomainState.OFF
+
+
 def test_a_dry_recovery_tells_and_does_nothing(host, snaporch):
     host.add_guest()
     host.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))

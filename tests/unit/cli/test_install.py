@@ -1,14 +1,16 @@
+import os
 import re
 
 import pytest
 
 from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode
+from snaporch.hypervisor.starthook import find_unguarded
 from snaporch.schedule.units import UNITS
 
 COMMAND = ("--command", "/usr/bin/snaporch")
-FILES = len(UNITS) + 1
-"""The configuration, too."""
+FILES = len(UNITS) + 2
+"""The configuration and libvirt's hook, too."""
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_what_is_as_it_was_written_is_replaced(install, place):
     install()
     answer = install("--command", "/opt/snaporch")
     assert words(answer).count("replaced") == 5
-    assert words(answer).count("unchanged") == 3
+    assert words(answer).count("unchanged") == 4
     assert "/opt/snaporch" in (place / "snaporch.service").read_text()
     assert len(list(place.iterdir())) == len(UNITS)
 
@@ -73,6 +75,22 @@ def test_what_was_edited_is_kept_beside_it(install, place):
     assert unit.read_text() != edits[1]
     assert (place / "snaporch-run-due.timer.edited").read_text() == edits[0]
     assert (place / "snaporch-run-due.timer.edited.2").read_text() == edits[1]
+
+
+def test_libvirts_hook_is_a_script_and_what_was_edited_is_none_any_more(
+    install, uninstall, tmp_path
+):
+    """libvirt calls whatever is executable in that directory."""
+    path = tmp_path / "root/etc/libvirt/hooks/qemu.d/snaporch"
+    install()
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert path.read_text().startswith("#!/bin/sh\n# Made by `snaporch install`")
+    assert find_unguarded(may_have_called=False, place=path) is None
+    with path.open("a") as stream:
+        stream.write("# mine\n")
+    assert f"{path}  replaced; the edited one is now {path}.edited" in install().out
+    assert [each.name for each in path.parent.iterdir() if os.access(each, os.X_OK)] == ["snaporch"]
+    assert f"{path}  removed" in uninstall().out
 
 
 def test_a_link_is_somebodys_work(install, place):
@@ -123,7 +141,7 @@ def test_a_configuration_of_ones_own_is_named(install, place, tmp_path):
     config.write_text('[paths]\njournal = "/srv/journal"\n')
     install("--config", str(config))
     text = (place / "snaporch-recover.service").read_text()
-    assert f"ExecStart=/usr/bin/snaporch --config {config} recover\n" in text
+    assert f"ExecStart=/usr/bin/snaporch --config {config} recover --autostart\n" in text
     assert "ConditionDirectoryNotEmpty=/srv/journal\n" in text
 
 
@@ -148,7 +166,7 @@ def test_a_path_of_a_unit_is_one_word(install, place, tmp_path, name, told):
     assert install("--config", str(config)).code == 0
     word = told.format(f"{tmp_path}/") if "{}" in told else f"{tmp_path}/{told}"
     text = (place / "snaporch-recover.service").read_text()
-    assert f"ExecStart=/usr/bin/snaporch --config {word} recover\n" in text
+    assert f"ExecStart=/usr/bin/snaporch --config {word} recover --autostart\n" in text
     assert "ConditionDirectoryNotEmpty=/srv/100%% own journal\n" in text
 
 

@@ -340,6 +340,46 @@ def test_a_guest_is_not_suspended_when_nobody_could_know_it_afterwards(world, mo
     assert run.overlay().exists()
 
 
+def test_one_that_was_started_on_such_an_overlay_has_to_be_shut_off_first(world):
+    run = Killed(world).switched()
+    run.guest.boot += 1
+    with pytest.raises(AttentionError) as caught:
+        run.settle(Note.PIVOTING)
+    assert "either may be the newer" in caught.value.reason
+    assert caught.value.step.startswith("shut it off, ")
+    assert run.overlay().exists()
+    assert "hypervisor.commit" not in world.hooks.acts()
+
+
+def saved_by_libvirt(run):
+    """``virsh managedsave``."""
+    world, uuid = run.world, run.facts.uuid
+    image = world.root / "managed.save"
+    world.hypervisor.save(uuid, image)
+    run.guest.managed_save = True
+    world.hypervisor.managed_saves[uuid] = image
+    return lambda: str(run.overlay()).encode() in image.read_bytes()
+
+
+def test_ram_that_libvirt_saved_on_overlays_goes_with_the_bases_once_they_are_committed(world):
+    run = Killed(world).switched()
+    names_overlay = saved_by_libvirt(run)
+    assert names_overlay()
+    assert run.settle() == ["committed vda while the guest is off"]
+    assert not names_overlay()
+    acts = world.hooks.acts()
+    order = ["overlays.commit_offline", "hypervisor.rebase_managed_save"]
+    assert sorted(order, key=acts.index) == order
+    assert_settled(world)
+
+
+def test_it_does_not_go_with_a_base_that_lacks_what_was_set_aside(world):
+    run = Killed(world).switched(inactive=False)
+    names_overlay = saved_by_libvirt(run)
+    assert run.settle() == [f"set aside {run.quarantined()}, which may hold writes of vda"]
+    assert names_overlay()
+
+
 def test_offline_commits_come_before_the_definition_is_mended(world):
     run = Killed(world).switched()
     off(run)

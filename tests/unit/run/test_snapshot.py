@@ -23,7 +23,7 @@ from snaporch.errors import (
     SnaporchError,
     UnavailableError,
 )
-from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor import HypervisorError, Unguarded
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.pool import PoolError
 from snaporch.run import overlays
@@ -169,6 +169,16 @@ def test_a_disk_that_is_left_out_is_told(world):
         "RAM will not be of one instant with what is left out",
     ]
     assert "left out: sda: removable (cdrom)" in world.heard.steps
+
+
+@pytest.mark.parametrize(("way", "noted"), [("overlay", True), ("manual", False)])
+def test_that_libvirt_might_start_it_on_overlays_is_told(world, way, noted):
+    world.add_guest()
+    world.with_defaults(ram_strategy=way)
+    world.hypervisor.why_unguarded = Unguarded("it is not there", "snaporch install")
+    snapshot(world)
+    assert bool(world.heard.notes) is noted
+    assert all("it is not there; run: snaporch install" in text for text in world.heard.notes)
 
 
 def test_a_guest_with_a_cd_drive_gets_a_whole_bundle(world):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from snaporch.faults import FAULTS, Component, Need
+from snaporch.hypervisor import Unguarded
 from snaporch.sanoid.command import parse_hook
 from snaporch.sanoid.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
 from snaporch.sanoid.findings import Severity
@@ -394,6 +395,12 @@ def test_places_that_forget(facts):
     finding = only(facts(forgetful={Path("/run/journal"): "tmpfs"}))
     assert (finding.code, finding.severity) == ("forgetful-place", Severity.ERROR)
     assert finding.subject == "/run/journal"
+
+
+def test_a_libvirt_that_starts_guests_on_overlays(facts):
+    finding = only(facts(unguarded=Unguarded("no hook", "snaporch install")))
+    assert (finding.code, finding.severity) == ("unguarded-start", Severity.WARNING)
+    assert (finding.what, finding.lines) == ("no hook", ("snaporch install",))
 
 
 def test_the_worst_comes_first(facts):
