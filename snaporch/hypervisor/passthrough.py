@@ -1,7 +1,8 @@
 """QEMU arguments in ``<qemu:commandline>``: libvirt passes them on and knows nothing of them.
 
 A drive that is named there is no disk of the domain: it is in no snapshot, and a clone would use
-the original's. So only what is known to name no file, device or network is let through.
+the original's. So only what is known to name no file, device or network is let through. The same
+goes for ``<qemu:override>``, which sets properties of devices.
 """
 
 from __future__ import annotations
@@ -12,8 +13,21 @@ from xml.etree.ElementTree import Element
 _QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 _OPTIONS = frozenset({"cpu", "global", "icount", "machine", "msg", "overcommit", "rtc", "set"})
 _DEVICE = "device"
-_NAMES = re.compile(r"/|\b(drive|file|filename|path|host|netdev|chardev|mem-path|memdev|fd)=")
+_DEVICES = re.compile(
+    r"(usb-(kbd|mouse|tablet|hub|audio)|(virtio-)?(keyboard|mouse|tablet)(-pci|-device)?"
+    r"|(virtio-(vga|gpu|balloon|serial|scsi)|pcie-root-port|pcie-pci-bridge|pci-bridge)(-pci)?"
+    r"|(nec|qemu)-(usb-)?xhci|usb-ehci|ich9-(usb-\w+|intel-hda)|intel-hda|hda-(duplex|micro|output)"
+    r"|AC97|isa-(applesmc|debug-exit)|pvpanic(-pci)?|vmcoreinfo|vmgenid|edu|sga|intel-iommu"
+    r"|amd-iommu|virtio-iommu(-pci)?)(,.*)?"
+)
+"""Those that have nothing of the host behind them."""
+_NAMES = re.compile(
+    r"/|\b(drive|\w*file(name)?|path|host(bus|addr|port|device|name)?|netdev|chardev|mem-path|mem(ory-backend|dev)|\w*fd"
+    r"|[\w-]*cid|vendorid|productid|wwpn|hidraw|\w*dir|evdev|sysfsdev|driver|tpmdev|audiodev"
+    r"|pflash\d|kernel|initrd|\w*dtb|firmware)="
+)
 """What in the value of an option names something outside of the emulator."""
+_SETTABLE = re.compile(r"device\.[^.=]+\.[^.=]+=.*")
 
 
 def unknown_argument(root: Element) -> str | None:
@@ -26,7 +40,23 @@ def unknown_argument(root: Element) -> str | None:
             if option not in _OPTIONS and option != _DEVICE:
                 return value
             continue
-        if not option or _NAMES.search(value):
+        if not option or not _is_known(option, value):
             return f"-{option} {value}" if option else value
         option = ""
+    return _unknown_property(root)
+
+
+def _is_known(option: str, value: str) -> bool:
+    if option == _DEVICE and not _DEVICES.fullmatch(value):
+        return False
+    if option == "set" and not _SETTABLE.fullmatch(value):
+        return False
+    return not _NAMES.search(value)
+
+
+def _unknown_property(root: Element) -> str | None:
+    for element in root.findall(f"{_QEMU}override//{_QEMU}property"):
+        setting = f"{element.get('name', '')}={element.get('value', '')}"
+        if _NAMES.search(setting):
+            return setting
     return None

@@ -2,7 +2,8 @@
 
 What the guest sees stays (addresses, models, sizes), for a clone may be resumed from RAM. What it
 would share with the original is replaced or taken away: disks, UEFI variables, TPM state, logs,
-sockets, ports, networks.
+sockets, ports, networks (:mod:`snaporch.hypervisor.backends`). What is left then has to be in the
+list of what a clone may take over (:mod:`snaporch.hypervisor.takeover`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import re
 import secrets
 import uuid as uuids
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from snaporch.errors import RefusedError
+from snaporch.hypervisor.backends import character_devices, displays, other_backends
 from snaporch.hypervisor.passthrough import unknown_argument
+from snaporch.hypervisor.takeover import MEDIUM, foreign, foreign_in_device
 from snaporch.hypervisor.xml import (
     disk_element,
     parse,
@@ -34,23 +36,15 @@ ISOLATED = "isolated"
 _MARK = f"{{{NAMESPACE}}}clone"
 _HOW_TO_READ = ("encryption", "slices")
 _WRITES = ("disk", "lun")
-_CHARACTER_DEVICES = ("serial", "parallel", "console", "channel")
-_OWN_BACKENDS = ("pty", "null", "stdio", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
 _OF_THE_GUEST = ("mac", "model", "address", "driver", "mtu", "boot", "rom", "alias", "acpi")
-_FIRMWARE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "os/nvram": (("type", "format", "template", "templateFormat"), ("source",)),
-    "os/nvram/source": (("file", "index"), ()),
-    "os/varstore": (("path", "template"), ()),
-    "devices/tpm": (("model",), ("backend", "address", "alias")),
-    "devices/tpm/backend": (
-        ("type", "version", "persistent_state", "debug"),
-        ("source", "encryption", "active_pcr_banks", "profile"),
-    ),
-    "devices/tpm/backend/source": (("type", "path"), ()),
-}
-"""Attributes and children of what UEFI variables and TPM state are told by (libvirt's schema)."""
 _TPM_FILE = "state"
-_HOST_DEVICES = ("hostdev", "filesystem", "lease", "shmem")
+_OTHER_CARDS = ("hostdev", "vdpa", "vhostuser")
+"""What a guest sees of these depends on what is behind them."""
+_NEEDED = ("emulator", "disk", "controller", "memory", "tpm")
+"""Without these it would be another machine."""
+_OF_THE_HOST = ("resource", "blkiotune/device", "cputune/cachetune", "cputune/memorytune")
+"""Groups and shares of the host, which the guest knows nothing of."""
+_LIBOSINFO = "{http://libosinfo.org/xmlns/libvirt/domain/1.0}"
 _SPACE = re.compile(r"\s*")
 
 ElementTree.register_namespace("snaporch", NAMESPACE)
@@ -127,13 +121,17 @@ def rewrite(xml: str, identity: Identity) -> Rewritten:
             "take it out of <qemu:commandline>",
         )
     _name(root, identity)
-    missing = _disks(root, identity) + _host_devices(root, identity)
+    _of_the_host(root)
+    missing = _disks(root, identity)
+    _host_memory(root, identity)
     _firmware(root, identity)
-    _character_devices(root, identity)
+    character_devices(root, identity.files)
     for interface in root.findall("devices/interface"):
         _interface(interface, identity)
-    _graphics(root)
+    displays(root)
+    other_backends(root)
     _scheduling(root, identity)
+    missing += _without_foreign(root, identity)
     for element in root.iter():
         if element.text is not None and _SPACE.fullmatch(element.text):
             element.text = None
@@ -174,11 +172,22 @@ def _name(root: Element, identity: Identity) -> None:
     for entry in root.findall("sysinfo/system/entry[@name='uuid']"):
         entry.text = identity.uuid  # libvirt wants it to be the domain's
     metadata = _child(root, "metadata")
-    for old in metadata.findall(_MARK):
-        metadata.remove(old)
+    for old in list(metadata):
+        if not old.tag.startswith(_LIBOSINFO):  # hooks and tools of the host go by the others
+            metadata.remove(old)
     SubElement(metadata, _MARK, {"uuid": identity.uuid, "of": identity.of})
-    for label in root.findall("seclabel[@type='dynamic']"):
-        root.remove(label)
+
+
+def _of_the_host(root: Element) -> None:
+    """Security labels too: one that was given by hand lets into the original's files."""
+    for path in _OF_THE_HOST:
+        above, _, tag = path.rpartition("/")
+        for parent in root.findall(above or "."):
+            for element in parent.findall(tag):
+                parent.remove(element)
+    for parent in list(root.iter()):
+        for label in parent.findall("seclabel"):
+            parent.remove(label)
 
 
 def _child(root: Element, tag: str) -> Element:
@@ -194,15 +203,18 @@ def _disks(root: Element, identity: Identity) -> list[str]:
         target = found.get("dev", "") if found is not None else ""
         if place := identity.disks.get(target):
             _point_at(element, place)
-        elif element.get("device", "disk") not in _WRITES:
+        elif _is_shareable(element):
             _make_optional(element)
-        elif element.find("readonly") is None:
-            if identity.resumed:
-                raise RefusedError(
-                    identity.of,
-                    f"its disk {target} is not in the snapshot, and a clone must not share it",
-                    "clone it cold, without --running",
-                )
+        elif element.get("device", "disk") in ("cdrom", "floppy"):
+            _take_out(element)
+            missing.append(f"the medium in {target}")
+        elif identity.resumed:
+            raise SharedError(
+                identity.of,
+                f"its disk {target} is not in the snapshot, and a clone must not share it",
+                "clone it cold, without --running",
+            )
+        else:
             devices.remove(element)
             missing.append(f"the disk {target}, which is not in the snapshot")
     absent = [target for target in identity.disks if disk_element(root, target) is None]
@@ -213,6 +225,8 @@ def _disks(root: Element, identity: Identity) -> list[str]:
 
 def _point_at(element: Element, place: Place) -> None:
     element.set("type", place.kind)
+    for name in ("rawio", "sgio"):  # they are for commands to a device of the host
+        element.attrib.pop(name, None)
     source, store = element.find("source"), element.find("backingStore")
     for name in ("source", "backingStore", "mirror"):
         for old in element.findall(name):
@@ -240,34 +254,51 @@ def _add_source(element: Element, place: Place, original: Element | None) -> Non
         _add_source(store, place.data, None)
 
 
+def _is_shareable(element: Element) -> bool:
+    """Whether it is read-only, and nothing but a file or, for a disk, a device of the host.
+
+    A drive of the host would be opened and ejected, an image that is written to is another one by
+    now, and anything else is over a network.
+    """
+    device = element.get("device", "disk")
+    if device != "disk":
+        if element.find("source") is None and element.get("type", "file") == "file":
+            return True  # empty
+        if element.get("type", "file") != "file":
+            return False
+    if device != "cdrom" and element.find("readonly") is None:
+        return False
+    return next(foreign_in_device(element, (), MEDIUM), None) is None
+
+
+def _take_out(element: Element) -> None:
+    for name in ("source", "backingStore", "mirror", "auth", "encryption", "driver", "transient"):
+        for old in element.findall(name):
+            element.remove(old)
+    element.set("type", "file")
+
+
 def _make_optional(element: Element) -> None:
     """A medium that has gone since is no reason not to start."""
     source = element.find("source")
-    if source is not None and element.get("type", "file") == "file":
+    if source is not None and element.get("device", "disk") in ("cdrom", "floppy"):
         source.set("startupPolicy", "optional")
 
 
-def _host_devices(root: Element, identity: Identity) -> list[str]:
-    missing = []
-    devices = _child(root, "devices")
-    for tag in _HOST_DEVICES:
-        for element in devices.findall(tag):
-            if identity.resumed:
-                raise RefusedError(identity.of, f"it has a <{tag}> of the host, which is in use")
-            devices.remove(element)
-            missing.append(f"a <{tag}> of the host")
-    for element in devices.findall("memory"):
-        if element.find("source/path") is not None:
-            raise RefusedError(identity.of, "it has memory in a file of the host")
-    for element in devices.findall("vsock/cid"):
+def _host_memory(root: Element, identity: Identity) -> None:
+    if root.find("devices/memory/source/path") is not None:
+        raise SharedError(identity.of, "it has memory in a file of the host")
+    for element in root.findall("devices/vsock/cid"):
         element.attrib.clear()
         element.set("auto", "yes")
-    return missing
 
 
 def _firmware(root: Element, identity: Identity) -> None:
     """UEFI variables and TPM state of its own: what libvirt knows of them, and nothing else."""
-    trouble = uncapturable(root) or _unknown_firmware(root)
+    for loader in root.findall("os/loader[@type='pflash']"):
+        if loader.get("readonly") != "yes":
+            raise SharedError(identity.of, f"its firmware may write to {loader.text}")
+    trouble = uncapturable(root)
     if trouble is not None:
         reason, step = trouble
         raise SharedError(identity.of, reason, f"{step}, and snapshot it again")
@@ -292,47 +323,9 @@ def _tpm(root: Element, identity: Identity) -> None:
     source.set("path", str(place / _TPM_FILE if state.is_file else place))
 
 
-def _unknown_firmware(root: Element) -> tuple[str, str] | None:
-    """What may lead a clone to the original's UEFI variables or TPM state in a way unknown here."""
-    for path, (attributes, children) in _FIRMWARE.items():
-        for element in root.findall(path):
-            names = [name for name in element.attrib if name not in attributes]
-            tags = [f"<{child.tag}>" for child in element if child.tag not in children]
-            if names or tags:
-                reason = f"its <{element.tag}> has {', '.join(names + tags)}, which snaporch "
-                return f"{reason}does not know", "take it out"
-    return None
-
-
-def _character_devices(root: Element, identity: Identity) -> None:
-    logs: dict[str, str] = {}
-    for tag in _CHARACTER_DEVICES:
-        for element in root.findall(f"devices/{tag}"):
-            _character_device(element, tag, identity, logs)
-
-
-def _character_device(element: Element, tag: str, identity: Identity, logs: dict[str, str]) -> None:
-    """A file becomes one of its own; what only one can hold (sockets, ports, devices), nothing."""
-    kind = element.get("type", "pty")
-    source = element.find("source")
-    for log in element.findall("log"):
-        element.remove(log)
-    if kind == "file" and source is not None:
-        original = source.get("path", "")  # a console names the file of its serial device again
-        number = f"{len(logs)}." if logs and original not in logs else ""
-        own = f"{identity.files}/{number}{PurePosixPath(original).name}"
-        source.set("path", logs.setdefault(original, own))
-        return
-    for old in [*element.findall("source"), *element.findall("protocol")]:
-        element.remove(old)
-    if kind == "unix" and tag == "channel":
-        return  # libvirt makes the socket
-    if kind not in _OWN_BACKENDS:
-        element.set("type", "null")
-    element.attrib.pop("tty", None)
-
-
 def _interface(element: Element, identity: Identity) -> None:
+    if element.get("type") in _OTHER_CARDS:
+        return
     for child in list(element):
         if child.tag not in _OF_THE_GUEST:
             element.remove(child)
@@ -354,16 +347,6 @@ def _new_mac() -> str:
     return "52:54:00:" + ":".join(f"{byte:02x}" for byte in secrets.token_bytes(3))
 
 
-def _graphics(root: Element) -> None:
-    for element in root.findall("devices/graphics"):
-        for name in ("port", "tlsPort", "websocket", "socket"):
-            element.attrib.pop(name, None)
-        if element.get("type") in ("vnc", "spice"):
-            element.set("autoport", "yes")
-        for listen in element.findall("listen[@type='socket']"):
-            listen.attrib.pop("socket", None)
-
-
 def _scheduling(root: Element, identity: Identity) -> None:
     if not identity.throw_away:
         return
@@ -376,3 +359,35 @@ def _scheduling(root: Element, identity: Identity) -> None:
     for name in ("hugepages", "locked"):
         for element in backing.findall(name) if backing is not None else []:
             _child(root, "memoryBacking").remove(element)
+
+
+def _without_foreign(root: Element, identity: Identity) -> list[str]:
+    """Refuse what is not known to be harmless; a clone that boots goes without such devices."""
+    own = {identity.files, str(tpm_directory(identity.uuid, None).parent)}
+    for place in identity.disks.values():
+        own |= {place.path, *(below.path for below in place.chain)}
+        own |= {place.data.path} if place.data is not None else set()
+    for what in foreign(root, own):
+        raise SharedError(identity.of, f"its XML has {what}, which may be of the host")
+    missing = []
+    devices = _child(root, "devices")
+    for element in list(devices):
+        found = next(_foreign_in_device(element, identity, own), None)
+        if found is None:
+            continue
+        reason = f"it has a <{element.tag}> of the host ({found})"
+        if element.tag in _NEEDED:
+            raise SharedError(identity.of, reason)
+        if identity.resumed:
+            raise SharedError(identity.of, reason, "clone it cold, without --running")
+        devices.remove(element)
+        missing.append(f"a <{element.tag}> of the host")
+    return missing
+
+
+def _foreign_in_device(element: Element, identity: Identity, own: set[str]) -> Iterator[str]:
+    target = element.find("target")
+    shared = element.tag == "disk" and (
+        target is None or target.get("dev", "") not in identity.disks
+    )
+    return foreign_in_device(element, own, MEDIUM if shared else "")

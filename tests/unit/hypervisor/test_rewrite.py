@@ -192,12 +192,7 @@ def test_tpm_state_is_where_libvirt_lets_the_clone_have_its_own(source, place):
         (*tpm("<backend type='passthrough'><device path='/dev/tpm0'/></backend>"), "passthrough"),
         (*tpm(emulator("<source type='block' path='/dev/x'/>")), "type='block'"),
         (*tpm(emulator("<source type='file'/>")), "type='file'"),
-        (*tpm(emulator("<source type='file' path='/s' lock='no'/>")), "has lock, which snaporch"),
-        (*tpm(emulator("", " state='/srv/s'")), "has state, which snaporch does not know"),
-        (*tpm(emulator("<log file='/srv/s'/>")), "has <log>, which snaporch does not know"),
         ("os", "<nvram type='block'><source dev='/dev/zvol/x'/></nvram>", "type='block'"),
-        ("os", "<nvram><source file='/x'><slices/></source></nvram>", "has <slices>, which"),
-        ("os", "<varstore path='/x' format='qcow2'/>", "has format, which snaporch does not"),
     ],
 )
 @pytest.mark.parametrize("resumed", [True, False])
@@ -205,6 +200,20 @@ def test_firmware_that_may_be_the_original_s_is_no_clone_s(parent, text, reason,
     with pytest.raises(SharedError, match=reason) as caught:
         rewrite(domain((parent, text)), identity(resumed=resumed))
     assert "snapshot it again" in caught.value.step
+
+
+@pytest.mark.parametrize(
+    ("parent", "text", "reason"),
+    [
+        (*tpm(emulator("<source type='file' path='/s' lock='no'/>")), "lock='no' in <source>"),
+        (*tpm(emulator("", " state='/srv/s'")), "state='/srv/s' in <backend>"),
+        (*tpm(emulator("<log file='/srv/s'/>")), "<log>"),
+        ("os", "<varstore path='/x' format='/y'/>", "format='/y' in <varstore>"),
+    ],
+)
+def test_what_a_later_libvirt_says_of_firmware_is_not_taken_over(parent, text, reason):
+    with pytest.raises(SharedError, match=reason):
+        rewrite(domain((parent, text)), identity())
 
 
 def test_two_tpms_are_no_clone_s():
@@ -381,3 +390,219 @@ def test_a_disk_is_read_as_the_original_is():
     assert below.find("source").get("file") == "/clones/1/base"
     assert below.find("source/encryption/secret").get("uuid") == "s"
     assert "/tank/c" not in ElementTree.tostring(root, encoding="unicode")
+
+
+def test_variables_of_the_emulator_are_not_taken_over():
+    text = f"<q:commandline xmlns:q='{_QEMU}'><q:env name='TMPDIR' value='/x'/></q:commandline>"
+    with pytest.raises(SharedError, match="env"):
+        rewritten((".", text))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("-device", "usb-host,hostbus=1,hostaddr=2"),
+        ("-device", "vhost-scsi-pci,wwpn=naa.5001405"),
+        ("-device", "unheard-of"),
+        ("-device", '{"driver":"usb-kbd"}'),
+        ("-set", "chardev.charserial0.port=4444"),
+        ("-set", "device.vsock0.guest-cid=4"),
+        ("-global", "vhost-vsock-pci.guest-cid=4"),
+    ],
+)
+def test_devices_and_settings_that_are_not_known_are_refused(values):
+    with pytest.raises(SharedError, match="on to QEMU"):
+        rewritten(passed_on(*values))
+
+
+@pytest.mark.parametrize(("name", "refused"), [("drive", True), ("rotation_rate", False)])
+def test_an_override_may_not_name_something_of_the_host(name, refused):
+    text = (
+        f"<q:override xmlns:q='{_QEMU}'><q:device alias='a'><q:frontend>"
+        f"<q:property name='{name}' type='string' value='x'/>"
+        "</q:frontend></q:device></q:override>"
+    )
+    if refused:
+        with pytest.raises(SharedError, match="drive=x"):
+            rewritten((".", text))
+    else:
+        assert rewritten((".", text)).find(f"{{{_QEMU}}}override") is not None
+
+
+# -- what is behind devices -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("<audio id='3' type='file' path='/srv/x.wav'/>", "<audio id='3' type='none'/>"),
+        (
+            "<audio id='1' type='alsa'><input dev='/dev/dsp'/></audio>",
+            "<audio id='1' type='none'/>",
+        ),
+        ("<audio id='1' type='spice'/>", "<audio id='1' type='spice'/>"),
+        (
+            (
+                "<rng model='virtio'><backend model='egd' type='tcp'><source host='1.2.3.4'/>"
+                "</backend></rng>"
+            ),
+            "<rng model='virtio'><backend model='builtin'/></rng>",
+        ),
+        (
+            "<rng model='virtio'><backend model='random'>/dev/hwrng</backend></rng>",
+            "<rng model='virtio'><backend model='builtin'/></rng>",
+        ),
+        (
+            "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>",
+            "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>",
+        ),
+        (
+            (
+                "<redirdev bus='usb' type='tcp'><source mode='connect' host='x' service='1'/>"
+                "</redirdev>"
+            ),
+            "<redirdev bus='usb' type='null'/>",
+        ),
+        (
+            (
+                "<smartcard mode='passthrough' type='tcp'><source host='::' service='1'/>"
+                "<protocol type='raw'/></smartcard>"
+            ),
+            "<smartcard mode='passthrough' type='null'/>",
+        ),
+        (
+            "<channel type='spiceport'><source channel='org.a'/></channel>",
+            "<channel type='spiceport'><source channel='org.a'/></channel>",
+        ),
+        (
+            (
+                "<serial type='file'><source path='/x/a.log' append='on'><seclabel model='dac'/>"
+                "</source></serial>"
+            ),
+            "<serial type='file'><source append='on' path='/clones/1/a.log'/></serial>",
+        ),
+        (
+            (
+                "<graphics type='spice' tlsPort='1'><listen type='address' address='10.0.0.1'/>"
+                "<gl enable='yes' rendernode='/dev/dri/renderD128'/></graphics>"
+            ),
+            "<graphics type='spice' autoport='yes'><gl enable='yes'/></graphics>",
+        ),
+        (
+            (
+                "<graphics type='sdl' display=':0' xauth='/root/.Xauthority'>"
+                "<gl enable='yes'/></graphics>"
+            ),
+            "<graphics type='egl-headless'/>",
+        ),
+        (
+            "<graphics type='dbus' address='unix:path=/run/x'/>",
+            "<graphics type='dbus'/>",
+        ),
+    ],
+)
+def test_what_is_behind_a_device_is_replaced(text, wanted, resumed):
+    tag = re.match(r"<(\w+)", text)[1]
+    element = rewritten(device(text), resumed=resumed).find(f"devices/{tag}")
+    found = ElementTree.tostring(element, encoding="unicode")
+    assert found == ElementTree.tostring(ElementTree.fromstring(wanted), encoding="unicode")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<graphics type='sdl' display=':0' xauth='/root/.Xauthority'/>",
+        "<graphics type='rdp' port='3389' username='x'/>",
+        "<input type='evdev'><source dev='/dev/input/event3' grab='all'/></input>",
+    ],
+)
+def test_what_the_guest_does_not_see_is_taken_away(text):
+    tag = re.match(r"<(\w+)", text)[1]
+    assert rewritten(device(text)).find(f"devices/{tag}") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<input type='passthrough' bus='virtio'><source evdev='/dev/input/event3'/></input>",
+        "<smartcard mode='host'/>",
+        "<interface type='vdpa'><source dev='/dev/vhost-vdpa-0'/></interface>",
+        "<interface type='vhostuser'><source type='unix' path='/x' mode='server'/></interface>",
+        "<video><driver name='vhostuser'/><model type='virtio'/></video>",
+        "<crypto model='virtio' type='qemu'><backend model='lkcf'/></crypto>",
+        "<pstore backend='acpi-erst'><path>/srv/erst</path></pstore>",
+        "<channel type='pty'><target type='guestfwd' address='10.0.2.1' port='1'/></channel>",
+        "<thing-of-next-year/>",
+    ],
+)
+def test_a_device_that_is_not_in_the_list_is_refused_or_left_out(text):
+    tag = re.match(r"<([\w-]+)", text)[1]
+    with pytest.raises(SharedError, match=f"a <{tag}> of the host"):
+        rewrite(domain(device(text)), identity())
+    cold = rewrite(domain(device(text)), identity(resumed=False))
+    assert parse(cold.xml).find(f"devices/{tag}") is None
+    assert cold.missing == (f"a <{tag}> of the host",)
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+@pytest.mark.parametrize(
+    ("parent", "text", "match"),
+    [
+        (".", "<launchSecurity type='sev'/>", "launchSecurity"),
+        (".", "<thing-of-next-year/>", "thing-of-next-year"),
+        ("os", "<loader type='pflash'>/var/lib/x.fd</loader>", "may write to /var/lib/x.fd"),
+        ("devices", "<memory model='sgx-epc'/>", "sgx-epc"),
+        (
+            "devices",
+            "<tpm><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>",
+            "passthrough",
+        ),
+    ],
+)
+def test_what_a_guest_cannot_do_without_is_refused(parent, text, match, resumed):
+    with pytest.raises(SharedError, match=match):
+        rewrite(domain((parent, text)), identity(resumed=resumed))
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<disk type='file' device='floppy'><source file='/srv/a.img'/><target dev='fda'/></disk>",
+        (
+            "<disk type='block' device='cdrom'><source dev='/dev/sr0'/><target dev='fda'/>"
+            "<readonly/></disk>"
+        ),
+        (
+            "<disk type='network' device='cdrom'><source protocol='https' name='x'/>"
+            "<target dev='fda'/><readonly/></disk>"
+        ),
+    ],
+)
+def test_a_drive_loses_a_medium_that_is_not_a_file_that_is_only_read(text, resumed):
+    made = rewrite(domain(device(text)), identity(resumed=resumed))
+    element = parse(made.xml).findall("devices/disk")[-1]
+    assert element.get("type") == "file"
+    assert element.find("source") is None
+    assert made.missing == ("the medium in fda",)
+
+
+def test_groups_labels_and_metadata_of_the_host_are_taken_away():
+    libosinfo = "http://libosinfo.org/xmlns/libvirt/domain/1.0"
+    root = rewritten(
+        (".", "<resource><partition>/machine/production</partition></resource>"),
+        (".", "<seclabel type='static' model='selinux'><label>s0:c1,c2</label></seclabel>"),
+        (".", "<blkiotune><weight>5</weight><device><path>/dev/sda</path></device></blkiotune>"),
+        (
+            ".",
+            (
+                "<metadata><a:hook xmlns:a='urn:a'>mount /srv</a:hook>"
+                f"<o:libosinfo xmlns:o='{libosinfo}'/></metadata>"
+            ),
+        ),
+    )
+    assert [root.find(tag) for tag in ("resource", "seclabel", "blkiotune/device")] == [None] * 3
+    assert root.findtext("blkiotune/weight") == "5"
+    assert len(root.find("metadata")) == 2
+    assert "urn:a" not in ElementTree.tostring(root, encoding="unicode")

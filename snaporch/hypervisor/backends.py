@@ -1,0 +1,93 @@
+"""What is behind a clone's devices on the host: made its own, or made to lead nowhere.
+
+The guest sees the device, not what is behind it, and neither does the image of its RAM.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from xml.etree.ElementTree import Element, SubElement
+
+_CHARACTER_DEVICES = ("serial", "parallel", "console", "channel", "redirdev", "smartcard")
+_OWN_BACKENDS = ("pty", "null", "stdio", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
+_NAMED = ("spiceport", "dbus")
+"""These have a name for those who connect to the clone's own display."""
+_SCREENS = ("vnc", "spice", "egl-headless", "dbus")
+"""The others are windows on the host's screen, or have a port that nobody else may have."""
+_SOUND = ("none", "spice", "dbus")
+"""The others are the host's, or files."""
+_RANDOM = ("/dev/urandom", "/dev/random")
+
+
+def character_devices(root: Element, files: str) -> None:
+    """Point serial ports, consoles, channels and the like at something of the clone's.
+
+    A file becomes one of its own, below the directory ``files``; what only one can hold (sockets,
+    ports, devices), nothing.
+    """
+    logs: dict[str, str] = {}
+    for tag in _CHARACTER_DEVICES:
+        for element in root.findall(f"devices/{tag}"):
+            if tag != "smartcard" or element.get("mode") == "passthrough":
+                _character_device(element, files, logs)
+
+
+def _character_device(element: Element, files: str, logs: dict[str, str]) -> None:
+    kind = element.get("type", "pty")
+    source = element.find("source")
+    for name in ("log", "source", "protocol"):
+        for old in element.findall(name):
+            element.remove(old)
+    element.attrib.pop("tty", None)
+    if kind == "file" and source is not None:
+        original = source.get("path", "")  # a console names the file of its serial device again
+        number = f"{len(logs)}." if logs and original not in logs else ""
+        own = f"{files}/{number}{PurePosixPath(original).name}"
+        append = {key: value for key, value in source.items() if key == "append"}
+        SubElement(element, "source", append, path=logs.setdefault(original, own))
+    elif kind in _NAMED and source is not None:
+        SubElement(element, "source", channel=source.get("channel", ""))
+    elif kind not in _OWN_BACKENDS and not (kind == "unix" and element.tag == "channel"):
+        element.set("type", "null")  # a channel's socket is made by libvirt
+
+
+def displays(root: Element) -> None:
+    """Screens that only this clone has, where libvirt wants them by default."""
+    devices = root.find("devices")
+    for element in root.findall("devices/graphics"):
+        if element.get("type") not in _SCREENS:
+            if element.find("gl[@enable='yes']") is None:
+                assert devices is not None
+                devices.remove(element)
+                continue
+            element.clear()
+            element.set("type", "egl-headless")
+        for name in ("port", "tlsPort", "websocket", "socket", "listen", "address"):
+            element.attrib.pop(name, None)
+        if element.get("type") in ("vnc", "spice"):
+            element.set("autoport", "yes")
+        for listen in element.findall("listen"):
+            if listen.get("type") in ("none", "socket"):
+                listen.attrib.pop("socket", None)
+            else:
+                element.remove(listen)
+    for element in root.iter():
+        if element.tag in ("gl", "acceleration"):
+            element.attrib.pop("rendernode", None)
+
+
+def other_backends(root: Element) -> None:
+    """Sound goes nowhere, random numbers come from the emulator, and no input is grabbed."""
+    for element in root.findall("devices/audio"):
+        if element.get("type") not in _SOUND:
+            number = element.get("id", "1")
+            element.clear()
+            element.attrib.update(id=number, type="none")
+    for rng in root.findall("devices/rng"):
+        for backend in rng.findall("backend"):
+            if backend.get("model") != "random" or (backend.text or "").strip() not in _RANDOM:
+                backend.clear()
+                backend.set("model", "builtin")
+    for devices in root.findall("devices"):
+        for element in devices.findall("input[@type='evdev']"):
+            devices.remove(element)  # no device of the guest's: it feeds the others

@@ -1,0 +1,261 @@
+"""What a clone may take over from the definition of its original: an allow-list.
+
+Everything that is not in it may name something of the host or of the original. The list is read
+line by line: an element, the attributes it may have, and indented below it its children. What
+follows the name of an attribute (or ``.``, the element's text) says what its value may be:
+
+======== ======================================================================
+nothing  a word or a number, nothing with a slash
+``~``    any text: the guest reads it, the host does not
+``<``    a file of the host that is only read
+``!``    a path of the clone's own
+``=a|b`` one of these
+======== ======================================================================
+
+``**`` stands for any attributes, text and children with such words, ``**~`` for any at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element
+
+QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
+
+_LIST = """
+domain type id
+  name|title|description .~
+  uuid|genid|iothreads .
+  metadata **~
+  memory unit dumpCore .
+  currentMemory|maxMemory unit slots .
+  memoryBacking|memtune|numatune|vcpu|vcpus|iothreadids|defaultiothread|throttlegroups **
+  cputune
+    shares|period|quota|global_period|global_quota|emulator_period|emulator_quota .
+    iothread_period|iothread_quota .
+    vcpupin|emulatorpin|iothreadpin|vcpusched|iothreadsched|emulatorsched **
+  blkiotune
+    weight .
+  cpu|features|pm|perf|keywrap|on_poweroff|on_reboot|on_crash|on_lockfailure **
+  clock offset adjustment basis timezone~ start
+    timer **
+  sysinfo type
+    bios|system|baseBoard|chassis|oemStrings
+      entry name .~
+    entry name~ file< .~
+  os firmware
+    type arch machine .
+    firmware|boot|bootmenu|bios|smbios **
+    loader readonly secure stateless type format .<
+    nvram template< templateFormat format .!
+    varstore template< path!
+    kernel|initrd|dtb|shim .<
+    cmdline .~
+    acpi
+      table type .<
+  qemu:commandline
+    qemu:arg value~
+  qemu:capabilities|qemu:deprecation|qemu:override **
+  devices
+    emulator .<
+    disk type=file|block device=disk|lun|cdrom|floppy model snapshot
+      driver|target|iotune|geometry|blockio|boot|address|alias|acpi|throttlefilters **
+      readonly|shareable|transient **
+      serial|wwn|vendor|product .~
+      source file! dev! index startupPolicy
+        encryption format engine
+          secret type uuid usage~
+          cipher|ivgen **
+        slices
+          slice type offset size
+        dataStore type=file|block
+          format type
+          source file! dev!
+      backingStore type=file|block
+        format type
+        source file! dev! index
+          encryption format engine
+            secret type uuid usage~
+            cipher|ivgen **
+          slices
+            slice type offset size
+      encryption format engine
+        secret type uuid usage~
+        cipher|ivgen **
+    medium type=file|block device=disk|cdrom|floppy model snapshot
+      driver|target|iotune|geometry|blockio|boot|address|alias|acpi|throttlefilters **
+      readonly|shareable **
+      serial|wwn|vendor|product .~
+      source file< dev< index startupPolicy
+        encryption format engine
+          secret type uuid usage~
+          cipher|ivgen **
+        slices
+          slice type offset size
+      backingStore type=file|block
+        format type
+        source file< dev< index
+          encryption format engine
+            secret type uuid usage~
+            cipher|ivgen **
+          slices
+            slice type offset size
+    controller|hub|redirfilter|memballoon|nvram|panic|iommu|watchdog|sound **
+    interface type=ethernet|network
+      mac|model|driver|address|mtu|boot|alias|acpi|link **
+      rom bar enabled file<
+      source network
+    input type=mouse|keyboard|tablet bus model
+      driver|address|alias|acpi **
+    graphics type=vnc|spice|egl-headless|dbus autoport=yes keymap sharePolicy passwd~ \
+passwdValidTo connected defaultMode powerControl wait p2p
+      channel|image|jpeg|zlib|playback|streaming|clipboard|mouse|filetransfer|audio **
+      gl enable
+      listen type=none|socket
+    audio type=none|spice|dbus id timerPeriod
+      input|output **
+    video
+      driver name=qemu vgaconf iommu ats packed page_per_vq
+      model type ram vram vram64 vgamem heads primary blob edid
+        acceleration accel2d accel3d
+        resolution **
+      address|alias|acpi **
+    serial|parallel|console|channel \
+type=pty|null|stdio|vc|spicevmc|spiceport|qemu-vdagent|dbus|unix|file
+      source channel path! append
+      clipboard|mouse **
+      target type port name state
+        model name
+      address|alias|acpi **
+    smartcard mode=passthrough type=null|spicevmc
+      address|alias **
+    redirdev bus type=null|spicevmc|dbus
+      source channel
+      boot|address|alias **
+    rng model
+      backend model=builtin|random .=/dev/urandom|/dev/random
+      rate|driver|address|alias|acpi **
+    tpm model
+      backend type=emulator version persistent_state debug
+        encryption secret
+        active_pcr_banks|profile **
+        source type=dir|file path!
+      address|alias|acpi **
+    memory model=dimm|virtio-mem access discard
+      uuid .
+      source
+        nodemask .
+        pagesize unit .
+      target|address|alias|acpi **
+    vsock model
+      cid auto=yes
+      driver|address|alias|acpi **
+    crypto model type
+      backend model=builtin queues
+      driver|address|alias|acpi **
+"""
+
+_Fits = Callable[[str, Collection[str]], bool]
+
+
+@dataclass(slots=True)
+class _Rule:
+    """What an element may have."""
+
+    values: dict[str, _Fits] = field(default_factory=dict)
+    """By attribute; the text's is ``.``."""
+    children: dict[str, _Rule] = field(default_factory=dict)
+    all: _Fits | None = None
+    """Whatever it has need only have such values."""
+
+
+def _word(value: str, _own: Collection[str]) -> bool:
+    return "/" not in value
+
+
+def _any(_value: str, _own: Collection[str]) -> bool:
+    return True
+
+
+def _own(value: str, own: Collection[str]) -> bool:
+    if ".." in value.split("/"):
+        return False
+    return any(value == path or value.startswith(f"{path}/") for path in own)
+
+
+def _fits(sign: str) -> _Fits:
+    if sign.startswith("="):
+        choices = sign[1:].split("|")
+        return lambda value, _own: value in choices
+    return {"": _word, "~": _any, "<": _any, "!": _own}[sign]
+
+
+def _rules(lines: str) -> _Rule:
+    top = _Rule()
+    open_rules = [(-1, [top])]
+    for line in lines.strip().splitlines():
+        depth = len(line) - len(line.lstrip())
+        tags, *tokens = line.split()
+        rule = _Rule()
+        for token in tokens:
+            found = re.fullmatch(r"(\*\*|\.|\w+)(.*)", token)
+            assert found is not None, token
+            if found[1] == "**":
+                rule.all = _fits(found[2])
+            else:
+                rule.values[found[1]] = _fits(found[2])
+        while open_rules[-1][0] >= depth:
+            open_rules.pop()
+        for parent in open_rules[-1][1]:
+            for tag in tags.split("|"):
+                parent.children[tag.replace("qemu:", QEMU)] = rule
+                if tag == "backingStore":
+                    rule.children[tag] = rule  # a chain
+        open_rules.append((depth, [rule]))
+    return top
+
+
+_DOMAIN = _rules(_LIST).children["domain"]
+_DEVICES = _DOMAIN.children.pop("devices").children
+MEDIUM = "medium"
+"""In the place of ``disk``: one that is read-only, and shared with the original."""
+
+
+def foreign(root: Element, own: Collection[str]) -> Iterator[str]:
+    """What is not in the list, devices aside.
+
+    Args:
+        root: the ``<domain>``.
+        own: paths that are the clone's, and directories all in which is.
+    """
+    return _foreign(root, _DOMAIN, own, ("devices",))
+
+
+def foreign_in_device(element: Element, own: Collection[str], tag: str = "") -> Iterator[str]:
+    """What of a device is not in the list; ``tag`` is another entry's to look at."""
+    rule = _DEVICES.get(tag or element.tag)
+    if rule is None:
+        return iter([f"<{element.tag}>"])
+    return _foreign(element, rule, own)
+
+
+def _foreign(
+    element: Element, rule: _Rule, own: Collection[str], without: Collection[str] = ()
+) -> Iterator[str]:
+    values = dict(element.attrib)
+    if (text := (element.text or "").strip()) != "":
+        values["."] = text
+    for name, value in values.items():
+        fits = rule.values.get(name, rule.all)
+        if fits is None or not fits(value, own):
+            yield f"{'' if name == '.' else f'{name}='}{value!r} in <{element.tag}>"
+    for child in element:
+        if child.tag in without:
+            continue
+        below = rule.children.get(child.tag) or (rule if rule.all is not None else None)
+        if below is None:
+            yield f"<{child.tag}>"
+        else:
+            yield from _foreign(child, below, own)
