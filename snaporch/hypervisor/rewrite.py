@@ -332,8 +332,10 @@ def _interface(element: Element, identity: Identity) -> None:
     for name in ("managed", "trustGuestRxFilters"):
         element.attrib.pop(name, None)
     mac = element.find("mac")
-    if mac is not None and not identity.resumed:
-        mac.set("address", _new_mac())
+    if mac is not None:
+        mac.attrib.pop("currentAddress", None)
+        if not identity.resumed:
+            mac.set("address", _new_mac())
     if identity.network in (NO_NETWORK, ISOLATED):
         element.set("type", "ethernet")  # a tap that is attached to nothing
         SubElement(element, "link", state="down" if identity.network == NO_NETWORK else "up")

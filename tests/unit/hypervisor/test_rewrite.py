@@ -606,3 +606,13 @@ def test_groups_labels_and_metadata_of_the_host_are_taken_away():
     assert root.findtext("blkiotune/weight") == "5"
     assert len(root.find("metadata")) == 2
     assert "urn:a" not in ElementTree.tostring(root, encoding="unicode")
+
+
+def test_an_address_that_the_guest_gave_itself_is_not_taken_over():
+    text = (
+        "<interface type='bridge'><mac address='52:54:00:00:00:01' "
+        "currentAddress='52:54:00:00:00:02'/><source bridge='br0'/></interface>"
+    )
+    for resumed in (True, False):
+        mac = rewritten(device(text), resumed=resumed).find("devices/interface/mac")
+        assert list(mac.attrib) == ["address"]
