@@ -218,55 +218,6 @@ def test_a_clone_that_cannot_be_resumed_leaves_nothing(taken):
     assert files() == before
 
 
-def test_what_only_the_original_can_have_is_not_in_a_running_clone():
-    """A port that it listens on, a writable floppy disk, a label and a group of its own."""
-    Path("/var/lib/libvirt/images/fda.img").write_bytes(bytes(1440 << 10))
-    guest = Guest.create("odd", [Disk("file", "tank/odd")], mutate=add_odd_things)
-    try:
-        snapshot(guest, "--name", "s")
-        mark, count = guest.mark(), guest.snapshot_count("s")
-        document, clone = cloned("odd@s", "odd two", "--running")
-        assert document["missing"] == ["the medium in fda"]
-        clone.assert_continues(0, count)
-        xml = clone.xml()
-        assert "<backend model='builtin'/>" in xml
-        for absent in ("fda.img", "7708", "7709", "urn:odd"):
-            assert absent not in xml
-            assert absent in guest.xml()
-        clone.destroy()
-        clone.start()
-        assert clone.cold_boots_since(0)
-        outcome = snaporch("verify", "odd@s", "--json", "--quiet")
-        assert (outcome.json["passed"], outcome.json["reached"]) == (True, "resumed")
-        guest.assert_undisturbed(mark)
-        delete("odd two")
-    finally:
-        guest.remove()
-
-
-def add_odd_things(domain):
-    import xml.etree.ElementTree as ET
-
-    devices = domain.find("devices")
-    for text in (
-        (
-            "<rng model='virtio'><backend model='egd' type='tcp'>"
-            "<source mode='bind' host='127.0.0.1' service='7708'/><protocol type='raw'/>"
-            "</backend></rng>"
-        ),
-        (
-            "<serial type='tcp'><source mode='bind' host='127.0.0.1' service='7709'/>"
-            "<protocol type='raw'/><target port='1'/></serial>"
-        ),
-        (
-            "<disk type='file' device='floppy'><driver name='qemu' type='raw'/>"
-            "<source file='/var/lib/libvirt/images/fda.img'/><target dev='fda' bus='fdc'/></disk>"
-        ),
-    ):
-        devices.append(ET.fromstring(text))
-    domain.append(ET.fromstring("<metadata><odd:x xmlns:odd='urn:odd'>hook</odd:x></metadata>"))
-
-
 def test_uefi_variables_are_copied():
     guest = Guest.create("uefi", firmware="uefi", disks=[Disk("zvol", "tank/uefi")])
     try:
