@@ -95,7 +95,9 @@ class RestorePlan:
             RefusedError: it cannot be told of one.
         """
         texts = [self.text(role) for role in (Role.INACTIVE_XML, Role.LIVE_XML)]
-        then = [disk.source for disk in self.manifest.disks] if self.manifest else []
+        disks = self.manifest.disks if self.manifest else ()
+        beneath = [file.path for disk in disks for file in disk.beneath or ()]
+        then = [*(disk.source for disk in disks), *beneath]
         now: list[str | None] = []
         if self.domain is not None:
             texts += [self.domain.inactive_xml, self.domain.live_xml]
