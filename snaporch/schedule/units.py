@@ -107,7 +107,15 @@ def install_hook(root: Path) -> Done:
     text = _marked(shared_file(starthook.SOURCE).read_text("utf-8"))
     with explained_store(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _write(path, text, _MODE | 0o111)
+        done = _write(path, text, _MODE | 0o111)
+        if done.change is not Change.UNCHANGED:
+            _mark(root).unlink(missing_ok=True)
+        return done
+
+
+def _mark(root: Path) -> Path:
+    """What the hook leaves when it is called; that of another says nothing of this one."""
+    return root / starthook.CALLED.relative_to("/")
 
 
 def install_config(root: Path, text: str) -> Done:
@@ -152,6 +160,7 @@ def uninstall(root: Path) -> Iterator[Done]:
                 continue
             if _is_ours(path):
                 path.unlink()
+                _mark(root).unlink(missing_ok=True)
                 yield Done(path, Change.REMOVED)
             else:
                 yield Done(path, Change.KEPT)

@@ -125,7 +125,7 @@ def is_on_overlays(guest):
 def assert_refuses_to_start(guest):
     outcome = run("virsh", "start", guest.name)
     assert outcome.status == 1, outcome
-    assert f"run: snaporch recover '{guest.name}'" in outcome.err, outcome.err
+    assert "run: snaporch recover" in outcome.err, outcome.err
     assert guest.state() == "shut off"
 
 
