@@ -48,7 +48,7 @@ def await_guardian(context: Context, facts: Facts, journal: Path) -> None:
     if facts.strategy in _UNGUARDED:
         return
     end = time.monotonic() + _START_SECONDS
-    with journal.open("rb") as stream:
+    with journal.open("r+b") as stream:  # NFS locks for writing only what is open for it
         while not _is_locked(stream.fileno()):
             context.interrupt.check(facts.domain)
             if time.monotonic() > end:

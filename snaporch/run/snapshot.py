@@ -153,9 +153,9 @@ class _Run:
         # What prepare() opened is let go of even if the journal cannot be written any more.
         try:
             with journal.step(Step.PREPARE):
+                await_guardian(self._context, plan.facts, journal.path)
                 self._taker.prepare(plan)
                 strategy.prepare()
-                await_guardian(self._context, plan.facts, journal.path)
             self._freezing = self._touched = True
             with journal.step(Step.FREEZE):
                 strategy.freeze()

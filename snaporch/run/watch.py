@@ -32,6 +32,8 @@ from typing import Any
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 30
 _RECOVER_WAIT = "600"
+_BY_ITS_OWNER = "user"
+"""libvirt's reason for a pause that somebody asked for: its owner, or the run, which notes it."""
 _RETRY_SECONDS = 10.0
 _MAX_RETRY_SECONDS = 3600.0
 _SAVING_RAM = ("manual", "overlay")
@@ -131,6 +133,7 @@ class _Guardian:
         facts = lines[0]["facts"]
         if window is _Window.SAVING:
             self._pulse = self._pulse or _Pulse(self._uri, facts["uuid"])
+            self._pulse.ours = _is_suspended(lines)
             self._since = self._pulse.ran_at
         else:
             self._since = self._since or time.monotonic()
@@ -139,7 +142,7 @@ class _Guardian:
             self._released = False
         elif not self._released:
             self._mark()
-            self._released = _let_go(window, facts, self._uri)
+            self._released = _let_go(window, lines, self._uri, self._journal)
 
     def _mark(self) -> None:
         """First of all, for the run must not take it for its own doing."""
@@ -164,6 +167,8 @@ class _Pulse(threading.Thread):
     def __init__(self, uri: str, uuid: str) -> None:
         super().__init__(name="pulse", daemon=True)
         self.ran_at = time.monotonic()
+        self.ours = False
+        """Whether the run has suspended it; else its owner may have, who knows why."""
         self.over = threading.Event()
         self._uri = uri
         self._uuid = uuid
@@ -178,7 +183,8 @@ class _Pulse(threading.Thread):
             asked = time.monotonic()
             try:
                 hypervisor = hypervisor or open_hypervisor(self._uri)
-                if hypervisor.paused_by(self._uuid) is None:
+                reason = hypervisor.paused_by(self._uuid)
+                if reason is None or (reason == _BY_ITS_OWNER and not self.ours):
                     self.ran_at = asked
             except SnaporchError:
                 continue
@@ -221,10 +227,17 @@ def _window(lines: Sequence[dict[str, Any]]) -> _Window | None:
     if strategy in _STANDING_STILL:
         asked = strategy in _ASKED and any(note in _BEGINNINGS for note in noted)
         return _Window.STILL if asked or "freeze" in ended else None
+    if _is_suspended(lines):
+        return _Window.COMMITTING
     if "release" in begun:
-        last = next((note for note in reversed(noted) if note in ("suspended", "resumed")), "")
-        return _Window.COMMITTING if last == "suspended" else None
+        return None
     return _Window.ON_OVERLAYS if "freeze" in ended else None
+
+
+def _is_suspended(lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether the run has noted that it suspends the guest, and not that it runs again."""
+    noted = (line["note"] for line in reversed(lines) if line.get("event") == "note")
+    return next((note for note in noted if note in ("suspended", "resumed")), "") == "suspended"
 
 
 def _too_much(window: _Window, facts: dict[str, Any], seconds: float, deadline: float) -> bool:
@@ -249,13 +262,15 @@ def let_go_mark(journal: Path) -> Path:
     return journal.with_suffix(".let-go")
 
 
-def _let_go(window: _Window, facts: dict[str, Any], uri: str) -> bool:
+def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal: Path) -> bool:
     """Let the guest go; False to try again."""
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
+    from snaporch.run.journal import append_note, noting
     from snaporch.run.pipe import reader_of
     from snaporch.run.settle import end_job
 
+    facts = lines[0]["facts"]
     saving = window is _Window.SAVING
     try:
         # whoever saves RAM waits for a reader, and the run's own may stand still
@@ -266,12 +281,15 @@ def _let_go(window: _Window, facts: dict[str, Any], uri: str) -> bool:
             elif window is _Window.ON_OVERLAYS:
                 overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
                 unsuspended = Patience(running=float("inf"))  # killed then, it would stay so
-                hypervisor.commit(facts["uuid"], overlays, lambda _stage: None, unsuspended)
+                told = noting(lambda note: append_note(journal, note))  # no pivot without its note
+                hypervisor.commit(facts["uuid"], overlays, told, unsuspended)
             elif facts["strategy"] == "quiesced":
                 hypervisor.thaw_file_systems(facts["uuid"], 10)
-            if facts["was"] == "running" and hypervisor.paused_by(facts["uuid"]) is not None:
+            reason = hypervisor.paused_by(facts["uuid"])
+            ours = reason != _BY_ITS_OWNER or _is_suspended(lines)
+            if facts["was"] == "running" and reason is not None and ours:
                 hypervisor.resume(facts["uuid"])
-    except SnaporchError as error:
+    except (SnaporchError, OSError) as error:
         _complain(error)
         return False
     return True

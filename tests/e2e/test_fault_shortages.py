@@ -1,7 +1,9 @@
 """What runs out or goes wrong around a run: space, an agent, a snapshot's name, the clock."""
 
 import time
+from collections import deque
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from faults.process import Run, snaporch_here
@@ -245,11 +247,12 @@ def test_a_run_that_stands_still_when_its_guest_is_stopped_for_the_end_of_ram(gu
 def test_no_space_for_what_the_guardian_has_to_say(guest, tmp_path, way, killed):
     settings = DEADLINE.format(way)
     with (
-        small(JOURNAL, "nr_inodes=2"),  # itself and the journal
+        small_disk(JOURNAL, tmp_path / "disk"),
         under_way(
             tmp_path, guest, "past:freeze", settings=settings, paths="overlay_max_mib = 1"
         ) as process,
     ):
+        fill_with_names(JOURNAL)
         if killed:
             process.kill()
         wait_for(lambda: is_let_go(guest), "the guardian")
@@ -258,8 +261,15 @@ def test_no_space_for_what_the_guardian_has_to_say(guest, tmp_path, way, killed)
             outcome = process.wait()
             assert outcome.status == 0, outcome
             assert "it did not stay as it was" in outcome.err
-        wait_for(lambda: not list(JOURNAL.iterdir()), "its end")
+        wait_for(lambda: not list(JOURNAL.glob("*.jsonl")), "its end")
     assert_clean(guest)
+
+
+def fill_with_names(directory):
+    """No more file can be made there."""
+    names = (directory / f"filler-{number}" for number in range(1000))
+    with pytest.raises(OSError, match="No space"):
+        deque(map(Path.touch, names), maxlen=0)
 
 
 def is_let_go(guest):

@@ -114,7 +114,7 @@ def let_go(monkeypatch):
         times = 0
         then = staticmethod(lambda: None)
 
-        def __call__(self, window, facts, uri):
+        def __call__(self, window, lines, uri, journal):
             self.times += 1
             self.window = window
             self.then()
@@ -123,6 +123,10 @@ def let_go(monkeypatch):
     made = LetGo()
     monkeypatch.setattr(watch, "_let_go", made)
     return made
+
+
+def lines_of(run):
+    return watch._Guardian(run.path, 60, URI)._read()
 
 
 def guard(run, pid, deadline="60", *config):
@@ -324,8 +328,9 @@ def test_a_guest_suspended_for_its_commit_is_only_resumed(begin, host):
     run = begin("overlay")
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
-    watch._let_go(watch._Window.COMMITTING, asdict(run.facts), URI)
+    watch._let_go(watch._Window.COMMITTING, lines_of(run), URI, run.path)
     assert host.guest().state is DomainState.RUNNING
     assert not host.on_bases()
 
@@ -410,15 +415,25 @@ def host(world, monkeypatch):
 def let_it_go(run):
     strategy = run.facts.strategy
     window = watch._Window.ON_OVERLAYS if strategy == "overlay" else watch._Window.STILL
-    return watch._let_go(window, asdict(run.facts), URI)
+    return watch._let_go(window, lines_of(run), URI, run.path)
 
 
 @pytest.mark.parametrize(("strategy", "reason"), [("manual", "snapshot"), ("paused", "user")])
 def test_a_paused_guest_is_resumed(begin, host, strategy, reason):
     run = begin(strategy)
+    if reason == "user":
+        run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
     let_it_go(run)
     assert host.guest().state is DomainState.RUNNING
+
+
+@pytest.mark.parametrize("strategy", ["manual", "overlay"])
+def test_a_guest_that_its_owner_has_paused_meanwhile_is_not(begin, host, strategy):
+    run = begin(strategy)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    let_it_go(run)
+    assert host.guest().state is DomainState.PAUSED
 
 
 @pytest.mark.parametrize("strategy", ["manual", "paused"])
@@ -507,6 +522,7 @@ def test_a_guest_that_is_suspended_while_its_ram_is_saved_is_let_go(
     saving, host, process, recovering, let_go, strategy
 ):
     run = saving(strategy)
+    run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     let_go.then = process.kill
     guard(run, process.pid, "0.1")
@@ -525,6 +541,31 @@ def test_a_guest_that_libvirt_does_not_answer_for_is_let_go(
     assert let_go.times == 1
 
 
+def test_a_guest_that_its_owner_suspends_may_stand_still(
+    saving, host, process, let_go, monkeypatch
+):
+    run = saving("manual")
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    looking(monkeypatch, 40, run.over)
+    guard(run, process.pid, "0.1")
+    assert let_go.times == 0
+
+
+def test_a_pivot_of_the_guardians_is_noted(begin, host):
+    """Cut short then, nobody could tell which is the newer, and has to know that."""
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    let_it_go(run)
+    assert {"event": "note", "note": "pivoting"}.items() <= lines_of(run)[-1].items()
+
+
+def test_a_guest_suspended_for_a_commit_on_the_way_back_is_in_the_window(begin):
+    run = begin("overlay").frozen()
+    run.journal.note(Note.SUSPENDED)
+    assert watch._window(lines_of(run)) is watch._Window.COMMITTING
+
+
 def test_a_guest_that_was_paused_before_may_stand_still(saving, process, let_go, monkeypatch):
     run = saving("manual", state=DomainState.PAUSED)
     looking(monkeypatch, 5, run.over)
@@ -535,9 +576,10 @@ def test_a_guest_that_was_paused_before_may_stand_still(saving, process, let_go,
 @pytest.mark.parametrize("strategy", SAVING)
 def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
     run = saving(strategy)
+    run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     host.guest().job = "snapshot-save"
-    watch._let_go(watch._Window.SAVING, asdict(run.facts), URI)
+    watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
     assert host.guest().job is None
     assert host.guest().state is DomainState.RUNNING
 
@@ -566,6 +608,7 @@ def test_a_guest_is_let_go_although_nothing_can_be_written(
     begin, host, process, recovering, monkeypatch, number, strategy
 ):
     run = begin(strategy).frozen()
+    run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
 
     def full(*_what, **_how):
