@@ -210,6 +210,13 @@ class Hypervisor(Protocol):
     def versions(self, domain: Domain) -> Versions:
         """What runs the domain."""
 
+    def emulator_release(self, domain: Domain) -> str:
+        """The version of the emulator that runs a domain; empty if nobody knows.
+
+        Raises:
+            HypervisorError: libvirt does not tell it.
+        """
+
     def releases(self) -> Mapping[Component, str]:
         """The versions of libvirt and of the emulator that is installed.
 

@@ -15,7 +15,7 @@ from snaporch.bundle.compress import Compressing, Compression, choose
 from snaporch.bundle.pace import FIRST_LEVEL, next_level
 from snaporch.config import DomainSettings
 from snaporch.errors import RefusedError, UnavailableError, UsageError
-from snaporch.faults import Component, risks_overlays
+from snaporch.faults import risks_overlays
 from snaporch.hypervisor import Backing, Blocker, OverlayDisk
 from snaporch.hypervisor.xml import disk_xml
 from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
@@ -236,7 +236,7 @@ def make_plan(
         level,
         at_once=awaited is None,
         together=group is not None,
-        avoid_overlays=_risks_overlays(context, planned),
+        avoid_overlays=_risks_overlays(context, domain, planned),
     )
     paths = context.config.paths
     overlay_dir = paths.overlays / run
@@ -277,11 +277,11 @@ def make_plan(
     )
 
 
-def _risks_overlays(context: Context, planned: list[PlannedDisk]) -> bool:
+def _risks_overlays(context: Context, domain: Domain, planned: list[PlannedDisk]) -> bool:
     discarding = [disk.disk for disk in planned if disk.disk.discards]
     if not discarding:
         return False
-    return risks_overlays(context.hypervisor.releases()[Component.QEMU], discarding)
+    return risks_overlays(context.hypervisor.emulator_release(domain), discarding)
 
 
 def _downtime(

@@ -79,6 +79,8 @@ class FakeGuest:
     state: DomainState = DomainState.OFF
     paused_reason: str | None = None
     job: str | None = None
+    outdated: bool = False
+    """Its emulator's program was replaced by another version since it was started."""
     ram: bytes = b""
     managed_save: bool = False
     autostart: bool = False
@@ -182,6 +184,10 @@ class FakeHypervisor:
             domain.machine,
             self.cpu if own else "",
         )
+
+    def emulator_release(self, domain: Domain) -> str:
+        """See the protocol."""
+        return "" if self.guests[domain.uuid].outdated else self.installed[Component.QEMU]
 
     def releases(self) -> Mapping[Component, str]:
         """See the protocol."""

@@ -428,6 +428,15 @@ def test_a_guest_that_libvirt_cannot_look_at_is_not_planned_for(world):
 # -- known faults -------------------------------------------------------------------------------
 
 
+def test_an_emulator_that_was_started_before_the_upgrade_counts_as_the_old_one(world):
+    world.hypervisor.installed[Component.QEMU] = "11.0.2"
+    more = DiskSpec("vdb", str(world.image("flash/web", "vdb.img")), discard="unmap")
+    domain = world.add_guest(more=(more,))
+    assert planned(world, domain, ram_strategy="auto").strategy is Strategy.OVERLAY
+    world.guest().outdated = True
+    assert planned(world, domain, ram_strategy="auto").strategy is Strategy.MANUAL
+
+
 @pytest.mark.parametrize(
     ("emulator", "discard", "strategy"),
     [
