@@ -101,7 +101,7 @@ def resolve(path: str, mounts: list[Mount] | None = None) -> Dataset:
     if stat.S_ISBLK(status.st_mode):
         return Dataset(_volume_name(path, status.st_rdev), DatasetKind.VOLUME)
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    for mount in mounts:
+    for mount in (*mounts, *read_mounts()):  # the look itself may have mounted it
         if mount.device == device:
             return _dataset_of(path, mount)
     raise NotOnZfsError(path, f"no mount has its device number {device}")

@@ -145,7 +145,7 @@ class Images:
 
     def _locate(self, stack: ExitStack, known_as: PurePosixPath, form: str) -> tuple[_Image, int]:
         """In the clone, if it is of the snapshot; else where it is, if nobody writes to it."""
-        for path in (known_as, PurePosixPath(os.path.realpath(known_as))):
+        for path in (known_as, PurePosixPath(_real(known_as))):
             for dataset in self._holding(path):
                 inside = path.relative_to(self._homes[dataset])
                 return self._in_clone(stack, dataset, inside, known_as, form)
@@ -157,7 +157,7 @@ class Images:
         return (dataset for dataset, home in nearest if path.is_relative_to(home))
 
     def _outside(self, stack: ExitStack, known_as: PurePosixPath, form: str) -> tuple[_Image, int]:
-        path = os.path.realpath(known_as)
+        path = _real(known_as)
         status = os.stat(path)
         if stat.S_ISBLK(status.st_mode):
             dataset = resolver.resolve(path).name
@@ -179,7 +179,7 @@ class Images:
             return  # a bundle of an earlier snaporch
         noted = [file for disk in self._source.disks for file in disk.beneath or ()]
         now = FileState.of(path)
-        if not any(os.path.realpath(file.path) == path and is_same(file, now) for file in noted):
+        if not any(_real(file.path) == path and is_same(file, now) for file in noted):
             raise NotWholeError(path, "is below an image, and is not what was below it then")
 
     def _data_file(self, stack: ExitStack, image: _Image, name: str) -> Place:
@@ -204,3 +204,11 @@ def _header(image: _Image, descriptor: int) -> Header:
     if form != "qcow2":
         raise LeadsOutError(path, f"its format is {form}, which may name files nobody looks at")
     return read_qcow2(descriptor)
+
+
+def _real(path: PurePosixPath | str) -> str:
+    """Its real path, of what nobody but this host answers for."""
+    try:
+        return resolver.real_path(str(path))
+    except resolver.NotOnZfsError as error:
+        raise LeadsOutError(str(path), f"is {error.reason}, where nobody looks") from error

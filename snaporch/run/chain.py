@@ -141,7 +141,13 @@ def _look(
     domains: Callable[[], Iterable[Domain]],
     kind: _Kind,
 ) -> Beneath:
-    real, where = os.path.realpath(path), "not on ZFS"
+    where = "not on ZFS"
+    try:
+        real = resolver.real_path(path)
+    except resolver.NotOnZfsError as error:
+        raise RefusedError(
+            thing, f"{path}, which lies beneath it, is {error.reason}", _LOOK
+        ) from error
     try:
         dataset = resolver.resolve(real)
         where = f"in {dataset.name}"
@@ -194,7 +200,10 @@ def _header(image: _Image) -> Header | None:
 @contextmanager
 def _opened(path: str) -> Iterator[int]:
     """A file or block device to read from; of anything else not even the driver is asked."""
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        place = os.open(resolver.real_path(path), os.O_PATH | os.O_CLOEXEC)
+    except resolver.NotOnZfsError as error:
+        raise HeaderError(f"{path} is {error.reason}") from error
     try:
         mode = os.fstat(place).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
@@ -257,10 +266,12 @@ def _named(image: _Image, name: str, what: str) -> str:
 
 
 def written_by(domain: Domain) -> set[str]:
-    """The real paths of the files and devices that a domain writes to, of those that are local."""
+    """The real paths of the files and devices that a domain writes to."""
     found = set()
     for disk in domain.disks:
         if disk.source and not disk.readonly and disk.device in ("disk", "lun"):
+            real = disk.source  # as it is named, where nobody can look
             with suppress(OSError, resolver.NotOnZfsError):
-                found.add(resolver.real_path(disk.source))
+                real = resolver.real_path(disk.source)
+            found.add(real)
     return found
