@@ -39,7 +39,13 @@ class Found:
     """Below where the walk began."""
     device: int
     inode: int
-    changed_ns: int
+    bytes: int
+    written_ns: int
+
+    @property
+    def content(self) -> tuple[int, int, int]:
+        """Not by its time of change: libvirt gives images owners and labels."""
+        return self.inode, self.bytes, self.written_ns
 
 
 def guests_paths(xmls: Sequence[str]) -> set[str]:
@@ -116,12 +122,12 @@ def other_files(root: Path, own: set[tuple[int, int]], *, since: str | None = No
     """
     covered = frozenset(mount.mount_point for mount in resolver.read_mounts())
     others = [each for each in walk(root, covered) if (each.device, each.inode) not in own]
-    before: set[tuple[int, int]] = set()
+    before: set[tuple[int, int, int]] = set()
     if others and since is not None:
         then = root / ".zfs" / "snapshot" / since
         with suppress(OSError):  # snapdir=disabled; then all may have changed
-            before = {(each.inode, each.changed_ns) for each in walk(then, frozenset())}
-    return sorted(each.path for each in others if (each.inode, each.changed_ns) not in before)
+            before = {each.content for each in walk(then, frozenset())}
+    return sorted(each.path for each in others if each.content not in before)
 
 
 def walk(root: Path, covered: frozenset[str]) -> Iterator[Found]:
@@ -170,7 +176,9 @@ def _walk(
             if stat.S_IFMT(status.st_mode) in _WITHOUT_DATA:
                 yield None
             else:
-                yield Found(str(path), status.st_dev, status.st_ino, status.st_ctime_ns)
+                yield Found(
+                    str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+                )
 
 
 def found_in(

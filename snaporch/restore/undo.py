@@ -91,7 +91,7 @@ check_others() { # MOUNT-POINT, and what check has
         "guest's: $some; move them away, or use --also-roll-back"
 }
 
-others() ( # DIRECTORY FILE-OF-THE-GUEST...: "INODE TIME-OF-CHANGE PATH" of the other files in it
+others() ( # DIRECTORY FILE-OF-THE-GUEST...: "INODE SIZE,TIME PATH" of the other files in it
     cd "$1"
     shift
     for own; do
@@ -100,7 +100,7 @@ others() ( # DIRECTORY FILE-OF-THE-GUEST...: "INODE TIME-OF-CHANGE PATH" of the 
             if [ -f "$file" ] || [ -L "$file" ]; then set -- "$@" ! -samefile "$file"; fi
         done
     done
-    find . -xdev -path ./.zfs -prune -o ! -type d ! -type s ! -type p "$@" -printf '%i %C@ %P\0'
+    find . -xdev -path ./.zfs -prune -o ! -type d ! -type s ! -type p "$@" -printf '%i %s,%T@ %P\0'
 )
 
 used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
