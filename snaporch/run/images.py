@@ -21,8 +21,13 @@ from snaporch.hypervisor.qcow2 import Header, HeaderError, read_qcow2
 from snaporch.model import Owner
 
 _SECTOR = 512
+_WRITTEN = 2
+"""The overlay and its base, of the layers of a disk."""
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_KEEP = "nothing was changed; compare and commit it by hand: docs/recovery.md"
+_KEEP = (
+    "nothing was changed; do not let qemu-img follow what the image names: see docs/recovery.md, "
+    '"By hand"'
+)
 _CONFINED = ("--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
 
 
@@ -82,14 +87,15 @@ def _spelled(node: dict[str, Any]) -> str:
 
 @contextmanager
 def open_overlay(disk: OverlayDisk) -> Iterator[Layers]:
-    """An overlay by itself: what it names as its backing file is not looked at.
+    """An overlay by itself: what lies below it is not opened.
 
     Raises:
-        OverlayError: it is not a file of its own, or no qcow2 with its data in it.
+        OverlayError: it is not a file of its own, or not what the journal says.
     """
     with ExitStack() as stack:
         overlay = _open_overlay(stack, disk)
-        _check_self_contained(disk.overlay, _header(overlay, disk.overlay))
+        base = Backing(disk.base, disk.base_kind, disk.base_format)
+        _check_header(disk.overlay, _header(overlay, disk.overlay), base, strict=True)
         yield Layers(overlay, ())
 
 
@@ -180,16 +186,25 @@ def _size(image: Backing, descriptor: int) -> int:
 
 @contextmanager
 def lent(layers: Layers, owner: Owner | None) -> Iterator[None]:
-    """Give the images to the emulator's user for a while, as libvirt does while a guest runs."""
+    """Give the images to the emulator's user for a while, as libvirt does while a guest runs.
+
+    What lies below the base is only read, and may be where nobody can give it away.
+    """
     if owner is None or os.geteuid() != 0:
         yield
         return
     with ExitStack() as stack:
-        for descriptor in layers.descriptors:
+        for index, descriptor in enumerate(layers.descriptors):
             status = os.fstat(descriptor)
-            if (status.st_uid, status.st_gid) != (owner.uid, owner.gid):
-                stack.callback(os.fchown, descriptor, status.st_uid, status.st_gid)
+            if (status.st_uid, status.st_gid) == (owner.uid, owner.gid):
+                continue
+            try:
                 os.fchown(descriptor, owner.uid, owner.gid)
+            except OSError:
+                if index < _WRITTEN:
+                    raise
+                continue
+            stack.callback(os.fchown, descriptor, status.st_uid, status.st_gid)
         yield
 
 

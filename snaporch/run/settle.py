@@ -46,7 +46,7 @@ _OURS = "snapshot"
 """libvirt's name for the job of an external snapshot with memory."""
 _QUARANTINE = "quarantine"
 SET_ASIDE = "set aside"
-LOOK = "compare it with its base by qemu-img, then commit or delete it"
+LOOK = 'compare it with its base, then commit or delete it: docs/recovery.md, "By hand"'
 
 
 def settle(
@@ -422,6 +422,9 @@ def _recover_one(context: Context, journal: OldJournal) -> list[str]:
     texts = settle(context, facts, journal.notes, keep_snapshots=taken)
     forget(journal.path)
     texts.append(f"settled the run {facts.run}, which had been cut short")
+    domain = context.hypervisor.find(facts.uuid)
+    if domain is not None and not domain.active and context.hypervisor.starts_at_boot(facts.uuid):
+        texts.append("is off, and libvirt may have been kept from starting it: virsh start")
     return [f"{facts.domain}: {text}" for text in texts]
 
 

@@ -162,7 +162,7 @@ def _overlays(facts: Facts) -> Iterator[Finding]:
             subject,
             f"no run knows of {listed(overlays.left)}",
             "an overlay may hold a guest's writes",
-            "look whether a guest uses it (`virsh domblklist`), and what it holds (`qemu-img map`)",
+            "look whether a guest uses it (`virsh domblklist`); docs/recovery.md, By hand",
         )
     if overlays.set_aside:
         yield Finding(
@@ -171,7 +171,7 @@ def _overlays(facts: Facts) -> Iterator[Finding]:
             f"{subject}/quarantine",
             f"overlays are set aside: {listed(overlays.set_aside)}",
             "they hold writes that their bases have not got",
-            "compare them (`qemu-img compare`), then commit or delete them: docs/recovery.md",
+            "compare them, then commit or delete them: docs/recovery.md, By hand",
         )
     if overlays.free_mib < overlays.reserve_mib:
         yield Finding(

@@ -145,7 +145,7 @@ def test_a_forged_header(scene, name):
     scene.assert_nothing_leaked()
     if outcome.status != 0:
         assert hostile.look([scene.image], []) == image
-        assert scene.journal.exists()
+        assert scene.journal.exists(), outcome
 
 
 @pytest.mark.daily(2)

@@ -1,8 +1,9 @@
 import os
-import struct
 import subprocess
+from pathlib import Path
 
 import pytest
+from fakes.images import qcow2
 
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
@@ -10,7 +11,6 @@ from snaporch.model import Owner
 from snaporch.run import images, overlays
 from snaporch.run.images import OverlayError
 
-HEADER = struct.pack(">4sIQIIQI", b"QFI\xfb", 2, 0, 0, 16, 1 << 20, 0).ljust(512, b"\0")
 OWNER = Owner(os.getuid(), os.getgid())
 
 
@@ -114,8 +114,18 @@ def test_what_qemu_img_says_is_told_on_one_line(qemu_img, tmp_path):
 )
 def test_writes_are_what_lies_in_the_top_image(qemu_img, tmp_path, regions, written):
     qemu_img(out=regions)
-    (tmp_path / "vda.qcow2").write_bytes(HEADER)
-    assert overlays.holds_writes(disk(tmp_path), None) is written
+    overlay = disk(tmp_path)
+    Path(overlay.overlay).write_bytes(qcow2(overlay.base, overlay.base_format))
+    assert overlays.holds_writes(overlay, None) is written
+
+
+def test_an_overlay_of_another_base_is_not_believed_to_hold_nothing(qemu_img, tmp_path):
+    """Its header was changed, by the emulator or by a commit that believed it."""
+    qemu_img(out="[]")
+    overlay = disk(tmp_path)
+    Path(overlay.overlay).write_bytes(qcow2("/root/victim", overlay.base_format))
+    with pytest.raises(OverlayError, match="names /root/victim"):
+        overlays.holds_writes(overlay, None)
 
 
 def test_who_has_a_file_open_is_found_by_its_number(tmp_path):
