@@ -425,6 +425,7 @@ def test_a_guest_that_libvirt_could_not_start_at_boot_is_started_when_it_is_reco
     answer = snaporch("recover", *words)
     assert answer.code == 0
     assert ("web: started it" in answer.out) == (state is DomainState.RUNNING)
+    assert ("web: is off, and libvirt may have been kept from" in answer.out) == autostart
     assert host.guest().state is state
     assert host.on_bases()
 

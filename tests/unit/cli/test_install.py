@@ -93,6 +93,20 @@ def test_libvirts_hook_is_a_script_and_what_was_edited_is_none_any_more(
     assert f"{path}  removed" in uninstall().out
 
 
+def test_what_another_hook_left_says_nothing_of_this_one(install, uninstall, tmp_path):
+    """libvirt may have called that, and not know of the one that is written now."""
+    mark = tmp_path / "root/run/snaporch-hook"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    install()
+    assert not mark.exists()
+    mark.touch()
+    install()
+    assert mark.exists()
+    uninstall()
+    assert not mark.exists()
+
+
 def test_a_link_is_somebodys_work(install, place):
     install()
     unit = place / "snaporch.slice"

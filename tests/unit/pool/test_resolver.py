@@ -114,6 +114,12 @@ def test_a_file_in_a_snapshot_cannot_be_snapshotted(image, mounted):
         resolve(str(image))
 
 
+def test_a_file_whose_file_system_is_mounted_by_the_look_at_it(image, mounted):
+    mounted("zfs", "tank/web")
+    before = [Mount("0:1", "/", "ext4", "/dev/x")]
+    assert resolve(str(image), before).name == "tank/web"
+
+
 def test_a_file_whose_mount_is_not_seen(image, monkeypatch):
     monkeypatch.setattr(resolver, "read_mounts", list)
     with pytest.raises(NotOnZfsError, match="no mount has its device number"):

@@ -10,6 +10,8 @@ from fakes.images import qcow2
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.xml import disk_element, parse
 from snaporch.model import DomainState, Strategy
+from snaporch.pool import resolver
+from snaporch.run.chain import written_by
 from snaporch.run.plan import make_plan
 from snaporch.run.snapshot import take_snapshot
 
@@ -188,6 +190,37 @@ def test_a_backing_file_that_is_not_on_this_host(chain):
     network = "<backingStore type='network'><source protocol='nbd' name='x'/></backingStore>"
     with pytest.raises(RefusedError, match="is not on this host"):
         chain.write(qcow2()).spell(network).plan()
+
+
+def test_what_lies_where_nobody_may_answer_is_not_touched(chain, elsewhere, monkeypatch):
+    real, touched = resolver.real_path, []
+
+    def away(path, mounts=None):
+        if path == str(elsewhere):
+            raise resolver.NotOnZfsError(path, "not on ZFS but on nfs4")
+        return real(path, mounts)
+
+    def opened(path, *what, **how):
+        touched.append(str(path))
+        return open_file(path, *what, **how)
+
+    open_file = os.open
+    monkeypatch.setattr(resolver, "real_path", away)
+    monkeypatch.setattr(os, "open", opened)
+    chain.write(qcow2(str(elsewhere), "raw"))
+    with pytest.raises(RefusedError, match="lies beneath it, is not on ZFS but on nfs4"):
+        chain.plan()
+    assert str(elsewhere) not in touched
+
+
+def test_what_is_written_where_nobody_can_look_counts_by_its_name(chain, monkeypatch):
+    def away(path, mounts=None):
+        raise resolver.NotOnZfsError(path, "not on ZFS but on nfs4")
+
+    chain.write(b"", "raw")
+    monkeypatch.setattr(resolver, "real_path", away)
+    domain = chain.world.hypervisor.domain(chain.world.guest("web").uuid)
+    assert written_by(domain) == {str(chain.top)}
 
 
 @pytest.mark.parametrize("form", ["vmdk", "qed", "qcow"])

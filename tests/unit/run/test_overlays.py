@@ -1,6 +1,8 @@
+import errno
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes.images import qcow2
@@ -126,6 +128,25 @@ def test_an_overlay_of_another_base_is_not_believed_to_hold_nothing(qemu_img, tm
     Path(overlay.overlay).write_bytes(qcow2("/root/victim", overlay.base_format))
     with pytest.raises(OverlayError, match="names /root/victim"):
         overlays.holds_writes(overlay, None)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_what_lies_below_the_base_may_be_where_nobody_gives_it_away(monkeypatch, kept):
+    """A template on a read-only dataset, or on a server that knows no root."""
+    given = []
+
+    def give(descriptor, uid, gid):
+        if descriptor == kept:
+            raise OSError(errno.EROFS, "Read-only file system")
+        given.append(descriptor)
+
+    status = SimpleNamespace(st_uid=0, st_gid=0)
+    calls = SimpleNamespace(geteuid=lambda: 0, fstat=lambda _descriptor: status, fchown=give)
+    monkeypatch.setattr(images, "os", calls)
+    lending = images.lent(SimpleNamespace(descriptors=(0, 1, 2)), Owner(7, 7))
+    with pytest.raises(OSError, match="Read-only") if kept < 2 else lending:
+        lending.__enter__() if kept < 2 else None
+    assert sorted(given) == [0, 0, 1, 1][: 2 * kept]
 
 
 def test_who_has_a_file_open_is_found_by_its_number(tmp_path):
