@@ -8,7 +8,7 @@ has lost everything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -20,8 +20,9 @@ from snaporch.config import Config
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.model import Census
 from snaporch.pool import Pool
+from snaporch.prune.ages import Ages, Reading
 from snaporch.prune.pages import sweep_pages
-from snaporch.prune.survey import survey
+from snaporch.prune.survey import aging, survey
 from snaporch.prune.trash import Trash, remove
 from snaporch.prune.verdict import Fate, Found, Grace, Kind, Verdict, judge, worked_on
 from snaporch.run.context import Interrupt
@@ -58,6 +59,7 @@ def prune(
     domain: str | None = None,
     only: Collection[str] | None = None,
     dry_run: bool = False,
+    read_clocks: Callable[[], Reading] = Reading.now,
 ) -> Pruned:
     """Move bundles that no snapshot needs to the trash, and delete what has been there long enough.
 
@@ -67,13 +69,16 @@ def prune(
         domain: name or UUID of the one domain to look after; all when ``None``.
         only: of the bundles, these references alone, and only after a look at their own datasets.
         dry_run: decide, and do nothing.
+        read_clocks: what the host's clocks show.
 
     Raises:
         PoolError: ZFS could not be asked, or lists nothing; nothing was touched.
         RefusedError, UnavailableError: the store or the journal cannot be read; nothing was
             touched.
     """
-    found = _of_domain(survey(config.paths.bundles, only), domain)
+    ages = Ages(config.paths.bundles, read_clocks())
+    seen = _of_domain(survey(config.paths.bundles, only), domain)
+    found = [replace(each, age=ages.of(each.path)) for each in seen]
     done = _prune_store(config, pool, found, only, dry_run=dry_run)
     if only is None or done.of(Fate.DELETE):
         going = {verdict.found.path for verdict in done.of(Fate.DELETE)}
@@ -82,7 +87,18 @@ def prune(
         )
         done.verdicts += swept.verdicts
         done.failures += swept.failures
+    if not dry_run:
+        _remember(ages, config.paths.bundles, done)
     return done
+
+
+def _remember(ages: Ages, store: Path, done: Pruned) -> None:
+    """Write down how old things are, those that went to the trash just now, too."""
+    try:
+        with explained_store(store):
+            ages.write(aging(store))
+    except SnaporchError as error:
+        done.failures.append(error)
 
 
 def _prune_store(

@@ -8,7 +8,6 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, read_manifest
@@ -31,11 +30,10 @@ STAMP = "%Y%m%dT%H%M%SZ"
 DELETING = ".deleting"
 """What the name of a thing ends with whose removal has begun."""
 
-_TRASHED = re.compile(rf"(\d{{8}}T\d{{6}}Z)\.({UUID_NAME})\.({RUN_NAME})")
+_TRASHED = re.compile(rf"\d{{8}}T\d{{6}}Z\.({UUID_NAME})\.({RUN_NAME})")
 _REMAINS = re.compile(rf"\d{{8}}T\d{{6}}Z\.({UUID_NAME})\.(.+){re.escape(DELETING)}")
 _PARTIAL = re.compile(rf"\.({RUN_NAME})\.partial")
-_SAFETY = re.compile(r"safety-(\d{8}T\d{6}\.\d{6}Z)")
-_SAFETY_STAMP = "%Y%m%dT%H%M%S.%fZ"
+_SAFETY = re.compile(r"safety-\d{8}T\d{6}\.\d{6}Z")
 _OF_A_PARTIAL = re.compile(
     r"ram\.(save|raw)|domain(\.live)?\.xml|nvram\.fd|tpm\.\d+\.permall|manifest\.json"
 )
@@ -69,15 +67,25 @@ def survey(root: Path, only: Collection[str] | None = None) -> list[Found]:
     return _named(found)
 
 
+def aging(root: Path) -> list[Path]:
+    """What of the store at ``root`` goes by its age: bundles in the trash, and safety copies."""
+    if not root.exists():
+        return []
+    with explained_store(root):
+        trashed = [each.path for each in _trash(root) if each.kind is Kind.TRASHED]
+        domains = [path for path in _directories(root) if re.fullmatch(UUID_NAME, path.name)]
+        copies = [path for domain in domains for path in _directories(domain)]
+    return trashed + [path for path in copies if _SAFETY.fullmatch(path.name)]
+
+
 def _of_domain(directory: Path) -> Iterator[Found]:
     for path in _directories(directory):
         if re.fullmatch(RUN_NAME, path.name):
             yield from _bundle(path)
         elif match := _PARTIAL.fullmatch(path.name):
-            yield from _plain(Kind.PARTIAL, path, match[1], _OF_A_PARTIAL, None)
-        elif match := _SAFETY.fullmatch(path.name):
-            made = _moment(match[1], _SAFETY_STAMP)
-            yield from _plain(Kind.SAFETY, path, path.name, _OF_A_SAFETY, made)
+            yield from _plain(Kind.PARTIAL, path, match[1], _OF_A_PARTIAL)
+        elif _SAFETY.fullmatch(path.name):
+            yield from _plain(Kind.SAFETY, path, path.name, _OF_A_SAFETY)
 
 
 def _trash(root: Path) -> Iterator[Found]:
@@ -88,15 +96,9 @@ def _trash(root: Path) -> Iterator[Found]:
         raise RefusedError(str(trash), "is not a directory", "move it away; nothing was touched")
     for path in _directories(trash):
         if match := _TRASHED.fullmatch(path.name):
-            stamp, uuid, run = match.groups()
-            found = Found(
-                Kind.TRASHED,
-                path,
-                uuid,
-                run,
-                since=_moment(stamp, STAMP),
-                place_taken=os.path.lexists(root / uuid / run),
-            )
+            uuid, run = match.groups()
+            taken = os.path.lexists(root / uuid / run)
+            found = Found(Kind.TRASHED, path, uuid, run, place_taken=taken)
             yield from _described(found)
         elif match := _REMAINS.fullmatch(path.name):
             uuid, name = match.groups()
@@ -150,10 +152,8 @@ def _names_here(directory: Path) -> Callable[[str], str]:
     return lambda dataset: f"{above}/{copy_of(dataset)}"
 
 
-def _plain(
-    kind: Kind, path: Path, name: str, known: re.Pattern[str], since: datetime | None
-) -> Iterator[Found]:
-    found = Found(kind, path, path.parent.name, name, since=since)
+def _plain(kind: Kind, path: Path, name: str, known: re.Pattern[str]) -> Iterator[Found]:
+    found = Found(kind, path, path.parent.name, name)
     return _looked_into(found, lambda inside: known.fullmatch(inside) is not None)
 
 
@@ -194,10 +194,3 @@ def _directories(path: Path) -> list[Path]:
 
 def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
-
-
-def _moment(text: str, form: str) -> datetime | None:
-    try:
-        return datetime.strptime(text, form).replace(tzinfo=UTC)
-    except ValueError:  # the thirty-second of a month
-        return None

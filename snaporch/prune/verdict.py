@@ -76,8 +76,8 @@ class Found:
     domain: str = ""
     snapshot: str = ""
     references: tuple[Reference, ...] = ()
-    since: datetime | None = None
-    """When it was put into the trash, or the safety copy was made."""
+    age: timedelta = timedelta()
+    """How long prune has seen it where it is; of what is in the trash, and of safety copies."""
     trouble: str = ""
     """Why nothing can be said about it; empty when something can."""
     place_taken: bool = False
@@ -122,7 +122,7 @@ def judge(
         census: the snapshots that exist, and the pools that were asked.
         under_way: runs that have a journal, and domains with an unfinished restore, by UUID.
         grace: how long trash and safety copies stay.
-        now: the time.
+        now: the time, to say until when things stay; nothing is decided by it.
     """
     if found.trouble:
         return Verdict(found, Fate.KEEP, found.trouble)
@@ -185,9 +185,7 @@ def _gone(found: Found) -> str:
 
 
 def _aged(found: Found, what: str, grace: timedelta, now: datetime) -> Verdict:
-    if found.since is None:
-        return Verdict(found, Fate.KEEP, "its name does not say of when it is")
-    until = found.since + grace
-    if now < until:
+    until = now + (grace - found.age)
+    if found.age < grace:
         return Verdict(found, Fate.KEEP, f"{what}; stays until {iso(until)}", usual=True)
     return Verdict(found, Fate.DELETE, f"{what}; its time was over at {iso(until)}")

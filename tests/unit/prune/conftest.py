@@ -1,14 +1,17 @@
 """A store with bundles, and the snapshots they belong to."""
 
 import os
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snaporch.config import Config
+from snaporch.prune.ages import Reading
 from snaporch.prune.prune import prune
 from snaporch.run.snapshot import take_snapshot
+
+DAY = 86_400.0
 
 
 class Shelf:
@@ -19,6 +22,7 @@ class Shelf:
         self.pool = world.pool
         self.root = world.paths.bundles
         self.trash = self.root / ".trash"
+        self.clocks = Reading("boot", 5 * DAY, 20_000 * DAY)
 
     def take(self, name, guest="web"):
         """A snapshot of the guest; its bundle's directory."""
@@ -40,7 +44,7 @@ class Shelf:
                 "prune": {"trash_days": trash_days, "safety_days": safety_days},
             }
         )
-        return prune(config, self.pool, **options)
+        return prune(config, self.pool, read_clocks=lambda: self.clocks, **options)
 
     def fates(self, **options):
         """What is done to what, and why; title → (fate, reason)."""
@@ -51,12 +55,18 @@ class Shelf:
         return sorted(os.listdir(self.trash)) if self.trash.is_dir() else []
 
     def age(self, days):
-        """Make everything in the trash older."""
-        for path in self.trash.iterdir():
-            stamp, _, rest = path.name.partition(".")
-            moment = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-            older = moment - timedelta(days=days)
-            path.rename(path.with_name(f"{older:%Y%m%dT%H%M%SZ}.{rest}"))
+        """Let time pass."""
+        self.set_clock(days)
+        self.clocks = replace(self.clocks, uptime=self.clocks.uptime + days * DAY)
+
+    def set_clock(self, days):
+        """Put the clock forward (or back), while no time passes."""
+        self.clocks = replace(self.clocks, clock=self.clocks.clock + days * DAY)
+
+    def reboot(self):
+        """Boot the host anew, within a minute."""
+        clock = self.clocks.clock + 60
+        self.clocks = Reading(f"{self.clocks.boot}+", 60.0, clock)
 
 
 @pytest.fixture
