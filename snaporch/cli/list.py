@@ -29,7 +29,8 @@ def list_command(
     from snaporch.run.records import all_records
 
     settings = load_config(config_path(context, config))
-    records = all_records(BundleStore(settings.paths.bundles), open_pool(to_look=True).snapshots())
+    everything = open_pool(to_look=True).snapshots()
+    records = all_records(BundleStore(settings.paths.bundles), everything, renamed_too=True)
     if domain is not None:
         records = [record for record in records if domain in (record.domain, record.uuid)]
         if not records:

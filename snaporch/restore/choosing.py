@@ -11,7 +11,7 @@ from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord, iso
 from snaporch.run.context import Context
 from snaporch.run.plan import check_snapshot_name
-from snaporch.run.records import all_records, one_of_each, run_members
+from snaporch.run.records import all_records, check_names, one_of_each, run_members
 
 Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
 """A snapshot, its manifest if there is one, and the ZFS snapshots that it is made of."""
@@ -97,6 +97,8 @@ def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | Non
         raise NotFoundError(f"{domain}@{snapshot}", "snaporch has no such snapshot", step)
     record = named[-1]
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    if manifest is not None:
+        check_names(context.pool, record.full_name, manifest, everything)
     own = run_members(manifest, record.run, everything)
     return record, manifest, tuple(one_of_each(manifest, own, record.snapshot, newest=True))
 
@@ -121,8 +123,9 @@ def find_outside(context: Context, domain: str, snapshot: str, bundle: Path | No
             str(bundle), f"is the bundle of {manifest.domain}@{manifest.snapshot}", "name that"
         )
     guids = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
-    datasets = sorted({entry.dataset for entry in manifest.snapshots})
-    own = [s for s in context.pool.snapshots(datasets) if (s.dataset, s.guid) in guids]
+    everything = context.pool.snapshots()
+    check_names(context.pool, f"{manifest.domain}@{snapshot}", manifest, everything)
+    own = [each for each in everything if (each.dataset, each.guid) in guids]
     members = tuple(one_of_each(manifest, own, snapshot, newest=True))
     return _record(manifest, snapshot, directory, state), manifest, members
 
@@ -130,7 +133,7 @@ def find_outside(context: Context, domain: str, snapshot: str, bundle: Path | No
 def _records(context: Context, snapshots: list[PoolSnapshot], domain: str) -> list[SnapshotRecord]:
     return [
         record
-        for record in all_records(context.store, snapshots)
+        for record in all_records(context.store, snapshots, renamed_too=True)
         if domain in (record.domain, record.uuid)
     ]
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part, Role
+from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, SnapshotRecord, iso
 from snaporch.restore.clones import blocked_by
-from snaporch.restore.source import members_of, snapshots_of_run
+from snaporch.restore.source import as_it_is
 from snaporch.run.context import Context
-from snaporch.run.records import missing_of, one_of_each
+from snaporch.run.records import check_names, missing_of, one_of_each, run_members
 
 _DEFAULT_URI = "qemu:///system"
 
@@ -58,8 +59,8 @@ class Description:
 
 def describe(context: Context, record: SnapshotRecord) -> Description:
     """Look everything up; whatever is missing is shown as missing."""
-    members = members_of(context, record)
-    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    manifest, own = as_it_is(context, record)
+    members = one_of_each(manifest, own, record.snapshot)
     names = [member.full_name for member in members]
     sizes = context.pool.sizes(names)
     shown = [
@@ -74,25 +75,31 @@ def describe(context: Context, record: SnapshotRecord) -> Description:
         manifest=manifest,
         datasets=tuple(sorted(shown, key=lambda dataset: dataset.name)),
         clones=tuple(blocked_by(context, names)),
-        by_hand=tuple(by_hand(context, record, manifest)),
+        by_hand=tuple(by_hand(context, record)),
     )
 
 
-def by_hand(context: Context, record: SnapshotRecord, manifest: Manifest | None) -> list[str]:
+def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
     """The commands that restore it, with ``zfs``, ``virsh`` and coreutils alone.
 
     Empty when they would not bring back what they promise. They are of now: what is newer, and
     whether the domain runs, is looked up.
     """
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     if manifest is None or record.bundle is None or record.state is not BundleState.COMPLETE:
         return []
+    everything = context.pool.snapshots()
+    try:
+        check_names(context.pool, record.full_name, manifest, everything)
+    except RefusedError as error:
+        return [f"# {error.reason}: {error.step}"]
     bundle = Path(record.bundle)
     virsh = _virsh(context)
     domain = context.hypervisor.find(record.uuid)
     lines = []
     if domain is not None and domain.active:
         lines.append(f"{virsh} destroy {record.uuid}")
-    own = snapshots_of_run(context, record)
+    own = run_members(manifest, record.run, everything)
     for member in one_of_each(manifest, own, record.snapshot, newest=True):
         full = member.full_name
         newer = context.pool.newer(full)

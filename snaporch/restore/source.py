@@ -14,7 +14,14 @@ from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import resolver
 from snaporch.restore.plan import split_name
 from snaporch.run.context import Context
-from snaporch.run.records import all_records, missing_of, one_of_each, run_members
+from snaporch.run.records import (
+    all_records,
+    as_named_now,
+    check_names,
+    missing_of,
+    one_of_each,
+    run_members,
+)
 
 
 class NotWholeError(SnaporchError):
@@ -71,7 +78,7 @@ def records_called(context: Context, text: str) -> list[SnapshotRecord]:
     domain, snapshot = split_name(text)
     found = [
         record
-        for record in all_records(context.store, context.pool.snapshots())
+        for record in all_records(context.store, context.pool.snapshots(), renamed_too=True)
         if domain in (record.domain, record.uuid) and record.snapshot == snapshot
     ]
     if not found:
@@ -81,14 +88,22 @@ def records_called(context: Context, text: str) -> list[SnapshotRecord]:
 
 def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, ...]:
     """The ZFS snapshots of a record that exist, one of each of the guest's own datasets."""
-    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
-    return tuple(one_of_each(manifest, snapshots_of_run(context, record), record.snapshot))
+    manifest, own = as_it_is(context, record)
+    return tuple(one_of_each(manifest, own, record.snapshot))
 
 
-def snapshots_of_run(context: Context, record: SnapshotRecord) -> list[PoolSnapshot]:
-    """All of its run, on the guest's own datasets: a run may have several names."""
+def as_it_is(
+    context: Context, record: SnapshotRecord
+) -> tuple[Manifest | None, list[PoolSnapshot]]:
+    """Its manifest, with the names that datasets have now, and all snapshots of its run there.
+
+    On the guest's own datasets: a run may have several names.
+    """
+    everything = context.pool.snapshots()
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
-    return run_members(manifest, record.run, context.pool.snapshots())
+    if manifest is not None:
+        manifest = as_named_now(manifest, everything)
+    return manifest, run_members(manifest, record.run, everything)
 
 
 def whole_source(
@@ -106,10 +121,13 @@ def whole_source(
     """
     thing = record.full_name
     reference = f"{record.uuid}/{record.run}"
-    members = members_of(context, record)
+    everything = context.pool.snapshots()
     state, manifest = context.store.state(reference)
     if manifest is None:
         raise NotWholeError(thing, f"its bundle is {state}, which says what belongs to it")
+    check_names(context.pool, thing, manifest, everything)
+    own = run_members(manifest, record.run, everything)
+    members = tuple(one_of_each(manifest, own, record.snapshot))
     _check_members(record, manifest, members)
     directory = context.store.path(reference)
     torn = [

@@ -12,34 +12,45 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import BundleError, BundleStore
+from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, Verdict
+from snaporch.pool import Pool
 
 
-def all_records(store: BundleStore, snapshots: Iterable[PoolSnapshot]) -> list[SnapshotRecord]:
+def all_records(
+    store: BundleStore, snapshots: Iterable[PoolSnapshot], *, renamed_too: bool = False
+) -> list[SnapshotRecord]:
     """One record per run and snapshot name, oldest first.
 
     Args:
         store: where the manifests are.
         snapshots: every one that exists.
+        renamed_too: those of datasets that were renamed, too. They are there to be looked at:
+            what carries out policies leaves them alone.
     """
     everything = list(snapshots)
     guids = {snapshot.guid for snapshot in everything}
-    records = marked_records(store, everything, guids)
+    records = marked_records(store, everything, guids, renamed_too=renamed_too)
     known = {f"{record.uuid}/{record.run}" for record in records}
-    places = by_dataset(everything)
+    places = _by_guid(everything)
     for reference in store.references():
         if reference not in known:
             state, manifest = store.state(reference)
             if manifest is not None and reference == f"{manifest.uuid}/{manifest.run}":
                 state = _with_pages(state, manifest, guids)
-                near = [each for dataset in _datasets(manifest) for each in places[dataset]]
+                near = _near(manifest, places)
+                manifest = as_named_now(manifest, near) if renamed_too else manifest
                 members = run_members(manifest, manifest.run, near)
                 records += _records(store, manifest.run, members, state, manifest)
     return _oldest_first(records)
 
 
 def marked_records(
-    store: BundleStore, snapshots: Iterable[PoolSnapshot], guids: Collection[int]
+    store: BundleStore,
+    snapshots: Iterable[PoolSnapshot],
+    guids: Collection[int],
+    *,
+    renamed_too: bool = False,
 ) -> list[SnapshotRecord]:
     """Those of the runs whose marks ``snapshots`` carry, oldest first.
 
@@ -47,6 +58,7 @@ def marked_records(
         store: where the manifests are.
         snapshots: those to make records of.
         guids: of all snapshots that exist; pages of RAM may be in any.
+        renamed_too: as :func:`all_records` says.
     """
     everything = list(snapshots)
     runs: dict[str, list[PoolSnapshot]] = {}
@@ -54,13 +66,16 @@ def marked_records(
         run = snapshot.properties.get("run")
         if run and "domain" in snapshot.properties:
             runs.setdefault(run, []).append(snapshot)
-    places = by_dataset(everything)
+    places = _by_guid(everything)
     records: list[SnapshotRecord] = []
     for run, marked in runs.items():
         state, manifest = _state(store, marked)
         state = _with_pages(state, manifest, guids)
-        shared = _datasets(manifest) - {each.dataset for each in marked}
-        near = marked + [each for dataset in shared for each in places[dataset]]
+        near = marked
+        if manifest is not None:
+            named = {each.full_name: each for each in (*marked, *_near(manifest, places))}
+            near = list(named.values())
+            manifest = as_named_now(manifest, near) if renamed_too else manifest
         members = run_members(manifest, run, near)
         records += _records(store, run, members, state, manifest)
     return _oldest_first(records)
@@ -82,8 +97,72 @@ def by_dataset(snapshots: Iterable[PoolSnapshot]) -> Mapping[str, list[PoolSnaps
     return places
 
 
-def _datasets(manifest: Manifest | None) -> set[str]:
-    return {entry.dataset for entry in manifest.snapshots} if manifest else set()
+def _by_guid(snapshots: Iterable[PoolSnapshot]) -> Mapping[int, list[PoolSnapshot]]:
+    places: dict[int, list[PoolSnapshot]] = defaultdict(list)
+    for snapshot in snapshots:
+        places[snapshot.guid].append(snapshot)
+    return places
+
+
+def _near(manifest: Manifest, places: Mapping[int, Sequence[PoolSnapshot]]) -> list[PoolSnapshot]:
+    """What may be a snapshot of the run: its own, received copies, and what was renamed."""
+    guids = {entry.guid for entry in manifest.snapshots}
+    return [each for guid in guids for each in places.get(guid, ())]
+
+
+def renamed(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> dict[str, str]:
+    """What datasets of the run are called now that had another name then.
+
+    A rename, of the pool too, keeps a snapshot's GUID and its txg; a received copy has a txg of
+    its own. One that is where the run took it was not renamed.
+    """
+    places = _by_guid(snapshots)
+    there: set[str] = set()
+    found: dict[str, set[str]] = defaultdict(set)
+    for entry in manifest.snapshots:
+        same = places.get(entry.guid, ())
+        if entry.dataset in {each.dataset for each in same}:
+            there.add(entry.dataset)
+        found[entry.dataset] |= {s.dataset for s in same if s.createtxg == entry.createtxg}
+    return {
+        dataset: next(iter(names))
+        for dataset, names in found.items()
+        if dataset not in there and len(names) == 1 and names.isdisjoint(found)
+    }
+
+
+def as_named_now(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> Manifest:
+    """The manifest, with the names that its datasets have now, to look at; see :func:`renamed`."""
+    names = renamed(manifest, snapshots)
+    if not names:
+        return manifest
+    entries, disks = (
+        tuple(
+            each.model_copy(update={"dataset": names.get(each.dataset or "", each.dataset)})
+            for each in of_datasets
+        )
+        for of_datasets in (manifest.snapshots, manifest.disks)
+    )
+    return manifest.model_copy(update={"snapshots": entries, "disks": disks})
+
+
+def check_names(
+    pool: Pool, thing: str, manifest: Manifest, snapshots: Iterable[PoolSnapshot]
+) -> None:
+    """Refuse to work with datasets that have another name now: the guest's disks have it, too.
+
+    Raises:
+        RefusedError: one was renamed; it says how it gets its name back.
+    """
+    for dataset, name in renamed(manifest, snapshots).items():
+        above, old = (each.split("/", 1)[0] for each in (name, dataset))
+        step = f"zfs rename {name} {dataset}, and try again"
+        if above != old:
+            step = f"zpool export {above}, zpool import {above} {old}, and try again"
+        elif dataset in {known.name for known in pool.datasets()}:
+            promoted = pool.origins([dataset]).get(dataset, "").startswith(f"{name}@")
+            step = f"zfs promote {dataset}, and try again" if promoted else f"move {dataset} away"
+        raise RefusedError(thing, f"its snapshot of {dataset} is one of {name} now", step)
 
 
 def record_of(

@@ -58,6 +58,29 @@ def test_a_name_that_came_back_is_another_snapshot(guest):
     assert entry["state"] == "incomplete"
 
 
+def test_a_renamed_dataset_keeps_its_snapshots(guest):
+    """Real ZFS keeps GUID and txg when it renames; a received copy has a txg of its own."""
+    snapshot(guest, "--name", "moved")
+    guest.destroy()
+    must("sh", "-c", "zfs send tank/listed@moved | zfs receive -u flash/copy")
+    must("zfs", "rename", "tank/listed", "tank/listed2")
+    try:
+        (entry,) = listed("moved")
+        assert (entry["state"], entry["level"]) == ("complete", "ram")
+        assert entry["datasets"] == ["flash/listed", "tank/listed2"]
+        assert "tank/listed2@moved" in snaporch("show", "listed@moved").out
+        step = "zfs rename tank/listed2 tank/listed"
+        one_line_error(snaporch("restore", "listed@moved", "--yes"), 5, "tank/listed2", step)
+        one_line_error(snaporch("verify", "listed@moved"), 5, "tank/listed2", step)
+        one_line_error(snaporch("clone", "listed@moved", "other"), 5, "tank/listed2", step)
+        items = snaporch("prune", "--json").json["items"]
+        assert [e["action"] for e in items if e["snapshot"] == "moved"] == ["keep"]
+    finally:
+        must("zfs", "rename", "tank/listed2", "tank/listed")
+        must("zfs", "destroy", "-r", "flash/copy")
+    assert snaporch("restore", "listed@moved", "--yes", "--discard-newer").status == 0
+
+
 def test_a_bundle_that_is_gone(guest):
     taken = snapshot(guest, "--name", "bare")
     shutil.rmtree(taken["bundle"])
