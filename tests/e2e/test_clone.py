@@ -2,6 +2,7 @@
 
 import re
 import signal
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,35 @@ def test_a_clone_that_cannot_be_resumed_leaves_nothing(taken):
     finally:
         image.write_bytes(kept)
     assert files() == before
+
+
+RANDOM_FROM_A_PORT = (
+    "<rng model='virtio'><backend model='egd' type='udp'>"
+    "<source mode='bind' host='127.0.0.1' service='7708'/>"
+    "<source mode='connect' host='127.0.0.1' service='7709'/></backend></rng>"
+)
+
+
+def test_a_running_clone_has_random_numbers_without_the_port_of_its_original():
+    guest = Guest.create(
+        "odd",
+        [Disk("file", "tank/odd")],
+        mutate=lambda domain: domain.find("devices").append(ET.fromstring(RANDOM_FROM_A_PORT)),
+    )
+    try:
+        snapshot(guest, "--name", "s")
+        mark, count = guest.mark(), guest.snapshot_count("s")
+        _, clone = cloned("odd@s", "odd two", "--running")
+        clone.assert_continues(0, count)
+        assert "7708" in guest.xml()
+        assert "7708" not in clone.xml()
+        assert "<backend model='builtin'/>" in clone.xml()
+        delete("odd two")
+        outcome = snaporch("verify", "odd@s", "--json", "--quiet")
+        assert (outcome.json["passed"], outcome.json["reached"]) == (True, "resumed")
+        guest.assert_undisturbed(mark)
+    finally:
+        guest.remove()
 
 
 def test_uefi_variables_are_copied():
