@@ -107,14 +107,13 @@ def install_hook(root: Path) -> Done:
     text = _marked(shared_file(starthook.SOURCE).read_text("utf-8"))
     with explained_store(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        done = _write(path, text, _MODE | 0o111)
-        if done.change is not Change.UNCHANGED:
+        if not os.path.lexists(path):
             _mark(root).unlink(missing_ok=True)
-        return done
+        return _write(path, text, _MODE | 0o111)
 
 
 def _mark(root: Path) -> Path:
-    """What the hook leaves when it is called; that of another says nothing of this one."""
+    """What the hook leaves when it is called; libvirt may not know of one that comes later."""
     return root / starthook.CALLED.relative_to("/")
 
 

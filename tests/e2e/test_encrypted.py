@@ -106,7 +106,7 @@ def test_the_safety_copy_holds_no_clear_text(guest, taken):
         ["zfs", "send", "tank/locked/web@control"], check=True, stdout=subprocess.PIPE
     ).stdout
     assert secret in clear
-    restored = restore(guest, "s2", "--discard-newer")
+    restored = restore(guest, "s2", "--discard-newer", "--also-roll-back")
     streams = list(Path(restored["undo"]).parent.glob("*.zfs"))
     assert len(streams) >= len(DISKS)
     assert sum(path.stat().st_size for path in streams) > len(secret)
