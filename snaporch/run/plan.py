@@ -116,7 +116,7 @@ def check_snapshot_name(name: str) -> None:
     if not is_snapshot(name):
         raise UsageError(
             f"snapshot name {shown(name)}",
-            "may hold letters, digits, '_', '-', '.', ':' and inner spaces",
+            "may hold letters, digits, '_', '-', '.', ':' and inner spaces, 255 in all",
         )
 
 
