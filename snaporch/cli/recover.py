@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from snaporch.cli.options import ConfigOption, QuietOption, WaitOption, config_path
+from snaporch.errors import UsageError
+from snaporch.run.decision import Take
 
 
 def recover_command(
@@ -20,6 +22,15 @@ def recover_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
     ] = False,
+    take: Annotated[
+        Take | None,
+        typer.Option(
+            "--take",
+            help="Of disks of which nobody can tell whether the overlay or the base is the newer: "
+            "commit the overlay, or set it aside. Needs DOMAIN.",
+            show_default=False,
+        ),
+    ] = None,
     autostart: Annotated[
         bool,
         typer.Option(
@@ -37,8 +48,12 @@ def recover_command(
     Every command that changes something does this for its own domain first. A restore that was cut
     short is finished, or undone if the guest had not been stopped yet.
     """
+    if take is not None and domain is None:
+        raise UsageError("--take", "is decided for one domain", "name it: snaporch list")
     from snaporch.cli.recovering import recover_all
     from snaporch.cli.session import session
 
     with session(config_path(context, config), quiet=quiet) as opened:
-        return recover_all(opened, domain, wait=wait, dry_run=dry_run, autostart=autostart)
+        return recover_all(
+            opened, domain, wait=wait, dry_run=dry_run, autostart=autostart, take=take
+        )

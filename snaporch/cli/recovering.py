@@ -8,18 +8,26 @@ from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.barrier import left_barred
 from snaporch.restore.clones import sweep
 from snaporch.run.context import Context
+from snaporch.run.decision import Take
 from snaporch.run.journal import StrangeJournal, list_journals, others_of
 from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.settle import LOOK, SET_ASIDE, foresee, recover
 
 
 def recover_all(
-    context: Context, domain: str | None, *, wait: int | None, dry_run: bool, autostart: bool
+    context: Context,
+    domain: str | None,
+    *,
+    wait: int | None,
+    dry_run: bool,
+    autostart: bool,
+    take: Take | None,
 ) -> int:
     """Settle every unfinished run, or those of one domain; the first failure's exit code.
 
     Args:
         autostart: start the guests that libvirt starts at boot, and was kept from.
+        take: what a human has decided of disks that are undecided.
     """
     failures: list[int] = []
     names = _unsettled(context, domain, failures)
@@ -35,7 +43,7 @@ def recover_all(
                 interrupt=context.interrupt,
             ):
                 kept_off = autostart and not others_of(context.config.paths.journal, uuid)
-                for text in (foresee if dry_run else recover)(context, uuid):
+                for text in (foresee if dry_run else recover)(context, uuid, take):
                     settled = True
                     print_result(text)
                     if SET_ASIDE in text:

@@ -61,6 +61,13 @@ class Action(StrEnum):
     """The emulator ended while it was being switched: either image may be the newer one."""
 
 
+class Take(StrEnum):
+    """What a human has decided of a disk that is undecided: which image is the newer one."""
+
+    OVERLAY = "overlay"
+    BASE = "base"
+
+
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What can be seen of one disk."""
@@ -75,8 +82,17 @@ class Sight:
     """The run is alive, and nobody has had the base since the guest left it for the overlay."""
 
 
-def decide(sight: Sight) -> Action:
-    """The one thing to do."""
+def decide(sight: Sight, take: Take | None = None) -> Action:
+    """The one thing to do; with ``take`` for a disk that is undecided, too."""
+    action = _decide(sight)
+    if action is not Action.UNDECIDED or take is None:
+        return action
+    if take is Take.OVERLAY:
+        return Action.COMMIT_OFFLINE if sight.power is Power.OFF else Action.COMMIT
+    return Action.QUARANTINE if sight.power is Power.OFF else action  # it runs on the other one
+
+
+def _decide(sight: Sight) -> Action:
     if sight.power in (Power.ACTIVE, Power.RESTARTED):
         return _with_an_emulator(sight)
     if sight.power is Power.OFF and sight.inactive is Points.OVERLAY:

@@ -21,7 +21,7 @@ from snaporch.hypervisor import Hypervisor, HypervisorError, OverlayDisk, Patien
 from snaporch.model import BundleState, Domain, DomainState, Level
 from snaporch.run import overlays
 from snaporch.run.context import Context
-from snaporch.run.decision import Action, File, Points, Power, Sight, decide
+from snaporch.run.decision import Action, File, Points, Power, Sight, Take, decide
 from snaporch.run.doors import remove_if_dead
 from snaporch.run.journal import (
     Facts,
@@ -56,12 +56,14 @@ def settle(
     *,
     keep_snapshots: bool,
     alive: bool = False,
+    take: Take | None = None,
 ) -> list[str]:
     """Undo what a run left; what was done, in words.
 
     Args:
         keep_snapshots: the run had taken all its ZFS snapshots: they stay, as level ``crash``.
         alive: the run itself asks, which has held the domain's lock all the time.
+        take: what a human has decided of disks that are undecided.
 
     Raises:
         AttentionError: safety cannot be proven; everything was kept.
@@ -70,7 +72,7 @@ def settle(
         with reader_of(Path(facts.ram_pipe)):
             domain = _find(context, facts)
             done = _release(context, domain, facts, notes)
-        done += _settle_disks(context, domain, facts, notes, alive=alive)
+        done += _settle_disks(context, domain, facts, notes, alive=alive, take=take)
         done += _wake(context, facts, notes)
     except AttentionError:
         raise
@@ -192,11 +194,12 @@ def _settle_disks(
     notes: Collection[Note],
     *,
     alive: bool,
+    take: Take | None,
 ) -> list[str]:
     actions: dict[Action, list[OverlayDisk]] = {}
     for disk in facts.overlays:
         sight = _see(context, domain, facts, disk, notes, alive=alive)
-        actions.setdefault(decide(sight), []).append(disk)
+        actions.setdefault(decide(sight, take), []).append(disk)
     if missing := actions.get(Action.ATTENTION):
         raise AttentionError(
             facts.domain,
@@ -210,7 +213,8 @@ def _settle_disks(
             facts.domain,
             f"it ended while {_targets(undecided)} was being switched from {_paths(undecided)} "
             "back to the base: the two differ, and either may be the newer",
-            f'{first}see docs/recovery.md, "Undecided"; then run: snaporch recover {facts.uuid}',
+            f"{first}look at both (docs/recovery.md, Undecided), and then run: snaporch recover "
+            f"{facts.uuid} --take overlay|base",
         )
     done = []
     if disks := actions.get(Action.COMMIT):
@@ -362,17 +366,20 @@ def _still_used(facts: Facts, disks: list[OverlayDisk], by: str) -> AttentionErr
 # -- runs that were killed ----------------------------------------------------------------------
 
 
-def recover(context: Context, uuid: str) -> list[str]:
+def recover(context: Context, uuid: str, take: Take | None = None) -> list[str]:
     """Settle the runs on a domain that were killed, of any kind; the caller holds its lock.
+
+    Args:
+        take: what a human has decided of disks that are undecided.
 
     Raises:
         AttentionError: one cannot be settled.
         JournalError: one cannot be understood.
     """
-    return recover_runs(context, uuid) + finish_others(context, uuid)
+    return recover_runs(context, uuid, take) + finish_others(context, uuid)
 
 
-def recover_runs(context: Context, uuid: str) -> list[str]:
+def recover_runs(context: Context, uuid: str, take: Take | None = None) -> list[str]:
     """Settle the snapshot runs on a domain that were killed; the caller holds its lock.
 
     Raises:
@@ -381,7 +388,7 @@ def recover_runs(context: Context, uuid: str) -> list[str]:
     """
     done: list[str] = []
     for journal in journals_of(context.config.paths.journal, uuid, sweep=True):
-        done += _recover_one(context, journal)
+        done += _recover_one(context, journal, take)
     return done
 
 
@@ -416,10 +423,10 @@ def recover_leftovers(context: Context) -> None:
             context.progress.note(name, error.line())
 
 
-def _recover_one(context: Context, journal: OldJournal) -> list[str]:
+def _recover_one(context: Context, journal: OldJournal, take: Take | None) -> list[str]:
     facts = journal.facts
     taken = facts.awaited or len(own_snapshots(context, facts)) == len(facts.datasets)
-    texts = settle(context, facts, journal.notes, keep_snapshots=taken)
+    texts = settle(context, facts, journal.notes, keep_snapshots=taken, take=take)
     forget(journal.path)
     texts.append(f"settled the run {facts.run}, which had been cut short")
     domain = context.hypervisor.find(facts.uuid)
@@ -428,14 +435,14 @@ def _recover_one(context: Context, journal: OldJournal) -> list[str]:
     return [f"{facts.domain}: {text}" for text in texts]
 
 
-def foresee(context: Context, uuid: str) -> list[str]:
+def foresee(context: Context, uuid: str, take: Take | None = None) -> list[str]:
     """What :func:`recover` would do, without doing it."""
     lines = []
     for journal in journals_of(context.config.paths.journal, uuid):
         facts = journal.facts
         domain = _find(context, facts)
         for disk in facts.overlays:
-            action = decide(_see(context, domain, facts, disk, journal.notes))
+            action = decide(_see(context, domain, facts, disk, journal.notes), take)
             lines.append(f"{facts.domain}: {disk.target}: {action} {disk.overlay}")
         if domain is not None and domain.active and domain.boot == facts.boot:
             if Note.FREEZING in journal.notes:

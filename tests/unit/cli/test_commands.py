@@ -441,6 +441,12 @@ def test_one_that_cannot_be_recovered_is_not_started(host, snaporch):
     assert host.guest().state is DomainState.OFF
 
 
+def test_a_decision_is_for_one_domain(host, snaporch):
+    answer = snaporch("recover", "--take", "overlay")
+    assert answer.code == ExitCode.USAGE
+    assert "--take is decided for one domain" in answer.err.replace(": ", " ")
+
+
 def test_a_dry_recovery_tells_and_does_nothing(host, snaporch):
     host.add_guest()
     host.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from snaporch.run.decision import Action, File, Points, Power, Sight, decide
+from snaporch.run.decision import Action, File, Points, Power, Sight, Take, decide
 
 EMULATOR = (Power.ACTIVE, Power.RESTARTED)
 ALL = [
@@ -70,6 +70,19 @@ def test_a_guest_that_was_started_on_such_an_overlay_changes_nothing():
     for sight in ALL:
         if may_be_stale(sight):
             assert decide(sight) is Action.UNDECIDED
+
+
+@pytest.mark.parametrize("take", Take)
+def test_a_human_decides_what_is_undecided_and_nothing_else(take):
+    for sight in ALL:
+        alone, told = decide(sight), decide(sight, take)
+        if alone is not Action.UNDECIDED:
+            assert told is alone
+        elif take is Take.OVERLAY:
+            off = sight.power is Power.OFF
+            assert told is (Action.COMMIT_OFFLINE if off else Action.COMMIT)
+        else:  # who runs on the overlay cannot be on the base as well
+            assert told is (Action.QUARANTINE if sight.power is Power.OFF else Action.UNDECIDED)
 
 
 def test_nothing_is_committed_behind_an_emulators_back():

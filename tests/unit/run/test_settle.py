@@ -12,6 +12,7 @@ from snaporch.hypervisor import HypervisorError, Pause
 from snaporch.model import DomainState, Level
 from snaporch.pool import PoolError
 from snaporch.run import settle as settle_module
+from snaporch.run.decision import Take
 from snaporch.run.images import OverlayError
 from snaporch.run.journal import Journal, Note, Step, read_journals
 from snaporch.run.parts import build_manifest
@@ -59,8 +60,8 @@ class Killed:
             self.world.pool.snapshot([f"{dataset}@s1"], {"snaporch:run": self.facts.run})
         return self
 
-    def settle(self, *notes, keep_snapshots=False, alive=False):
-        options = {"keep_snapshots": keep_snapshots, "alive": alive}
+    def settle(self, *notes, keep_snapshots=False, alive=False, take=None):
+        options = {"keep_snapshots": keep_snapshots, "alive": alive, "take": take}
         return settle(self.world.context, self.facts, notes, **options)
 
     def recover(self):
@@ -296,6 +297,25 @@ def test_an_overlay_that_may_be_older_than_its_base_is_left_for_a_human(world):
         run.settle(Note.PIVOTING)
     assert "Undecided" in caught.value.line()
     assert everything(world) == before
+
+
+def test_a_human_takes_the_overlay(world):
+    run = Killed(world).switched()
+    off(run)
+    written = run.overlay().read_bytes()
+    assert run.settle(Note.PIVOTING, take=Take.OVERLAY) == ["committed vda while the guest is off"]
+    assert Path(run.facts.overlays[0].base).read_bytes() == written
+    assert_settled(world)
+
+
+def test_a_human_takes_the_base(world):
+    run = Killed(world).switched()
+    off(run)
+    before = Path(run.facts.overlays[0].base).read_bytes()
+    (said,) = run.settle(Note.PIVOTING, take=Take.BASE)
+    assert said.startswith(f"set aside {run.quarantined()}")
+    assert Path(run.facts.overlays[0].base).read_bytes() == before
+    assert run.facts.overlays[0].overlay not in run.guest.inactive
 
 
 def test_an_overlay_that_is_the_same_as_its_base_needs_no_human(world):
