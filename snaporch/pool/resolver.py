@@ -101,18 +101,22 @@ def resolve(path: str, mounts: list[Mount] | None = None) -> Dataset:
     if stat.S_ISBLK(status.st_mode):
         return Dataset(_volume_name(path, status.st_rdev), DatasetKind.VOLUME)
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    for mount in (*mounts, *read_mounts()):  # the look itself may have mounted it
-        if mount.device == device:
-            return _dataset_of(path, mount)
-    raise NotOnZfsError(path, f"no mount has its device number {device}")
+    mount = _mount_of(device, mounts) or _mount_of(device, read_mounts())  # mounted by the look
+    if mount is None:
+        raise NotOnZfsError(path, f"no mount has its device number {device}")
+    return _dataset_of(path, mount)
+
+
+def _mount_of(device: str, mounts: list[Mount]) -> Mount | None:
+    return next((mount for mount in mounts if mount.device == device), None)
 
 
 def forgetful(path: Path) -> str:
     """The kind of file system of ``path`` if a power loss empties it, else nothing."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    kinds = (mount.filesystem for mount in read_mounts() if mount.device == number)
-    return next((kind for kind in kinds if kind in _FORGETFUL), "")
+    mount = _mount_of(number, read_mounts())
+    return mount.filesystem if mount is not None and mount.filesystem in _FORGETFUL else ""
 
 
 def resolve_nearest(path: str, mounts: list[Mount] | None = None) -> Dataset:
