@@ -127,8 +127,10 @@ class RestorePlan:
             lines.append(
                 f"what was written to {snapshot.dataset} since the snapshot ({written >> 10} KiB)"
             )
-        with suppress(RefusedError):  # --also-roll-back was given, so none of it stops the restore
-            lines += [f"in {name}: {named(files)}" for name, files in self.others(context).items()]
+        if self.also_roll_back:  # else there are none; and none of it stops the restore
+            with suppress(RefusedError):
+                others = self.others(context).items()
+                lines += [f"in {name}: {named(files)}" for name, files in others]
         lines += [f"{name}, which is newer" for name in self.newer if not is_safety(name)]
         return lines
 
