@@ -127,6 +127,15 @@ def _entries(directory: Path) -> list[Path]:
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
+def assert_went_on(guest: Guest, mark: int) -> None:
+    """From RAM; in each cycle it reads all its disks, and complains of what it did not write."""
+    guest.first_count_since(mark)
+    guest.wait_count()
+    guest.wait_count()
+    assert not guest.cold_boots_since(mark)
+    assert not guest.bad_since(mark)
+
+
 def one_line_error(outcome: Outcome, status: int, *words: str) -> None:
     """The documented exit status, one line on standard error, nothing on standard output."""
     assert outcome.status == status, f"{outcome.status}: {outcome.err}"

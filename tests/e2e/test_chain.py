@@ -5,7 +5,7 @@ import json
 import pytest
 from guests.disks import Disk, mountpoint
 from guests.guest import Guest
-from support import assert_clean, must, one_line_error, restore, snaporch, snapshot
+from support import assert_clean, assert_went_on, must, one_line_error, restore, snaporch, snapshot
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +28,6 @@ def taken(guest):
     return snapshot(guest, "--name", "s1")
 
 
-def went_on(guest, mark):
-    """From RAM, on disks that it knows again."""
-    guest.first_count_since(mark)
-    guest.wait_count()
-    guest.wait_count()
-    assert not guest.cold_boots_since(mark)
-    assert not guest.bad_since(mark)
-
-
 def test_the_base_is_known_and_not_snapshotted(guest, taken):
     assert taken["level"] == "ram"
     assert taken["datasets"] == ["flash/top"]
@@ -54,7 +45,7 @@ def test_it_verifies_and_goes_back_as_long_as_the_base_is_the_same(guest, taken)
     guest.wait_count()
     mark = guest.mark()
     restore(guest, "s1")
-    went_on(guest, mark)
+    assert_went_on(guest, mark)
     assert_clean(guest)
 
 
@@ -64,7 +55,7 @@ def test_it_is_the_same_after_a_start(guest, taken):
     guest.start()
     mark = guest.mark()
     restore(guest, "s1")
-    went_on(guest, mark)
+    assert_went_on(guest, mark)
 
 
 def test_a_base_that_went_on_is_not_put_under_an_old_image(guest, taken):

@@ -12,6 +12,7 @@ from luks import make_container
 from support import (
     JOURNAL,
     assert_clean,
+    assert_went_on,
     must,
     one_line_error,
     restore,
@@ -74,15 +75,6 @@ def secrets_of(guest):
     return [root.find(path).get("uuid") for root in roots]
 
 
-def went_on(guest, mark):
-    """From RAM; in each cycle it reads all its disks, and complains of what it did not write."""
-    guest.first_count_since(mark)
-    guest.wait_count()
-    guest.wait_count()
-    assert not guest.cold_boots_since(mark)
-    assert not guest.bad_since(mark)
-
-
 def test_it_is_saved_without_overlays(guest, taken):
     assert taken["level"] == "ram"
     assert taken["datasets"] == ["flash/luks", "tank/luks"]
@@ -97,7 +89,7 @@ def test_it_is_saved_without_overlays(guest, taken):
 def test_it_goes_back(guest, taken):
     mark = guest.mark()
     restore(guest, "s1")
-    went_on(guest, mark)
+    assert_went_on(guest, mark)
     assert secrets_of(guest) == [SECRET, SECRET]
     assert_clean(guest)
 
