@@ -1,7 +1,7 @@
 """Files in a guest's datasets that are not the guest's, and that a rollback would take back.
 
-A file that is as it was in the snapshot loses nothing. Which are is told without a clock: by inode
-and time of change, which no program can set, in the dataset and in the snapshot.
+A file that is as it was in the snapshot loses nothing. Which are is told without this host's clock:
+by inode, size and time of writing, in the dataset and in the snapshot.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import DatasetKind, Domain, PoolSnapshot
 from snaporch.pool import resolver
+from snaporch.run.chain import FileState
 from snaporch.run.context import Context
 
 MOST = 100_000
@@ -38,14 +39,7 @@ class Found:
     path: str
     """Below where the walk began."""
     device: int
-    inode: int
-    bytes: int
-    written_ns: int
-
-    @property
-    def content(self) -> tuple[int, int, int]:
-        """Not by its time of change: libvirt gives images owners and labels."""
-        return self.inode, self.bytes, self.written_ns
+    state: FileState
 
 
 def guests_paths(xmls: Sequence[str]) -> set[str]:
@@ -84,7 +78,7 @@ def own_files(paths: Iterable[str], directories: Collection[str]) -> set[tuple[i
                 if not stat.S_ISDIR(status.st_mode):
                     found.add((status.st_dev, status.st_ino))
                 elif path in directories:
-                    found |= {(each.device, each.inode) for each in walk(place, frozenset())}
+                    found |= {(each.device, each.state.inode) for each in walk(place, frozenset())}
     return found
 
 
@@ -121,13 +115,13 @@ def other_files(root: Path, own: set[tuple[int, int]], *, since: str | None = No
         OSError: it cannot be.
     """
     covered = frozenset(mount.mount_point for mount in resolver.read_mounts())
-    others = [each for each in walk(root, covered) if (each.device, each.inode) not in own]
-    before: set[tuple[int, int, int]] = set()
+    others = [each for each in walk(root, covered) if (each.device, each.state.inode) not in own]
+    before: set[FileState] = set()
     if others and since is not None:
         then = root / ".zfs" / "snapshot" / since
         with suppress(OSError):  # snapdir=disabled; then all may have changed
-            before = {each.content for each in walk(then, frozenset())}
-    return sorted(each.path for each in others if each.content not in before)
+            before = {each.state for each in walk(then, frozenset())}
+    return sorted(each.path for each in others if each.state not in before)
 
 
 def walk(root: Path, covered: frozenset[str]) -> Iterator[Found]:
@@ -176,9 +170,7 @@ def _walk(
             if stat.S_IFMT(status.st_mode) in _WITHOUT_DATA:
                 yield None
             else:
-                yield Found(
-                    str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-                )
+                yield Found(str(path), status.st_dev, FileState.told_by(status))
 
 
 def found_in(
@@ -197,7 +189,7 @@ def found_in(
     Raises:
         RefusedError: it cannot be told of one.
     """
-    own = own_files({*guests_paths(xmls), *more}, tpm_states(xmls))
+    own = _files(xmls, more)
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     found = {}
     for member in members:
@@ -230,8 +222,12 @@ def files_of(domains: Iterable[Domain]) -> set[tuple[int, int]]:
     for domain in domains:
         xmls = [xml for xml in (domain.inactive_xml, domain.live_xml) if xml is not None]
         sources = [disk.source for disk in domain.disks if disk.source is not None]
-        found |= own_files({*guests_paths(xmls), *sources}, tpm_states(xmls))
+        found |= _files(xmls, sources)
     return found
+
+
+def _files(xmls: Sequence[str], more: Iterable[str]) -> set[tuple[int, int]]:
+    return own_files({*guests_paths(xmls), *more}, tpm_states(xmls))
 
 
 def beside(datasets: Iterable[str], own: set[tuple[int, int]]) -> list[str]:

@@ -50,7 +50,11 @@ class FileState:
         Raises:
             OSError: it cannot be looked at.
         """
-        status = os.stat(path)
+        return cls.told_by(os.stat(path))
+
+    @classmethod
+    def told_by(cls, status: os.stat_result) -> FileState:
+        """The same, of one that was looked at."""
         return cls(status.st_size, status.st_ino, status.st_mtime_ns)
 
 
