@@ -54,7 +54,7 @@ class Wishes:
             raise UsageError(" and ".join(given), "exclude one another", "choose one")
 
     def choose(self, context: Context) -> tuple[str, str]:
-        """Domain and snapshot.
+        """The domain, and a snapshot or the run that took it.
 
         Raises:
             UsageError, NotFoundError: there is no such thing.
@@ -63,7 +63,7 @@ class Wishes:
             return split_name(self.name)
         record = newest_until(context, self.name, parse_moment(self.to_time))
         context.progress.note(record.domain, f"chose @{record.snapshot} of {iso(record.created)}")
-        return record.uuid, record.snapshot
+        return record.uuid, record.run
 
 
 def restore_one(

@@ -82,20 +82,44 @@ def others_of_group(context: Context, record: SnapshotRecord) -> str | None:
     )
 
 
+def records_of(
+    context: Context, snapshots: list[PoolSnapshot], domain: str, name: str
+) -> list[SnapshotRecord]:
+    """The records of one run, by the name of its snapshots or its own, oldest first.
+
+    A name may stand for several instants: a guest that was moved to other datasets leaves its
+    snapshots behind, and there the name is free again. None of them is guessed at.
+
+    Args:
+        name: of a snapshot, or of the run that took it.
+
+    Raises:
+        NotFoundError: there is none.
+        RefusedError: there are those of several runs; it says how to name each.
+    """
+    of_domain = _records(context, snapshots, domain)
+    found = [record for record in of_domain if record.run == name]
+    found = found or [record for record in of_domain if record.snapshot == name]
+    if not found:
+        step = f"see `snaporch list {domain}`" if of_domain else "see `snaporch list`"
+        raise NotFoundError(f"{domain}@{name}", "snaporch has no such snapshot", step)
+    if len({record.run for record in found}) > 1:
+        each = [f"{one.domain}@{one.run} on {', '.join(one.datasets)}" for one in found]
+        raise RefusedError(
+            f"{domain}@{name}", "is of several instants", f"name the run: {'; '.join(each)}"
+        )
+    return found
+
+
 def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
     """A snapshot by the marks on the ZFS snapshots, with its bundle in the store.
 
     Raises:
-        NotFoundError: there is none of that name.
+        NotFoundError, RefusedError: as :func:`records_of`.
     """
     del bundle
     everything = context.pool.snapshots()
-    of_domain = _records(context, everything, domain)
-    named = [record for record in of_domain if record.snapshot == snapshot]
-    if not named:
-        step = f"see `snaporch list {domain}`" if of_domain else "see `snaporch list`"
-        raise NotFoundError(f"{domain}@{snapshot}", "snaporch has no such snapshot", step)
-    record = named[-1]
+    record = records_of(context, everything, domain, snapshot)[-1]
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     if manifest is not None:
         check_names(context.pool, record.full_name, manifest, everything)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
-from snaporch.errors import NotFoundError, RefusedError, SnaporchError
+from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import resolver
-from snaporch.restore.plan import split_name
+from snaporch.restore.choosing import records_of, split_name
 from snaporch.run.context import Context
 from snaporch.run.records import (
-    all_records,
     as_named_now,
     check_names,
     missing_of,
@@ -70,20 +69,12 @@ class Source:
 
 
 def records_called(context: Context, text: str) -> list[SnapshotRecord]:
-    """The records of ``DOMAIN@SNAPSHOT``, oldest first.
+    """The records of ``DOMAIN@SNAPSHOT`` or ``DOMAIN@RUN``, which are of one instant.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError, RefusedError: there is none, or those of several instants.
     """
-    domain, snapshot = split_name(text)
-    found = [
-        record
-        for record in all_records(context.store, context.pool.snapshots(), renamed_too=True)
-        if domain in (record.domain, record.uuid) and record.snapshot == snapshot
-    ]
-    if not found:
-        raise NotFoundError(text, "snaporch has no such snapshot", "see `snaporch list`")
-    return found
+    return records_of(context, context.pool.snapshots(), *split_name(text))
 
 
 def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, ...]:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.cli.restoring import Wishes
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, DomainState
 from snaporch.restore.choosing import newest_until, parse_moment
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import check_bundle, restore
+from snaporch.restore.source import records_called
 
 
 def utc(hour):
@@ -78,6 +80,41 @@ def test_a_time_is_local_without_an_offset(monkeypatch):
 def test_what_is_no_time_is_wrong_usage(text):
     with pytest.raises(UsageError):
         parse_moment(text)
+
+
+@pytest.fixture
+def twice(story, world):
+    """Its guest was moved, and a name used again; the records, the older first."""
+    world.add_guest(disks={"vda": "tank/moved"})
+    records = [story.record, story.snapshot("s1")]
+    for hour, record in enumerate(records, start=10):
+        date(record, utc(hour))
+    return records
+
+
+def test_a_name_of_two_instants_is_not_guessed_at(twice, world):
+    for choose in (
+        lambda: make_restore_plan(world.context, "web", "s1"),
+        lambda: records_called(world.context, "web@s1"),
+    ):
+        with pytest.raises(RefusedError, match="is of several instants; name the run") as refused:
+            choose()
+        for record in twice:
+            assert f"web@{record.run} on {', '.join(record.datasets)}" in refused.value.step
+
+
+def test_each_of_them_can_be_named_by_its_run(twice, world):
+    for record in twice:
+        (found,) = records_called(world.context, f"web@{record.run}")
+        made = make_restore_plan(world.context, "web", record.run)
+        for one in (found, made.record):
+            assert (one.run, one.datasets) == (record.run, record.datasets)
+
+
+@pytest.mark.parametrize(("hour", "index"), [(10, 0), (11, 1)])
+def test_a_time_chooses_a_run_and_not_a_name(twice, world, hour, index):
+    wishes = Wishes("web", f"{utc(hour)}", *[False] * 3, None, *[False] * 3)
+    assert wishes.choose(world.context) == (twice[index].uuid, twice[index].run)
 
 
 # -- a bundle elsewhere -------------------------------------------------------------------------
