@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from snaporch import places
@@ -54,8 +55,20 @@ def _uuid_of(context: Context, name: str) -> str:
             return domain.uuid
     for traces in find_traces(context):
         if name in (traces.name, traces.uuid):
+            _check_renamed(context, name, traces)
             return traces.uuid
     raise NotFoundError(name, "no such clone", "see `virsh list --all`")
+
+
+def _check_renamed(context: Context, name: str, traces: Traces) -> None:
+    """What is called otherwise now is not what was named: it may have become somebody's guest."""
+    domain = context.hypervisor.find(traces.uuid)
+    if domain is not None and name != traces.uuid:
+        raise RefusedError(
+            name,
+            f"is called {domain.name} now",
+            f"if that is to go: {shlex.join(['snaporch', 'clone', '--delete', domain.name])}",
+        )
 
 
 def _is_marked(domain: Domain) -> bool:

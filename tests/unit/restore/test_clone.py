@@ -574,6 +574,17 @@ def test_a_clone_that_somebody_undefined_is_deleted_by_its_name(world):
     assert nothing_of_it(world)
 
 
+def test_a_clone_is_deleted_by_the_name_it_has_now(world):
+    made = make(world)
+    world.guest("test").name = "prod"
+    with pytest.raises(RefusedError, match="is called prod now; .*clone --delete prod"):
+        delete_clone(world.context, "test")
+    assert world.guest("prod").state is DomainState.RUNNING
+    assert "flash/web-test" in datasets(world)
+    assert delete_clone(world.context, "prod").uuid == made.uuid
+    assert nothing_of_it(world)
+
+
 def test_a_clone_with_snapshots_stays(world):
     make(world)
     world.pool.snapshot(["tank/web-test@own"], {})
