@@ -274,26 +274,37 @@ class Verdict:
     at: datetime
     passed: bool
     reached: Reached
+    disks: bool = False
+    """Whether all of its disks was read."""
 
     def as_text(self) -> str:
-        """As the property ``snaporch:verified`` has it: ``2026-11-21T14:00:00Z passed resumed``."""
-        return f"{iso(self.at)} {'passed' if self.passed else 'failed'} {self.reached}"
+        """As the property ``snaporch:verified`` has it: ``2026-11-21T14:00:00Z passed resumed``.
+
+        A fourth word, ``disks``, says that these were read.
+        """
+        words = [iso(self.at), "passed" if self.passed else "failed", self.reached.value]
+        return " ".join([*words, "disks"] if self.disks else words)
 
     @classmethod
     def parse(cls, text: str | None) -> Verdict | None:
         """What :meth:`as_text` wrote; ``None`` for anything else."""
         match (text or "").split(" "):
-            case [at, ("passed" | "failed") as word, reached]:
+            case [at, ("passed" | "failed") as word, reached, *rest] if rest in ([], ["disks"]):
                 try:
                     moment = datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-                    return cls(moment, word == "passed", Reached(reached))
+                    return cls(moment, word == "passed", Reached(reached), bool(rest))
                 except ValueError:
                     return None
         return None
 
     def as_json(self) -> dict[str, object]:
         """Fields of the documented JSON objects."""
-        return {"at": iso(self.at), "passed": self.passed, "reached": self.reached.value}
+        return {
+            "at": iso(self.at),
+            "passed": self.passed,
+            "reached": self.reached.value,
+            "disks_read": self.disks,
+        }
 
 
 @dataclass(frozen=True, slots=True)

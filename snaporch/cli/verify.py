@@ -35,6 +35,9 @@ def verify_command(
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Run nothing, only read and compare.")
     ] = False,
+    disks: Annotated[
+        bool, typer.Option("--disks", help="Read all data of the disks, too.")
+    ] = False,
     script: Annotated[
         Path | None,
         typer.Option(
@@ -79,11 +82,17 @@ def verify_command(
 
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
         raise typer.BadParameter("wanted is DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
-    if due and (checksums or script or screenshots or wait is not None):
+    if due and (checksums or disks or script or screenshots or wait is not None):
         raise typer.BadParameter("--due goes with --json and --quiet alone")
     if checksums and (script or screenshots):
         raise typer.BadParameter("--checksums runs no clone for a script or a picture")
-    ordeal = Ordeal(not checksums, script and script.absolute(), script_timeout, screenshots)
+    ordeal = Ordeal(
+        run=not checksums,
+        disks=disks,
+        script=script and script.absolute(),
+        script_seconds=script_timeout,
+        screenshots=screenshots,
+    )
     with session(config_path(context, config), quiet=quiet or json) as opened:
         if due:
             return verify_what_is_due(opened, json=json)

@@ -243,6 +243,11 @@ class Policy(_Section):
         "`monthly`, a span (`3d`) or a line of crontab(5): test-restore the newest snapshot of "
         "each domain so often, as `snaporch verify` does, one at a time.",
     )
+    verify_disks: bool = Field(
+        default=False,
+        description="Whether these test restores read all data of the disks, too, as `snaporch "
+        "verify --disks` does.",
+    )
     replicate: tuple[PolicyName, ...] = Field(
         default=(),
         strict=False,
@@ -268,6 +273,12 @@ class Policy(_Section):
     def _one_time(self) -> Policy:
         if self.every and self.cron:
             raise ValueError("must have every or cron, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _some_test_restore(self) -> Policy:
+        if self.verify_disks and not self.verify_rule:
+            raise ValueError("must say in verify how often verify_disks is done")
         return self
 
 

@@ -5,31 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 from snaporch.bundle.manifest import DiskEntry
 from snaporch.bundle.store import sync_directory
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
-from snaporch.model import DatasetKind
-from snaporch.pool import resolver
-from snaporch.restore.beneath import open_beneath
-from snaporch.restore.clone import clone_dataset
-from snaporch.restore.clones import Purpose, workplace
 from snaporch.restore.extracted import Extracted, check_destination
-from snaporch.restore.source import (
-    NotWholeError,
-    Source,
-    check_whole_disks,
-    kinds,
-    path_inside,
-)
+from snaporch.restore.reading import blocks, open_disk
+from snaporch.restore.source import Source, check_whole_disks
 from snaporch.run.context import Context
 
-_BLOCK = 1 << 20
 _GRAIN = 64 << 10
 """Runs of zeros of this size become holes."""
 
@@ -71,19 +58,10 @@ def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extr
         LeadsOutError: a link leads out of the snapshot.
         RunFailedError: it could not be read or written; nothing is left of it.
     """
-    assert disk.dataset is not None
     context.progress.step(source.thing, f"copying {disk.target} to {to}")
     try:
-        if kinds(context)[disk.dataset] is DatasetKind.VOLUME:
-            with workplace(context, to.name, Purpose.EXTRACT, source.thing) as uuid:
-                cloned = clone_dataset(
-                    context, source, f"extract-{uuid[:8]}", Purpose.EXTRACT, uuid, disk.dataset
-                )
-                with cloned.root.open("rb", buffering=0) as reading:
-                    _copy(context, source, reading, to)
-        else:
-            with _in_snapshot(source, disk) as reading:
-                _copy(context, source, reading, to)
+        with open_disk(context, source, disk, to.name) as reading:
+            _copy(context, source, reading, to)
     except OSError as error:
         reason = f"{error.filename or to}: {error.strerror}"
         raise RunFailedError(
@@ -92,22 +70,6 @@ def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extr
     status = to.stat()
     _warn_of_others(context, source, disk, to)
     return Extracted(disk.target, str(to), disk.format, status.st_size, status.st_blocks * 512)
-
-
-@contextmanager
-def _in_snapshot(source: Source, disk: DiskEntry) -> Iterator[BinaryIO]:
-    """The image as it was, by no link that leads out of the snapshot."""
-    home = resolver.mount_point_of(disk.dataset or "")
-    root = home / ".zfs" / "snapshot" / source.member(disk.dataset or "").name
-    path = PurePosixPath(path_inside(disk))
-    try:
-        found = open_beneath(root, path, PurePosixPath(home))
-        with found as beneath, open(beneath.descriptor, "rb", buffering=0, closefd=False) as image:
-            yield image
-    except FileNotFoundError as error:
-        raise NotWholeError(
-            f"{disk.target} ({root / path})", "the image is not in the snapshot"
-        ) from error
 
 
 def _copy(context: Context, source: Source, reading: BinaryIO, to: Path) -> None:
@@ -140,30 +102,12 @@ def _copy_data(
     context: Context, source: Source, reading: BinaryIO, writing: BinaryIO, size: int
 ) -> None:
     zeros = bytes(_GRAIN)
-    for start, end in _extents(reading.fileno(), size):
-        for offset in range(start, end, _BLOCK):
-            context.interrupt.check(source.thing)
-            block = _read(reading.fileno(), min(_BLOCK, end - offset), offset)
-            for inner in range(0, len(block), _GRAIN):
-                grain = block[inner : inner + _GRAIN]
-                if grain != zeros[: len(grain)]:
-                    _write(writing.fileno(), grain, offset + inner)
-            context.progress.amount(source.thing, offset + len(block), size)
-
-
-def _read(descriptor: int, length: int, offset: int) -> bytes:
-    """All of it, or an error: a read that ends at a damaged block gives what lies before it.
-
-    Raises:
-        OSError: something of it cannot be read, or is not there.
-    """
-    block = b""
-    while len(block) < length:
-        more = os.pread(descriptor, length - len(block), offset + len(block))
-        if not more:
-            raise OSError(errno.EIO, f"nothing can be read at byte {offset + len(block)}")
-        block += more
-    return block
+    for offset, block in blocks(context, source, reading, size):
+        for inner in range(0, len(block), _GRAIN):
+            grain = block[inner : inner + _GRAIN]
+            if grain != zeros[: len(grain)]:
+                _write(writing.fileno(), grain, offset + inner)
+        context.progress.amount(source.thing, offset + len(block), size)
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:
@@ -171,29 +115,6 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
     while view:
         written = os.pwrite(descriptor, view, offset)
         view, offset = view[written:], offset + written
-
-
-def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Parts that hold data, where the file system tells (lseek(2), SEEK_DATA)."""
-    position = 0
-    while position < size:
-        start, end = position, size
-        with suppress(OSError):
-            start = _seek_data(descriptor, position, size)
-            end = os.lseek(descriptor, start, os.SEEK_HOLE) if start < size else size
-        if start >= size:
-            return
-        yield start, end
-        position = end
-
-
-def _seek_data(descriptor: int, position: int, size: int) -> int:
-    try:
-        return os.lseek(descriptor, position, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a hole up to the end
-            return size
-        raise
 
 
 def _warn_of_others(context: Context, source: Source, disk: DiskEntry, to: Path) -> None:

@@ -79,7 +79,7 @@ def check_places(thing: str, manifest: Manifest) -> None:
     Raises:
         RefusedError: a disk's path leads to another dataset, file or partition than it did.
     """
-    for disk in [*manifest.disks, *_beneath_inside(manifest)]:
+    for disk in [*manifest.disks, *beneath_inside(manifest)]:
         if disk.dataset is None or disk.left_out or disk.source is None:
             continue
         found, expected = _leads_to(disk), disk.dataset
@@ -93,7 +93,7 @@ def check_places(thing: str, manifest: Manifest) -> None:
             )
 
 
-def _beneath_inside(manifest: Manifest) -> Iterator[DiskEntry]:
+def beneath_inside(manifest: Manifest) -> Iterator[DiskEntry]:
     """What lies beneath the disks and was snapshotted with them, as if it were a disk itself."""
     for disk in manifest.disks:
         for file in disk.beneath or ():

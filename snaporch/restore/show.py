@@ -169,4 +169,5 @@ def custody(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[str
     if record.verified is not None:
         word = "passed" if record.verified.passed else "failed"
         verified = f"{iso(record.verified.at)} {word}, {record.verified.reached}"
+        verified += ", disks read" if record.verified.disks else ""
     return [*((label, text or "unknown") for label, text in found), ("verified", verified)]

@@ -21,6 +21,7 @@ from snaporch.restore.clones import Purpose, workplace
 from snaporch.restore.fitness import check_beneath
 from snaporch.restore.life import LifeError, run_script, wait_for_agent, wait_for_cpus
 from snaporch.restore.pages import check_pages
+from snaporch.restore.reading import read_disks
 from snaporch.restore.source import (
     NotWholeError,
     Source,
@@ -38,6 +39,8 @@ class Ordeal:
 
     run: bool = True
     """Resume or boot a clone; without, only what is stored is checked."""
+    disks: bool = False
+    """Read all of the disks."""
     script: Path | None = None
     script_seconds: int = 300
     screenshots: Path | None = None
@@ -51,6 +54,8 @@ class Verification:
     record: SnapshotRecord
     passed: bool = False
     reached: Reached = Reached.NOTHING
+    disks: bool = False
+    """Whether all of its disks was read."""
     proof: list[str] = field(default_factory=list)
     failure: SnaporchError | None = None
     screenshot: str | None = None
@@ -64,7 +69,7 @@ class Verification:
     @property
     def verdict(self) -> Verdict:
         """As it is written on the snapshot."""
-        return Verdict(self.at, self.passed, self.reached)
+        return Verdict(self.at, self.passed, self.reached, self.disks)
 
     @property
     def trouble(self) -> SnaporchError | None:
@@ -107,6 +112,8 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
     try:
         source = whole_source(context, record)
         _check_sums(context, source, outcome)
+        if ordeal.disks:
+            _read_disks(context, source, outcome)
         reason = _stays_on_paper(source, ordeal)
         if reason is None:
             reason = _check_life(context, source, ordeal, outcome)
@@ -142,6 +149,14 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
     outcome.reached = Reached.CHECKED
     outcome.prove(context, f"{len(source.manifest.parts)} parts have their SHA-256")
     outcome.prove(context, f"{len(source.members)} ZFS snapshots have their GUIDs")
+
+
+def _read_disks(context: Context, source: Source, outcome: Verification) -> None:
+    count, read = read_disks(context, source)
+    outcome.disks = True
+    outcome.prove(
+        context, f"all data of {count} disks and backing files was read ({read >> 10} KiB)"
+    )
 
 
 def _stays_on_paper(source: Source, ordeal: Ordeal) -> str | None:

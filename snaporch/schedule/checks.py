@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from snaporch.model import SnapshotRecord
@@ -20,6 +20,8 @@ class Check:
     """The newest snapshot now; there may be a newer one when the time has come."""
     at: datetime
     reason: str
+    disks: bool = False
+    """Whether all data of its disks is to be read."""
 
     @property
     def key(self) -> str:
@@ -38,6 +40,8 @@ def next_check(
     failed: Mapping[str, Failed],
     retry: timedelta,
     now: datetime,
+    *,
+    disks: bool = False,
 ) -> Check | None:
     """When the newest snapshot of a policy is to be verified; ``None`` while there is none.
 
@@ -48,26 +52,29 @@ def next_check(
         records: finished snapshots of one domain, oldest first.
         failed: verifications that found nothing out, by ``UUID/POLICY``.
         retry: how long after these the next try comes.
+        disks: only those verifications have passed that have read the disks.
     """
     own = [record for record in records if record.policy == policy]
     if not own:
         return None
-    check = _by_verdicts(policy, when, own, now)
+    check = replace(_by_verdicts(policy, when, own, now, disks=disks), disks=disks)
     last = failed.get(check.key)
     if last is None or last.at > now or last.at + retry <= check.at:
         return check
     reason = f"again after it failed: {last.reason}"
-    return Check(policy, check.record, last.at + retry, reason)
+    return replace(check, at=last.at + retry, reason=reason)
 
 
-def _by_verdicts(policy: str, when: Times, own: Sequence[SnapshotRecord], now: datetime) -> Check:
+def _by_verdicts(
+    policy: str, when: Times, own: Sequence[SnapshotRecord], now: datetime, *, disks: bool
+) -> Check:
     newest = own[-1]
     verdicts = [record.verified for record in own if record.verified]
     past = [verdict for verdict in verdicts if verdict.at <= now]
     if newest.verified in past and newest.verified is not None and not newest.verified.passed:
         at = when.after(newest.verified.at)
         return Check(policy, newest, at, "it failed, and there is no newer one")
-    passed = [verdict.at for verdict in past if verdict.passed]
+    passed = [verdict.at for verdict in past if verdict.passed and verdict.disks >= disks]
     if not passed:
         reason = "none has passed yet" if past else "none was verified yet"
         return Check(policy, newest, now, reason)

@@ -173,7 +173,15 @@ def _outlook(
     finished = [record for record in records if record.run not in memory.under_way]
     wanted = ((name, verify_times(config, name, domain.uuid)) for name in assignment.policies)
     checks = [
-        next_check(name, when, finished, memory.verifications, retry, now)
+        next_check(
+            name,
+            when,
+            finished,
+            memory.verifications,
+            retry,
+            now,
+            disks=config.policy[name].verify_disks,
+        )
         for name, when in wanted
         if when.known
     ]

@@ -40,7 +40,7 @@ def verify_due(context: Context) -> Iterator[Checked]:
 
 def _verify(context: Context, check: Check) -> Checked:
     try:
-        outcome = verify(context, check.record, Ordeal())
+        outcome = verify(context, check.record, Ordeal(disks=check.disks))
     except InterruptedRunError:
         raise
     except SnaporchError as error:

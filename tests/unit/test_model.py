@@ -124,14 +124,16 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
 
 
 @pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("disks", [True, False])
 @pytest.mark.parametrize("reached", list(Reached))
-def test_a_verdict_is_read_as_it_was_written(passed, reached):
-    verdict = Verdict(datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), passed, reached)
+def test_a_verdict_is_read_as_it_was_written(passed, disks, reached):
+    verdict = Verdict(datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), passed, reached, disks)
     assert Verdict.parse(verdict.as_text()) == verdict
     assert verdict.as_json() == {
         "at": "2025-01-02T03:04:05Z",
         "passed": passed,
         "reached": reached.value,
+        "disks_read": disks,
     }
 
 
@@ -147,6 +149,7 @@ def test_a_verdict_is_read_as_it_was_written(passed, reached):
         "2025-01-02T03:04:05Z perhaps resumed",
         "yesterday passed resumed",
         "2025-01-02T03:04:05Z passed resumed twice",
+        "2025-01-02T03:04:05Z passed resumed disks disks",
     ],
 )
 def test_what_is_no_verdict_is_none(text):

@@ -2,7 +2,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from snaporch.config.policy import Keep, Schedule, cron_trigger, span
+from snaporch.config.policy import Keep, Policy, Schedule, cron_trigger, span
 
 MONDAY = datetime(2026, 6, 1, tzinfo=UTC)
 
@@ -74,3 +74,10 @@ def test_rules_are_named():
 def test_a_try_is_not_made_again_at_once(text):
     with pytest.raises(ValueError, match="must be a minute or more"):
         Schedule(retry=text)
+
+
+@pytest.mark.parametrize("verify", [False, True, "checksums"])
+def test_disks_are_read_by_test_restores_only(verify):
+    assert Policy(verify="weekly", verify_disks=True).verify_disks
+    with pytest.raises(ValueError, match="how often verify_disks is done"):
+        Policy(verify=verify, verify_disks=True)

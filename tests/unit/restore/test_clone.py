@@ -577,7 +577,7 @@ def test_a_clone_that_somebody_undefined_is_deleted_by_its_name(world):
 def test_a_clone_is_deleted_by_the_name_it_has_now(world):
     made = make(world)
     world.guest("test").name = "prod"
-    with pytest.raises(RefusedError, match="is called prod now; .*clone --delete prod"):
+    with pytest.raises(RefusedError, match=r"is called prod now; .*clone --delete prod"):
         delete_clone(world.context, "test")
     assert world.guest("prod").state is DomainState.RUNNING
     assert "flash/web-test" in datasets(world)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.model import DatasetKind
 from snaporch.restore import extract as extract_module
+from snaporch.restore import reading
 from snaporch.restore.beneath import LeadsOutError
 from snaporch.restore.extract import choose_disks, extract
 from snaporch.restore.source import NotWholeError, records_called, whole_source
@@ -152,7 +153,7 @@ def test_a_damaged_block_is_not_taken_for_zeros(story, world, tmp_path, monkeypa
             raise OSError(errno.EIO, "Input/output error")
         return read(descriptor, min(length, 4096 - offset), offset)
 
-    monkeypatch.setattr(extract_module.os, "pread", damaged)
+    monkeypatch.setattr(reading.os, "pread", damaged)
     with pytest.raises(RunFailedError, match="Input/output error"):
         copy(world, tmp_path / "out.raw")
     assert list(tmp_path.glob("*out*")) == []
@@ -160,7 +161,7 @@ def test_a_damaged_block_is_not_taken_for_zeros(story, world, tmp_path, monkeypa
 
 def test_what_ends_too_early_is_not_taken_for_zeros(story, world, tmp_path, monkeypatch):
     in_snapshot(world, "tank/web", "web-vda.img", b"x" * (1 << 20))
-    monkeypatch.setattr(extract_module.os, "pread", lambda *_: b"")
+    monkeypatch.setattr(reading.os, "pread", lambda *_: b"")
     with pytest.raises(RunFailedError, match="nothing can be read at byte 0"):
         copy(world, tmp_path / "out.raw")
 

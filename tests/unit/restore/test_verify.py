@@ -1,3 +1,4 @@
+import errno
 from datetime import timedelta
 from pathlib import Path
 
@@ -6,11 +7,11 @@ from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
-from snaporch.errors import InterruptedRunError, RefusedError, UnavailableError
+from snaporch.errors import InterruptedRunError, RefusedError, RunFailedError, UnavailableError
 from snaporch.hypervisor import HypervisorError
-from snaporch.model import DomainState, Reached
+from snaporch.model import DatasetKind, DomainState, Reached
 from snaporch.pool import PoolError
-from snaporch.restore import life
+from snaporch.restore import life, reading
 from snaporch.restore.source import records_called
 from snaporch.restore.verify import Ordeal, check_ordeal, longest_ago, verify, verify_all
 from snaporch.run.records import all_records
@@ -120,6 +121,82 @@ def test_checksums_alone_run_nothing(world):
     assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
     assert "hypervisor.restore" not in world.hooks.acts()
     assert "pool.clone" not in world.hooks.acts()
+
+
+@pytest.fixture
+def shown(world):
+    """The files of ``s1`` as the mounted datasets show them; each image with this content."""
+
+    def show(content):
+        for dataset, name in (("tank/web", "web-vda.img"), ("flash/web", "web-vdb.img")):
+            folder = world.root / "zfs" / dataset / ".zfs" / "snapshot" / "s1"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+
+    return show
+
+
+@pytest.mark.parametrize("run", [True, False])
+def test_all_data_of_the_disks_is_read_if_asked_for(world, shown, run):
+    shown(b"x" * (3 << 20))
+    outcome = check(world, run=run, disks=True)
+    assert (outcome.passed, outcome.disks) == (True, True)
+    assert "all data of 2 disks and backing files was read (6144 KiB)" in outcome.proof
+    assert record(world).verified.disks
+    assert not check(world, run=run).disks
+    assert not record(world).verified.disks
+
+
+def test_a_volume_is_read_from_a_clone_that_goes_again(world):
+    world.pool.create("tank/vol", DatasetKind.VOLUME)
+    world.pool.write("tank/vol", b"x" * 4096)
+    taken(world, "vol", disks={"vda": "tank/vol"})
+    outcome = check(world, "vol@s1", run=False, disks=True)
+    assert "all data of 1 disks and backing files was read (4 KiB)" in outcome.proof
+    assert nothing_of_it(world)
+
+
+def test_a_damaged_disk_fails(world, shown, monkeypatch):
+    shown(b"x")
+
+    def damaged(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    assert check(world, run=False).passed
+    monkeypatch.setattr(reading.os, "pread", damaged)
+    outcome = check(world, disks=True)
+    assert (outcome.passed, outcome.disks, outcome.reached) == (False, False, Reached.CHECKED)
+    assert "cannot be read (Input/output error)" in outcome.failure.line()
+    assert not record(world).verified.passed
+    assert "pool.clone" not in world.hooks.acts()
+
+
+def test_an_image_that_is_not_in_the_snapshot_fails(world):
+    assert "the image is not in the snapshot" in check(world, disks=True).failure.line()
+
+
+def test_what_hinders_reading_is_no_verdict(world, shown, monkeypatch):
+    shown(b"x")
+
+    def hindered(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(reading.os, "pread", hindered)
+    with pytest.raises(RunFailedError, match="Cannot allocate memory"):
+        check(world, disks=True)
+    assert record(world).verified is None
+
+
+def test_reading_obeys_a_signal(world, shown):
+    shown(b"x")
+
+    def signal(*_):
+        world.context.interrupt.signum = 2
+
+    world.heard.step = lambda _subject, text: signal() if text.startswith("reading") else None
+    with pytest.raises(InterruptedRunError):
+        check(world, disks=True)
+    assert record(world).verified is None
 
 
 def test_with_a_disk_that_is_not_in_the_snapshot_it_stays_on_paper(world):

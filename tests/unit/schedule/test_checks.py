@@ -26,10 +26,10 @@ def weekly(scheduled, monkeypatch):
     return scheduled
 
 
-def said(scheduled, record, at, *, passed=True):
+def said(scheduled, record, at, *, passed=True, disks=False):
     """A verdict on a snapshot."""
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
-    text = Verdict(at, passed, Reached.RESUMED).as_text()
+    text = Verdict(at, passed, Reached.RESUMED, disks).as_text()
     scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
 
 
@@ -55,6 +55,17 @@ def test_an_older_one_that_passed_counts_until_its_time_is_over(weekly):
     found = the_check(weekly)
     assert (found.at, found.record.snapshot) == (NEXT_MONDAY, newest.snapshot)
     assert the_check(weekly, NEXT_MONDAY).due(NEXT_MONDAY)
+
+
+def test_where_disks_are_to_be_read_only_that_counts(scheduled):
+    policy = HOURLY | {"verify": "weekly", "verify_disks": True}
+    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
+    old, _ = scheduled.hours_ago(2, 1)
+    said(scheduled, old, NOW - timedelta(hours=1))
+    found = the_check(scheduled)
+    assert (found.at, found.disks) == (NOW, True)
+    said(scheduled, old, NOW - timedelta(hours=1), disks=True)
+    assert the_check(scheduled).at == NEXT_MONDAY
 
 
 def test_one_that_failed_waits_for_a_newer_one_or_its_time(weekly):
@@ -115,6 +126,15 @@ def test_what_is_due_is_verified_once(weekly):
     assert sorted(name for name, _ in done) == sorted([web.snapshot, mail.snapshot])
     assert all(outcome.passed for _, outcome in done)
     assert all_due(weekly) == []
+
+
+def test_the_disks_are_read_where_the_policy_wants_it(scheduled):
+    """The fakes show no files in a snapshot."""
+    policy = HOURLY | {"verify": "weekly", "verify_disks": True}
+    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
+    scheduled.hours_ago(1)
+    ((_, outcome),) = all_due(scheduled)
+    assert "the image is not in the snapshot" in outcome.failure.reason
 
 
 def test_a_failure_is_a_verdict_and_stops_no_other(weekly):
