@@ -19,6 +19,7 @@ from snaporch.run.context import Context
 
 _MEMINFO = Path("/proc/meminfo")
 _ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
+_BLOCK_DEVICES = Path("/sys/dev/block")
 _LEAVE = "restore with --disks-only, which leaves it as it is"
 _HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 _EXTRACT = "copy the image that lies on it with `snaporch extract`"
@@ -48,17 +49,19 @@ def check_machine(
 
 
 def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
-    """Refuse a guest whose disks nobody can read: a rollback needs no key, its start does.
+    """Refuse a guest whose disks it could not read or write: a rollback can, its start needs it.
 
     Raises:
-        RefusedError: a file system is not mounted, or a volume has no device node.
+        RefusedError: a file system is not mounted, a volume has no device node, or one of them was
+            made read-only.
     """
     existing = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     for disk in manifest.disks:
         kind = existing.get(disk.dataset or "")
+        place = Path(disk.source or "")
         if kind is DatasetKind.FILESYSTEM:
             try:
-                resolver.mount_point_of(disk.dataset or "")
+                place = resolver.mount_point_of(disk.dataset or "")
             except resolver.NotOnZfsError as error:
                 reason = f"{disk.dataset} is not mounted"
                 raise RefusedError(thing, reason, f"zfs mount -l {disk.dataset}") from error
@@ -68,6 +71,25 @@ def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
                 f"the volume {disk.dataset} is not at {disk.source}",
                 f"is its key loaded? see `zfs get keystatus {disk.dataset}`",
             )
+        if kind is not None and is_read_only(place):
+            raise RefusedError(
+                thing,
+                f"{disk.dataset} is read-only, so that the guest could not be started on it",
+                f"zfs set readonly=off {disk.dataset}, or use --disks-only",
+            )
+
+
+def is_read_only(path: Path) -> bool:
+    """Whether nothing can be written to a device, or to the file system of a path.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    status = path.stat()
+    if stat.S_ISBLK(status.st_mode):
+        major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+        return (_BLOCK_DEVICES / f"{major}:{minor}" / "ro").read_text().strip() == "1"
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def check_places(thing: str, manifest: Manifest) -> None:
@@ -310,6 +332,11 @@ def _check_place(context: Context, thing: str, uuid: str, place: Path) -> None:
             )
     except FileNotFoundError:
         pass
+    if place.parent.is_dir() and is_read_only(place.parent):
+        step = f"make it writable, or {_LEAVE}"
+        raise RefusedError(
+            thing, f"{place.parent} is read-only, and {place.name} has to go there", step
+        )
     for other in context.hypervisor.domains():
         used = {other.nvram, *(disk.source for disk in other.disks)}
         state = other.tpm_state

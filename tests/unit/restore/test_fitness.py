@@ -1,8 +1,10 @@
 """What the host must have, and where files may be put."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from snaporch.model import DatasetKind, DomainState
 from snaporch.pool import resolver
 from snaporch.pool.resolver import NotOnZfsError
 from snaporch.restore import fitness
+from snaporch.restore.fitness import is_read_only
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import check_bundle, restore
 from snaporch.run.snapshot import take_snapshot
@@ -217,8 +220,6 @@ def test_what_is_no_regular_file_is_not_replaced(firmware, world, kind):
         case "directory":
             place.mkdir()
         case "pipe":
-            import os
-
             os.mkfifo(place)
     assert "vars.fd is not a regular file" in refusal(world)
 
@@ -288,6 +289,49 @@ def test_a_volume_without_a_node(story, world):
     assert plan(world)
     (world.root / "zfs/tank/web/web-vda.img").unlink()
     assert "the volume tank/web is not at" in refusal(world, cold=True)
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Makes the file system of a directory read-only, in the eyes of who asks."""
+    places, ask = set(), os.statvfs
+
+    def answer(path):
+        found = ask(path)
+        flag = os.ST_RDONLY if any(Path(path).is_relative_to(place) for place in places) else 0
+        return SimpleNamespace(f_flag=found.f_flag | flag)
+
+    monkeypatch.setattr(fitness.os, "statvfs", answer)
+    return places
+
+
+@pytest.mark.parametrize("how", [{}, {"cold": True}])
+def test_a_dataset_that_was_made_read_only(story, world, read_only, how):
+    """A rollback does not mind; the guest could not be started after it."""
+    assert plan(world, **how)
+    read_only.add(world.root / "zfs/flash/web")
+    said = refusal(world, **how)
+    assert "flash/web is read-only" in said
+    assert "zfs set readonly=off flash/web, or use --disks-only" in said
+    assert plan(world, disks_only=True)
+
+
+@pytest.mark.parametrize("told", ["0", "1"])
+def test_a_device_says_itself_whether_it_is_read_only(monkeypatch, tmp_path, told):
+    """The numbers of /dev/null stand for a volume's."""
+    (tmp_path / "1:3").mkdir()
+    (tmp_path / "1:3" / "ro").write_text(f"{told}\n")
+    monkeypatch.setattr(fitness, "_BLOCK_DEVICES", tmp_path)
+    monkeypatch.setattr(fitness.stat, "S_ISBLK", lambda _mode: True)
+    assert is_read_only(Path("/dev/null")) is (told == "1")
+
+
+def test_variables_on_a_file_system_that_was_made_read_only(firmware, world, read_only):
+    read_only.add(world.root)
+    said = refusal(world, cold=True)
+    assert "read-only, and vars.fd has to go there" in said
+    made = plan(world, disks_only=True)
+    assert any("stays as it is" in line for line in made.losses(world.context))
 
 
 # -- what the paths lead to ----------------------------------------------------------------------
