@@ -132,9 +132,8 @@ FAULTS: tuple[Fault, ...] = (
         harmful=False,
         what="a look into .zfs/snapshot while the same file system is rolled back or received into "
         "can hang, and all who list mounts with it",
-        meanwhile="looks there for `extract` and pages of RAM only",
-        mend="upgrade OpenZFS; until then keep indexers and backups out of .zfs/snapshot, and "
-        "extract nothing from a guest that is being restored",
+        meanwhile="reads snapshots through mounts of its own, never there",
+        mend="upgrade OpenZFS; until then keep indexers and backups out of .zfs/snapshot",
         sources=(
             "https://github.com/openzfs/zfs/issues/18073",
             "https://github.com/openzfs/zfs/pull/18415",

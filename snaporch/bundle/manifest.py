@@ -50,6 +50,11 @@ class PagesEntry(_Frozen):
     split: int = Field(gt=0, description="offset in the part where its pages belong")
     stored_bytes: int = Field(ge=0, description="what ZFS had to store for it")
 
+    @property
+    def full_name(self) -> str:
+        """``dataset@name``."""
+        return f"{self.dataset}@{self.name}"
+
 
 class PaceEntry(_Frozen):
     """How RAM was saved while the guest ran; see :class:`~snaporch.bundle.pace.Pace`."""

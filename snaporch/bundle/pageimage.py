@@ -145,9 +145,9 @@ def _stream(rest: Path, begin: int, entry: PagesEntry, pages: Path, tick: Tick) 
         raise RamImageError(str(rest), f"does not reach beyond {entry.split} bytes")
     head = _reread(raw[begin : entry.split], rest)
     with pages.open("rb", buffering=0) as source:
-        reader = _Checked(source, head, tick)
+        reader = _Checked(source, entry, head, tick)
         yield from join(head, raw[entry.split :], reader.read)
-    reader.compare(entry)
+    reader.compare()
 
 
 def _reread(raw: bytes, rest: Path) -> Head:
@@ -170,15 +170,15 @@ def _reread(raw: bytes, rest: Path) -> Head:
 class _Checked:
     """Reads a page file from end to end and sums it up in passing."""
 
-    def __init__(self, source: BinaryIO, head: Head, tick: Tick) -> None:
+    def __init__(self, source: BinaryIO, entry: PagesEntry, head: Head, tick: Tick) -> None:
         self._descriptor = source.fileno()
         self._tick = tick
-        self._name = source.name
+        self._entry = entry
         self._sum = PageSum()
         size = os.fstat(self._descriptor).st_size
         if size != head.page_file_bytes:
             raise PageDamageError(
-                source.name, f"has {size} bytes, {head.page_file_bytes} are wanted"
+                entry.full_name, f"has {size} bytes, {head.page_file_bytes} are wanted"
             )
 
     def read(self, place: int, count: int) -> bytes:
@@ -188,11 +188,11 @@ class _Checked:
         self._tick(place + count)
         return data[:count]
 
-    def compare(self, entry: PagesEntry) -> None:
+    def compare(self) -> None:
         """After the last page."""
-        if self._sum.hexdigest() != entry.sha256:
+        if self._sum.hexdigest() != self._entry.sha256:
             raise PageDamageError(
-                self._name, "its checksum is not that of the manifest: it is damaged"
+                self._entry.full_name, "its checksum is not that of the manifest: it is damaged"
             )
 
 

@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.errors import UnavailableError
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
 from snaporch.pool.protocol import PREFIX, PoolError
+from snaporch.pool.snapmount import mounted_snapshot
 
 PROPERTIES = (
     "run",
@@ -263,6 +265,9 @@ class ZfsCommand:
         report = self._run("send", "-nP", *self._send_flags(origin, snapshot))
         sizes = [line.split("\t")[1] for line in report.splitlines() if line.startswith("size\t")]
         return int(sizes[-1])
+
+    def mounted_snapshot(self, snapshot: str) -> AbstractContextManager[Path]:
+        return mounted_snapshot(snapshot)
 
     def written_since(self, snapshot: str) -> int:
         dataset, _, name = snapshot.partition("@")

@@ -7,6 +7,7 @@ tests. One contract test holds all three to the same behaviour.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -152,6 +153,13 @@ class Pool(Protocol):
 
     def increment_size(self, origin: str, snapshot: str) -> int:
         """Bytes that :meth:`send_increment` is expected to write."""
+
+    def mounted_snapshot(self, snapshot: str) -> AbstractContextManager[Path]:
+        """The root of a file system's snapshot, to read from, by a mount that nobody else gets.
+
+        Raises:
+            PoolError: it cannot be mounted.
+        """
 
     def written_since(self, snapshot: str) -> int:
         """Bytes written to the dataset since its snapshot (``written@…`` of zfsprops(7))."""

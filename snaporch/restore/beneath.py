@@ -38,19 +38,22 @@ class Beneath:
 
 
 @contextmanager
-def open_beneath(root: Path, path: PurePosixPath, home: PurePosixPath) -> Iterator[Beneath]:
+def open_beneath(
+    root: Path, path: PurePosixPath, home: PurePosixPath, *, called: str = ""
+) -> Iterator[Beneath]:
     """Open a regular file below ``root``.
 
     Args:
         root: the clone or the snapshot.
         path: relative to it; links in it are followed, and stay below.
         home: where the original of ``root`` is mounted, which its absolute links name.
+        called: the name of ``root`` in errors; its path if there is none.
 
     Raises:
         LeadsOutError: a component is not below ``root``, or the file is not a regular one.
         OSError: it is not there, or cannot be read.
     """
-    walk = _Walk(root, path, home)
+    walk = _Walk(root, path, home, f"{called}: {path}" if called else str(root / path))
     try:
         found = walk.go()
         descriptor = os.open(f"/proc/self/fd/{found}", _READ)
@@ -65,8 +68,8 @@ def open_beneath(root: Path, path: PurePosixPath, home: PurePosixPath) -> Iterat
 class _Walk:
     """Descriptors from the root to where one is, and the names that led there."""
 
-    def __init__(self, root: Path, path: PurePosixPath, home: PurePosixPath) -> None:
-        self._root, self._path, self._home = root, path, home
+    def __init__(self, root: Path, path: PurePosixPath, home: PurePosixPath, thing: str) -> None:
+        self._path, self._home, self._thing = path, home, thing
         self._open = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         self._device = os.fstat(self._open[0]).st_dev
         self.done: list[str] = []
@@ -119,4 +122,4 @@ class _Walk:
             os.close(self._open.pop())
 
     def _out(self, reason: str) -> LeadsOutError:
-        return LeadsOutError(str(self._root / self._path), reason)
+        return LeadsOutError(self._thing, reason)

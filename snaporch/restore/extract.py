@@ -50,8 +50,8 @@ def _name(source: Source, disk: DiskEntry) -> str:
 def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extracted:
     """Copy one disk to ``to``, sparse, byte by byte the same as in the snapshot.
 
-    An image file is read from the snapshot itself (``.zfs/snapshot``); a volume from a read-only
-    clone, which is removed again.
+    An image file is read from the snapshot itself, mounted for this process alone; a volume from a
+    read-only clone, which is removed again.
 
     Raises:
         NotWholeError: the image is not in the snapshot.

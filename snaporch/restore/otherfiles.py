@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import DatasetKind, Domain, PoolSnapshot
-from snaporch.pool import resolver
+from snaporch.pool import PoolError, resolver
 from snaporch.run.chain import FileState
 from snaporch.run.context import Context
 
@@ -102,24 +102,30 @@ def own_by_dataset(xmls: Sequence[str], more: Iterable[str]) -> dict[str, list[s
     return {dataset: sorted(places) for dataset, places in found.items()}
 
 
-def other_files(root: Path, own: set[tuple[int, int]], *, since: str | None = None) -> list[str]:
+def other_files(root: Path, own: set[tuple[int, int]]) -> list[Found]:
     """What a file system holds but files of the guest.
 
     Args:
         root: where it is mounted; what other mounts cover of it is not seen.
         own: as :func:`own_files` says.
-        since: a snapshot of it, without the dataset; then only what is not as it was there.
 
     Raises:
         TooManyError: not all was looked at.
         OSError: it cannot be.
     """
     covered = frozenset(mount.mount_point for mount in resolver.read_mounts())
-    others = [each for each in walk(root, covered) if (each.device, each.state.inode) not in own]
+    return [each for each in walk(root, covered) if (each.device, each.state.inode) not in own]
+
+
+def _changed(context: Context, others: list[Found], member: PoolSnapshot) -> list[str]:
+    """The paths of those that are not as they were in the snapshot."""
     before: set[FileState] = set()
-    if others and since is not None:
-        then = root / ".zfs" / "snapshot" / since
-        with suppress(OSError):  # snapdir=disabled; then all may have changed
+    if others:
+        # one that cannot be looked into: then all may have changed
+        with (
+            suppress(OSError, PoolError),
+            context.pool.mounted_snapshot(member.full_name) as then,
+        ):
             before = {each.state for each in walk(then, frozenset())}
     return sorted(each.path for each in others if each.state not in before)
 
@@ -179,7 +185,7 @@ def found_in(
     xmls: Sequence[str],
     more: Iterable[str] = (),
 ) -> dict[str, list[str]]:
-    """What :func:`other_files` says of each file system that would be rolled back.
+    """What each file system that would be rolled back holds of others, and did not hold then.
 
     Args:
         members: the snapshots that would be rolled back to.
@@ -198,7 +204,7 @@ def found_in(
         step = "use --also-roll-back if nothing but the guest's is in it"
         try:
             root = resolver.mount_point_of(member.dataset)
-            found[member.dataset] = other_files(root, own, since=member.name)
+            found[member.dataset] = _changed(context, other_files(root, own), member)
         except resolver.NotOnZfsError as error:
             raise RefusedError(
                 member.dataset,
@@ -235,13 +241,13 @@ def beside(datasets: Iterable[str], own: set[tuple[int, int]]) -> list[str]:
     found = []
     for dataset in datasets:
         try:
-            others = other_files(resolver.mount_point_of(dataset), own)
+            others = [each.path for each in other_files(resolver.mount_point_of(dataset), own)]
         except TooManyError:
             found.append(f"{dataset} (more than {MOST} entries)")
         except (OSError, resolver.NotOnZfsError):  # a volume, or not mounted
             continue
         else:
-            found += [f"{dataset} ({named(others)})"] if others else []
+            found += [f"{dataset} ({named(sorted(others))})"] if others else []
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression, choose
@@ -14,7 +16,7 @@ from snaporch.bundle.qevm import StreamError
 from snaporch.bundle.ramimage import RamImageError
 from snaporch.bundle.store import sha256_of, sync_directory
 from snaporch.errors import RefusedError, RunFailedError
-from snaporch.pool import resolver
+from snaporch.pool import PoolError
 from snaporch.restore.extracted import Extracted, check_destination
 from snaporch.restore.source import NotWholeError, Source
 from snaporch.run.context import Context
@@ -31,8 +33,7 @@ def check_pages(context: Context, thing: str, part: Part) -> None:
     Raises:
         NotWholeError: they are not there, or are damaged.
     """
-    entry = _entry(part)
-    path = locate(context, thing, entry)
+    entry = _located(context, thing, _entry(part))
     total = entry.bytes
 
     def tick(done: int) -> None:
@@ -40,11 +41,14 @@ def check_pages(context: Context, thing: str, part: Part) -> None:
         context.progress.amount(thing, done, total)
 
     try:
-        found = page_sum(path, tick)
+        with _page_file(context, entry) as path:
+            found = page_sum(path, tick)
     except OSError as error:
-        raise NotWholeError(str(path), error.strerror or "cannot be read") from error
+        raise NotWholeError(entry.full_name, error.strerror or "cannot be read") from error
     if found != (entry.bytes, entry.sha256):
-        raise NotWholeError(str(path), "its checksum is not that of the manifest: it is damaged")
+        raise NotWholeError(
+            entry.full_name, "its checksum is not that of the manifest: it is damaged"
+        )
 
 
 def make_image(
@@ -66,11 +70,10 @@ def make_image(
         RefusedError: there is no room for it.
         OSError: it cannot be written.
     """
-    entry = _entry(part)
-    pages = locate(context, thing, entry)
+    entry = _located(context, thing, _entry(part))
     how = _compressing(context)
     check_room(target.parent, part, how)
-    context.progress.step(thing, f"putting RAM together from {pages.parent}")
+    context.progress.step(thing, f"putting RAM together from {entry.full_name}")
     total = entry.bytes
 
     def tick(done: int) -> None:
@@ -79,7 +82,8 @@ def make_image(
 
     rest = directory / part.name
     try:
-        build_image(rest, entry, pages, target, how, tick, xml=xml)
+        with _page_file(context, entry) as pages:
+            build_image(rest, entry, pages, target, how, tick, xml=xml)
     except StreamError as error:
         raise NotWholeError(str(rest), f"its stream {error.reason}") from error
     except RamImageError as error:
@@ -111,26 +115,36 @@ def check_room(place: Path, part: Part, how: Compressing) -> None:
         )
 
 
-def locate(context: Context, thing: str, entry: PagesEntry) -> Path:
-    """The page file of a snapshot, which is known by its GUID: in its place or in a copy.
+def _located(context: Context, thing: str, entry: PagesEntry) -> PagesEntry:
+    """With the name of the snapshot as it is now, in its place or a copy: it is known by its GUID.
 
     Raises:
-        NotWholeError: it is nowhere, or not mounted.
+        NotWholeError: it is nowhere.
     """
+    own = entry.full_name
     names = context.pool.census().snapshots.get(entry.guid, ())
     if not names:
-        full = f"{entry.dataset}@{entry.name}"
-        raise NotWholeError(thing, f"the pages of its RAM are gone: {full} (GUID {entry.guid})")
-    own = f"{entry.dataset}@{entry.name}"
+        raise NotWholeError(thing, f"the pages of its RAM are gone: {own} (GUID {entry.guid})")
     dataset, _, name = (own if own in names else min(names)).partition("@")
-    try:
-        root = resolver.mount_point_of(dataset)
-    except resolver.NotOnZfsError as error:
-        raise NotWholeError(error.thing, error.reason, error.step) from error
-    path = root / ".zfs" / "snapshot" / name / PAGES_NAME
-    if not path.is_file():
-        raise NotWholeError(str(path), "the page file is not in the snapshot")
-    return path
+    return entry.model_copy(update={"dataset": dataset, "name": name})
+
+
+@contextmanager
+def _page_file(context: Context, entry: PagesEntry) -> Iterator[Path]:
+    """The page file in its snapshot.
+
+    Raises:
+        NotWholeError: the snapshot cannot be mounted, or has no page file.
+    """
+    with ExitStack() as stack:
+        try:
+            root = stack.enter_context(context.pool.mounted_snapshot(entry.full_name))
+        except PoolError as error:
+            raise NotWholeError(error.thing, error.reason, error.step) from error
+        path = root / PAGES_NAME
+        if not path.is_file():
+            raise NotWholeError(entry.full_name, "the page file is not in the snapshot")
+        yield path
 
 
 def _entry(part: Part) -> PagesEntry:

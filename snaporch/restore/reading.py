@@ -38,7 +38,7 @@ def open_disk(context: Context, source: Source, disk: DiskEntry, name: str) -> I
     """
     assert disk.dataset is not None
     if kinds(context)[disk.dataset] is DatasetKind.FILESYSTEM:
-        with _in_snapshot(source, disk) as reading:
+        with _in_snapshot(context, source, disk) as reading:
             yield reading
         return
     with workplace(context, name, Purpose.EXTRACT, source.thing) as uuid:
@@ -50,18 +50,21 @@ def open_disk(context: Context, source: Source, disk: DiskEntry, name: str) -> I
 
 
 @contextmanager
-def _in_snapshot(source: Source, disk: DiskEntry) -> Iterator[BinaryIO]:
+def _in_snapshot(context: Context, source: Source, disk: DiskEntry) -> Iterator[BinaryIO]:
     """The image as it was, by no link that leads out of the snapshot."""
-    home = resolver.mount_point_of(disk.dataset or "")
-    root = home / ".zfs" / "snapshot" / source.member(disk.dataset or "").name
+    home = PurePosixPath(resolver.mount_point_of(disk.dataset or ""))
+    snapshot = source.member(disk.dataset or "").full_name
     path = PurePosixPath(path_inside(disk))
     try:
-        found = open_beneath(root, path, PurePosixPath(home))
-        with found as beneath, open(beneath.descriptor, "rb", buffering=0, closefd=False) as image:
+        with (
+            context.pool.mounted_snapshot(snapshot) as root,
+            open_beneath(root, path, home, called=snapshot) as beneath,
+            open(beneath.descriptor, "rb", buffering=0, closefd=False) as image,
+        ):
             yield image
     except FileNotFoundError as error:
         raise NotWholeError(
-            f"{disk.target} ({root / path})", "the image is not in the snapshot"
+            f"{disk.target} ({snapshot}: {path})", "the image is not in the snapshot"
         ) from error
 
 

@@ -81,7 +81,7 @@ check_others() { # MOUNT-POINT, and what check has
     shift 5
     others "$mount" "$@" >"$work/now" || die "$dataset cannot be looked through"
     : >"$work/then"
-    [ ! -s "$work/now" ] || others "$mount/.zfs/snapshot/$snapshot" >"$work/then" || true
+    [ ! -s "$work/now" ] || before >"$work/then" || true
     LC_ALL=C sort -zo "$work/now" "$work/now"
     LC_ALL=C sort -zo "$work/then" "$work/then"
     LC_ALL=C comm -z -23 "$work/now" "$work/then" >"$work/new"
@@ -89,6 +89,13 @@ check_others() { # MOUNT-POINT, and what check has
     some=$(cut -zd' ' -f3- "$work/new" | LC_ALL=C sort -z | head -zn 3 | tr '\0' '\n' | paste -sd,)
     [ "$count" = 0 ] || die "$dataset would be rolled back with $count files that are not the" \
         "guest's: $some; move them away, or use --also-roll-back"
+}
+
+before() { # what the snapshot holds, by a mount that no guest's namespace gets a copy of
+    mkdir -p "$work/root"
+    unshare --mount sh -ec 'mount -t zfs -o ro "$1" "$2"; cd "$2"
+        find . -xdev ! -type d ! -type s ! -type p -printf "%i %s,%T@ %P\0"' \
+        sh "$dataset@$snapshot" "$work/root"
 }
 
 others() ( # DIRECTORY FILE-OF-THE-GUEST...: "INODE SIZE,TIME PATH" of the other files in it

@@ -41,10 +41,6 @@ class PageDataset:
         """The page file of the image to come."""
         return self.root / PAGES_NAME
 
-    def page_file_of(self, snapshot: str) -> Path:
-        """The page file of an image that is there."""
-        return self.root / ".zfs" / "snapshot" / snapshot / PAGES_NAME
-
 
 def into_pages(context: Context, record: SnapshotRecord) -> SnapshotRecord:
     """Move the RAM of a snapshot just taken into its domain's page dataset, if so configured.
@@ -84,7 +80,7 @@ def _move(context: Context, directory: Path, manifest: Manifest, ram: Part) -> M
         parts = split_image(directory / ram.name, rest, dataset.page_file, tick)
         taken, stored = _snapshot(context, dataset, manifest)
         moved = _with_pages(manifest, ram, parts, taken, stored)
-        _read_back(context, dataset, moved, rest, tick)
+        _read_back(context, moved, rest, tick)
     except BaseException:
         rest.unlink(missing_ok=True)
         raise
@@ -94,15 +90,14 @@ def _move(context: Context, directory: Path, manifest: Manifest, ram: Part) -> M
     return moved
 
 
-def _read_back(
-    context: Context, dataset: PageDataset, moved: Manifest, rest: Path, tick: Tick
-) -> None:
+def _read_back(context: Context, moved: Manifest, rest: Path, tick: Tick) -> None:
     """Before the image goes: what is in its place can be restored."""
     part = moved.part(Role.RAM)
     assert part is not None
     assert part.pages is not None
     context.progress.step(moved.domain, f"reading RAM back from @{part.pages.name}")
-    check_image(rest, part.pages, dataset.page_file_of(part.pages.name), tick)
+    with context.pool.mounted_snapshot(part.pages.full_name) as root:
+        check_image(rest, part.pages, root / PAGES_NAME, tick)
     if sha256_of(rest) != part.sha256:
         raise RamImageError(str(rest), "its SHA-256 is not what was written: it is damaged")
 
@@ -119,7 +114,7 @@ def _check_room(dataset: PageDataset, ram: Part) -> None:
 
 
 _SNAPDIR = "snapdir"
-"""Pages are read from ``.zfs``, which a pool may have disabled for all of it (zfsprops(7))."""
+"""By hand pages are read from ``.zfs``, which a pool may have disabled for all of it."""
 
 
 def page_dataset(context: Context, uuid: str) -> PageDataset:

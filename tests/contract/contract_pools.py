@@ -5,6 +5,7 @@ import os
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fakes.pool import FakePool
 
@@ -16,6 +17,8 @@ class FakeScratch:
 
     def __init__(self) -> None:
         self.fake = FakePool("tank", "flash")
+        self._folder = TemporaryDirectory()
+        self.fake.snapshot_files = self._files
         self.pool: Pool = self.fake
         self.root, self.other = "tank/scratch", "flash/scratch"
         self.create(self.root)
@@ -42,7 +45,13 @@ class FakeScratch:
         self.fake.replicate(snapshot, dataset)
 
     def remove(self) -> None:
-        """Nothing to remove."""
+        """The files of snapshots."""
+        self._folder.cleanup()
+
+    def _files(self, dataset: str, _snapshot: str) -> Path:
+        folder = Path(self._folder.name)
+        (folder / "content").write_bytes(self.read(dataset))
+        return folder
 
 
 class ZfsScratch:

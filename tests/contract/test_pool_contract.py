@@ -1,5 +1,7 @@
 """What any Pool must do, whichever it is."""
 
+from pathlib import Path
+
 import pytest
 from contract_pools import FakeScratch, ZfsScratch
 
@@ -398,6 +400,21 @@ class TestPoolContract:
         assert pool.written_since(f"{root}@a") == 0
         scratch.write(root, b"x" * 100_000)
         assert pool.written_since(f"{root}@a") > 0
+
+    def test_a_snapshot_is_read_by_a_mount_that_nobody_else_has(self, scratch, pool, root):
+        scratch.write(root, b"then")
+        pool.snapshot([f"{root}@a"], {})
+        with pool.mounted_snapshot(f"{root}@a") as at:
+            assert (at / "content").read_bytes() == b"then"
+            assert f"{root}@a" not in Path("/proc/self/mountinfo").read_text()
+            with pytest.raises(PoolError):
+                pool.destroy_snapshots([f"{root}@a"])
+        pool.destroy_snapshots([f"{root}@a"])
+        assert names(pool, root) == []
+
+    def test_a_snapshot_that_is_not_there_cannot_be_read(self, pool, root):
+        with pytest.raises(PoolError), pool.mounted_snapshot(f"{root}@a"):
+            pass
 
     def test_names_with_spaces(self, scratch, pool, root):
         scratch.create(f"{root}/vm one")

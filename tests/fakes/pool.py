@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ class _Snapshot:
     content: bytes
     properties: dict[str, str]
     holds: set[str] = field(default_factory=set)
+    readers: int = 0
 
 
 @dataclass
@@ -54,6 +56,7 @@ class FakePool:
         self.created: Callable[[str], None] = lambda _name: None
         self.snapshotted: Callable[[str, str], None] = lambda _name, _snapshot: None
         self.unmounted: Callable[[Path], None] = lambda _where: None
+        self.snapshot_files: Callable[[str, str], Path] = lambda _name, _snapshot: Path("/nowhere")
         for name in datasets:
             self.create(name)
 
@@ -192,7 +195,8 @@ class FakePool:
         self._same_pool(names)
         present = [name for name in names if self._exists(name)]
         cloned = self.clones(present)
-        if blocked := [name for name in present if self.holds(name) or name in cloned]:
+        read = [name for name in present if self._find(name)[1].readers]
+        if blocked := [name for name in present if self.holds(name) or name in {*cloned, *read}]:
             raise PoolError(", ".join(blocked), "dataset is busy")
         for full in present:
             dataset, found = self._find(full)
@@ -327,6 +331,19 @@ class FakePool:
         dataset, first = self._find(origin)
         self._find(snapshot)
         return sum(len(s.content) for s in _after(dataset, first.txg))
+
+    @contextmanager
+    def mounted_snapshot(self, snapshot: str) -> Iterator[Path]:
+        """See the protocol; whoever gives ``snapshot_files`` says where its files are."""
+        self.hooks.reach("pool.mounted_snapshot")
+        dataset, found = self._find(snapshot)
+        if dataset.kind is not DatasetKind.FILESYSTEM:
+            raise PoolError(snapshot, "cannot be mounted")
+        found.readers += 1
+        try:
+            yield self.snapshot_files(dataset.name, found.name)
+        finally:
+            found.readers -= 1
 
     def written_since(self, snapshot: str) -> int:
         """See the protocol."""

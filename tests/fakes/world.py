@@ -59,6 +59,7 @@ class World:
         self.hypervisor = FakeHypervisor(hooks=self.hooks)
         self.pool.mounted, self.pool.unmounted = self.mounted, self.unmounted
         self.pool.created, self.pool.snapshotted = self.created, self.snapshotted
+        self.pool.snapshot_files = self.snapshot_files
         self.heard = Heard()
         self.memory = 1 << 40
         self.forgetful: dict[Path, str] = {}
@@ -212,9 +213,13 @@ class World:
         """A snapshot of a page dataset has the page file of that instant."""
         pages = self.root / "zfs" / name / "pages"
         if pages.exists():
-            target = pages.parent / ".zfs" / "snapshot" / snapshot
+            target = self.snapshot_files(name, snapshot)
             target.mkdir(parents=True)
             shutil.copy(pages, target)
+
+    def snapshot_files(self, name: str, snapshot: str) -> Path:
+        """Where the files of a snapshot are, if it has any."""
+        return self.root / "zfs" / name / ".zfs" / "snapshot" / snapshot
 
     def unmounted(self, where: Path) -> None:
         """And they go with it."""

@@ -5,10 +5,11 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from fakes.hooks import failing
 
 from snaporch.errors import RefusedError
 from snaporch.model import DatasetKind
-from snaporch.pool import resolver
+from snaporch.pool import PoolError, resolver
 from snaporch.pool.resolver import Mount
 from snaporch.restore import otherfiles
 from snaporch.restore.otherfiles import own_files, walk
@@ -81,9 +82,10 @@ def test_a_file_that_is_as_it_was_loses_nothing(home):
 
 
 def test_a_snapshot_that_cannot_be_looked_into(home, monkeypatch):
-    """snapdir=disabled: then all of it may have changed."""
+    """Then all of it may have changed."""
     home.keep("old")
-    (home.root / ".zfs").rename(home.world.root / "hidden")
+    home.plan()
+    home.world.hooks.at["pool.mounted_snapshot"] = failing(PoolError("tank/web@s1", "no key"))
     assert "old" in home.refusal()
 
 

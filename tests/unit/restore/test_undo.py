@@ -30,6 +30,12 @@ elif tool == "zfs" and asked[0] == "list":
 elif tool == "findmnt":
     print(facts["mounts"].get(asked[-1], ""))
     sys.exit(asked[-1] not in facts["mounts"])
+elif tool == "unshare":
+    os.execvp(asked[1], asked[1:])
+elif tool == "mount":  # -t zfs -o ro SNAPSHOT DIRECTORY
+    dataset, _, snapshot = asked[4].partition("@")
+    os.rmdir(asked[5])
+    os.symlink(Path(facts["mounts"][dataset]) / ".zfs/snapshot" / snapshot, asked[5])
 elif tool == "stat" and asked[:2] == ["-c", "%d"]:
     print(facts["device"])
 elif tool == "stat":
@@ -46,12 +52,12 @@ else:
 
 
 class Host:
-    """Stand-ins for zfs, virsh, findmnt and stat, which say what ``facts`` has."""
+    """Stand-ins for zfs, virsh, findmnt, stat, unshare and mount, which say what ``facts`` has."""
 
     def __init__(self, here, story, script):
         self.here, self.script = here, script
         text = _TOOL.format(python=sys.executable, here=str(here), stat=shutil.which("stat"))
-        for tool in ("zfs", "virsh", "findmnt", "stat"):
+        for tool in ("zfs", "virsh", "findmnt", "stat", "unshare", "mount"):
             (here / tool).write_text(text)
             (here / tool).chmod(0o755)
         self.facts = {
