@@ -58,11 +58,11 @@ class ZfsCommand:
             raise UnavailableError("/dev/zfs", "permission denied", "run snaporch as root")
         return cls(executable)
 
-    def _run(self, *arguments: str) -> str:
+    def _run(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> str:
         try:
             done = subprocess.run(
                 [self._zfs, *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 capture_output=True,
                 check=False,
                 process_group=0,  # a terminal's Ctrl-C is for us, not for what we are finishing
@@ -272,6 +272,23 @@ class ZfsCommand:
     def written_since(self, snapshot: str) -> int:
         dataset, _, name = snapshot.partition("@")
         return int(self._run("get", "-Hp", "-o", "value", f"written@{name}", dataset))
+
+    def receive(self, dataset: str, path: Path) -> None:
+        with path.open("rb") as stream:
+            self._run("receive", "-F", dataset, stdin=stream.fileno())
+
+    def available(self, dataset: str) -> int:
+        return int(self._run("get", "-Hp", "-o", "value", "available", dataset))
+
+    def user_properties(self, snapshots: Sequence[str]) -> dict[str, dict[str, str]]:
+        columns = ["-s", "local,received", "-t", "snapshot", "-o", "name,property,value"]
+        found: dict[str, dict[str, str]] = {}
+        for chunk in _chunks(snapshots):
+            for line in self._run("get", "-Hp", *columns, "all", *chunk).split("\n"):
+                fields = line.split("\t", 2)
+                if len(fields) == 3 and ":" in fields[1]:  # noqa: PLR2004 - the columns asked for
+                    found.setdefault(fields[0], {})[fields[1]] = fields[2]
+        return found
 
     def _send_flags(self, origin: str, snapshot: str) -> list[str]:
         """Compressed blocks as they are; raw if encrypted, so that no clear text leaves."""

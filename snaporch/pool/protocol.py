@@ -163,3 +163,16 @@ class Pool(Protocol):
 
     def written_since(self, snapshot: str) -> int:
         """Bytes written to the dataset since its snapshot (``written@…`` of zfsprops(7))."""
+
+    def receive(self, dataset: str, path: Path) -> None:
+        """Add to a dataset what :meth:`send_increment` wrote, discarding what came since its origin.
+
+        Raises:
+            PoolError: its origin is not the newest snapshot, or not all was received.
+        """
+
+    def available(self, dataset: str) -> int:
+        """Bytes that can still be written to a dataset (``available`` of zfsprops(7))."""
+
+    def user_properties(self, snapshots: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Of each snapshot that has any: the user properties set on itself, or received."""

@@ -394,6 +394,36 @@ class TestPoolContract:
             pool.send_increment(f"{root}@a", f"{root}@never", tmp_path / "stream")
         assert not (tmp_path / "stream").exists()
 
+    def test_an_increment_is_received_over_what_came_since(self, scratch, pool, root, tmp_path):
+        pool.snapshot([f"{root}@a"], {})
+        for name in ("b", "c"):
+            scratch.write(root, name.encode())
+            pool.snapshot([f"{root}@{name}"], {})
+        before = {each.name: each.guid for each in pool.snapshots([root])}
+        pool.send_increment(f"{root}@a", f"{root}@c", tmp_path / "stream")
+        pool.destroy_snapshots([f"{root}@b", f"{root}@c"])
+        pool.rollback(f"{root}@a")
+        scratch.write(root, b"since")
+        assert pool.available(root) > 0
+        pool.receive(root, tmp_path / "stream")
+        assert {each.name: each.guid for each in pool.snapshots([root])} == before
+        assert scratch.read(root) == b"c"
+
+    def test_an_increment_without_its_origin_is_an_error(self, scratch, pool, root, tmp_path):
+        pool.snapshot([f"{root}@a"], {})
+        pool.snapshot([f"{root}@b"], {})
+        pool.send_increment(f"{root}@a", f"{root}@b", tmp_path / "stream")
+        pool.destroy_snapshots([f"{root}@a", f"{root}@b"])
+        with pytest.raises(PoolError):
+            pool.receive(root, tmp_path / "stream")
+
+    def test_user_properties_of_snapshots_are_told(self, scratch, pool, root):
+        pool.snapshot([f"{root}@a"], {"org:note": "two words", "snaporch:run": "r"})
+        pool.snapshot([f"{root}@b"], {})
+        told = pool.user_properties([f"{root}@a", f"{root}@b"])
+        assert told == {f"{root}@a": {"org:note": "two words", "snaporch:run": "r"}}
+        assert pool.user_properties([]) == {}
+
     def test_what_was_written_since_is_told(self, scratch, pool, root):
         scratch.write(root, b"first")
         pool.snapshot([f"{root}@a"], {})

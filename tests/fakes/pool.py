@@ -52,6 +52,7 @@ class FakePool:
         self._txg = itertools.count(100)
         self._datasets: dict[str, _Dataset] = {}
         self.exported: set[str] = set()
+        self.room = 1 << 40
         self.mounted: Callable[[str, str, Path], None] = lambda _name, _origin, _where: None
         self.created: Callable[[str], None] = lambda _name: None
         self.snapshotted: Callable[[str, str], None] = lambda _name, _snapshot: None
@@ -321,7 +322,8 @@ class FakePool:
         between = [s for s in _after(dataset, first.txg) if s.txg <= last.txg]
         if not between:
             raise PoolError(snapshot, f"not later than {origin}")
-        path.write_text(json.dumps({s.name: s.content.hex() for s in between}))
+        sent = [{"name": s.name, "guid": s.guid, "content": s.content.hex()} for s in between]
+        path.write_text(json.dumps({"origin": first.guid, "snapshots": sent}))
         path.chmod(0o600)
         return path.stat().st_size
 
@@ -350,6 +352,36 @@ class FakePool:
         self.hooks.reach("pool.written_since")
         dataset, found = self._find(snapshot)
         return 0 if dataset.content == found.content else len(dataset.content)
+
+    def receive(self, dataset: str, path: Path) -> None:
+        """See the protocol; properties do not travel."""
+        self.hooks.act("pool.receive", dataset, path.name)
+        sent, holder = json.loads(path.read_text()), self._dataset(dataset)
+        newest = max(holder.snapshots.values(), key=lambda each: each.txg, default=None)
+        if newest is None or newest.guid != sent["origin"]:
+            raise PoolError(dataset, "most recent snapshot does not match incremental source")
+        for each in sent["snapshots"]:
+            holder.content = bytes.fromhex(each["content"])
+            taken = _Snapshot(
+                name=each["name"],
+                guid=each["guid"],
+                txg=next(self._txg),
+                created=datetime.now(UTC).replace(microsecond=0),
+                content=holder.content,
+                properties={},
+            )
+            holder.snapshots[taken.name] = taken
+            self.hooks.reach("pool.received")
+
+    def available(self, dataset: str) -> int:
+        """See the protocol."""
+        self._dataset(dataset)
+        return self.room
+
+    def user_properties(self, snapshots: Sequence[str]) -> dict[str, dict[str, str]]:
+        """See the protocol."""
+        found = {name: dict(self._find(name)[1].properties) for name in snapshots}
+        return {name: own for name, own in found.items() if own}
 
     def age(self, full: str, created: datetime) -> None:
         """Make a snapshot one of another time."""
