@@ -35,6 +35,8 @@ REST_NAME = "ram.rest"
 FRESH_MANIFEST_NAME = "manifest.json.new"
 LEFTOVERS = (REST_NAME, FRESH_MANIFEST_NAME)
 """What is there, or was, when a move of RAM into pages was killed; an image may be there too."""
+MARKER = ".snaporch-store"
+"""In every store: where one is not mounted there is an empty directory, or none, without it."""
 COPY_NAME = "copy.json"
 """In a bundle on a replica: the dataset below which the copies of its snapshots are."""
 COPYING = ".copying"
@@ -83,6 +85,15 @@ class BundleStore:
                 for bundle in _directories(domain, RUN_NAME)
             ]
 
+    def is_known(self) -> bool:
+        """Whether it is a store, or was one before stores had a marker.
+
+        Raises:
+            UnavailableError: the store cannot be read.
+        """
+        with explained_store(self.root):
+            return (self.root / MARKER).exists() or bool(self.references())
+
     def last_pace(self, uuid: str) -> Pace | None:
         """How RAM of a domain was saved the last time, going by a few bundles that can be read."""
         with suppress(OSError):
@@ -102,6 +113,7 @@ class BundleStore:
         """
         with explained_store(self.root):
             private_directory(self.root)
+            (self.root / MARKER).touch(mode=0o600)
             private_directory(self.root / uuid)
             partial = self.root / uuid / f".{run}.partial"
             partial.mkdir(mode=0o700)

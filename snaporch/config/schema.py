@@ -83,7 +83,9 @@ class Paths(_Section):
     )
     bundles: AbsolutePath = Field(
         default=BUNDLES,
-        description="The bundle store: compressed RAM, NVRAM, TPM state and XML of each snapshot.",
+        description="The bundle store: compressed RAM, NVRAM, TPM state and XML of each snapshot. "
+        "One without bundles and without its file `.snaporch-store` is taken for one that is not "
+        "mounted if there are snapshots with bundles.",
     )
     journal: AbsolutePath = Field(
         default=Path("/var/lib/snaporch/journal"),

@@ -25,7 +25,7 @@ from snaporch.restore.fitness import (
 from snaporch.restore.otherfiles import found_in, named
 from snaporch.run.context import Context
 from snaporch.run.plan import datasets_of, locate_disks
-from snaporch.run.records import missing_of
+from snaporch.run.records import check_store, missing_of
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
 DESPITE = "use --despite-other-disks if its content is the same"
@@ -180,6 +180,8 @@ def make_restore_plan(
         NotFoundError: no such snapshot of such a domain.
         RefusedError: it cannot be done safely, and why.
     """
+    if bundle is None:
+        check_store(context.store, context.pool)
     found = find_outside if bundle else find_inside
     record, manifest, members = found(context, domain_name, snapshot, bundle)
     domain = as_defined(context, context.hypervisor.find(record.uuid))

@@ -32,6 +32,7 @@ from snaporch.run.choice import choose_strategy
 from snaporch.run.context import Context
 from snaporch.run.firmware import check_firmware
 from snaporch.run.journal import Facts
+from snaporch.run.records import check_store
 
 _RAM_RATIO = 0.6
 
@@ -206,6 +207,7 @@ def make_plan(
     """
     if domain.trouble:
         raise UnavailableError(domain.name, f"libvirt cannot look at it ({domain.trouble})")
+    check_store(context.store, context.pool)
     settings = context.config.settings(domain.name, domain.uuid)
     check_firmware(domain, context.config.libvirt_uri)
     planned, left_out = locate_disks(domain, settings.exclude_disks)

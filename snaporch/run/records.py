@@ -6,12 +6,13 @@ which can be marked by one run only; those of the others are found by the GUIDs 
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest
-from snaporch.bundle.store import BundleError, BundleStore
+from snaporch.bundle.store import MARKER, BundleError, BundleStore
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, Verdict
 from snaporch.pool import Pool
@@ -144,6 +145,25 @@ def as_named_now(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> Manif
         for of_datasets in (manifest.snapshots, manifest.disks)
     )
     return manifest.model_copy(update={"snapshots": entries, "disks": disks})
+
+
+def check_store(store: BundleStore, pool: Pool) -> None:
+    """Refuse to begin a store anew where another one may be mounted.
+
+    Raises:
+        RefusedError: it is none, and there are snapshots with bundles.
+    """
+    if store.is_known():
+        return
+    bundles = {snapshot.properties.get("bundle") for snapshot in pool.snapshots()} - {None}
+    if bundles:
+        place, marker = (shlex.quote(str(each)) for each in (store.root, store.root / MARKER))
+        raise RefusedError(
+            str(store.root),
+            f"is no bundle store, and snapshots have their bundles in one ({len(bundles)})",
+            "is its file system mounted? if a new store is to be made: "
+            f"install -d -m 700 {place} && touch {marker}",
+        )
 
 
 def check_names(

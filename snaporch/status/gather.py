@@ -52,6 +52,7 @@ def gather(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Stat
         runs=tuple(runs),
         overlays=_stray(overlays, runs),
         store=usage(config.paths.bundles),
+        store_gone=_store_gone(context, outlooks),
         unused=_unused(config, outlooks),
         strangers=_strangers(config, outlooks),
     )
@@ -61,6 +62,12 @@ def _unused(config: Config, outlooks: Sequence[Outlook]) -> tuple[str, ...]:
     used = {policy for each in outlooks for policy in each.assignment.policies}
     timed = [name for name, policy in config.policy.items() if policy.every or policy.cron]
     return tuple(name for name in timed if name not in used)
+
+
+def _store_gone(context: Context, outlooks: Sequence[Outlook]) -> bool:
+    """Whether there are snapshots with bundles, and no store."""
+    lost = (r.state is BundleState.MISSING for each in outlooks for r in each.records)
+    return any(lost) and not context.store.is_known()
 
 
 def _strangers(config: Config, outlooks: Sequence[Outlook]) -> tuple[tuple[str, str], ...]:

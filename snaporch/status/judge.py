@@ -37,6 +37,9 @@ def judge(status: Status, limits: Limits) -> list[Trouble]:
     for path in status.overlays:
         text = "belongs to no run that is known; may hold writes of a guest: see docs/recovery.md"
         found.append(Trouble("stray-overlay", Grade.WARNING, path, text))
+    if status.store_gone:
+        text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
+        found.append(Trouble("no-store", Grade.CRITICAL, status.store.path, text))
     found += _store(status.store, limits)
     return sorted(found, key=lambda trouble: _ORDER.index(trouble.grade))
 

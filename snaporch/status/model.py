@@ -146,6 +146,8 @@ class Status:
     overlays: tuple[str, ...]
     """Directories of overlays that belong to no run that is known."""
     store: StoreUsage
+    store_gone: bool = False
+    """Whether there is no store where there ought to be one."""
     unused: tuple[str, ...] = ()
     """Policies that have times, and no domain."""
     strangers: tuple[tuple[str, str], ...] = ()

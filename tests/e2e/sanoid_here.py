@@ -115,4 +115,5 @@ def forget() -> None:
     for name in listing:
         if "@autosnap_" in name:
             must("zfs", "destroy", name)
-    shutil.rmtree(BUNDLES, ignore_errors=True)
+    for directory in BUNDLES.glob("*"):  # its marker is a file, and stays
+        shutil.rmtree(directory, ignore_errors=True)

@@ -80,7 +80,7 @@ class Scene:
         for guest in self._guests.values():
             guest.remove()
         self._guests.clear()
-        for directory in (OVERLAYS, JOURNAL, BUNDLES):
+        for directory in (OVERLAYS, JOURNAL, *BUNDLES.glob("*")):
             shutil.rmtree(directory, ignore_errors=True)
 
     def sweep(self) -> None:
@@ -89,7 +89,8 @@ class Scene:
             for dataset in guest.datasets():
                 with suppress(RuntimeError):  # there is none
                     zfs("destroy", f"{dataset}@%")
-        shutil.rmtree(BUNDLES, ignore_errors=True)
+        for directory in BUNDLES.glob("*"):  # its marker is a file, and stays
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _kind(strategy: Strategy) -> Kind:

@@ -100,6 +100,7 @@ def modes(path):
 def test_store_and_bundle_are_private(store, sealed):
     assert store.root.stat().st_mode & 0o777 == 0o700
     assert modes(store.root) == {
+        ".snaporch-store": "0o600",
         UUID: "0o700",
         RUN: "0o700",
         "domain.xml": "0o600",

@@ -325,3 +325,8 @@ def test_a_file_beneath_a_disk_that_is_in_the_snapshot_has_to_be_where_it_was(wo
     (tmp_path / "link").symlink_to(world.image("flash/golden", "other.img"))
     world.hooks.log.clear()
     assert "leads to flash/golden" in refusal(world)
+
+
+def test_a_store_that_is_not_mounted_is_told(story, world):
+    world.paths.bundles.rename(world.root / "elsewhere")
+    assert "have their bundles in one" in refusal(world, cold=True)

@@ -1,4 +1,5 @@
 import re
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -13,6 +14,8 @@ from snaporch.faults import Component
 from snaporch.model import DomainState, Level, Strategy
 from snaporch.run import plan as plan_module
 from snaporch.run.plan import check_snapshot_name, locate_disks, make_plan
+from snaporch.run.snapshot import take_snapshot
+from snaporch.run.snapshot import take_snapshot
 
 
 def planned(world, domain, name=None, **defaults):
@@ -470,3 +473,34 @@ def test_no_overlay_where_a_power_loss_empties_it_or_its_journal(world, what):
     with pytest.raises(RefusedError, match=f"is on tmpfs.*set paths.{what}"):
         planned(world, domain)
     assert planned(world, domain, ram_strategy="auto").strategy is Strategy.MANUAL
+
+
+# -- the store ----------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_not_mounted_is_refused(world):
+    """An empty directory, as a mount point is before the pool is there."""
+    domain = world.add_guest()
+    take_snapshot(world.context, domain, name="s1", wait=0)
+    world.paths.bundles.rename(world.root / "elsewhere")
+    for _ in range(2):
+        with pytest.raises(RefusedError, match=r"have their bundles in one \(1\)") as caught:
+            make_plan(world.context, domain, "s2")
+        assert f"touch {world.paths.bundles}/.snaporch-store" in caught.value.step
+        world.paths.bundles.mkdir(exist_ok=True)
+    assert list(world.paths.bundles.iterdir()) == []
+    world.paths.bundles.rmdir()
+    (world.root / "elsewhere").rename(world.paths.bundles)
+    take_snapshot(world.context, domain, name="s2", wait=0)
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_store_may_be_empty_or_older_than_its_marker(world, empty):
+    domain = world.add_guest()
+    record = take_snapshot(world.context, domain, name="s1", wait=0)
+    if empty:
+        shutil.rmtree(world.paths.bundles / record.uuid)
+    else:
+        (world.paths.bundles / ".snaporch-store").unlink()
+    take_snapshot(world.context, domain, name="s2", wait=0)
+    assert (world.paths.bundles / ".snaporch-store").is_file()

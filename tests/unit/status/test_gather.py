@@ -320,3 +320,15 @@ def test_what_was_missed_goes_by_the_place_of_the_group_in_stagger(scheduled, st
     grace = timedelta(minutes=30)
     assert policy(standing(second + grace)).missed == 1
     assert policy(standing(second + grace + timedelta(seconds=1))).missed == 2
+
+
+def test_a_store_that_is_not_mounted(scheduled, standing):
+    scheduled.hours_ago(1)
+    assert not standing().store_gone
+    bundles, elsewhere = scheduled.world.paths.bundles, scheduled.world.root / "elsewhere"
+    bundles.rename(elsewhere)
+    assert standing().store_gone
+    bundles.mkdir()
+    assert standing().store_gone
+    (bundles / ".snaporch-store").touch()
+    assert not standing().store_gone

@@ -72,6 +72,7 @@ def test_nothing_needs_attention(status):
         (with_policy(next=FAILED, last=None), ("failed", "critical")),
         (with_domain(unknown=("dayly",)), ("unknown-policy", "warning")),
         (with_domain(stray=("/o/vda",)), ("on-overlay", "critical")),
+        (replace(WELL, store_gone=True), ("no-store", "critical")),
         (with_replica(failed=TRIED), ("replica-failed", "critical")),
         (with_replica(last=NOW, failed=TRIED), ("replica-failed", "warning")),
         (with_replica(since=NOW - timedelta(days=1, seconds=1)), ("replica-late", "warning")),
@@ -130,7 +131,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/judge.py").read_text("utf-8")
     found = set(re.findall(r'Trouble\("([a-z-]+)"', source))
-    assert len(found) == 18
+    assert len(found) == 19
     for code in found:
         assert f"`{code}`" in page
 
