@@ -115,6 +115,8 @@ def _tell(context: Context, outcomes: Sequence[Outcome], retired: Retired) -> No
         print_result(f"{domain}@{verdict.taken.snapshot}  deleted: {verdict.reason}")
     for domain in retired.busy:
         context.progress.note(domain, "busy: what need not stay is deleted the next time")
+    for error in retired.mounted:
+        context.progress.note("retention", error.line())
     if not outcomes and not retired.deleted:
         context.progress.step("snaporch", "nothing is due")
 
@@ -143,4 +145,5 @@ def _document(outcomes: Sequence[Outcome], retired: Retired) -> dict[str, object
         ],
         "failures": [error.line() for error in retired.failures],
         "busy": retired.busy,
+        "mounted": [error.line() for error in retired.mounted],
     }

@@ -1,8 +1,25 @@
 """The only room that talks to ZFS."""
 
-from snaporch.pool.protocol import PREFIX, RAM_POOLS_PROPERTY, RAM_PROPERTY, Pool, PoolError
+from snaporch.pool.foreign import ForeignMount
+from snaporch.pool.protocol import (
+    PREFIX,
+    RAM_POOLS_PROPERTY,
+    RAM_PROPERTY,
+    MountedError,
+    Pool,
+    PoolError,
+)
 
-__all__ = ["PREFIX", "RAM_POOLS_PROPERTY", "RAM_PROPERTY", "Pool", "PoolError", "open_pool"]
+__all__ = [
+    "PREFIX",
+    "RAM_POOLS_PROPERTY",
+    "RAM_PROPERTY",
+    "ForeignMount",
+    "MountedError",
+    "Pool",
+    "PoolError",
+    "open_pool",
+]
 
 
 def open_pool(*, to_look: bool = False) -> Pool:

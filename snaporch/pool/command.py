@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.errors import UnavailableError
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
-from snaporch.pool.protocol import PREFIX, PoolError
+from snaporch.pool.foreign import ForeignMount, foreign_mounts
+from snaporch.pool.protocol import PREFIX, MountedError, PoolError
 from snaporch.pool.snapmount import mounted_snapshot
 
 PROPERTIES = (
@@ -142,6 +143,26 @@ class ZfsCommand:
         self._run("snapshot", *options, *names)
 
     def destroy_snapshots(self, names: Sequence[str]) -> None:
+        with self._explained(names):
+            self._destroy_snapshots(names)
+
+    def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
+        return foreign_mounts(names)
+
+    @contextmanager
+    def _explained(self, names: Sequence[str]) -> Iterator[None]:
+        """Where destroying fails: who has it mounted, if that is why."""
+        try:
+            yield
+        except PoolError as error:
+            found = self.foreign_mounts(names)
+            if not found:
+                raise
+            told = ", ".join(f"{each.name} is mounted by {each.holder}" for each in found)
+            step = "it can be destroyed when that has ended; see `docs/hosts.md`, mount namespaces"
+            raise MountedError(error.thing, told, step) from error
+
+    def _destroy_snapshots(self, names: Sequence[str]) -> None:
         present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
         wanted = [name for name in names if name in present]
         blocked = [name for name in wanted if self.holds(name)] + list(self.clones(wanted))
@@ -210,7 +231,8 @@ class ZfsCommand:
         self._run("create", *options, dataset)
 
     def destroy_dataset(self, dataset: str) -> None:
-        self._run("destroy", dataset)
+        with self._explained([dataset]):
+            self._run("destroy", dataset)
 
     def rollback(self, snapshot: str) -> None:
         self._run("rollback", snapshot)

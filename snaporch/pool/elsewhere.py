@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 from snaporch.pool.command import ZfsCommand
+from snaporch.pool.foreign import ForeignMount
 from snaporch.pool.protocol import PoolError
 from snaporch.remote import CommandError, Host
 
@@ -28,6 +31,18 @@ class ZfsElsewhere(ZfsCommand):
             return self._host.script(script, what=what)
         except CommandError as error:
             raise PoolError(error.thing, error.reason, error.step) from error
+
+    def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
+        """None that this host knows of."""
+        return []
+
+    def mounted_snapshot(self, snapshot: str) -> AbstractContextManager[Path]:
+        """Not here: its files are on the other host.
+
+        Raises:
+            PoolError: always.
+        """
+        raise PoolError(snapshot, "cannot be read from here")
 
     def make(self, dataset: str) -> None:
         """Make a file system and those above it, unless they are there.

@@ -28,7 +28,7 @@ class LibZfsCore(ZfsCommand):
         except lzc_errors.ZFSError as error:
             raise _pool_error("snapshot", names, error) from error
 
-    def destroy_snapshots(self, names: Sequence[str]) -> None:
+    def _destroy_snapshots(self, names: Sequence[str]) -> None:
         try:
             libzfs_core.lzc_destroy_snaps(_bytes(names), defer=False)
         except lzc_errors.ZFSError as error:

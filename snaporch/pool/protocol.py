@@ -6,13 +6,14 @@ tests. One contract test holds all three to the same behaviour.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.model import Census, Dataset, PoolSnapshot, Survey
+from snaporch.pool.foreign import ForeignMount
 
 PREFIX = "snaporch:"
 """Of the user properties on our snapshots."""
@@ -28,6 +29,10 @@ class PoolError(SnaporchError):
     """ZFS refused or failed an operation."""
 
     exit_code = ExitCode.FAILED
+
+
+class MountedError(PoolError):
+    """What is to be destroyed is mounted where ZFS does not unmount it; later it can be."""
 
 
 class Pool(Protocol):
@@ -74,8 +79,12 @@ class Pool(Protocol):
         """Destroy snapshots of one pool, all or none; absent ones are not an error.
 
         Raises:
+            MountedError: one is mounted by somebody, who is named; none was destroyed.
             PoolError: one is held or has clones; none was destroyed.
         """
+
+    def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
+        """Mounts that keep these (every snapshot when ``None``) from being destroyed."""
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """Set user properties on datasets or snapshots."""
@@ -120,7 +129,12 @@ class Pool(Protocol):
         """
 
     def destroy_dataset(self, dataset: str) -> None:
-        """Destroy one dataset that has no snapshots and no children."""
+        """Destroy one dataset that has no snapshots and no children.
+
+        Raises:
+            MountedError: it is mounted by somebody else, who is named.
+            PoolError: it was not destroyed.
+        """
 
     def rollback(self, snapshot: str) -> None:
         """Roll a dataset back to its *latest* snapshot.

@@ -56,6 +56,8 @@ class Mount:
     parent: int = field(default=0, compare=False)
     root: str = field(default="/", compare=False)
     """The directory of the file system that is mounted; a bind mount may have another."""
+    follows: bool = field(default=False, compare=False)
+    """Whether it is unmounted with its like in other namespaces (mount_namespaces(7))."""
 
 
 def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
@@ -77,6 +79,7 @@ def parse_mount(line: str) -> Mount:
         number=int(fields[0]),
         parent=int(fields[1]),
         root=_unescape(fields[3]),
+        follows=any(each.startswith(("shared:", "master:")) for each in fields[6:]),
     )
 
 

@@ -27,7 +27,7 @@ from snaporch.bundle.store import (
 from snaporch.config import Config
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.model import PoolSnapshot
-from snaporch.pool import RAM_PROPERTY, Pool
+from snaporch.pool import RAM_PROPERTY, MountedError, Pool
 from snaporch.prune.survey import TRASH_NAME
 from snaporch.prune.verdict import Fate, Found, Kind, Verdict
 from snaporch.run.context import Interrupt
@@ -207,6 +207,8 @@ def _destroy(
             return replace(verdict, found=found, fate=fate, reason=reason)
     except BusyError as error:
         return replace(verdict, fate=Fate.KEEP, reason=f"its domain is {error.reason}")
+    except MountedError as error:
+        return replace(verdict, fate=Fate.KEEP, reason=error.reason)
     except SnaporchError as error:
         done.failures.append(error)
         return replace(verdict, fate=Fate.KEEP, reason=f"cannot be destroyed: {error.reason}")

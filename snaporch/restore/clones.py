@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from uuid import uuid4
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from snaporch import places
 from snaporch.bundle.store import (
@@ -29,7 +29,7 @@ from snaporch.bundle.store import (
 )
 from snaporch.errors import AttentionError, BusyError, NotFoundError, SnaporchError
 from snaporch.hypervisor.xml import tpm_directory
-from snaporch.pool import PREFIX, PoolError
+from snaporch.pool import PREFIX, MountedError, PoolError
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
 
@@ -215,12 +215,17 @@ def _destroy_datasets(context: Context, traces: Traces) -> list[str]:
     return done
 
 
+def _may_pass(error: BaseException) -> bool:
+    """A guest that has it mounted may keep it for months."""
+    return isinstance(error, PoolError) and not isinstance(error, MountedError)
+
+
 def _patience() -> Retrying:
     """The kernel and udev keep a device open for a moment after its last user has gone."""
     return Retrying(
         stop=stop_after_delay(_BUSY_SECONDS),
         wait=wait_fixed(_POLL_SECONDS),
-        retry=retry_if_exception_type(PoolError),
+        retry=retry_if_exception(_may_pass),
         reraise=True,
     )
 

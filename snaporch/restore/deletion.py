@@ -100,6 +100,10 @@ def _check_datasets(context: Context, name: str, traces: Traces) -> None:
             f"{', '.join(sorted(foreign))} is no clone any more (promoted?)",
             "zfs inherit snaporch:clone on it if it is to stay, then try again",
         )
+    for mount in context.pool.foreign_mounts(traces.datasets):
+        if mount.uuid != traces.uuid:
+            step = f"shut it off or end it, then snaporch clone --delete {name} again"
+            raise RefusedError(name, f"{mount.name} is mounted by {mount.holder}", step)
     snapshots = [snapshot.full_name for snapshot in context.pool.snapshots(traces.datasets)]
     if snapshots:
         raise RefusedError(

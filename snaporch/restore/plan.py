@@ -196,7 +196,7 @@ def make_restore_plan(
         if not apart:
             check_beneath(record.full_name, manifest, DESPITE)
     newer = _newer(context, members)
-    _check_newer(context, record.full_name, newer, discard=discard_newer)
+    _check_newer(context, record, newer, discard=discard_newer)
     ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None
     if ram is not None and manifest is not None and not apart:
         _check_one_instant(record.full_name, manifest)
@@ -366,23 +366,26 @@ def _newer(context: Context, members: tuple[PoolSnapshot, ...]) -> list[str]:
     return [name for member in members for name in context.pool.newer(member.full_name)]
 
 
-def _check_newer(context: Context, thing: str, newer: list[str], *, discard: bool) -> None:
+def _check_newer(
+    context: Context, record: SnapshotRecord, newer: list[str], *, discard: bool
+) -> None:
     precious = [name for name in newer if not is_safety(name)]
     if precious and not discard:
         raise RefusedError(
-            thing,
+            record.full_name,
             f"newer snapshots would be destroyed: {', '.join(precious)}",
             "use --discard-newer if they may go",
         )
-    check_destroyable(context, thing, newer)
+    check_destroyable(context, record, newer)
 
 
-def check_destroyable(context: Context, thing: str, newer: Sequence[str]) -> None:
+def check_destroyable(context: Context, record: SnapshotRecord, newer: Sequence[str]) -> None:
     """Refuse where ZFS would not destroy what is newer, which a rollback has to.
 
     Raises:
-        RefusedError: a snapshot has clones or is held.
+        RefusedError: a snapshot has clones, is held, or is mounted by another guest.
     """
+    thing = record.full_name
     snapshots = [name for name in newer if "@" in name]
     cloned = context.pool.clones(snapshots) if snapshots else {}
     if cloned:
@@ -395,3 +398,10 @@ def check_destroyable(context: Context, thing: str, newer: Sequence[str]) -> Non
         raise RefusedError(
             thing, f"newer snapshots are held: {', '.join(held)}", "zfs release them"
         )
+    for mount in context.pool.foreign_mounts(snapshots) if snapshots else ():
+        if mount.uuid != record.uuid:  # the guest itself is stopped first
+            raise RefusedError(
+                thing,
+                f"the newer snapshot {mount.name} is mounted by {mount.holder}",
+                "shut it off or end it, then restore again",
+            )

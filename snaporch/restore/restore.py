@@ -200,7 +200,7 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
     check_targets(context, facts)
     check_nothing_new(context, facts)
     newer = [name for target in facts.targets for name in context.pool.newer(target.full_name)]
-    check_destroyable(context, plan.thing, newer)
+    check_destroyable(context, plan.record, newer)
 
 
 def _make_way(context: Context, uuid: str) -> list[OldRestore]:

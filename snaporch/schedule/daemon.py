@@ -276,6 +276,8 @@ class Daemon:
             return
         for domain, verdict in retired.deleted:
             progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
+        for waiting in retired.mounted:
+            progress.note(_ME, waiting.line())
         for failure in retired.failures:
             progress.note(_ME, failure.line())
             self._watcher.failed(context.config, failure)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from snaporch import places
 from snaporch.errors import BusyError, SnaporchError
-from snaporch.pool import PoolError
+from snaporch.pool import MountedError, PoolError
 from snaporch.prune.prune import prune
 from snaporch.replicate.ship import replication_lock_name
 from snaporch.run.context import Context
@@ -27,6 +27,8 @@ class Retired:
     failures: list[SnaporchError] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
     """Domains somebody else works with; theirs wait for the next time."""
+    mounted: list[MountedError] = field(default_factory=list)
+    """Snapshots that somebody has mounted; they wait for the next time, too."""
 
 
 def retire(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Retired:
@@ -62,6 +64,9 @@ def _retire(context: Context, outlook: Outlook, now: datetime, done: Retired) ->
                 continue
             try:
                 _destroy(context, current.names[verdict.taken.run])
+            except MountedError as error:
+                done.mounted.append(error)
+                continue
             except PoolError as error:
                 done.failures.append(error)
                 continue

@@ -14,6 +14,7 @@ from snaporch.config.policy import span
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import BundleState, Domain, SnapshotRecord
+from snaporch.pool import ForeignMount
 from snaporch.prune.survey import TRASH_NAME
 from snaporch.run.context import Context
 from snaporch.run.group import group_of
@@ -55,7 +56,16 @@ def gather(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Stat
         store_gone=_store_gone(context, outlooks),
         unused=_unused(config, outlooks),
         strangers=_strangers(config, outlooks),
+        mounted=_mounted(context, outlooks),
     )
+
+
+def _mounted(context: Context, outlooks: Sequence[Outlook]) -> tuple[ForeignMount, ...]:
+    """Also those of others' snapshots: they are in the way of a restore all the same."""
+    records = [record for each in outlooks for record in each.records]
+    datasets = {name for record in records for name in record.datasets}
+    found = context.pool.foreign_mounts()
+    return tuple(each for each in found if each.name.partition("@")[0] in datasets)
 
 
 def _unused(config: Config, outlooks: Sequence[Outlook]) -> tuple[str, ...]:

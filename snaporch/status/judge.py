@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from snaporch.config import Status as Limits
 from snaporch.config.policy import span
 from snaporch.model import BundleState
+from snaporch.pool import ForeignMount
 from snaporch.status.model import (
     DomainStatus,
     Grade,
@@ -40,6 +42,7 @@ def judge(status: Status, limits: Limits) -> list[Trouble]:
     if status.store_gone:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Trouble("no-store", Grade.CRITICAL, status.store.path, text))
+    found += _mounted(status.mounted)
     found += _store(status.store, limits)
     return sorted(found, key=lambda trouble: _ORDER.index(trouble.grade))
 
@@ -146,6 +149,14 @@ def _run(run: OpenRun) -> Iterator[Trouble]:
     elif not run.held:
         text = f"a {run.kind} was cut short while {run.phase}; run: snaporch recover {run.uuid}"
         yield Trouble("cut-short", Grade.CRITICAL, run.domain, text)
+
+
+def _mounted(mounts: Sequence[ForeignMount]) -> Iterator[Trouble]:
+    """One for each who has any."""
+    for holder, count in Counter(each.holder for each in mounts).items():
+        what = "1 snapshot" if count == 1 else f"{count} snapshots"
+        text = f"has {what} mounted, which cannot be destroyed meanwhile: see docs/hosts.md"
+        yield Trouble("mounted", Grade.WARNING, holder, text)
 
 
 def _store(store: StoreUsage, limits: Limits) -> Iterator[Trouble]:

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from snaporch.model import Level, SnapshotRecord, iso
+from snaporch.pool import ForeignMount
 from snaporch.run.lock import Holder
 from snaporch.schedule.outlook import Next
 from snaporch.schedule.shipments import Shipment
@@ -152,6 +153,8 @@ class Status:
     """Policies that have times, and no domain."""
     strangers: tuple[tuple[str, str], ...] = ()
     """Sections of the configuration, and domains they name that do not exist."""
+    mounted: tuple[ForeignMount, ...] = ()
+    """Snapshots of these domains that cannot be destroyed, and who has them mounted."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``), without the troubles."""
@@ -180,6 +183,7 @@ class Status:
                 for run in self.runs
             ],
             "stray_overlays": list(self.overlays),
+            "mounted": [{"snapshot": each.name, "by": each.holder} for each in self.mounted],
             "store": {
                 "path": store.path,
                 "bundles": store.bundles,

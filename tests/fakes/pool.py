@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from fakes.hooks import Hooks
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
-from snaporch.pool.protocol import PoolError
+from snaporch.pool.foreign import ForeignMount
+from snaporch.pool.protocol import MountedError, PoolError
 
 _PREFIX = "snaporch:"
 _NAME = re.compile(r"[A-Za-z0-9_.: -]+")
@@ -53,6 +54,7 @@ class FakePool:
         self._datasets: dict[str, _Dataset] = {}
         self.exported: set[str] = set()
         self.room = 1 << 40
+        self.foreign: list[ForeignMount] = []
         self.mounted: Callable[[str, str, Path], None] = lambda _name, _origin, _where: None
         self.created: Callable[[str], None] = lambda _name: None
         self.snapshotted: Callable[[str, str], None] = lambda _name, _snapshot: None
@@ -194,6 +196,7 @@ class FakePool:
         """See the protocol."""
         self.hooks.act("pool.destroy_snapshots", *names)
         self._same_pool(names)
+        self._check_unmounted(names)
         present = [name for name in names if self._exists(name)]
         cloned = self.clones(present)
         read = [name for name in present if self._find(name)[1].readers]
@@ -202,6 +205,14 @@ class FakePool:
         for full in present:
             dataset, found = self._find(full)
             del dataset.snapshots[found.name]
+
+    def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
+        """See the protocol."""
+        return [each for each in self.foreign if names is None or each.name in names]
+
+    def _check_unmounted(self, names: Sequence[str]) -> None:
+        for mount in self.foreign_mounts(names):
+            raise MountedError(mount.name, f"{mount.name} is mounted by {mount.holder}")
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """See the protocol."""
@@ -276,6 +287,7 @@ class FakePool:
     def destroy_dataset(self, dataset: str) -> None:
         """See the protocol."""
         self.hooks.act("pool.destroy_dataset", dataset)
+        self._check_unmounted([dataset])
         below = [name for name in self._datasets if name.startswith(f"{dataset}/")]
         if self._dataset(dataset).snapshots or below:
             raise PoolError(dataset, "filesystem has children")

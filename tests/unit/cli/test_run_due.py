@@ -70,7 +70,9 @@ def test_what_need_not_stay_goes_unless_told_otherwise(policies, snaporch):
 
 def test_run_due_as_json(policies, snaporch):
     document = snaporch("run-due", "--json").json
-    assert set(document) == {"runs", "deleted", "failures", "busy", "replicated", "verified"}
+    assert set(document) == {
+        *("runs", "deleted", "failures", "busy", "mounted", "replicated", "verified")
+    }
     (run,) = document["runs"]
     assert (run["domain"], run["policy"], run["status"]) == ("web", "hourly", 0)
 

@@ -28,6 +28,7 @@ def test_a_line_is_device_place_type_and_source():
 def test_any_number_of_optional_fields(optional):
     line = f"42 28 0:37 / /tank rw {optional}- zfs tank rw"
     assert parse_mount(line).source == "tank"
+    assert parse_mount(line).follows == bool(optional)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.bundle.manifest import read_manifest
+from snaporch.pool import ForeignMount
 from snaporch.prune.pages import Facts, Standing, judge_pages
 from snaporch.prune.verdict import Fate
 from snaporch.run.lock import domain_lock
@@ -192,3 +193,14 @@ def test_another_domain_alone_is_not_looked_at(pages):
     lose(pages, "s1")
     pages.prune(trash_days=0, domain="other")
     assert names(pages) == ["s1", "s2"]
+
+
+def test_pages_that_somebody_has_mounted_go_the_next_time(pages):
+    lose(pages, "s1")
+    pages.pool.foreign = [ForeignMount(f"{dataset(pages)}@s1", "the guest db")]
+    held = f"{dataset(pages)}@s1 is mounted by the guest db"
+    assert fate(pages, "s1", trash_days=0) == ("keep", held)
+    assert pages.prune(trash_days=0).failures == []
+    pages.pool.foreign.clear()
+    pages.prune()
+    assert names(pages) == ["s2"]

@@ -20,7 +20,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.rewrite import SharedError, clone_of
 from snaporch.hypervisor.xml import disks, parse, tpm_state
 from snaporch.model import DatasetKind, DomainState, TpmState
-from snaporch.pool import PoolError, resolver
+from snaporch.pool import ForeignMount, MountedError, PoolError, resolver
 from snaporch.restore import clone as clone_module
 from snaporch.restore import clones as clones_module
 from snaporch.restore.clone import (
@@ -556,6 +556,31 @@ def test_a_deleted_clone_is_gone(original, world, resumed, by):
         "destroyed flash/web-test",
     ]
     assert original.content() == {b"now"}
+
+
+def test_a_clone_that_another_guest_has_mounted_stays_whole(original, world):
+    made = make(world)
+    world.pool.foreign = [ForeignMount("tank/web-test", "the guest db", "u-db")]
+    with pytest.raises(RefusedError, match="tank/web-test is mounted by the guest db"):
+        delete_clone(world.context, "test")
+    assert world.guest("test").state is DomainState.RUNNING
+    world.pool.foreign = [ForeignMount("tank/web-test", "the guest test", made.uuid)]
+    world.hooks.at["hypervisor.destroy"] = world.pool.foreign.clear
+    delete_clone(world.context, "test")
+    assert nothing_of_it(world)
+
+
+def test_what_another_guest_has_mounted_is_not_waited_for(original, world):
+    make(world)
+    world.hooks.at["hypervisor.destroy"] = lambda: world.pool.foreign.append(
+        ForeignMount("tank/web-test", "the guest db", "u-db")
+    )
+    with pytest.raises(MountedError, match="the guest db"):
+        delete_clone(world.context, "test")
+    world.hooks.at.clear()
+    world.pool.foreign.clear()
+    delete_clone(world.context, "test")
+    assert nothing_of_it(world)
 
 
 def test_what_is_no_clone_is_not_deleted(original, world):

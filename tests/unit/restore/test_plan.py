@@ -9,6 +9,7 @@ from fakes.images import qcow2
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import DomainState, Level
+from snaporch.pool import ForeignMount
 from snaporch.restore import plan as plan_module
 from snaporch.restore.plan import make_restore_plan, split_name
 from snaporch.run.snapshot import take_snapshot
@@ -232,6 +233,15 @@ def test_newer_snapshots_that_are_held_cannot_go(story, world):
     world.pool.hold(["tank/web@x"], "backup")
     world.hooks.log.clear()
     assert "newer snapshots are held: tank/web@x" in refusal(world, discard_newer=True)
+
+
+def test_newer_snapshots_that_another_guest_has_mounted_cannot_go(story, world):
+    world.pool.snapshot(["tank/web@x"], {})
+    world.hooks.log.clear()
+    world.pool.foreign = [ForeignMount("tank/web@x", "the guest db", "u-db")]
+    assert "tank/web@x is mounted by the guest db" in refusal(world, discard_newer=True)
+    world.pool.foreign = [ForeignMount("tank/web@x", "the guest web", world.guest().uuid)]
+    assert plan(world, discard_newer=True).newer == ("tank/web@x",)
 
 
 def test_a_safety_snapshot_of_an_earlier_restore_is_no_obstacle(story, world):

@@ -4,7 +4,7 @@ from fakes.hooks import failing
 from fakes.schedule import NOW
 
 from snaporch.model import BundleState
-from snaporch.pool import PoolError
+from snaporch.pool import ForeignMount, PoolError
 from snaporch.replicate.ship import replication_lock_name
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
@@ -64,6 +64,20 @@ def test_snapshots_that_are_being_copied_wait(scheduled):
     assert (done.deleted, done.busy) == ([], ["web"])
     assert old.run in remaining(scheduled)
     assert [domain for domain, _ in clean_up(scheduled).deleted] == ["web"]
+
+
+def test_a_snapshot_that_somebody_has_mounted_waits(scheduled):
+    old, *_ = scheduled.hours_ago(3, 2, 1)
+    pool = scheduled.world.pool
+    pool.foreign = [ForeignMount(f"tank/web@{old.snapshot}", "the guest db")]
+    done = clean_up(scheduled)
+    assert (done.deleted, done.failures) == ([], [])
+    assert [error.reason for error in done.mounted] == [
+        f"tank/web@{old.snapshot} is mounted by the guest db"
+    ]
+    assert old.run in remaining(scheduled)
+    pool.foreign.clear()
+    assert [verdict.taken.run for _, verdict in clean_up(scheduled).deleted] == [old.run]
 
 
 def test_a_snapshot_that_cannot_be_destroyed_does_not_keep_others(scheduled):

@@ -7,6 +7,7 @@ import pytest
 from fakes.schedule import HOURLY, NOW
 
 from snaporch.model import Level
+from snaporch.pool import ForeignMount
 from snaporch.run.context import Interrupt
 from snaporch.run.journal import Journal, Step
 from snaporch.run.lock import domain_lock
@@ -332,3 +333,13 @@ def test_a_store_that_is_not_mounted(scheduled, standing):
     assert standing().store_gone
     (bundles / ".snaporch-store").touch()
     assert not standing().store_gone
+
+
+def test_snapshots_that_are_mounted_elsewhere(scheduled, standing):
+    scheduled.hours_ago(1)
+    ours = ForeignMount("tank/web@of-others", "the guest db")
+    scheduled.world.pool.foreign = [ours, ForeignMount("tank/home@x", "backup (process 7)")]
+    assert standing().mounted == (ours,)
+    assert standing().as_json()["mounted"] == [
+        {"snapshot": "tank/web@of-others", "by": "the guest db"}
+    ]

@@ -8,6 +8,7 @@ from fakes.standing import NEXT, NOW, RECORD, RUN, WELL, with_domain, with_polic
 
 from snaporch.config import Status as Limits
 from snaporch.model import BundleState, Reached, Verdict
+from snaporch.pool import ForeignMount
 from snaporch.schedule.shipments import Shipment
 from snaporch.schedule.tries import Failed
 from snaporch.status.judge import judge, worst
@@ -24,6 +25,7 @@ BROKEN = replace(RECORD, verified=Verdict(NOW, passed=False, reached=Reached.CHE
 FINE = replace(RECORD, verified=Verdict(NOW, passed=True, reached=Reached.RESUMED))
 
 
+MOUNT = ForeignMount("tank/web@s", "the guest db")
 TRIED = Failed(NOW, "nas: away")
 
 
@@ -98,6 +100,7 @@ def test_nothing_needs_attention(status):
             replace(WELL, carrier=Carrier(None, {"snaporch.service": "failed"})),
             ("unit-failed", "critical"),
         ),
+        (replace(WELL, mounted=(MOUNT, MOUNT)), ("mounted", "warning")),
         (filled(85), ("store-full", "warning")),
         (filled(95), ("store-full", "critical")),
     ],
@@ -125,6 +128,14 @@ def test_what_to_do_is_said():
     wanted = replace(NEXT, wanted=NOW - timedelta(hours=2))
     (missed,) = judge(with_policy(missed=2, next=wanted), Limits())
     assert missed.text.startswith("hourly: the snapshot of 2026-06-10 10:30 UTC was missed, and")
+
+
+def test_snapshots_that_are_mounted_are_counted():
+    (trouble,) = judge(replace(WELL, mounted=(MOUNT, MOUNT)), Limits())
+    assert (trouble.subject, trouble.text.split(",")[0]) == (
+        "the guest db",
+        "has 2 snapshots mounted",
+    )
 
 
 def test_every_code_is_documented():
