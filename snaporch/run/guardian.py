@@ -1,6 +1,6 @@
 """Starting the guardian: a process of its own that lets a guest go when its run cannot.
 
-Under systemd it is a unit of its own (``systemd-run``), because the children of a service are
+Under systemd it is a unit of its own (``systemd-run``), because the children of a service may be
 killed with it; elsewhere a process in a session of its own. What it does is in ``watch.py``.
 """
 
@@ -75,7 +75,8 @@ def start_detached(unit: str, command: list[str]) -> None:
     What sanoid told its hook stays here: it comes from outside, and nobody else needs it.
     """
     if SYSTEMD.is_dir() and shutil.which("systemd-run"):
-        launch = ["systemd-run", "--quiet", "--no-block", "--collect", f"--unit={unit}", *command]
+        options = ["--quiet", "--no-block", "--collect", "--property=OOMPolicy=continue"]
+        launch = ["systemd-run", *options, f"--unit={unit}", *command]
         if _works(launch):
             return
     with suppress(OSError):

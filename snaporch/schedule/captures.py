@@ -1,8 +1,8 @@
 """Taking snapshots in processes of their own.
 
 A run obeys signals and holds a domain's lock by its process, so several at once need several. It
-also must survive whoever asked for it: a run whose parent is killed finishes by itself, and a run
-that is killed has its guardian.
+also must survive whoever asked for it: a run whose parent is killed finishes by itself (the units
+have ``KillMode=process``), and a run that is killed has its guardian.
 """
 
 from __future__ import annotations

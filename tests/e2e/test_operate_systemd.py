@@ -1,6 +1,8 @@
 """The daemon under a real systemd: killed in a capture, after a downtime, and what it tells."""
 
+import os
 import re
+import signal
 import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,9 +49,9 @@ domains = ["operated", "later"]
 PIGZ = f"""#!/bin/sh
 if [ -e {SPARE} ]; then
     rm {SPARE}
-elif [ -e {HOLD} ]; then
+elif [ -p {HOLD} ]; then
     : > {STALLED}
-    exec sleep infinity
+    read -r _ < {HOLD}
 fi
 exec /usr/bin/pigz "$@"
 """
@@ -107,28 +109,43 @@ def next_run(guest="operated"):
 
 
 def test_a_daemon_that_is_killed_in_a_capture_is_started_again(guest):
+    """And the capture goes on by itself."""
     mark = guest.mark()
-    HOLD.touch()
+    os.mkfifo(HOLD)
     SPARE.touch()
     outcome = run("systemctl", "start", UNIT)
     assert outcome.status == 0, log()
     wait_for(STALLED.exists, "RAM to flow", PATIENCE_SECONDS)
     (journal,) = JOURNAL.glob("*.jsonl")
     before = show("MainPID")
-    HOLD.unlink()
     must("systemctl", "kill", "--kill-whom=main", "--signal=KILL", UNIT)
     wait_for(lambda: show("NRestarts") == "1", "systemd to start it again", PATIENCE_SECONDS)
     wait_for(lambda: show("ActiveState") == "active", "the daemon", PATIENCE_SECONDS)
     assert show("MainPID") not in (before, "0")
+    assert journal.exists()
+    HOLD.write_text("go on\n")
+    HOLD.unlink()
     wait_for(lambda: not journal.exists(), "a settled run", PATIENCE_SECONDS)
     wait_for(lambda: any(each["level"] == "ram" for each in records()), "a snapshot", 300)
     settled()
     (record,) = [each for each in records() if each["level"] == "ram"]
-    assert (record["state"], record["policy"]) == ("complete", "often")
+    assert (record["run"], record["state"], record["policy"]) == (journal.stem, "complete", "often")
     guest.wait_count()
     guest.assert_undisturbed(mark)
     assert_clean(guest)
     assert snaporch("status", "operated", "--nagios").status == 0
+
+
+def test_a_process_that_runs_out_of_memory_ends_no_other(guest):
+    before = show("MainPID"), show("NRestarts")
+    place = Path("/sys/fs/cgroup") / show("ControlGroup").lstrip("/")
+    must("systemctl", "set-property", "--runtime", UNIT, "MemoryMax=400M")
+    enter = f"echo $$ >{place}/cgroup.procs; echo 1000 >/proc/self/oom_score_adj"
+    hog = run("sh", "-c", f"{enter}; exec python3 -c 'bytearray(1 << 30)'")
+    must("systemctl", "set-property", "--runtime", UNIT, "MemoryMax=infinity")
+    assert hog.status == -signal.SIGKILL
+    wait_for(lambda: "killed by the OOM killer" in log(), "systemd to see it", PATIENCE_SECONDS)
+    assert (show("ActiveState"), show("MainPID"), show("NRestarts")) == ("active", *before)
 
 
 def test_within_its_sandbox_it_tells_and_serves(guest):

@@ -98,7 +98,7 @@ def test_with_systemd_it_is_a_unit_of_its_own(world, facts, started, systemd, mo
     (words,) = units
     assert words[0] == "systemd-run"
     assert f"--unit=snaporch-guardian-{told.run}" in words
-    assert "--collect" in words
+    assert {"--collect", "--property=OOMPolicy=continue"} <= set(words)
     assert words[words.index(sys.executable) :][1:4] == ["-P", "-m", "snaporch.run.watch"]
 
 
