@@ -13,7 +13,7 @@ from snaporch.model import iso
 from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.choosing import newest_until, others_of_group, parse_moment, split_name
 from snaporch.restore.plan import RestorePlan, make_restore_plan
-from snaporch.restore.restore import Restored, check_bundle, restore
+from snaporch.restore.restore import Restored, check_as_shown, check_bundle, restore
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
 from snaporch.run.settle import recover_leftovers, recover_runs
@@ -92,7 +92,11 @@ def restore_one(
             also_roll_back=wishes.also_roll_back,
         )
 
-    record = plan().record
+    shown = plan()
+    record = shown.record
+    if not yes:  # nobody has to wait for a human who may be at lunch
+        shown = check_bundle(context, shown)
+        _ask(context, shown, wishes)
     settings = context.config.settings(record.domain, record.uuid)
     with domain_lock(
         places.LOCKS,
@@ -105,10 +109,10 @@ def restore_one(
         for done in recover_runs(context, record.uuid):
             context.progress.note(record.domain, done)
         current = check_bundle(context, plan())
-        if (others := others_of_group(context, current.record)) is not None:
-            context.progress.note(record.domain, others)
-        if not yes:
-            _ask(context, current, wishes)
+        if yes:
+            _note_group(context, current)
+        else:
+            check_as_shown(shown, current)
         restored = restore(context, current, safety=wishes.safety, keep_running=wishes.keep_running)
     if json:
         print_result(json_format.dumps(restored.as_json(), indent=2, ensure_ascii=False))
@@ -117,12 +121,18 @@ def restore_one(
     return 0
 
 
+def _note_group(context: Context, plan: RestorePlan) -> None:
+    if (others := others_of_group(context, plan.record)) is not None:
+        context.progress.note(plan.record.domain, others)
+
+
 def _ask(context: Context, plan: RestorePlan, wishes: Wishes) -> None:
     """Say what will be lost and wait for a yes.
 
     Raises:
         RefusedError: no, or nobody there to ask.
     """
+    _note_group(context, plan)
     print_error(f"restoring {plan.thing} discards:")
     for loss in plan.losses(context):
         print_error(f"  {loss}")

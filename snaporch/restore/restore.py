@@ -89,6 +89,36 @@ def check_bundle(context: Context, plan: RestorePlan) -> RestorePlan:
     return checked
 
 
+def check_as_shown(shown: RestorePlan, current: RestorePlan) -> None:
+    """What was consented to is what would be done now: the guest and its disks may have gone on.
+
+    Args:
+        shown: what a human was shown, while the domain was not locked.
+        current: the same, made anew under its lock.
+
+    Raises:
+        RefusedError: something else was shown; says what.
+    """
+    now = _consented(current)
+    changed = [what for what, then in _consented(shown).items() if then != now[what]]
+    if changed:
+        raise RefusedError(
+            shown.thing,
+            f"changed since it was shown: {', '.join(changed)}; nothing was touched",
+            "restore it again",
+        )
+
+
+def _consented(plan: RestorePlan) -> dict[str, object]:
+    domain = plan.domain
+    return {
+        "the snapshot": (plan.record.run, tuple((s.full_name, s.guid) for s in plan.snapshots)),
+        "what is newer": plan.newer,
+        "the guest": domain and (domain.boot, domain.state, domain.managed_save),
+        "its bundle": (plan.ram, plan.damaged, tuple(plan.unfit)),
+    }
+
+
 def restore(
     context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool = False
 ) -> Restored:

@@ -7,10 +7,13 @@ from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
+from snaporch import places
 from snaporch.cli import main
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
+from snaporch.run.context import Interrupt
+from snaporch.run.lock import domain_lock
 
 
 @pytest.fixture
@@ -300,6 +303,64 @@ def test_on_a_terminal_one_is_asked(taken, snaporch, monkeypatch, said, code, co
     assert answer.code == code
     assert "Go on? [y/N]" in answer.err
     assert taken.pool.read("tank/web") == content
+
+
+@pytest.fixture
+def thinking(monkeypatch):
+    """What happens while somebody thinks about the prompt; then the answer is yes."""
+    meanwhile = []
+
+    def answer():
+        for act in meanwhile:
+            act()
+        return "y\n"
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdin, "readline", answer, raising=False)
+    return meanwhile
+
+
+def test_nobody_waits_for_who_thinks_about_it(taken, snaporch, thinking):
+    thinking.append(lambda: lock(taken, "web"))
+    assert snaporch("restore", "web@s1").code == 0
+    assert taken.pool.read("tank/web") == b"first"
+
+
+def lock(world, name):
+    uuid = world.hypervisor.domain(name).uuid
+    with domain_lock(places.LOCKS, name, uuid, "test", wait=0, interrupt=Interrupt()):
+        pass
+
+
+def newer(world):
+    world.pool.snapshot(["tank/web@hourly"], {})
+
+
+def shut_off(world):
+    world.hypervisor.destroy(world.guest().uuid)
+
+
+def another_of_that_name(world):
+    found = world.pool.snapshots(["tank/web"])[-1]
+    world.pool.destroy_snapshots([found.full_name])
+    properties = {f"snaporch:{key}": value for key, value in found.properties.items()}
+    world.pool.snapshot([found.full_name], properties)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (newer, "what is newer"),
+        (shut_off, "the guest"),
+        (another_of_that_name, ""),  # its manifest knows the GUID
+    ],
+)
+def test_what_changed_since_it_was_shown_is_not_done(taken, snaporch, thinking, change, words):
+    thinking.append(lambda: change(taken))
+    answer = snaporch("restore", "web@s1", "--discard-newer")
+    assert answer.code == ExitCode.REFUSED
+    assert f"changed since it was shown: {words}; nothing" in answer.err or not words
+    assert taken.pool.read("tank/web") == b"now"
 
 
 def test_a_restore_of_what_is_not_there(taken, snaporch):
