@@ -29,6 +29,7 @@ from snaporch.hypervisor.protocol import (
     Blocker,
     CaptureRequest,
     HypervisorError,
+    LostLibvirtError,
     OpenFile,
     OverlayDisk,
     Patience,
@@ -102,7 +103,14 @@ class LibvirtHypervisor:
         try:
             yield
         except libvirt.libvirtError as error:
-            raise HypervisorError(thing, f"{operation}: {error.get_error_message()}") from error
+            raise self._failure(thing, f"{operation}: {error.get_error_message()}") from error
+
+    def _failure(self, thing: str, reason: str) -> HypervisorError:
+        """Whether libvirt has answered that, or does not answer any more."""
+        if self._connection is not None and not self._alive():
+            step = "see `systemctl status libvirtd`, and try again"
+            return LostLibvirtError(thing, f"{reason}: libvirt went away", step)
+        return HypervisorError(thing, reason)
 
     def _handle(self, uuid: str) -> Any:
         try:
@@ -110,7 +118,7 @@ class LibvirtHypervisor:
         except libvirt.libvirtError as error:
             if error.get_error_code() in _ABSENT:
                 raise NotFoundError(uuid, "no such domain") from error
-            raise HypervisorError(uuid, error.get_error_message()) from error
+            raise self._failure(uuid, error.get_error_message()) from error
 
     # -- looking ----------------------------------------------------------------------------
 

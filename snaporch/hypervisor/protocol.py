@@ -61,6 +61,10 @@ class HypervisorError(SnaporchError):
     exit_code = ExitCode.FAILED
 
 
+class LostLibvirtError(HypervisorError):
+    """libvirt went away meanwhile: what became of the operation is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backing:
     """An image in the chain of a disk."""

@@ -11,8 +11,14 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramimage import read_header
-from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
-from snaporch.hypervisor import HypervisorError
+from snaporch.errors import (
+    InterruptedRunError,
+    NotFoundError,
+    RefusedError,
+    SnaporchError,
+    UnavailableError,
+)
+from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.rewrite import NO_NETWORK, SharedError
 from snaporch.model import Reached, SnapshotRecord, Verdict
 from snaporch.pool import PREFIX
@@ -186,10 +192,14 @@ def _check_life(
         with workplace(context, name, Purpose.VERIFY, source.thing) as uuid:
             try:
                 made = build(context, source, wish, uuid)
+            except LostLibvirtError:
+                raise
             except (HypervisorError, NotFoundError) as error:
                 deed = "resumed" if wish.resumed else "booted"
                 raise LifeError(source.thing, f"could not be {deed} ({error.reason})") from error
             _look_for_life(context, source, ordeal, outcome, made)
+    except LostLibvirtError as error:  # nothing was found out
+        raise UnavailableError(error.thing, error.reason, error.step) from error
     except SharedError as error:
         return error.reason if error.thing == source.thing else f"{error.thing}: {error.reason}"
     context.interrupt.check(source.thing)

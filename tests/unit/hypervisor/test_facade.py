@@ -2,9 +2,10 @@
 
 from types import SimpleNamespace
 
+import libvirt
 import pytest
 
-from snaporch.hypervisor import inventory
+from snaporch.hypervisor import HypervisorError, LostLibvirtError, inventory
 from snaporch.hypervisor.facade import LibvirtHypervisor
 
 
@@ -22,6 +23,26 @@ def test_ram_on_huge_pages_is_in_use_as_a_whole(monkeypatch, backing, used):
     hypervisor = LibvirtHypervisor("test:///default")
     monkeypatch.setattr(hypervisor, "_handle", lambda _uuid: handle)
     assert hypervisor.ram_in_use("uuid") == used
+
+
+@pytest.mark.parametrize("went", [False, True])
+@pytest.mark.parametrize("fails", ["lookup", "act"])
+def test_a_libvirt_that_went_away_is_told_from_one_that_refuses(monkeypatch, fails, went):
+    """Only what was sent finds out that nobody listens any more."""
+    alive = [1]
+
+    def fail(*_):
+        alive[0] = 0 if went else 1
+        raise libvirt.libvirtError("end of file")
+
+    found = SimpleNamespace(suspend=fail)
+    lookup = fail if fails == "lookup" else lambda _uuid: found
+    hypervisor = LibvirtHypervisor("test:///default")
+    connection = SimpleNamespace(isAlive=lambda: alive[0], lookupByUUIDString=lookup)
+    monkeypatch.setattr(hypervisor, "_connection", connection)
+    with pytest.raises(HypervisorError) as failed:
+        hypervisor.suspend("uuid")
+    assert isinstance(failed.value, LostLibvirtError) is went
 
 
 def test_an_emulator_is_told_from_the_next_though_libvirtd_counts_anew(monkeypatch, tmp_path):

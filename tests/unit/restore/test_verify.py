@@ -8,7 +8,7 @@ from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
 from snaporch.errors import InterruptedRunError, RefusedError, RunFailedError, UnavailableError
-from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.model import DatasetKind, DomainState, Reached
 from snaporch.pool import PoolError
 from snaporch.restore import life, reading
@@ -434,6 +434,15 @@ def test_without_memory_there_is_no_verdict(world):
 def test_a_pool_that_fails_is_no_verdict(world):
     world.hooks.at["pool.clone"] = failing(PoolError("zfs", "no space"))
     with pytest.raises(PoolError):
+        check(world)
+    assert record(world).verified is None
+    assert nothing_of_it(world)
+
+
+@pytest.mark.parametrize("place", [f"hypervisor.{act}" for act in ("restore", "resume", "vitals")])
+def test_a_libvirt_that_went_away_is_no_verdict(world, place):
+    world.hooks.at[place] = failing(LostLibvirtError("ram", "end of file"))
+    with pytest.raises(UnavailableError, match="end of file"):
         check(world)
     assert record(world).verified is None
     assert nothing_of_it(world)
