@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,11 +156,15 @@ def real_path(path: str, mounts: list[Mount] | None = None) -> str:
             left += _names(os.path.dirname(at))
             at, inside = "/", root
             continue
-        step, below = os.path.join(at, name), inside
-        while (mount := over.get((below, step))) is not None:
-            below = mount.number
-            if re.fullmatch(ANSWERED_FOR, mount.filesystem) and (below, step) not in over:
+        step = os.path.join(at, name)
+        mount = _on_top(over, step, inside)
+        while mount is not None and re.fullmatch(ANSWERED_FOR, mount.filesystem):
+            # nothing on the way through it is looked at: what is mounted below it decides
+            if not left or left[-1] == "..":
                 raise NotOnZfsError(path, f"not on ZFS but on {mount.filesystem}")
+            step = os.path.join(step, left.pop())
+            mount = _on_top(over, step, mount.number) or mount
+        below = mount.number if mount is not None else inside
         target = _link(step)
         if target is None:
             at, inside = step, below
@@ -171,6 +176,14 @@ def real_path(path: str, mounts: list[Mount] | None = None) -> str:
         if target.startswith("/"):
             at, inside = "/", root
     return at
+
+
+def _on_top(over: Mapping[tuple[int, str], Mount], place: str, inside: int) -> Mount | None:
+    """What is seen at a place: the last mount there, on top of those it covers."""
+    found = None
+    while (mount := over.get((found.number if found else inside, place))) is not None:
+        found = mount
+    return found
 
 
 def _names(path: str) -> list[str]:

@@ -190,6 +190,26 @@ def test_what_lies_over_or_hides_it_counts(image, tmp_path):
     assert resolve(str(image), hidden).name == "tank/web"
 
 
+@pytest.mark.parametrize("filesystem", ["nfs4", "fuse"])
+def test_what_is_mounted_below_a_server_s_file_system_decides(tmp_path, touched, filesystem):
+    image = tmp_path / "dead" / "some" / "vm" / "disk.img"
+    image.parent.mkdir(parents=True)
+    image.touch()
+    device = f"{os.major(image.stat().st_dev)}:{os.minor(image.stat().st_dev)}"
+    zfs = Mount(device, str(image.parent), "zfs", "tank/web", 3, 2)
+    table = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path / "dead", filesystem), zfs]
+    assert resolve(str(image), table).name == "tank/web"
+    assert resolver.real_path(str(image), table) == str(image)
+    touched.clear()
+    for other in ("dead/some", "dead/some/other/disk.img", "dead/some/../some/vm/disk.img"):
+        with pytest.raises(NotOnZfsError, match=f"not on ZFS but on {filesystem}"):
+            resolver.real_path(str(tmp_path / other), table)
+    deeper = Mount("9:9", str(image.parent / "more"), filesystem, "server:/", 4, 3)
+    with pytest.raises(NotOnZfsError, match=f"not on ZFS but on {filesystem}"):
+        resolver.real_path(str(image.parent / "more" / "x"), [*table, deeper])
+    assert not [path for path in touched if not Path(path).is_relative_to(image.parent)]
+
+
 def test_a_real_path_is_the_kernels(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "up").symlink_to("../a/./b/..")
