@@ -110,6 +110,11 @@ class BeneathEntry(_Frozen):
     inode: int | None = Field(default=None, description="its number")
     mtime_ns: int | None = Field(default=None, description="when it was last written to")
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody can tell if it is still the same."""
+        return self.dataset is None and self.inode is None
+
 
 class DiskEntry(_Frozen):
     """A disk of the guest, and where its bytes are."""

@@ -68,6 +68,7 @@ def _contents(shown: Description) -> Iterator[str]:
         yield one_line(f"  {disk.target}  {disk.source or '-'} ({disk.format})  {place}")
         for file in disk.beneath or ():
             place = file.dataset or "not in the snapshot: must be as it was"
+            place += ", which nobody can tell" if file.is_unknown else ""
             yield one_line(f"  {disk.target}  over {file.path}  {place}")
     yield from _heading(f"bundle {shown.record.bundle or '(gone)'}")
     for part in shown.manifest.parts:

@@ -128,19 +128,26 @@ def beneath_inside(manifest: Manifest) -> Iterator[DiskEntry]:
             )
 
 
-def check_beneath(thing: str, manifest: Manifest, step: str = _EXTRACT) -> None:
+def check_beneath(
+    thing: str, manifest: Manifest, step: str = _EXTRACT, *, unknown_too: bool = True
+) -> None:
     """Refuse disks over a file that was not snapshotted with them, and is not what it was.
+
+    Args:
+        unknown_too: also what nobody can know again.
 
     Raises:
         RefusedError: it was written to, replaced, or is gone.
     """
     for disk in manifest.disks:
         for file in disk.beneath or ():
-            if file.dataset is not None:
+            if file.dataset is not None or (file.is_unknown and not unknown_too):
                 continue
             changed = "was changed since"
             try:
-                if is_same(file, FileState.of(file.path)):
+                if file.is_unknown:
+                    changed = "may have been changed since: nobody can tell"
+                elif is_same(file, FileState.of(file.path)):
                     continue
             except OSError as error:
                 changed = f"cannot be looked at ({error.strerror})"

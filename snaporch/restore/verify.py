@@ -136,7 +136,7 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
 def _check_sums(context: Context, source: Source, outcome: Verification) -> None:
     context.progress.step(source.thing, "checking the bundle's SHA-256")
     try:
-        check_beneath(source.thing, source.manifest)
+        check_beneath(source.thing, source.manifest, unknown_too=False)
     except RefusedError as changed:
         raise NotWholeError(changed.thing, changed.reason, changed.step) from changed
     damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
@@ -175,10 +175,17 @@ def _stays_on_paper(source: Source, ordeal: Ordeal) -> str | None:
         return "it has no disks"
     if parts := [disk.target for disk in source.disks if partition_of(disk) is not None]:
         return f"its disk {parts[0]} is a partition of a volume"
+    if unknown := _unknown(source):
+        return f"nobody can tell whether {unknown[0]} beneath its disks is what it was"
     apart = [disk for disk in source.manifest.disks if disk.is_apart]
     if apart and source.has_ram:
         return f"its disk {apart[0].target} is not in the snapshot"
     return None
+
+
+def _unknown(source: Source) -> list[str]:
+    files = (file for disk in source.manifest.disks for file in disk.beneath or ())
+    return [file.path for file in files if file.is_unknown]
 
 
 def _check_life(

@@ -68,9 +68,15 @@ class Beneath:
     dataset: Dataset | None
     """Where it is, if it is snapshotted with the disk."""
     state: FileState | None
-    """What it is now, if it is not."""
+    """What it is now, if it is not and can be known again: a file that may be looked at."""
     data: bool = False
     """Whether it holds the data of an image, and is no image itself."""
+    format: str = "raw"
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody could tell later that it is still the same."""
+        return self.dataset is None and self.state is None
 
 
 class _Kind(Enum):
@@ -113,8 +119,8 @@ def find_beneath(
         thing = f"{domain.name}: {disk.target} ({disk.source})"
         top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
         try:
-            for path, kind in _walk(thing, top):
-                found.append(_look(thing, disk.target, path, datasets, domains, kind))
+            for image, kind in _walk(thing, top):
+                found.append(_look(thing, disk.target, image, datasets, domains, kind))
         except HeaderError as error:
             raise RefusedError(thing, str(error), _LOOK) from error
         except OSError as error:
@@ -123,16 +129,18 @@ def find_beneath(
     return tuple(found)
 
 
-def _walk(thing: str, image: _Image) -> Iterator[tuple[str, _Kind]]:
+def _walk(thing: str, image: _Image) -> Iterator[tuple[_Image, _Kind]]:
     """The files beneath an image, the nearest first."""
     for depth in range(MAX_CHAIN):
+        if depth and _is_opaque(image):
+            return
         header = _header(image)
         if (data := _data_file(thing, image, header)) is not None:
-            yield data, _Kind.DATA_BELOW if depth else _Kind.DATA
+            yield _Image(data, "raw", None), _Kind.DATA_BELOW if depth else _Kind.DATA
         below = _below(thing, image, header)
         if below is None:
             return
-        yield below.path, _Kind.BACKING
+        yield below, _Kind.BACKING
         image = below
     raise RefusedError(thing, f"more than {MAX_CHAIN} images lie below one another", _LOOK)
 
@@ -140,25 +148,22 @@ def _walk(thing: str, image: _Image) -> Iterator[tuple[str, _Kind]]:
 def _look(
     thing: str,
     target: str,
-    path: str,
+    image: _Image,
     datasets: Collection[Dataset],
     domains: Callable[[], Iterable[Domain]],
     kind: _Kind,
 ) -> Beneath:
-    where = "not on ZFS"
+    path, data, state = image.path, kind is not _Kind.BACKING, None
     try:
         real = resolver.real_path(path)
-    except resolver.NotOnZfsError as error:
-        raise RefusedError(
-            thing, f"{path}, which lies beneath it, is {error.reason}", _LOOK
-        ) from error
-    try:
-        dataset = resolver.resolve(real)
-        where = f"in {dataset.name}"
-        if dataset in datasets:
-            return Beneath(target, path, dataset, None, kind is not _Kind.BACKING)
-    except resolver.NotOnZfsError:
-        pass
+    except resolver.NotOnZfsError as error:  # a server or a program answers for it: not asked
+        real, where = path, error.reason
+    else:
+        dataset = _dataset_of(real)
+        if dataset in datasets and not _is_opaque(image):
+            return Beneath(target, path, dataset, None, data, image.format)
+        where = f"in {dataset.name}" if dataset is not None else "not on ZFS"
+        state = _state(image, real)
     if kind is _Kind.DATA:
         raise RefusedError(
             thing,
@@ -172,23 +177,47 @@ def _look(
                 f"{path}, which lies beneath it, is {where}, and {domain.name} writes to it",
                 "give each guest an image of its own",
             )
-    if not stat.S_ISREG(os.stat(real).st_mode):
-        raise RefusedError(
-            thing,
-            f"{path}, which lies beneath it, is {where} and no file, so that nobody could tell "
-            "whether it is still the same",
-            "move it to the dataset of its image, or see exclude_disks",
-        )
-    return Beneath(target, path, None, FileState.of(path), kind is not _Kind.BACKING)
+    return Beneath(target, path, None, state, data, image.format)
+
+
+def _state(image: _Image, real: str) -> FileState | None:
+    """What is known again: a file, unless it may name others that nobody looks at."""
+    status = os.stat(real)
+    if not stat.S_ISREG(status.st_mode) or _is_opaque(image):
+        return None
+    return FileState.told_by(status)
+
+
+def _dataset_of(path: str) -> Dataset | None:
+    with suppress(resolver.NotOnZfsError):
+        return resolver.resolve(path)
+    return None
+
+
+def _nobody_looks(path: str) -> bool:
+    """Whether a server or a program would have to answer."""
+    try:
+        resolver.real_path(path)
+    except resolver.NotOnZfsError:
+        return True
+    return False
+
+
+def _is_opaque(image: _Image) -> bool:
+    """Whether only libvirt's definition could tell what lies beneath it, and it does not."""
+    spelled = image.element is not None and image.element.find("backingStore") is not None
+    if image.format == "vmdk":
+        return True  # its extents are in no definition
+    return not spelled and (image.format in _UNREAD or _nobody_looks(image.path))
 
 
 def _header(image: _Image) -> Header | None:
     """``None`` for an image that names no other, or that is all spelled in the definition."""
-    if image.format in _UNREAD:
+    if _is_opaque(image):
         raise HeaderError(
             f"{image.path} is a {image.format} image, which may name files that nobody looks at"
         )
-    if image.format != "qcow2":
+    if image.format != "qcow2" or _nobody_looks(image.path):
         return None
     if image.element is not None and image.element.find("source/slices") is not None:
         if image.element.find("backingStore") is None:

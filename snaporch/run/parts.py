@@ -334,8 +334,7 @@ def _beneath_entry(file: Beneath) -> BeneathEntry:
     if file.dataset is not None:
         inside = resolver.inside(file.path, file.dataset)
         return BeneathEntry(path=file.path, dataset=file.dataset.name, inside=inside)
-    assert file.state is not None
-    return BeneathEntry(path=file.path, **asdict(file.state))
+    return BeneathEntry(path=file.path, **(asdict(file.state) if file.state else {}))
 
 
 def _group(group: GroupRun | None) -> GroupEntry | None:

@@ -36,6 +36,9 @@ from snaporch.run.records import check_store
 
 _RAM_RATIO = 0.6
 
+_COMMITTED = ("raw", "qcow2")
+"""Formats of images that an overlay over them is committed past, without libvirt."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedDisk:
@@ -381,21 +384,23 @@ def _find_blockers(
     for out in left_out:
         _check_foreign_overlay(context, domain, out)
     blockers = context.hypervisor.blockers(domain)
-    blockers += [
-        Blocker(
-            frozenset({Strategy.OVERLAY}),
-            f"{file.target} has a data file ({file.path}), so that only libvirt could commit an "
-            "overlay into it",
-            "use manual",
-        )
-        for file in beneath
-        if file.data
-    ]
+    blockers += filter(None, map(_commits_alone, beneath))
     blockers += _overlay_place(context, planned)
     blockers += _store_place(context, planned)
     blockers += _ram_room(context, domain)
     elsewhere = {out.disk.target for out in left_out}
     return [blocker for blocker in blockers if blocker.target not in elsewhere]
+
+
+def _commits_alone(file: Beneath) -> Blocker | None:
+    """What qemu-img cannot commit an overlay over, or not without believing a header."""
+    what = f"lies over {file.path}"
+    if file.data:
+        what = f"has a data file ({file.path})"
+    elif not file.is_unknown and file.format in _COMMITTED:
+        return None
+    reason = f"{file.target} {what}, so that only libvirt could commit an overlay into it"
+    return Blocker(frozenset({Strategy.OVERLAY}), reason, "use manual")
 
 
 def _check_foreign_overlay(context: Context, domain: Domain, out: LeftOut) -> None:

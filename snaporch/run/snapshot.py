@@ -140,7 +140,10 @@ class _Run:
             tell = progress.note if out.matters else progress.step
             tell(name, f"left out: {out.describe()}")
         for file in self._plan.beneath:
-            if file.dataset is None:
+            if file.is_unknown:
+                told = "not snapshotted, and nobody will know whether it is still the same"
+                progress.note(name, f"{told}: {file.path}, beneath {file.target}")
+            elif file.dataset is None:
                 progress.step(name, f"not snapshotted, must stay as it is: {file.path}")
         if self._plan.level is Level.RAM and any(out.matters for out in self._plan.left_out):
             progress.note(name, "RAM will not be of one instant with what is left out")

@@ -9,8 +9,11 @@ from fakes.images import qcow2
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.xml import disk_element, parse
-from snaporch.model import DomainState, Strategy
+from snaporch.model import DomainState, Reached, Strategy
 from snaporch.pool import resolver
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.source import records_called
+from snaporch.restore.verify import Ordeal, verify
 from snaporch.run.chain import written_by
 from snaporch.run.plan import make_plan
 from snaporch.run.snapshot import take_snapshot
@@ -178,12 +181,41 @@ def test_what_cannot_be_told_is_refused(chain, content, reason):
         chain.write(content).plan()
 
 
-def test_what_is_no_file_could_not_be_known_again(chain, elsewhere):
-    """A device; here a pipe stands for it."""
-    pipe = elsewhere.with_name("device")
-    os.mkfifo(pipe)
-    with pytest.raises(RefusedError, match="in flash/golden and no file"):
-        chain.write(qcow2(str(pipe), "raw")).plan()
+@pytest.fixture
+def device(elsewhere):
+    """A golden device, for which a pipe stands."""
+    os.mkfifo(elsewhere.with_name("device"))
+    return elsewhere.with_name("device")
+
+
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
+def test_a_golden_device_is_told_of_and_refused_by_none_but_overlays(chain, world, device, state):
+    chain.write(qcow2(str(device), "raw"), state=state)
+    if state is DomainState.RUNNING:
+        with pytest.raises(RefusedError, match=r"vda lies over .*only libvirt could commit"):
+            chain.plan()
+    for level in ("ram", "paused", "crash") if state is DomainState.RUNNING else (None,):
+        world.with_defaults(ram_strategy="auto")
+        domain = world.hypervisor.domain("web")
+        (file,) = make_plan(world.context, domain, None, level).beneath
+        assert file.is_unknown
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    told = f"nobody will know whether it is still the same: {device}, beneath vda"
+    assert any(told in note for note in world.heard.notes)
+
+
+def test_what_nobody_can_know_again_is_put_back_only_if_it_may_be(chain, world, device):
+    chain.write(qcow2(str(device), "raw"))
+    world.with_defaults(ram_strategy="auto")
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    for how in ({}, {"cold": True}, {"disks_only": True}):
+        with pytest.raises(RefusedError, match=r"nobody can tell; .*use --despite-other-disks"):
+            make_restore_plan(world.context, "web", "s1", **how)
+        assert make_restore_plan(world.context, "web", "s1", apart=True, **how)
+    record = records_called(world.context, "web@s1")[-1]
+    outcome = verify(world.context, record, Ordeal())
+    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert any(str(device) in line and line.startswith("not run: ") for line in outcome.proof)
 
 
 def test_a_backing_file_that_is_not_on_this_host(chain):
@@ -208,7 +240,11 @@ def test_what_lies_where_nobody_may_answer_is_not_touched(chain, elsewhere, monk
     monkeypatch.setattr(resolver, "real_path", away)
     monkeypatch.setattr(os, "open", opened)
     chain.write(qcow2(str(elsewhere), "raw"))
-    with pytest.raises(RefusedError, match="lies beneath it, is not on ZFS but on nfs4"):
+    assert chain.beneath() == [(str(elsewhere), None, False)]
+    chain.write(qcow2(str(elsewhere), "qcow2")).spell(store(elsewhere, "qcow2", "<backingStore/>"))
+    assert chain.beneath() == [(str(elsewhere), None, False)]
+    chain.write(qcow2(data_file=str(elsewhere)))
+    with pytest.raises(RefusedError, match="is not on ZFS but on nfs4 and would not be"):
         chain.plan()
     assert str(elsewhere) not in touched
 
@@ -227,6 +263,20 @@ def test_what_is_written_where_nobody_can_look_counts_by_its_name(chain, monkeyp
 def test_formats_whose_headers_nobody_reads(chain, form):
     with pytest.raises(RefusedError, match=f"is a {form} image"):
         chain.write(b"KDMV", form).plan()
+
+
+@pytest.mark.parametrize(("form", "known"), [("vmdk", False), ("qed", True), ("vdi", True)])
+@pytest.mark.parametrize("spelled", [True, False])
+def test_images_of_other_formats_beneath_a_disk(chain, world, elsewhere, form, known, spelled):
+    """What libvirt spells is all there is beneath them, but for a vmdk's extents."""
+    chain.write(qcow2(str(elsewhere), form))
+    if spelled:
+        chain.spell(store(elsewhere, form, "<backingStore/>"))
+    known = known and (spelled or form == "vdi")
+    assert chain.beneath() == [(str(elsewhere), None, known)]
+    world.with_defaults(ram_strategy="overlay")
+    with pytest.raises(RefusedError, match="only libvirt could commit an overlay into it"):
+        chain.plan()
 
 
 @pytest.mark.parametrize("form", ["raw", "vdi", "vhdx"])
