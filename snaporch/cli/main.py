@@ -27,6 +27,7 @@ from snaporch.cli.run_due import run_due_command
 from snaporch.cli.show import show_command
 from snaporch.cli.snapshot import snapshot_command
 from snaporch.cli.status import status_command
+from snaporch.cli.undo import undo_command
 from snaporch.cli.verify import verify_command
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 
@@ -48,6 +49,7 @@ app.command("snapshot")(snapshot_command)
 app.command("list")(list_command)
 app.command("show")(show_command)
 app.command("restore")(restore_command)
+app.command("undo")(undo_command)
 app.command("clone")(clone_command)
 app.command("verify")(verify_command)
 app.command("replicate")(replicate_command)

@@ -86,7 +86,7 @@ def restore_command(
     """Bring a domain back to a snapshot, to the very instant.
 
     Stops the guest, rolls its datasets back, restores NVRAM and definition and resumes it from RAM.
-    What is discarded is kept in the bundle store first, with a script that undoes the restore.
+    What is discarded is kept in the bundle store first: `snaporch undo` brings it back.
     """
     from snaporch.cli.restoring import Wishes, restore_one
     from snaporch.cli.session import session

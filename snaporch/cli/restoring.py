@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,12 +119,20 @@ def restore_one(
         print_result(json_format.dumps(restored.as_json(), indent=2, ensure_ascii=False))
     else:
         print_result(_line(restored))
+    tell_way_back(context, restored)
     return 0
 
 
 def _note_group(context: Context, plan: RestorePlan) -> None:
     if (others := others_of_group(context, plan.record)) is not None:
         context.progress.note(plan.record.domain, others)
+
+
+def tell_way_back(context: Context, restored: Restored) -> None:
+    """The last words: the command that takes it back."""
+    if restored.undo is not None:
+        command = shlex.join(["snaporch", "undo", restored.record.domain])
+        context.progress.step(restored.record.domain, f"undo it with: {command}")
 
 
 def _ask(context: Context, plan: RestorePlan, wishes: Wishes) -> None:
@@ -138,7 +147,7 @@ def _ask(context: Context, plan: RestorePlan, wishes: Wishes) -> None:
         print_error(f"  {loss}")
     if wishes.safety:
         kept = "the disks and the RAM" if wishes.keep_running else "the disks"
-        print_error(f"  (a copy of {kept} is kept, with a script to undo the restore)")
+        print_error(f"  (a copy of {kept} is kept; snaporch undo brings it back)")
     if not sys.stdin.isatty():
         raise RefusedError(plan.thing, "not confirmed, and no terminal to ask on", "use --yes")
     sys.stderr.write("Go on? [y/N] ")

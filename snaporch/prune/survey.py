@@ -38,7 +38,7 @@ _OF_A_PARTIAL = re.compile(
     r"ram\.(save|raw)|domain(\.live)?\.xml|nvram\.fd|tpm\.\d+\.permall|manifest\.json"
 )
 _OF_A_SAFETY = re.compile(
-    r"\d{3,}\.zfs|undo\.sh|(domain|barred)\.xml|nvram\.fd|tpm\..+|(running|managed)\.save"
+    r"\d{3,}\.zfs|undo\.(sh|json)|(domain|barred)\.xml|nvram\.fd|tpm\..+|(running|managed)\.save"
 )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from snaporch.errors import AttentionError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import Domain
+from snaporch.restore.copies import copies_of
 from snaporch.restore.journal import OldRestore, unfinished
 from snaporch.run.context import Context
 
@@ -49,20 +50,21 @@ def left_barred(context: Context) -> list[AttentionError]:
 
     So an undo leaves them that was cut short: it forgets the restore when all is back.
     """
-    journal, store = context.config.paths.journal, context.store.root
+    journal = context.config.paths.journal
     found = []
     for domain in context.hypervisor.domains():
         if domain.inactive_xml is None or not is_barred(context, domain):
             continue
         if unfinished(journal, domain.uuid):
             continue
-        scripts = sorted((store / domain.uuid).glob("safety-*/undo.sh"))
-        again = " or ".join(shlex.join(["sh", str(path)]) for path in reversed(scripts[-2:]))
+        copies = copies_of(context, domain.uuid)
+        words = ["snaporch", "undo", domain.name, *(["--copy", copies[-1].name] if copies else [])]
         found.append(
             AttentionError(
                 domain.name,
                 "cannot be started, for undoing its restore was cut short",
-                f"{again or 'define it again'}, or restore it again with snaporch restore",
+                f"{shlex.join(words) if copies else 'define it again'}, or restore it again with "
+                "snaporch restore",
             )
         )
     return found

@@ -85,6 +85,7 @@ def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> Fate:
 def _untouched(context: Context, old: OldRestore, *, probing: bool) -> bool:
     """Nothing was written to any of the datasets since the guest was to be resumed."""
     try:
-        return written_now(context, old.facts, probing=probing) == old.progress.written
+        now = written_now(context, old.facts, probing=probing)
+        return now == old.progress.written and now.keys() == set(old.facts.datasets)
     except PoolError:
         return False

@@ -11,6 +11,8 @@ from typing import Any
 from snaporch.run.journal import Journal, JournalError, OtherJournal, others_of
 
 KIND = "restore"
+HOLD = "snaporch-restore"
+"""The tag that keeps the snapshots that are rolled back to from being destroyed meanwhile."""
 
 
 class Step(StrEnum):
@@ -65,6 +67,19 @@ class HostFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What a safety copy has of a dataset, to be put back over the snapshot it was kept from."""
+
+    dataset: str
+    streams: tuple[str, ...]
+    """Paths of incremental streams, in their order."""
+    properties: Mapping[str, Mapping[str, str]]
+    """The user properties of the snapshots in the streams, which do not travel in them."""
+    bookmarks: Mapping[str, str]
+    """Bookmarks, with the snapshots they are made of."""
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreFacts:
     """All that finishing or undoing a restore needs to know."""
 
@@ -95,6 +110,15 @@ class RestoreFacts:
     """Whether the RAM of the guest is kept with the safety copy."""
     supersedes: tuple[str, ...]
     """Unfinished restores of the domain that this one takes the place of."""
+    kept: tuple[Kept, ...] = ()
+    """What is received after the rollbacks; of an undo only."""
+    undoes: str = ""
+    """The safety copy that is put back, if it is an undo."""
+
+    @property
+    def what(self) -> str:
+        """What it is, for a message."""
+        return "undo of its restore" if self.undoes else f"restore of @{self.snapshot}"
 
     @property
     def thing(self) -> str:
@@ -119,8 +143,13 @@ class RestoreFacts:
             "ending": Ending(value["ending"]),
             "files": tuple(HostFile(**each) for each in value["files"]),
             "supersedes": tuple(value["supersedes"]),
+            "kept": tuple(_kept(each) for each in value.get("kept", ())),
         }
         return cls(**value | known)
+
+
+def _kept(value: dict[str, Any]) -> Kept:
+    return Kept(**value | {"streams": tuple(value["streams"])})
 
 
 class RestoreJournal(Journal):

@@ -14,6 +14,7 @@ from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRec
 from snaporch.pool.resolver import NotOnZfsError, resolve
 from snaporch.restore.barrier import as_defined
 from snaporch.restore.choosing import find_inside, find_outside, split_name
+from snaporch.restore.copies import bookmarks_since
 from snaporch.restore.fitness import (
     check_beneath,
     check_datasets,
@@ -22,6 +23,7 @@ from snaporch.restore.fitness import (
     check_places,
     unfit_files,
 )
+from snaporch.restore.journal import HOLD, Kept
 from snaporch.restore.otherfiles import found_in, named
 from snaporch.run.context import Context
 from snaporch.run.plan import datasets_of, locate_disks
@@ -57,6 +59,10 @@ class RestorePlan:
     """Parts of the bundle that have no place on this host, and are not put back; and why."""
     apart: bool = False
     """Whether disks and what lies beneath them may be of another time."""
+    undoes: str = ""
+    """The safety copy that is put back, if it is an undo."""
+    kept: tuple[Kept, ...] = ()
+    """What the copy has of the datasets that it is received on."""
 
     @property
     def thing(self) -> str:
@@ -132,6 +138,9 @@ class RestorePlan:
                 others = self.others(context).items()
                 lines += [f"in {name}: {named(files)}" for name, files in others]
         lines += [f"{name}, which is newer" for name in self.newer if not is_safety(name)]
+        for snapshot in self.snapshots:
+            _, lost = bookmarks_since(context.pool, snapshot.full_name)
+            lines += [f"{name} for good: its snapshot is gone" for name in lost]
         return lines
 
 
@@ -187,19 +196,9 @@ def make_restore_plan(
     domain = as_defined(context, context.hypervisor.find(record.uuid))
     resumes = not cold and not disks_only
     _check_whole(record, manifest, members, domain, cold=not resumes)
-    _check_definition(context, record, manifest, domain)
+    check_definition(context, record, manifest, domain)
     _check_bootable(record, manifest, domain, cold=cold)
-    _check_alone(context, record)
-    _check_own_places(context, record, bundle)
-    if manifest is not None:
-        check_places(record.full_name, manifest)
-        if not apart:
-            check_beneath(record.full_name, manifest, DESPITE)
-    newer = _newer(context, members)
-    _check_newer(context, record, newer, discard=discard_newer)
     ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None
-    if ram is not None and manifest is not None and not apart:
-        _check_one_instant(record.full_name, manifest)
     if paused and ram is None:
         raise RefusedError(record.full_name, "has no RAM to resume from", "use --cold")
     plan = RestorePlan(
@@ -207,27 +206,57 @@ def make_restore_plan(
         manifest=manifest,
         domain=domain,
         snapshots=members,
-        newer=tuple(newer),
+        newer=tuple(newer_than(context, members)),
         ram=Path(record.bundle) / ram.name if ram and record.bundle else None,
         boot=cold or (resumes and record.level not in (Level.RAM, Level.OFF)),
         running=manifest is not None and manifest.was_running and not paused,
         also_roll_back=also_roll_back,
         apart=apart,
     )
+    return check_plan(
+        context, plan, bundle=bundle, disks_only=disks_only, discard_newer=discard_newer
+    )
+
+
+def check_plan(
+    context: Context,
+    plan: RestorePlan,
+    *,
+    bundle: Path | None = None,
+    disks_only: bool,
+    discard_newer: bool,
+) -> RestorePlan:
+    """See that datasets, disks and files are such that the plan can be carried out on this host.
+
+    Returns: the plan, knowing which files have no place here.
+
+    Raises:
+        RefusedError: it cannot be done safely, and why.
+    """
+    _check_alone(context, plan.record)
+    _check_own_places(context, plan.record, bundle)
+    if plan.manifest is not None:
+        check_places(plan.thing, plan.manifest)
+        if not plan.apart:
+            check_beneath(plan.thing, plan.manifest, DESPITE)
+    _check_newer(context, plan, discard=discard_newer)
+    if plan.ram is not None and plan.manifest is not None and not plan.apart:
+        _check_one_instant(plan, plan.manifest)
     plan = _checked_fitness(context, plan, disks_only=disks_only)
     check_others_writes(context, plan)
     return plan
 
 
-def _check_one_instant(thing: str, manifest: Manifest) -> None:
+def _check_one_instant(plan: RestorePlan, manifest: Manifest) -> None:
     """A guest that finds a disk changed behind its back corrupts the file systems on it."""
     if others := [disk for disk in manifest.disks if disk.is_apart]:
         names = ", ".join(f"{disk.target} ({disk.left_out})" for disk in others)
+        step = "boot it with --cold, or use --despite-other-disks if nothing was"
         raise RefusedError(
-            thing,
+            plan.thing,
             f"its RAM would be resumed over {names}, which is not in the snapshot and may have "
             "been written to since",
-            "boot it with --cold, or use --despite-other-disks if nothing was",
+            "use --disks-only" if plan.undoes else step,
         )
 
 
@@ -290,7 +319,7 @@ def _check_whole(
         )
 
 
-def _check_definition(
+def check_definition(
     context: Context, record: SnapshotRecord, manifest: Manifest | None, domain: Domain | None
 ) -> None:
     if domain is None and manifest is None:
@@ -361,31 +390,28 @@ def is_safety(name: str) -> bool:
     return f"@{SAFETY_PREFIX}" in name
 
 
-def _newer(context: Context, members: tuple[PoolSnapshot, ...]) -> list[str]:
-    """What lies between."""
+def newer_than(context: Context, members: Sequence[PoolSnapshot]) -> list[str]:
+    """Snapshots and bookmarks that are newer than these."""
     return [name for member in members for name in context.pool.newer(member.full_name)]
 
 
-def _check_newer(
-    context: Context, record: SnapshotRecord, newer: list[str], *, discard: bool
-) -> None:
-    precious = [name for name in newer if not is_safety(name)]
+def _check_newer(context: Context, plan: RestorePlan, *, discard: bool) -> None:
+    precious = [name for name in plan.newer if not is_safety(name)]
     if precious and not discard:
         raise RefusedError(
-            record.full_name,
+            plan.thing,
             f"newer snapshots would be destroyed: {', '.join(precious)}",
             "use --discard-newer if they may go",
         )
-    check_destroyable(context, record, newer)
+    check_destroyable(context, plan.thing, plan.record.uuid, plan.newer)
 
 
-def check_destroyable(context: Context, record: SnapshotRecord, newer: Sequence[str]) -> None:
+def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[str]) -> None:
     """Refuse where ZFS would not destroy what is newer, which a rollback has to.
 
     Raises:
         RefusedError: a snapshot has clones, is held, or is mounted by another guest.
     """
-    thing = record.full_name
     snapshots = [name for name in newer if "@" in name]
     cloned = context.pool.clones(snapshots) if snapshots else {}
     if cloned:
@@ -393,13 +419,13 @@ def check_destroyable(context: Context, record: SnapshotRecord, newer: Sequence[
         raise RefusedError(
             thing, f"newer snapshots have clones: {names}", "destroy the clones first"
         )
-    held = [name for name in snapshots if context.pool.holds(name)]
+    held = [name for name in snapshots if set(context.pool.holds(name)) - {HOLD}]
     if held:
         raise RefusedError(
             thing, f"newer snapshots are held: {', '.join(held)}", "zfs release them"
         )
     for mount in context.pool.foreign_mounts(snapshots) if snapshots else ():
-        if mount.uuid != record.uuid:  # the guest itself is stopped first
+        if mount.uuid != uuid:  # the guest itself is stopped first
             raise RefusedError(
                 thing,
                 f"the newer snapshot {mount.name} is mounted by {mount.holder}",

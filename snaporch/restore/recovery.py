@@ -7,7 +7,6 @@ stopped already goes where its user wanted it. After it the way is always forwar
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
@@ -15,10 +14,10 @@ from snaporch.errors import AttentionError, SnaporchError
 from snaporch.model import DomainState
 from snaporch.restore.fate import Fate, fate_of
 from snaporch.restore.journal import OldRestore, RestoreJournal, Step, read, unfinished
-from snaporch.restore.restore import half_way
-from snaporch.restore.steps import Work, give_up
+from snaporch.restore.restore import half_way, undo_command
+from snaporch.restore.steps import Work, forget_restore, give_up, let_targets_go
 from snaporch.run.context import Context
-from snaporch.run.journal import OtherJournal, forget
+from snaporch.run.journal import OtherJournal
 
 _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
@@ -35,16 +34,16 @@ def finish(context: Context, journal: OtherJournal, *, dry_run: bool) -> list[st
     facts = old.facts
     if _is_superseded(context, old):
         if not dry_run:
-            forget(old.path)
-        return [f"forget the restore of @{facts.snapshot}, which another has taken the place of"]
+            forget_restore(context, old.path, facts)
+        return [f"forget the {facts.what}, which another has taken the place of"]
     if not dry_run:
         _await_libvirt(context, facts.uuid)
     fate = fate_of(context, old, dry_run=dry_run)
     if dry_run:
-        return [f"the restore of @{facts.snapshot} was cut short: {fate}"]
+        return [f"the {facts.what} was cut short: {fate}"]
     if fate is Fate.UNDO:
         how = give_up(context, facts, old.path)
-        return [f"undid the restore of @{facts.snapshot}, which had been cut short: {how}"]
+        return [f"undid the {facts.what}, which had been cut short: {how}"]
     if fate in (Fate.TORN, Fate.CHANGED):
         raise _puzzled(old, fate)
     return [_go_on(context, old, fate)]
@@ -66,24 +65,25 @@ def _go_on(context: Context, old: OldRestore, fate: Fate) -> str:
             _forget_superseded(context, old)
             work.define()
             _let_run(context, old)
+            let_targets_go(context, facts)
     except (SnaporchError, OSError) as error:
         journal.close(settled=False)
         raise half_way(context, facts, error) from error
     journal.close(settled=True)
     context.store.discard_partial(facts.uuid, facts.run)
     state = context.hypervisor.state(facts.uuid)
-    text = f"finished the restore of @{facts.snapshot}, which had been cut short: it is {state}"
+    text = f"finished the {facts.what}, which had been cut short: it is {state}"
     if fate is Fate.LEAVE_OFF:
         text += ", with its disks as it left them when it ended"
-    if facts.safety and (script := Path(facts.safety) / "undo.sh").exists():
-        text += f"; undo with {script}"
+    if back := undo_command(facts):
+        text += f"; undo it with: {back}"
     return text
 
 
 def _forget_superseded(context: Context, old: OldRestore) -> None:
     for other in unfinished(context.config.paths.journal, old.facts.uuid):
         if other.facts.run in old.facts.supersedes:
-            forget(other.path)
+            forget_restore(context, other.path, other.facts)
 
 
 def _is_stopped(old: OldRestore) -> bool:
@@ -130,13 +130,31 @@ def _puzzled(old: OldRestore, fate: Fate) -> AttentionError:
     if fate is Fate.TORN:
         return AttentionError(
             facts.domain,
-            f"runs while its restore to @{facts.snapshot} is half done: its disks are of two "
-            "instants",
+            f"runs while the {facts.what} is half done: its disks are of two instants",
             f"{shlex.join(['virsh', 'destroy', facts.domain])}, then: "
             f"{shlex.join(['snaporch', 'recover', facts.domain])}",
         )
+    again = shlex.join(["snaporch", "restore", facts.thing])
+    if facts.undoes:
+        again = shlex.join(["snaporch", "undo", facts.domain, "--copy", facts.undoes])
     return AttentionError(
         facts.domain,
-        f"was redefined while its restore to @{facts.snapshot} was half done, so it may have run",
-        f"restore it again: {shlex.join(['snaporch', 'restore', facts.thing])}",
+        f"was redefined while the {facts.what} was half done, so it may have run",
+        f"do it again: {again}",
     )
+
+
+def take_back_untouched(context: Context, uuid: str) -> list[str]:
+    """Undo restores that were cut short before anything was rolled back, which needs no copy.
+
+    The caller holds the domain's lock. Returns: what was done, in words.
+
+    Raises:
+        AttentionError: it cannot be.
+    """
+    done = []
+    for old in unfinished(context.config.paths.journal, uuid):
+        if fate_of(context, old) is Fate.UNDO:
+            how = give_up(context, old.facts, old.path)
+            done.append(f"undid the {old.facts.what}, which had been cut short: {how}")
+    return done

@@ -14,8 +14,10 @@ from snaporch.bundle.store import BundleError, damage_of
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.model import DomainState, SnapshotRecord, Strategy
 from snaporch.restore.barrier import is_barred
+from snaporch.restore.copies import RECORD
 from snaporch.restore.fate import Fate, fate_of
 from snaporch.restore.fitness import check_beneath, check_places
+from snaporch.restore.in_use import check_unused
 from snaporch.restore.journal import (
     Ending,
     HostFile,
@@ -27,12 +29,18 @@ from snaporch.restore.journal import (
     unfinished,
 )
 from snaporch.restore.pages import IMAGE_NAME, make_image
-from snaporch.restore.plan import DESPITE, RestorePlan, check_destroyable, check_others_writes
+from snaporch.restore.plan import DESPITE, RestorePlan, check_others_writes
 from snaporch.restore.safety import Safety
 from snaporch.restore.source import NotWholeError
-from snaporch.restore.steps import Work, check_nothing_new, check_targets, give_up
+from snaporch.restore.steps import (
+    Work,
+    check_newer_may_go,
+    check_nothing_new,
+    check_targets,
+    forget_restore,
+    give_up,
+)
 from snaporch.run.context import Context
-from snaporch.run.journal import forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ def restore(
     work = Work(context, facts, journal)
     _prepare(context, plan, facts, journal, work)
     for old in older:
-        forget(old.path)
+        forget_restore(context, old.path, old.facts)
     try:
         work.go_forward()
     except (SnaporchError, OSError) as error:
@@ -166,14 +174,27 @@ def restore(
 def half_way(context: Context, facts: RestoreFacts, error: Exception) -> AttentionError:
     """What to say of a restore that has begun to roll back and cannot go on."""
     step = f"mend the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
-    if facts.ending is Ending.RESUME:
+    if facts.ending is Ending.RESUME and facts.undoes:
+        again = ["snaporch", "undo", facts.domain, "--copy", facts.undoes, "--disks-only"]
+        step += f" (or leave it off: {shlex.join(again)})"
+    elif facts.ending is Ending.RESUME:
         again = ["snaporch", "restore", "--cold", facts.thing]
         step += f" (or boot it: {shlex.join(again)})"
+    if back := undo_command(facts):
+        step += f" (or go back: {back})"
     state, barred = _guest(context, facts.uuid)
     how = f"{state} and cannot be started until it is finished" if barred else state
-    return AttentionError(
-        facts.thing, f"the restore stopped half way ({error}); the guest is {how}", step
-    )
+    what = "undo" if facts.undoes else "restore"
+    reason = f"the {what} stopped half way ({error}); the guest is {how}"
+    return AttentionError(facts.thing, reason, step)
+
+
+def undo_command(facts: RestoreFacts) -> str:
+    """What takes it back; empty if there is no safety copy."""
+    name = Path(facts.safety).name
+    if not facts.safety or not (Path(facts.safety) / RECORD).exists():
+        return ""
+    return shlex.join(["snaporch", "undo", facts.domain, "--copy", name])
 
 
 def _prepare(
@@ -227,10 +248,11 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
         if not plan.apart:
             check_beneath(plan.thing, plan.manifest, DESPITE)
     check_others_writes(context, plan)
-    check_targets(context, facts)
+    if plan.undoes:
+        check_unused(plan.thing, facts.datasets, facts.uuid)
+    check_targets(context, facts.targets)
     check_nothing_new(context, facts)
-    newer = [name for target in facts.targets for name in context.pool.newer(target.full_name)]
-    check_destroyable(context, plan.record, newer)
+    check_newer_may_go(context, facts)
 
 
 def _make_way(context: Context, uuid: str) -> list[OldRestore]:
@@ -313,6 +335,8 @@ def _facts(
         safety=str(Safety.place(context, record.uuid)) if safety else "",
         keep_running=keep_running and runs,
         supersedes=tuple(old.facts.run for old in older),
+        kept=plan.kept,
+        undoes=plan.undoes,
     )
 
 

@@ -9,28 +9,48 @@ NVRAM, TPM state, a managed save image and, if asked for, the RAM of the guest a
 
 from __future__ import annotations
 
+import hashlib
 import os
-import shlex
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snaporch import __version__
 from snaporch.bundle.hostfile import read_host_file, tpm_files
+from snaporch.bundle.manifest import (
+    DiskEntry,
+    Manifest,
+    Part,
+    Role,
+    SnapshotEntry,
+    VersionsEntry,
+    moment,
+)
 from snaporch.bundle.ramimage import RamImageError, read_header
 from snaporch.bundle.store import explained_store, private_directory, sync_directory, write_private
 from snaporch.errors import RefusedError
-from snaporch.model import Domain
-from snaporch.pool import PREFIX
-from snaporch.restore.journal import Target
+from snaporch.model import Domain, Level
+from snaporch.pool import resolver
+from snaporch.restore.copies import (
+    DIRECTORY,
+    MANAGED_SAVE,
+    RAM,
+    RECORD,
+    Record,
+    SafetyCopy,
+    kept_of,
+)
+from snaporch.restore.journal import RestoreFacts, Target
 from snaporch.restore.plan import SAFETY_PREFIX
 from snaporch.restore.undo import TPM_PREFIX, undo_script
 from snaporch.run.context import Context
+from snaporch.run.plan import locate_disks
 
 _MARGIN = 1.1
-_DIRECTORY = "safety-"
 
 
 @dataclass
@@ -43,12 +63,13 @@ class Safety:
     _last: dict[str, str] = field(default_factory=dict)
     _streams: list[tuple[str, Path]] = field(default_factory=list)
     _saves: int = 0
+    _parts: dict[str, Part] = field(default_factory=dict)
 
     @classmethod
     def place(cls, context: Context, uuid: str) -> Path:
         """A directory for a new one, which is not made yet."""
         stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
-        return context.store.root / uuid / f"{_DIRECTORY}{stamp}"
+        return context.store.root / uuid / f"{DIRECTORY}{stamp}"
 
     @classmethod
     def begin(cls, context: Context, directory: Path, targets: tuple[Target, ...]) -> Safety:
@@ -65,7 +86,7 @@ class Safety:
     @property
     def ram(self) -> Path:
         """Where the RAM of the running guest is kept."""
-        return self.directory / "running.save"
+        return self.directory / RAM
 
     @property
     def has_ram(self) -> bool:
@@ -77,7 +98,7 @@ class Safety:
 
     @property
     def _stamp(self) -> str:
-        return self.directory.name.removeprefix(_DIRECTORY)
+        return self.directory.name.removeprefix(DIRECTORY)
 
     def save(self) -> list[str]:
         """Snapshot every dataset as it is now, and write what came since the last time.
@@ -132,55 +153,55 @@ class Safety:
         self._streams.append((dataset, path))
         self._last[dataset] = full
 
-    def _marks(self) -> list[str]:
-        """What makes the newer snapshots snaporch's, which does not travel in the streams."""
-        lines = []
-        for target in self.targets:
-            snapshots = self.context.pool.snapshots([target.dataset])
-            born = next(each.createtxg for each in snapshots if each.guid == target.guid)
-            for snapshot in snapshots:
-                if snapshot.createtxg > born and snapshot.properties:
-                    pairs = [f"{PREFIX}{key}={value}" for key, value in snapshot.properties.items()]
-                    lines.append(shlex.join(["zfs", "set", *pairs, snapshot.full_name]))
-        return lines
-
     def keep_files(self, domain: Domain | None) -> None:
         """Copy what a restore will replace: NVRAM, TPM state, a managed save image."""
         if domain is None:
             return
         if domain.nvram is not None and os.path.lexists(domain.nvram):
-            _copy(Path(domain.nvram), self.directory / "nvram.fd")
+            self._keep("nvram.fd", Role.NVRAM, Path(domain.nvram))
         for path in tpm_files(domain.tpm_state):
-            _copy(path, self.directory / f"{TPM_PREFIX}{path.name}")
+            name = re.sub(r"[^a-z0-9.-]", "-", path.name.lower())
+            self._keep(f"{TPM_PREFIX}{name}", Role.TPM, path)
         image = self.context.hypervisor.managed_save_path(domain.uuid)
         if image is not None:
-            _link_or_copy(image, self.directory / "managed.save")
+            _link_or_copy(image, self.directory / MANAGED_SAVE)
+
+    def _keep(self, name: str, role: Role, source: Path) -> None:
+        data, status = read_host_file(source)
+        mode = status.st_mode & 0o7777
+        self._write(name, role, data)
+        owned = {"uid": status.st_uid, "gid": status.st_gid, "mode": mode, "source": str(source)}
+        self._parts[name] = self._parts[name].model_copy(update=owned)
+        os.chown(self.directory / name, status.st_uid, status.st_gid)
+        (self.directory / name).chmod(mode)
+
+    def _write(self, name: str, role: Role, data: bytes) -> None:
+        """A small file of the copy, on stable storage."""
+        (self.directory / name).unlink(missing_ok=True)
+        write_private(self.directory / name, data)
+        digest = hashlib.sha256(data).hexdigest()
+        self._parts[name] = Part(name=name, role=role, bytes=len(data), sha256=digest)
 
     def write_script(
         self,
         domain: Domain | None,
         *,
+        facts: RestoreFacts,
         own: Mapping[str, Sequence[str]],
         journal: Path,
         lock: Path,
         barred: str | None,
     ) -> Path:
-        """The script that undoes the restore; its path."""
+        """What the copy holds, and the script that undoes the restore; the script's path."""
         xml = domain and (domain.inactive_xml or domain.live_xml)
         if xml:
-            write_private(self.directory / "domain.xml", xml.encode())
+            self._write("domain.xml", Role.INACTIVE_XML, xml.encode())
         if barred:
             write_private(self.directory / "barred.xml", barred.encode())
+        copy = SafetyCopy(self.directory, self._record(domain, facts))
+        write_private(self.directory / RECORD, copy.record.model_dump_json().encode())
         text = undo_script(
-            self.directory,
-            domain,
-            self.targets,
-            [(dataset, path.name) for dataset, path in self._streams],
-            self._marks(),
-            own=own,
-            uri=self.context.config.libvirt_uri,
-            journal=journal,
-            lock=lock,
+            copy, own=own, uri=self.context.config.libvirt_uri, journal=journal, lock=lock
         )
         script = self.directory / "undo.sh"
         write_private(script, text.encode())
@@ -188,6 +209,48 @@ class Safety:
         sync_directory(self.directory)
         sync_directory(self.directory.parent)
         return script
+
+    def _record(self, domain: Domain | None, facts: RestoreFacts) -> Record:
+        pool = self.context.pool
+        now = moment(datetime.now(UTC))
+        taken = {each.full_name: each for each in pool.snapshots(list(facts.datasets))}
+        entries = {
+            name: SnapshotEntry(
+                dataset=each.dataset, name=each.name, guid=each.guid, createtxg=each.createtxg
+            )
+            for name, each in taken.items()
+        }
+        names: dict[str, list[str]] = {}
+        for dataset, path in self._streams:
+            names.setdefault(dataset, []).append(path.name)
+        manifest = Manifest(
+            run=facts.run,
+            domain=facts.domain,
+            uuid=facts.uuid,
+            snapshot=facts.snapshot,
+            level=Level.RAM if self.has_ram else Level.OFF,
+            was_running=facts.ran,
+            started=now,
+            created=now,
+            finished=now,
+            snapshots=tuple(entries[target.full_name] for target in self.targets),
+            disks=disk_entries(domain),
+            parts=tuple(self._parts.values()),
+            versions=VersionsEntry(
+                snaporch=__version__,
+                libvirt="",
+                emulator="",
+                machine=domain.machine if domain is not None else "",
+            ),
+        )
+        return Record(
+            manifest=manifest,
+            last=tuple(entries[name] for name in self._last.values()),
+            kept=tuple(
+                kept_of(pool, target, names.get(target.dataset, ())) for target in self.targets
+            ),
+            sizes={path.name: path.stat().st_size for _, path in self._streams},
+        )
 
     def forget(self) -> None:
         """The restore did not begin: leave no trace of its safety copy."""
@@ -209,13 +272,25 @@ class Safety:
                 path.unlink()
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Whose it is and what may be done with it included; on stable storage."""
-    data, status = read_host_file(source)
-    target.unlink(missing_ok=True)
-    write_private(target, data)
-    os.chown(target, status.st_uid, status.st_gid)
-    target.chmod(status.st_mode & 0o7777)
+def disk_entries(domain: Domain | None) -> tuple[DiskEntry, ...]:
+    """Where a guest's disks are, as a manifest says it, as far as they can be looked at."""
+    found = []
+    for disk in domain.disks if domain is not None else ():
+        entry = DiskEntry(target=disk.target, source=disk.source, format=disk.format)
+        alone = replace(domain, disks=(disk,)) if domain is not None else None
+        with suppress(RefusedError):
+            planned, left_out = locate_disks(alone) if alone is not None else ([], [])
+            for each in planned:
+                place = {
+                    "dataset": each.dataset.name,
+                    "inside": resolver.inside(each.path, each.dataset),
+                    "partition": resolver.partition(each.path),
+                }
+                entry = entry.model_copy(update=place)
+            for out in left_out:
+                entry = entry.model_copy(update={"left_out": out.reason, "apart": out.matters})
+        found.append(entry)
+    return tuple(found)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

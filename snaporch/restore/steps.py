@@ -5,6 +5,7 @@ What has to be done comes from the facts in the journal alone, so both do the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,18 +15,22 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError, Snapor
 from snaporch.model import Domain
 from snaporch.pool import PoolError
 from snaporch.restore.barrier import as_defined, barred
+from snaporch.restore.in_use import check_not_in_use
 from snaporch.restore.journal import (
     FRESH,
+    HOLD,
     Ending,
     HostFile,
+    Kept,
     Progress,
     RestoreFacts,
     RestoreJournal,
     Step,
     Target,
+    unfinished,
 )
 from snaporch.restore.otherfiles import own_by_dataset
-from snaporch.restore.plan import is_safety
+from snaporch.restore.plan import check_destroyable, is_safety
 from snaporch.restore.safety import Safety
 from snaporch.restore.written import written_now
 from snaporch.run.context import Context
@@ -53,7 +58,8 @@ class Work:
     # -- as long as nothing was rolled back -----------------------------------------------------
 
     def save(self) -> None:
-        """The long part of the safety copy, while the guest still runs."""
+        """Hold the targets, and make the long part of the safety copy while the guest runs."""
+        hold(self._context, self._facts.targets)
         if not self._facts.safety:
             return
         self._tell("saving what will be discarded")
@@ -79,14 +85,15 @@ class Work:
             self._safety.keep_files(domain)
             self.undo = self._safety.write_script(
                 domain,
+                facts=self._facts,
                 own=self._own(domain),
                 journal=self._journal.path,
                 lock=places.LOCKS / f"{self._facts.uuid}.lock",
                 barred=bar,
             )
-            self._tell(f"undo with {self.undo}")
         if not (self._safety is not None and self._progress is not FRESH):
             check_nothing_new(self._context, self._facts)
+        check_newer_may_go(self._context, self._facts)
 
     def _own(self, domain: Domain | None) -> dict[str, list[str]]:
         """The guest's files, before the restore and after."""
@@ -131,6 +138,7 @@ class Work:
             with self._journal.step(Step.BOOT):
                 self._tell("booting")
                 self._context.hypervisor.start(self._facts.uuid, paused=False)
+        let_targets_go(self._context, self._facts)
 
     def define(self) -> None:
         """The definition of the snapshot, which lifts the bar."""
@@ -161,11 +169,24 @@ class Work:
         if not left:
             return
         self._tell(f"rolling back {', '.join(target.dataset for target in left)}")
-        check_targets(self._context, self._facts)
+        check_targets(self._context, left)
         for target in left:
             self._check_off()
             with self._journal.step(Step.ROLLBACK, target.dataset):
                 self._roll_back_one(target)
+                for kept in self._facts.kept:
+                    if kept.dataset == target.dataset:
+                        self._receive(kept)
+
+    def _receive(self, kept: Kept) -> None:
+        """What an undo brings back over a dataset that was rolled back."""
+        pool = self._context.pool
+        for stream in kept.streams:
+            pool.receive(kept.dataset, Path(stream))
+        for name, properties in kept.properties.items():
+            pool.set_properties([name], properties)
+        for name, of in kept.bookmarks.items():
+            pool.bookmark(of, name.partition("#")[2])
 
     def _roll_back_one(self, target: Target) -> None:
         pool = self._context.pool
@@ -175,7 +196,9 @@ class Work:
                 self._context.progress.note(
                     self._facts.domain, f"destroying {name}, which was taken since the guest is off"
                 )
-        pool.destroy_snapshots([name for name in newer if "@" in name])
+        snapshots = [name for name in newer if "@" in name]
+        let_go(self._context, snapshots)  # of a restore that this one takes the place of
+        pool.destroy_snapshots(snapshots)
         for name in newer:
             if "#" in name:
                 pool.destroy_bookmark(name)
@@ -216,16 +239,64 @@ def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
             )
 
 
-def check_targets(context: Context, facts: RestoreFacts) -> None:
+def check_newer_may_go(context: Context, facts: RestoreFacts) -> None:
+    """ZFS will destroy what is newer than any of the targets; none that is in use is left mounted.
+
+    Raises:
+        RefusedError: one is held, cloned or in use.
+    """
+    newer = [name for target in facts.targets for name in context.pool.newer(target.full_name)]
+    check_destroyable(context, facts.thing, facts.uuid, newer)
+    check_not_in_use(facts.thing, newer)
+
+
+def check_targets(context: Context, targets: Sequence[Target]) -> None:
     """The snapshots are those that were meant, by GUID.
 
     Raises:
         PoolError: one is gone.
     """
-    present = {(each.full_name, each.guid) for each in context.pool.snapshots(facts.datasets)}
-    gone = [t.full_name for t in facts.targets if (t.full_name, t.guid) not in present]
-    if gone:
+    present = set(_present(context, targets))
+    if gone := [target.full_name for target in targets if target not in present]:
         raise PoolError(", ".join(gone), "is gone, so the restore cannot be finished")
+
+
+def _present(context: Context, targets: Sequence[Target]) -> list[Target]:
+    found = context.pool.snapshots([target.dataset for target in targets])
+    guids = {(each.full_name, each.guid) for each in found}
+    return [target for target in targets if (target.full_name, target.guid) in guids]
+
+
+def hold(context: Context, targets: Sequence[Target]) -> None:
+    """Keep the snapshots that are rolled back to from being destroyed meanwhile.
+
+    Raises:
+        PoolError: one is gone.
+    """
+    for target in targets:
+        if HOLD not in context.pool.holds(target.full_name):
+            context.pool.hold([target.full_name], HOLD)
+
+
+def let_go(context: Context, snapshots: Sequence[str]) -> None:
+    """Let snapshots be destroyed again, whoever of snaporch's restores has held them."""
+    for name in snapshots:
+        if HOLD in context.pool.holds(name):
+            context.pool.release([name], HOLD)
+
+
+def let_targets_go(context: Context, facts: RestoreFacts) -> None:
+    """Let go of a restore's targets, but for those of another that was cut short."""
+    others = unfinished(context.config.paths.journal, facts.uuid)
+    kept = {each for old in others if old.facts.run != facts.run for each in old.facts.targets}
+    over = [each for each in facts.targets if each not in kept]
+    let_go(context, [target.full_name for target in _present(context, over)])
+
+
+def forget_restore(context: Context, path: Path, facts: RestoreFacts) -> None:
+    """Forget a restore that is over, and let go of its targets."""
+    let_targets_go(context, facts)
+    forget(path)
 
 
 def give_up(context: Context, facts: RestoreFacts, journal: Path) -> str:
@@ -255,7 +326,7 @@ def give_up(context: Context, facts: RestoreFacts, journal: Path) -> str:
             f"mend the cause, then: snaporch recover {facts.uuid}",
         ) from error
     context.store.discard_partial(facts.uuid, facts.run)
-    forget(journal)
+    forget_restore(context, journal, facts)
     return text
 
 

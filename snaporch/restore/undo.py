@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from snaporch.bundle.hostfile import trusted_directory
-from snaporch.model import Domain
+from snaporch.bundle.manifest import Manifest, SnapshotEntry
 from snaporch.pool.resolver import ANSWERED_FOR, volume_link
-from snaporch.restore.journal import Target
+from snaporch.restore.copies import MANAGED_SAVE, RAM, SafetyCopy
+from snaporch.restore.journal import HOLD
 
 TPM_PREFIX = "tpm."
 """What the names of files of TPM state have before them in a safety copy."""
@@ -130,93 +131,79 @@ used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
 
 
 def undo_script(
-    directory: Path,
-    domain: Domain | None,
-    targets: Sequence[Target],
-    streams: Sequence[tuple[str, str]],
-    marks: Sequence[str],
-    *,
-    own: Mapping[str, Sequence[str]],
-    uri: str,
-    journal: Path,
-    lock: Path,
+    copy: SafetyCopy, *, own: Mapping[str, Sequence[str]], uri: str, journal: Path, lock: Path
 ) -> str:
     """The text of ``undo.sh`` for a safety copy that is complete but for it.
 
     Args:
-        targets: the snapshots that are rolled back to.
-        streams: dataset and file of every incremental stream, in their order.
-        marks: commands that mark the newer snapshots as snaporch's again.
         own: of each dataset the files that are the guest's; others are not rolled back silently.
         uri: of libvirt.
         journal: of the restore; forgotten when the disks are back, if it was left unfinished.
         lock: of the domain, so that no snaporch works on it meanwhile.
     """
+    manifest, there = copy.manifest, {path.name for path in copy.directory.iterdir()}
     lines = [
         f"export LIBVIRT_DEFAULT_URI={shlex.quote(uri)}",
         f"mkdir -p -m 700 {shlex.quote(str(lock.parent))}",
         f"exec 9>>{shlex.quote(str(lock))}",
         'flock -n 9 || { echo "snaporch is at work on the guest" >&2; exit 6; }',
     ]
-    if domain is not None:
+    known = "domain.xml" in there
+    if known:
         lines += [
             'known=$(virsh list --all --uuid) || die "libvirt does not answer"',
             'info=""',
-            f'case "$known" in *{domain.uuid}*)',
-            f"    state=$(LC_ALL=C virsh domstate {domain.uuid}) &&",
-            f"        info=$(LC_ALL=C virsh dominfo {domain.uuid}) ||",
+            f'case "$known" in *{manifest.uuid}*)',
+            f"    state=$(LC_ALL=C virsh domstate {manifest.uuid}) &&",
+            f"        info=$(LC_ALL=C virsh dominfo {manifest.uuid}) ||",
             '        die "libvirt does not say how the guest is"',
             '    case "$state" in "shut off"* | crashed*) ;; *)',
             '        echo "the guest is $state; shut it off first" >&2; exit 1 ;;',
             "    esac ;;",
             "esac",
         ]
-    lines += [_check(directory, target, streams, own.get(target.dataset, ())) for target in targets]
-    files = _files(directory, domain) if domain is not None else []
+    lines += [_check(copy, target, own.get(target.dataset, ())) for target in manifest.snapshots]
+    files = _files(manifest)
     lines += [shlex.join(["sound", place, name]) for _, place, name in files]
-    if (directory / "barred.xml").exists():
+    if "barred.xml" in there:
         lines += ["# so that nobody starts it half way", "virsh define barred.xml"]
-    if domain is not None:
+    if known:
         lines += [
             "# a start would resume what is newer than the disks",
             'case "$info" in *"Managed save:"*yes*)',
-            f"    virsh managedsave-remove {domain.uuid} ;;",
+            f"    virsh managedsave-remove {manifest.uuid} ;;",
             "esac",
         ]
-    lines += [f"zfs rollback -r {shlex.quote(target.full_name)}" for target in targets]
-    lines += [f"zfs receive -F {shlex.quote(dataset)} < {name}" for dataset, name in streams]
-    lines += marks
+    for target in manifest.snapshots:
+        name = shlex.quote(f"{target.dataset}@{target.name}")
+        lines += [f"zfs rollback -r {name}", f"zfs release {HOLD} {name} 2>/dev/null || true"]
+    for kept in copy.record.kept:
+        lines += [f"zfs receive -F {shlex.quote(kept.dataset)} < {name}" for name in kept.streams]
+        for name, properties in kept.properties.items():
+            pairs = [f"{key}={value}" for key, value in properties.items()]
+            lines.append(shlex.join(["zfs", "set", *pairs, name]))
+        lines += [shlex.join(["zfs", "bookmark", of, name]) for name, of in kept.bookmarks.items()]
     lines += [shlex.join(["put", *words]) for words in files]
     lines.append(f"rm -f {shlex.quote(str(journal))}")
-    if (directory / "domain.xml").exists():
+    if known:
         lines.append("virsh define domain.xml")
-    if (directory / "running.save").exists():
-        lines += ["# the guest goes on as it was", 'virsh restore "$PWD/running.save"']
-    if (directory / "managed.save").exists():
-        lines.append('echo "its managed save image: virsh restore $PWD/managed.save"')
+    if RAM in there:
+        lines += ["# the guest goes on as it was", f'virsh restore "$PWD/{RAM}"']
+    if MANAGED_SAVE in there:
+        lines.append(f'echo "its managed save image: virsh restore $PWD/{MANAGED_SAVE}"')
     return _HEAD.replace("@ANSWERED_FOR@", ANSWERED_FOR) + "\n".join(lines) + "\n"
 
 
-def _check(
-    directory: Path, target: Target, streams: Sequence[tuple[str, str]], guests: Sequence[str]
-) -> str:
-    own = [directory / name for dataset, name in streams if dataset == target.dataset]
-    size = sum(path.stat().st_size for path in own)
+def _check(copy: SafetyCopy, target: SnapshotEntry, guests: Sequence[str]) -> str:
+    name, size = f"{target.dataset}@{target.name}", copy.size(target.dataset)
     node = str(volume_link(target.dataset))
-    return shlex.join(["check", target.full_name, str(target.guid), str(size), node, *guests])
+    return shlex.join(["check", name, str(target.guid), str(size), node, *guests])
 
 
-def _files(directory: Path, domain: Domain) -> list[tuple[str, str, str]]:
+def _files(manifest: Manifest) -> list[tuple[str, str, str]]:
     """What was kept, and the directory and the name that it goes to."""
-    found = []
-    if domain.nvram is not None and (directory / "nvram.fd").exists():
-        place = Path(domain.nvram)
-        found.append(("nvram.fd", _real(place.parent), place.name))
-    kept = sorted(path.name for path in directory.glob(f"{TPM_PREFIX}*"))
-    if domain.tpm_state is not None and kept:
-        folder = _real(domain.tpm_state.directory)
-        found += [(name, folder, name.removeprefix(TPM_PREFIX)) for name in kept]
-    return found
+    places = [(part.name, Path(part.source)) for part in manifest.parts if part.source is not None]
+    return [(name, _real(place.parent), place.name) for name, place in places]
 
 
 def _real(directory: Path) -> str:

@@ -10,7 +10,7 @@ _PROBE = f"{SAFETY_PREFIX}probe-"
 
 
 def written_now(context: Context, facts: RestoreFacts, *, probing: bool = True) -> dict[str, int]:
-    """Bytes that each dataset has got since its snapshot.
+    """Bytes that each dataset has got since its snapshot, if that is still there.
 
     Not all of them are the guest's: a rollback itself leaves some, as does mounting.
 
@@ -27,4 +27,6 @@ def written_now(context: Context, facts: RestoreFacts, *, probing: bool = True) 
         pool.destroy_snapshots([probe])  # of a restore that was killed just here
         pool.snapshot([probe], {})
         pool.destroy_snapshots([probe])
-    return {target.dataset: pool.written_since(target.full_name) for target in facts.targets}
+    there = {each.full_name for each in pool.snapshots(list(facts.datasets))}
+    names = [target.full_name for target in facts.targets if target.full_name in there]
+    return {name.partition("@")[0]: pool.written_since(name) for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid as uuids
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,8 @@ class World:
         self.pool.snapshot_files = self.snapshot_files
         self.heard = Heard()
         self.memory = 1 << 40
+        self.users: dict[str, str] = {}
+        """Processes that have something open, by dataset."""
         self.forgetful: dict[Path, str] = {}
         """Directories on a file system that a power loss empties, and its kind."""
         self.guarded: list[Facts] = []
@@ -114,6 +116,7 @@ class World:
         monkeypatch.setattr(resolver, "mount_point_of", lambda dataset: self.root / "zfs" / dataset)
         monkeypatch.setattr(resolver, "volume_node", self.volume_node)
         monkeypatch.setattr("snaporch.restore.clone.memory_available", lambda: self.memory)
+        monkeypatch.setattr("snaporch.restore.in_use.processes_on", self.processes_on)
         monkeypatch.setattr("snaporch.hypervisor.xml.SWTPM_STATE", self.root / "swtpm")
         monkeypatch.setattr(overlays, "make_overlay", self.make_overlay)
         monkeypatch.setattr(overlays, "holds_writes", self.holds_writes)
@@ -225,6 +228,10 @@ class World:
         """And they go with it."""
         if where.is_relative_to(self.root):
             shutil.rmtree(where)
+
+    def processes_on(self, datasets: Collection[str], uuid: str) -> Iterator[tuple[str, str]]:
+        """Processes by dataset, as a test has set them."""
+        return iter([(process, name) for name, process in self.users.items() if name in datasets])
 
     def volume_node(self, volume: str) -> Path:
         """A file stands for the device of a clone."""

@@ -204,11 +204,11 @@ def test_killed_when_it_was_about_to_forget_the_one_before(story, world, kill, m
     with kill("after", "flash/web"):
         put_back(world, "s2")
 
-    def die(_path):
+    def die(*_arguments):
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(restore_module, "forget", die)
+        patched.setattr(restore_module, "forget_restore", die)
         with pytest.raises(Killed):
             put_back(world, "s1", cold=True)
     assert len(unfinished(world.paths.journal, story.domain.uuid)) == 2

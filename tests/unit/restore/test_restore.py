@@ -44,6 +44,8 @@ def test_everything_in_order(story, world):
     put_back(world)
     acts = world.hooks.acts()
     assert acts[: acts.index("pool.rollback")] == [
+        "pool.hold",  # the targets
+        "pool.hold",
         "pool.snapshot",  # safety, one pool after the other
         "pool.snapshot",
         "pool.send_increment",

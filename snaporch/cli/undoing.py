@@ -1,0 +1,143 @@
+"""Asking, undoing and telling, behind ``snaporch undo``."""
+
+from __future__ import annotations
+
+import json as json_format
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from snaporch import places
+from snaporch.cli.restoring import tell_way_back
+from snaporch.errors import RefusedError
+from snaporch.report.terminal import print_error, print_result
+from snaporch.restore.copies import MANAGED_SAVE, SafetyCopy, choose, copies_of
+from snaporch.restore.plan import RestorePlan
+from snaporch.restore.recovery import take_back_untouched
+from snaporch.restore.restore import Restored, restore
+from snaporch.restore.undo_plan import make_undo_plan
+from snaporch.run.context import Context
+from snaporch.run.lock import domain_lock
+from snaporch.run.settle import recover_leftovers, recover_runs
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What was asked for."""
+
+    domain: str
+    copy: str | None
+    disks_only: bool
+    discard_newer: bool
+    also_roll_back: bool
+    safety: bool
+
+    def plan(self, context: Context, copy: SafetyCopy) -> RestorePlan:
+        """What would be done.
+
+        Raises:
+            RefusedError: it cannot be done safely.
+        """
+        return make_undo_plan(
+            context,
+            copy,
+            disks_only=self.disks_only,
+            discard_newer=self.discard_newer,
+            also_roll_back=self.also_roll_back,
+        )
+
+
+def undo_one(
+    context: Context, wishes: Wishes, *, yes: bool, dry_run: bool, wait: int | None, json: bool
+) -> int:
+    """Undo a restore of one domain; 0 when it was done."""
+    name, uuid = _identity(context, wishes.domain)
+    if dry_run:
+        copy = choose(context, uuid, wishes.copy)
+        _tell(context, wishes.plan(context, copy), copy, wishes, print_result)
+        return 0
+    recover_leftovers(context)
+    settings = context.config.settings(name, uuid)
+    with domain_lock(
+        places.LOCKS,
+        name,
+        uuid,
+        "undo",
+        wait=settings.wait if wait is None else wait,
+        interrupt=context.interrupt,
+    ):
+        for text in recover_runs(context, uuid):
+            context.progress.note(name, text)
+        if taken_back := take_back_untouched(context, uuid):
+            print_result("\n".join(f"{name}: {text}" for text in taken_back))
+            return 0  # which was the last restore, and has discarded nothing
+        copy = choose(context, uuid, wishes.copy)
+        plan = wishes.plan(context, copy)
+        if not yes:
+            _ask(context, plan, copy, wishes)
+        restored = restore(context, plan, safety=wishes.safety)
+    if json:
+        print_result(json_format.dumps(_document(restored, copy), indent=2, ensure_ascii=False))
+    else:
+        resumed = ", resumed from RAM" if restored.resumed else ""
+        print_result(f"{name}  undid {copy.thing}; {restored.state}{resumed}")
+    saved = copy.directory / MANAGED_SAVE
+    if saved.exists():
+        command = shlex.join(["virsh", "restore", str(saved)])
+        context.progress.note(name, f"to resume its managed save image: {command}")
+    tell_way_back(context, restored)
+    return 0
+
+
+def _identity(context: Context, domain: str) -> tuple[str, str]:
+    """Name and UUID; the domain may be undefined."""
+    if copies := copies_of(context, domain):
+        return copies[-1].manifest.domain, copies[-1].manifest.uuid
+    known = context.hypervisor.domain(domain)  # a misspelt name is an error
+    return known.name, known.uuid
+
+
+def _tell(
+    context: Context,
+    plan: RestorePlan,
+    copy: SafetyCopy,
+    wishes: Wishes,
+    tell: Callable[[str], None],
+) -> None:
+    """What is undone, what is lost, and what else there is to undo."""
+    tell(f"undoing {copy.thing} brings back what {copy.name} holds, and discards:")
+    for loss in plan.losses(context):
+        tell(f"  {loss}")
+    if wishes.safety:
+        tell("  (a copy of the disks is kept, which can be brought back in the same way)")
+    for other in copies_of(context, copy.manifest.uuid):
+        if other.name != copy.name:
+            tell(f"  (--copy {other.name} would undo {other.thing})")
+
+
+def _ask(context: Context, plan: RestorePlan, copy: SafetyCopy, wishes: Wishes) -> None:
+    """Say what will be lost and wait for a yes.
+
+    Raises:
+        RefusedError: no, or nobody there to ask.
+    """
+    _tell(context, plan, copy, wishes, print_error)
+    if not sys.stdin.isatty():
+        raise RefusedError(plan.thing, "not confirmed, and no terminal to ask on", "use --yes")
+    sys.stderr.write("Go on? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RefusedError(plan.thing, "not confirmed; nothing was touched")
+
+
+def _document(restored: Restored, copy: SafetyCopy) -> dict[str, object]:
+    return {
+        "domain": copy.manifest.domain,
+        "uuid": copy.manifest.uuid,
+        "copy": copy.name,
+        "restored": copy.manifest.snapshot,
+        "domain_state": restored.state.value,
+        "resumed": restored.resumed,
+        "undo": restored.undo,
+    }

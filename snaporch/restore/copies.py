@@ -1,0 +1,171 @@
+"""Safety copies: what one holds, and which there are of a domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from snaporch.bundle.manifest import Manifest, SnapshotEntry
+from snaporch.bundle.store import sha256_of
+from snaporch.errors import NotFoundError, RefusedError
+from snaporch.pool import Pool
+from snaporch.restore.journal import Kept, Target
+from snaporch.run.context import Context
+
+RECORD = "undo.json"
+"""What says in a safety copy's directory what it holds; there as soon as the copy is whole."""
+RAM = "running.save"
+MANAGED_SAVE = "managed.save"
+DIRECTORY = "safety-"
+"""What the names of their directories begin with; the rest is the time, in UTC."""
+
+
+class Record(BaseModel):
+    """What a safety copy holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    manifest: Manifest = Field(
+        description="the state that was kept, like a bundle's; its snapshots are those that were "
+        "rolled back to, its snapshot is the one that was restored"
+    )
+    last: tuple[SnapshotEntry, ...] = Field(description="the last snapshots in its streams")
+    kept: tuple[Kept, ...] = Field(description="with names of files in place of their paths")
+    sizes: dict[str, int] = Field(description="of the streams, in bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class SafetyCopy:
+    """A safety copy that is whole, by its own account."""
+
+    directory: Path
+    record: Record
+
+    @property
+    def name(self) -> str:
+        """What it is chosen by."""
+        return self.directory.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """The state that it holds."""
+        return self.record.manifest
+
+    @property
+    def ram(self) -> Path | None:
+        """The RAM of the guest that was running, if it was kept."""
+        path = self.directory / RAM
+        return path if path.exists() else None
+
+    @property
+    def thing(self) -> str:
+        """What it undoes, for a message."""
+        restored = self.manifest.snapshot
+        if restored.startswith(DIRECTORY):
+            return f"the undo of {self.manifest.domain} with {restored}"
+        return f"the restore of {self.manifest.domain} to @{restored}"
+
+    def kept(self, dataset: str) -> Kept:
+        """What it has of one dataset."""
+        found = next(each for each in self.record.kept if each.dataset == dataset)
+        paths = tuple(str(self.directory / name) for name in found.streams)
+        return Kept(dataset, paths, found.properties, found.bookmarks)
+
+    def size(self, dataset: str) -> int:
+        """Bytes in the streams of one dataset."""
+        found = next(each for each in self.record.kept if each.dataset == dataset)
+        return sum(self.record.sizes[name] for name in found.streams)
+
+    def check(self) -> None:
+        """See that every file is there and what it was; of streams, which ZFS checks, the size.
+
+        Raises:
+            RefusedError: one is not.
+        """
+        for part in self.manifest.parts:
+            self._check(part.name, part.sha256, sha256_of)
+        for name, size in self.record.sizes.items():
+            self._check(name, size, _size)
+
+    def _check(self, name: str, wanted: object, found: Callable[[Path], object]) -> None:
+        path = self.directory / name
+        try:
+            right = found(path) == wanted
+        except OSError as error:
+            raise RefusedError(str(path), error.strerror or "cannot be read") from error
+        if not right:
+            raise RefusedError(str(path), "is damaged, so the restore cannot be undone")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def copies_of(context: Context, domain: str) -> list[SafetyCopy]:
+    """The safety copies of a domain, by name or UUID, oldest first.
+
+    Raises:
+        RefusedError: one says what no snaporch of this version writes.
+    """
+    found = []
+    for path in sorted(context.store.root.glob(f"*/{DIRECTORY}*/{RECORD}")):
+        copy = SafetyCopy(path.parent, _read(path))
+        if domain in (copy.manifest.domain, copy.manifest.uuid):
+            found.append(copy)
+    return sorted(found, key=lambda copy: copy.name)
+
+
+def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
+    """The safety copy called ``name``, or the newest.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    copies = copies_of(context, domain)
+    if not copies:
+        raise NotFoundError(
+            domain,
+            "there is no safety copy of a restore, so none can be undone",
+            "see `snaporch list` for snapshots to go back to",
+        )
+    found = [copy for copy in copies if name in (None, copy.name)]
+    if not found:
+        there = ", ".join(copy.name for copy in copies)
+        raise NotFoundError(domain, f"has no safety copy {name}", f"there is {there}")
+    return found[-1]
+
+
+def _read(path: Path) -> Record:
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RefusedError(str(path), error.strerror or "cannot be read") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"]) or "document"
+        raise RefusedError(
+            str(path), f"{where}: {first['msg']}", "use the snaporch that wrote it"
+        ) from error
+
+
+def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]:
+    """The bookmarks that a rollback to ``target`` destroys.
+
+    Returns: those that can be made again, with their snapshots, and those whose snapshot is gone.
+    """
+    dataset = target.partition("@")[0]
+    newer = set(pool.newer(target))
+    born = {each.createtxg: each.full_name for each in pool.snapshots([dataset])}
+    marks = {name: txg for name, txg in pool.bookmarks(dataset).items() if name in newer}
+    again = {name: born[txg] for name, txg in marks.items() if txg in born}
+    return again, sorted(marks.keys() - again.keys())
+
+
+def kept_of(pool: Pool, target: Target, streams: Sequence[str]) -> Kept:
+    """What is kept of a dataset beside its streams: what does not travel in them."""
+    newer = [name for name in pool.newer(target.full_name) if "@" in name]
+    again, _ = bookmarks_since(pool, target.full_name)
+    return Kept(target.dataset, tuple(streams), pool.user_properties(newer), again)

@@ -1,0 +1,160 @@
+"""What an undo would do, and every reason not to. All reads.
+
+An undo is a restore of what a safety copy holds: of each dataset the snapshot that the restore
+went back to, and what the copy has of the time after it. Where the copy's own last snapshot is
+still there, as when a restore was cut short, it is enough to go back to that.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from snaporch.bundle.manifest import SnapshotEntry
+from snaporch.bundle.ramimage import RamImageError, read_header
+from snaporch.errors import RefusedError
+from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
+from snaporch.restore.barrier import as_defined, is_barred
+from snaporch.restore.copies import SafetyCopy, copies_of
+from snaporch.restore.in_use import check_unused
+from snaporch.restore.journal import Kept
+from snaporch.restore.plan import RestorePlan, check_definition, check_plan, newer_than
+from snaporch.run.context import Context
+
+
+def make_undo_plan(
+    context: Context,
+    copy: SafetyCopy,
+    *,
+    disks_only: bool = False,
+    discard_newer: bool = False,
+    also_roll_back: bool = False,
+) -> RestorePlan:
+    """Look everything over.
+
+    Args:
+        disks_only: leave the guest off, also where its RAM was kept.
+        discard_newer: snapshots taken since the restore may be destroyed.
+        also_roll_back: files that are not the guest's may be rolled back with it.
+
+    Raises:
+        RefusedError: it cannot be done safely, and why.
+    """
+    copy.check()
+    manifest = copy.manifest
+    members, kept = _targets(context, copy)
+    domain = as_defined(context, context.hypervisor.find(manifest.uuid))
+    record = _record(copy)
+    check_definition(context, record, manifest, domain)
+    ram = None if disks_only else copy.ram
+    if ram is not None:
+        _check_image(copy)
+    plan = RestorePlan(
+        record=record,
+        manifest=manifest,
+        domain=_with_disks(context, domain, copy),
+        snapshots=members,
+        newer=tuple(newer_than(context, members)),
+        ram=ram,
+        boot=False,
+        running=manifest.was_running,
+        also_roll_back=also_roll_back,
+        undoes=copy.name,
+        kept=kept,
+    )
+    plan = check_plan(context, plan, disks_only=disks_only, discard_newer=discard_newer)
+    _check_room(context, plan, copy)
+    check_unused(plan.thing, record.datasets, manifest.uuid)
+    return plan
+
+
+def _targets(
+    context: Context, copy: SafetyCopy
+) -> tuple[tuple[PoolSnapshot, ...], tuple[Kept, ...]]:
+    """Of each dataset what it is rolled back to, and what is received after that."""
+    entries = copy.manifest.snapshots
+    present = {
+        (each.dataset, each.guid): each
+        for each in context.pool.snapshots([entry.dataset for entry in entries])
+    }
+    last = {(entry.dataset, entry.guid) for entry in copy.record.last}
+    members, kept = [], []
+    for entry in entries:
+        whole = [each for key, each in present.items() if key in last and key[0] == entry.dataset]
+        base = present.get((entry.dataset, entry.guid))
+        if whole:
+            members += whole
+        elif base is not None:
+            members.append(base)
+            kept.append(copy.kept(entry.dataset))
+        else:
+            raise _gone(context, copy, entry)
+    return tuple(members), tuple(kept)
+
+
+def _gone(context: Context, copy: SafetyCopy, entry: SnapshotEntry) -> RefusedError:
+    """A later restore may have destroyed it, and the undo of that brings it back."""
+    later = [each for each in copies_of(context, copy.manifest.uuid) if each.name > copy.name]
+    step = "restore a snapshot: see `snaporch list`"
+    if later:
+        words = ["snaporch", "undo", copy.manifest.domain, "--copy", later[0].name]
+        step = f"undo {later[0].thing} first: {shlex.join(words)}"
+    full = f"{entry.dataset}@{entry.name}"
+    reason = f"{full} (GUID {entry.guid}), which its streams follow upon, is gone"
+    return RefusedError(f"{copy.manifest.domain}@{copy.name}", reason, step)
+
+
+def _record(copy: SafetyCopy) -> SnapshotRecord:
+    """The copy, as if it were a snapshot's bundle."""
+    manifest = copy.manifest
+    return SnapshotRecord(
+        domain=manifest.domain,
+        uuid=manifest.uuid,
+        snapshot=copy.name,
+        run=manifest.run,
+        level=Level.OFF if copy.ram is None else Level.RAM,
+        datasets=tuple(sorted(entry.dataset for entry in manifest.snapshots)),
+        created=manifest.created,
+        ram_bytes=None,
+        stored_bytes=0,
+        pause_ms=None,
+        bundle=str(copy.directory),
+        state=BundleState.COMPLETE,
+    )
+
+
+def _with_disks(context: Context, domain: Domain | None, copy: SafetyCopy) -> Domain | None:
+    """Of a guest that an undo has left barred, which is in no journal: the disks that it had.
+
+    Its definition stays barred until the disks are back, also if that fails.
+    """
+    if domain is None or domain.inactive_xml is None or not is_barred(context, domain):
+        return domain
+    sources = {entry.target: entry.source for entry in copy.manifest.disks}
+    disks = tuple(
+        replace(disk, source=sources.get(disk.target, disk.source)) for disk in domain.disks
+    )
+    return replace(domain, disks=disks)
+
+
+def _check_image(copy: SafetyCopy) -> None:
+    assert copy.ram is not None
+    try:
+        read_header(copy.ram)
+    except (OSError, RamImageError) as error:
+        raise RefusedError(
+            str(copy.ram), f"the RAM cannot be resumed ({error})", "use --disks-only"
+        ) from error
+
+
+def _check_room(context: Context, plan: RestorePlan, copy: SafetyCopy) -> None:
+    for kept in plan.kept:
+        target = next(each for each in plan.snapshots if each.dataset == kept.dataset)
+        pool, needed = context.pool, copy.size(kept.dataset)
+        room = pool.available(kept.dataset) + pool.written_since(target.full_name)
+        if needed > room:
+            raise RefusedError(
+                plan.thing,
+                f"no room on {kept.dataset}: {needed >> 20} MiB needed, {room >> 20} MiB free",
+                "make room, or raise its quota",
+            )

@@ -1,0 +1,408 @@
+"""``snaporch undo``: what a safety copy holds comes back, checked like a restore."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing
+
+from snaporch.errors import AttentionError, NotFoundError, RefusedError
+from snaporch.model import DomainState
+from snaporch.pool import PoolError
+from snaporch.restore import in_use
+from snaporch.restore.barrier import left_barred
+from snaporch.restore.copies import RECORD, choose, copies_of
+from snaporch.restore.journal import HOLD, Step, unfinished
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.restore import restore
+from snaporch.restore.undo_plan import make_undo_plan
+from snaporch.run.settle import foresee, recover
+
+from .test_cut_short import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
+from .test_restore import manage_save
+
+
+def put_back(world, name="s1", *, keep_running=False, **how):
+    made = make_restore_plan(world.context, "web", name, discard_newer=True, **how)
+    return restore(world.context, made, safety=True, keep_running=keep_running)
+
+
+def plan(world, name=None, **how):
+    return make_undo_plan(world.context, choose(world.context, "web", name), **how)
+
+
+def undo(world, name=None, *, safety=True, **how):
+    return restore(world.context, plan(world, name, **how), safety=safety)
+
+
+def held(world):
+    return [name for name in world.pool.names() if HOLD in world.pool.holds(name)]
+
+
+@pytest.fixture
+def restored(story, world):
+    put_back(world)
+    story.write(b"since")
+    world.hooks.log.clear()
+    return story
+
+
+def assert_untouched(world, *contents):
+    assert {world.pool.read(dataset) for dataset in DATASETS} == set(contents)
+    assert world.guest().state is DomainState.RUNNING
+    assert world.leftovers() == []
+    assert held(world) == []
+    acts = set(world.hooks.acts())
+    assert not acts & {"hypervisor.destroy", "pool.rollback", "pool.receive"}
+
+
+def test_disks_and_definition_come_back_and_the_guest_is_off(restored, world):
+    undone = undo(world)
+    assert restored.content() == {b"now"}
+    assert (undone.state, undone.resumed) == (DomainState.OFF, False)
+    assert world.guest().inactive == restored.domain.inactive_xml
+    assert world.leftovers() == []
+    assert held(world) == []
+
+
+def test_the_running_state_goes_on(story, world):
+    put_back(world, keep_running=True)
+    undone = undo(world)
+    assert (undone.state, undone.resumed) == (DomainState.RUNNING, True)
+    assert world.guest().ram == b"QEVM later"
+    assert story.content() == {b"now"}
+
+
+def test_the_running_state_may_be_left(story, world):
+    put_back(world, keep_running=True)
+    assert undo(world, disks_only=True).state is DomainState.OFF
+
+
+def test_newer_snapshots_come_back_with_their_guids_properties_and_bookmarks(story, world):
+    story.snapshot("s2")
+    world.pool.set_properties(["tank/web@s2"], {"org:note": "keep it"})
+    world.pool.snapshot(["tank/web@gone"], {})
+    world.pool.bookmark("tank/web@s2", "sent")
+    world.pool.bookmark("tank/web@gone", "lost")
+    world.pool.destroy_snapshots(["tank/web@gone"])
+    before = world.pool.user_properties(["tank/web@s2", "flash/web@s2"])
+    guids = {each.full_name: each.guid for each in world.pool.snapshots() if each.name == "s2"}
+    made = make_restore_plan(world.context, "web", "s1", discard_newer=True)
+    losses = made.losses(world.context)
+    assert "tank/web#lost for good: its snapshot is gone" in losses
+    assert not any("#sent for good" in loss for loss in losses)
+    restored = restore(world.context, made, safety=True)
+    text = Path(restored.undo).read_text()
+    assert "zfs bookmark tank/web@s2 'tank/web#sent'\n" in text
+    assert "'org:note=keep it'" in text
+    undo(world)
+    found = {each.full_name: each.guid for each in world.pool.snapshots() if each.name == "s2"}
+    assert found == guids
+    assert world.pool.user_properties(["tank/web@s2", "flash/web@s2"]) == before
+    assert list(world.pool.bookmarks("tank/web")) == ["tank/web#sent"]
+
+
+def test_an_undo_can_be_undone(restored, world):
+    undo(world)
+    first, second = copies_of(world.context, "web")
+    assert second.manifest.snapshot == first.name
+    undo(world, discard_newer=True)
+    assert restored.content() == {b"since"}
+
+
+def test_a_second_undo_of_the_same_goes_back_to_what_is_there(restored, world):
+    """Its last snapshots came back, so nothing has to be received again."""
+    (copy,) = copies_of(world.context, "web")
+    undo(world)
+    restored.write(b"written after it")
+    world.hooks.log.clear()
+    undo(world, copy.name)
+    assert restored.content() == {b"now"}
+    assert "pool.receive" not in world.hooks.acts()
+
+
+def test_files_come_back(tell, world):
+    vars_fd, state = world.root / "vars.fd", world.root / "tpm2"
+    vars_fd.write_bytes(b"then")
+    state.mkdir()
+    (state / "tpm2-00.permall").write_bytes(b"secret then")
+    tell(nvram=str(vars_fd), tpm=str(state))
+    vars_fd.write_bytes(b"now")
+    vars_fd.chmod(0o640)
+    (state / "tpm2-00.permall").write_bytes(b"secret now")
+    put_back(world)
+    undo(world)
+    assert vars_fd.read_bytes() == b"now"
+    assert vars_fd.stat().st_mode & 0o777 == 0o640
+    assert (state / "tpm2-00.permall").read_bytes() == b"secret now"
+
+
+def test_a_managed_save_made_since_goes(restored, world):
+    """A start would resume it on disks that it is not of."""
+    guest = world.guest()
+    manage_save(world)
+    assert any("managed save" in loss for loss in plan(world).losses(world.context))
+    undo(world)
+    assert not guest.managed_save
+
+
+# -- refused, and nothing was touched -----------------------------------------------------------
+
+
+def refused(world, *words, **how):
+    world.hooks.log.clear()
+    with pytest.raises(RefusedError) as caught:
+        undo(world, **how)
+    for word in words:
+        assert word in caught.value.line()
+    assert_untouched(world, b"since")
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_a_target_that_is_another(restored, world, dataset):
+    world.pool.remake(f"{dataset}@s1")
+    refused(world, f"{dataset}@s1 (GUID ", "is gone")
+
+
+def test_the_wrong_order_names_the_right_one(story, world):
+    later = story.snapshot("s2")
+    put_back(world, "s2")
+    put_back(world, "s1")
+    first, second = copies_of(world.context, "web")
+    story.write(b"since")
+    world.hooks.log.clear()
+    with pytest.raises(RefusedError, match=f"snaporch undo web --copy {second.name}"):
+        undo(world, first.name)
+    assert_untouched(world, b"since")
+    undo(world)
+    undo(world, first.name, discard_newer=True)
+    assert later.run
+
+
+def test_what_is_newer_and_held_or_cloned(restored, world):
+    world.pool.snapshot(["tank/web@daily"], {})
+    refused(world, "tank/web@daily", "--discard-newer")
+    world.pool.hold(["tank/web@daily"], "backup")
+    refused(world, "held: tank/web@daily", discard_newer=True)
+    world.pool.release(["tank/web@daily"], "backup")
+    world.pool.clone("tank/web@daily", "tank/test")
+    refused(world, "clone tank/test", discard_newer=True)
+
+
+def test_no_room_on_the_pool(restored, world):
+    world.pool.room = -(1 << 20)
+    refused(world, "no room on ")
+
+
+@pytest.mark.parametrize("name", ["000.zfs", "003.zfs", "domain.xml"])
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_a_copy_that_is_not_whole(restored, world, name, how):
+    (copy,) = copies_of(world.context, "web")
+    path = copy.directory / name
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    refused(world, name)
+
+
+def test_disks_that_somebody_else_uses(restored, world):
+    world.users["flash/web"] = "4711"
+    refused(world, "flash/web is in use by process 4711")
+
+
+def test_disks_that_somebody_else_uses_when_the_guest_is_about_to_be_stopped(restored, world):
+    world.hooks.at["pool.send_increment"] = lambda: world.users.update({"flash/web": "4711"})
+    refused_after = pytest.raises(RefusedError, match="is in use by process 4711")
+    with refused_after:
+        undo(world)
+    assert_untouched(world, b"since")
+
+
+def test_another_domain_with_the_same_disks(restored, world):
+    world.add_guest("db", disks={"vda": "tank/web"})
+    refused(world, "the domain db has disks on tank/web")
+
+
+def test_a_disk_whose_path_leads_elsewhere(restored, world):
+    image = world.root / "zfs" / "tank" / "web" / "web-vda.img"
+    image.rename(image.with_name("moved.img"))
+    image.symlink_to(world.image("tank/other", "other.img"))
+    refused(world, "leads to tank/other")
+
+
+def test_a_guest_that_was_renamed(restored, world):
+    (copy,) = copies_of(world.context, "web")
+    world.guest().name = "www"
+    with pytest.raises(RefusedError, match="is called www now"):
+        make_undo_plan(world.context, copy)
+
+
+def test_a_domain_without_a_copy(story, world):
+    with pytest.raises(NotFoundError, match="no safety copy"):
+        choose(world.context, "web", None)
+
+
+def test_a_copy_that_there_is_not(restored, world):
+    with pytest.raises(NotFoundError, match="has no safety copy safety-1; there is safety-"):
+        choose(world.context, "web", "safety-1")
+
+
+def test_a_record_of_another_snaporch(restored, world):
+    (copy,) = copies_of(world.context, "web")
+    (copy.directory / RECORD).write_text("{}")
+    with pytest.raises(RefusedError, match="use the snaporch that wrote it"):
+        choose(world.context, "web", None)
+
+
+# -- cut short ----------------------------------------------------------------------------------
+
+PLACES = [Step.SAFETY, Step.STOP, *DATASETS, Step.FILES, Step.DEFINE]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("place", PLACES)
+def test_killed_and_recovered(restored, world, kill, place, moment):  # noqa: F811
+    with kill(moment, place):
+        undo(world)
+    uuid = restored.domain.uuid
+    if len(restored.content()) > 1:
+        assert cannot_be_started(world, uuid)
+    assert foresee(world.context, uuid)
+    (text,) = recover(world.context, uuid)
+    begun = place not in (Step.SAFETY, Step.STOP) or (moment, place) == ("after", Step.STOP)
+    assert restored.content() == {b"now" if begun else b"since"}
+    assert ("finished" if begun else "undid") + " the undo of its restore" in text
+    assert world.guest().state is (DomainState.OFF if begun else DomainState.RUNNING)
+    assert world.guest().inactive == restored.domain.inactive_xml
+    assert world.leftovers() == []
+    assert held(world) == []
+
+
+@pytest.mark.parametrize("act", ["pool.receive", "pool.received", "pool.set_properties"])
+@pytest.mark.parametrize("way", ["recover", "undo"])
+def test_killed_while_a_stream_is_received(restored, world, kill, act, way):  # noqa: F811
+    """Half received it is rolled back, and received again."""
+    restored.snapshot("s2")
+    undo(world, discard_newer=True)
+    (_, copy) = copies_of(world.context, "web")
+    restored.write(b"later")
+
+    def die():
+        raise Killed
+
+    world.hooks.at[act] = die
+    with kill("never", Step.STOP):
+        undo(world, copy.name, discard_newer=True)
+    del world.hooks.at[act]
+    assert cannot_be_started(world, restored.domain.uuid)
+    if way == "recover":
+        recover(world.context, restored.domain.uuid)
+    else:
+        undo(world, copy.name, discard_newer=True)
+    assert restored.content() == {b"since"}
+    assert {f"{name}@s2" for name in DATASETS} <= set(world.pool.names())
+    assert held(world) == []
+    assert world.leftovers() == []
+
+
+def test_a_stream_that_cannot_be_received_says_what_leads_out(restored, world):
+    world.hooks.at["pool.receive"] = failing(PoolError("zfs receive", "no"))
+    with pytest.raises(AttentionError) as caught:
+        undo(world)
+    del world.hooks.at["pool.receive"]
+    copies = copies_of(world.context, "web")
+    assert "the undo stopped half way" in caught.value.line()
+    assert f"or go back: snaporch undo web --copy {copies[-1].name}" in caught.value.line()
+    undo(world, copies[-1].name)
+    assert restored.content() == {b"since"}
+    assert held(world) == []
+
+
+@pytest.mark.parametrize("place", [*DATASETS, Step.FILES, Step.RESUME])
+def test_a_restore_that_was_cut_short_is_undone(story, world, kill, place):  # noqa: F811
+    with kill("after" if place != Step.RESUME else "ahead", place):
+        put_back(world)
+    undo(world, safety=False)
+    assert story.content() == {b"now"}
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert world.leftovers() == []
+    assert held(world) == []
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_a_target_destroyed_in_the_middle_of_a_restore(story, world, kill, dataset):  # noqa: F811
+    """By force, for it was held: what is not yet rolled back has not changed."""
+    with kill("ahead", "tank/web"):
+        put_back(world)
+    assert held(world) == ["flash/web@s1", "tank/web@s1"]
+    world.pool.release([f"{dataset}@s1"], HOLD)
+    uuid = story.domain.uuid
+    if dataset == "tank/web":
+        world.pool.destroy_snapshots([f"{dataset}@s1"])
+        with pytest.raises(AttentionError, match=r"tank/web@s1: is gone.*go back: snaporch undo"):
+            recover(world.context, uuid)
+        undo(world)
+        assert story.content() == {b"now"}
+    else:
+        world.pool.destroy_snapshots([f"{dataset}@s1"])
+        recover(world.context, uuid)
+        assert story.content() == {b"first"}
+    assert world.leftovers() == []
+    assert held(world) == []
+
+
+def test_a_guest_that_the_script_has_left_barred(restored, world):
+    (copy,) = copies_of(world.context, "web")
+    guest = world.guest()
+    guest.live, guest.state = None, DomainState.OFF
+    guest.inactive = (copy.directory / "barred.xml").read_text()
+    world.pool.rollback("flash/web@s1")
+    (error,) = left_barred(world.context)
+    assert f"snaporch undo web --copy {copy.name}" in error.line()
+    world.users["tank/web"] = "4711"
+    with pytest.raises(RefusedError, match="is in use"):
+        undo(world)
+    assert cannot_be_started(world, guest.uuid)
+    world.users.clear()
+    undo(world)
+    assert restored.content() == {b"now"}
+    assert guest.inactive == restored.domain.inactive_xml
+    assert left_barred(world.context) == []
+    assert unfinished(world.paths.journal, guest.uuid) == []
+
+
+# -- who uses a dataset -------------------------------------------------------------------------
+
+
+def test_what_a_process_has_open_is_found_by_the_mount_that_it_is_on(tmp_path, monkeypatch):
+    process = tmp_path / "17"
+    (process / "fd").mkdir(parents=True)
+    (process / "fdinfo").mkdir()
+    (process / "fd" / "3").touch()
+    (process / "fdinfo" / "3").write_text("pos:\t0\nflags:\t02\nmnt_id:\t40\nino:\t2\n")
+    (process / "cmdline").write_bytes(b"qemu\0-uuid\0u-1\0")
+    line = "40 1 0:50 / /tank/web rw - zfs tank/web rw\n"
+    (process / "mountinfo").write_text(line)
+    found = list(in_use.processes_on(["tank/web"], "u-2", tmp_path))
+    assert found == [("17", "tank/web")]
+    assert list(in_use.processes_on(["tank/web"], "u-1", tmp_path)) == []
+    assert list(in_use.processes_on(["tank/other"], "u-2", tmp_path)) == []
+
+
+def test_a_snapshot_that_somebody_looks_into_is_unmounted_or_in_the_way(monkeypatch):
+    mounts = [in_use.resolver.parse_mount("40 1 0:50 / /mnt/x rw - zfs tank/web@s2 rw")]
+    monkeypatch.setattr(in_use.resolver, "read_mounts", lambda: mounts)
+    answers, asked = iter([0, 32]), []
+
+    def run(command, **_how):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, next(answers), "", "target is busy.\n")
+
+    monkeypatch.setattr(in_use.subprocess, "run", run)
+    monkeypatch.setattr(in_use.os.path, "ismount", lambda _path: True)
+    in_use.check_not_in_use("web", ["tank/web@s1"])
+    assert asked == []
+    in_use.check_not_in_use("web", ["tank/web@s2"])
+    with pytest.raises(RefusedError, match=r"tank/web@s2.* is in use \(target is busy"):
+        in_use.check_not_in_use("web", ["tank/web@s2"])
