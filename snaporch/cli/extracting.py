@@ -13,7 +13,7 @@ from snaporch.report.units import size
 from snaporch.restore.extract import choose_disks, extract
 from snaporch.restore.extracted import Extracted
 from snaporch.restore.pages import extract_ram
-from snaporch.restore.source import Source, records_called, whole_source
+from snaporch.restore.source import Source, reading, records_called, whole_source
 from snaporch.run.context import Context
 
 
@@ -25,13 +25,14 @@ def extract_all(
     roles = (Role.RAM,) if ram else ()
     source = whole_source(context, records_called(context, text)[-1], roles=roles)
     done = []
-    for extracted in _extract(context, source, destination, disk, ram=ram):
-        done.append(extracted)
-        if not json:
-            print_result(
-                f"{extracted.path}  {extracted.target} of {source.thing}, {extracted.format}, "
-                f"{size(extracted.bytes)}, {size(extracted.stored_bytes)} on disk"
-            )
+    with reading(context, source.record):
+        for extracted in _extract(context, source, destination, disk, ram=ram):
+            done.append(extracted)
+            if not json:
+                print_result(
+                    f"{extracted.path}  {extracted.target} of {source.thing}, {extracted.format}, "
+                    f"{size(extracted.bytes)}, {size(extracted.stored_bytes)} on disk"
+                )
     if json:
         documents = [extracted.as_json() for extracted in done]
         print_result(json_format.dumps(documents, indent=2, ensure_ascii=False))

@@ -114,7 +114,13 @@ def restore_one(
             _note_group(context, current)
         else:
             check_as_shown(shown, current)
-        restored = restore(context, current, safety=wishes.safety, keep_running=wishes.keep_running)
+        restored = restore(
+            context,
+            current,
+            safety=wishes.safety,
+            keep_running=wishes.keep_running,
+            wait=settings.wait if wait is None else wait,
+        )
     if json:
         print_result(json_format.dumps(restored.as_json(), indent=2, ensure_ascii=False))
     else:

@@ -58,13 +58,13 @@ def undo_one(
         _tell(context, wishes.plan(context, copy), copy, wishes, print_result)
         return 0
     recover_leftovers(context)
-    settings = context.config.settings(name, uuid)
+    longest = context.config.settings(name, uuid).wait if wait is None else wait
     with domain_lock(
         places.LOCKS,
         name,
         uuid,
         "undo",
-        wait=settings.wait if wait is None else wait,
+        wait=longest,
         interrupt=context.interrupt,
     ):
         for text in recover_runs(context, uuid):
@@ -76,7 +76,7 @@ def undo_one(
         plan = wishes.plan(context, copy)
         if not yes:
             _ask(context, plan, copy, wishes)
-        restored = restore(context, plan, safety=wishes.safety)
+        restored = restore(context, plan, safety=wishes.safety, wait=longest)
     if json:
         print_result(json_format.dumps(_document(restored, copy), indent=2, ensure_ascii=False))
     else:

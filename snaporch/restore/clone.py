@@ -42,7 +42,7 @@ from snaporch.restore.fitness import check_beneath
 from snaporch.restore.images import ClonedDataset, Images
 from snaporch.restore.ownfiles import check_own_files
 from snaporch.restore.pages import image_bytes, make_image
-from snaporch.restore.source import Source, check_whole_disks, kinds, path_inside
+from snaporch.restore.source import Source, check_whole_disks, kinds, path_inside, reading
 from snaporch.run.context import Context
 
 RAM_COPY = "ram.save"
@@ -230,7 +230,10 @@ def clone(context: Context, source: Source, wish: Wish) -> Clone:
     Raises:
         SnaporchError: it could not be made, and nothing of it is left.
     """
-    with workplace(context, wish.name, wish.purpose, source.thing) as uuid:
+    with (
+        reading(context, source.record),
+        workplace(context, wish.name, wish.purpose, source.thing) as uuid,
+    ):
         return build(context, source, wish, uuid)
 
 

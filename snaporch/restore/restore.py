@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snaporch import places
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramimage import read_header
 from snaporch.bundle.store import BundleError, damage_of
@@ -41,6 +42,7 @@ from snaporch.restore.steps import (
     give_up,
 )
 from snaporch.run.context import Context
+from snaporch.run.lock import readers_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,12 @@ def _consented(plan: RestorePlan) -> dict[str, object]:
 
 
 def restore(
-    context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool = False
+    context: Context,
+    plan: RestorePlan,
+    *,
+    safety: bool,
+    keep_running: bool = False,
+    wait: int = 0,
 ) -> Restored:
     """Restore; the caller holds the domain's lock and the user's consent.
 
@@ -138,11 +145,21 @@ def restore(
     Args:
         safety: keep a copy of what is discarded.
         keep_running: keep the RAM of a running guest with it.
+        wait: seconds, for those who clone, verify or copy a snapshot of it.
 
     Raises:
+        BusyError: they still do.
         RunFailedError: nothing was rolled back.
         AttentionError: the disks were, and the rest was not; says the command that finishes.
     """
+    record, locks = plan.record, places.LOCKS
+    with readers_lock(
+        locks, record.domain, record.uuid, alone=True, wait=wait, interrupt=context.interrupt
+    ):
+        return _restore(context, plan, safety=safety, keep_running=keep_running)
+
+
+def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool) -> Restored:
     record = plan.record
     context.interrupt.check(record.domain)
     plan, run = _with_image(context, plan)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from snaporch import places
 from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import resolver
 from snaporch.restore.choosing import records_of, split_name
 from snaporch.run.context import Context
+from snaporch.run.lock import readers_lock
 from snaporch.run.records import (
     as_named_now,
     check_names,
@@ -75,6 +77,19 @@ def records_called(context: Context, text: str) -> list[SnapshotRecord]:
         NotFoundError, RefusedError: there is none, or those of several instants.
     """
     return records_of(context, context.pool.snapshots(), *split_name(text))
+
+
+@contextmanager
+def reading(context: Context, record: SnapshotRecord) -> Iterator[None]:
+    """Nothing of the domain is rolled back meanwhile.
+
+    Raises:
+        BusyError: it is being rolled back.
+    """
+    with readers_lock(
+        places.LOCKS, record.domain, record.uuid, alone=False, interrupt=context.interrupt
+    ):
+        yield
 
 
 def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, ...]:

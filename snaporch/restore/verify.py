@@ -33,6 +33,7 @@ from snaporch.restore.source import (
     Source,
     members_of,
     partition_of,
+    reading,
     whole_source,
 )
 from snaporch.run.context import Context
@@ -114,6 +115,11 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
         SnaporchError: it could not be found out, for a reason that is not the snapshot's
             (no memory, no libvirt, a signal); nothing is written.
     """
+    with reading(context, record):
+        return _verify(context, record, ordeal)
+
+
+def _verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verification:
     outcome = Verification(record)
     try:
         source = whole_source(context, record)

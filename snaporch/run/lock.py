@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tenacity import RetryCallState, RetryError, Retrying, retry_if_result, wait_fixed
+from tenacity import (
+    RetryCallState,
+    RetryError,
+    Retrying,
+    retry_if_result,
+    stop_after_delay,
+    wait_fixed,
+)
 
 from snaporch.bundle.store import explained_store, private_directory
 from snaporch.errors import BusyError
@@ -82,6 +89,52 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
         raise BusyError(
             name, f"held by {_holder(descriptor)}", "see: snaporch status; try again, or use --wait"
         ) from error
+
+
+@contextmanager
+def readers_lock(
+    runtime: Path, name: str, uuid: str, *, alone: bool, wait: int = 0, interrupt: Interrupt
+) -> Iterator[None]:
+    """Read a domain's snapshots beside others that do, or roll back alone.
+
+    Not :func:`domain_lock`: snapshots are taken while others are cloned, verified or copied.
+
+    Args:
+        alone: nobody else may read.
+        wait: seconds.
+
+    Raises:
+        BusyError: it cannot be had after ``wait`` seconds.
+        UnavailableError: the runtime directory cannot be written.
+    """
+    path = runtime / f"{uuid}.readers.lock"
+    with explained_store(runtime):
+        private_directory(runtime)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def attempt() -> bool:
+        interrupt.check(name)
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    try:
+        patience = Retrying(
+            stop=stop_after_delay(wait),
+            wait=wait_fixed(_POLL_SECONDS),
+            retry=retry_if_result(lambda got: not got),
+        )
+        try:
+            patience(attempt)
+        except RetryError as error:
+            reading = "a snapshot of it is being cloned, verified or copied"
+            rolling = "it is being rolled back"
+            raise BusyError(name, reading if alone else rolling, "try again later") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``snaporch undo``: what a restore discarded comes back, and every step of that may be its last."""
+"""``snaporch undo``: what a restore discarded comes back, whatever step is the last."""
 
 import subprocess
 from pathlib import Path

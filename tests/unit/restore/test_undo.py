@@ -213,5 +213,5 @@ def test_a_guest_left_barred_by_an_undo_is_told_of(host, story, world):
     assert left_barred(world.context) == []
     world.guest().inactive = (Path(host.script).parent / "barred.xml").read_text()
     (error,) = left_barred(world.context)
-    assert host.script in error.line()
+    assert f"snaporch undo web --copy {Path(host.script).parent.name}" in error.line()
     assert "snaporch restore" in error.line()

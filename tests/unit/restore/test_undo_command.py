@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 from fakes.hooks import failing
 
-from snaporch.errors import AttentionError, NotFoundError, RefusedError
+from snaporch.errors import AttentionError, BusyError, NotFoundError, RefusedError
 from snaporch.model import DomainState
 from snaporch.pool import PoolError
-from snaporch.restore import in_use
+from snaporch.restore import in_use, steps
 from snaporch.restore.barrier import left_barred
 from snaporch.restore.copies import RECORD, choose, copies_of
 from snaporch.restore.journal import HOLD, Step, unfinished
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import restore
+from snaporch.restore.source import reading
 from snaporch.restore.undo_plan import make_undo_plan
+from snaporch.restore.verify import Ordeal, verify
 from snaporch.run.settle import foresee, recover
 
 from .test_cut_short import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
@@ -406,3 +408,60 @@ def test_a_snapshot_that_somebody_looks_into_is_unmounted_or_in_the_way(monkeypa
     in_use.check_not_in_use("web", ["tank/web@s2"])
     with pytest.raises(RefusedError, match=r"tank/web@s2.* is in use \(target is busy"):
         in_use.check_not_in_use("web", ["tank/web@s2"])
+
+
+# -- those who read -----------------------------------------------------------------------------
+
+
+def test_nothing_is_rolled_back_while_a_snapshot_is_read(restored, world):
+    with reading(world.context, restored.record), pytest.raises(BusyError, match="cloned, verif"):
+        undo(world)
+    assert_untouched(world, b"since")
+
+
+def test_no_snapshot_is_read_while_it_is_rolled_back(restored, world):
+    caught = []
+
+    def read():
+        with pytest.raises(BusyError, match="is being rolled back"):
+            verify(world.context, restored.record, Ordeal(run=False))
+        with (
+            pytest.raises(BusyError, match="is being rolled back"),
+            reading(world.context, restored.record),
+        ):
+            pass
+        caught.append(True)
+
+    world.hooks.at["pool.rollback"] = read
+    undo(world)
+    assert caught
+
+
+def test_snapshots_are_read_beside_each_other(restored, world):
+    with reading(world.context, restored.record):
+        verify(world.context, restored.record, Ordeal(run=False))
+
+
+@pytest.mark.parametrize("trouble", ["cloned", "held", "in use"])
+def test_what_appears_while_it_saves_is_seen_before_the_guest_is_stopped(
+    story, world, monkeypatch, trouble
+):
+    """On the second dataset too, of which nothing is rolled back before it fails."""
+    story.snapshot("s2")
+    full = "tank/web@s2"
+
+    def appear():
+        if trouble == "cloned":
+            world.pool.clone(full, "tank/test")
+        elif trouble == "held":
+            world.pool.hold([full], "backup")
+        else:
+            monkeypatch.setattr(steps, "check_not_in_use", refuse)
+
+    def refuse(thing, _names):
+        raise RefusedError(thing, f"{full} is in use")
+
+    world.hooks.at["pool.send_increment"] = lambda: (world.hooks.at.clear(), appear())
+    with pytest.raises(RefusedError, match=r"tank/web@s2"):
+        put_back(world)
+    assert_untouched(world, b"now")
