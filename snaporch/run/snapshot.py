@@ -20,6 +20,7 @@ from snaporch.errors import AttentionError, InterruptedRunError, RunFailedError,
 from snaporch.model import Domain, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import PREFIX
 from snaporch.pool.resolver import flush_device
+from snaporch.run.changes import ChangedError, check_unchanged
 from snaporch.run.choice import is_lower
 from snaporch.run.context import Context
 from snaporch.run.guardian import await_guardian, start_guardian
@@ -159,14 +160,16 @@ class _Run:
                 await_guardian(self._context, plan.facts, journal.path)
                 self._taker.prepare(plan)
                 strategy.prepare()
+                self._check_unchanged(state=True)
             self._freezing = self._touched = True
             with journal.step(Step.FREEZE):
                 strategy.freeze()
             self._context.interrupt.check(plan.domain.name)
             self._freezing = False
             with journal.step(Step.POOL_SNAPSHOT):
+                self._check_unchanged()
                 self._snapshot_pools(properties)
-                level = strategy.reached()
+                level = self._reached(strategy)
                 if level is not Level.CRASH and let_go_mark(journal.path).exists():
                     level = strategy.disturbed(level)
                 level = self._taker.level(level)
@@ -186,6 +189,24 @@ class _Run:
             self._context.pool.set_properties(names, {f"{PREFIX}level": level.value})
         there = self._context.pool.snapshots(plan.facts.datasets)
         return record_of(self._context.store, there, plan.run, snapshots[0].name)
+
+    def _check_unchanged(self, *, state: bool = False) -> None:
+        plan, hypervisor = self._plan, self._context.hypervisor
+        check_unchanged(hypervisor, plan.domain, plan.facts.overlays, state=state)
+
+    def _reached(self, strategy: Strategy) -> Level:
+        """What the snapshots are worth; who took them may have been waited for a long time."""
+        level = strategy.reached()
+        if self._plan.level is not Level.CRASH and level is Level.CRASH:
+            return level
+        try:
+            self._check_unchanged()
+        except ChangedError as error:
+            if level is Level.CRASH:  # of a guest that runs: they may not hold all its disks
+                raise
+            self._context.progress.note(self._domain.name, error.reason)
+            return strategy.disturbed(level)
+        return level
 
     def _snapshot_pools(self, properties: Mapping[str, str]) -> None:
         """Inside the frozen window: nothing here that could be done before or after it."""

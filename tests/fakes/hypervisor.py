@@ -750,8 +750,13 @@ def _on_overlay(xml: str | None, disk: OverlayDisk, *, chain: bool = False) -> s
     assert source is not None
     assert driver is not None
     if chain:
-        below = ElementTree.SubElement(element, "backingStore", type=disk.base_kind)
+        deeper = element.find("backingStore")
+        below = ElementTree.SubElement(element, "backingStore", type=element.get("type", "file"))
+        ElementTree.SubElement(below, "format", type=disk.base_format)
         ElementTree.SubElement(below, "source", dict(source.attrib))
+        if deeper is not None:
+            element.remove(deeper)
+            below.append(deeper)
     element.set("type", "file")
     source.attrib.clear()
     source.set("file", disk.overlay)

@@ -191,6 +191,25 @@ def test_a_pool_that_refuses_leaves_none_in_the_other(pair):
     assert as_it_was(pair)
 
 
+def test_one_that_others_change_while_it_waits_ends_it_for_all(pair):
+    """Saving another's RAM takes its time, and a backup tool takes a snapshot meanwhile."""
+    document = configured(pair).context.config.model_dump(exclude_unset=True)
+    own = {"db": {"level": "paused"}}
+    pair.context.config = Config.model_validate(document | {"domain": own})
+    guest = pair.guest("db")
+    tool = pair.image("tank/db", "db-vda.tool")
+
+    def act():
+        guest.live = guest.live.replace("db-vda.img", tool.name)
+
+    pair.hooks.at["capture.writing"] = act
+    outcome = take(pair)
+    (failure,) = raise_bugs(outcome)
+    assert isinstance(failure, RefusedError)
+    assert f"its disk vda is on {tool}" in failure.reason
+    assert as_it_was(pair)
+
+
 def test_a_signal_undoes_all(pair):
     def come():
         pair.context.interrupt.signum = 15

@@ -5,11 +5,13 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from unittest import mock
+from xml.etree.ElementTree import fromstring, tostring
 
 import pytest
-from fakes.domain_xml import DiskSpec
+from fakes.domain_xml import DiskSpec, domain_xml
 from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 from fakes.leftovers import nothing_left_open
@@ -426,6 +428,95 @@ def test_a_run_killed_when_its_bundle_was_sealed_is_completed(world, ready, monk
     assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
     assert world.is_as_it_was(state=way.state)
     assert read_journals(world.paths.journal) == []
+
+
+# -- what others do to the guest meanwhile ------------------------------------------------------
+
+
+def attach(world):
+    """Somebody attaches a disk, for good."""
+    guest, disk = world.guest(), DiskSpec("vdz", str(world.image("tank/new", "new.img")))
+    added = fromstring(domain_xml("x", guest.uuid, [disk])).find("devices/disk")
+    for which in ("live", "inactive"):
+        if (text := getattr(guest, which)) is not None:
+            root = fromstring(text)
+            root.find("devices").append(added)
+            setattr(guest, which, tostring(root, encoding="unicode"))
+
+
+def restart(world):
+    world.guest().boot += 1
+
+
+ACTS = {"a disk attached": attach, "another emulator": restart}
+
+
+@every_way
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_a_guest_that_others_changed_before_the_freeze_is_not_touched(world, ready, way, act):
+    way = ready(way)
+    if act is restart and way.strategy is Strategy.OFF:
+        world.hooks.at["guardian.watching"] = partial(
+            world.hypervisor.start, world.guest().uuid, paused=False
+        )
+    else:
+        world.hooks.at["guardian.watching"] = partial(act, world)
+    with pytest.raises(RefusedError, match=r"meanwhile.*run it again"):
+        snapshot(world)
+    assert world.leftovers() == []
+    assert world.pool.names() == []
+    assert world.on_bases()
+    assert not set(way.freeze) - {"overlays.make"} & set(world.hooks.acts())
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name != "off"])
+def test_a_guest_that_its_owner_suspended_or_resumed_before_the_freeze_is_left_so(
+    world, ready, way
+):
+    """An overlay over a suspended guest could not be committed."""
+    way = ready(way)
+    guest, running = world.guest(), way.state is DomainState.RUNNING
+    act = world.hypervisor.suspend if running else world.hypervisor.resume
+    world.hooks.at["guardian.watching"] = partial(act, guest.uuid)
+    with pytest.raises(RefusedError, match=r"when the run was planned|agent does not answer"):
+        snapshot(world)
+    assert world.is_as_it_was(state=DomainState.PAUSED if running else DomainState.RUNNING)
+    assert world.pool.names() == []
+
+
+BETWEEN = [
+    ("overlay", "capture.switched"),
+    ("manual", "capture.switched"),
+    ("manual, paused before", "capture.switched"),
+    ("quiesced", "agent.frozen"),
+    ("paused", "hypervisor.suspend"),
+]
+
+
+@pytest.mark.parametrize(("way", "place"), BETWEEN)
+def test_a_guest_that_others_changed_while_it_was_frozen_is_let_go(world, ready, way, place):
+    way = ready(way)
+    world.hooks.at[place] = partial(attach, world)
+    with pytest.raises(RunFailedError, match=r"vdz was attached.*nothing was kept"):
+        snapshot(world)
+    assert world.is_as_it_was(state=way.state)
+    assert world.pool.names() == []
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name not in ("crash", "off")])
+def test_a_guest_that_others_changed_inside_the_window_is_worth_a_crash(world, ready, way):
+    way = ready(way)
+    world.hooks.at["pool.snapshot tank"] = partial(attach, world)
+    assert_worth_a_crash(world)
+    assert any("the disk vdz was attached" in text for text in world.heard.notes)
+    assert world.is_as_it_was(state=way.state)
+
+
+def test_one_that_runs_then_has_no_snapshot_of_all_its_disks(world, ready):
+    ready("crash")
+    world.hooks.at["pool.snapshot tank"] = partial(attach, world)
+    with pytest.raises(RunFailedError, match="vdz was attached"):
+        snapshot(world)
 
 
 # -- what was reached ---------------------------------------------------------------------------
