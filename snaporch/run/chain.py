@@ -129,6 +129,17 @@ def find_beneath(
     return tuple(found)
 
 
+def is_beneath(domain: Domain, disk: Disk, path: str) -> bool:
+    """Whether a file lies beneath a disk, as the definition or a header names it.
+
+    Raises:
+        RefusedError, HeaderError, OSError: the chain cannot be followed to its end.
+    """
+    root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
+    top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
+    return any(found.path == path for found, _ in _walk(disk.target, top))
+
+
 def _walk(thing: str, image: _Image) -> Iterator[tuple[_Image, _Kind]]:
     """The files beneath an image, the nearest first."""
     for depth in range(MAX_CHAIN):

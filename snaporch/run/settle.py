@@ -23,6 +23,7 @@ from snaporch.run import overlays
 from snaporch.run.context import Context
 from snaporch.run.decision import Action, File, Points, Power, Sight, Take, decide
 from snaporch.run.doors import remove_if_dead
+from snaporch.run.foreign import check_nothing_above
 from snaporch.run.journal import (
     Facts,
     Note,
@@ -334,6 +335,8 @@ def _check_unused(context: Context, facts: Facts) -> None:
     if not there:
         return
     for domain in context.hypervisor.domains():
+        if domain.uuid == facts.uuid:
+            check_nothing_above(domain, facts, there)
         xml = f"{domain.live_xml}{domain.inactive_xml}"
         named = [disk for disk in there if escape(disk.overlay, {"'": "&apos;"}) in xml]
         if named:

@@ -1,14 +1,17 @@
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from xml.etree.ElementTree import fromstring, tostring
 
 import pytest
 from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
+from fakes.images import qcow2
 
 from snaporch.errors import AttentionError, ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, Pause
+from snaporch.hypervisor.xml import disk_element, parse
 from snaporch.model import DomainState, Level
 from snaporch.pool import PoolError
 from snaporch.run import settle as settle_module
@@ -630,6 +633,46 @@ def test_an_overlay_that_somebody_else_uses_is_neither_removed_nor_set_aside(wor
             run.settle()
     assert overlay.read_bytes() == before
     assert not run.quarantined().exists()
+
+
+def foreign_snapshot(run, *, spelled):
+    """Somebody else has put an image over the overlay; a definition may leave the chain out."""
+    tool = run.world.image("tank/web", "tool.qcow2")
+    tool.write_bytes(qcow2(backing=str(run.overlay()), backing_format="qcow2"))
+    chain = f"<backingStore type='file'><format type='qcow2'/><source file='{run.overlay()}'/>"
+    for which in ("live", "inactive"):
+        if (xml := getattr(run.guest, which)) is not None:
+            root = parse(xml)
+            disk = disk_element(root, "vda")
+            disk.find("source").set("file", str(tool))
+            disk.find("driver").set("type", "qcow2")
+            if spelled:
+                disk.append(fromstring(f"{chain}</backingStore>"))
+            setattr(run.guest, which, tostring(root, encoding="unicode"))
+    return tool
+
+
+@pytest.mark.parametrize("spelled", [True, False])
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize("power", ["runs", "runs anew", "off"])
+def test_an_overlay_that_somebody_elses_snapshot_lies_over_stays(world, spelled, written, power):
+    run = Killed(world).switched()
+    if not written:
+        run.overlay().write_bytes(b"")
+    if power == "off":
+        world.hypervisor.destroy(run.guest.uuid)
+    if power == "runs anew":
+        run.guest.boot += 1
+    tool = foreign_snapshot(run, spelled=spelled)
+    with pytest.raises(AttentionError) as caught:
+        run.settle()
+    assert run.overlay().exists()
+    assert f"vda is on {tool}, which somebody else has put over" in caught.value.reason
+    assert f"then run: snaporch recover {run.facts.uuid}" in caught.value.step
+    command = f"virsh blockcommit web vda --base {run.overlay()} --active --pivot --wait"
+    assert (command in caught.value.step) == (power == "runs")
+    assert ("docs/recovery.md" in caught.value.step) == (power != "runs")
+    assert ("shut it off" in caught.value.step) == (power == "runs anew")
 
 
 def test_an_overlay_is_found_in_a_definition_whatever_its_directory_is_called(world):
