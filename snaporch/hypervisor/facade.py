@@ -261,15 +261,23 @@ class LibvirtHypervisor:
         if mended is not None:
             self.define(mended)
 
-    def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
-        handle = self._handle(uuid)
+    def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> bool:
         with self._explained(uuid, "pointing its managed save image at the bases"):
-            if not handle.hasManagedSaveImage(0):
-                return
-            xml = handle.managedSaveGetXMLDesc(libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
-            mended = domain_xml.with_bases(xml, disks)
+            xml = self._saved_xml(uuid)
+            mended = domain_xml.with_bases(xml, disks) if xml is not None else None
             if mended is not None:
-                handle.managedSaveDefineXML(mended, 0)
+                self._handle(uuid).managedSaveDefineXML(mended, 0)
+        return mended is not None
+
+    def saved_sources(self, uuid: str) -> dict[str, str] | None:
+        with self._explained(uuid, "reading its managed save image"):
+            return _paths(self._saved_xml(uuid))
+
+    def _saved_xml(self, uuid: str) -> str | None:
+        handle = self._handle(uuid)
+        if not handle.hasManagedSaveImage(0):
+            return None
+        return str(handle.managedSaveGetXMLDesc(libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE))
 
     def unguarded(self) -> Unguarded | None:
         with self._explained("libvirt", "counting domains"):

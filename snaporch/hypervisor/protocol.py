@@ -285,11 +285,15 @@ class Hypervisor(Protocol):
     def rebase_inactive(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
         """Make the inactive XML name the bases again, where it names the overlays."""
 
-    def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
+    def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> bool:
         """Make the managed save image, if there is one, name the bases instead of the overlays.
 
         What the overlays held must be in the bases: its RAM goes with the disks as they were.
+        Returns whether it named one.
         """
+
+    def saved_sources(self, uuid: str) -> dict[str, str] | None:
+        """Path of every disk by target in the managed save image; ``None`` if there is none."""
 
     def unguarded(self) -> Unguarded | None:
         """Why libvirt would start a guest on the overlays of a run that was cut short, if so."""

@@ -8,6 +8,7 @@ and snapshots were the run's own, and what cannot be seen.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,7 @@ def _settle_disks(
             f"{first}look at both (docs/recovery.md, Undecided), and then run: snaporch recover "
             f"{facts.uuid} --take overlay|base",
         )
+    _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
     done = []
     if disks := actions.get(Action.COMMIT):
         _commit(context, facts, disks)
@@ -226,9 +228,8 @@ def _settle_disks(
             overlays.commit_offline(disk, facts.emulator)
         done.append(f"committed {_targets(disks)} while the guest is off")
     if domain is not None:
-        aside = actions.get(Action.QUARANTINE, [])
-        saved = [disk for disk in facts.overlays if disk not in aside]
-        context.hypervisor.rebase_managed_save(facts.uuid, saved)
+        if context.hypervisor.rebase_managed_save(facts.uuid, facts.overlays):
+            done.append("had the RAM that libvirt saved of it go on on its bases")
         context.hypervisor.rebase_inactive(facts.uuid, facts.overlays)
     _check_unused(context, facts)
     for disk in actions.get(Action.QUARANTINE, []):
@@ -236,6 +237,19 @@ def _settle_disks(
         done.append(f"{SET_ASIDE} {kept}, which may hold writes of {disk.target}")
     overlays.remove(Path(facts.overlay_dir), facts.overlays)
     return done
+
+
+def _check_saved_ram(
+    context: Context, domain: Domain | None, facts: Facts, aside: list[OverlayDisk]
+) -> None:
+    """See that no overlay is set aside which RAM saved by libvirt goes with."""
+    saved = context.hypervisor.saved_sources(facts.uuid) if domain is not None else None
+    if needed := [disk for disk in aside if (saved or {}).get(disk.target) == disk.overlay]:
+        raise AttentionError(
+            facts.domain,
+            f"the RAM that libvirt saved of it goes with {_paths(needed)} and with no other image",
+            f"run: virsh managedsave-remove {shlex.quote(facts.domain)}, and recover it again",
+        )
 
 
 def _commit(context: Context, facts: Facts, disks: list[OverlayDisk]) -> None:
@@ -266,6 +280,8 @@ def _see(
 ) -> Sight:
     live, inactive = context.hypervisor.sources(facts.uuid)
     power, where = _power(domain, facts), _points(live, disk)
+    if power is Power.OFF:  # RAM that libvirt saved is what a start goes by
+        inactive = context.hypervisor.saved_sources(facts.uuid) or inactive
     settled = where is Points.OVERLAY or (power is Power.ACTIVE and where is Points.BASE)
     sight = Sight(
         power=power,

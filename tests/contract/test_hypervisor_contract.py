@@ -510,13 +510,17 @@ class TestHypervisorContract:
         self, host, hypervisor
     ):
         overlay = host.overlay()
-        hypervisor.rebase_managed_save(host.uuid, [overlay])  # there is none
+        assert not hypervisor.rebase_managed_save(host.uuid, [overlay])  # there is none
+        assert hypervisor.saved_sources(host.uuid) is None
         hypervisor.capture(request_for(host, overlay), nothing)
         host.managed_save()
         image = hypervisor.managed_save_path(host.uuid)
         assert overlay.overlay.encode() in image.read_bytes()
-        hypervisor.rebase_managed_save(host.uuid, [overlay])
+        assert hypervisor.saved_sources(host.uuid)[overlay.target] == overlay.overlay
+        assert hypervisor.rebase_managed_save(host.uuid, [overlay])
         assert overlay.overlay not in read_preface(image).xml
+        assert hypervisor.saved_sources(host.uuid)[overlay.target] == overlay.base
+        assert not hypervisor.rebase_managed_save(host.uuid, [overlay])
         assert read_header(image).was_running
         hypervisor.drop_managed_save(host.uuid)
 

@@ -375,16 +375,23 @@ class FakeHypervisor:
         if uuid in self.guests:
             self._rebase(self.guests[uuid], disks)
 
-    def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
+    def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> bool:
         """See the protocol."""
-        guest = self._guest(uuid)
-        if not guest.managed_save or uuid not in self.managed_saves:
-            return
+        if not self._guest(uuid).managed_save or uuid not in self.managed_saves:
+            return False
         self.hooks.act("hypervisor.rebase_managed_save")
         xml, ram = _load(self.managed_saves[uuid])
-        mended = domain_xml.with_bases(xml, disks) or xml
-        image = images.image(f"{mended}\0".encode(), ram, running=1)
-        self.managed_saves[uuid].write_bytes(image)
+        mended = domain_xml.with_bases(xml, disks)
+        if mended is not None:
+            image = images.image(f"{mended}\0".encode(), ram, running=1)
+            self.managed_saves[uuid].write_bytes(image)
+        return mended is not None
+
+    def saved_sources(self, uuid: str) -> dict[str, str] | None:
+        """See the protocol."""
+        if not self._guest(uuid).managed_save or uuid not in self.managed_saves:
+            return None
+        return _paths(_load(self.managed_saves[uuid])[0])
 
     def unguarded(self) -> Unguarded | None:
         """See the protocol."""

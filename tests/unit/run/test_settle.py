@@ -388,7 +388,10 @@ def test_ram_that_libvirt_saved_on_overlays_goes_with_the_bases_once_they_are_co
     run = Killed(world).switched()
     names_overlay = saved_by_libvirt(run)
     assert names_overlay()
-    assert run.settle() == ["committed vda while the guest is off"]
+    assert run.settle() == [
+        "committed vda while the guest is off",
+        "had the RAM that libvirt saved of it go on on its bases",
+    ]
     assert not names_overlay()
     acts = world.hooks.acts()
     order = ["overlays.commit_offline", "hypervisor.rebase_managed_save"]
@@ -396,11 +399,27 @@ def test_ram_that_libvirt_saved_on_overlays_goes_with_the_bases_once_they_are_co
     assert_settled(world)
 
 
-def test_it_does_not_go_with_a_base_that_lacks_what_was_set_aside(world):
+@pytest.mark.parametrize("written", [True, False])
+def test_it_goes_by_what_it_names_whatever_the_definition_names(world, written):
+    """A start resumes that RAM, and an overlay that was removed or set aside would be missing."""
     run = Killed(world).switched(inactive=False)
+    if not written:
+        run.overlay().write_bytes(b"")
     names_overlay = saved_by_libvirt(run)
-    assert run.settle() == [f"set aside {run.quarantined()}, which may hold writes of vda"]
+    assert ("committed vda while the guest is off" in run.settle()) == written
+    assert not names_overlay()
+    assert_settled(world)
+
+
+def test_nothing_is_set_aside_that_it_goes_with(world):
+    run = Killed(world).switched()
+    names_overlay = saved_by_libvirt(run)
+    with pytest.raises(
+        AttentionError, match=r"RAM that libvirt saved.*virsh managedsave-remove web"
+    ):
+        run.settle(Note.PIVOTING, take=Take.BASE)
     assert names_overlay()
+    assert run.overlay().exists()
 
 
 def test_offline_commits_come_before_the_definition_is_mended(world):
