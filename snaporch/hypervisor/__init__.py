@@ -3,6 +3,7 @@
 from snaporch.hypervisor.protocol import (
     Backing,
     Blocker,
+    CancelledError,
     CaptureRequest,
     CommitStage,
     Hypervisor,
@@ -22,6 +23,7 @@ from snaporch.hypervisor.protocol import (
 __all__ = [
     "Backing",
     "Blocker",
+    "CancelledError",
     "CaptureRequest",
     "CommitStage",
     "Hypervisor",

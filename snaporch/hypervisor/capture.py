@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import libvirt
@@ -17,6 +18,7 @@ import libvirt
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.events import DomainEvents
 from snaporch.hypervisor.protocol import (
+    CancelledError,
     CaptureRequest,
     HypervisorError,
     Pause,
@@ -43,21 +45,35 @@ def capture(
     resumes = bool(request.disks) and ran
     call = _SnapshotCall(domain, domain_xml.snapshot_xml(request), events)
     call.start()
+    looked_at = asked_at = None
     try:
         while not call.over:
             events.wait(_TICK_SECONDS)
             if events.suspended is not None:
                 stopped()
+                if looked_at != events.suspended:  # once: later libvirt may wait for the pipe
+                    looked_at = events.suspended
+                    asked_at = looked_at if _is_asked_for(domain) else None
             if not call.over:
                 tick()
     except BaseException:
         _abort_until_done(domain, call)
         raise
     if call.error is not None:
-        raise HypervisorError(
+        aborted = call.error.get_error_code() == libvirt.VIR_ERR_OPERATION_ABORTED
+        raise (CancelledError if aborted else HypervisorError)(
             domain.name(), f"libvirt's snapshot failed: {call.error.get_error_message()}"
         ) from call.error
-    return _short_pause(events) if resumes else _open_pause(events, ran=ran)
+    pause = _short_pause(events) if resumes else _open_pause(events, ran=ran)
+    asked_for = ran and asked_at is not None and asked_at == events.suspended
+    return replace(pause, asked_for=asked_for)
+
+
+def _is_asked_for(domain: Any) -> bool:
+    """Whether somebody has suspended it: when QEMU stops it for the end, libvirt has no reason."""
+    state, reason = domain.state()
+    paused = libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT
+    return (state, reason) == paused
 
 
 def _abort_until_done(domain: Any, call: _SnapshotCall) -> None:

@@ -65,6 +65,10 @@ class LostLibvirtError(HypervisorError):
     """libvirt went away meanwhile: what became of the operation is not known."""
 
 
+class CancelledError(HypervisorError):
+    """Somebody had libvirt give up what it did (``virsh domjobabort``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backing:
     """An image in the chain of a disk."""
@@ -134,6 +138,8 @@ class Pause:
     since: float | None = None
     """``time.monotonic()`` at its beginning, for a pause that goes on."""
     parts: PauseParts = field(default_factory=PauseParts)
+    asked_for: bool = False
+    """Somebody suspended the guest while its RAM was saved: it did not only stop for its end."""
 
     def over(self, released: float, now: float) -> Pause:
         """A pause that ends now, after a release begun at ``released``; on the monotonic clock."""
@@ -249,8 +255,10 @@ class Hypervisor(Protocol):
         ``stopped`` is called as soon as the guest stands still, whether for the last of its RAM or
         because somebody suspended it: from then on every moment counts.
         When ``tick`` raises, the job is aborted and its end awaited before the error goes on.
+        With overlays libvirt lets a guest go on that was suspended meanwhile, too.
 
         Raises:
+            CancelledError: somebody else aborted the job; the guest runs on its bases.
             HypervisorError: the guest runs on its bases, or on overlays if the switch was made.
         """
 

@@ -49,6 +49,8 @@ class Note(StrEnum):
     """The run is about to suspend the guest: it is not paused by its owner's wish."""
     RESUMED = "resumed"
     """The guest runs again: a later pause is somebody else's."""
+    HELD = "held"
+    """Somebody else suspended the guest while its RAM was saved: it stays so."""
     FREEZING = "freezing"
     """The agent is about to be asked: file systems may be frozen, whatever it answers."""
     PIVOTING = "pivoting"

@@ -146,7 +146,7 @@ def _wake(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:
 
 def is_ours_to_resume(context: Context, facts: Facts, notes: Collection[Note]) -> bool:
     """Whether the guest is paused by the run, and not by somebody's wish."""
-    if facts.was is not DomainState.RUNNING:
+    if facts.was is not DomainState.RUNNING or Note.HELD in notes:
         return False
     reason = context.hypervisor.paused_by(facts.uuid)
     return reason is not None and (reason != "user" or Note.SUSPENDED in notes)

@@ -17,6 +17,7 @@ from pathlib import Path
 from snaporch import places
 from snaporch.bundle.manifest import Manifest, Part
 from snaporch.errors import AttentionError, InterruptedRunError, RunFailedError, SnaporchError
+from snaporch.hypervisor import CancelledError
 from snaporch.model import Domain, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import PREFIX
 from snaporch.pool.resolver import flush_device
@@ -236,6 +237,7 @@ class _Run:
     def _backward(self, journal: Journal, error: BaseException) -> BaseException:
         """Settle, and say what happened; the journal stays when settling failed."""
         name = self._domain.name
+        cancelled = isinstance(error, CancelledError) and not let_go_mark(journal.path).exists()
         doing = "finishing the run" if self._taken else "undoing the run"
         self._context.progress.step(name, doing)
         try:
@@ -266,7 +268,7 @@ class _Run:
             return error
         if isinstance(error, SnaporchError) and not self._touched:
             return error  # refused before anything was touched, with its own exit code
-        kind = FreezeFailedError if self._freezing else RunFailedError
+        kind = FreezeFailedError if self._freezing and not cancelled else RunFailedError
         return kind(name, _reason(error), self._remains(completed=completed))
 
     def _remains(self, *, completed: bool) -> str:

@@ -29,6 +29,7 @@ from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.protocol import (
     Backing,
     Blocker,
+    CancelledError,
     CaptureRequest,
     CommitStage,
     HypervisorError,
@@ -261,8 +262,9 @@ class FakeHypervisor:
             guest.job = None
         began, since = datetime.now(UTC), time.monotonic()
         guest.images_inactive = True
-        if ran:
-            guest.state, guest.paused_reason = DomainState.PAUSED, "snapshot"
+        asked_for = ran and guest.paused_reason == "snapshot"
+        if guest.state is DomainState.RUNNING:
+            guest.state, guest.paused_reason = DomainState.PAUSED, "unknown"
         for disk in request.disks:
             guest.live = _on_overlay(guest.live, disk, chain=True)
             guest.inactive = _on_overlay(guest.inactive, disk)
@@ -270,9 +272,9 @@ class FakeHypervisor:
         if not ran:
             return Pause(None, 0.0)
         if request.manual:
-            return Pause(began, 0.0, since, PauseParts(0.0, 0.0))
+            return Pause(began, 0.0, since, PauseParts(0.0, 0.0), asked_for)
         self._let_run(guest)
-        return Pause(began, 7.5, parts=PauseParts(6.0, 1.5))
+        return Pause(began, 7.5, parts=PauseParts(6.0, 1.5), asked_for=asked_for)
 
     def _check_request(self, guest: FakeGuest, request: CaptureRequest) -> None:
         if guest.live is None:
@@ -296,6 +298,7 @@ class FakeHypervisor:
             call.half.wait()
             self.hooks.reach("capture.writing")
             tick()
+            _check_job(guest)
             stopped()
             call.go_on.set()
             while call.is_alive():
@@ -412,7 +415,8 @@ class FakeHypervisor:
         if guest.live is None:
             raise HypervisorError(guest.name, "domain is not running")
         if guest.state is DomainState.RUNNING:
-            guest.state, guest.paused_reason = DomainState.PAUSED, "user"
+            reason = "snapshot" if guest.job == "snapshot" else "user"
+            guest.state, guest.paused_reason = DomainState.PAUSED, reason
 
     def resume(self, uuid: str) -> None:
         """See the protocol."""
@@ -619,6 +623,12 @@ class FakeHypervisor:
         if uuid not in self.guests:
             raise NotFoundError(uuid, "no such domain")
         return self.guests[uuid]
+
+
+def _check_job(guest: FakeGuest) -> None:
+    """See that nobody has aborted it."""
+    if guest.job is None:
+        raise CancelledError(guest.name, "operation aborted: canceled by client")
 
 
 class _SaveCall(threading.Thread):

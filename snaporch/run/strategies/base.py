@@ -61,6 +61,8 @@ class Strategy(ABC):
         self.work = work
         self.pause = NO_PAUSE
         """How long the guest stood still; complete after :meth:`release`."""
+        self.held = False
+        """Somebody else has suspended the guest meanwhile, and it is to stay so."""
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to do
         """Make ready what can be made before; touches no guest."""
@@ -107,7 +109,7 @@ class StandingStill(Strategy):
 
     def release(self) -> None:
         """Let it run again, if it ran."""
-        if self.work.domain.state is not DomainState.RUNNING:
+        if self.work.domain.state is not DomainState.RUNNING or self.held:
             return
         released = time.monotonic()
         self.work.hypervisor.resume(self.work.domain.uuid)

@@ -80,6 +80,8 @@ class RamBudget:
         self._arrived = 0
         self._reported = 0.0
         self._suspended = self._eased = False
+        self.suspended_it = False
+        """The guest stands still by the run's own doing."""
 
     def begin(self) -> None:
         """A capture begins now."""
@@ -126,6 +128,9 @@ class RamBudget:
                 self._work.domain.name, f"saving RAM took more than {excess}", "see on_ram_budget"
             )
         self._suspended = True
+        if self._work.hypervisor.paused_by(self._work.domain.uuid) is not None:
+            return  # somebody else has suspended it
+        self.suspended_it = True
         self._work.warn(f"saving RAM took more than {excess}: suspending the guest to finish it")
         self._work.journal.note(Note.SUSPENDED)
         self._work.hypervisor.suspend(self._work.domain.uuid)

@@ -8,8 +8,9 @@ from snaporch.bundle.manifest import Part
 from snaporch.bundle.ramimage import RamImageError
 from snaporch.bundle.store import explained_store, private_directory
 from snaporch.errors import InterruptedRunError, SnaporchError
-from snaporch.hypervisor import CaptureRequest, HypervisorError
-from snaporch.run.journal import let_go_mark
+from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
+from snaporch.run.changes import check_unchanged
+from snaporch.run.journal import Note, let_go_mark
 from snaporch.run.parts import Capture
 from snaporch.run.strategies.base import Strategy, Work
 from snaporch.run.strategies.budget import Downtime, RamBudget, SealWatch, fair_rate
@@ -57,7 +58,7 @@ class RamStrategy(Strategy):
         self.work.say("saving RAM while the guest runs")
         try:
             self._save_ram()
-        except InterruptedRunError:
+        except (InterruptedRunError, CancelledError):
             raise
         except (HypervisorError, RamImageError) as error:
             if not self._may_retry():
@@ -68,6 +69,8 @@ class RamStrategy(Strategy):
         self._capture.abandon()
         self.remove_overlays()
         self.make_overlays()
+        plan = self.work.plan
+        check_unchanged(self.work.hypervisor, plan.domain, plan.facts.overlays, state=True)
         self._save_ram()
 
     def _may_retry(self) -> bool:
@@ -100,13 +103,23 @@ class RamStrategy(Strategy):
         try:
             self.pause = self.work.hypervisor.capture(request, self._tick, self._capture.make_room)
             self._capture.captured()
+            self._hold()
         except BaseException as error:
             self._downtime.put_back()
-            if not isinstance(error, HypervisorError):
+            if not isinstance(error, HypervisorError) or isinstance(error, CancelledError):
                 raise
             if self._capture.failure is not None:  # libvirt's "broken pipe" is only its echo
                 raise self._capture.failure from None
             raise
+
+    def _hold(self) -> None:
+        """Leave a guest suspended whose owner has suspended it meanwhile."""
+        if not self.pause.asked_for or self._budget.suspended_it:
+            return
+        self.held = True
+        self.work.journal.note(Note.HELD)
+        self.work.hypervisor.suspend(self.work.domain.uuid)  # with overlays libvirt has resumed it
+        self.work.warn("somebody suspended it while its RAM was saved: it stays suspended")
 
     def _tick(self) -> None:
         try:

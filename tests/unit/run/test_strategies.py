@@ -519,6 +519,88 @@ def test_one_that_runs_then_has_no_snapshot_of_all_its_disks(world, ready):
         snapshot(world)
 
 
+BY_RAM = [name for name, way in WAYS.items() if way.strategy.level is Level.RAM]
+WHILE_IT_RUNS = ["overlay", "manual"]
+
+
+@pytest.mark.parametrize("way", WHILE_IT_RUNS)
+def test_a_guest_that_its_owner_suspends_while_its_ram_is_saved_stays_so(world, ready, way):
+    way = ready(way)
+    world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
+    record = snapshot(world)
+    assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+    assert world.is_as_it_was(state=DomainState.PAUSED)
+    assert any("it stays suspended" in text for text in world.heard.notes)
+
+
+@pytest.mark.parametrize("way", WHILE_IT_RUNS)
+@pytest.mark.parametrize("killed", [False, True])
+def test_it_stays_so_when_the_run_does_not_come_to_its_end(world, ready, way, killed):
+    way = ready(way)
+    world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
+    if killed:
+        with mock.patch.object(snapshot_module._Run, "_backward", lambda _s, _j, error: error):
+            world.hooks.at["pool.snapshot tank"] = failing(KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                snapshot(world)
+        recover(world.context, world.guest().uuid)
+    else:
+        world.hooks.at["pool.snapshot tank"] = failing(PoolError("tank", "is full"))
+        with pytest.raises(RunFailedError):
+            snapshot(world)
+    assert world.is_as_it_was(state=DomainState.PAUSED)
+
+
+@pytest.mark.parametrize("way", WHILE_IT_RUNS)
+def test_a_guest_that_its_owner_let_go_again_goes_on(world, ready, way):
+    way = ready(way)
+    uuid = world.guest().uuid
+    world.hooks.at["capture.writing"] = lambda: (
+        world.hypervisor.suspend(uuid),
+        world.hypervisor.resume(uuid),
+    )
+    assert snapshot(world).level is Level.RAM
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("way", BY_RAM)
+@pytest.mark.parametrize("capture", ["stream", "auto"])
+def test_a_run_whose_job_somebody_aborts_ends(world, ready, way, capture):
+    """It is neither tried again with a file, nor at a lower level."""
+    way = ready(way, ram_capture=capture, on_unavailable="crash")
+    world.hooks.at["capture.writing"] = partial(world.hypervisor.abort_job, world.guest().uuid)
+    with pytest.raises(RunFailedError, match="canceled by client"):
+        snapshot(world)
+    assert world.hooks.acts().count("hypervisor.capture") == 1
+    assert world.pool.names() == []
+    assert world.is_as_it_was(state=way.state)
+
+
+def test_a_job_that_the_guardian_aborts_may_be_followed_by_a_lower_level(world, ready):
+    ready("manual", on_unavailable="crash")
+
+    def abort():
+        let_go_mark(journal_of(world)).touch()
+        world.hypervisor.abort_job(world.guest().uuid)
+
+    world.hooks.at["capture.writing"] = abort
+    assert snapshot(world).level is Level.CRASH
+
+
+@pytest.mark.parametrize("way", WHILE_IT_RUNS)
+def test_a_capture_is_not_repeated_of_a_guest_that_others_changed_meanwhile(world, ready, way):
+    ready(way, ram_capture="auto")
+
+    def fail():
+        attach(world)
+        raise HypervisorError("web", "no luck")
+
+    world.hooks.at["hypervisor.capture"] = fail
+    with pytest.raises(RunFailedError, match="vdz was attached"):
+        snapshot(world)
+    assert world.hooks.acts().count("hypervisor.capture") == 1
+
+
 # -- what was reached ---------------------------------------------------------------------------
 
 
