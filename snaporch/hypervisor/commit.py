@@ -42,16 +42,18 @@ def commit_overlays(
     disks: Sequence[OverlayDisk],
     told: Told,
     patience: Patience,
-) -> None:
+) -> dict[str, HypervisorError]:
     """Commit all ``disks`` side by side, and pivot them together when all are ready.
 
     A running guest that writes faster than the commit copies is suspended now and then, as
-    ``patience`` says; it runs again before this returns or raises.
+    ``patience`` says; it runs again before this returns or raises. A disk that is on neither image,
+    or whose job keeps failing, does not keep the others from their bases: the errors are returned by target.
 
     Raises:
-        HypervisorError: a disk is on neither image, its job keeps failing, or nothing moves.
+        HypervisorError: such a thing happened in the pivot, or nothing moves.
     """
     pending = {disk.target: disk for disk in disks}
+    failed: dict[str, HypervisorError] = {}
     starts = dict.fromkeys(pending, 0)
     watch = _Standstill(domain, patience.stall)
     pivoting = False
@@ -59,13 +61,19 @@ def commit_overlays(
         while True:
             root = domain_xml.parse(domain.XMLDesc(0))
             jobs = domain_xml.mirrors(root)
-            found = {
-                disk.target: _advance(domain, root, jobs, disk, starts) for disk in pending.values()
-            }
+            found = {}
+            for disk in list(pending.values()):
+                try:
+                    found[disk.target] = _advance(domain, root, jobs, disk, starts)
+                except HypervisorError as error:
+                    if pivoting:
+                        raise
+                    failed[disk.target] = error
+                    del pending[disk.target]
             for target in [name for name, come in found.items() if come is _Progress.HOME]:
                 del pending[target], found[target]
             if not pending:
-                return
+                return failed
             if all(come is _Progress.READY for come in found.values()):
                 if not pivoting:
                     told(CommitStage.PIVOTING)

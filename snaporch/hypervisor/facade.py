@@ -28,6 +28,7 @@ from snaporch.hypervisor.protocol import (
     Backing,
     Blocker,
     CaptureRequest,
+    CommitStage,
     HypervisorError,
     LostLibvirtError,
     OpenFile,
@@ -240,9 +241,12 @@ class LibvirtHypervisor:
     ) -> None:
         handle = self._handle(uuid)
         with self._explained(uuid, "commit"), self._events(handle) as events:
-            commit_overlays(handle, events, disks, told, patience)
-        self.rebase_inactive(uuid, disks)
+            failed = commit_overlays(handle, events, disks, told, patience)
+        self.rebase_inactive(uuid, [disk for disk in disks if disk.target not in failed])
         _keep_definitions()
+        if failed:
+            told(CommitStage.PIVOTED)
+            raise next(iter(failed.values()))
 
     def _events(self, handle: Any) -> DomainEvents:
         return DomainEvents(self._conn(), handle)

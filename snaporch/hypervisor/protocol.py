@@ -33,6 +33,8 @@ class CommitStage(Enum):
     """Told several times a second; nothing happens."""
     PIVOTING = "pivoting"
     """All bases have caught up; from now on any disk may be on either image."""
+    PIVOTED = "pivoted"
+    """No disk is being switched any more, and definitions say where each is; some have failed."""
     SUSPENDING = "suspending"
     """The guest is about to be suspended, for the commit to catch up with it."""
     RESUMED = "resumed"
@@ -281,7 +283,7 @@ class Hypervisor(Protocol):
 
         Joins a commit already under way. A guest that writes faster than the commit copies is
         suspended now and then, as ``patience`` says. Returns only when live and inactive XML name
-        the bases and no block job is left.
+        the bases and no block job is left. A disk that fails does not keep the others from theirs.
 
         Raises:
             HypervisorError: an overlay may still hold writes; nothing was removed.

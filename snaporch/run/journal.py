@@ -55,10 +55,13 @@ class Note(StrEnum):
     """The agent is about to be asked: file systems may be frozen, whatever it answers."""
     PIVOTING = "pivoting"
     """The bases have caught up with the guest, and it is about to be switched back to them."""
+    PIVOTED = "pivoted"
+    """None is being switched any more, and both definitions say where each disk is."""
     COMMITTED = "committed"
     """All overlays have been committed, and both definitions name the bases."""
 
 
+_ENDS = {Note.RESUMED: Note.SUSPENDED, Note.PIVOTED: Note.PIVOTING}
 _STANDING_STILL = {
     ("end", Step.FREEZE),
     ("begin", Step.POOL_SNAPSHOT),
@@ -72,6 +75,7 @@ is gone too, and settling goes by facts, notes and what is.
 """
 _STAGES = {
     CommitStage.PIVOTING: Note.PIVOTING,
+    CommitStage.PIVOTED: Note.PIVOTED,
     CommitStage.SUSPENDING: Note.SUSPENDED,
     CommitStage.RESUMED: Note.RESUMED,
 }
@@ -88,9 +92,9 @@ def noting(note: Callable[[Note], None]) -> Told:
 
 
 def _take(notes: set[Note], note: Note) -> None:
-    """Add a note to those that hold; a guest that was resumed is suspended no more."""
-    if note is Note.RESUMED:
-        notes.discard(Note.SUSPENDED)
+    """Add a note to those that hold, or take away the one that it ends."""
+    if note in _ENDS:
+        notes.discard(_ENDS[note])
     else:
         notes.add(note)
 

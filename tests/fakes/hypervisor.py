@@ -338,9 +338,11 @@ class FakeHypervisor:
         guest = self._guest(uuid)
         self.hooks.act("hypervisor.commit", *(disk.target for disk in disks))
         live, _ = guest.sources()
-        for disk in disks:
-            if (live or {}).get(disk.target) not in (disk.base, disk.overlay):
-                raise HypervisorError(disk.target, "is neither on its overlay nor on its base")
+        if guest.live is None:
+            raise HypervisorError(guest.name, "commit: domain is not running")
+        there = (live or {}).get
+        lost = [disk for disk in disks if there(disk.target) not in (disk.base, disk.overlay)]
+        disks = [disk for disk in disks if disk not in lost]
         if guest.images_inactive and any((live or {})[d.target] == d.overlay for d in disks):
             raise HypervisorError(guest.name, "commit: its images are inactive")
         told(CommitStage.WAITING)
@@ -364,6 +366,9 @@ class FakeHypervisor:
             self._let_run(guest)
             told(CommitStage.RESUMED)
         self._rebase(guest, disks)
+        if lost:
+            told(CommitStage.PIVOTED)
+            raise HypervisorError(lost[0].target, "is neither on its overlay nor on its base")
 
     def busy_disks(self, uuid: str) -> set[str]:
         """See the protocol."""

@@ -110,7 +110,8 @@ def commit(guest, *disks, told=lambda stage: None, patience=SLOW):
         told(stage)
 
     events = SimpleNamespace(wait=step)
-    commit_overlays(guest, events, disks, tell, patience)
+    for error in commit_overlays(guest, events, disks, tell, patience).values():
+        raise error
 
 
 def test_commit_ready_pivot():
@@ -249,6 +250,53 @@ def test_no_disk_is_pivoted_before_all_are_ready():
     commit(guest, VDA, VDB)
     assert guest.log == ["commit vda", "commit vdb", "pivoting", "pivot vda", "pivot vdb"]
     assert looks[:4] == [["commit vda", "commit vdb"]] * 4
+
+
+def fails_to_start(guest):
+    real = guest.blockCommit
+
+    def fail(target, *more):
+        if target == "vda":
+            raise libvirt.libvirtError("Could not open '/tank/a.img'")
+        real(target, *more)
+
+    guest.blockCommit = fail
+
+
+def is_lost(guest):
+    guest.disks["vda"].disk = OverlayDisk("vda", "/x.img", "file", "raw", "/overlays/other.qcow2")
+
+
+FAILURES = {
+    "cannot be begun": fails_to_start,
+    "is on neither image": is_lost,
+    "was unplugged": lambda guest: setattr(guest.disks["vda"], "gone", True),
+    "has another's job": lambda guest: setattr(guest.disks["vda"], "job", "copy"),
+}
+
+
+@pytest.mark.parametrize("fail", FAILURES.values(), ids=FAILURES)
+def test_a_disk_that_fails_does_not_keep_the_others_from_their_bases(fail):
+    """They would go on with a mirror, each write of the guest done twice, until recovery."""
+    guest = Guest(VDA, VDB)
+    fail(guest)
+    with pytest.raises(HypervisorError, match="vda"):
+        commit(guest, VDA, VDB)
+    assert not guest.disks["vdb"].on_overlay
+    assert "pivot vda" not in guest.log
+
+
+def test_one_that_is_detached_while_it_is_committed_does_not_either():
+    guest = Guest(VDA, VDB)
+
+    def step():
+        guest.disks["vda"].gone = True
+        guest.disks["vdb"].ready = True
+
+    guest.step = step
+    with pytest.raises(HypervisorError, match="unplugged during the commit"):
+        commit(guest, VDA, VDB)
+    assert not guest.disks["vdb"].on_overlay
 
 
 # -- a guest that writes faster -----------------------------------------------------------------

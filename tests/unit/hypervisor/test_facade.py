@@ -1,12 +1,14 @@
 """What the driver makes of libvirt's figures."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import libvirt
 import pytest
 
-from snaporch.hypervisor import HypervisorError, LostLibvirtError, inventory
+from snaporch.hypervisor import HypervisorError, LostLibvirtError, facade, inventory
 from snaporch.hypervisor.facade import LibvirtHypervisor
+from snaporch.hypervisor.protocol import CommitStage, OverlayDisk, Patience
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,22 @@ def test_an_emulator_is_told_from_the_next_though_libvirtd_counts_anew(monkeypat
     assert hypervisor.domain("test").boot == first
     (tmp_path / "test.pid").write_text("101\n")
     assert hypervisor.domain("test").boot not in ("", first)
+
+
+def test_disks_that_were_pivoted_are_defined_so_before_a_pivot_is_said_to_be_over(monkeypatch):
+    """Whoever reads that none is being switched goes by the definition."""
+    done = []
+    vda, vdb = (
+        OverlayDisk(name, f"/{name}.img", "file", "raw", f"/overlays/{name}.qcow2")
+        for name in ("vda", "vdb")
+    )
+    failed = {"vda": HypervisorError("vda", "no luck")}
+    hypervisor = LibvirtHypervisor("test:///default")
+    monkeypatch.setattr(facade, "commit_overlays", lambda *_: failed)
+    monkeypatch.setattr(facade, "_keep_definitions", lambda: done.append("kept"))
+    monkeypatch.setattr(hypervisor, "_events", lambda _handle: nullcontext())
+    monkeypatch.setattr(hypervisor, "rebase_inactive", lambda _uuid, disks: done.append(disks))
+    uuid = hypervisor.domain("test").uuid
+    with pytest.raises(HypervisorError, match="no luck"):
+        hypervisor.commit(uuid, [vda, vdb], done.append, Patience())
+    assert done == [[vdb], "kept", CommitStage.PIVOTED]

@@ -330,6 +330,22 @@ def test_an_overlay_that_is_the_same_as_its_base_needs_no_human(world):
     assert_settled(world)
 
 
+def test_a_commit_of_which_one_disk_failed_leaves_no_pivot_in_doubt(world):
+    """What is still on its overlay was not being switched, whatever ends its emulator later."""
+    run = Killed(world, disks=TWO).switched()
+    tool = world.image("tank/web", "tool.img")
+
+    def move():
+        run.guest.live = run.guest.live.replace(str(run.overlay()), str(tool))
+
+    world.hooks.at["hypervisor.commit"] = move
+    with pytest.raises(AttentionError, match="neither on its overlay nor on its base"):
+        run.settle()
+    (journal,) = read_journals(world.paths.journal)
+    assert Note.PIVOTING not in journal.notes
+    assert run.guest.sources()[0]["vdb"] == run.facts.overlays[1].base
+
+
 def test_a_commit_that_recovery_does_is_noted(world):
     run = Killed(world).switched()
     run.guest.writes_fast = True
