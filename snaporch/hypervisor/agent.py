@@ -1,44 +1,57 @@
 """The guest's agent: freezing and thawing its file systems.
 
-Every question has a time limit (``virDomainAgentSetResponseTimeout``): a dead agent would block for
-ever otherwise. The status is ``guest-fsfreeze-status`` of the QEMU Guest Agent protocol reference.
+Every question has a time limit of its own: a dead agent would block for ever otherwise. libvirt's
+limit for all (``virDomainAgentSetResponseTimeout``) is everybody's, so it is left alone. The agent
+does one command after the other (QEMU Guest Agent protocol reference): a status that it answers is
+that after all that it was told before, and while it freezes it answers nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import libvirt
 import libvirt_qemu
 
-from snaporch.hypervisor.protocol import HypervisorError
+from snaporch.hypervisor.protocol import HypervisorError, NotFrozenByUsError
 
 _STATUS_SECONDS = 5
 _THAW_TRIES = 3
+_REFUSED = (
+    libvirt.VIR_ERR_INTERNAL_ERROR,
+    getattr(libvirt, "VIR_ERR_AGENT_COMMAND_FAILED", None),  # of later libvirts
+)
+"""What libvirt raises when the agent answers with an error."""
 
 
 def answers(domain: Any, seconds: int) -> bool:
     """See :meth:`Hypervisor.agent_answers`."""
-    return _ask(domain, "guest-ping", seconds) is not None
+    with suppress(libvirt.libvirtError, ValueError, KeyError, TypeError):
+        _ask(domain, "guest-ping", seconds)
+        return True
+    return False
 
 
 def freeze(domain: Any, mountpoints: Sequence[Path], seconds: int) -> int:
     """Freeze; see :meth:`Hypervisor.freeze_file_systems`."""
-    names = [str(path) for path in mountpoints] or None
+    command, names = "guest-fsfreeze-freeze", [str(path) for path in mountpoints]
+    if names:
+        command = "guest-fsfreeze-freeze-list"
     try:
-        domain.agentSetResponseTimeout(seconds, 0)
-        return int(domain.fsFreeze(names, 0))
-    except libvirt.libvirtError as error:
-        # It may have frozen some of them, or do so later: leave nothing to chance.
-        with suppress(HypervisorError):
-            thaw(domain, seconds)
-        raise HypervisorError(
-            domain.name(), f"its agent did not freeze: {error.get_error_message()}"
-        ) from error
+        return int(_ask(domain, command, seconds, **({"mountpoints": names} if names else {})))
+    except (libvirt.libvirtError, ValueError, KeyError, TypeError) as error:
+        answered = _code(error) in _REFUSED
+        is_frozen = frozen(domain)
+        reason = f"its agent did not freeze: {_reason(error)}"
+        if is_frozen is False:  # a freeze that fails half way is thawed by the agent itself
+            raise NotFrozenByUsError(domain.name(), reason) from error
+        if is_frozen and answered:  # it freezes nothing that is frozen
+            raise NotFrozenByUsError(domain.name(), f"{reason} (somebody else has)") from error
+        raise HypervisorError(domain.name(), reason) from error
 
 
 def thaw(domain: Any, seconds: int) -> None:
@@ -46,11 +59,10 @@ def thaw(domain: Any, seconds: int) -> None:
     last = "it says that file systems are still frozen"
     for _ in range(_THAW_TRIES):
         try:
-            domain.agentSetResponseTimeout(seconds, 0)
-            domain.fsThaw(None, 0)
-        except libvirt.libvirtError as error:
-            last = error.get_error_message()
-        if _status(domain) == "thawed":
+            _ask(domain, "guest-fsfreeze-thaw", seconds)
+        except (libvirt.libvirtError, ValueError, KeyError, TypeError) as error:
+            last = _reason(error)
+        if frozen(domain) is False:
             return
     raise HypervisorError(
         domain.name(),
@@ -59,19 +71,39 @@ def thaw(domain: Any, seconds: int) -> None:
     )
 
 
-def frozen(domain: Any) -> bool:
-    """Whether the agent says that file systems are frozen."""
-    return _status(domain) == "frozen"
+def frozen(domain: Any) -> bool | None:
+    """Whether the agent says that file systems are frozen; ``None`` if it does not say."""
+    with suppress(libvirt.libvirtError, ValueError, KeyError, TypeError):
+        status = _ask(domain, "guest-fsfreeze-status", _STATUS_SECONDS)
+        return {"frozen": True, "thawed": False}.get(str(status))
+    return None
 
 
-def _status(domain: Any) -> str | None:
-    return _ask(domain, "guest-fsfreeze-status", _STATUS_SECONDS)
+@contextmanager
+def answering(domain: Any, seconds: int) -> Iterator[None]:
+    """For a domain just started: a time limit for what libvirt asks its agent by itself.
 
-
-def _ask(domain: Any, command: str, seconds: int) -> str | None:
-    question = json.dumps({"execute": command})
+    It cannot be asked for; what a domain has from its start is none.
+    """
+    domain.agentSetResponseTimeout(seconds, 0)
     try:
-        answer = libvirt_qemu.qemuAgentCommand(domain, question, seconds, 0)
-        return str(json.loads(answer)["return"])
-    except (libvirt.libvirtError, ValueError, KeyError, TypeError):
-        return None
+        yield
+    finally:
+        domain.agentSetResponseTimeout(libvirt.VIR_DOMAIN_AGENT_RESPONSE_TIMEOUT_BLOCK, 0)
+
+
+def _ask(domain: Any, command: str, seconds: int, **arguments: Any) -> Any:
+    """What the agent returns; whatever libvirt or JSON raises if it is not that."""
+    question = {"execute": command} | ({"arguments": arguments} if arguments else {})
+    answer = libvirt_qemu.qemuAgentCommand(domain, json.dumps(question), seconds, 0)
+    return json.loads(answer)["return"]
+
+
+def _code(error: Exception) -> int:
+    return error.get_error_code() if isinstance(error, libvirt.libvirtError) else -1
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, libvirt.libvirtError):
+        return str(error.get_error_message())
+    return "what it says makes no sense"

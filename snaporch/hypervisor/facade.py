@@ -304,7 +304,7 @@ class LibvirtHypervisor:
     def thaw_file_systems(self, uuid: str, seconds: int) -> None:
         agent.thaw(self._handle(uuid), seconds)
 
-    def file_systems_frozen(self, uuid: str) -> bool:
+    def file_systems_frozen(self, uuid: str) -> bool | None:
         return agent.frozen(self._handle(uuid))
 
     def backing_images(self, domain: Domain, target: str) -> tuple[Backing, ...]:
@@ -419,8 +419,7 @@ class LibvirtHypervisor:
                 return False
             now = time.time()
             moment = {"seconds": int(now), "nseconds": int(now % 1 * 1e9)}
-            with contextlib.suppress(libvirt.libvirtError):
-                handle.agentSetResponseTimeout(_AGENT_SECONDS, 0)
+            with contextlib.suppress(libvirt.libvirtError), agent.answering(handle, _AGENT_SECONDS):
                 handle.setTime(moment, 0)
                 return True
         return False

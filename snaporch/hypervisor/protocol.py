@@ -196,6 +196,10 @@ class Unguarded:
     """What to do."""
 
 
+class NotFrozenByUsError(HypervisorError):
+    """The agent froze nothing: it refused to, or somebody else has its file systems frozen."""
+
+
 class Hypervisor(Protocol):
     """Operations on domains. A domain is named by its UUID once it has been looked up."""
 
@@ -324,19 +328,20 @@ class Hypervisor(Protocol):
         """Have the guest's agent freeze its file systems; how many it froze.
 
         Raises:
-            HypervisorError: no agent, or it did not answer within ``seconds``; then the guest was
-                thawed again, as far as it could be reached.
+            NotFrozenByUsError: it froze nothing, so there is nothing to thaw.
+            HypervisorError: no agent, or it did not answer within ``seconds``: it may have frozen
+                some of them, or do so later.
         """
 
     def thaw_file_systems(self, uuid: str, seconds: int) -> None:
-        """Have the agent thaw everything; asked again until the agent says that it is done.
+        """Have the agent thaw everything, whoever froze it; until the agent says that it is done.
 
         Raises:
             HypervisorError: the agent does not answer any more.
         """
 
-    def file_systems_frozen(self, uuid: str) -> bool:
-        """What the agent says about it; False when it says nothing."""
+    def file_systems_frozen(self, uuid: str) -> bool | None:
+        """What the agent says about it; ``None`` when it says nothing."""
 
     def backing_images(self, domain: Domain, target: str) -> tuple[Backing, ...]:
         """The images below a disk's active one that are files or devices, the nearest first."""

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol, Self
 from snaporch.bundle.store import explained_store, private_directory, sync_directory
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import CommitStage, OverlayDisk, Told
-from snaporch.model import DomainState, Owner, Strategy
+from snaporch.model import DomainState, Level, Owner, Strategy
 
 FORMAT = 1
 _SNAPSHOT = "snapshot"
@@ -59,9 +59,16 @@ class Note(StrEnum):
     """None is being switched any more, and both definitions say where each disk is."""
     COMMITTED = "committed"
     """All overlays have been committed, and both definitions name the bases."""
+    SAVING = "saving"
+    """The step in which RAM is saved has begun and not ended. Follows from the steps."""
+    LET_GO = "let-go"
+    """The guest is neither paused nor frozen by the run any more; also follows from the steps."""
 
 
 _ENDS = {Note.RESUMED: Note.SUSPENDED, Note.PIVOTED: Note.PIVOTING}
+_HOLDING = frozenset({Note.SUSPENDED, Note.FREEZING, Note.SAVING})
+"""Notes of a guest that may stand still."""
+
 _STANDING_STILL = {
     ("end", Step.FREEZE),
     ("begin", Step.POOL_SNAPSHOT),
@@ -91,12 +98,24 @@ def noting(note: Callable[[Note], None]) -> Told:
     return told
 
 
-def _take(notes: set[Note], note: Note) -> None:
-    """Add a note to those that hold, or take away the one that it ends."""
-    if note in _ENDS:
-        notes.discard(_ENDS[note])
-    else:
-        notes.add(note)
+def _take(notes: set[Note], event: str, what: str) -> None:
+    """What a line changes of the notes that hold.
+
+    Some end what another says, and a guest that was let go is nothing any more.
+    """
+    if event == "note" and what in _ENDS:
+        notes.discard(_ENDS[Note(what)])
+    elif (event, what) in (("note", Note.LET_GO), ("end", Step.RELEASE)):
+        notes -= _HOLDING
+        notes.add(Note.LET_GO)
+    elif event == "note":
+        notes.add(Note(what))
+        if what in _HOLDING:
+            notes.discard(Note.LET_GO)
+    elif (event, what) == ("begin", Step.FREEZE):
+        notes.add(Note.SAVING)
+    elif (event, what) == ("end", Step.FREEZE):
+        notes.discard(Note.SAVING)
 
 
 class JournalError(SnaporchError):
@@ -205,13 +224,15 @@ class Journal:
             of: what the step is about, where it is taken several times.
         """
         about = {"of": of} if of else {}
+        _take(self.notes, "begin", step)
         self._write(event="begin", step=step.value, **about)
         yield
+        _take(self.notes, "end", step)
         self._write(event="end", step=step.value, **about)
 
     def note(self, note: Note) -> None:
         """Something that settling has to know and cannot see."""
-        _take(self.notes, note)
+        _take(self.notes, "note", note)
         self._write(event="note", note=note.value)
 
     def _write(self, **fields: Any) -> None:
@@ -268,6 +289,18 @@ class OldJournal:
     def domain(self) -> str:
         """The domain's name."""
         return self.facts.domain
+
+    @property
+    def held(self) -> bool:
+        """Whether the run may have left the guest paused or frozen."""
+        if self.facts.was is not DomainState.RUNNING:
+            return False
+        if self.notes & {Note.SUSPENDED, Note.FREEZING}:
+            return True
+        if Note.SAVING in self.notes:
+            return self.facts.strategy.level is Level.RAM
+        manual = self.facts.strategy is Strategy.MANUAL
+        return manual and Step.FREEZE in self.ended and Note.LET_GO not in self.notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,12 +364,22 @@ def list_journals(
     with explained_store(directory):
         names = sorted(os.listdir(directory))
     for path in (directory / name for name in names if name.endswith(".jsonl")):
-        lines = _whole_lines(path)
-        if lines:
-            found.append(_parse(path, lines))
+        journal = read_journal(path)
+        if journal is not None:
+            found.append(journal)
         elif sweep:
             path.unlink(missing_ok=True)
     return found
+
+
+def read_journal(path: Path) -> OldJournal | OtherJournal | StrangeJournal | None:
+    """One journal; ``None`` for one that is gone, or has no whole first line.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    lines = _whole_lines(path)
+    return _parse(path, lines) if lines else None
 
 
 def _parse(path: Path, lines: list[Any]) -> OldJournal | OtherJournal | StrangeJournal:
@@ -349,8 +392,7 @@ def _parse(path: Path, lines: list[Any]) -> OldJournal | OtherJournal | StrangeJ
             return OtherJournal(path, kind, facts["uuid"], facts["domain"], tuple(lines))
         notes: set[Note] = set()
         for line in lines:
-            if line["event"] == "note":
-                _take(notes, Note(line["note"]))
+            _take(notes, line["event"], line.get("step") or line.get("note") or "")
         return OldJournal(
             path,
             Facts.from_json(lines[0]["facts"]),

@@ -16,7 +16,13 @@ from fakes import images
 from snaporch.bundle.ramcopy import copy_with_xml, read_preface
 from snaporch.bundle.ramimage import read_header
 from snaporch.errors import NotFoundError
-from snaporch.hypervisor import CaptureRequest, CommitStage, HypervisorError, Patience
+from snaporch.hypervisor import (
+    CaptureRequest,
+    CommitStage,
+    HypervisorError,
+    NotFrozenByUsError,
+    Patience,
+)
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.rewrite import Identity, Place, rewrite
 from snaporch.model import DomainState, Strategy
@@ -597,17 +603,21 @@ class TestAgentContract:
         linux.hypervisor.thaw_file_systems(linux.uuid, 10)
         assert not linux.hypervisor.file_systems_frozen(linux.uuid)
 
-    def test_a_second_freeze_fails_and_leaves_nothing_frozen(self, linux):
+    def test_a_second_freeze_fails_and_leaves_the_first(self, linux):
         linux.hypervisor.freeze_file_systems(linux.uuid, (), 10)
-        with pytest.raises(HypervisorError):
+        with pytest.raises(NotFrozenByUsError, match="somebody else has"):
             linux.hypervisor.freeze_file_systems(linux.uuid, (), 10)
-        assert not linux.hypervisor.file_systems_frozen(linux.uuid)
+        assert linux.hypervisor.file_systems_frozen(linux.uuid)
+
+    def test_a_freeze_of_what_there_is_not_freezes_nothing(self, linux):
+        assert linux.hypervisor.freeze_file_systems(linux.uuid, (Path("/nowhere"),), 10) == 0
+        assert linux.hypervisor.file_systems_frozen(linux.uuid) is False
 
     def test_an_agent_of_a_paused_guest_says_nothing(self, linux):
         hypervisor = linux.hypervisor
         hypervisor.suspend(linux.uuid)
         assert not hypervisor.agent_answers(linux.uuid, 1)
-        assert not hypervisor.file_systems_frozen(linux.uuid)
+        assert hypervisor.file_systems_frozen(linux.uuid) is None
         with pytest.raises(HypervisorError):
             hypervisor.freeze_file_systems(linux.uuid, (), 1)
         assert hypervisor.paused_by(linux.uuid) == "user"

@@ -33,6 +33,7 @@ from snaporch.hypervisor.protocol import (
     CaptureRequest,
     CommitStage,
     HypervisorError,
+    NotFrozenByUsError,
     OpenFile,
     OverlayDisk,
     Patience,
@@ -59,6 +60,10 @@ class Agent(StrEnum):
     """Connected, and never answers."""
     SLOW = "slow"
     """Freezes, but answers only after libvirt has given up."""
+    LATE = "late"
+    """Answers nothing while it freezes, which takes so long that it is silent from then on."""
+    DUMB = "dumb"
+    """May not be asked for its status."""
 
 
 @dataclass(frozen=True)
@@ -447,12 +452,12 @@ class FakeHypervisor:
         if not _answers(guest):
             raise HypervisorError(guest.name, "its agent did not freeze: it is not connected")
         if guest.frozen:
-            guest.frozen = False
-            raise HypervisorError(guest.name, "its agent did not freeze: they are frozen")
+            reason = "its agent did not freeze: the command is not allowed (somebody else has)"
+            raise NotFrozenByUsError(guest.name, reason)
         guest.frozen = True
         self.hooks.reach("agent.frozen")
-        if guest.agent is Agent.SLOW:
-            guest.frozen = False
+        if guest.agent in (Agent.SLOW, Agent.LATE):
+            guest.agent = Agent.ANSWERS if guest.agent is Agent.SLOW else Agent.SILENT
             raise HypervisorError(guest.name, f"its agent did not freeze: no answer in {seconds} s")
         return len(mountpoints) or 2
 
@@ -464,11 +469,11 @@ class FakeHypervisor:
             raise HypervisorError(guest.name, "its file systems could not be thawed: no answer")
         guest.frozen = False
 
-    def file_systems_frozen(self, uuid: str) -> bool:
+    def file_systems_frozen(self, uuid: str) -> bool | None:
         """See the protocol."""
         self.hooks.reach("hypervisor.file_systems_frozen")
         guest = self._guest(uuid)
-        return _answers(guest) and guest.frozen
+        return guest.frozen if _answers(guest) and guest.agent is not Agent.DUMB else None
 
     def destroy(self, uuid: str) -> None:
         """See the protocol."""
@@ -743,7 +748,7 @@ def _delete_tpm(xml: str | None) -> None:
 
 def _answers(guest: FakeGuest) -> bool:
     """An agent of a guest that stands still says nothing."""
-    there = guest.agent in (Agent.ANSWERS, Agent.SLOW)
+    there = guest.agent not in (Agent.MISSING, Agent.SILENT)
     return there and guest.state is DomainState.RUNNING
 
 

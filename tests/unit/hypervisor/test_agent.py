@@ -1,18 +1,30 @@
 """Freezing and thawing through an agent that may do anything."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import libvirt
 import pytest
 
 from snaporch.hypervisor import agent
-from snaporch.hypervisor.protocol import HypervisorError
+from snaporch.hypervisor.protocol import HypervisorError, NotFrozenByUsError
 
 
 class Failure(libvirt.libvirtError):
+    def __init__(self, text, code=libvirt.VIR_ERR_AGENT_UNRESPONSIVE):
+        super().__init__(text)
+        self.code = code
+
     def get_error_message(self):
         return self.args[0]
+
+    def get_error_code(self):
+        return self.code
+
+
+REFUSED = Failure("the command is not allowed", libvirt.VIR_ERR_INTERNAL_ERROR)
+LATE = Failure("guest agent did not answer")
 
 
 class Guest:
@@ -21,31 +33,37 @@ class Guest:
     def __init__(self):
         self.frozen = False
         self.said = []
-        self.timeout = None
-        self.freeze_fails = False
+        self.limits = []
+        self.freeze_fails = None
         self.thaws_to_fail = 0
         self.answer = None
+        self.status = None
 
     def name(self):
         return "web"
 
     def agentSetResponseTimeout(self, seconds, flags):  # noqa: N802 - libvirt's
-        self.timeout = seconds
+        self.limits.append(seconds)
 
-    def fsFreeze(self, mountpoints, flags):  # noqa: N802 - libvirt's
-        self.said.append(("freeze", mountpoints))
-        self.frozen = True
-        if self.freeze_fails:
-            raise Failure("guest agent did not answer")
-        return 3
-
-    def fsThaw(self, mountpoints, flags):  # noqa: N802 - libvirt's
-        self.said.append(("thaw", mountpoints))
-        if self.thaws_to_fail:
-            self.thaws_to_fail -= 1
-            raise Failure("guest agent is busy")
-        self.frozen = False
-        return 3
+    def hear(self, command, arguments):
+        self.said.append((command, *arguments.values()))
+        if command in ("guest-fsfreeze-freeze", "guest-fsfreeze-freeze-list"):
+            if self.freeze_fails is not REFUSED:
+                self.frozen = True
+            if self.freeze_fails:
+                raise self.freeze_fails
+            return 3
+        if command == "guest-fsfreeze-thaw":
+            if self.thaws_to_fail:
+                self.thaws_to_fail -= 1
+                raise Failure("guest agent is busy")
+            self.frozen = False
+            return 3
+        if command == "guest-fsfreeze-status":
+            if self.status:
+                raise self.status
+            return "frozen" if self.frozen else "thawed"
+        return {}
 
 
 @pytest.fixture
@@ -54,14 +72,13 @@ def guest(monkeypatch):
 
     def ask(domain, question, seconds, flags):
         assert domain is made
-        assert seconds > 0
-        made.said.append(json.loads(question)["execute"])
+        assert 0 < seconds <= 7
         if isinstance(made.answer, Exception):
             raise made.answer
         if made.answer is not None:
             return made.answer
-        status = "frozen" if made.frozen else "thawed"
-        return json.dumps({"return": status if "status" in question else {}})
+        asked = json.loads(question)
+        return json.dumps({"return": made.hear(asked["execute"], asked.get("arguments", {}))})
 
     monkeypatch.setattr(agent.libvirt_qemu, "qemuAgentCommand", ask)
     return made
@@ -69,30 +86,59 @@ def guest(monkeypatch):
 
 def test_it_freezes_all_or_what_is_named(guest):
     assert agent.freeze(guest, (), 7) == 3
-    assert guest.timeout == 7
     agent.freeze(guest, (Path("/srv"), Path("/a b")), 7)
-    assert guest.said == [("freeze", None), ("freeze", ["/srv", "/a b"])]
+    assert guest.said == [
+        ("guest-fsfreeze-freeze",),
+        ("guest-fsfreeze-freeze-list", ["/srv", "/a b"]),
+    ]
 
 
-def test_a_freeze_that_failed_is_thawed_and_told(guest):
-    """It may have frozen some file systems before it failed."""
-    guest.freeze_fails = True
-    with pytest.raises(HypervisorError, match="web: its agent did not freeze: guest agent did not"):
+def test_everybodys_time_limit_is_left_alone(guest):
+    agent.freeze(guest, (), 7)
+    agent.thaw(guest, 7)
+    assert guest.limits == []
+
+
+def test_a_limit_for_what_libvirt_asks_itself_is_put_back(guest):
+    with suppress(KeyError), agent.answering(guest, 5):
+        assert guest.limits == [5]
+        raise KeyError
+    assert guest.limits == [5, libvirt.VIR_DOMAIN_AGENT_RESPONSE_TIMEOUT_BLOCK]
+
+
+@pytest.mark.parametrize("status", [None, LATE])
+def test_a_freeze_without_an_answer_may_have_frozen_some_or_do_so_later(guest, status):
+    """It is not thawed here: who asked for it has noted that it may have to be."""
+    guest.freeze_fails, guest.status = LATE, status
+    with pytest.raises(
+        HypervisorError, match="web: its agent did not freeze: guest agent did not"
+    ) as caught:
         agent.freeze(guest, (), 7)
-    assert not guest.frozen
+    assert not isinstance(caught.value, NotFrozenByUsError)
+    assert ("guest-fsfreeze-thaw",) not in guest.said
 
 
-def test_a_freeze_that_failed_is_told_even_if_the_thaw_fails(guest):
-    guest.freeze_fails, guest.thaws_to_fail = True, 99
-    with pytest.raises(HypervisorError, match="did not freeze"):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_freeze_that_was_refused_is_nobodys_or_somebody_elses(guest, frozen):
+    guest.freeze_fails, guest.frozen = REFUSED, frozen
+    with pytest.raises(NotFrozenByUsError, match="not allowed") as caught:
         agent.freeze(guest, (), 7)
+    assert ("somebody else" in caught.value.reason) is frozen
+    assert guest.frozen is frozen
+
+
+def test_a_refusal_of_an_agent_that_then_does_not_answer_is_in_doubt(guest):
+    guest.freeze_fails, guest.status = REFUSED, LATE
+    with pytest.raises(HypervisorError) as caught:
+        agent.freeze(guest, (), 7)
+    assert not isinstance(caught.value, NotFrozenByUsError)
 
 
 def test_a_thaw_is_believed_when_the_agent_says_so(guest):
     guest.frozen, guest.thaws_to_fail = True, 1
     agent.thaw(guest, 7)
     assert not guest.frozen
-    assert guest.said.count(("thaw", None)) == 2
+    assert guest.said.count(("guest-fsfreeze-thaw",)) == 2
 
 
 def test_a_thaw_of_what_is_not_frozen_is_done(guest):
@@ -104,7 +150,7 @@ def test_a_thaw_that_does_not_happen_is_an_error_with_its_cause(guest):
     with pytest.raises(HypervisorError, match="could not be thawed: guest agent is busy") as caught:
         agent.thaw(guest, 7)
     assert caught.value.step
-    assert guest.said.count(("thaw", None)) == 3
+    assert guest.said.count(("guest-fsfreeze-thaw",)) == 3
 
 
 def test_a_thaw_that_failed_because_nothing_was_frozen_is_done(guest):
@@ -119,14 +165,14 @@ def test_a_thaw_that_failed_because_nothing_was_frozen_is_done(guest):
 )
 def test_an_agent_that_makes_no_sense(guest, answer):
     guest.answer = answer
-    assert not agent.frozen(guest)
+    assert agent.frozen(guest) is None
     assert not agent.answers(guest, 1)
     with pytest.raises(HypervisorError):
         agent.thaw(guest, 7)
 
 
 def test_frozen_is_what_the_agent_says(guest):
-    assert not agent.frozen(guest)
+    assert agent.frozen(guest) is False
     agent.freeze(guest, (), 7)
-    assert agent.frozen(guest)
+    assert agent.frozen(guest) is True
     assert agent.answers(guest, 1)

@@ -3,6 +3,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from fakes.hypervisor import Agent
 
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
@@ -22,6 +23,7 @@ from snaporch.run.journal import (
     others_of,
     read_journals,
 )
+from snaporch.run.plan import make_plan
 
 FACTS = Facts(
     run="20250601T120000Z-0badcafe",
@@ -329,3 +331,58 @@ def test_notes_are_on_stable_storage(directory, path, to_disk):
     append_note(path, Note.PIVOTING)
     assert to_disk == [path.name] * 2
     journal.close(settled=False)
+
+
+SAID = {
+    "freeze begins": ("begin", Step.FREEZE),
+    "freeze ends": ("end", Step.FREEZE),
+    "release ends": ("end", Step.RELEASE),
+}
+
+
+@pytest.mark.parametrize(
+    ("level", "said", "held"),
+    [
+        ("ram", [], False),
+        ("ram", ["freeze begins"], True),
+        ("ram", ["freeze begins", "let-go"], False),
+        ("ram", ["freeze begins", "freeze ends"], False),  # it runs on its overlays
+        ("ram", ["freeze begins", "freeze ends", "suspended"], True),  # for its commit
+        ("ram", ["freeze begins", "freeze ends", "suspended", "resumed"], False),
+        ("ram", ["freeze begins", "let-go", "suspended"], True),
+        ("manual", ["freeze begins", "freeze ends"], True),
+        ("manual", ["freeze begins", "freeze ends", "let-go"], False),
+        ("manual", ["freeze begins", "freeze ends", "release ends"], False),
+        ("paused", ["freeze begins"], False),
+        ("paused", ["freeze begins", "suspended"], True),
+        ("paused", ["freeze begins", "suspended", "freeze ends"], True),
+        ("paused", ["freeze begins", "suspended", "freeze ends", "release ends"], False),
+        ("quiesced", ["freeze begins", "freezing"], True),
+        ("quiesced", ["freeze begins", "freezing", "let-go"], False),
+        ("quiesced", ["freeze begins", "freezing", "freeze ends", "release ends"], False),
+    ],
+)
+def test_whether_a_run_may_hold_its_guest(world, level, said, held):
+    world.add_guest(agent=Agent.ANSWERS)
+    context = world.with_defaults(ram_strategy="manual" if level == "manual" else "overlay")
+    wanted = "ram" if level == "manual" else level
+    facts = make_plan(context, world.hypervisor.domain("web"), "s1", wanted).facts
+    journal = Journal(world.paths.journal, facts)
+    for what in said:
+        if what in SAID:
+            event, step = SAID[what]
+            journal._write(event=event, step=step.value)
+        else:
+            journal.note(Note(what))
+    journal.close(settled=False)
+    (found,) = read_journals(world.paths.journal)
+    assert found.held is held
+
+
+def test_a_guest_that_was_paused_before_is_not_held(world):
+    world.add_guest(state=DomainState.PAUSED)
+    facts = make_plan(world.context, world.hypervisor.domain("web"), "s1", "paused").facts
+    journal = Journal(world.paths.journal, facts)
+    journal.note(Note.SUSPENDED)
+    journal.close(settled=False)
+    assert not read_journals(world.paths.journal)[0].held

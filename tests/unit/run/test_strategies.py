@@ -832,7 +832,7 @@ def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
     noted = []
     world.hooks.at["hypervisor.suspend"] = lambda: noted.append(notes(world))
     snapshot(world)
-    assert noted == [{Note.SUSPENDED}]
+    assert noted == [{Note.SAVING, Note.SUSPENDED}]
 
 
 def test_no_budget_is_no_limit(world, ready, slow_ram):
@@ -1108,6 +1108,72 @@ def test_a_slow_agent_is_followed_by_a_lower_level(world, ready):
     world.guest().agent = Agent.SLOW
     assert snapshot(world).level is Level.CRASH
     assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_freeze_of_somebody_elses_is_left_to_them(world, ready, when):
+    ready("quiesced", on_unavailable="paused" if when == "meanwhile" else "fail")
+    if when == "before":
+        world.guest().frozen = True
+        with pytest.raises(RefusedError, match="frozen already, and not by snaporch"):
+            snapshot(world)
+        assert records(world) == []
+    else:  # between the last look and the freeze
+        world.hooks.at["hypervisor.freeze_file_systems"] = lambda: setattr(
+            world.guest(), "frozen", True
+        )
+        assert snapshot(world).level is Level.PAUSED
+        assert any("somebody else has" in text for text in world.heard.notes)
+    assert world.guest().frozen
+    assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
+    world.guest().frozen = False
+    assert world.is_as_it_was()
+
+
+def test_a_freeze_of_somebody_elses_while_a_group_waits_is_left_to_them(world, ready):
+    ready("quiesced")
+    world.hooks.at["guardian.start"] = lambda: None
+    seen = iter([False, True])
+    world.hypervisor.file_systems_frozen = lambda _uuid: next(seen)
+    with pytest.raises(RunFailedError, match="frozen already, and not by snaporch"):
+        snapshot(world)
+    assert "hypervisor.freeze_file_systems" not in world.hooks.acts()
+    assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
+
+
+def test_an_agent_that_does_not_say_whether_they_are_frozen(world, ready):
+    ready("quiesced")
+    world.guest().agent = Agent.DUMB
+    with pytest.raises(RefusedError, match="does not say whether its file systems are frozen"):
+        snapshot(world)
+    assert "hypervisor.freeze_file_systems" not in world.hooks.acts()
+
+
+def test_a_freeze_that_comes_late_is_thawed_by_who_asks_later(world, ready):
+    ready("quiesced")
+    world.guest().agent = Agent.LATE
+    with pytest.raises(AttentionError, match="snaporch recover"):
+        snapshot(world)
+    (journal,) = read_journals(world.paths.journal)
+    assert journal.held
+    world.guest().agent = Agent.ANSWERS
+    assert world.guest().frozen
+    recover(world.context, world.guest().uuid)
+    assert world.is_as_it_was()
+
+
+def test_a_freeze_after_the_release_is_not_ours_to_thaw(world, ready):
+    """The run is killed while its bundle is sealed; a backup tool freezes the guest meanwhile."""
+    ready("quiesced")
+    world.hooks.at |= dict.fromkeys(
+        ["hypervisor.versions", "hypervisor.find"], failing(KeyboardInterrupt())
+    )
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(world)
+    world.hooks.at.clear()
+    world.guest().frozen = True
+    recover(world.context, world.guest().uuid)
+    assert world.guest().frozen
 
 
 def test_a_silent_agent_is_never_asked_to_freeze(world, ready):
