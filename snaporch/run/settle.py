@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from snaporch import places
 from snaporch.errors import AttentionError, BusyError, SnaporchError, UnavailableError
-from snaporch.hypervisor import Hypervisor, HypervisorError, OverlayDisk, Patience
-from snaporch.model import BundleState, Domain, DomainState, Level
+from snaporch.hypervisor import HypervisorError, OverlayDisk, Patience
+from snaporch.model import BundleState, Domain, Level
 from snaporch.run import overlays
 from snaporch.run.context import Context
 from snaporch.run.decision import Action, File, Points, Power, Sight, Take, decide
@@ -36,16 +36,14 @@ from snaporch.run.journal import (
     list_journals,
     noting,
 )
+from snaporch.run.let_go import is_ours_to_resume, journal_of, let_go, wake
 from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.marks import destroy_snapshots, finish_snapshots, own_snapshots
 from snaporch.run.others import finish_others, foresee_others
 from snaporch.run.pipe import reader_of
 
-_JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
 _RECONNECT_SECONDS = 60
-_OURS = "snapshot"
-"""libvirt's name for the job of an external snapshot with memory."""
 _QUARANTINE = "quarantine"
 SET_ASIDE = "set aside"
 LOOK = 'compare it with its base, then commit or delete it: docs/recovery.md, "By hand"'
@@ -73,9 +71,9 @@ def settle(
     try:
         with reader_of(Path(facts.ram_pipe)):
             domain = _find(context, facts)
-            done = _release(context, domain, facts, notes)
+            done = let_go(context, domain, facts, notes)
         done += _settle_disks(context, domain, facts, notes, alive=alive, take=take)
-        done += _wake(context, facts, notes)
+        done += wake(context, facts, notes)
     except AttentionError:
         raise
     except (SnaporchError, OSError) as error:
@@ -110,80 +108,6 @@ def _find(context: Context, facts: Facts) -> Domain | None:
     )
     found: tuple[bool, Domain | None] = patience(look)
     return found[1]
-
-
-# -- letting the guest go -----------------------------------------------------------------------
-
-
-def _release(
-    context: Context, domain: Domain | None, facts: Facts, notes: Collection[Note]
-) -> list[str]:
-    """First of all: no guest stays frozen or paused."""
-    if domain is None or not domain.active:
-        return []
-    if domain.boot != facts.boot:
-        return []  # another emulator than the run's: nothing it does is the run's doing
-    end_job(context.hypervisor, facts.uuid, facts.domain)
-    _put_downtime_back(context, facts)
-    done = []
-    if Note.FREEZING in notes:
-        settings = context.config.settings(facts.domain, facts.uuid)
-        context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
-        done.append("thawed the guest")
-    return done + _wake(context, facts, notes)
-
-
-def _wake(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:
-    """Resume what the run paused; again after a commit, if a full overlay was what paused it."""
-    domain = context.hypervisor.find(facts.uuid)
-    if domain is None or not domain.active or domain.boot != facts.boot:
-        return []
-    if not is_ours_to_resume(context, facts, notes):
-        return []
-    context.hypervisor.resume(facts.uuid)
-    return ["resumed the guest"]
-
-
-def is_ours_to_resume(context: Context, facts: Facts, notes: Collection[Note]) -> bool:
-    """Whether the guest is paused by the run, and not by somebody's wish."""
-    if facts.was is not DomainState.RUNNING or Note.HELD in notes:
-        return False
-    reason = context.hypervisor.paused_by(facts.uuid)
-    return reason is not None and (reason != "user" or Note.SUSPENDED in notes)
-
-
-def end_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
-    """Wait until libvirt has given up a snapshot of ours; another's job is not ours to abort.
-
-    Raises:
-        AttentionError: it goes on.
-    """
-
-    def busy() -> str | None:
-        job = hypervisor.busy_with(uuid)
-        if job is not None and job.startswith(_OURS):
-            hypervisor.abort_job(uuid)
-        return job
-
-    patience = Retrying(
-        stop=stop_after_delay(_JOB_SECONDS),
-        wait=wait_fixed(_POLL_SECONDS),
-        retry=retry_if_result(lambda job: job is not None),
-    )
-    try:
-        patience(busy)
-    except RetryError as error:
-        raise AttentionError(
-            name,
-            f"libvirt is still busy with it ({error.last_attempt.result()})",
-            f"when that has ended, run: snaporch recover {uuid}",
-        ) from error
-
-
-def _put_downtime_back(context: Context, facts: Facts) -> None:
-    """The emulator's own limit, if a run that was killed left another, and nobody set it since."""
-    if facts.downtime_ms and context.hypervisor.downtime_limit(facts.uuid) == facts.downtime_ms:
-        context.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
 
 
 # -- bringing the disks home --------------------------------------------------------------------
@@ -254,7 +178,7 @@ def _check_saved_ram(
 
 def _commit(context: Context, facts: Facts, disks: list[OverlayDisk]) -> None:
     """Commit as the run would have; a full disk must not keep the guest on its overlays."""
-    journal = context.config.paths.journal / f"{facts.run}.jsonl"
+    journal = journal_of(context, facts)
 
     def note(text: Note) -> None:
         try:

@@ -267,8 +267,8 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
     from snaporch.run.journal import append_note, noting
+    from snaporch.run.let_go import end_job, resume
     from snaporch.run.pipe import reader_of
-    from snaporch.run.settle import end_job
 
     facts = lines[0]["facts"]
     saving = window is _Window.SAVING
@@ -288,7 +288,7 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
             reason = hypervisor.paused_by(facts["uuid"])
             ours = reason != _BY_ITS_OWNER or _is_suspended(lines)
             if facts["was"] == "running" and reason is not None and ours:
-                hypervisor.resume(facts["uuid"])
+                resume(hypervisor, facts["uuid"])
     except (SnaporchError, OSError) as error:
         _complain(error)
         return False

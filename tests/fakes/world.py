@@ -107,6 +107,7 @@ class World:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the fake resolver and the fake qemu-img in their places; start no guardians."""
+        monkeypatch.setattr("snaporch.run.let_go._RESUME_SECONDS", 0)
         monkeypatch.setattr("snaporch.run.snapshot.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.run.snapshot.await_guardian", self.await_guardian)
         monkeypatch.setattr(plan, "resolve", self.resolve)

@@ -13,6 +13,7 @@ from snaporch.hypervisor import Hypervisor, Pause
 from snaporch.model import Domain, DomainState, Level
 from snaporch.run.context import Context
 from snaporch.run.journal import Journal
+from snaporch.run.let_go import resume
 from snaporch.run.plan import Plan
 
 NO_PAUSE = Pause(None, 0.0)
@@ -112,6 +113,6 @@ class StandingStill(Strategy):
         if self.work.domain.state is not DomainState.RUNNING or self.held:
             return
         released = time.monotonic()
-        self.work.hypervisor.resume(self.work.domain.uuid)
+        resume(self.work.hypervisor, self.work.domain.uuid, self.work.warn)
         self.pause = self.pause.over(released, time.monotonic())
         self.work.say(f"paused {self.pause.milliseconds:.0f} ms")

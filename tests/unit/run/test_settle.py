@@ -14,13 +14,15 @@ from snaporch.hypervisor import HypervisorError, Pause
 from snaporch.hypervisor.xml import disk_element, parse
 from snaporch.model import DomainState, Level
 from snaporch.pool import PoolError
+from snaporch.run import let_go
 from snaporch.run import settle as settle_module
 from snaporch.run.decision import Take
 from snaporch.run.images import OverlayError
 from snaporch.run.journal import Journal, Note, Step, read_journals
+from snaporch.run.let_go import is_ours_to_resume
 from snaporch.run.parts import build_manifest
 from snaporch.run.plan import make_plan
-from snaporch.run.settle import foresee, is_ours_to_resume, recover, remove_unused, settle
+from snaporch.run.settle import foresee, recover, remove_unused, settle
 from snaporch.run.taking import properties_of
 
 
@@ -171,19 +173,83 @@ def test_a_guest_that_was_paused_before_stays_paused(world):
 def test_a_snapshot_job_of_ours_is_aborted_first(world):
     run = Killed(world)
     run.guest.job = "snapshot"
-    run.settle()
-    assert world.hooks.acts()[0] == "hypervisor.abort_job"
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "migration"
+    run.settle(Note.SAVING)
+    assert world.hooks.acts()[:2] == ["hypervisor.abort_job", "hypervisor.resume"]
     assert_settled(world)
 
 
-def test_a_foreign_job_is_waited_for_and_never_aborted(world, monkeypatch):
-    monkeypatch.setattr(settle_module, "_JOB_SECONDS", 0)
+def test_a_job_of_ours_that_does_not_end(world, monkeypatch):
+    monkeypatch.setattr(let_go, "_JOB_SECONDS", 0)
+    run = Killed(world)
+    world.hooks.at["hypervisor.abort_job"] = lambda: setattr(run.guest, "job", "snapshot")
+    monkeypatch.setattr(world.hypervisor, "busy_with", lambda _uuid: "snapshot")
+    with pytest.raises(AttentionError, match="libvirt still saves its RAM"):
+        run.settle(Note.SAVING)
+
+
+@pytest.mark.parametrize(
+    ("level", "notes", "job"),
+    [
+        ("paused", [Note.SUSPENDED], "backup"),
+        ("paused", [Note.SUSPENDED, Note.SAVING], "snapshot"),  # a strategy that saves no RAM
+        ("ram", [Note.SUSPENDED, Note.SAVING], "backup"),
+        ("ram", [Note.SUSPENDED], "snapshot"),  # and one that has
+        ("ram", [Note.SUSPENDED, Note.SAVING], "snapshot revert"),
+    ],
+)
+def test_a_guest_goes_on_whoever_else_has_a_job_on_it(world, level, notes, job):
+    run = Killed(world, level)
+    run.guest.job = job
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    run.settle(*notes)
+    assert run.guest.state is DomainState.RUNNING
+    assert (run.guest.job, world.hooks.acts().count("hypervisor.abort_job")) == (job, 0)
+
+
+def test_a_job_of_another_emulator_is_not_ours(world):
+    run = Killed(world)
+    run.guest.boot += 1
+    run.guest.job = "snapshot"
+    run.settle(Note.SAVING)
+    assert run.guest.job == "snapshot"
+
+
+def test_a_guest_that_cannot_run_yet_is_resumed_again_and_again(world, monkeypatch):
+    """Whoever looks at an image may hold its lock."""
+    monkeypatch.setattr(let_go, "_RESUME_SECONDS", 60)
+    monkeypatch.setattr(let_go, "_RESUME_FIRST_SECONDS", 0.001)
+    run, locked = Killed(world), iter([True, True, True])
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
+
+    def resume():
+        if next(locked, False):
+            raise HypervisorError("web", 'resume: Failed to get "write" lock')
+
+    world.hooks.at["hypervisor.resume"] = resume
+    assert run.settle() == ["resumed the guest"]
+    assert world.hooks.acts().count("hypervisor.resume") == 4
+
+
+def test_a_guest_that_can_never_run_needs_attention_and_stays_ours(world):
+    run = Killed(world, "paused")
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    world.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "resume: no"))
+    with pytest.raises(AttentionError, match="resume: no"):
+        run.settle(Note.SUSPENDED)
+    (journal,) = read_journals(world.paths.journal)
+    assert Note.LET_GO not in journal.notes
+
+
+def test_what_was_let_go_is_noted_before_the_disks_are_settled(world):
+    """Whoever comes next must not thaw or resume what somebody else has frozen or paused since."""
     run = Killed(world).switched()
-    run.guest.job = "migration out"
-    with pytest.raises(AttentionError, match=r"still busy with it \(migration out\)"):
+    world.hooks.at["hypervisor.commit"] = failing(HypervisorError("web", "no"))
+    with pytest.raises(AttentionError):
         run.settle()
-    assert "hypervisor.abort_job" not in world.hooks.acts()
-    assert Path(run.facts.overlays[0].overlay).exists()
+    (journal,) = read_journals(world.paths.journal)
+    assert Note.LET_GO in journal.notes
+    assert not journal.held
 
 
 def test_an_overlay_that_was_unlinked_under_a_running_guest_is_committed(world):
@@ -297,7 +363,7 @@ def test_an_overlay_that_may_be_older_than_its_base_is_left_for_a_human(world):
     off(run)
     before = everything(world)
     with pytest.raises(AttentionError, match="vda, vdb was being switched") as caught:
-        run.settle(Note.PIVOTING)
+        run.settle(Note.PIVOTING, Note.LET_GO)
     assert "Undecided" in caught.value.line()
     assert everything(world) == before
 
@@ -525,6 +591,15 @@ def test_whose_pause_it_is(world, was, reason, noted):
     notes = [Note.SUSPENDED] if noted else []
     ours = was is DomainState.RUNNING and reason is not None and (reason != "user" or noted)
     assert is_ours_to_resume(world.context, run.facts, notes) is ours
+
+
+@pytest.mark.parametrize("reason", [None, "user", "snapshot", "migration", "save", "ioerror"])
+def test_whose_pause_it_is_after_the_guest_was_let_go(world, reason):
+    """Only an overlay of the run's that is full is still its doing."""
+    run = Killed(world)
+    run.guest.paused_reason = reason
+    ours = is_ours_to_resume(world.context, run.facts, [Note.LET_GO])
+    assert ours is (reason == "ioerror")
 
 
 def test_a_guest_that_the_run_suspended_runs_again(world):

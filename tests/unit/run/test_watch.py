@@ -478,6 +478,16 @@ def test_a_guest_is_not_suspended_for_a_commit_of_the_guardians(begin, host):
     assert suspended == []
 
 
+@pytest.mark.parametrize("job", ["backup", "snapshot revert"])
+def test_a_job_of_somebody_elses_holds_nobody_up(saving, host, job):
+    run = saving("manual")
+    run.journal.note(Note.SUSPENDED)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    host.guest().job = job
+    assert watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
+    assert (host.guest().job, host.guest().state) == (job, DomainState.RUNNING)
+
+
 def test_a_guest_that_cannot_be_let_go_does_not_end_the_guardian(begin, host, monkeypatch):
     run = begin("manual")
     host.guest().paused_reason = "snapshot"
@@ -578,7 +588,7 @@ def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
     run = saving(strategy)
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
-    host.guest().job = "snapshot-save"
+    host.guest().job = "snapshot"
     watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
     assert host.guest().job is None
     assert host.guest().state is DomainState.RUNNING

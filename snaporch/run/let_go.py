@@ -1,0 +1,159 @@
+"""Letting a guest go that a run holds: thawed and resumed first of all, whoever is busy with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from tenacity import (
+    RetryCallState,
+    RetryError,
+    Retrying,
+    retry_if_exception,
+    retry_if_result,
+    stop_after_delay,
+    wait_exponential,
+    wait_fixed,
+)
+
+from snaporch.errors import AttentionError
+from snaporch.hypervisor import Hypervisor, HypervisorError
+from snaporch.model import Domain, DomainState, Level
+from snaporch.run.context import Context
+from snaporch.run.journal import Facts, Note, append_note
+
+_JOB_SECONDS = 120
+_POLL_SECONDS = 0.2
+_RESUME_SECONDS = 30
+_RESUME_FIRST_SECONDS, _RESUME_LATER_SECONDS = 0.1, 2.0
+_OURS = "snapshot"
+"""libvirt's name for the job of an external snapshot with memory."""
+_FULL = "ioerror"
+"""Its reason for a guest that QEMU paused because it could not write."""
+
+
+def journal_of(context: Context, facts: Facts) -> Path:
+    """Where the run's journal is."""
+    return context.config.paths.journal / f"{facts.run}.jsonl"
+
+
+def let_go(
+    context: Context, domain: Domain | None, facts: Facts, notes: Collection[Note]
+) -> list[str]:
+    """Thaw and resume what the run may have frozen or paused, and note it; what was done, in words.
+
+    Of another emulator than the run's, nothing is the run's doing.
+
+    Raises:
+        SnaporchError: it may still be paused or frozen.
+    """
+    ours = domain is not None and domain.active and domain.boot == facts.boot
+    done = _let_go(context, facts, notes) if ours else []
+    if Note.LET_GO not in notes:
+        with suppress(OSError):  # only what is told of it depends on that
+            append_note(journal_of(context, facts), Note.LET_GO)
+    return done
+
+
+def _let_go(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:
+    done = []
+    if Note.FREEZING in notes:
+        settings = context.config.settings(facts.domain, facts.uuid)
+        context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
+        done.append("thawed the guest")
+    if Note.SAVING in notes and facts.strategy.level is Level.RAM:
+        end_job(context.hypervisor, facts.uuid, facts.domain)
+    done += wake(context, facts, notes)
+    _put_downtime_back(context, facts)
+    return done
+
+
+def wake(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:
+    """Resume what the run paused; again after a commit, if a full overlay was what paused it."""
+    domain = context.hypervisor.find(facts.uuid)
+    if domain is None or not domain.active or domain.boot != facts.boot:
+        return []
+    if not is_ours_to_resume(context, facts, notes):
+        return []
+    resume(context.hypervisor, facts.uuid)
+    return ["resumed the guest"]
+
+
+def resume(
+    hypervisor: Hypervisor, uuid: str, told: Callable[[str], None] = lambda _text: None
+) -> None:
+    """Resume a guest, and try again for a while.
+
+    After saving RAM, QEMU has given up the locks on its images, and whoever looks at one may hold
+    it (qemu-img without ``-U``): then it cannot run yet.
+
+    Args:
+        told: hears once why it is tried again.
+
+    Raises:
+        HypervisorError: it still cannot run.
+    """
+
+    def paused(error: BaseException) -> bool:
+        return isinstance(error, HypervisorError) and hypervisor.paused_by(uuid) is not None
+
+    def tell(state: RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome is not None:
+            told(f"{state.outcome.exception()}; trying again")
+
+    patience = Retrying(
+        stop=stop_after_delay(_RESUME_SECONDS),
+        wait=wait_exponential(_RESUME_FIRST_SECONDS, _RESUME_LATER_SECONDS),
+        retry=retry_if_exception(paused),
+        before_sleep=tell,
+        reraise=True,
+    )
+    patience(hypervisor.resume, uuid)
+
+
+def is_ours_to_resume(context: Context, facts: Facts, notes: Collection[Note]) -> bool:
+    """Whether the guest is paused by the run, and not by somebody's wish."""
+    if facts.was is not DomainState.RUNNING or Note.HELD in notes:
+        return False
+    reason = context.hypervisor.paused_by(facts.uuid)
+    if Note.LET_GO in notes:
+        return reason == _FULL  # whoever paused it since knows why, but for an overlay of the run's
+    return reason is not None and (reason != "user" or Note.SUSPENDED in notes)
+
+
+def end_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
+    """Wait until libvirt has given up the snapshot of a run that is cut short as it saves RAM.
+
+    Such a job is the run's own only as long as its emulator is the run's, and that step is not
+    known to have ended. A job of another kind is somebody else's: not ours to abort or to wait for.
+
+    Raises:
+        AttentionError: it goes on.
+    """
+
+    def busy() -> bool:
+        ours = hypervisor.busy_with(uuid) == _OURS
+        if ours:
+            hypervisor.abort_job(uuid)
+        return ours
+
+    patience = Retrying(
+        stop=stop_after_delay(_JOB_SECONDS),
+        wait=wait_fixed(_POLL_SECONDS),
+        retry=retry_if_result(bool),
+    )
+    try:
+        patience(busy)
+    except RetryError as error:
+        raise AttentionError(
+            name,
+            f"libvirt still saves its RAM ({_OURS})",
+            f"when that has ended, run: snaporch recover {uuid}",
+        ) from error
+
+
+def _put_downtime_back(context: Context, facts: Facts) -> None:
+    """The emulator's own limit, if a run that was killed left another, and nobody set it since."""
+    if facts.downtime_ms and context.hypervisor.downtime_limit(facts.uuid) == facts.downtime_ms:
+        context.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
