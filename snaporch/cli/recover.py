@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from snaporch.cli.options import ConfigOption, QuietOption, WaitOption, config_path
-from snaporch.errors import UsageError
+from snaporch.errors import SnaporchError, UsageError
 from snaporch.run.decision import Take
 
 
@@ -37,6 +37,10 @@ def recover_command(
             "--autostart", help="Then start the guests of these that libvirt starts at boot."
         ),
     ] = False,
+    notify: Annotated[
+        bool,
+        typer.Option("--notify", help="Tell those whom [notify] names what could not be settled."),
+    ] = False,
     wait: WaitOption = None,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -52,8 +56,17 @@ def recover_command(
         raise UsageError("--take", "is decided for one domain", "name it: snaporch list")
     from snaporch.cli.recovering import recover_all
     from snaporch.cli.session import session
+    from snaporch.cli.watching import watchers
 
-    with session(config_path(context, config), quiet=quiet) as opened:
+    with (
+        session(config_path(context, config), quiet=quiet) as opened,
+        watchers(opened) as watching,
+    ):
+
+        def told(error: SnaporchError) -> None:
+            if notify:
+                watching.failed(opened.config, error)
+
         return recover_all(
-            opened, domain, wait=wait, dry_run=dry_run, autostart=autostart, take=take
+            opened, domain, wait=wait, dry_run=dry_run, autostart=autostart, take=take, told=told
         )

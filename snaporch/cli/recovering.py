@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from snaporch import places
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.report.terminal import print_error, print_result
@@ -9,6 +11,7 @@ from snaporch.restore.barrier import left_barred
 from snaporch.restore.clones import sweep
 from snaporch.run.context import Context
 from snaporch.run.decision import Take
+from snaporch.run.guardian import guard_leftovers
 from snaporch.run.journal import StrangeJournal, list_journals, others_of
 from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.settle import LOOK, SET_ASIDE, foresee, recover
@@ -22,12 +25,16 @@ def recover_all(
     dry_run: bool,
     autostart: bool,
     take: Take | None,
+    told: Callable[[SnaporchError], None] = lambda _error: None,
 ) -> int:
     """Settle every unfinished run, or those of one domain; the first failure's exit code.
+
+    What could not be settled has a guardian again, which goes on trying.
 
     Args:
         autostart: start the guests that libvirt starts at boot, and was kept from.
         take: what a human has decided of disks that are undecided.
+        told: hears what could not be settled.
     """
     failures: list[int] = []
     names = _unsettled(context, domain, failures)
@@ -53,16 +60,23 @@ def recover_all(
                     _start_at_boot(context, uuid)
         except SnaporchError as error:
             print_error(error.line())
+            told(error)
             failures.append(int(error.exit_code))
-    for left in left_barred(context):
-        if domain is None or left.thing == domain:
-            print_error(left.line())
-            failures.append(int(left.exit_code))
+    if not dry_run:
+        guard_leftovers(context)
+    _tell_barred(context, domain, failures)
     if domain is None:
         settled |= _sweep_clones(context, failures, dry_run=dry_run)
     if not settled and not failures:
         context.progress.step(domain or "snaporch", "nothing to recover")
     return failures[0] if failures else 0
+
+
+def _tell_barred(context: Context, domain: str | None, failures: list[int]) -> None:
+    for left in left_barred(context):
+        if domain is None or left.thing == domain:
+            print_error(left.line())
+            failures.append(int(left.exit_code))
 
 
 def _start_at_boot(context: Context, uuid: str) -> None:

@@ -15,10 +15,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from snaporch import places
 from snaporch.errors import UnavailableError
 from snaporch.model import Strategy
 from snaporch.run.context import Context
-from snaporch.run.journal import Facts
+from snaporch.run.journal import Facts, read_journals
+from snaporch.run.lock import held_by
 
 _UNGUARDED = (Strategy.CRASH, Strategy.OFF)
 _START_SECONDS = 60
@@ -26,16 +28,40 @@ _POLL_SECONDS = 0.01
 SYSTEMD = Path("/run/systemd/system")
 
 
-def start_guardian(context: Context, facts: Facts, journal: Path) -> None:
-    """Watch over this process's run; the guardian ends by itself when the journal is gone."""
+def start_guardian(
+    context: Context, facts: Facts, journal: Path, *, process: int | None = None
+) -> None:
+    """Watch over a run; the guardian ends by itself when the journal is gone.
+
+    Args:
+        process: the run's, 0 for one that is gone; this one when ``None``.
+    """
     if facts.strategy in _UNGUARDED:
         return
     deadline = context.config.settings(facts.domain, facts.uuid).freeze_deadline
-    arguments = [str(os.getpid()), str(journal), str(deadline), context.config.libvirt_uri]
+    pid = str(os.getpid() if process is None else process)
+    arguments = [pid, str(journal), str(deadline), context.config.libvirt_uri]
     if context.config_path is not None:
         arguments.append(str(context.config_path.absolute()))
     command = [sys.executable, "-P", "-m", "snaporch.run.watch", *arguments]
     start_detached(f"snaporch-guardian-{facts.run}", command)
+
+
+def guard_leftovers(context: Context) -> None:
+    """Have a guardian again for each run that may hold its guest, was cut short and has none.
+
+    Guardians may be killed: whoever comes by sees to it that somebody goes on trying.
+    """
+    for journal in read_journals(context.config.paths.journal):
+        if not journal.held or held_by(places.LOCKS, journal.uuid) is not None:
+            continue  # who has the lock is at it, and has one
+        try:
+            with journal.path.open("r+b") as stream:
+                guarded = _is_locked(stream.fileno())
+        except OSError:  # settled meanwhile
+            continue
+        if not guarded:
+            start_guardian(context, journal.facts, journal.path, process=0)
 
 
 def await_guardian(context: Context, facts: Facts, journal: Path) -> None:

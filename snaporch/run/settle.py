@@ -25,6 +25,7 @@ from snaporch.run.context import Context
 from snaporch.run.decision import Action, File, Points, Power, Sight, Take, decide
 from snaporch.run.doors import remove_if_dead
 from snaporch.run.foreign import check_nothing_above
+from snaporch.run.guardian import guard_leftovers
 from snaporch.run.journal import (
     Facts,
     Note,
@@ -339,7 +340,8 @@ def recover_leftovers(context: Context) -> None:
     """Settle every snapshot run that was killed, before anything is asked about its domain.
 
     libvirt may be holding a domain while it waits to open the pipe of a run that is gone. A run
-    that holds its lock is alive; one that cannot be settled is left for its own domain's commands.
+    that holds its lock is alive; one that cannot be settled is left for its guardian, and for its
+    own domain's commands.
     """
     names = {}
     for journal in list_journals(context.config.paths.journal, sweep=True):
@@ -364,6 +366,7 @@ def recover_leftovers(context: Context) -> None:
             continue
         except SnaporchError as error:
             context.progress.note(name, error.line())
+    guard_leftovers(context)
 
 
 def _recover_one(context: Context, journal: OldJournal, take: Take | None) -> list[str]:

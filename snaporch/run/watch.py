@@ -1,14 +1,15 @@
 """The guardian itself: ``python3 -m snaporch.run.watch PID JOURNAL DEADLINE URI [CONFIG]``.
 
-It waits for the end of the run's process. If the journal is still there then, the run was killed,
-and the guardian has the domain recovered. If the run hangs, so that the guest stands still for
-longer than the deadline or its overlays outgrow their limits, the guardian lets the guest go
-(resume, thaw, commit) without asking for the domain's lock; the run will find that the guest did
-not stay as it was, and record the snapshot as crash-consistent.
+It waits for the end of the run's process; PID 0 is that of one that is gone already. If the journal
+is still there then, the run was killed, and the guardian has the domain recovered. If the run
+hangs, so that the guest stands still for longer than the deadline or its overlays outgrow their
+limits, the guardian lets the guest go (resume, thaw, commit) without asking for the domain's lock;
+the run will find that the guest did not stay as it was, and record the snapshot as
+crash-consistent.
 
-It ends when the journal is gone, and for nothing else: a full disk, a libvirtd that does not
-answer or a fault of its own are said on stderr, and it tries again. It writes one file, the mark
-that the guest was let go, and can do without it.
+It ends when the journal is gone, and for nothing else: a full disk, a libvirtd that does not answer
+or a fault of its own are said on stderr, and it tries again, later each time. It writes one file,
+the mark that the guest was let go, and can do without it.
 
 Only the standard library is imported until there is something to do.
 """
@@ -34,13 +35,20 @@ _GRACE_SECONDS = 30
 _RECOVER_WAIT = "600"
 _BY_ITS_OWNER = "user"
 """libvirt's reason for a pause that somebody asked for: its owner, or the run, which notes it."""
-_RETRY_SECONDS = 10.0
+_RETRY_SECONDS = 2.0
+_MAX_HELD_SECONDS = 60.0
+"""Between two tries for a guest that may be paused or frozen."""
 _MAX_RETRY_SECONDS = 3600.0
+"""Between two tries for one that is not, and for saying the same again."""
+_RECOVER_SECONDS = 3600.0
+"""For one recovery; twice as long for the next. What QEMU commits goes on without it."""
 _SAVING_RAM = ("manual", "overlay")
 _STANDING_STILL = ("manual", "paused", "quiesced")
 _ASKED = ("paused", "quiesced")
 _BEGINNINGS = ("suspended", "freezing")
 """Notes of those strategies, made before the guest is asked to stand still."""
+_ENDS = ("resumed", "let-go")
+"""Notes of a guest that stands still no more."""
 
 
 def main(arguments: list[str]) -> None:
@@ -56,7 +64,8 @@ def main(arguments: list[str]) -> None:
         with contextlib.suppress(OSError):
             fcntl.flock(alive.enter_context(journal.open("rb")), fcntl.LOCK_SH)
         with contextlib.suppress(ProcessLookupError):
-            guardian.watch(os.pidfd_open(pid))
+            if pid:
+                guardian.watch(os.pidfd_open(pid))
         guardian.recover(arguments[4:5])
 
 
@@ -69,6 +78,8 @@ class _Guardian:
         self._since: float | None = None
         """When the guest was last known not to stand still."""
         self._released = False
+        self._tries = _Tries(_MAX_HELD_SECONDS)
+        """To let the guest go while its run is alive."""
         self._pulse: _Pulse | None = None
 
     def watch(self, process: int) -> None:
@@ -83,22 +94,38 @@ class _Guardian:
 
     def recover(self, config: list[str]) -> None:
         """Have a run that was killed settled, again and again if that fails."""
-        pause = _RETRY_SECONDS
+        held, freed = _Tries(_MAX_HELD_SECONDS), _Tries(_MAX_RETRY_SECONDS)
+        limit, said = _RECOVER_SECONDS, _Said()
         while self._is_there():
             lines = self._read()
             if not lines:
                 return  # cut short before anything was touched; the next run removes it
             options = ["--config", config[0]] if config else []
             command = [sys.executable, "-P", "-m", "snaporch", *options]
-            command += ["recover", "--wait", _RECOVER_WAIT, lines[0]["facts"]["uuid"]]
+            command += ["recover", "--wait", _RECOVER_WAIT, "--notify", lines[0]["facts"]["uuid"]]
             try:
-                subprocess.run(command, check=False)
+                done = subprocess.run(command, check=False, timeout=limit, stderr=subprocess.PIPE)
+                said.say(done.stderr)
+            except subprocess.TimeoutExpired as error:
+                _complain(error)
+                limit *= 2
             except OSError as error:
                 _complain(error)
-            end = time.monotonic() + pause
-            while self._is_there() and time.monotonic() < end:
+            tries = held if self._is_held() else freed
+            tries.failed()
+            while self._is_there() and not tries.again():
                 time.sleep(_LOOK_SECONDS)
-            pause = min(pause * 2, _MAX_RETRY_SECONDS)
+
+    def _is_held(self) -> bool:
+        """Whether the guest may be paused or frozen."""
+        try:
+            from snaporch.run.journal import OldJournal, read_journal
+
+            journal = read_journal(self._journal)
+            return isinstance(journal, OldJournal) and journal.held
+        except Exception as error:  # noqa: BLE001 - whatever it is, the guest needs its guardian
+            _complain(error)
+            return True
 
     def _is_there(self) -> bool:
         """The journal; a file system that fails is no sign that it is not."""
@@ -128,6 +155,7 @@ class _Guardian:
         window = _window(lines)
         if window is None:
             self._since, self._released = None, False
+            self._tries = _Tries(_MAX_HELD_SECONDS)
             self._end_pulse()
             return
         facts = lines[0]["facts"]
@@ -140,9 +168,10 @@ class _Guardian:
             self._end_pulse()
         if not _too_much(window, facts, time.monotonic() - self._since, self._deadline):
             self._released = False
-        elif not self._released:
+        elif not self._released and self._tries.again():
             self._mark()
             self._released = _let_go(window, lines, self._uri, self._journal)
+            self._tries.failed()
 
     def _mark(self) -> None:
         """First of all, for the run must not take it for its own doing."""
@@ -155,6 +184,42 @@ class _Guardian:
         if self._pulse is not None:
             self._pulse.over.set()
             self._pulse = None
+
+
+class _Tries:
+    """When something that fails may be tried again: later each time."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._pause = _RETRY_SECONDS
+        self._at = 0.0
+
+    def again(self) -> bool:
+        """Whether it is time."""
+        return time.monotonic() >= self._at
+
+    def failed(self) -> None:
+        """Wait, next time twice as long."""
+        self._at = time.monotonic() + self._pause
+        self._pause = min(self._pause * 2, self._longest)
+
+
+class _Said:
+    """Passes on what a recovery says, but the same again only later each time."""
+
+    def __init__(self) -> None:
+        self._last = b""
+        self._tries = _Tries(_MAX_RETRY_SECONDS)
+
+    def say(self, text: bytes | None) -> None:
+        """On standard error."""
+        if text != self._last:
+            self._tries = _Tries(_MAX_RETRY_SECONDS)
+        if text and self._tries.again():
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(text.decode("utf-8", "replace"))
+            self._tries.failed()
+        self._last = text or b""
 
 
 class _Pulse(threading.Thread):
@@ -219,13 +284,14 @@ def _window(lines: Sequence[dict[str, Any]]) -> _Window | None:
     strategy = facts["strategy"]
     ended = {line["step"] for line in lines if line.get("event") == "end"}
     begun = {line["step"] for line in lines if line.get("event") == "begin"}
-    noted = [line["note"] for line in lines if line.get("event") == "note"]
     if "release" in ended:
+        return None
+    if _last_noted(lines, _BEGINNINGS, _ENDS) == "let-go" and strategy != "overlay":
         return None
     if "freeze" not in ended and strategy in _SAVING_RAM:
         return _Window.SAVING if "freeze" in begun and facts["was"] == "running" else None
     if strategy in _STANDING_STILL:
-        asked = strategy in _ASKED and any(note in _BEGINNINGS for note in noted)
+        asked = strategy in _ASKED and _last_noted(lines, _BEGINNINGS, _ENDS) in _BEGINNINGS
         return _Window.STILL if asked or "freeze" in ended else None
     if _is_suspended(lines):
         return _Window.COMMITTING
@@ -236,8 +302,13 @@ def _window(lines: Sequence[dict[str, Any]]) -> _Window | None:
 
 def _is_suspended(lines: Sequence[dict[str, Any]]) -> bool:
     """Whether the run has noted that it suspends the guest, and not that it runs again."""
+    return _last_noted(lines, ("suspended",), _ENDS) == "suspended"
+
+
+def _last_noted(lines: Sequence[dict[str, Any]], *wanted: Sequence[str]) -> str:
+    """The last of these notes."""
     noted = (line["note"] for line in reversed(lines) if line.get("event") == "note")
-    return next((note for note in noted if note in ("suspended", "resumed")), "") == "suspended"
+    return next((note for note in noted if any(note in each for each in wanted)), "")
 
 
 def _too_much(window: _Window, facts: dict[str, Any], seconds: float, deadline: float) -> bool:
@@ -266,7 +337,7 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
     """Let the guest go; False to try again."""
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
-    from snaporch.run.journal import append_note, noting
+    from snaporch.run.journal import Note, append_note, noting
     from snaporch.run.let_go import end_job, resume
     from snaporch.run.pipe import reader_of
 
@@ -276,6 +347,9 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
         # whoever saves RAM waits for a reader, and the run's own may stand still
         with reader_of(Path(facts["ram_pipe"])) if saving else contextlib.nullcontext():
             hypervisor = open_hypervisor(uri)
+            domain = hypervisor.find(facts["uuid"])
+            if domain is None or not domain.active or domain.boot != facts["boot"]:
+                return True  # another emulator's: nothing it does is the run's doing
             if saving:
                 end_job(hypervisor, facts["uuid"], facts["domain"])
             elif window is _Window.ON_OVERLAYS:
@@ -289,6 +363,9 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
             ours = reason != _BY_ITS_OWNER or _is_suspended(lines)
             if facts["was"] == "running" and reason is not None and ours:
                 resume(hypervisor, facts["uuid"])
+            if window is _Window.STILL:  # a freeze or a pause from now on is somebody else's
+                with contextlib.suppress(OSError):
+                    append_note(journal, Note.LET_GO)
     except (SnaporchError, OSError) as error:
         _complain(error)
         return False

@@ -32,6 +32,7 @@ from snaporch.config.policy import span
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.run.context import Context
 from snaporch.run.group import group_of
+from snaporch.run.guardian import guard_leftovers
 from snaporch.schedule.captures import Captures, ErrandDone, Outcome
 from snaporch.schedule.due import capture_of, remember
 from snaporch.schedule.errands import Errands
@@ -264,6 +265,7 @@ class Daemon:
         now = datetime.now(UTC)
         progress = context.progress
         try:
+            guard_leftovers(context)
             outlooks = look(context, now)
             self._carried_out(context, outlooks, now)
             retired = retire(context, outlooks, now)

@@ -67,6 +67,7 @@ class World:
         self.forgetful: dict[Path, str] = {}
         """Directories on a file system that a power loss empties, and its kind."""
         self.guarded: list[Facts] = []
+        self.guarded_again: list[Facts] = []
         self.paths = Paths(
             overlays=root / "overlays",
             overlay_reserve_mib=1,
@@ -109,6 +110,7 @@ class World:
         """Put the fake resolver and the fake qemu-img in their places; start no guardians."""
         monkeypatch.setattr("snaporch.run.let_go._RESUME_SECONDS", 0)
         monkeypatch.setattr("snaporch.run.snapshot.start_guardian", self.start_guardian)
+        monkeypatch.setattr("snaporch.run.guardian.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.run.snapshot.await_guardian", self.await_guardian)
         monkeypatch.setattr(plan, "resolve", self.resolve)
         monkeypatch.setattr(plan, "forgetful", self.forgetful.get)
@@ -258,9 +260,13 @@ class World:
         """Whether the overlay was committed."""
         return Path(disk.overlay).read_bytes() == Path(disk.base).read_bytes()
 
-    def start_guardian(self, context: Context, facts: Facts, journal: Path) -> None:
-        """Remember whom a guardian was to watch over."""
+    def start_guardian(
+        self, context: Context, facts: Facts, journal: Path, *, process: int | None = None
+    ) -> None:
+        """Remember whom a guardian was to watch over again; see ``await_guardian``."""
         self.hooks.reach("guardian.start")
+        if process is not None:
+            self.guarded_again.append(facts)
 
     def await_guardian(self, context: Context, facts: Facts, journal: Path) -> None:
         """It is there at once."""

@@ -466,6 +466,26 @@ def test_recovering_a_guest_that_was_left_on_overlays(host, snaporch, words):
     assert host.leftovers() == []
 
 
+@pytest.mark.parametrize("notified", [False, True])
+def test_a_guest_that_cannot_be_let_go_has_a_guardian_again_and_somebody_is_told(
+    host, snaporch, monkeypatch, notified
+):
+    told = []
+    monkeypatch.setattr(
+        "snaporch.notify.notifier.Notifier.failed", lambda _self, _config, error: told.append(error)
+    )
+    host.add_guest()
+    host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "locked"))
+    words = ["snapshot", "web", "--level", "paused", "--quiet"]
+    assert snaporch(*words).code == ExitCode.ATTENTION
+    options = ["--notify"] if notified else []
+    assert snaporch("recover", *options).code == ExitCode.ATTENTION
+    assert [facts.domain for facts in host.guarded_again] == ["web"]
+    assert ["locked" in error.line() for error in told] == [True] * notified
+    assert snaporch("recover", "--dry-run").code == 0
+    assert len(host.guarded_again) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "autostart", "state"),
     [

@@ -155,7 +155,7 @@ def test_a_configuration_of_ones_own_is_named(install, place, tmp_path):
     config.write_text('[paths]\njournal = "/srv/journal"\n')
     install("--config", str(config))
     text = (place / "snaporch-recover.service").read_text()
-    assert f"ExecStart=/usr/bin/snaporch --config {config} recover --autostart\n" in text
+    assert f"ExecStart=/usr/bin/snaporch --config {config} recover --autostart --notify\n" in text
     assert "ConditionDirectoryNotEmpty=/srv/journal\n" in text
 
 
@@ -180,7 +180,7 @@ def test_a_path_of_a_unit_is_one_word(install, place, tmp_path, name, told):
     assert install("--config", str(config)).code == 0
     word = told.format(f"{tmp_path}/") if "{}" in told else f"{tmp_path}/{told}"
     text = (place / "snaporch-recover.service").read_text()
-    assert f"ExecStart=/usr/bin/snaporch --config {word} recover --autostart\n" in text
+    assert f"ExecStart=/usr/bin/snaporch --config {word} recover --autostart --notify\n" in text
     assert "ConditionDirectoryNotEmpty=/srv/100%% own journal\n" in text
 
 

@@ -1,5 +1,6 @@
 """The command that starts a guardian, and one that is really started."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,10 +12,18 @@ from fakes.hypervisor import Agent
 from snaporch.errors import InterruptedRunError, UnavailableError
 from snaporch.model import DomainState
 from snaporch.run import guardian
-from snaporch.run.journal import Journal
+from snaporch.run.journal import Journal, Note
+from snaporch.run.lock import domain_lock
 from snaporch.run.plan import make_plan
 
 SYSTEMD_RUN = "/usr/bin/systemd-run"
+REAL = guardian.start_guardian
+
+
+@pytest.fixture(autouse=True)
+def real(world, monkeypatch):
+    """Not the world's, which starts nobody."""
+    monkeypatch.setattr(guardian, "start_guardian", REAL)
 
 
 @pytest.fixture
@@ -174,3 +183,47 @@ def test_a_real_one_ends_with_the_journal(world, facts, monkeypatch, tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+# -- again, for a run that was cut short ---------------------------------------------------------
+
+
+@pytest.fixture
+def left(world, facts):
+    """The journal of a run that suspended its guest, and was killed."""
+    told = facts("paused")
+    journal = Journal(world.paths.journal, told)
+    journal.note(Note.SUSPENDED)
+    journal.close(settled=False)
+    return told, journal.path
+
+
+def test_a_guest_that_may_stand_still_has_a_guardian_again(world, left, started):
+    told, path = left
+    guardian.guard_leftovers(world.context)
+    ((words, _how),) = started
+    assert words[4:6] == ["0", str(path)]
+    assert told.run in path.name
+
+
+def test_one_that_was_let_go_needs_none(world, left, started):
+    journal = Journal.reopen(left[1])
+    journal.note(Note.LET_GO)
+    journal.close(settled=False)
+    guardian.guard_leftovers(world.context)
+    assert started == []
+
+
+def test_one_whose_guardian_is_there_has_it_already(world, left, started):
+    with left[1].open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        guardian.guard_leftovers(world.context)
+    assert started == []
+
+
+def test_one_that_somebody_is_at_is_theirs(world, left, started):
+    told, context = left[0], world.context
+    place = {"wait": 0, "interrupt": context.interrupt}
+    with domain_lock(guardian.places.LOCKS, told.domain, told.uuid, "snapshot", **place):
+        guardian.guard_leftovers(context)
+    assert started == []

@@ -19,7 +19,7 @@ from snaporch.errors import UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState, Strategy
 from snaporch.run import overlays, watch
-from snaporch.run.journal import Journal, Note, Step, let_go_mark
+from snaporch.run.journal import Journal, Note, Step, let_go_mark, read_journals
 from snaporch.run.plan import make_plan
 
 URI = "qemu:///system"
@@ -98,7 +98,7 @@ def recovering(monkeypatch):
     """The recoveries that the guardian began."""
     commands = []
 
-    def recover(words, *, check):
+    def recover(words, **_how):
         commands.append(words)
         raise Recovered
 
@@ -167,7 +167,7 @@ def test_a_run_that_was_killed_is_recovered(begin, process, recovering, monkeypa
     guard(run, process.pid)
     (command,) = recovering
     assert command[:4] == [sys.executable, "-P", "-m", "snaporch"]
-    assert command[4:] == ["recover", "--wait", "600", run.facts.uuid]
+    assert command[4:] == ["recover", "--wait", "600", "--notify", run.facts.uuid]
 
 
 def test_it_is_recovered_with_the_same_configuration(begin, process, recovering, monkeypatch):
@@ -286,6 +286,115 @@ def test_after_the_release_it_is_left_alone(begin, process, let_go, monkeypatch,
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
     assert let_go.times == 0
+
+
+class Time:
+    """A clock that goes on when somebody sleeps or looks at it."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        self.now += 0.001
+        return self.now
+
+    def sleep(self, _seconds):
+        self.now += 1.0
+
+
+def test_a_guest_that_cannot_be_let_go_is_tried_again_later_each_time(
+    begin, process, let_go, monkeypatch
+):
+    run, clock, tries = begin("paused").frozen(), Time(), []
+    monkeypatch.setattr(watch, "time", clock)
+
+    def fail(*_what):
+        tries.append(clock.now)
+        if len(tries) == 9:
+            run.over()
+        return False
+
+    def look(lines):
+        clock.sleep(1)
+        return real(lines)
+
+    real = watch._window
+    monkeypatch.setattr(watch, "_window", look)
+    monkeypatch.setattr(watch, "_let_go", fail)
+    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0)
+    guard(run, process.pid, "0")
+    waited = [round(after - before) for before, after in itertools.pairwise(tries)]
+    assert waited == sorted(waited)
+    assert waited[0] <= 3
+    assert waited[-1] in (60, 61)
+
+
+@pytest.mark.parametrize(("notes", "longest"), [(["suspended"], 60), (["let-go"], 3600)])
+def test_a_recovery_is_tried_again_soon_for_a_guest_that_may_stand_still(
+    begin, monkeypatch, notes, longest
+):
+    run, clock, tries = begin("paused").frozen(), Time(), []
+    for note in notes:
+        run.journal.note(Note(note))
+    monkeypatch.setattr(watch, "time", clock)
+
+    def recover(_words, **_how):
+        tries.append(clock.now)
+        if len(tries) == 14:
+            run.over()
+        return SimpleNamespace(stderr=b"")
+
+    monkeypatch.setattr(watch.subprocess, "run", recover)
+    watch.main(["0", str(run.path), "60", URI])
+    waited = [after - before for before, after in itertools.pairwise(tries)]
+    assert waited == sorted(waited) or max(waited) < longest * 1.1
+    assert longest <= max(waited) <= longest * 1.1 + 2
+
+
+def test_a_recovery_that_hangs_is_ended_and_has_longer_the_next_time(begin, monkeypatch, capsys):
+    run, limits = begin("paused").frozen(), []
+    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
+
+    def recover(words, *, timeout, **_how):
+        limits.append(timeout)
+        if len(limits) == 3:
+            run.over()
+        raise subprocess.TimeoutExpired(words, timeout)
+
+    monkeypatch.setattr(watch.subprocess, "run", recover)
+    watch.main(["0", str(run.path), "60", URI])
+    assert limits == [3600, 7200, 14400]
+    assert "timed out" in capsys.readouterr().err
+
+
+def test_the_same_is_said_again_only_later_each_time(monkeypatch, capsys):
+    clock, said = Time(), watch._Said()
+    monkeypatch.setattr(watch, "time", clock)
+    for _second in range(100):
+        said.say(b"busy\n")
+        clock.sleep(1)
+    assert 5 <= capsys.readouterr().err.count("busy") <= 8
+    said.say(b"other\n")
+    said.say(b"")
+    said.say(b"busy\n")
+    assert capsys.readouterr().err == "other\nbusy\n"
+
+
+def test_nobody_is_waited_for_when_the_run_is_gone(begin, recovering):
+    """Process 0 is nobody's."""
+    run = begin("paused").frozen()
+    guard(run, 0)
+    assert len(recovering) == 1
+
+
+@pytest.mark.parametrize("strategy", STILL)
+def test_a_guest_that_was_let_go_is_not_in_the_window(begin, strategy):
+    """A freeze or a pause from then on is somebody else's."""
+    run = begin(strategy).frozen()
+    run.journal.note(Note.FREEZING)
+    assert watch._window(lines_of(run)) is watch._Window.STILL
+    run.journal.note(Note.LET_GO)
+    assert watch._window(lines_of(run)) is None
 
 
 @pytest.mark.parametrize("strategy", STILL)
@@ -450,11 +559,24 @@ def test_a_guest_that_runs_already_is_not_touched(begin, host):
     assert host.hooks.log == []
 
 
-def test_a_frozen_guest_is_thawed(begin, host):
-    run = begin("quiesced")
+def test_a_frozen_guest_is_thawed_and_what_comes_then_is_somebody_elses(begin, host):
+    run = begin("quiesced").frozen()
+    run.journal.note(Note.FREEZING)
     host.guest().frozen = True
     let_it_go(run)
     assert not host.guest().frozen
+    assert watch._window(lines_of(run)) is None
+    (journal,) = read_journals(host.paths.journal)
+    assert not journal.held
+
+
+def test_one_that_was_not_thawed_is_noted_as_nothing_else(begin, host):
+    run = begin("quiesced").frozen()
+    run.journal.note(Note.FREEZING)
+    host.guest().agent = Agent.SILENT
+    assert not let_it_go(run)
+    (journal,) = read_journals(host.paths.journal)
+    assert journal.held
 
 
 def test_overlays_are_committed(begin, host):
@@ -486,6 +608,23 @@ def test_a_job_of_somebody_elses_holds_nobody_up(saving, host, job):
     host.guest().job = job
     assert watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
     assert (host.guest().job, host.guest().state) == (job, DomainState.RUNNING)
+
+
+@pytest.mark.parametrize("strategy", [*STILL, "overlay"])
+def test_another_emulator_than_the_runs_is_left_alone(begin, host, strategy):
+    run = begin(strategy)
+    run.journal.note(Note.SUSPENDED)
+    host.guest().boot += 1
+    host.guest().frozen = True
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "migration"
+    assert let_it_go(run)
+    assert host.hooks.log == []
+
+
+def test_a_guest_that_is_gone_is_let_go(begin, host):
+    run = begin("quiesced")
+    host.hypervisor.guests.clear()
+    assert let_it_go(run)
 
 
 def test_a_guest_that_cannot_be_let_go_does_not_end_the_guardian(begin, host, monkeypatch):
@@ -670,12 +809,13 @@ def test_a_recovery_that_fails_is_tried_again(begin, process, monkeypatch):
     run, tries = begin("paused").frozen(), []
     monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.02)
 
-    def recover(words, *, check):
+    def recover(words, **_how):
         tries.append(words)
         if len(tries) == 2:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         if len(tries) == 3:
             run.over()
+        return SimpleNamespace(stderr=b"")
 
     monkeypatch.setattr(watch.subprocess, "run", recover)
     process.kill()

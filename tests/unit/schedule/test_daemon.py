@@ -10,6 +10,8 @@ from snaporch.config import Config
 from snaporch.errors import ConfigError, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import Reached, Verdict
+from snaporch.run.journal import Journal, Note
+from snaporch.run.plan import make_plan
 from snaporch.schedule import daemon as daemon_module
 from snaporch.schedule.captures import Captures, ErrandDone, Outcome
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
@@ -506,3 +508,16 @@ def test_a_clock_that_is_put_forward_wakes_it(scheduled, serving, told, monkeypa
         ahead = timedelta(hours=2)  # the scheduler sleeps until a time of the clock before
         daemon.reload()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
+
+
+def test_a_guest_that_a_run_may_hold_has_a_guardian_again(scheduled, serving, told):
+    """Its own was killed while the daemon was there."""
+    domain = scheduled.context.hypervisor.domain("web")
+    facts = make_plan(scheduled.context, domain, None, "paused").facts
+    journal = Journal(scheduled.context.config.paths.journal, facts)
+    journal.note(Note.SUSPENDED)
+    journal.close(settled=False)
+    with serving() as daemon:
+        daemon.thread.start()
+        assert daemon.heard.looks.get(timeout=PATIENCE) == ["web"]
+    assert scheduled.world.guarded_again[0] == facts
