@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from snaporch.prune.survey import TRASH_NAME
 from snaporch.run.context import Context
 from snaporch.run.group import group_of
 from snaporch.run.journal import OldJournal, OtherJournal, Step, StrangeJournal, list_journals
-from snaporch.run.lock import SCHEDULE, held_by
+from snaporch.run.lock import RECOVERING, SCHEDULE, held_by
 from snaporch.schedule.outlook import Next, Outlook, replicas_of
 from snaporch.schedule.shipments import last_arrived
 from snaporch.schedule.when import times
@@ -167,14 +168,17 @@ def _runs(config: Config) -> list[OpenRun]:
         except FileNotFoundError:  # its run has just ended
             continue
         uuid = journal.uuid or ""
-        held = bool(uuid) and held_by(places.LOCKS, uuid) is not None
+        holder = held_by(places.LOCKS, uuid) if uuid else None
+        guest_held = isinstance(journal, OldJournal) and journal.held
+        # one that tries to let its guest go has not done so yet
+        held = holder is not None and not (guest_held and holder.doing == RECOVERING)
         if isinstance(journal, StrangeJournal):
             reason = journal.error.reason
             found.append(
                 OpenRun(uuid or "?", uuid, "", reason, False, since, held, str(journal.path))
             )
         else:
-            found.append(_run(journal, since, held=held))
+            found.append(replace(_run(journal, since, held=held), guest_held=guest_held))
     return found
 
 

@@ -146,6 +146,12 @@ def _run(run: OpenRun) -> Iterator[Trouble]:
     if not run.kind:
         text = f"{run.path} {run.phase}"
         yield Trouble("strange-journal", Grade.CRITICAL, run.domain, text)
+    elif not run.held and run.guest_held:
+        text = (
+            f"a {run.kind} was cut short while {run.phase}, and the guest may still be paused or "
+            f"frozen; its guardian keeps trying, or run: snaporch recover {run.uuid}"
+        )
+        yield Trouble("held", Grade.CRITICAL, run.domain, text)
     elif not run.held:
         text = f"a {run.kind} was cut short while {run.phase}; run: snaporch recover {run.uuid}"
         yield Trouble("cut-short", Grade.CRITICAL, run.domain, text)

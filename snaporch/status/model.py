@@ -97,6 +97,8 @@ class OpenRun:
     held: bool
     """Somebody is at it."""
     path: str
+    guest_held: bool = False
+    """It may have left its guest paused or frozen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,7 @@ class Status:
                     "window_open": run.window,
                     "since": iso(run.since),
                     "under_way": run.held,
+                    "guest_held": run.guest_held,
                     "journal": run.path,
                 }
                 for run in self.runs

@@ -1,5 +1,6 @@
 import os
 import shutil
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from fakes.schedule import HOURLY, NOW
 from snaporch.model import Level
 from snaporch.pool import ForeignMount
 from snaporch.run.context import Interrupt
-from snaporch.run.journal import Journal, Step
+from snaporch.run.journal import Journal, Note, Step
 from snaporch.run.lock import domain_lock
 from snaporch.run.plan import make_plan
 from snaporch.schedule.outlook import carried_out, look
@@ -99,9 +100,9 @@ def opened(scheduled):
     return make
 
 
-def held(scheduled):
+def held(scheduled, doing="snapshot"):
     web, runtime = scheduled.world.guest(), scheduled.context.config.paths.runtime
-    return domain_lock(runtime, web.name, web.uuid, "snapshot", wait=0, interrupt=Interrupt())
+    return domain_lock(runtime, web.name, web.uuid, doing, wait=0, interrupt=Interrupt())
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,15 @@ def test_a_run_cut_short_and_one_nobody_understands(scheduled, standing, opened)
     run, other = standing().runs
     assert not run.held
     assert (other.kind, other.path) == ("", str(strange))
+
+
+@pytest.mark.parametrize("doing", [None, "recover", "snapshot"])
+def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
+    """Whoever tries to let it go has not done so yet."""
+    opened(Step.PREPARE).note(Note.SUSPENDED)
+    with held(scheduled, doing) if doing else nullcontext():
+        (run,) = standing().runs
+    assert (run.guest_held, run.held) == (True, doing == "snapshot")
 
 
 def test_overlays_of_no_run(scheduled, standing, opened):

@@ -122,6 +122,15 @@ def test_the_critical_comes_first():
     assert worst([]) is None
 
 
+def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
+    held = replace(RUN, guest_held=True)
+    assert judge(replace(WELL, runs=(held,)), Limits()) == []  # it is just at it
+    (trouble,) = judge(replace(WELL, runs=(replace(held, held=False),)), Limits())
+    assert (trouble.code, trouble.grade) == ("held", Grade.CRITICAL)
+    assert "while frozen, and the guest may still be paused or frozen" in trouble.text
+    assert trouble.text.endswith("run: snaporch recover u")
+
+
 def test_what_to_do_is_said():
     (trouble,) = judge(replace(WELL, runs=(replace(RUN, held=False),)), Limits())
     assert trouble.text == "a snapshot was cut short while frozen; run: snaporch recover u"
