@@ -17,6 +17,8 @@ class Level(StrEnum):
     PAUSED = "paused"
     CRASH = "crash"
     OFF = "off"
+    TORN = "torn"
+    """Of no instant: taken while overlays were committed. Nothing can be had from it."""
 
 
 class Strategy(StrEnum):

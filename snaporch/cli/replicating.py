@@ -16,7 +16,7 @@ from snaporch.errors import (
     SnaporchError,
     one_line,
 )
-from snaporch.model import Domain, SnapshotRecord
+from snaporch.model import Domain, Level, SnapshotRecord
 from snaporch.replicate.destination import Destination, ReplicaDestination
 from snaporch.replicate.ship import Shipped, ship
 from snaporch.run.background import lower_priority
@@ -85,7 +85,7 @@ def _finished(context: Context) -> Mapping[str, list[SnapshotRecord]]:
     under_way = {journal.facts.run for journal in read_journals(context.config.paths.journal)}
     found: dict[str, list[SnapshotRecord]] = defaultdict(list)
     for record in all_records(context.store, context.pool.snapshots()):
-        if record.run not in under_way:
+        if record.run not in under_way and record.level is not Level.TORN:
             found[record.uuid].append(record)
     return found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import state_of
 from snaporch.errors import NotFoundError, RefusedError, UsageError
-from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord, iso
+from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, iso
 from snaporch.run.context import Context
 from snaporch.run.plan import check_snapshot_name
 from snaporch.run.records import all_records, check_names, one_of_each, run_members
@@ -51,7 +51,8 @@ def newest_until(context: Context, domain: str, moment: datetime) -> SnapshotRec
         NotFoundError: there is none.
     """
     of_domain = _records(context, context.pool.snapshots(), domain)
-    found = [record for record in of_domain if record.created <= moment]
+    whole = [record for record in of_domain if record.level is not Level.TORN]
+    found = [record for record in whole if record.created <= moment]
     if found:
         return found[-1]
     if not of_domain:

@@ -193,6 +193,12 @@ def make_restore_plan(
         check_store(context.store, context.pool)
     found = find_outside if bundle else find_inside
     record, manifest, members = found(context, domain_name, snapshot, bundle)
+    if record.level is Level.TORN:
+        raise RefusedError(
+            record.full_name,
+            "was taken while overlays were committed: its disks are of no instant",
+            f"choose another: snaporch list {record.domain}",
+        )
     domain = as_defined(context, context.hypervisor.find(record.uuid))
     resumes = not cold and not disks_only
     _check_whole(record, manifest, members, domain, cold=not resumes)

@@ -126,6 +126,8 @@ def whole_source(
         NotWholeError: something is missing.
     """
     thing = record.full_name
+    if record.level is Level.TORN:
+        raise NotWholeError(thing, "was taken while overlays were committed: it is of no instant")
     reference = f"{record.uuid}/{record.run}"
     everything = context.pool.snapshots()
     state, manifest = context.store.state(reference)

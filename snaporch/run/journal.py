@@ -263,8 +263,13 @@ def forget(journal: Path) -> None:
 
 def append_note(journal: Path, note: Note) -> None:
     """Note something in the journal of a run that is being settled, if it has one."""
+    append_line(journal, event="note", note=note)
+
+
+def append_line(journal: Path, **fields: Any) -> None:
+    """Write to the journal of a run that somebody else keeps open, or nobody; if it has one."""
     if journal.exists():
-        line = json.dumps({"at": datetime.now(UTC).isoformat(), "event": "note", "note": note})
+        line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields})
         with journal.open("ab") as stream:
             stream.write(b"\n" + line.encode() + b"\n")
             stream.flush()

@@ -257,7 +257,7 @@ def one_of_each(
         newest: the latest of them, whatever its name: a rollback to it spares the others.
     """
     chosen: dict[str, PoolSnapshot] = {}
-    same = manifest is not None and manifest.level is not Level.CRASH
+    same = manifest is not None and manifest.level not in (Level.CRASH, Level.TORN)
     known = {(e.dataset, e.guid) for e in manifest.snapshots} if manifest else set()
     for member in sorted(members, key=lambda m: (not newest and m.name == name, m.createtxg)):
         if member.name == name or (same and (member.dataset, member.guid) in known):
@@ -290,6 +290,9 @@ def _record(
     first = next(member for member in members if member.name == name)
     marked = [member for member in members if marked_by(member, run)]
     level = first.properties.get("level", "") if first in marked or not manifest else manifest.level
+    if any(member.properties.get("level") == Level.TORN for member in members):
+        level = Level.TORN
+        state = BundleState.INCOMPLETE if state is BundleState.COMPLETE else state
     group, _, group_run = first.properties.get("group", "").partition("/")
     return SnapshotRecord(
         domain=marks.get("domain") or (manifest.domain if manifest else ""),

@@ -42,6 +42,7 @@ from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.marks import destroy_snapshots, finish_snapshots, own_snapshots
 from snaporch.run.others import finish_others, foresee_others
 from snaporch.run.pipe import reader_of
+from snaporch.run.torn import Commit, commits_in, mark_torn, note_commit, torn_text
 
 _POLL_SECONDS = 0.2
 _RECONNECT_SECONDS = 60
@@ -73,7 +74,8 @@ def settle(
         with reader_of(Path(facts.ram_pipe)):
             domain = _find(context, facts)
             done = let_go(context, domain, facts, notes)
-        done += _settle_disks(context, domain, facts, notes, alive=alive, take=take)
+        commits = commits_in(journal_of(context, facts))
+        done += _settle_disks(context, domain, facts, notes, commits, alive=alive, take=take)
         done += wake(context, facts, notes)
     except AttentionError:
         raise
@@ -86,6 +88,8 @@ def settle(
     done += (
         finish_snapshots(context, facts) if keep_snapshots else destroy_snapshots(context, facts)
     )
+    torn = mark_torn(context, facts.datasets, commits)
+    done += [torn_text(snapshot.full_name) for snapshot in torn]
     context.store.discard_partial(facts.uuid, facts.run)
     Path(facts.ram_pipe).unlink(missing_ok=True)
     remove_if_dead(context.config.paths.runtime, facts.uuid)
@@ -119,6 +123,7 @@ def _settle_disks(
     domain: Domain | None,
     facts: Facts,
     notes: Collection[Note],
+    commits: list[Commit],
     *,
     alive: bool,
     take: Take | None,
@@ -145,6 +150,8 @@ def _settle_disks(
         )
     _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
     done = []
+    if Action.COMMIT in actions or Action.COMMIT_OFFLINE in actions:
+        commits.append(note_commit(context.pool, facts.datasets, journal_of(context, facts)))
     if disks := actions.get(Action.COMMIT):
         _commit(context, facts, disks)
         done.append(f"committed {_targets(disks)}")

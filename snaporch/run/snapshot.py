@@ -36,6 +36,7 @@ from snaporch.run.settle import LOOK, SET_ASIDE, recover, settle
 from snaporch.run.strategies import make_strategy
 from snaporch.run.strategies.base import Strategy, StrategyUnavailableError, Work
 from snaporch.run.taking import OwnSnapshots, Taker, properties_of
+from snaporch.run.torn import commits_in, mark_torn, torn_text
 
 
 class FreezeFailedError(RunFailedError):
@@ -171,7 +172,7 @@ class _Run:
                 self._check_unchanged()
                 self._snapshot_pools(properties)
                 level = self._reached(strategy)
-                if level is not Level.CRASH and let_go_mark(journal.path).exists():
+                if level not in (Level.CRASH, Level.TORN) and let_go_mark(journal.path).exists():
                     level = strategy.disturbed(level)
                 level = self._taker.level(level)
             with journal.step(Step.RELEASE):
@@ -179,6 +180,8 @@ class _Run:
             self._taker.released()
             with journal.step(Step.SEAL):
                 snapshots = self._taker.taken(plan, properties)
+                if self._are_torn(journal.path, snapshots):
+                    level = Level.TORN
                 parts = side_parts(bundle, plan.domain, strategy.pause)
                 self._context.progress.step(plan.domain.name, "sealing the bundle")
                 bundle.seal(self._manifest(strategy, level, parts, snapshots))
@@ -198,7 +201,7 @@ class _Run:
     def _reached(self, strategy: Strategy) -> Level:
         """What the snapshots are worth; who took them may have been waited for a long time."""
         level = strategy.reached()
-        if self._plan.level is not Level.CRASH and level is Level.CRASH:
+        if level is Level.TORN or (level is Level.CRASH and self._plan.level is not Level.CRASH):
             return level
         try:
             self._check_unchanged()
@@ -208,6 +211,15 @@ class _Run:
             self._context.progress.note(self._domain.name, error.reason)
             return strategy.disturbed(level)
         return level
+
+    def _are_torn(self, journal: Path, snapshots: list[PoolSnapshot]) -> bool:
+        """Whether the run's own snapshots were taken while its overlays were committed."""
+        if not self._plan.facts.overlays:
+            return False
+        torn = mark_torn(self._context, self._plan.facts.datasets, commits_in(journal))
+        for name in (snapshot.full_name for snapshot in torn):
+            self._context.progress.note(self._domain.name, torn_text(name))
+        return bool({snapshot.guid for snapshot in torn} & {own.guid for own in snapshots})
 
     def _snapshot_pools(self, properties: Mapping[str, str]) -> None:
         """Inside the frozen window: nothing here that could be done before or after it."""

@@ -337,9 +337,11 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
     """Let the guest go; False to try again."""
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
+    from snaporch.pool import open_pool
     from snaporch.run.journal import Note, append_note, noting
     from snaporch.run.let_go import end_job, resume
     from snaporch.run.pipe import reader_of
+    from snaporch.run.torn import note_commit
 
     facts = lines[0]["facts"]
     saving = window is _Window.SAVING
@@ -354,6 +356,8 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
                 end_job(hypervisor, facts["uuid"], facts["domain"])
             elif window is _Window.ON_OVERLAYS:
                 overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
+                with contextlib.suppress(SnaporchError):  # what is not noted counts as torn
+                    note_commit(open_pool(to_look=True), facts["datasets"], journal)
                 unsuspended = Patience(running=float("inf"))  # killed then, it would stay so
                 told = noting(lambda note: append_note(journal, note))  # no pivot without its note
                 hypervisor.commit(facts["uuid"], overlays, told, unsuspended)

@@ -35,11 +35,13 @@ def _mark(pool: Pool, request: Request, caller: Caller, guest: Guest) -> bool:
     ]
     if not fresh:
         return False
-    pool.set_properties([s.full_name for s in fresh], _properties(guest))
-    tell(
-        f"{guest.domain.name}: was not held still for {', '.join(s.full_name for s in fresh)}: "
-        "recorded as crash-consistent"
-    )
+    level = Level.CRASH if guest.domain.active else Level.OFF
+    if any(snapshot.properties.get("level") == Level.TORN for snapshot in fresh):
+        level = Level.TORN  # whoever committed meanwhile has found them
+    pool.set_properties([s.full_name for s in fresh], _properties(guest, level))
+    names = ", ".join(snapshot.full_name for snapshot in fresh)
+    what = "of no instant" if level is Level.TORN else "crash-consistent"
+    tell(f"{guest.domain.name}: was not held still for {names}: recorded as {what}")
     return True
 
 
@@ -52,11 +54,11 @@ def _datasets(request: Request, caller: Caller, guest: Guest) -> frozenset[str]:
     return direct | guest.on(whole, below=True)
 
 
-def _properties(guest: Guest) -> dict[str, str]:
+def _properties(guest: Guest, level: Level) -> dict[str, str]:
     now = datetime.now(UTC)
     return {
         f"{PREFIX}run": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}",
         f"{PREFIX}uuid": guest.domain.uuid,
         f"{PREFIX}domain": guest.domain.name,
-        f"{PREFIX}level": (Level.CRASH if guest.domain.active else Level.OFF).value,
+        f"{PREFIX}level": level.value,
     }

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from snaporch.config import Status as Limits
 from snaporch.config.policy import span
-from snaporch.model import BundleState
+from snaporch.model import BundleState, Level
 from snaporch.pool import ForeignMount
 from snaporch.status.model import (
     DomainStatus,
@@ -95,7 +95,8 @@ def _domain(domain: DomainStatus, busy: bool) -> Iterator[Trouble]:  # noqa: FBT
         yield Trouble("on-overlay", Grade.CRITICAL, domain.name, text)
     last = domain.last
     if last is not None and last.state is not BundleState.COMPLETE and not busy:
-        text = f"its newest snapshot @{last.snapshot} is not whole: its bundle is {last.state}"
+        what = "torn" if last.level is Level.TORN else f"not whole: its bundle is {last.state}"
+        text = f"its newest snapshot @{last.snapshot} is {what}"
         yield Trouble("incomplete", Grade.WARNING, domain.name, text)
     tested = domain.verified
     if tested is not None and tested.verified is not None and not tested.verified.passed:

@@ -14,6 +14,7 @@ from snaporch.run import overlays
 from snaporch.run.journal import Note, noting
 from snaporch.run.settle import remove_unused
 from snaporch.run.strategies.ram import RamStrategy
+from snaporch.run.torn import commits_in, note_commit
 
 
 class Overlay(RamStrategy):
@@ -38,10 +39,15 @@ class Overlay(RamStrategy):
         live, _ = self.work.hypervisor.sources(uuid)
         on = {disk.target: disk.overlay for disk in self.work.plan.facts.overlays}
         if live is None or any(live.get(target) != path for target, path in on.items()):
-            return self.disturbed(Level.RAM)
+            return self._committed()
         if self.work.hypervisor.busy_disks(uuid) & on.keys():
-            return self.disturbed(Level.RAM)
+            return self._committed()
         return Level.RAM
+
+    def _committed(self) -> Level:
+        """Somebody has begun to commit; if it was noted when, the snapshots tell by themselves."""
+        level = self.disturbed(Level.RAM)
+        return level if commits_in(self.work.journal.path) else Level.TORN
 
     def release(self) -> None:
         """Commit, pivot, and remove the overlays when they hold nothing any more."""
@@ -49,6 +55,7 @@ class Overlay(RamStrategy):
         self.work.say(f"paused {self.pause.milliseconds:.0f} ms; committing overlays")
         patience = Patience(running=self.work.plan.settings.commit_patience)
         told = noting(self.work.journal.note)
+        note_commit(self.work.context.pool, facts.datasets, self.work.journal.path)
         self.work.hypervisor.commit(facts.uuid, facts.overlays, told, patience)
         self.work.journal.note(Note.COMMITTED)
         self._wake_from_full_disk()

@@ -18,9 +18,11 @@ from fakes.hypervisor import Agent
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState, Strategy
+from snaporch.pool import PoolError
 from snaporch.run import overlays, watch
 from snaporch.run.journal import Journal, Note, Step, let_go_mark, read_journals
 from snaporch.run.plan import make_plan
+from snaporch.run.torn import commits_in
 
 URI = "qemu:///system"
 LEVELS = {"manual": "ram", "overlay": "ram", "paused": "paused", "quiesced": "quiesced"}
@@ -518,6 +520,7 @@ def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
 @pytest.fixture
 def host(world, monkeypatch):
     monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda uri: world.hypervisor)
+    monkeypatch.setattr("snaporch.pool.open_pool", lambda **_how: world.pool)
     return world
 
 
@@ -698,6 +701,24 @@ def test_a_guest_that_its_owner_suspends_may_stand_still(
     looking(monkeypatch, 40, run.over)
     guard(run, process.pid, "0.1")
     assert let_go.times == 0
+
+
+def test_what_there_was_before_the_guardian_commits_is_noted(begin, host):
+    """What somebody snapshots meanwhile is torn."""
+    run = begin("overlay")
+    host.pool.snapshot(["tank/web@s1"], {})
+    let_it_go(run)
+    (commit,) = commits_in(run.path)
+    assert set(commit) == {"tank/web"}
+
+
+def test_a_pool_that_does_not_answer_keeps_no_guest_on_its_overlays(begin, host):
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    host.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
+    let_it_go(run)
+    assert host.on_bases()
 
 
 def test_a_pivot_of_the_guardians_is_noted(begin, host):

@@ -228,6 +228,16 @@ def test_a_snapshot_nobody_held_the_guest_for_is_recorded_as_a_crash(host, world
     assert "was not held still for tank/web@hourly" in capsys.readouterr().err
 
 
+def test_a_snapshot_nobody_held_the_guest_for_and_that_is_torn_stays_so(host, world, capsys):
+    """Its holder was killed, and the guardian committed and has looked already."""
+    world.add_guest()
+    world.pool.snapshot(["tank/web@hourly"], {"snaporch:level": "torn"})
+    assert host.post("tank/web") == 8
+    (record,) = host.records()
+    assert (record.level, record.bundle) == (Level.TORN, None)
+    assert "recorded as of no instant" in capsys.readouterr().err
+
+
 def test_excluded_disks_are_nobodys(host, world):
     world.add_guest(disks=TWO)
     world.with_defaults(exclude_disks=["vdb"])

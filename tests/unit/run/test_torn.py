@@ -1,0 +1,138 @@
+"""Snapshots that somebody takes while overlays are committed, and what nobody may do with them."""
+
+import errno
+
+import pytest
+from fakes.hooks import failing, failing_once
+
+from snaporch.errors import AttentionError, RefusedError, RunFailedError
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import BundleState, Level
+from snaporch.restore.choosing import newest_until
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.source import NotWholeError, whole_source
+from snaporch.run import torn as torn_module
+from snaporch.run.journal import read_journals
+from snaporch.run.records import all_records
+from snaporch.run.settle import recover
+from snaporch.run.snapshot import take_snapshot
+from snaporch.run.torn import note_commit
+
+TWO = {"vda": "tank/web", "vdb": "flash/web"}
+
+
+@pytest.fixture
+def ready(world):
+    world.add_guest("web", TWO)
+    world.with_defaults(ram_strategy="overlay")
+    return world
+
+
+def take(world, name="s1"):
+    return take_snapshot(world.context, world.hypervisor.domain("web"), name=name, wait=None)
+
+
+def levels(world):
+    return {s.full_name: s.properties.get("level") for s in world.pool.snapshots()}
+
+
+def records(world):
+    return {r.snapshot: r for r in all_records(world.context.store, world.pool.snapshots())}
+
+
+def stranger(world, name="syncoid"):
+    return lambda: world.pool.snapshot([f"tank/web@{name}"], {})
+
+
+def test_a_strangers_snapshot_within_the_commit(ready):
+    ready.pool.snapshot(["tank/web@before"], {})
+    ready.hooks.at["commit.pivoting"] = stranger(ready)
+    assert take(ready).level is Level.RAM
+    stranger(ready, "after")()
+    assert levels(ready) == {
+        "tank/web@before": None,
+        "tank/web@s1": "ram",
+        "flash/web@s1": "ram",
+        "tank/web@syncoid": "torn",
+        "tank/web@after": None,
+    }
+    assert any("tank/web@syncoid was taken while" in text for text in ready.heard.notes)
+
+
+def test_a_strangers_snapshot_within_the_window_is_as_good_as_the_runs(ready):
+    """Nothing is written to the bases before the commit."""
+
+    def once():
+        del ready.hooks.at["pool.snapshot tank"]
+        stranger(ready)()
+
+    ready.hooks.at["pool.snapshot tank"] = once
+    take(ready)
+    assert levels(ready)["tank/web@syncoid"] is None
+
+
+def test_a_strangers_snapshot_while_a_recovery_commits(ready):
+    ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    with pytest.raises(AttentionError):
+        take(ready)
+    stranger(ready, "late")()
+    del ready.hooks.at["hypervisor.commit"]
+    ready.hooks.at["commit.pivoting"] = stranger(ready)
+    said = recover(ready.context, ready.guest().uuid)
+    assert levels(ready)["tank/web@syncoid"] == levels(ready)["tank/web@late"] == "torn"
+    assert levels(ready)["tank/web@s1"] == "crash"
+    assert any("tank/web@syncoid was taken while" in text for text in said)
+
+
+def test_where_it_cannot_be_noted_the_commit_goes_on(ready, monkeypatch):
+    def full(*_what, **_how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torn_module, "append_line", full)
+    ready.hooks.at["hypervisor.commit"] = failing_once(HypervisorError("vda", "no"))
+    ready.hooks.at["commit.pivoting"] = stranger(ready)
+    with pytest.raises(RunFailedError):
+        take(ready)
+    assert levels(ready)["tank/web@syncoid"] == "torn"
+    assert ready.on_bases()
+
+
+def test_a_run_whose_own_snapshot_was_taken_after_the_guardian_began_to_commit(ready):
+    def guardian():
+        (journal,) = read_journals(ready.paths.journal)
+        note_commit(ready.pool, journal.facts.datasets, journal.path)
+
+    ready.hooks.at["pool.snapshot flash"] = guardian
+    record = take(ready)
+    assert record.level is Level.TORN
+    assert set(levels(ready).values()) == {"torn"}
+
+
+@pytest.fixture
+def torn(ready):
+    """A snapshot that is good, and a newer one that is torn."""
+    good = take(ready, "good")
+    take(ready, "bad")
+    names = [s.full_name for s in ready.pool.snapshots() if s.name == "bad"]
+    ready.pool.set_properties(names[:1], {"snaporch:level": "torn"})
+    return good, records(ready)["bad"]
+
+
+def test_one_torn_snapshot_makes_all_of_the_run_torn(ready, torn):
+    assert torn[1].level is Level.TORN
+    assert torn[1].state is BundleState.INCOMPLETE  # so nothing counts on it
+
+
+@pytest.mark.parametrize("how", [{}, {"cold": True}, {"disks_only": True}])
+def test_it_is_not_restored(ready, torn, how):
+    with pytest.raises(RefusedError, match="while overlays were committed"):
+        make_restore_plan(ready.context, "web", "bad", **how)
+
+
+def test_it_is_no_source_of_clones_and_verifications(ready, torn):
+    with pytest.raises(NotWholeError, match="of no instant"):
+        whole_source(ready.context, torn[1])
+
+
+def test_it_is_not_the_newest(ready, torn):
+    assert newest_until(ready.context, "web", torn[1].created).snapshot == "good"
