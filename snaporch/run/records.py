@@ -16,6 +16,7 @@ from snaporch.bundle.store import MARKER, BundleError, BundleStore
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, Verdict
 from snaporch.pool import Pool
+from snaporch.run.torn import is_torn
 
 
 def all_records(
@@ -290,7 +291,7 @@ def _record(
     first = next(member for member in members if member.name == name)
     marked = [member for member in members if marked_by(member, run)]
     level = first.properties.get("level", "") if first in marked or not manifest else manifest.level
-    if any(member.properties.get("level") == Level.TORN for member in members):
+    if any(is_torn(member) for member in members):
         level = Level.TORN
         state = BundleState.INCOMPLETE if state is BundleState.COMPLETE else state
     group, _, group_run = first.properties.get("group", "").partition("/")

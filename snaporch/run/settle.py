@@ -34,6 +34,7 @@ from snaporch.run.journal import (
     append_note,
     forget,
     journals_of,
+    let_go_mark,
     list_journals,
     noting,
 )
@@ -42,7 +43,7 @@ from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.marks import destroy_snapshots, finish_snapshots, own_snapshots
 from snaporch.run.others import finish_others, foresee_others
 from snaporch.run.pipe import reader_of
-from snaporch.run.torn import Commit, commits_in, mark_torn, note_commit, torn_text
+from snaporch.run.torn import Commit, commits_in, commits_of_all, mark_torn, noted_commit, torn_text
 
 _POLL_SECONDS = 0.2
 _RECONNECT_SECONDS = 60
@@ -88,7 +89,9 @@ def settle(
     done += (
         finish_snapshots(context, facts) if keep_snapshots else destroy_snapshots(context, facts)
     )
-    torn = mark_torn(context, facts.datasets, commits)
+    commits = commits or _unnoted_commit(context, facts, notes)
+    commits += commits_of_all(context.config.paths.journal)
+    torn = mark_torn(context.pool, facts.datasets, commits)
     done += [torn_text(snapshot.full_name) for snapshot in torn]
     context.store.discard_partial(facts.uuid, facts.run)
     Path(facts.ram_pipe).unlink(missing_ok=True)
@@ -150,15 +153,11 @@ def _settle_disks(
         )
     _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
     done = []
-    if Action.COMMIT in actions or Action.COMMIT_OFFLINE in actions:
-        commits.append(note_commit(context.pool, facts.datasets, journal_of(context, facts)))
-    if disks := actions.get(Action.COMMIT):
-        _commit(context, facts, disks)
-        done.append(f"committed {_targets(disks)}")
-    if disks := actions.get(Action.COMMIT_OFFLINE):
-        for disk in disks:
-            overlays.commit_offline(disk, facts.emulator)
-        done.append(f"committed {_targets(disks)} while the guest is off")
+    online, offline = actions.get(Action.COMMIT, []), actions.get(Action.COMMIT_OFFLINE, [])
+    if online or offline:
+        with noted_commit(context.pool, facts.datasets, journal_of(context, facts)) as begun:
+            commits.append(begun)
+            done += _commit_all(context, facts, online, offline)
     if domain is not None:
         if context.hypervisor.rebase_managed_save(facts.uuid, facts.overlays):
             done.append("had the RAM that libvirt saved of it go on on its bases")
@@ -182,6 +181,30 @@ def _check_saved_ram(
             f"the RAM that libvirt saved of it goes with {_paths(needed)} and with no other image",
             f"run: virsh managedsave-remove {shlex.quote(facts.domain)}, and recover it again",
         )
+
+
+def _commit_all(
+    context: Context, facts: Facts, online: list[OverlayDisk], offline: list[OverlayDisk]
+) -> list[str]:
+    done = []
+    if online:
+        _commit(context, facts, online)
+        done.append(f"committed {_targets(online)}")
+    for disk in offline:
+        overlays.commit_offline(disk, facts.emulator)
+    if offline:
+        done.append(f"committed {_targets(offline)} while the guest is off")
+    return done
+
+
+def _unnoted_commit(context: Context, facts: Facts, notes: Collection[Note]) -> list[Commit]:
+    """The disk or the pool did not let it be noted: all since the run's own snapshots counts."""
+    begun = {Note.PIVOTING, Note.COMMITTED} & set(notes)
+    begun_by_guardian = let_go_mark(journal_of(context, facts)).exists()
+    if not facts.overlays or not (begun or begun_by_guardian):
+        return []
+    own = own_snapshots(context, facts)
+    return [Commit({snapshot.dataset: snapshot.createtxg for snapshot in own})] if own else []
 
 
 def _commit(context: Context, facts: Facts, disks: list[OverlayDisk]) -> None:

@@ -36,7 +36,7 @@ from snaporch.run.settle import LOOK, SET_ASIDE, recover, settle
 from snaporch.run.strategies import make_strategy
 from snaporch.run.strategies.base import Strategy, StrategyUnavailableError, Work
 from snaporch.run.taking import OwnSnapshots, Taker, properties_of
-from snaporch.run.torn import commits_in, mark_torn, torn_text
+from snaporch.run.torn import commits_of_all, is_torn, mark_torn, torn_text
 
 
 class FreezeFailedError(RunFailedError):
@@ -180,7 +180,7 @@ class _Run:
             self._taker.released()
             with journal.step(Step.SEAL):
                 snapshots = self._taker.taken(plan, properties)
-                if self._are_torn(journal.path, snapshots):
+                if self._are_torn(snapshots):
                     level = Level.TORN
                 parts = side_parts(bundle, plan.domain, strategy.pause)
                 self._context.progress.step(plan.domain.name, "sealing the bundle")
@@ -212,14 +212,14 @@ class _Run:
             return strategy.disturbed(level)
         return level
 
-    def _are_torn(self, journal: Path, snapshots: list[PoolSnapshot]) -> bool:
-        """Whether the run's own snapshots were taken while its overlays were committed."""
-        if not self._plan.facts.overlays:
-            return False
-        torn = mark_torn(self._context, self._plan.facts.datasets, commits_in(journal))
-        for name in (snapshot.full_name for snapshot in torn):
-            self._context.progress.note(self._domain.name, torn_text(name))
-        return bool({snapshot.guid for snapshot in torn} & {own.guid for own in snapshots})
+    def _are_torn(self, snapshots: list[PoolSnapshot]) -> bool:
+        """Whether the run's own were taken during a commit: its own, or of who shares a dataset."""
+        context, datasets = self._context, self._plan.facts.datasets
+        commits = commits_of_all(context.config.paths.journal)
+        for torn in mark_torn(context.pool, datasets, commits):
+            context.progress.note(self._domain.name, torn_text(torn.full_name))
+        own = {snapshot.guid for snapshot in snapshots}
+        return any(is_torn(each) for each in context.pool.snapshots(datasets) if each.guid in own)
 
     def _snapshot_pools(self, properties: Mapping[str, str]) -> None:
         """Inside the frozen window: nothing here that could be done before or after it."""

@@ -3,72 +3,123 @@
 A commit copies in the order of offsets. Until the pivot the base is a state that the guest never
 had: what was written first may be old, and what was written last new. Which snapshots somebody took
 meanwhile is told by transaction groups and not by a clock: those that are newer than the newest
-that was there when the commit began.
+that was there when the commit began, and no newer than the newest when it had ended.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from snaporch.model import Level, PoolSnapshot
-from snaporch.pool import PREFIX, Pool
-from snaporch.run.context import Context
+from snaporch.pool import PREFIX, Pool, PoolError
 from snaporch.run.journal import append_line
 
-Commit = Mapping[str, int]
-"""By dataset: the ``createtxg`` of its newest snapshot when a commit began."""
-_COMMIT = "commit"
+_BEGUN, _ENDED = "commit", "commit-ended"
+_TORN = "torn"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """When overlays were committed, by the ``createtxg`` of each dataset's newest snapshot."""
+
+    after: Mapping[str, int]
+    """When it began; 0 if there was no snapshot."""
+    until: Mapping[str, int] | None = None
+    """When it had ended; ``None`` if nobody knows that it has."""
+
+    def tears(self, snapshot: PoolSnapshot) -> bool:
+        """Whether it was taken meanwhile."""
+        dataset, txg = snapshot.dataset, snapshot.createtxg
+        if dataset not in self.after or txg <= self.after[dataset]:
+            return False
+        return self.until is None or txg <= self.until.get(dataset, txg)
+
+
+def _newest(pool: Pool, datasets: Collection[str]) -> dict[str, int]:
+    newest = dict.fromkeys(datasets, 0)
+    for snapshot in pool.snapshots(tuple(datasets)):
+        newest[snapshot.dataset] = max(newest[snapshot.dataset], snapshot.createtxg)
+    return newest
 
 
 def note_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Commit:
     """Before a commit begins: note in the run's journal which snapshots there are, if it can be.
 
-    Returns: the newest of each dataset, for who has no journal to read it from.
+    Returns: the same, for who has no journal to read it from.
 
     Raises:
         PoolError: nobody can say.
     """
-    newest: dict[str, int] = {}
-    for snapshot in pool.snapshots(tuple(datasets)):
-        newest[snapshot.dataset] = max(newest.get(snapshot.dataset, 0), snapshot.createtxg)
+    begun = Commit(_newest(pool, datasets))
     with suppress(OSError):  # a full disk must not keep the guest on its overlays
-        append_line(journal, event=_COMMIT, after=newest)
-    return newest
+        append_line(journal, event=_BEGUN, after=begun.after)
+    return begun
+
+
+@contextmanager
+def noted_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterator[Commit]:
+    """Around a commit; one that raises is noted as begun, and never as ended.
+
+    Raises:
+        PoolError: nobody can say which snapshots there are; nothing was committed.
+    """
+    yield note_commit(pool, datasets, journal)
+    with suppress(OSError, PoolError):  # then more counts as torn than is
+        append_line(journal, event=_ENDED, until=_newest(pool, datasets))
 
 
 def commits_in(journal: Path) -> list[Commit]:
-    """What was noted before each commit of a run, by itself, its guardian or a recovery."""
+    """What was noted of each commit of a run, by itself, its guardian or a recovery."""
     found: list[Commit] = []
     with suppress(OSError):
         for text in journal.read_text("utf-8", "replace").splitlines():
             with suppress(ValueError):  # a line that was cut short
                 line = json.loads(text)
-                if line.get("event") == _COMMIT:
-                    found.append(dict(line["after"]))
+                if line.get("event") == _BEGUN:
+                    found.append(Commit(line["after"]))
+                if line.get("event") == _ENDED:  # the last of one or more tries
+                    found = [replace(each, until=each.until or line["until"]) for each in found]
     return found
 
 
+def commits_of_all(directory: Path) -> list[Commit]:
+    """Those of all runs with a journal: others' overlays may be over files of the same dataset.
+
+    Ask before listing snapshots: who ends a run marks what is torn, then removes its journal.
+    """
+    return [commit for path in sorted(directory.glob("*.jsonl")) for commit in commits_in(path)]
+
+
+def is_torn(snapshot: PoolSnapshot) -> bool:
+    """Whether it is marked so.
+
+    By a property of its own, for the level is also written by who has taken the snapshot.
+    """
+    return _TORN in snapshot.properties or snapshot.properties.get("level") == Level.TORN
+
+
 def mark_torn(
-    context: Context, datasets: Collection[str], commits: Collection[Commit]
+    pool: Pool, datasets: Collection[str], commits: Collection[Commit]
 ) -> list[PoolSnapshot]:
-    """After commits: mark the snapshots that were taken meanwhile, whoever's they are.
+    """Mark the snapshots that were taken during commits, whoever's they are.
+
+    Returns: all that are torn by these.
 
     Raises:
         PoolError: they cannot be marked.
     """
     if not commits:
         return []
-    torn = [
-        snapshot
-        for snapshot in context.pool.snapshots(tuple(datasets))
-        if snapshot.createtxg > min(commit.get(snapshot.dataset, 0) for commit in commits)
-    ]
+    there = pool.snapshots(tuple(datasets))
+    torn = [snapshot for snapshot in there if any(each.tears(snapshot) for each in commits)]
     if torn:
         names = [snapshot.full_name for snapshot in torn]
-        context.pool.set_properties(names, {f"{PREFIX}level": Level.TORN.value})
+        marks = {f"{PREFIX}level": Level.TORN.value, f"{PREFIX}{_TORN}": "yes"}
+        pool.set_properties(names, marks)
     return torn
 
 

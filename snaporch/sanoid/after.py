@@ -38,7 +38,7 @@ def post(environment: Mapping[str, str]) -> int:
     if unheld:
         from snaporch.sanoid.unheld import record_unheld
 
-        code = code or record_unheld(request, caller, unheld)
+        code = code or record_unheld(request, caller, unheld, peeked.config)
     return code
 
 

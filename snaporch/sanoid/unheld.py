@@ -5,9 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
+from snaporch.config import load_config
 from snaporch.model import Level
 from snaporch.pool import PREFIX, Pool, open_pool
+from snaporch.run.torn import Commit, commits_of_all, is_torn, mark_torn
 from snaporch.sanoid.caller import Caller
 from snaporch.sanoid.coverage import conf_of, takes_children
 from snaporch.sanoid.guests import Guest
@@ -19,15 +22,24 @@ def record_unheld(
     request: Request,
     caller: Caller,
     guests: Sequence[Guest],
+    config: Path | None,
 ) -> int:
-    """Mark what sanoid has just taken as ``crash``; 8 if there was something, since pre ran."""
+    """Mark what sanoid has just taken as ``crash``; 8 if there was something, since pre ran.
+
+    Args:
+        config: snaporch's configuration file, if one was named.
+    """
     pool = open_pool(to_look=True)
-    marked = [_mark(pool, request, caller, guest) for guest in guests]
+    commits = commits_of_all(load_config(config).paths.journal)
+    marked = [_mark(pool, request, caller, guest, commits) for guest in guests]
     return 8 if any(marked) else 0
 
 
-def _mark(pool: Pool, request: Request, caller: Caller, guest: Guest) -> bool:
+def _mark(
+    pool: Pool, request: Request, caller: Caller, guest: Guest, commits: Sequence[Commit]
+) -> bool:
     datasets = _datasets(request, caller, guest)
+    mark_torn(pool, sorted(datasets), commits)
     fresh = [
         snapshot
         for snapshot in pool.snapshots(sorted(datasets))
@@ -36,8 +48,8 @@ def _mark(pool: Pool, request: Request, caller: Caller, guest: Guest) -> bool:
     if not fresh:
         return False
     level = Level.CRASH if guest.domain.active else Level.OFF
-    if any(snapshot.properties.get("level") == Level.TORN for snapshot in fresh):
-        level = Level.TORN  # whoever committed meanwhile has found them
+    if any(is_torn(snapshot) for snapshot in fresh):
+        level = Level.TORN
     pool.set_properties([s.full_name for s in fresh], _properties(guest, level))
     names = ", ".join(snapshot.full_name for snapshot in fresh)
     what = "of no instant" if level is Level.TORN else "crash-consistent"

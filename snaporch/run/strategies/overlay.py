@@ -14,7 +14,7 @@ from snaporch.run import overlays
 from snaporch.run.journal import Note, noting
 from snaporch.run.settle import remove_unused
 from snaporch.run.strategies.ram import RamStrategy
-from snaporch.run.torn import commits_in, note_commit
+from snaporch.run.torn import commits_in, noted_commit
 
 
 class Overlay(RamStrategy):
@@ -55,8 +55,8 @@ class Overlay(RamStrategy):
         self.work.say(f"paused {self.pause.milliseconds:.0f} ms; committing overlays")
         patience = Patience(running=self.work.plan.settings.commit_patience)
         told = noting(self.work.journal.note)
-        note_commit(self.work.context.pool, facts.datasets, self.work.journal.path)
-        self.work.hypervisor.commit(facts.uuid, facts.overlays, told, patience)
+        with noted_commit(self.work.context.pool, facts.datasets, self.work.journal.path):
+            self.work.hypervisor.commit(facts.uuid, facts.overlays, told, patience)
         self.work.journal.note(Note.COMMITTED)
         self._wake_from_full_disk()
         remove_unused(self.work.context, facts)

@@ -6,16 +6,18 @@ import pytest
 from fakes.hooks import failing, failing_once
 
 from snaporch.errors import AttentionError, RefusedError, RunFailedError
-from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor import HypervisorError, Patience
 from snaporch.model import BundleState, Level
 from snaporch.restore.choosing import newest_until
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import NotWholeError, whole_source
 from snaporch.run import torn as torn_module
-from snaporch.run.journal import read_journals
+from snaporch.run.journal import let_go_mark, read_journals
+from snaporch.run.parts import side_parts
 from snaporch.run.records import all_records
 from snaporch.run.settle import recover
 from snaporch.run.snapshot import take_snapshot
+from snaporch.run.strategies.overlay import Overlay
 from snaporch.run.torn import note_commit
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
@@ -106,6 +108,72 @@ def test_a_run_whose_own_snapshot_was_taken_after_the_guardian_began_to_commit(r
     record = take(ready)
     assert record.level is Level.TORN
     assert set(levels(ready).values()) == {"torn"}
+
+
+def test_a_commit_that_could_not_be_noted_by_who_made_it(ready, monkeypatch):
+    """The guardian's: then all since the run's own snapshots counts."""
+
+    def guardian(_strategy):
+        (journal,) = read_journals(ready.paths.journal)
+        facts = journal.facts
+        ready.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, Patience())
+        let_go_mark(journal.path).touch()
+        stranger(ready)()
+        raise HypervisorError("vda", "no")
+
+    monkeypatch.setattr(Overlay, "reached", guardian)
+    with pytest.raises(RunFailedError):
+        take(ready)
+    assert levels(ready)["tank/web@syncoid"] == "torn"
+    assert levels(ready)["tank/web@s1"] == "crash"
+
+
+@pytest.fixture
+def shared(ready):
+    """A second guest that shares a dataset; its own disks stand still by themselves."""
+    ready.add_guest("db", {"vda": "tank/web"})
+    ready.with_defaults(ram_strategy="manual")
+    return lambda: take_snapshot(
+        ready.context, ready.hypervisor.domain("db"), name="other", wait=None
+    )
+
+
+def test_a_run_of_ours_while_anothers_overlays_are_committed(ready, shared):
+    ready.with_defaults(ram_strategy="overlay")
+
+    def other():
+        del ready.hooks.at["commit.pivoting"]
+        ready.with_defaults(ram_strategy="manual")
+        assert shared().level is Level.TORN
+
+    ready.hooks.at["commit.pivoting"] = other
+    assert take(ready).level is Level.RAM
+    assert records(ready)["other"].level is Level.TORN
+    assert levels(ready)["tank/web@other"] == "torn"
+
+
+def test_a_run_of_ours_when_anothers_overlays_were_committed(ready, shared):
+    """It has not ended yet, for its bundle takes its time."""
+    ready.with_defaults(ram_strategy="overlay")
+
+    def other(*_what, **_how):
+        monkey.undo()
+        ready.with_defaults(ram_strategy="manual")
+        assert shared().level is Level.RAM
+        return side_parts(*_what, **_how)
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr("snaporch.run.snapshot.side_parts", other)
+    assert take(ready).level is Level.RAM
+    assert {record.level for record in records(ready).values()} == {Level.RAM}
+
+
+def test_what_is_torn_stays_so_whatever_is_written_on_it(ready):
+    ready.hooks.at["commit.pivoting"] = stranger(ready)
+    take(ready)
+    marks = {f"snaporch:{key}": "x" for key in ("run", "uuid", "domain")}
+    ready.pool.set_properties(["tank/web@syncoid"], marks | {"snaporch:level": "crash"})
+    assert records(ready)["syncoid"].level is Level.TORN
 
 
 @pytest.fixture

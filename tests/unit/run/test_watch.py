@@ -709,7 +709,7 @@ def test_what_there_was_before_the_guardian_commits_is_noted(begin, host):
     host.pool.snapshot(["tank/web@s1"], {})
     let_it_go(run)
     (commit,) = commits_in(run.path)
-    assert set(commit) == {"tank/web"}
+    assert set(commit.after) == {"tank/web"}
 
 
 def test_a_pool_that_does_not_answer_keeps_no_guest_on_its_overlays(begin, host):

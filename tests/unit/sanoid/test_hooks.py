@@ -11,7 +11,10 @@ from snaporch.errors import NotFoundError, RunFailedError, SnaporchError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.run.context import Interrupt
 from snaporch.run.doors import address, only_visitor, remove_if_dead
+from snaporch.run.journal import Journal
+from snaporch.run.plan import make_plan
 from snaporch.run.records import all_records
+from snaporch.run.torn import note_commit
 from snaporch.sanoid import after, before, freezing, guests, holder
 from snaporch.sanoid.caller import Caller
 from snaporch.sanoid.hook import answer
@@ -55,6 +58,7 @@ class Host:
         monkeypatch.setattr(guests, "resolve", lambda path, _mounts: world.resolve(path))
         monkeypatch.setattr(before, "check_exist", lambda _targets: None)
         monkeypatch.setattr("snaporch.sanoid.unheld.open_pool", lambda **_: world.pool)
+        monkeypatch.setattr("snaporch.sanoid.unheld.load_config", lambda _: world.context.config)
         monkeypatch.setattr(holder, "load_config", lambda _path: world.context.config)
         monkeypatch.setattr(holder, "open_hypervisor", lambda _uri: world.hypervisor)
         monkeypatch.setattr(holder, "open_pool", lambda: world.pool)
@@ -235,6 +239,18 @@ def test_a_snapshot_nobody_held_the_guest_for_and_that_is_torn_stays_so(host, wo
     assert host.post("tank/web") == 8
     (record,) = host.records()
     assert (record.level, record.bundle) == (Level.TORN, None)
+    assert "recorded as of no instant" in capsys.readouterr().err
+
+
+def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, capsys):
+    """Its holder was killed; who commits has not ended, and so has marked nothing yet."""
+    domain = world.add_guest()
+    journal = Journal(world.paths.journal, make_plan(world.context, domain, None).facts)
+    note_commit(world.pool, ["tank/web"], journal.path)
+    world.pool.snapshot(["tank/web@hourly"], {})
+    assert host.post("tank/web") == 8
+    (record,) = host.records()
+    assert record.level is Level.TORN
     assert "recorded as of no instant" in capsys.readouterr().err
 
 
