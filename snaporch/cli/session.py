@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,12 @@ def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> l
     from snaporch.restore.recovery import finish
 
     return finish(context, journal, dry_run=dry_run)
+
+
+def _strangers(datasets: Sequence[str]) -> str:
+    from snaporch.sanoid.strangers import unheld_by_hooks
+
+    return unheld_by_hooks(datasets)
 
 
 @contextmanager
@@ -40,6 +46,7 @@ def session(config: Path | None, *, quiet: bool, to_look: bool = False) -> Itera
         TerminalProgress(quiet=quiet),
         config_path=config,
         finishers={"restore": _finish_restore},
+        strangers=_strangers,
     )
     with context.interrupt.watching():
         yield context

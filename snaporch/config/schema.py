@@ -164,8 +164,8 @@ class DomainSettings(_Section):
         description="How disks are kept still for a `ram` snapshot. `overlay`: writes go to "
         "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
         "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
-        "`auto` is `manual` when all disks are in one pool, and in a consistency group; `overlay` "
-        "otherwise.",
+        "`auto` is `manual` when all disks are in one pool, in a consistency group, and where "
+        "somebody else snapshots the guest's datasets; `overlay` otherwise.",
     )
     quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
         default=(),

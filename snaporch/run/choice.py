@@ -36,7 +36,8 @@ def choose_strategy(
         level: overrides the configured one.
         at_once: the snapshots are taken at once, and not by somebody who may take his time.
         together: with other domains, none of which is to go on before all are frozen.
-        avoid_overlays: the emulator could corrupt what the guest writes to one.
+        avoid_overlays: the emulator could corrupt what the guest writes to one, or somebody else
+            could snapshot the disks while they are committed.
 
     Raises:
         RefusedError: the level cannot be had, and no lower one is allowed; every reason is named.
@@ -59,6 +60,13 @@ def choose_strategy(
             return Choice(found, f"no {asked} snapshot ({reasons}): taking {lower} instead")
     step = _first_step(_ways(domain, settings, asked, short=short), blockers)
     raise RefusedError(domain.name, f"no {asked} snapshot is possible: {reasons}", step)
+
+
+def may_take_overlays(domain: Domain, settings: DomainSettings, level: str | None = None) -> bool:
+    """Whether overlays are one of the ways, whatever blocks them."""
+    if not domain.active or (level or settings.level) not in ("auto", Level.RAM):
+        return False
+    return Strategy.OVERLAY in _ways(domain, settings, Level.RAM, short=True)
 
 
 def is_lower(level: Level, than: Level) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +65,9 @@ class Context:
     finishers: Mapping[str, Callable[[Context, Any, bool], list[str]]] = field(default_factory=dict)
     """Who finishes runs of other kinds than snapshots, by the kind in their journal: called with
     the journal, and whether only to say what would be done. See :mod:`snaporch.run.others`."""
+    strangers: Callable[[Sequence[str]], str] = lambda _datasets: ""
+    """By what others are configured to snapshot datasets without holding their guests still, in
+    words; empty if by nothing. See :mod:`snaporch.run.strangers`."""
 
     @property
     def store(self) -> BundleStore:

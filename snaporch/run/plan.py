@@ -28,11 +28,12 @@ from snaporch.pool.resolver import (
     resolve_nearest,
 )
 from snaporch.run.chain import Beneath, find_beneath
-from snaporch.run.choice import choose_strategy
+from snaporch.run.choice import choose_strategy, may_take_overlays
 from snaporch.run.context import Context
 from snaporch.run.firmware import check_firmware
 from snaporch.run.journal import Facts
 from snaporch.run.records import check_store
+from snaporch.run.strangers import find_stranger
 
 _RAM_RATIO = 0.6
 
@@ -87,6 +88,8 @@ class Plan:
     """The policy it is taken for."""
     group: GroupRun | None = None
     """The group it is taken with."""
+    stranger: str = ""
+    """Who else may snapshot the datasets meanwhile; not asked where no overlay is possible."""
 
     @property
     def strategy(self) -> Strategy:
@@ -233,6 +236,9 @@ def make_plan(
     run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
     blockers = _find_blockers(context, domain, planned, left_out, beneath)
     pools = {disk.dataset.pool for disk in planned}
+    stranger = (
+        find_stranger(context, datasets) if may_take_overlays(domain, settings, level) else ""
+    )
     choice = choose_strategy(
         domain,
         settings,
@@ -241,7 +247,7 @@ def make_plan(
         level,
         at_once=awaited is None,
         together=group is not None,
-        avoid_overlays=_risks_overlays(context, domain, planned),
+        avoid_overlays=bool(stranger) or _risks_overlays(context, domain, planned),
     )
     paths = context.config.paths
     overlay_dir = paths.overlays / run
@@ -279,6 +285,7 @@ def make_plan(
         facts,
         policy,
         group,
+        stranger,
     )
 
 

@@ -139,6 +139,8 @@ class _Run:
         if self._plan.facts.overlays and (missing := self._context.hypervisor.unguarded()):
             danger = "if power is lost now, libvirt may start it on its overlays"
             progress.note(name, f"{danger}: {missing.reason}; run: {missing.step}")
+        if self._plan.facts.overlays and (stranger := self._plan.stranger):
+            progress.note(name, f"{stranger}; what it takes during the commit will be torn")
         for out in self._plan.left_out:
             tell = progress.note if out.matters else progress.step
             tell(name, f"left out: {out.describe()}")

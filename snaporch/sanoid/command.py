@@ -16,6 +16,9 @@ SETTINGS = {
 }
 """The phase that belongs to each setting."""
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""systemd's for services (systemd.exec(5)), where sanoid looks for a hook without a slash."""
+
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _WRAPPERS = ("env", "exec")
 

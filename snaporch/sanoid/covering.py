@@ -43,7 +43,7 @@ def coverings(config: SanoidConfig, guests: Sequence[Guest]) -> list[Covering]:
             section = config.covering(dataset)
             if section is None:
                 continue
-            settings = _hook_settings(config, section)
+            settings = hook_settings(config, section)
             covering = found.setdefault(
                 (section.origin, settings is None), Covering(section, settings)
             )
@@ -53,7 +53,7 @@ def coverings(config: SanoidConfig, guests: Sequence[Guest]) -> list[Covering]:
     return list(found.values())
 
 
-def _hook_settings(config: SanoidConfig, section: Section) -> Mapping[str, str] | None:
+def hook_settings(config: SanoidConfig, section: Section) -> Mapping[str, str] | None:
     """sanoid takes a hook's command from the section that has the dataset's name."""
     if section.runs_hooks:
         return section.settings

@@ -54,6 +54,10 @@ class Guest:
     """What goes on with it just now; then the plan was not asked."""
     shared: tuple[str, ...] = ()
     """Its datasets that hold files of others, and which."""
+    stranger: str = ""
+    """Who snapshots its datasets without holding it still."""
+    overlays: bool = False
+    """Whether its writes go to overlays meanwhile, which are then committed."""
 
 
 @dataclass(frozen=True, slots=True)

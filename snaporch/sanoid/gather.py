@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from snaporch import __version__, places
@@ -34,12 +35,11 @@ from snaporch.run.plan import (
     make_plan,
 )
 from snaporch.run.selftest import capture_mode
-from snaporch.sanoid.command import SETTINGS, parse_hook
+from snaporch.sanoid.command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.conf import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
+from snaporch.sanoid.strangers import unheld_section
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""systemd's for services (systemd.exec(5)), where sanoid looks for a hook without a slash."""
 _SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
 _VERSION_SECONDS = 60
 _QUARANTINE = "quarantine"
@@ -54,7 +54,7 @@ class Places:
     apparmor: Path = Path("/sys/module/apparmor/parameters/enabled")
     cron_job: Path = Path("/etc/cron.d/sanoid")
     systemd: Path = Path("/run/systemd/system")
-    path: str = _PATH
+    path: str = PATH
     sanoid_defaults: Path | None = None
 
 
@@ -69,13 +69,15 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     """
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     names = set(kinds)
+    sanoid = _sanoid(config_dir, names)
+    context = replace(context, strangers=partial(_unheld, sanoid))
     guests = gather_guests(context, domains)
     encrypted = context.pool.encrypted()
     runs = tuple(_run(journal) for journal in _journals(context))
     return Facts(
         version=__version__,
         command=own_command(),
-        sanoid=_sanoid(config_dir, names),
+        sanoid=sanoid,
         guests=guests,
         store=_store(context, encrypted),
         pages=_pages(context, domains, names, encrypted),
@@ -152,6 +154,10 @@ def _sanoid(config_dir: Path, datasets: Iterable[str]) -> Sanoid:
     except SanoidConfigError as error:
         return Sanoid(True, scheduled, config_dir, None, refusal=f"{error.thing}: {error.reason}")
     return Sanoid(True, scheduled, config_dir, config, programs=_programs(config))
+
+
+def _unheld(sanoid: Sanoid, datasets: Sequence[str]) -> str:
+    return unheld_section(sanoid.config, datasets) if sanoid.config else ""
 
 
 def _scheduled() -> bool | None:
@@ -233,12 +239,13 @@ def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Gues
         for out in left_out
         if out.matters and out.disk.target not in settings.exclude_disks
     )
-    refusal, downgrade = None, ""
+    found = Guest(domain.name, settings.level, datasets, off_zfs)
     try:
-        downgrade = make_plan(context, domain, None).downgrade
+        plan = make_plan(context, domain, None)
     except SnaporchError as error:
-        refusal = _refusal(error)
-    return Guest(domain.name, settings.level, datasets, off_zfs, refusal, downgrade)
+        return replace(found, refusal=_refusal(error))
+    overlays = bool(plan.facts.overlays)
+    return replace(found, downgrade=plan.downgrade, stranger=plan.stranger, overlays=overlays)
 
 
 def _busy(context: Context, domain: Domain) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from snaporch.sanoid.conf import SanoidConfig, Section
-from snaporch.sanoid.covering import fitting_parent, listed
+from snaporch.sanoid.covering import fitting_parent, hook_settings, listed
 from snaporch.sanoid.facts import Facts, Guest
 from snaporch.sanoid.findings import Finding, Severity
+from snaporch.sanoid.strangers import has_hook
 
 
 def guest_findings(facts: Facts, guest: Guest) -> Iterator[Finding]:
     """All about one guest."""
     yield from _plan(guest)
     yield from _off_zfs(guest)
+    yield from _stranger(facts, guest)
     yield from _shared(guest)
     config = facts.sanoid.config
     if config is not None and guest.datasets:
@@ -65,6 +67,43 @@ def _off_zfs(guest: Guest) -> Iterator[Finding]:
             "after a restore that disk is of another time than the others and RAM",
             "move it to ZFS; or leave it out knowingly, by exclude_disks in snaporch.toml",
         )
+
+
+def _stranger(facts: Facts, guest: Guest) -> Iterator[Finding]:
+    """Where it makes no difference nothing is said: all in one pool, and no hook that waits."""
+    if not guest.stranger:
+        return
+    if guest.overlays:
+        yield Finding(
+            "stranger",
+            Severity.WARNING,
+            guest.name,
+            f"somebody else snapshots its datasets: {guest.stranger}",
+            "a snapshot that is taken while its overlays are committed is torn: of no instant, and "
+            "good for nothing",
+            'set ram_strategy = "manual" in snaporch.toml, which has no overlays; or have snaporch '
+            "alone snapshot these datasets, by itself or by its hooks",
+        )
+        return
+    pools = {dataset.partition("/")[0] for dataset in guest.datasets}
+    if len(pools) > 1 or _waits(facts, guest):
+        yield Finding(
+            "stranger",
+            Severity.HINT,
+            guest.name,
+            f"no overlays are used, for somebody else snapshots its datasets: {guest.stranger}",
+            "what is snapshotted while overlays are committed is torn; without them the guest is "
+            "paused until all its ZFS snapshots are there",
+            "have snaporch alone snapshot these datasets, by itself or by its hooks",
+        )
+
+
+def _waits(facts: Facts, guest: Guest) -> bool:
+    """Whether a hook of ours holds the guest while sanoid takes its time."""
+    config = facts.sanoid.config
+    sections = [config.covering(dataset) for dataset in guest.datasets] if config else []
+    settings = [hook_settings(config, each) for each in sections if config and each]
+    return any(has_hook(each or {}) for each in settings)
 
 
 def _shared(guest: Guest) -> Iterator[Finding]:

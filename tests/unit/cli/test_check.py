@@ -352,7 +352,7 @@ def test_nagios(sound, snaporch, sanoid, monkeypatch):
     sanoid("[tank/web]\n")
     code, line = nagios(snaporch, sanoid)
     assert code == 2
-    assert line.startswith("SNAPORCH CRITICAL - 1 error, 2 warnings - [tank/web]: ")
+    assert line.startswith("SNAPORCH CRITICAL - 1 error, 3 warnings - [tank/web]: ")
 
     def absent(_uri):
         raise UnavailableError("libvirt", "does not answer")

@@ -15,7 +15,6 @@ from snaporch.model import DomainState, Level, Strategy
 from snaporch.run import plan as plan_module
 from snaporch.run.plan import check_snapshot_name, locate_disks, make_plan
 from snaporch.run.snapshot import take_snapshot
-from snaporch.run.snapshot import take_snapshot
 
 
 def planned(world, domain, name=None, **defaults):

@@ -10,7 +10,7 @@ TOP = Path(__file__).parents[3]
 
 def test_every_finding_has_its_paragraph():
     rules = "".join(path.read_text() for path in (TOP / "snaporch/sanoid").glob("rules_*.py"))
-    used = set(re.findall(r'"([a-z]+(?:-[a-z]+)+|uncovered|busy|downgrade)"', rules))
+    used = set(re.findall(r'"([a-z]+(?:-[a-z]+)+|uncovered|busy|downgrade|stranger)"', rules))
     used |= {"pre-missing", "post-missing"} | {fault.code for fault in FAULTS}
     page = (TOP / "docs/check.md").read_text()
     headings = re.findall(r"^### (.+)$", page, re.MULTILINE)

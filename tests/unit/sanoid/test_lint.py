@@ -266,6 +266,30 @@ def test_a_dataset_that_is_not_the_guests_alone(facts):
     assert "tank/home (1 file: thesis)" in finding.what
 
 
+BY_HAND = "tank/web@by-hand is not snaporch's"
+
+
+@pytest.mark.parametrize(
+    ("guest", "severity"),
+    [
+        (replace(WEB, stranger=BY_HAND, overlays=True), Severity.WARNING),
+        (replace(WEB, stranger=BY_HAND), Severity.HINT),  # its hooks hold it while sanoid is at it
+    ],
+)
+def test_somebody_else_who_snapshots_a_guest(facts, guest, severity):
+    finding = only(facts(guests=[guest]))
+    assert (finding.code, finding.severity) == ("stranger", severity)
+    assert BY_HAND in finding.what
+    assert "torn" in finding.why
+
+
+def test_somebody_else_where_nobody_would_use_overlays(facts):
+    guest = replace(WEB, stranger=BY_HAND)
+    assert "stranger" not in {code for code, _ in told(facts("[tank/web]\n", [guest]))}
+    two = replace(guest, datasets=("flash/web", "tank/web"))
+    assert ("stranger", "hint") in told(facts("[tank/web]\n", [two]))
+
+
 def test_a_busy_guest(facts):
     assert told(facts(guests=[replace(WEB, busy="snapshot (pid 7)")])) == {("busy", "hint")}
 
