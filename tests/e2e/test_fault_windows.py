@@ -10,8 +10,9 @@ from faults.process import Run, snaporch_here
 from faults.scene import assert_boots_with, assert_no_loss, assert_well, look
 from faults.stopping import WHILE_RAM_IS_SAVED
 from faults.strike import EMULATOR, UNGUARDED, strike
-from guests.disks import Disk
+from guests.disks import Disk, zfs
 from guests.guest import Guest
+from stranger import judge, stranger
 from support import RUNTIME, wait_for
 from support import run as command
 
@@ -67,8 +68,8 @@ def running(guest):
     return guest.mark()
 
 
-def examine(guest, fault, before):
-    assert_well(guest, "shut off" if fault in EMULATOR else "running")
+def examine(guest, fault, before, *, load=False):
+    assert_well(guest, "shut off" if fault in EMULATOR else "running", busy=load)
     assert_no_loss(guest, before)
     if fault in EMULATOR:
         assert_boots_with(guest, before)
@@ -141,7 +142,10 @@ COMMITTING = "before:release,ahead:pivoting"
 @pytest.mark.daily(3)
 @pytest.mark.parametrize("fault", IN_LAB)
 def test_while_overlays_are_committed(busy, tmp_path, fault):
-    """The guest has written to its overlays for a while, and goes on writing."""
+    """The guest has written to its overlays for a while, and goes on writing.
+
+    Meanwhile a stranger takes snapshots: each is judged, and some are torn.
+    """
     mark = running(busy)
     with (
         configured(tmp_path, ram_strategy="overlay") as options,
@@ -149,12 +153,16 @@ def test_while_overlays_are_committed(busy, tmp_path, fault):
     ):
         run.wait_stopped()
         busy.wait_count(beyond=busy.wait_count() + 40)
-        run.go_on()
-        run.wait_stopped()
-        assert busy.xml().count("<mirror") == len(busy.images)
-        before = look(busy, mark)
-        strike(fault, busy, run)
-    examine(busy, fault, before)
+        with stranger(busy):
+            run.go_on()
+            run.wait_stopped()
+            assert busy.xml().count("<mirror") == len(busy.images)
+            before = look(busy, mark)
+            strike(fault, busy, run)
+    examine(busy, fault, before, load=True)
+    assert any(each.torn for each in judge(busy))
+    for dataset in busy.datasets():
+        zfs("destroy", f"{dataset}@%")
     busy.destroy()
     busy.assert_load_whole()
 

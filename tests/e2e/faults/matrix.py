@@ -91,6 +91,14 @@ class Case:
         return self.fault in (*_ON_THE_EMULATOR, Fault.POWER_LOST)
 
     @property
+    def tears(self) -> bool:
+        """Whether a snapshot that somebody takes there is torn: an overlay is being committed.
+
+        When the run notes that it was, it is over.
+        """
+        return self.step is Note.PIVOTING
+
+    @property
     def resumes(self) -> bool:
         """Whether a snapshot that it leaves with its RAM is resumed, and not only checked.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from guests.disks import Disk, zfs
 from guests.guest import Guest, Kind
 from guests.sector import DiskContentError
+from stranger import assert_none_is_called_otherwise, judge
 from support import BUNDLES, JOURNAL, OVERLAYS, assert_clean, must, wait_for
 
 from faults.machine import locks_held
@@ -18,6 +19,7 @@ from snaporch.model import Strategy
 from snaporch.pool import PREFIX
 
 CONFIG = Path("/etc/snaporch-faults")
+_STRANGER = "stranger"
 _RUN_UP = 3  # counts after a start until nothing of the time before it is left on the disks
 
 
@@ -166,8 +168,14 @@ def _disk_counts(guest: Guest) -> list[int] | None:
         return None
 
 
-def assert_well(guest: Guest, state: str, *, may_quarantine: bool = False) -> None:
-    """Nothing is left of a run, and the guest is in the state it should be in."""
+def assert_well(
+    guest: Guest, state: str, *, may_quarantine: bool = False, busy: bool = False
+) -> None:
+    """Nothing is left of a run, and the guest is in the state it should be in.
+
+    Args:
+        busy: its probe writes more than its counts.
+    """
     if may_quarantine:
         shutil.rmtree(OVERLAYS / "quarantine", ignore_errors=True)
     found = guest.state()
@@ -175,6 +183,7 @@ def assert_well(guest: Guest, state: str, *, may_quarantine: bool = False) -> No
     assert_clean(guest, state)
     assert locks_held() == []
     _assert_snapshots_whole(guest)
+    assert_none_is_called_otherwise(judge(guest, busy=busy))
     again = snaporch_here("recover")
     assert (again.status, again.out) == (0, ""), f"a second recover: {again}"
     assert "nothing to recover" in again.err
@@ -187,19 +196,34 @@ def assert_well(guest: Guest, state: str, *, may_quarantine: bool = False) -> No
 
 
 def _assert_snapshots_whole(guest: Guest) -> None:
-    """Every snapshot is of all datasets or of none, and no hold is left."""
+    """Every snapshot of ours is of all datasets or of none, and no hold is left."""
     columns = f"name,userrefs,{PREFIX}run,{PREFIX}level"
     listing = zfs("list", "-Hp", "-t", "snapshot", "-o", columns, *guest.datasets())
     runs: dict[str, list[str]] = {}
     for line in listing.splitlines():
         name, references, run, level = line.split("\t")
         assert references == "0", f"a hold is left on {name}"
-        runs.setdefault(run, []).append(level)
+        if run != "-":
+            runs.setdefault(run, []).append(level)
     for run, levels in runs.items():
         assert len(levels) == len(guest.datasets()), f"{run} is not of all datasets"
         assert len(set(levels)) == 1, f"{run} has several levels: {levels}"
         sealed = [path for path in BUNDLES.glob(f"*/{run}") if path.is_dir()]
         assert sealed or levels[0] == "crash", f"{run} is {levels[0]} without a bundle"
+
+
+def snapshot_as_stranger(guest: Guest) -> None:
+    """Take a snapshot of each dataset, as anybody might."""
+    for dataset in guest.datasets():
+        zfs("snapshot", f"{dataset}@{_STRANGER}")
+
+
+def assert_stranger_is_called(guest: Guest, *, torn: bool) -> None:
+    """What the stranger took is torn just if it was taken during a commit."""
+    names = [f"{dataset}@{_STRANGER}" for dataset in guest.datasets()]
+    columns = f"{PREFIX}level,{PREFIX}torn"
+    found = set(zfs("list", "-Hp", "-t", "snapshot", "-o", columns, *names).splitlines())
+    assert found == {"torn\tyes" if torn else "-\t-"}, f"a stranger's snapshot: {found}"
 
 
 def assert_worth_its_level(guest: Guest, *, resumed: bool) -> None:

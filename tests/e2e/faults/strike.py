@@ -14,10 +14,13 @@ from faults.scene import (
     arguments,
     assert_boots_with,
     assert_no_loss,
+    assert_stranger_is_called,
     assert_well,
     assert_worth_its_level,
     look,
+    snapshot_as_stranger,
 )
+from snaporch.model import Strategy
 from snaporch.run.journal import Step
 
 DOCUMENTED = (0, 8, 9)
@@ -58,12 +61,16 @@ def perform(case: Case, scene: Scene) -> Verdict:
     try:
         run.wait_stopped()
         before = look(guest, mark)
+        if case.strategy is Strategy.OVERLAY:
+            snapshot_as_stranger(guest)
         mended = strike(case.fault, guest, run, case)
     finally:
         run.kill()
         run.close()
     state = "shut off" if case.fault in EMULATOR else state
     assert_well(guest, state, may_quarantine=case.may_quarantine)
+    if case.strategy is Strategy.OVERLAY:
+        assert_stranger_is_called(guest, torn=case.tears)
     assert_no_loss(guest, before)
     if case.fault in EMULATOR:
         assert_boots_with(guest, before)
