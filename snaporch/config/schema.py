@@ -221,7 +221,9 @@ class DomainSettings(_Section):
         ge=1,
         le=86400,
         description="Longest time in seconds for which a guest is held for sanoid's snapshots: "
-        "between its pre and post hooks writes go to overlays that grow. Past it the guest is let "
+        "between its pre and post hooks writes go to overlays that grow. It counts from when all "
+        "guests of a call are frozen; until then a guest is held for as long once more at most, "
+        "and what will not fit is refused. Past it the guest is let "
         "go, and what sanoid takes later counts as `crash`. Guests that stand still meanwhile are "
         "let go after `freeze_deadline` if that is less. Also how long the pre hook waits for "
         "another run on the domain.",
@@ -305,7 +307,8 @@ class Config(_Section):
         default=4,
         ge=1,
         le=256,
-        description="How many guests sanoid's pre hook freezes at the same time.",
+        description="How many guests sanoid's pre hook freezes at the same time; those that stay "
+        "paused until all are frozen go together.",
     )
     paths: Paths = Field(default=Paths(), description="Where snaporch keeps things.")
     prune: Prune = Field(

@@ -282,7 +282,8 @@ class _Run:
             return error
         if isinstance(error, SnaporchError) and not self._touched:
             return error  # refused before anything was touched, with its own exit code
-        kind = FreezeFailedError if self._freezing and not cancelled else RunFailedError
+        cannot = self._freezing or isinstance(error, StrategyUnavailableError)
+        kind = FreezeFailedError if cannot and not cancelled else RunFailedError
         return kind(name, _reason(error), self._remains(completed=completed))
 
     def _remains(self, *, completed: bool) -> str:

@@ -1,7 +1,12 @@
-"""The run's side of a window: the guest is frozen, and sanoid takes the snapshots."""
+"""The run's side of a window: the guest is frozen, and sanoid takes the snapshots.
+
+Nobody is frozen before the runs of all guests that sanoid's call concerns have their locks and
+plans, and then in the order of :mod:`snaporch.sanoid.turns`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from snaporch.errors import RunFailedError
@@ -9,10 +14,15 @@ from snaporch.model import GroupRun, Level, PoolSnapshot, Strategy
 from snaporch.run.background import lower_priority
 from snaporch.run.context import Context
 from snaporch.run.plan import Plan
+from snaporch.run.strategies.base import StrategyUnavailableError
+from snaporch.run.strategies.budget import fair_rate
 from snaporch.sanoid.door import Door
+from snaporch.sanoid.turns import Prospect
 
 _STANDING_STILL = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
 _MARGIN_SECONDS = 2
+_MIB_A_SECOND = 200
+"""At which RAM of a guest is expected to be saved that has no bundle to go by."""
 
 
 class Awaited:
@@ -22,16 +32,29 @@ class Awaited:
     group: GroupRun | None = None
 
     def __init__(self, context: Context, door: Door, notes: list[str], seconds: int) -> None:
-        self.window_seconds = seconds
+        self.window_seconds = 2 * seconds
+        """Once until all guests of a call are frozen, and once for the snapshots."""
         self._context = context
         self._door = door
         self._notes = notes
+        self._seconds = seconds
         self._before: set[int] = set()
         self._found: list[PoolSnapshot] = []
         self._complete = False
 
     def prepare(self, plan: Plan) -> None:
-        """Remember what there is: only what is not there yet can be of the window."""
+        """Wait for the guest's turn, and remember what there is.
+
+        Only what is not there yet can be of the window.
+
+        Raises:
+            StrategyUnavailableError: it does not fit with the other guests.
+            InterruptedRunError: nobody wants it any more.
+        """
+        name = plan.domain.name
+        order = self._door.await_order(name, prospect(self._context, plan).as_json())
+        if order["do"] == "refuse":
+            raise StrategyUnavailableError(name, str(order["reason"]), str(order["step"]))
         there = self._context.pool.snapshots(plan.facts.datasets)
         self._before = {snapshot.guid for snapshot in there}
 
@@ -40,21 +63,27 @@ class Awaited:
 
         Raises:
             RunFailedError: no snapshot was taken.
+            StrategyUnavailableError: others were not frozen in the time that it may stand still.
             PoolError: nobody can say.
         """
         self._door.opened(list(self._notes))
         del self._notes[:]
-        if not self._door.wait(self._patience(plan)):
-            self._note(plan, "let go before sanoid was through, which takes too long")
+        in_time = self._door.wait(self._seconds, _still(plan))
         if self._door.window.deserted:
             raise RunFailedError("the snapshot", "was called off")
+        if not in_time and not self._door.began:
+            raise self._too_early(plan)
+        if not in_time:
+            self._note(plan, "let go before sanoid was through, which takes too long")
         self._look(plan)
 
-    def _patience(self, plan: Plan) -> float:
-        if plan.strategy not in _STANDING_STILL:
-            return self.window_seconds
-        still = max(plan.settings.freeze_deadline - _MARGIN_SECONDS, 1)  # the guardian comes then
-        return min(self.window_seconds, still)
+    def _too_early(self, plan: Plan) -> RunFailedError | StrategyUnavailableError:
+        """It was frozen, and has to go on before all are."""
+        self._context.interrupt.check(plan.domain.name)
+        window, reason = "its window", "ended before all guests were frozen"
+        if _still(plan) < self._seconds:
+            return StrategyUnavailableError(window, reason, "raise freeze_deadline")
+        return RunFailedError(window, reason, "raise hook_deadline or jobs")
 
     def _look(self, plan: Plan) -> None:
         """Inside the window: which of the snapshots that were to be taken are there."""
@@ -94,6 +123,26 @@ class Awaited:
         names = [snapshot.full_name for snapshot in self._found]
         self._context.pool.set_properties(names, properties)
         return self._found
+
+
+def prospect(context: Context, plan: Plan) -> Prospect:
+    """What freezing a guest by ``plan`` will take, going by how its RAM was saved the last time."""
+    patience = min(plan.settings.hook_deadline, _still(plan))
+    if plan.level is not Level.RAM:
+        return Prospect(plan.strategy, 0, 0.0, patience)
+    ram = context.hypervisor.ram_in_use(plan.domain.uuid)
+    pace = context.store.last_pace(plan.domain.uuid)
+    seconds = pace.seconds if pace else (ram >> 20) / _MIB_A_SECOND
+    if rate := fair_rate(plan.settings, ram):
+        seconds = max(seconds, (ram >> 20) / rate)
+    return Prospect(plan.strategy, ram, seconds, patience)
+
+
+def _still(plan: Plan) -> float:
+    """For how long a guest may stand still; the guardian comes a moment later."""
+    if plan.strategy not in _STANDING_STILL:
+        return math.inf
+    return max(plan.settings.freeze_deadline - _MARGIN_SECONDS, 1)
 
 
 def _asked_as(name: str) -> tuple[str, ...]:

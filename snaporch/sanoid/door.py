@@ -23,6 +23,7 @@ from snaporch.sanoid.talk import Line, Message
 from snaporch.sanoid.window import Join, Key, Phase, Window
 
 _LOOK_SECONDS = 0.5
+_WITHDRAWN: Message = {"ok": True, "withdrawn": True}
 
 
 class Door:
@@ -37,6 +38,11 @@ class Door:
         self._notes: list[str] = []
         self._asked: dict[Line, tuple[str, Key]] = {}
         self._joined: dict[Line, Key] = {}
+        self._news: Message = {}
+        self._heard: dict[Line, Message] = {}
+        self._order: Message | None = None
+        self._opened = 0.0
+        self._began: float | None = None
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with address(path) as name:
@@ -57,24 +63,61 @@ class Door:
             self._changed.wait_for(lambda: bool(self.window.joins), seconds)
             return self.window.joins[0] if self.window.joins else None
 
+    def await_order(self, thing: str, prospect: Message) -> Message:
+        """Say to all who have joined what freezing will take, and wait for the word of one.
+
+        Returns: the word: ``freeze``; or ``refuse``, with a ``reason`` and a ``step``.
+
+        Raises:
+            InterruptedRunError: everybody has gone, or a signal came.
+        """
+        with self._changed:
+            self.window.opening()
+            self._order, attempt = None, self._news.get("attempt", 0) + 1
+            self._news = {"prospect": prospect, "attempt": attempt, "ordered": False}
+            self._asked |= {line: ("join", key) for line, key in self._joined.items()}
+            self._ring()
+            while self._order is None:
+                self._interrupt.check(thing)
+                self._changed.wait(_LOOK_SECONDS)
+            return self._order
+
+    def saving(self, left: int) -> None:
+        """So many bytes of RAM are still to be saved."""
+        with self._changed:
+            self._news = self._news | {"left": left}
+        self._ring()
+
     def opened(self, notes: list[str]) -> None:
         """The guest is frozen: say so to all who have joined."""
         with self._changed:
             self.window.opened()
-            self._notes = notes
+            self._notes, self._opened = notes, time.monotonic()
         self._ring()
 
-    def wait(self, seconds: float) -> bool:
+    @property
+    def began(self) -> bool:
+        """Whether all guests of a hook were frozen, so that its snapshots may be taken."""
+        return self._began is not None
+
+    def wait(self, seconds: float, still: float) -> bool:
         """Until there is nobody to wait for any more; False when the time was up first.
 
         A signal to the holder ends it too.
+
+        Args:
+            seconds: for which the guest is held until all are frozen, and again from then on.
+            still: for which it is held in all.
         """
-        end = time.monotonic() + seconds
         with self._changed:
             while not (self.window.over or self.window.deserted):
+                end = min(self._opened + still, (self._began or self._opened) + seconds)
                 left = end - time.monotonic()
                 if left <= 0 or self._interrupt.signum is not None:
-                    self._close()
+                    if self.began:
+                        self._close()
+                    else:
+                        self.window.opening()  # for another try, or for its failure
                     return False
                 self._changed.wait(min(left, _LOOK_SECONDS))
             self._close()
@@ -85,6 +128,7 @@ class Door:
         with self._changed:
             self._close()
             self._outcome = outcome
+            self._asked |= {line: ("join", key) for line, key in self._joined.items()}
         self._ring()
 
     def end(self) -> None:
@@ -123,21 +167,24 @@ class Door:
 
     def _let_in(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
+        connection.setblocking(False)  # who stops in the middle of a message holds up no one
         line = Line(connection)
         self._on(connection, lambda _connection: self._listen(line))
 
     def _listen(self, line: Line) -> None:
-        message = line.hear()
-        while message is not None:
-            self._take(line, message)
-            if not line.has_more:
-                return
+        there = line.take_in()
+        while there and line.has_more:
             message = line.hear()
-        self._hang_up(line)
+            there = message is not None
+            if message is not None:
+                self._take(line, message)
+        if not there:
+            self._hang_up(line)
 
     def _hang_up(self, line: Line) -> None:
         """Who goes before all his guests are frozen has not begun."""
         self._asked.pop(line, None)
+        self._heard.pop(line, None)
         key = self._joined.pop(line, None)
         if key is not None:
             self._withdraw(key)
@@ -150,9 +197,10 @@ class Door:
             what = str(message["do"])
             if what == "join":
                 self._join(line, message, key)
+            elif what in ("freeze", "refuse"):
+                self._take_order(message)
             elif what == "go":
-                began = self._joined.pop(line, None) is not None
-                self._say(line, {"ok": began and self.window.phase is Phase.OPEN})
+                self._begin(line)
             elif what in ("leave", "withdraw"):
                 self._joined.pop(line, None)
                 known = self._withdraw(key) if what == "withdraw" else self.window.leave(key)
@@ -177,6 +225,20 @@ class Door:
         self._joined[line] = key
         if join.sanoid:
             self._watch(join.sanoid)
+
+    def _take_order(self, order: Message) -> None:
+        """The first one counts, and all hear of it; one that crossed its news does not."""
+        if self._order is None and order["attempt"] == self._news.get("attempt"):
+            self._order = order
+            self._news = self._news | {"ordered": True}
+
+    def _begin(self, line: Line) -> None:
+        """From now on snapshots may be taken: the time for them begins, for all of this hook."""
+        known = self._joined.pop(line, None) is not None
+        begins = known and self.window.phase is Phase.OPEN
+        if begins:
+            self._began = self._began or time.monotonic()
+        self._say(line, {"begun": begins})
 
     def _watch(self, sanoid: int) -> None:
         try:
@@ -205,23 +267,36 @@ class Door:
             self._path.unlink(missing_ok=True)
 
     def _reply(self) -> None:
+        if self.window.phase is Phase.OPENING and self._news:
+            for line in self._joined:
+                self._tell_news(line)
         for line, (what, _key) in list(self._asked.items()):
             answer = self._answer_to(what)
             if answer is not None:
                 del self._asked[line]
                 self._say(line, answer)
 
+    def _tell_news(self, line: Line) -> None:
+        """What comes of the guest, to one who waits for it to be frozen."""
+        if self._heard.get(line) is not self._news:
+            self._heard[line] = self._news
+            self._say(line, self._news)
+
     def _answer_to(self, what: str) -> Message | None:
         """What can be said by now to whom; ``None`` to wait."""
         if self._outcome is not None:
-            return {"ok": True} if what == "withdraw" else self._outcome
+            return _WITHDRAWN if what == "withdraw" else self._outcome
         if what == "join":
             opened = self.window.phase is Phase.OPEN
             return {"ok": True, "notes": self._notes} if opened else None
         if what == "withdraw":
-            return None if self.window.deserted else {"ok": True}
+            return None if self.window.deserted else _WITHDRAWN
         waits_for_others = self.window.phase is Phase.OPEN and not self.window.over
         return {"ok": True, "notes": []} if waits_for_others else None
 
     def _say(self, line: Line, message: Message) -> None:
-        line.try_say(message)
+        """Who does not read what he is told, for so long that no more has room, has gone."""
+        try:
+            line.say(message)
+        except OSError:
+            line.hang_up()

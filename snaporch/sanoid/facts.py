@@ -10,6 +10,7 @@ from snaporch.faults import Component, Need
 from snaporch.hypervisor import Unguarded
 from snaporch.run.selftest import CaptureMode
 from snaporch.sanoid.conf import SanoidConfig
+from snaporch.sanoid.turns import Prospect
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class Guest:
     """Who snapshots its datasets without holding it still."""
     overlays: bool = False
     """Whether its writes go to overlays meanwhile, which are then committed."""
+    prospect: Prospect | None = None
+    """What freezing it for sanoid takes; ``None`` if it is off, or cannot be planned."""
+    on_unavailable: str = "fail"
+    """As it is configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,5 +136,7 @@ class Facts:
     """Directories that a power loss would empty, and the kind of their file system."""
     unguarded: Unguarded | None = None
     """Why libvirt might start a guest on its overlays."""
+    jobs: int = 4
+    """How many guests sanoid's pre hook freezes at the same time."""
     capture: CaptureMode | None = None
     """Which way RAM can go; ``None`` if that was not tried."""

@@ -1,9 +1,14 @@
-"""Having guests frozen, several at a time; all or none."""
+"""Having guests frozen, in the order of :mod:`snaporch.sanoid.turns`; all or none.
+
+First every guest has a holder, which has its lock and its plan. When all are ready, and what they
+take fits into their deadlines, the hook gives the word to one after the other.
+"""
 
 from __future__ import annotations
 
 import secrets
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +26,9 @@ from snaporch.sanoid.hook import tell
 from snaporch.sanoid.peek import Peek
 from snaporch.sanoid.request import Request
 from snaporch.sanoid.talk import Line, Message, enter
+from snaporch.sanoid.turns import Place, Prospect, find_misfit, next_places
+
+_LAST = {"withdrawn", "unknown"}
 
 
 class NotFrozenError(SnaporchError):
@@ -59,42 +67,155 @@ def freeze(request: Request, guests: Sequence[Guest], peeked: Peek) -> None:
     with ThreadPoolExecutor(config.jobs) as workers:
         futures = [workers.submit(_enter, entry, runtime, peeked.config) for entry in entries]
         error = _first_error(futures)
-    entered = [future.result() for future in futures if _succeeded(future)]
-    begin_together(entered, error)
+    visits = [future.result() for future in futures if _succeeded(future)]
+    freeze_together(visits, config.jobs, error)
 
 
-def begin_together(
-    entered: Sequence[tuple[Line, Entry]], error: BaseException | None = None
-) -> None:
-    """Let every window begin that was entered; none, if one cannot, or for ``error``.
+@dataclass
+class Visit:
+    """The window of one guest, as the hook sees it."""
+
+    entry: Entry
+    line: Line
+    place: Place | None = None
+    """Once its plan is made."""
+    attempt: int = 0
+    """Which of its plans that is."""
+    refused: bool = False
+    """Whether it was told that its plan does not fit, and has not made another one yet."""
+    frozen: bool = False
+    begun: bool = False
+    error: SnaporchError | None = None
+    gone: bool = False
+
+    @property
+    def name(self) -> str:
+        """The guest's."""
+        return self.entry.guest.domain.name
+
+    def say(self, what: str, **more: str) -> None:
+        """Send the holder a word about the plan it has told."""
+        self.line.try_say(self.entry.message | {"do": what, "attempt": self.attempt} | more)
+
+    def take(self, reply: Message) -> None:
+        """What the holder says."""
+        if "prospect" in reply:
+            self._take_news(reply)
+        elif "begun" in reply:
+            self.begun = bool(reply["begun"])
+            self.error = self.error or (None if self.begun else self._let_go())
+        elif reply.get("ok"):
+            self.frozen = True
+            if self.place is not None:
+                self.place.frozen = True
+            for note in reply.get("notes", ()):
+                tell(str(note))
+        else:
+            line, code = str(reply.get("line", "cannot be frozen")), int(reply.get("code", 8))
+            self.error = self.error or NotFrozenError(line, code)
+
+    def _take_news(self, reply: Message) -> None:
+        if reply["attempt"] != self.attempt or self.place is None:
+            self.attempt, self.refused, self.frozen = reply["attempt"], False, False
+            self.place = Place(Prospect.from_json(reply["prospect"]))
+        self.place.asked = self.place.asked or bool(reply["ordered"])
+        self.place.left = int(reply.get("left", self.place.prospect.ram))
+
+    def leave(self) -> None:
+        """The holder has hung up."""
+        self.gone = True
+        self.error = self.error or self._let_go()
+
+    def _let_go(self) -> SnaporchError:
+        return RunFailedError(
+            self.name,
+            "was let go before all guests were frozen, so none is to be snapshotted",
+            "raise hook_deadline (freeze_deadline for guests that stand still) or jobs",
+        )
+
+
+def freeze_together(visits: Sequence[Visit], jobs: int, error: BaseException | None = None) -> None:
+    """Have all windows opened and begun that were entered; none, if one cannot, or for ``error``.
 
     Raises:
-        SnaporchError: one was over already.
+        SnaporchError: one cannot be opened, or was over before the others were open.
     """
-    for line, entry in entered:
-        error = error or _begin(line, entry)
-    if error is not None:
-        for line, entry in entered:
-            line.try_say(entry.message | {"do": "withdraw"})
-        for line, _ in entered:
-            line.hear()
-    for line, _ in entered:
-        line.close()
-    if error is not None:
-        raise error
+    changed = threading.Condition()
+    listeners = [
+        threading.Thread(target=_listen, args=(visit, changed), daemon=True) for visit in visits
+    ]
+    for listener in listeners:
+        listener.start()
+    try:
+        _raise_first(visits, error)
+        with changed:
+            _freeze_all(visits, jobs, changed)
+            _begin_all(visits, changed)
+    except BaseException:
+        for visit in visits:
+            visit.say("withdraw")
+        for listener in listeners:
+            listener.join()  # the holder answers when its guest goes on
+        raise
+    finally:
+        for visit, listener in zip(visits, listeners, strict=True):
+            visit.line.hang_up()
+            listener.join()
+            visit.line.close()
 
 
-def _begin(line: Line, entry: Entry) -> SnaporchError | None:
-    """Say that all guests are frozen; what is wrong if this one is not any more."""
-    line.try_say(entry.message | {"do": "go"})
-    reply = line.hear()
-    if reply is not None and reply.get("ok"):
-        return None
-    return RunFailedError(
-        entry.guest.domain.name,
-        "was let go before all guests were frozen, so none is to be snapshotted",
-        "raise hook_deadline (freeze_deadline for guests that stand still) or jobs",
-    )
+def _listen(visit: Visit, changed: threading.Condition) -> None:
+    while (reply := visit.line.hear()) is not None and not reply.keys() & _LAST:
+        with changed:
+            visit.take(reply)
+            changed.notify_all()
+    with changed:
+        visit.leave()
+        changed.notify_all()
+
+
+def _freeze_all(visits: Sequence[Visit], jobs: int, changed: threading.Condition) -> None:
+    while not all(visit.frozen for visit in visits):
+        _raise_first(visits)
+        if all(visit.frozen or (visit.place and not visit.refused) for visit in visits):
+            _give_word(visits, jobs)
+        changed.wait()
+    _raise_first(visits)
+
+
+def _give_word(visits: Sequence[Visit], jobs: int) -> None:
+    """To those whose turn it is; or to one whose plan does not fit, to make another one."""
+    places = {visit.name: visit.place for visit in visits if visit.place is not None}
+    if not any(place.asked for place in places.values()):
+        prospects = {name: place.prospect for name, place in places.items()}
+        misfit = find_misfit(prospects, jobs)
+        if misfit is not None:
+            for visit in visits:
+                if visit.name == misfit.guest:
+                    visit.refused = True
+                    visit.say("refuse", reason=misfit.reason, step=misfit.step)
+            return
+    due = next_places(places.values(), jobs)
+    for visit in visits:
+        if visit.place is not None and any(places[visit.name] is place for place in due):
+            visit.place.asked = True
+            visit.place.left = visit.place.prospect.ram
+            visit.say("freeze")
+
+
+def _begin_all(visits: Sequence[Visit], changed: threading.Condition) -> None:
+    """Say that all are frozen."""
+    for visit in visits:
+        visit.say("go")
+    while not all(visit.begun for visit in visits):
+        _raise_first(visits)
+        changed.wait()
+
+
+def _raise_first(visits: Sequence[Visit], error: BaseException | None = None) -> None:
+    first = error or next((visit.error for visit in visits if visit.error is not None), None)
+    if first is not None:
+        raise first
 
 
 def _without_excluded(config: Config, guest: Guest) -> Guest:
@@ -130,7 +251,7 @@ def _entry(caller: Caller, request: Request, target: str, guest: Guest) -> list[
     return [Entry(guest, message)]
 
 
-def _enter(entry: Entry, runtime: Path, config: Path | None) -> tuple[Line, Entry]:
+def _enter(entry: Entry, runtime: Path, config: Path | None) -> Visit:
     uuid = entry.guest.domain.uuid
     door = runtime / f"{uuid}{WINDOW}"
 
@@ -141,17 +262,15 @@ def _enter(entry: Entry, runtime: Path, config: Path | None) -> tuple[Line, Entr
         start_detached(f"snaporch-window-{uuid}-{secrets.token_hex(4)}", words)
 
     line, reply = enter(door, entry.message | {"do": "join"}, start)
-    if not reply.get("ok"):
+    visit = Visit(entry, line)
+    visit.take(reply)
+    if visit.error is not None:
         line.close()
-        raise NotFrozenError(str(reply.get("line", "cannot be frozen")), int(reply.get("code", 8)))
-    for note in reply.get("notes", ()):
-        tell(str(note))
-    return line, entry
+        raise visit.error
+    return visit
 
 
-def _first_error(
-    futures: Sequence[Future[tuple[Line, Entry]]],
-) -> BaseException | None:
+def _first_error(futures: Sequence[Future[Visit]]) -> BaseException | None:
     """The first failure; what has not begun by then is not begun."""
     first = None
     for future in futures:
@@ -163,5 +282,5 @@ def _first_error(
     return first
 
 
-def _succeeded(future: Future[tuple[Line, Entry]]) -> bool:
+def _succeeded(future: Future[Visit]) -> bool:
     return not future.cancelled() and future.exception() is None

@@ -35,6 +35,7 @@ from snaporch.run.plan import (
     make_plan,
 )
 from snaporch.run.selftest import capture_mode
+from snaporch.sanoid.awaited import prospect
 from snaporch.sanoid.command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.conf import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
@@ -87,6 +88,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         encrypted=encrypted,
         runs=runs,
         unguarded=context.hypervisor.unguarded(),
+        jobs=context.config.jobs,
         capture=capture_mode(context),
         forgetful=_forgetful(context.config.paths),
         releases=_releases(context),
@@ -239,13 +241,21 @@ def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Gues
         for out in left_out
         if out.matters and out.disk.target not in settings.exclude_disks
     )
-    found = Guest(domain.name, settings.level, datasets, off_zfs)
+    found = Guest(
+        domain.name, settings.level, datasets, off_zfs, on_unavailable=settings.on_unavailable
+    )
     try:
-        plan = make_plan(context, domain, None)
+        plan = make_plan(context, domain, None, awaited=settings.hook_deadline)
+        ahead = prospect(context, plan) if domain.active else None
     except SnaporchError as error:
         return replace(found, refusal=_refusal(error))
-    overlays = bool(plan.facts.overlays)
-    return replace(found, downgrade=plan.downgrade, stranger=plan.stranger, overlays=overlays)
+    return replace(
+        found,
+        downgrade=plan.downgrade,
+        prospect=ahead,
+        stranger=plan.stranger,
+        overlays=bool(plan.facts.overlays),
+    )
 
 
 def _busy(context: Context, domain: Domain) -> str:

@@ -28,8 +28,9 @@ _FIXED = 2
 class Log:
     """A :class:`~snaporch.progress.Progress` into the system's log; notes also for the hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, door: Door) -> None:
         self.notes: list[str] = []
+        self._door = door
 
     def step(self, subject: str, text: str) -> None:
         """A step."""
@@ -41,7 +42,8 @@ class Log:
         self.notes.append(f"{subject}: {text}")
 
     def amount(self, subject: str, done: int, total: int) -> None:
-        """Bytes; a log is not for that."""
+        """Bytes of RAM, by which hooks tell when to begin with the next guest."""
+        self._door.saving(max(total - done, 0))
 
 
 def main(arguments: list[str]) -> int:
@@ -56,7 +58,8 @@ def main(arguments: list[str]) -> int:
 
 def hold(uuid: str, path: Path, config_path: Path | None, interrupt: Interrupt) -> int:
     """Hold a guest for those who come to the door at ``path``; the exit code."""
-    log, door = Log(), Door(path, interrupt)
+    door = Door(path, interrupt)
+    log = Log(door)
     try:
         _hold(uuid, config_path, door, log, interrupt)
     except SnaporchError as error:

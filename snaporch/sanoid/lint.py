@@ -5,6 +5,7 @@ from __future__ import annotations
 from snaporch.sanoid.covering import coverings
 from snaporch.sanoid.facts import Facts
 from snaporch.sanoid.findings import Finding, Severity
+from snaporch.sanoid.rules_calls import call_findings
 from snaporch.sanoid.rules_guests import guest_findings
 from snaporch.sanoid.rules_host import host_findings
 from snaporch.sanoid.rules_sections import section_findings
@@ -16,6 +17,7 @@ def lint(facts: Facts) -> list[Finding]:
     if facts.sanoid.installed and facts.sanoid.config is not None:
         for covering in coverings(facts.sanoid.config, facts.guests):
             found += section_findings(facts, covering)
+    found += call_findings(facts)
     for guest in facts.guests:
         found += guest_findings(facts, guest)
     order = list(Severity)

@@ -44,14 +44,9 @@ class Line:
 
     def hear(self) -> Message | None:
         """The next message; ``None`` when the other end has gone or talks nonsense."""
-        while b"\n" not in self._read:
-            try:
-                block = self.connection.recv(_BLOCK)
-            except OSError:
-                block = b""
-            if not block or len(self._read) > _LONGEST_LINE:
+        while not self.has_more:
+            if not self.take_in():
                 return None
-            self._read += block
         text, _, self._read = self._read.partition(b"\n")
         try:
             message = json.loads(text)
@@ -59,10 +54,29 @@ class Line:
             return None
         return message if isinstance(message, dict) else None
 
+    def take_in(self) -> bool:
+        """Read what has arrived, be it half a message; False when the other end has gone.
+
+        Waits for something only if the connection blocks.
+        """
+        try:
+            block = self.connection.recv(_BLOCK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._read += block
+        return bool(block) and len(self._read) <= _LONGEST_LINE + _BLOCK
+
     @property
     def has_more(self) -> bool:
         """Whether a whole message has been read and not heard yet."""
         return b"\n" in self._read
+
+    def hang_up(self) -> None:
+        """End the conversation, also for a thread that listens."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Hang up."""
@@ -91,7 +105,8 @@ def ask(door: Path, message: Message) -> Message | None:
 def enter(door: Path, message: Message, start: Callable[[], None]) -> tuple[Line, Message]:
     """Join the window behind ``door``; have a holder started when there is none.
 
-    Returns: the line, and the answer, which comes when the guest is frozen or cannot be.
+    Returns: the line, and the first answer: what freezing the guest will take; that it is frozen
+    already; or that it cannot be.
 
     Raises:
         RunFailedError: no holder can be started, or it went away.

@@ -70,6 +70,11 @@ class Window:
         self._ended.discard(join.sanoid)
         return True
 
+    def opening(self) -> None:
+        """The guest is to be frozen, maybe once more."""
+        if self.phase is Phase.OPEN:
+            self.phase = Phase.OPENING
+
     def opened(self) -> None:
         """The guest is frozen."""
         self.phase = Phase.OPEN

@@ -7,7 +7,21 @@ import pytest
 from snaporch.places import WINDOW
 from snaporch.run.context import Interrupt
 from snaporch.sanoid import holder
-from snaporch.sanoid.talk import ask, call
+from snaporch.sanoid.talk import Line, ask, call
+
+
+class Talk(Line):
+    """A hook's end of a conversation."""
+
+    replies = ()
+
+    def outcome(self):
+        """The next answer that is no news of what freezing takes, and how far it is."""
+        if self.replies:
+            return self.replies.pop()
+        while "prospect" in (reply := self.hear()):
+            pass
+        return reply
 
 
 class Held:
@@ -37,8 +51,18 @@ class Held:
         return {"do": what, "sanoid": sanoid, "target": target} | more
 
     def join(self, target="tank/web", sanoid=0, datasets=None, promised=(), names=("hourly",)):
-        """Join; the line, and the answer to it is still to be heard."""
-        line = call(self.door)
+        """Join, and give the word to freeze; what came of it is still to be heard."""
+        line = self.knock(target, sanoid, datasets, promised, names)
+        reply = line.hear()
+        if "ok" not in reply:
+            line.say(self.message("freeze", target, sanoid, attempt=reply["attempt"]))
+        else:
+            line.replies = [reply]
+        return line
+
+    def knock(self, target="tank/web", sanoid=0, datasets=None, promised=(), names=("hourly",)):
+        """Join; the first answer is still to be heard."""
+        line = Talk(call(self.door).connection)
         self._lines.append(line)
         line.say(
             self.message(
@@ -55,10 +79,10 @@ class Held:
     def enter(self, *arguments, **more):
         """Join, and have it that the guest is frozen."""
         line = self.join(*arguments, **more)
-        reply = line.hear()
+        reply = line.outcome()
         assert reply["ok"], reply
         line.say(self.message("go", *arguments[:2]))
-        assert line.hear() == {"ok": True}
+        assert line.outcome() == {"begun": True}
         line.close()
         return reply
 

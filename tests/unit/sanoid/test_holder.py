@@ -2,12 +2,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
-from snaporch.errors import RefusedError, RunFailedError
+from snaporch.errors import RefusedError, RunFailedError, SnaporchError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.pool import PoolError
@@ -114,6 +115,8 @@ def test_a_hook_that_is_killed_while_it_waits_undoes_the_freeze(world, hold):
     lines = []
 
     def hang_up():
+        while not lines:
+            pass
         lines[0].close()
         while held.interrupt.signum is None:
             pass
@@ -130,9 +133,9 @@ def test_what_others_could_not_do_is_called_off(world, hold):
     world.add_guest()
     held = hold()
     line = held.join()
-    assert line.hear()["ok"]
+    assert line.outcome()["ok"]
     line.say(held.message("withdraw"))
-    assert line.hear() == {"ok": True}
+    assert line.outcome()["withdrawn"]
     assert world.is_as_it_was()
     assert held.end() == 8
     line.close()
@@ -141,9 +144,13 @@ def test_what_others_could_not_do_is_called_off(world, hold):
 def entered(world, held, name):
     """A hook's end of the window of a guest that was frozen."""
     line = held.join(f"tank/{name}")
-    assert line.hear()["ok"]
+    assert line.outcome()["ok"]
+    return visit(world, held, line, name, frozen=True)
+
+
+def visit(world, held, line, name, **more):
     guest = guests.Guest(world.hypervisor.domain(held.uuid), {})
-    return line, freezing.Entry(guest, held.message("", f"tank/{name}"))
+    return freezing.Visit(freezing.Entry(guest, held.message("", f"tank/{name}")), line, **more)
 
 
 @pytest.mark.parametrize("first", ["web", "db"])
@@ -158,11 +165,90 @@ def test_one_that_is_let_go_before_all_are_frozen_calls_all_off(world, hold, fir
     lines = {name: entered(world, held, name) for name, held in holders.items()}
     assert holders["web"].end() == 8
     order = sorted(lines, key=lambda name: name != first)
-    with pytest.raises(RunFailedError, match="web: was let go before all guests were frozen"):
-        freezing.begin_together([lines[name] for name in order])
+    with pytest.raises(SnaporchError, match="web: its window: ended before all guests were"):
+        freezing.freeze_together([lines[name] for name in order], jobs=4)
     assert holders["db"].end() == 8
     assert world.is_as_it_was("web")
     assert world.is_as_it_was("db")
+
+
+class Clock:
+    """The time of a window, which goes by when it is told to."""
+
+    def __init__(self):
+        self._now = self._seen = 1000.0
+        self._read = threading.Condition()
+
+    def monotonic(self):
+        with self._read:
+            self._seen = self._now
+            self._read.notify_all()
+            return self._now
+
+    def advance(self, seconds):
+        """Let so much time go by; back when somebody has seen it."""
+        with self._read:
+            self._now += seconds
+            assert self._read.wait_for(lambda: self._seen == self._now, 30)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("snaporch.sanoid.door.time", made)
+    return made
+
+
+def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, clock):
+    world.add_guest()
+    held = hold()
+    line = held.join()
+    assert line.outcome()["ok"]
+    clock.advance(80)  # of 90
+    line.say(held.message("go"))
+    assert line.outcome() == {"begun": True}
+    line.close()
+    clock.advance(80)
+    held.snapshot("tank/web@hourly")
+    assert held.leave() == {"ok": True, "notes": []}
+    held.end()
+    assert {record.level for record in records(world)} == {Level.RAM}
+
+
+def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world, hold, clock):
+    """Its turn is then after all whose RAM is saved."""
+    world.add_guest()
+    world.with_defaults(ram_strategy="manual", on_unavailable="paused", freeze_deadline=60)
+    held = hold()
+    line = held.join()
+    assert line.outcome()["ok"]
+    clock.advance(58)
+    reply = line.hear()
+    assert (reply["prospect"]["strategy"], reply["ordered"]) == ("paused", False)
+    assert world.guest().state is DomainState.RUNNING
+    line.say(held.message("freeze", attempt=reply["attempt"]))
+    assert line.outcome()["ok"]
+    assert world.guest().state is DomainState.PAUSED
+    line.say(held.message("go"))
+    assert line.outcome() == {"begun": True}
+    line.close()
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    held.end()
+    assert {record.level for record in records(world)} == {Level.PAUSED}
+
+
+def test_one_that_stops_in_the_middle_of_a_message_holds_up_no_one(world, hold):
+    world.add_guest()
+    world.with_defaults(hook_deadline=1)
+    held = hold()
+    held.enter()
+    line = call(held.door)
+    line.connection.sendall(b'{"do": "lea')
+    held.snapshot("tank/web@hourly")
+    assert held.end() == 0
+    assert world.is_as_it_was()
+    line.close()
 
 
 def test_one_whose_holder_is_gone_calls_all_off(world, hold):
@@ -170,11 +256,10 @@ def test_one_whose_holder_is_gone_calls_all_off(world, hold):
     held = hold("db")
     gone, other = socket.socketpair()
     other.close()
-    guest = guests.Guest(world.hypervisor.domain(held.uuid), {})
-    lost = Line(gone), freezing.Entry(guest, held.message("", "tank/db"))
+    lost = visit(world, held, Line(gone), "db", frozen=True)
     line = entered(world, held, "db")
     with pytest.raises(RunFailedError, match="was let go"):
-        freezing.begin_together([line, lost])
+        freezing.freeze_together([line, lost], jobs=4)
     assert held.end() == 8
     assert world.is_as_it_was("db")
 
@@ -183,7 +268,7 @@ def test_a_guest_that_cannot_be_frozen_is_told_to_the_hook(world, hold):
     world.add_guest()
     world.hooks.at["hypervisor.capture"] = failing(HypervisorError("web", "no"))
     held = hold()
-    reply = held.join().hear()
+    reply = held.join().outcome()
     assert not reply["ok"]
     assert reply["code"] == 8
     assert "the guest is as it was and nothing was kept" in reply["line"]

@@ -3,15 +3,20 @@
 import json
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from snaporch import places
+from snaporch.bundle.pace import Pace
+from snaporch.bundle.store import BundleStore
 from snaporch.errors import NotFoundError, RunFailedError, SnaporchError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.run.context import Interrupt
 from snaporch.run.doors import address, only_visitor, remove_if_dead
 from snaporch.run.journal import Journal
+from snaporch.run.lock import domain_lock
 from snaporch.run.plan import make_plan
 from snaporch.run.records import all_records
 from snaporch.run.torn import note_commit
@@ -35,6 +40,7 @@ pre_snapshot_script = pre
 post_snapshot_script = post
 """
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
+_FREEZING = ("hypervisor.capture", "hypervisor.suspend")
 
 
 class Host:
@@ -187,6 +193,64 @@ def test_if_one_cannot_be_frozen_none_is(host, world):
     world.pool.snapshot(["tank/web@hourly", "tank/mail@hourly"], {})
     assert host.post("tank", SANOID_PRE_FAILURE="1") == 0
     assert host.records() == []
+
+
+@pytest.fixture
+def three(host, world):
+    """Three guests that one call of sanoid's concerns."""
+    for name in ("web", "mail", "files"):
+        world.add_guest(name, {"vda": f"tank/{name}"})
+    host.configure("[tank]\nrecursive = zfs\n")
+    return host
+
+
+def configured(world, **domains):
+    world.context.config = world.context.config.model_copy(update={"domain": domains})
+
+
+def test_nobody_stands_still_while_another_waits_for_its_lock(three, world):
+    configured(world, web={"level": "paused"})
+    uuid = world.guest("mail").uuid
+    with ThreadPoolExecutor(1) as threads:
+        with domain_lock(places.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()):
+            pre = threads.submit(three.pre, "tank")
+            while len(list(world.paths.journal.glob("*"))) < 2:  # web and files have their plans
+                assert not pre.done(), pre.result()
+            assert world.guest("web").state is DomainState.RUNNING
+            assert world.on_bases("files")
+        assert pre.result() == 0
+    assert world.guest("web").state is DomainState.PAUSED
+
+
+def test_ram_is_saved_before_anybody_stands_still(three, world):
+    configured(world, web={"level": "paused"}, mail={"ram_strategy": "manual"})
+    assert three.pre("tank") == 0
+    frozen = [act for act in world.hooks.log if act.split()[0] in _FREEZING]
+    assert frozen == [
+        "hypervisor.capture files",
+        "hypervisor.capture mail",
+        "hypervisor.suspend web",
+    ]
+
+
+@pytest.mark.parametrize("lower", ["fail", "paused"])
+def test_what_does_not_fit_is_said_before_anybody_is_frozen(
+    three, world, capsys, monkeypatch, lower
+):
+    """Two that stay paused may wait for one another for longer than they may stand still."""
+    manual = {"ram_strategy": "manual", "freeze_deadline": 60, "on_unavailable": lower}
+    configured(world, web=manual, mail=manual)
+    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: Pace(1, 59.0, 0.0, 0.0))
+    if lower == "fail":
+        with pytest.raises(SnaporchError, match=r"it may stand still for 59 s .* raise freeze_d"):
+            three.pre("tank")
+        assert not set(world.hooks.acts()) & set(_FREEZING)
+        return
+    assert three.pre("tank") == 0
+    world.pool.snapshot([f"tank/{name}@hourly" for name in ("web", "mail", "files")], {})
+    assert three.post("tank") == 0
+    assert sorted(record.level for record in three.records()) == ["paused", "ram", "ram"]
+    assert "it may stand still for 59 s" in capsys.readouterr().err
 
 
 def test_a_holder_that_does_not_start_is_told(host, world, monkeypatch):

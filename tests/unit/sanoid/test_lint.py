@@ -7,10 +7,12 @@ import pytest
 
 from snaporch.faults import FAULTS, Component, Need
 from snaporch.hypervisor import Unguarded
+from snaporch.model import Strategy
 from snaporch.sanoid.command import parse_hook
 from snaporch.sanoid.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
 from snaporch.sanoid.findings import Severity
 from snaporch.sanoid.lint import lint
+from snaporch.sanoid.turns import Prospect
 
 GOOD = """\
 [tank/web]
@@ -102,6 +104,26 @@ def test_a_line_that_was_told_mends_it(facts):
         lacking += "".join(f"{line}\n" for finding in found for line in finding.lines)
     assert lint(facts(lacking)) == []
     assert "script_timeout = 0" in lacking
+
+
+TOGETHER = GOOD.replace("[tank/web]", "[tank]\nrecursive = zfs")
+
+
+@pytest.mark.parametrize(
+    ("lower", "severity"), [("fail", Severity.ERROR), ("paused", Severity.WARNING)]
+)
+def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
+    long = Prospect(Strategy.OVERLAY, 1 << 30, 60.0, 90.0)
+    guests = [
+        Guest(name, "auto", (f"tank/{name}",), prospect=long, on_unavailable=lower)
+        for name in ("web", "db", "mail")
+    ]
+    finding = only(facts(TOGETHER, guests, jobs=1))
+    assert (finding.code, finding.severity) == ("hook-deadline", severity)
+    assert "on tank: saving the RAM of all 3 guests takes about 180 s" in finding.what
+    assert "hook_deadline = 180" in finding.mend
+    assert lint(facts(TOGETHER, guests, jobs=2)) == []
+    assert lint(facts(TOGETHER, guests[:2], jobs=1)) == []
 
 
 @pytest.mark.parametrize(
