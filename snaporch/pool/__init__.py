@@ -39,6 +39,7 @@ def open_pool(*, to_look: bool = False) -> Pool:
         return command
     try:
         from snaporch.pool.lzc import LibZfsCore
+
+        return LibZfsCore(command)
     except (ImportError, OSError):
         return command
-    return LibZfsCore(command)

@@ -16,10 +16,21 @@ from snaporch.pool.protocol import PoolError
 
 
 class LibZfsCore(ZfsCommand):
-    """:class:`~snaporch.pool.protocol.Pool` by libzfs_core, listings by ``zfs``."""
+    """:class:`~snaporch.pool.protocol.Pool` by libzfs_core, listings by ``zfs``.
+
+    pyzfs loads its libraries at the first call, which would be the snapshot of a guest that stands
+    still. So they are loaded here, by a call that does nothing.
+
+    Raises:
+        ImportError: they cannot be, or find no kernel side they understand.
+    """
 
     def __init__(self, command: ZfsCommand) -> None:
         super().__init__(command._zfs)
+        try:
+            libzfs_core.lzc_hold({})
+        except (OSError, AttributeError, lzc_errors.ZFSError) as error:
+            raise ImportError(f"libzfs_core: {error}") from error
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         values = {key.encode(): value.encode() for key, value in properties.items()}

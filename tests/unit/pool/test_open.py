@@ -1,10 +1,15 @@
 import sys
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 
 from snaporch.pool import open_pool
 from snaporch.pool.command import ZfsCommand
+
+
+class ZFSError(Exception):
+    """As pyzfs has it."""
 
 
 @pytest.fixture
@@ -14,13 +19,16 @@ def lzc(monkeypatch):
     monkeypatch.delitem(sys.modules, "snaporch.pool.lzc", raising=False)
     library = ModuleType("libzfs_core")
     library.exceptions = ModuleType("libzfs_core.exceptions")
-    library.exceptions.ZFSError = OSError
+    library.exceptions.ZFSError = ZFSError
+    library.lzc_hold = loaded = Mock()
     monkeypatch.setitem(sys.modules, "libzfs_core", library)
     monkeypatch.setitem(sys.modules, "libzfs_core.exceptions", library.exceptions)
+    return loaded
 
 
 def test_libzfs_core_is_used_by_who_changes_something(lzc):
     assert type(open_pool()).__name__ == "LibZfsCore"
+    lzc.assert_called_once_with({})  # which loads the libraries, and holds nothing
 
 
 def test_and_not_imported_by_who_looks(lzc):
@@ -30,4 +38,18 @@ def test_and_not_imported_by_who_looks(lzc):
 
 def test_without_it_the_command_does(lzc, monkeypatch):
     monkeypatch.setitem(sys.modules, "libzfs_core", None)
+    assert type(open_pool()) is ZfsCommand
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        OSError("cannot load library 'libzfs_core.so.6': cannot open shared object file"),
+        AttributeError("function/symbol 'lzc_hold' not found in library"),
+        ZFSError("libzfs_core initialization failed"),
+    ],
+)
+def test_where_its_libraries_cannot_be_loaded_the_command_does(lzc, trouble):
+    """Which pyzfs finds out at the first call: that is made before any guest stands still."""
+    lzc.side_effect = trouble
     assert type(open_pool()) is ZfsCommand
