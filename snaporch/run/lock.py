@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ _POLL_SECONDS = 0.2
 _BRIEF_SECONDS = 180
 _NAMELESS_SECONDS = 5
 """For who has just taken the lock to say so; until then its file tells of the one before."""
+_UNTOLD = "another run"
 RECOVERING = "recover"
 PRUNING = "prune"
 SCHEDULE = "schedule"
@@ -57,7 +58,10 @@ def domain_lock(
         _acquire(descriptor, name, wait, interrupt)
         holder = {"pid": os.getpid(), "doing": doing, "since": iso(datetime.now(UTC))}
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        with suppress(
+            OSError
+        ):  # the kernel's lock counts; a full /run must not keep a guest frozen
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
         yield
         os.ftruncate(descriptor, 0)
     finally:
@@ -174,14 +178,19 @@ def held_by(runtime: Path, uuid: str) -> Holder | None:
     """
     path = runtime / f"{uuid}.lock"
     try:
-        inode = path.stat().st_ino
+        status = path.stat()
         locks = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
         found = Holder.parse(path.read_bytes())
     except (OSError, ValueError):
         return None
-    # only the inode: some file systems show another device number here than stat(2) does
-    held = any(words[1] == "FLOCK" and words[5].endswith(f":{inode}") for words in locks)
-    return found if found and held and found.alive else None
+    for words in locks:
+        # only the inode: some file systems show another device number here than stat(2) does
+        if words[1] == "FLOCK" and words[5].endswith(f":{status.st_ino}"):
+            if found is None:  # it has only just taken it, or had no room to say so
+                since = iso(datetime.fromtimestamp(status.st_mtime, UTC))
+                found = Holder(_UNTOLD, int(words[4]), since)
+            return found if found.alive else None
+    return None
 
 
 def _told(descriptor: int) -> Holder | None:
@@ -198,4 +207,4 @@ def _anyway(holder: Holder | None) -> float:
 def _holder(descriptor: int) -> str:
     """Without a time or a process: who is told again and again, is told the same."""
     told = _told(descriptor)
-    return told.doing if told is not None and told.alive else "another run"
+    return told.doing if told is not None and told.alive else _UNTOLD

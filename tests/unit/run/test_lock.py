@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -191,6 +192,18 @@ def test_who_holds_it_is_told_without_taking_it(runtime):
     with lock(runtime):
         assert lock_module.holder(runtime, "u") == f"snapshot (pid {os.getpid()})"
         assert lock_module.holder(runtime, "another") is None
+    assert lock_module.holder(runtime, "u") is None
+
+
+def test_no_room_to_say_who_holds_it_keeps_nobody_from_it(runtime, monkeypatch):
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with lock(runtime):
+        assert lock_module.holder(runtime, "u") == f"another run (pid {os.getpid()})"
+        with pytest.raises(BusyError, match="held by another run"), lock(runtime):
+            pass
     assert lock_module.holder(runtime, "u") is None
 
 
