@@ -10,6 +10,7 @@ from pathlib import Path
 from snaporch.run.guardian import SYSTEMD
 
 _LOW_WEIGHT = "20"
+_NICE = 10
 _MANAGER = (
     "org.freedesktop.systemd1",
     "/org/freedesktop/systemd1",
@@ -28,9 +29,12 @@ def lower_priority(work: str) -> None:
     Args:
         work: what it is about to do: ``seal``, ``verify``.
     """
-    with suppress(OSError):
-        os.nice(10)
-    _try("ionice", "-c", "3", "-p", str(os.getpid()))
+    threads = os.listdir("/proc/self/task")  # each has a priority of its own (sched(7))
+    for thread in map(int, threads):
+        with suppress(OSError):
+            nice = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, max(nice, _NICE))
+    _try("ionice", "-c", "3", "-p", *threads)
     if SYSTEMD.is_dir() and not _is_inside(f"snaporch-{work}"):
         arguments = _scope(work, os.getpid())
         _try("busctl", "--quiet", "call", *_MANAGER, "StartTransientUnit", *arguments)

@@ -18,14 +18,23 @@ def commands(monkeypatch):
         return subprocess.CompletedProcess(command, 1)
 
     monkeypatch.setattr(background.subprocess, "run", run)
-    monkeypatch.setattr(os, "nice", lambda more: called.append(["nice", more]))
+    monkeypatch.setattr(os, "listdir", lambda _path: ["7", "8"])
+    monkeypatch.setattr(os, "getpriority", lambda _which, thread: {7: 0, 8: 15}[thread])
+    monkeypatch.setattr(
+        os, "setpriority", lambda _which, thread, nice: called.append(["nice", thread, nice])
+    )
     return called
 
 
-def test_without_systemd_by_nice_and_ionice(commands, monkeypatch, tmp_path):
+def test_without_systemd_by_nice_and_ionice_of_each_thread(commands, monkeypatch, tmp_path):
+    """None of them comes forward by it."""
     monkeypatch.setattr(background, "SYSTEMD", tmp_path / "none")
     background.lower_priority("seal")
-    assert commands == [["nice", 10], ["ionice", "-c", "3", "-p", str(os.getpid())]]
+    assert commands == [
+        ["nice", 7, 10],
+        ["nice", 8, 15],
+        ["ionice", "-c", "3", "-p", "7", "8"],
+    ]
 
 
 def test_under_systemd_in_a_slice_of_its_own(commands, monkeypatch, tmp_path):
@@ -47,7 +56,7 @@ def test_a_host_that_cannot_is_no_error(monkeypatch, tmp_path):
         raise FileNotFoundError
 
     monkeypatch.setattr(background, "SYSTEMD", tmp_path)
-    monkeypatch.setattr(os, "nice", lambda _more: None)
+    monkeypatch.setattr(os, "setpriority", absent)
     monkeypatch.setattr(background.subprocess, "run", absent)
     background.lower_priority("seal")
 
@@ -58,7 +67,7 @@ def test_not_into_a_scope_where_its_own_unit_is_around_it(commands, monkeypatch,
     monkeypatch.setattr(background, "_CGROUP", group)
     group.write_text("0::/snaporch.slice/snaporch-verify.service\n")
     background.lower_priority("verify")
-    assert [words[0] for words in commands] == ["nice", "ionice"]
+    assert [words[0] for words in commands] == ["nice", "nice", "ionice"]
     group.write_text("0::/snaporch.slice/snaporch.service\n")
     background.lower_priority("verify")
     assert commands[-1][0] == "busctl"
