@@ -28,9 +28,14 @@ class Interrupt:
 
     @contextmanager
     def watching(self) -> Iterator[Interrupt]:
-        """Take SIGINT, SIGTERM and SIGHUP until the end; one that nohup ignores stays so."""
+        """Take SIGINT, SIGTERM and SIGHUP until the end; one that nohup ignores stays so.
+
+        Ctrl-Z is ignored meanwhile, by what this process starts too: a run that is stopped leaves
+        its guest frozen, or on overlays that grow.
+        """
         wanted = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         previous = {number: signal.signal(number, self._take) for number in wanted}
+        previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         try:
             yield self
         finally:

@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -17,6 +19,15 @@ def test_a_signal_is_only_noted_and_looked_at_later(number):
             interrupt.check("web")
     assert caught.value.signum == number
     assert str(caught.value) == f"web: stopped by {signal.Signals(number).name}"
+
+
+def test_ctrl_z_stops_no_run_and_nothing_that_it_starts():
+    with Interrupt().watching():
+        os.kill(os.getpid(), signal.SIGTSTP)
+        code = "import signal; print(signal.getsignal(signal.SIGTSTP).name)"
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        assert child.stdout == b"SIG_IGN\n"
+    assert signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL
 
 
 def test_afterwards_signals_do_what_they_did():
