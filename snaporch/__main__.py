@@ -12,6 +12,7 @@ _PHASES = ("pre", "post", "pre-prune", "prune")
 
 def main() -> None:
     """The console script. Hooks and ``--version`` do not wait for the command line's parser."""
+    _open_missing_streams()
     words = sys.argv[1:]
     if words == ["--version"]:
         sys.stdout.write(f"snaporch {__version__}\n")
@@ -23,6 +24,20 @@ def main() -> None:
     from snaporch.cli.main import run
 
     run()
+
+
+def _open_missing_streams() -> None:
+    """Where a standard stream was closed (``>&-``), the next file opened would be taken for it.
+
+    Whatever is written to that stream then, by a child too, would go into a journal or an image.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # stays open
+            if descriptor != number:
+                os.dup2(descriptor, number)
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115 - stays open
 
 
 if __name__ == "__main__":

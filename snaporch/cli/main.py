@@ -67,6 +67,12 @@ app.command("install")(install_command)
 app.command("uninstall")(uninstall_command)
 
 
+class Invoked:
+    """What this process was asked for."""
+
+    command = ""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"snaporch {__version__}")
@@ -87,6 +93,7 @@ def root(
     """Options for every command."""
     del version
     context.obj = config
+    Invoked.command = context.invoked_subcommand or ""
 
 
 def run(arguments: list[str] | None = None) -> None:
@@ -123,4 +130,16 @@ def _run(arguments: list[str] | None) -> int:
             "run it again with SNAPORCH_DEBUG=1 and report the output"
         )
         return ExitCode.BUG
-    return answer if isinstance(answer, int) else ExitCode.OK
+    code = answer if isinstance(answer, int) else ExitCode.OK
+    return code or _unless_lost()
+
+
+_LOOKING = ("check", "list", "plan", "render", "show", "status")
+"""Commands whose results are all there is of them."""
+
+
+def _unless_lost() -> int:
+    """Success, for work that was done counts whether its result could be written or not."""
+    from snaporch.report.terminal import Results
+
+    return ExitCode.FAILED if Results.lost and Invoked.command in _LOOKING else ExitCode.OK

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from contextlib import suppress
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,10 +16,10 @@ from snaporch.report.units import size
 
 def _render(markup: str) -> str:
     """Markup as standard error shows it: coloured on a terminal, plain elsewhere, never wrapped."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with console.capture() as captured:
-        console.print(markup, end="")
-    return captured.get()
+    text = io.StringIO()  # rich writes to its file even while it captures
+    seen = True if sys.stderr.isatty() else None
+    Console(file=text, force_terminal=seen, highlight=False, soft_wrap=True).print(markup, end="")
+    return text.getvalue()
 
 
 def _write(text: str) -> None:
@@ -67,10 +69,24 @@ def print_error(text: str) -> None:
     _write(_render(f"[bold red]snaporch:[/] {escape(one_line(text))}") + "\n")
 
 
+class Results:
+    """What became of the results of this process."""
+
+    lost = False
+    """Whether some could not be written."""
+
+
 def print_result(text: str) -> None:
-    """Something on standard output; a reader that left early is no error of ours."""
+    """Something on standard output; a reader that left early is no error of ours.
+
+    What cannot be written, on a full disk say, is told, and changes nothing of what was done.
+    """
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        with suppress(OSError):  # one that is no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            Results.lost = True
+            print_error(f"standard output: a result could not be written ({error.strerror})")

@@ -1,3 +1,5 @@
+import errno
+import io
 import subprocess
 import sys
 
@@ -5,6 +7,7 @@ import pytest
 
 from snaporch import __version__
 from snaporch.errors import ExitCode
+from snaporch.report.terminal import Results
 
 COMMANDS = ["snapshot", "list", "restore", "recover", "prune", "status"]
 
@@ -99,3 +102,38 @@ HEAVY = {"libvirt", "pydantic", "rich.table", "zstandard", "tenacity", "defusedx
 @pytest.mark.parametrize("words", [["--version"], ["--help"]])
 def test_what_needs_nothing_loads_nothing(words):
     assert imports(*words) & HEAVY == set()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_is_opened_in_the_place_of_a_closed_stream(closed, tmp_path):
+    """What is written to that stream would go into it."""
+    code = (
+        "import os, snaporch.__main__ as main; main._open_missing_streams(); "
+        "print(flush=True); main.sys.stderr.write('x'); main.sys.stdin.read(0); "
+        f"os._exit(open({str(tmp_path / 'journal')!r}, 'w').fileno())"
+    )
+    script = f'"$0" -c "$1" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", script, sys.executable, code], capture_output=True, check=False
+    )
+    assert done.returncode > 2, done.stderr
+
+
+class Full(io.StringIO):
+    """A standard output on a full disk."""
+
+    def write(self, text):
+        if text:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(("words", "code"), [(["snapshot", "web"], 0), (["list"], ExitCode.FAILED)])
+def test_results_that_cannot_be_written(host, snaporch, monkeypatch, words, code):
+    """Work that is done is done; who only looks has nothing then."""
+    host.add_guest()
+    assert snaporch("snapshot", "web", "--quiet").code == 0
+    monkeypatch.setattr(Results, "lost", False)
+    monkeypatch.setattr(sys, "stdout", Full())
+    answer = snaporch(*words)
+    assert answer.code == code
+    assert "a result could not be written (No space left on device)" in answer.err

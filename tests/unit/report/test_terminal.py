@@ -71,6 +71,24 @@ def test_a_reader_of_results_that_left_early_is_no_error():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_result_that_has_no_room_is_told_and_changes_no_exit_code():
+    """Python itself would end with 120."""
+    code = "from snaporch.report.terminal import print_result; print_result('x' * 100)"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 0
+    assert done.stderr.startswith(b"snaporch: standard output: a result could not be written (No ")
+
+
+def test_progress_that_has_no_room_changes_no_exit_code():
+    code = "from snaporch.report.terminal import print_error; print_error('x'); raise SystemExit(7)"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", code], stderr=full, check=False)
+    assert done.returncode == 7
+
+
 def test_results_go_to_standard_output(capsys):
     print_result("[bold]web[/]")
     assert capsys.readouterr() == ("[bold]web[/]\n", "")
