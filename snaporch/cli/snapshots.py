@@ -239,6 +239,8 @@ def _show(plan: Plan) -> None:
         print_result(f"  {disk.target}  {planned.path} ({disk.format}) on {planned.dataset.name}")
     for out in plan.left_out:
         print_result(f"  left out: {out.describe()}")
+    for text in plan.shared:
+        print_result(f"  {one_line(text)}")
 
 
 def _line(record: SnapshotRecord) -> str:

@@ -105,6 +105,9 @@ def _of_disk(disk: Disk) -> Iterator[Blocker]:
 def _of_image(root: Any, disk: Disk) -> Iterator[Blocker]:
     """An overlay whose guest is off is committed without libvirt, which has to know the image."""
     element = domain_xml.disk_element(root, disk.target)
+    if domain_xml.is_shareable(root, disk.target):
+        reason = f"{disk.target} is shareable, and libvirt puts no overlay over such a disk"
+        yield Blocker(_OVERLAY, reason, "use manual", disk.target)
     for name, words in _ONLY_LIBVIRT.items():
         if element is not None and element.find(f".//{name}") is not None:
             reason = f"{disk.target} {words}, so that only libvirt could commit an overlay into it"

@@ -242,6 +242,12 @@ def disk_element(root: Element, target: str) -> Element | None:
     return None
 
 
+def is_shareable(root: Element, target: str) -> bool:
+    """Whether other guests may have the disk at the same time."""
+    element = disk_element(root, target)
+    return element is not None and element.find("shareable") is not None
+
+
 def mirrors(root: Element) -> dict[str, tuple[str, bool]]:
     """Block jobs that mirror, by target: (job name, ready to pivot)."""
     found = {}

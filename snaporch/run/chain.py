@@ -26,7 +26,7 @@ from snaporch.hypervisor.qcow2 import (
     is_qcow2,
     read_qcow2,
 )
-from snaporch.model import Dataset, Disk, Domain
+from snaporch.model import Dataset, Disk, Domain, GroupRun
 from snaporch.pool import resolver
 
 _UNREAD = ("qcow", "qed", "vmdk")
@@ -319,3 +319,31 @@ def written_by(domain: Domain) -> set[str]:
                 real = resolver.real_path(disk.source)
             found.add(real)
     return found
+
+
+def tell_shared(
+    domain: Domain,
+    disks: Iterable[Disk],
+    domains: Callable[[], Iterable[Domain]],
+    group: GroupRun | None,
+) -> Iterator[str]:
+    """Disks of a cluster, which a snapshot of one guest does not make stand still, in words.
+
+    Args:
+        domains: all there are; asked only if a disk is shareable.
+        group: the group it is taken with: its members stand still, too.
+    """
+    root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
+    shared = {
+        resolver.real_path(disk.source): disk.target
+        for disk in disks
+        if disk.source and domain_xml.is_shareable(root, disk.target)
+    }
+    still = {domain.uuid, *(uuid for uuid, _ in (group.members if group else ()))}
+    for other in domains() if shared else ():
+        if other.active and other.uuid not in still:
+            for path in sorted(written_by(other) & shared.keys()):
+                yield (
+                    f"{other.name} writes to {shared[path]}, too, and goes on: only a snapshot of "
+                    "both as a group is of one instant"
+                )

@@ -104,7 +104,8 @@ def _check_apart(group: str, plans: Sequence[Plan]) -> None:
                 raise RefusedError(
                     dataset.name,
                     f"has disks of {other} and of {plan.domain.name}, both of the group {group}",
-                    "give each of them a dataset of its own",
+                    "give each of them a dataset of its own; a disk that both have: exclude_disks "
+                    "of all but one",
                 )
 
 

@@ -27,7 +27,7 @@ from snaporch.pool.resolver import (
     resolve,
     resolve_nearest,
 )
-from snaporch.run.chain import Beneath, find_beneath
+from snaporch.run.chain import Beneath, find_beneath, tell_shared
 from snaporch.run.choice import choose_strategy, may_take_overlays
 from snaporch.run.context import Context
 from snaporch.run.firmware import check_firmware
@@ -90,6 +90,8 @@ class Plan:
     """The group it is taken with."""
     stranger: str = ""
     """Who else may snapshot the datasets meanwhile; not asked where no overlay is possible."""
+    shared: tuple[str, ...] = ()
+    """Disks that others write to as well, and go on writing to, in words."""
 
     @property
     def strategy(self) -> Strategy:
@@ -286,6 +288,9 @@ def make_plan(
         policy,
         group,
         stranger,
+        tuple(
+            tell_shared(domain, [each.disk for each in planned], context.hypervisor.domains, group)
+        ),
     )
 
 

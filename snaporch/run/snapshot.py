@@ -144,6 +144,8 @@ class _Run:
         for out in self._plan.left_out:
             tell = progress.note if out.matters else progress.step
             tell(name, f"left out: {out.describe()}")
+        for text in self._plan.shared:
+            progress.note(name, text)
         for file in self._plan.beneath:
             if file.is_unknown:
                 told = "not snapshotted, and nobody will know whether it is still the same"

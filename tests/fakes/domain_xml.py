@@ -22,6 +22,7 @@ class DiskSpec:
     readonly: bool = False
     transient: bool = False
     discard: str | None = None
+    shareable: bool = False
 
 
 def domain_xml(
@@ -69,4 +70,6 @@ def _disk(disk: DiskSpec) -> Element:
         SubElement(element, "readonly")
     if disk.transient:
         SubElement(element, "transient")
+    if disk.shareable:
+        SubElement(element, "shareable")
     return element

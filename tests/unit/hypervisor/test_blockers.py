@@ -122,6 +122,7 @@ def test_ordinary_devices_do_not_matter(device):
     ("spoilt", "strategies", "word"),
     [
         (disk(device="lun", type="block"), OVERLAY, "vda is a lun"),
+        (disk(inside="<shareable/>"), OVERLAY, "vda is shareable"),
         (disk(inside="<transient/>"), RAM, "vda is transient"),
         (disk(driver=" cache='unsafe'"), CAREFUL, "vda has cache='unsafe'"),
         (

@@ -11,7 +11,7 @@ from snaporch.bundle.pace import Pace
 from snaporch.bundle.store import BundleStore
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
 from snaporch.faults import Component
-from snaporch.model import DomainState, Level, Strategy
+from snaporch.model import DomainState, GroupRun, Level, Strategy
 from snaporch.run import plan as plan_module
 from snaporch.run.plan import check_snapshot_name, locate_disks, make_plan
 from snaporch.run.snapshot import take_snapshot
@@ -126,6 +126,28 @@ def test_a_disk_is_left_out_for_a_reason(world, spec, reason, matters):
     (out,) = made.left_out
     assert (out.disk.target, out.reason, out.matters) == ("x", reason, matters)
     assert [d.disk.target for d in made.disks] == ["vda"]
+
+
+@pytest.mark.parametrize(
+    ("shareable", "other", "together", "told"),
+    [
+        (True, DomainState.RUNNING, False, True),
+        (True, DomainState.PAUSED, False, True),
+        (True, DomainState.OFF, False, False),
+        (True, DomainState.RUNNING, True, False),
+        (False, DomainState.RUNNING, False, False),
+    ],
+)
+def test_that_others_go_on_writing_to_a_disk_is_said(world, shareable, other, together, told):
+    shared = DiskSpec("vdb", str(world.image("tank/shared", "vdb.img")), shareable=shareable)
+    domain = world.add_guest(more=(shared,))
+    second = world.add_guest("db", {}, more=(shared,), state=other)
+    group = GroupRun("both", "r", ((domain.uuid, "web"), (second.uuid, "db")))
+    context = world.with_defaults(ram_strategy="auto")
+    made = make_plan(context, domain, "s", group=group if together else None)
+    assert [text.split(":")[0] for text in made.shared] == (
+        ["db writes to vdb, too, and goes on"] if told else []
+    )
 
 
 def test_an_excluded_disk_is_not_even_looked_at(world):

@@ -181,6 +181,15 @@ def test_that_libvirt_might_start_it_on_overlays_is_told(world, way, noted):
     assert all("it is not there; run: snaporch install" in text for text in world.heard.notes)
 
 
+def test_that_others_go_on_writing_is_told(world):
+    shared = DiskSpec("vdb", str(world.image("tank/shared", "vdb.img")), shareable=True)
+    world.with_defaults(ram_strategy="manual")
+    world.add_guest(more=(shared,))
+    world.add_guest("db", {}, more=(shared,))
+    snapshot(world)
+    assert any("only a snapshot of both as a group" in note for note in world.heard.notes)
+
+
 def test_a_guest_with_a_cd_drive_gets_a_whole_bundle(world):
     world.add_guest(more=(DiskSpec("sda", None, device="cdrom"),))
     assert snapshot(world).state is BundleState.COMPLETE
