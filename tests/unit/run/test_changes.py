@@ -113,3 +113,44 @@ def test_a_guest_that_is_off():
     assert find_change(off, off, ()) == ""
     assert "definition" in find_change(off, replace(off, inactive_xml=xml(top=TOOL)), ())
     assert "started" in find_change(off, PLANNED, ())
+
+
+REST = """<target dev='vda' bus='virtio'/>
+      <boot order='1'/>
+      {}<address type='pci' domain='0x0000' bus='0x00' slot='0x02' function='0x0'/>
+    </disk></devices></domain>"""
+ALIAS = "<alias name='virtio-disk0'/>\n      "
+RECORDED_LIVE = """<domain><devices><disk type='file' device='disk'>
+      <driver name='qemu' type='raw'/>
+      <source file='/tank/web/vda.img' index='1'/>
+      <backingStore/>
+      """ + REST.format(ALIAS)
+RECORDED_INACTIVE = """<domain><devices><disk type='file' device='disk'>
+      <driver name='qemu' type='raw'/>
+      <source file='/tank/web/vda.img'/>
+      """ + REST.format("")
+RECORDED_LIVE_ON_OURS = """<domain><devices><disk type='file' device='disk'>
+      <driver name='qemu' type='qcow2'/>
+      <source file='/overlays/run/vda.qcow2' index='5'/>
+      <backingStore type='file' index='1'>
+        <format type='raw'/>
+        <source file='/tank/web/vda.img'/>
+        <backingStore/>
+      </backingStore>
+      """ + REST.format(ALIAS)
+RECORDED_INACTIVE_ON_OURS = """<domain><devices><disk type='file' device='disk'>
+      <driver name='qemu' type='qcow2'/>
+      <source file='/overlays/run/vda.qcow2'/>
+      <backingStore type='file'>
+        <format type='raw'/>
+        <source file='/tank/web/vda.img'/>
+      </backingStore>
+      """ + REST.format("")
+
+
+def test_what_libvirt_11_3_makes_of_a_guest_on_overlays_is_no_change():
+    planned = domain(RECORDED_LIVE, RECORDED_INACTIVE)
+    overlay = OverlayDisk("vda", BASE, "file", "raw", OURS, xml=disk_xml(RECORDED_INACTIVE, "vda"))
+    now = domain(RECORDED_LIVE_ON_OURS, RECORDED_INACTIVE_ON_OURS)
+    assert find_change(planned, now, (overlay,)) == ""
+    assert "vda is on" in find_change(planned, now, ())
