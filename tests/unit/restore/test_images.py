@@ -118,6 +118,20 @@ def test_an_image_that_is_a_link_within_its_dataset(world, absolute):
     assert layout.images() == [str(where / "real/disk.img")]
 
 
+def test_a_link_that_was_set_to_another_since_is_not_believed(layout, tmp_path):
+    """It is outside of the dataset, and no snapshot has it."""
+    layout.put("then.img", b"then").put("other.img", b"other")
+    link = tmp_path / "link.img"
+    link.symlink_to(layout.live / "then.img")
+    specs = (DiskSpec("vda", str(link), format="raw"),)
+    domain = layout.world.add_guest("web", {}, more=specs)
+    take_snapshot(layout.world.context, domain, name="s1", wait=0)
+    link.unlink()
+    link.symlink_to(layout.live / "other.img")
+    where = layout.clone()
+    assert layout.images() == [str(where / "then.img")]
+
+
 @pytest.mark.parametrize("target", ["/elsewhere.img", "../other/disk.img", "real/../../../x"])
 def test_a_link_that_was_put_there_since_does_not_lead_out(layout, target):
     """The dataset is what was snapshotted; the fake's clones have what is there now."""

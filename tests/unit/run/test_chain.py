@@ -279,6 +279,13 @@ def test_images_of_other_formats_beneath_a_disk(chain, world, elsewhere, form, k
         chain.plan()
 
 
+def test_what_a_vmdk_names_may_be_in_no_snapshot(chain, world):
+    """Even if it is itself."""
+    base = world.image("tank/web", "base.vmdk")
+    chain.write(qcow2("base.vmdk", "vmdk"))
+    assert chain.beneath() == [(str(base), None, False)]
+
+
 @pytest.mark.parametrize("form", ["raw", "vdi", "vhdx"])
 def test_formats_that_name_no_file(chain, form):
     assert chain.write(b"anything", form).beneath() == []

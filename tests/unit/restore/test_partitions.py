@@ -1,0 +1,62 @@
+"""A disk that is a partition of a volume: never taken for all of it, nor for another."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.errors import RefusedError
+from snaporch.model import DatasetKind, Reached
+from snaporch.pool import resolver
+from snaporch.restore.clone import Wish, check_clone
+from snaporch.restore.extract import choose_disks
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.source import records_called, whole_source
+from snaporch.restore.verify import Ordeal, verify
+from snaporch.run.snapshot import take_snapshot
+
+
+@pytest.fixture
+def record(world, monkeypatch):
+    """Of a guest on the first partition of ``tank/vol``; a file stands for its node."""
+    world.pool.create("tank/vol", DatasetKind.VOLUME)
+    world.pool.write("tank/vol", b"then")
+    world.add_guest("part", {"vda": "tank/vol"})
+    monkeypatch.setattr(resolver, "partition", lambda _path: 1)
+    monkeypatch.setattr(resolver, "inside", lambda _path, _dataset: None)
+    return take_snapshot(world.context, world.hypervisor.domain("part"), name="s1", wait=0)
+
+
+@pytest.fixture(params=["noted", "of an earlier bundle"])
+def source(request, record, world):
+    path = Path(record.bundle) / MANIFEST_NAME
+    manifest = json.loads(path.read_text())
+    assert manifest["disks"][0]["partition"] == 1
+    if request.param != "noted":
+        del manifest["disks"][0]["partition"]
+        path.write_text(json.dumps(manifest))
+    return whole_source(world.context, records_called(world.context, "part@s1")[-1])
+
+
+def test_it_is_neither_cloned_nor_copied_as_the_whole_volume(source, world, tmp_path):
+    wish = Wish("test", resumed=True)
+    with pytest.raises(RefusedError, match="vda is partition 1 of tank/vol, not all of it"):
+        check_clone(world.context, source, wish)
+    with pytest.raises(RefusedError, match="vda is partition 1 of tank/vol, not all of it"):
+        choose_disks(source, None, tmp_path / "out")
+
+
+def test_it_is_verified_without_a_clone_that_runs(source, world):
+    outcome = verify(world.context, source.record, Ordeal(disks=True))
+    assert (outcome.passed, outcome.reached, outcome.disks) == (True, Reached.CHECKED, True)
+    assert "not run: its disk vda is a partition of a volume" in outcome.proof
+    assert "hypervisor.restore" not in world.hooks.acts()
+
+
+@pytest.mark.parametrize("now", [2, None])
+def test_it_is_not_rolled_back_where_its_path_is_another_now(record, world, monkeypatch, now):
+    assert make_restore_plan(world.context, "part", "s1", disks_only=True)
+    monkeypatch.setattr(resolver, "partition", lambda _path: now)
+    with pytest.raises(RefusedError, match=f"leads to tank/vol, partition {now} now"):
+        make_restore_plan(world.context, "part", "s1", disks_only=True)
