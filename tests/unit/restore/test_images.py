@@ -2,7 +2,7 @@
 
 import json
 import os
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 from fakes.domain_xml import DiskSpec
@@ -150,6 +150,16 @@ def test_links_in_a_circle_end(layout):
     with pytest.raises(Exception, match="Too many levels"):
         layout.clone()
     assert layout.nothing_was_made()
+
+
+def test_what_is_mounted_in_it_is_not_in_it():
+    """Of any host: what lies on another file system is in no snapshot of this one."""
+    here = PurePosixPath("/")
+    with (
+        pytest.raises(LeadsOutError, match="proc is on another file system"),
+        open_beneath(Path("/"), PurePosixPath("proc/version"), here),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])

@@ -512,6 +512,21 @@ def test_a_snapshot_that_appeared_meanwhile_is_told_before_the_guest_is_stopped(
     assert_untouched(story, world)
 
 
+def test_a_path_that_leads_elsewhere_meanwhile_is_told_before_the_guest_is_stopped(story, world):
+    """Saving may have taken hours."""
+    image, other = Path(story.domain.disks[0].source), world.image("flash/moved", "web.img")
+
+    def lead_elsewhere():
+        if not image.is_symlink():
+            image.unlink()
+            image.symlink_to(other)
+
+    world.hooks.at["pool.send_increment"] = lead_elsewhere
+    with pytest.raises(RefusedError, match=r"and leads to flash/moved web[.]img now"):
+        put_back(world)
+    assert_untouched(story, world)
+
+
 def appear(world):
     if "tank/web@hourly" not in world.pool.names():
         world.pool.snapshot(["tank/web@hourly"], {})
