@@ -115,6 +115,22 @@ def check_places(thing: str, manifest: Manifest) -> None:
             )
 
 
+def check_named(thing: str, manifest: Manifest, domain: Domain) -> None:
+    """Refuse to roll back for a guest that stays defined as it is, with other disks.
+
+    Raises:
+        RefusedError: a disk of the snapshot is none of the domain's.
+    """
+    named = {disk.source for disk in domain.disks}
+    for disk in manifest.disks:
+        if disk.dataset is not None and not disk.left_out and disk.source not in named:
+            raise RefusedError(
+                thing,
+                f"its definition is not in the bundle, and that of now does not name {disk.source}",
+                "define it as it was",
+            )
+
+
 def beneath_inside(manifest: Manifest) -> Iterator[DiskEntry]:
     """What lies beneath the disks and was snapshotted with them, as if it were a disk itself."""
     for disk in manifest.disks:

@@ -313,6 +313,10 @@ def _check_whole(
         bare = {disk.dataset.name for disk in planned} - {member.dataset for member in members}
         if bare:
             raise RefusedError(thing, f"has no snapshot of {', '.join(sorted(bare))}")
+        left = {member.dataset for member in members} - {disk.dataset.name for disk in planned}
+        if left:
+            reason = f"is of {', '.join(sorted(left))}, where the guest has no disk any more"
+            raise RefusedError(thing, reason, "define it as it was")
     if cold:
         return
     marked = any(member.properties.get("level") == Level.RAM for member in members)

@@ -17,7 +17,7 @@ from snaporch.model import DomainState, SnapshotRecord, Strategy
 from snaporch.restore.barrier import is_barred
 from snaporch.restore.copies import RECORD
 from snaporch.restore.fate import Fate, fate_of
-from snaporch.restore.fitness import check_beneath, check_places
+from snaporch.restore.fitness import check_beneath, check_named, check_places
 from snaporch.restore.in_use import check_unused
 from snaporch.restore.journal import (
     Ending,
@@ -96,6 +96,8 @@ def check_bundle(context: Context, plan: RestorePlan) -> RestorePlan:
         raise RefusedError(
             plan.record.domain, "the definition in its bundle is damaged", "define it by hand first"
         )
+    if plan.ram is None and plan.domain is not None and checked.text(Role.INACTIVE_XML) is None:
+        check_named(plan.thing, plan.manifest, plan.domain)
     return checked
 
 

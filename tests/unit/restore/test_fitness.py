@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -384,3 +385,33 @@ def test_a_bundle_that_does_not_say_which_file_it_was(story, world):
     image.unlink()
     image.symlink_to(world.image("flash/moved", "web.img"))
     assert "leads to flash/moved web.img now" in refusal(world)
+
+
+# -- a guest that has other disks now -----------------------------------------------------------
+
+
+@pytest.fixture
+def moved(story, world):
+    """It was moved to another dataset, and its old image stayed."""
+    world.add_guest(disks={"vda": "tank/moved", "vdb": "flash/web"})
+    world.hooks.log.clear()
+    return story
+
+
+@pytest.mark.parametrize("how", [{"cold": True}, {"disks_only": True}])
+def test_a_guest_that_stays_defined_with_other_disks(moved, world, how):
+    """What nobody uses would be rolled back, and the guest be booted from what was not."""
+    assert check_bundle(world.context, plan(world, **how))
+    (Path(moved.record.bundle) / "domain.xml").write_text("<damaged/>")
+    with pytest.raises(RefusedError, match=r"that of now does not name .*web-vda[.]img"):
+        check_bundle(world.context, plan(world, **how))
+    world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    assert check_bundle(world.context, plan(world, **how))
+
+
+def test_a_guest_of_which_only_snapshots_are_left_and_that_has_other_disks(story, world):
+    shutil.rmtree(story.record.bundle)
+    assert plan(world, cold=True)
+    world.add_guest(disks={"vda": "flash/web"})
+    world.hooks.log.clear()
+    assert "is of tank/web, where the guest has no disk any more" in refusal(world, cold=True)
