@@ -20,17 +20,20 @@ def list_command(
 ) -> int:
     """List snapshots, as ZFS and the bundle store have them now."""
     import json as json_format
+    import shlex
 
     from snaporch.bundle.store import BundleStore
     from snaporch.config import load_config
     from snaporch.pool import open_pool
     from snaporch.report.tables import print_records
     from snaporch.report.terminal import print_error, print_result
+    from snaporch.restore.copies import copies_of
     from snaporch.run.records import all_records
 
     settings = load_config(config_path(context, config))
     everything = open_pool(to_look=True).snapshots()
-    records = all_records(BundleStore(settings.paths.bundles), everything, renamed_too=True)
+    store = BundleStore(settings.paths.bundles)
+    records = all_records(store, everything, renamed_too=True)
     if domain is not None:
         records = [record for record in records if domain in (record.domain, record.uuid)]
         if not records:
@@ -43,6 +46,9 @@ def list_command(
         )
     elif records:
         print_records(records)
+        for copy in {each.manifest.uuid: each for each in copies_of(store, domain)}.values():
+            name = copy.manifest.domain
+            print_error(f"{copy.thing} can be undone: {shlex.join(['snaporch', 'undo', name])}")
     else:
         print_error(
             f"no snapshots{f' of {domain}' if domain else ''}; take one: snaporch snapshot DOMAIN"

@@ -12,7 +12,7 @@ from snaporch import places
 from snaporch.cli.restoring import tell_way_back
 from snaporch.errors import RefusedError
 from snaporch.report.terminal import print_error, print_result
-from snaporch.restore.copies import MANAGED_SAVE, SafetyCopy, choose, copies_of
+from snaporch.restore.copies import MANAGED_SAVE, SafetyCopy, choose, copies_of, identity
 from snaporch.restore.plan import RestorePlan
 from snaporch.restore.recovery import take_back_untouched
 from snaporch.restore.restore import Restored, restore
@@ -52,7 +52,7 @@ def undo_one(
     context: Context, wishes: Wishes, *, yes: bool, dry_run: bool, wait: int | None, json: bool
 ) -> int:
     """Undo a restore of one domain; 0 when it was done."""
-    name, uuid = _identity(context, wishes.domain)
+    name, uuid = identity(context, wishes.domain)
     if dry_run:
         copy = choose(context, uuid, wishes.copy)
         _tell(context, wishes.plan(context, copy), copy, wishes, print_result)
@@ -69,9 +69,11 @@ def undo_one(
     ):
         for text in recover_runs(context, uuid):
             context.progress.note(name, text)
-        if taken_back := take_back_untouched(context, uuid):
-            print_result("\n".join(f"{name}: {text}" for text in taken_back))
-            return 0  # which was the last restore, and has discarded nothing
+        taken_back = take_back_untouched(context, uuid)
+        for text in taken_back:
+            print_result(f"{name}: {text}")
+        if taken_back and wishes.copy is None:
+            return 0  # it was the last restore, and has discarded nothing
         copy = choose(context, uuid, wishes.copy)
         plan = wishes.plan(context, copy)
         if not yes:
@@ -90,14 +92,6 @@ def undo_one(
     return 0
 
 
-def _identity(context: Context, domain: str) -> tuple[str, str]:
-    """Name and UUID; the domain may be undefined."""
-    if copies := copies_of(context, domain):
-        return copies[-1].manifest.domain, copies[-1].manifest.uuid
-    known = context.hypervisor.domain(domain)  # a misspelt name is an error
-    return known.name, known.uuid
-
-
 def _tell(
     context: Context,
     plan: RestorePlan,
@@ -111,7 +105,7 @@ def _tell(
         tell(f"  {loss}")
     if wishes.safety:
         tell("  (a copy of the disks is kept, which can be brought back in the same way)")
-    for other in copies_of(context, copy.manifest.uuid):
+    for other in copies_of(context.store, copy.manifest.uuid):
         if other.name != copy.name:
             tell(f"  (--copy {other.name} would undo {other.thing})")
 

@@ -57,7 +57,7 @@ def left_barred(context: Context) -> list[AttentionError]:
             continue
         if unfinished(journal, domain.uuid):
             continue
-        copies = copies_of(context, domain.uuid)
+        copies = copies_of(context.store, domain.uuid)
         words = ["snaporch", "undo", domain.name, *(["--copy", copies[-1].name] if copies else [])]
         found.append(
             AttentionError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from snaporch.bundle.manifest import Manifest, SnapshotEntry
-from snaporch.bundle.store import sha256_of
+from snaporch.bundle.store import BundleStore, sha256_of
 from snaporch.errors import NotFoundError, RefusedError
 from snaporch.pool import Pool
 from snaporch.restore.journal import Kept, Target
@@ -104,18 +105,30 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def copies_of(context: Context, domain: str) -> list[SafetyCopy]:
-    """The safety copies of a domain, by name or UUID, oldest first.
+def copies_of(store: BundleStore, domain: str | None = None) -> list[SafetyCopy]:
+    """The safety copies of a domain, by name or UUID, or of all, oldest first.
 
-    Raises:
-        RefusedError: one says what no snaporch of this version writes.
+    Without those whose records cannot be read.
     """
     found = []
-    for path in sorted(context.store.root.glob(f"*/{DIRECTORY}*/{RECORD}")):
-        copy = SafetyCopy(path.parent, _read(path))
-        if domain in (copy.manifest.domain, copy.manifest.uuid):
-            found.append(copy)
+    for path in store.root.glob(f"*/{DIRECTORY}*/{RECORD}"):
+        with suppress(RefusedError):
+            copy = SafetyCopy(path.parent, _read(path))
+            if domain in (None, copy.manifest.domain, copy.manifest.uuid):
+                found.append(copy)
     return sorted(found, key=lambda copy: copy.name)
+
+
+def identity(context: Context, domain: str) -> tuple[str, str]:
+    """Name and UUID of a domain, which may be undefined if there are safety copies of it.
+
+    Raises:
+        NotFoundError: it is neither defined nor in a copy.
+    """
+    if copies := copies_of(context.store, domain):
+        return copies[-1].manifest.domain, copies[-1].manifest.uuid
+    known = context.hypervisor.domain(domain)
+    return known.name, known.uuid
 
 
 def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
@@ -123,19 +136,21 @@ def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
 
     Raises:
         NotFoundError: there is none.
+        RefusedError: one says what no snaporch of this version writes.
     """
-    copies = copies_of(context, domain)
-    if not copies:
+    called, uuid = identity(context, domain)
+    paths = sorted((context.store.root / uuid).glob(f"{DIRECTORY}*/{RECORD}"))
+    if not paths:
         raise NotFoundError(
-            domain,
+            called,
             "there is no safety copy of a restore, so none can be undone",
             "see `snaporch list` for snapshots to go back to",
         )
-    found = [copy for copy in copies if name in (None, copy.name)]
+    found = [path for path in paths if name in (None, path.parent.name)]
     if not found:
-        there = ", ".join(copy.name for copy in copies)
-        raise NotFoundError(domain, f"has no safety copy {name}", f"there is {there}")
-    return found[-1]
+        there = ", ".join(path.parent.name for path in paths)
+        raise NotFoundError(called, f"has no safety copy {name}", f"there is {there}")
+    return SafetyCopy(found[-1].parent, _read(found[-1]))
 
 
 def _read(path: Path) -> Record:

@@ -29,7 +29,7 @@ def check_not_in_use(thing: str, snapshots: Iterable[str]) -> None:
             continue
         command = ["umount", "--", mount.mount_point]
         done = subprocess.run(command, capture_output=True, check=False, text=True)
-        if done.returncode != 0 and os.path.ismount(mount.mount_point):
+        if done.returncode != 0 and mount in resolver.read_mounts():
             raise RefusedError(
                 thing,
                 f"{mount.source}, which has to be destroyed, is in use ({done.stderr.strip()})",

@@ -32,9 +32,9 @@ from snaporch.bundle.manifest import (
 )
 from snaporch.bundle.ramimage import RamImageError, read_header
 from snaporch.bundle.store import explained_store, private_directory, sync_directory, write_private
-from snaporch.errors import RefusedError
+from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import Domain, Level
-from snaporch.pool import resolver
+from snaporch.pool import PoolError, resolver
 from snaporch.restore.copies import (
     DIRECTORY,
     MANAGED_SAVE,
@@ -212,6 +212,7 @@ class Safety:
 
     def _record(self, domain: Domain | None, facts: RestoreFacts) -> Record:
         pool = self.context.pool
+        names = [*(target.full_name for target in self.targets), *self._last.values()]
         now = moment(datetime.now(UTC))
         taken = {each.full_name: each for each in pool.snapshots(list(facts.datasets))}
         entries = {
@@ -220,9 +221,11 @@ class Safety:
             )
             for name, each in taken.items()
         }
-        names: dict[str, list[str]] = {}
+        if gone := [name for name in names if name not in entries]:
+            raise PoolError(", ".join(gone), "is gone")
+        streams: dict[str, list[str]] = {}
         for dataset, path in self._streams:
-            names.setdefault(dataset, []).append(path.name)
+            streams.setdefault(dataset, []).append(path.name)
         manifest = Manifest(
             run=facts.run,
             domain=facts.domain,
@@ -247,7 +250,7 @@ class Safety:
             manifest=manifest,
             last=tuple(entries[name] for name in self._last.values()),
             kept=tuple(
-                kept_of(pool, target, names.get(target.dataset, ())) for target in self.targets
+                kept_of(pool, target, streams.get(target.dataset, ())) for target in self.targets
             ),
             sizes={path.name: path.stat().st_size for _, path in self._streams},
         )
@@ -278,7 +281,7 @@ def disk_entries(domain: Domain | None) -> tuple[DiskEntry, ...]:
     for disk in domain.disks if domain is not None else ():
         entry = DiskEntry(target=disk.target, source=disk.source, format=disk.format)
         alone = replace(domain, disks=(disk,)) if domain is not None else None
-        with suppress(RefusedError):
+        with suppress(SnaporchError, OSError):
             planned, left_out = locate_disks(alone) if alone is not None else ([], [])
             for each in planned:
                 place = {

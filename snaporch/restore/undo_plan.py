@@ -94,7 +94,7 @@ def _targets(
 
 def _gone(context: Context, copy: SafetyCopy, entry: SnapshotEntry) -> RefusedError:
     """A later restore may have destroyed it, and the undo of that brings it back."""
-    later = [each for each in copies_of(context, copy.manifest.uuid) if each.name > copy.name]
+    later = [each for each in copies_of(context.store, copy.manifest.uuid) if each.name > copy.name]
     step = "restore a snapshot: see `snaporch list`"
     if later:
         words = ["snaporch", "undo", copy.manifest.domain, "--copy", later[0].name]

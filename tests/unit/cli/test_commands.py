@@ -651,3 +651,103 @@ def test_a_snapshot_of_all_disks_has_no_such_column(host, snaporch):
     assert "without" not in snaporch("snapshot", "web", "--name", "s1").out
     assert "WITHOUT" not in snaporch("list").out
     assert snaporch("list", "--json").json[0]["apart"] == []
+
+
+# -- undo ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restored(taken, snaporch):
+    """It went back to ``s1``, and its disk was written to since."""
+    assert snaporch("restore", "web@s1", "--yes", "--quiet").code == 0
+    taken.pool.write("tank/web", b"since")
+    return taken
+
+
+def test_the_last_words_of_a_restore_name_the_undo(taken, snaporch):
+    answer = snaporch("restore", "web@s1", "--yes")
+    assert answer.err.splitlines()[-1].endswith("undo it with: snaporch undo web")
+    assert "undo it" not in snaporch("restore", "web@s1", "--yes", "--no-safety").err
+
+
+@pytest.mark.parametrize("by", ["name", "uuid"])
+def test_an_undo_that_was_agreed_to(restored, snaporch, by):
+    name = getattr(restored.hypervisor.domain("web"), by)
+    answer = snaporch("undo", name, "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web  undid the restore of web to @s1; off\n")
+    assert restored.pool.read("tank/web") == b"now"
+
+
+def test_an_undo_of_a_guest_that_is_undefined(restored, snaporch):
+    restored.hypervisor.guests.clear()
+    assert snaporch("undo", "web", "--yes").code == 0
+    assert restored.pool.read("tank/web") == b"now"
+    assert restored.guest().state is DomainState.OFF
+
+
+def test_an_undo_that_is_only_looked_at(restored, snaporch):
+    log = list(restored.hooks.log)
+    answer = snaporch("undo", "web", "--dry-run")
+    assert answer.code == 0
+    assert "undoing the restore of web to @s1 brings back" in answer.out
+    assert "the state of the running guest web" in answer.out
+    assert restored.hooks.log == log
+    assert restored.pool.read("tank/web") == b"since"
+    restored.users["tank/web"] = "4711"
+    assert snaporch("undo", "web", "--dry-run").code == ExitCode.REFUSED
+
+
+@pytest.mark.parametrize(("said", "content"), [("y\n", b"now"), ("n\n", b"since"), ("", b"since")])
+def test_an_undo_is_asked_for(restored, snaporch, monkeypatch, said, content):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdin, "readline", lambda: said, raising=False)
+    answer = snaporch("undo", "web")
+    assert answer.code == (0 if said == "y\n" else ExitCode.REFUSED)
+    assert restored.pool.read("tank/web") == content
+
+
+def test_an_undo_nobody_can_agree_to(restored, snaporch, monkeypatch):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    answer = snaporch("undo", "web")
+    assert (answer.code, "use --yes" in answer.err) == (ExitCode.REFUSED, True)
+    assert restored.pool.read("tank/web") == b"since"
+
+
+def test_an_undo_as_json_and_another_one(restored, snaporch):
+    document = snaporch("undo", "web", "--yes", "--json").json
+    assert (document["restored"], document["domain_state"]) == ("s1", "off")
+    assert f"--copy {document['copy']} would undo" in snaporch("undo", "web", "--dry-run").out
+    again = snaporch("undo", "web", "--yes", "--copy", document["copy"], "--json").json
+    assert again["copy"] == document["copy"]
+
+
+def test_an_undo_of_nothing(taken, snaporch):
+    answer = snaporch("undo", "web", "--yes")
+    assert (answer.code, "no safety copy" in answer.err) == (ExitCode.NOT_FOUND, True)
+    assert snaporch("undo", "wbe", "--yes").code == ExitCode.NOT_FOUND
+
+
+def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monkeypatch):
+    """Nobody needs its copy, which goes."""
+
+    class Killed(BaseException):
+        """The process ends."""
+
+    def die(*_arguments):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("snaporch.restore.restore.give_up", die)
+        taken.hooks.at["hypervisor.destroy"] = die
+        with pytest.raises(Killed):
+            snaporch("restore", "web@s1", "--yes")
+    taken.hooks.at.clear()
+    answer = snaporch("undo", "web", "--yes")
+    assert answer.code == 0, answer.err
+    assert "web: undid the restore of @s1" in answer.out
+    assert taken.is_as_it_was()
+
+
+def test_the_list_says_what_can_be_undone(restored, snaporch):
+    assert "the restore of web to @s1 can be undone: snaporch undo web" in snaporch("list").err
+    assert snaporch("list", "--json").json
