@@ -6,6 +6,7 @@ import json as json_format
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from snaporch import places
@@ -15,7 +16,7 @@ from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.copies import MANAGED_SAVE, SafetyCopy, choose, copies_of, identity
 from snaporch.restore.plan import RestorePlan
 from snaporch.restore.recovery import take_back_untouched
-from snaporch.restore.restore import Restored, restore
+from snaporch.restore.restore import Restored, check_as_shown, restore
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
@@ -59,14 +60,13 @@ def undo_one(
         return 0
     recover_leftovers(context)
     longest = context.config.settings(name, uuid).wait if wait is None else wait
-    with domain_lock(
-        places.LOCKS,
-        name,
-        uuid,
-        "undo",
-        wait=longest,
-        interrupt=context.interrupt,
-    ):
+
+    def lock() -> AbstractContextManager[object]:
+        return domain_lock(
+            places.LOCKS, name, uuid, "undo", wait=longest, interrupt=context.interrupt
+        )
+
+    with lock():
         for text in recover_runs(context, uuid):
             context.progress.note(name, text)
         taken_back = take_back_untouched(context, uuid)
@@ -75,10 +75,22 @@ def undo_one(
         if taken_back and wishes.copy is None:
             return 0  # it was the last restore, and has discarded nothing
         copy = choose(context, uuid, wishes.copy)
-        plan = wishes.plan(context, copy)
+        shown = wishes.plan(context, copy)
+    if not yes:  # nobody has to wait for a human who may be at lunch
+        _ask(context, shown, copy, wishes)
+    with lock():
+        for text in recover_runs(context, uuid):
+            context.progress.note(name, text)
+        current = wishes.plan(context, copy)
         if not yes:
-            _ask(context, plan, copy, wishes)
-        restored = restore(context, plan, safety=wishes.safety, wait=longest)
+            check_as_shown(shown, current)
+        restored = restore(context, current, safety=wishes.safety, wait=longest)
+    _say_undone(context, restored, copy, json=json)
+    return 0
+
+
+def _say_undone(context: Context, restored: Restored, copy: SafetyCopy, *, json: bool) -> None:
+    name = restored.record.domain
     if json:
         print_result(json_format.dumps(_document(restored, copy), indent=2, ensure_ascii=False))
     else:
@@ -89,7 +101,6 @@ def undo_one(
         command = shlex.join(["virsh", "restore", str(saved)])
         context.progress.note(name, f"to resume its managed save image: {command}")
     tell_way_back(context, restored)
-    return 0
 
 
 def _tell(

@@ -179,7 +179,7 @@ class Pool(Protocol):
         """Bytes written to the dataset since its snapshot (``written@…`` of zfsprops(7))."""
 
     def receive(self, dataset: str, path: Path) -> None:
-        """Add to a dataset what :meth:`send_increment` wrote, discarding what came since its origin.
+        """Add what :meth:`send_increment` wrote to a dataset, without what came since its origin.
 
         Raises:
             PoolError: its origin is not the newest snapshot, or not all was received.

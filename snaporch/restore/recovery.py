@@ -154,7 +154,7 @@ def take_back_untouched(context: Context, uuid: str) -> list[str]:
     """
     done = []
     for old in unfinished(context.config.paths.journal, uuid):
-        if fate_of(context, old) is Fate.UNDO:
+        if fate_of(context, old, dry_run=False) is Fate.UNDO:
             how = give_up(context, old.facts, old.path)
             done.append(f"undid the {old.facts.what}, which had been cut short: {how}")
     return done

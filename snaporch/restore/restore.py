@@ -117,7 +117,7 @@ def check_as_shown(shown: RestorePlan, current: RestorePlan) -> None:
         raise RefusedError(
             shown.thing,
             f"changed since it was shown: {', '.join(changed)}; nothing was touched",
-            "restore it again",
+            f"{'undo' if shown.undoes else 'restore'} it again",
         )
 
 
