@@ -28,6 +28,7 @@ _BLKZNAME = (2 << 30) | (_MAX_DATASET_NAME << 16) | (0x12 << 8) | 125
 """_IOR(0x12, 125, char[256]): the question ``zvol_id`` of OpenZFS asks a volume's node."""
 
 _LINKS = Path("/dev/zvol")
+_SYS = Path("/sys/dev/block")
 _NODE_SECONDS = 60.0
 _NODE_POLL_SECONDS = 0.05
 
@@ -268,7 +269,14 @@ def _dataset_of(path: str, mount: Mount) -> Dataset:
 
 
 def _volume_name(path: str, rdev: int) -> str:
-    """Ask the node; a partition's answer is that of its whole disk."""
+    """Ask the node; a partition's answer is that of its whole disk.
+
+    Device mapper and the like pass the question on to what they lie over, which starts elsewhere.
+    """
+    if below := lies_over(rdev):
+        raise NotOnZfsError(
+            path, f"a device over {', '.join(below)}, not a ZFS volume or a partition of one"
+        )
     node = _whole_disk(rdev) or path
     descriptor = os.open(node, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -317,6 +325,13 @@ def partition(path: str) -> int | None:
     with suppress(FileNotFoundError):
         return int(Path(f"/sys/dev/block/{device}/partition").read_text())
     return None
+
+
+def lies_over(rdev: int) -> list[str]:
+    """The devices that a block device is made of, by their names; none for a disk or partition."""
+    with suppress(FileNotFoundError):
+        return sorted(os.listdir(_SYS / f"{os.major(rdev)}:{os.minor(rdev)}" / "slaves"))
+    return []
 
 
 def _whole_disk(rdev: int) -> str | None:

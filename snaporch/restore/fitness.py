@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import DatasetKind, Domain
-from snaporch.pool import resolver
+from snaporch.pool import holders, resolver
 from snaporch.run.chain import FileState, is_same
 from snaporch.run.context import Context
 
@@ -22,6 +23,7 @@ _ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
 _BLOCK_DEVICES = Path("/sys/dev/block")
 _LEAVE = "restore with --disks-only, which leaves it as it is"
 _HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
+_SEE_ZVOL = "see `ls -l /dev/zvol`"
 _EXTRACT = "copy the image that lies on it with `snaporch extract`"
 
 
@@ -128,6 +130,50 @@ def check_named(thing: str, manifest: Manifest, domain: Domain) -> None:
                 thing,
                 f"its definition is not in the bundle, and that of now does not name {disk.source}",
                 "define it as it was",
+            )
+
+
+def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None:
+    """Refuse to roll back a volume beneath something of the host that uses it.
+
+    Raises:
+        RefusedError: something does.
+    """
+    kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
+    for name in datasets:
+        if kinds.get(name) is not DatasetKind.VOLUME:
+            continue
+        try:
+            holder = holders.holder_of(name)
+        except OSError as error:
+            raise RefusedError(
+                thing, f"the device of {name} cannot be opened ({error.strerror})", _SEE_ZVOL
+            ) from error
+        if holder:
+            raise RefusedError(
+                thing,
+                f"{name} would be rolled back beneath this host, which uses it: {holder}",
+                "unmount it, and see `lsblk`, `dmsetup ls --tree` and `vgchange -an`",
+            )
+
+
+def check_partitions(thing: str, manifest: Manifest) -> None:
+    """Refuse to roll back a volume with partitions of which some are not the guest's.
+
+    Raises:
+        RefusedError: there are such.
+    """
+    own: dict[str, set[int]] = defaultdict(set)
+    for disk in manifest.disks:
+        if disk.dataset is not None and disk.partition is not None and not disk.left_out:
+            own[disk.dataset].add(disk.partition)
+    for name, numbers in own.items():
+        if others := sorted(holders.partitions(name) - numbers):
+            raise RefusedError(
+                thing,
+                f"{name} would be rolled back with partition {', '.join(map(str, others))} of it, "
+                "which is not the guest's",
+                "give the guest a volume of its own, or use --also-roll-back",
             )
 
 

@@ -18,8 +18,10 @@ from snaporch.restore.copies import bookmarks_since
 from snaporch.restore.fitness import (
     check_beneath,
     check_datasets,
+    check_holders,
     check_machine,
     check_memory,
+    check_partitions,
     check_places,
     unfit_files,
 )
@@ -243,8 +245,11 @@ def check_plan(
     _check_own_places(context, plan.record, bundle)
     if plan.manifest is not None:
         check_places(plan.thing, plan.manifest)
+        if not plan.also_roll_back:
+            check_partitions(plan.thing, plan.manifest)
         if not plan.apart:
             check_beneath(plan.thing, plan.manifest, DESPITE)
+    check_holders(context, plan.thing, [member.dataset for member in plan.snapshots])
     _check_newer(context, plan, discard=discard_newer)
     if plan.ram is not None and plan.manifest is not None and not plan.apart:
         _check_one_instant(plan, plan.manifest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -224,13 +225,29 @@ def partition_of(disk: DiskEntry) -> int | None:
     return disk.partition
 
 
+def made_of(disk: DiskEntry) -> list[str]:
+    """What the device of a disk is made of; earlier snaporchs took device mapper for its volume."""
+    if disk.inside is None and disk.source is not None:
+        with suppress(OSError):
+            status = os.stat(disk.source)
+            return resolver.lies_over(status.st_rdev) if stat.S_ISBLK(status.st_mode) else []
+    return []
+
+
 def check_whole_disks(thing: str, disks: Iterable[DiskEntry]) -> None:
-    """Refuse disks that are partitions: a clone of the volume has no device for each.
+    """Refuse disks that are parts of volumes: a clone of the volume has no device for each.
 
     Raises:
         RefusedError: one is.
     """
     for disk in disks:
+        if below := made_of(disk):
+            raise RefusedError(
+                thing,
+                f"its disk {disk.target} is a device over {', '.join(below)}, and not all of "
+                f"{disk.dataset}",
+                f"zfs clone the snapshot of {disk.dataset}, and make such a device of that",
+            )
         if (number := partition_of(disk)) is not None:
             raise RefusedError(
                 thing,

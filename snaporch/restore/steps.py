@@ -15,6 +15,7 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError, Snapor
 from snaporch.model import Domain
 from snaporch.pool import PoolError
 from snaporch.restore.barrier import as_defined, barred
+from snaporch.restore.fitness import check_holders
 from snaporch.restore.in_use import check_not_in_use
 from snaporch.restore.journal import (
     FRESH,
@@ -228,8 +229,9 @@ def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
     """What consent was given to is still what there is, on every dataset.
 
     Raises:
-        RefusedError: snapshots have appeared.
+        RefusedError: snapshots have appeared, or the host uses a volume.
     """
+    check_holders(context, facts.thing, facts.datasets)
     for target in facts.targets:
         newer = context.pool.newer(target.full_name)
         unknown = [name for name in newer if name not in facts.newer and not is_safety(name)]

@@ -31,6 +31,7 @@ from snaporch.restore.reading import read_disks
 from snaporch.restore.source import (
     NotWholeError,
     Source,
+    made_of,
     members_of,
     partition_of,
     reading,
@@ -179,8 +180,8 @@ def _stays_on_paper(source: Source, ordeal: Ordeal) -> str | None:
         return "of a transient domain, without RAM"
     if not source.disks:
         return "it has no disks"
-    if parts := [disk.target for disk in source.disks if partition_of(disk) is not None]:
-        return f"its disk {parts[0]} is a partition of a volume"
+    if parts := [d.target for d in source.disks if partition_of(d) is not None or made_of(d)]:
+        return f"its disk {parts[0]} is a part of a volume"
     if unknown := _unknown(source):
         return f"nobody can tell whether {unknown[0]} beneath its disks is what it was"
     apart = [disk for disk in source.manifest.disks if disk.is_apart]

@@ -1,5 +1,6 @@
 """What the host must have, and where files may be put."""
 
+import json
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snaporch.errors import RefusedError
+from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import DatasetKind, DomainState
 from snaporch.pool import resolver
 from snaporch.pool.resolver import NotOnZfsError
@@ -415,3 +416,53 @@ def test_a_guest_of_which_only_snapshots_are_left_and_that_has_other_disks(story
     world.add_guest(disks={"vda": "flash/web"})
     world.hooks.log.clear()
     assert "is of tank/web, where the guest has no disk any more" in refusal(world, cold=True)
+
+
+# -- volumes that others use ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def volume(story, world, monkeypatch):
+    """``tank/web`` as a volume; what holds its device, and its partitions."""
+    world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
+    said = {"holder": "", "partitions": frozenset()}
+    monkeypatch.setattr(
+        fitness.holders, "holder_of", lambda name: said["holder"] if name == "tank/web" else ""
+    )
+    monkeypatch.setattr(fitness.holders, "partitions", lambda _name: said["partitions"])
+    return said
+
+
+def test_a_volume_that_the_host_uses_is_not_rolled_back(volume, world):
+    assert plan(world)
+    volume["holder"] = "dm-3"
+    for how in ({}, {"cold": True}, {"disks_only": True}, {"also_roll_back": True}):
+        assert "tank/web would be rolled back beneath this host, which uses it: dm-3" in refusal(
+            world, **how
+        )
+
+
+def test_one_that_it_uses_since_the_plan_is_not_either(volume, world):
+    made = plan(world, cold=True)
+    world.hooks.at["hypervisor.destroy"] = lambda: volume.update(holder="swap")
+    before = world.pool.read("tank/web")
+    with pytest.raises(SnaporchError, match="which uses it: swap"):
+        restore(world.context, made, safety=False)
+    assert world.pool.read("tank/web") == before
+
+
+def test_partitions_beside_the_guests_are_not_rolled_back_unasked(
+    volume, story, world, monkeypatch
+):
+    volume["partitions"] = frozenset({1, 2, 3})
+    assert plan(world)  # the guest has all of it
+    monkeypatch.setattr(resolver, "partition", lambda _path: 2)
+    path = Path(story.record.bundle) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["disks"][0].pop("inside")
+    manifest["disks"][0]["partition"] = 2
+    path.write_text(json.dumps(manifest))
+    assert "tank/web would be rolled back with partition 1, 3 of it" in refusal(world)
+    assert plan(world, also_roll_back=True)
+    volume["partitions"] = frozenset({2})
+    assert plan(world)

@@ -1,0 +1,74 @@
+import errno
+import os
+
+import pytest
+
+from snaporch.pool import holders, resolver
+from snaporch.pool.resolver import Mount, NotOnZfsError
+
+
+@pytest.fixture
+def volume(monkeypatch, tmp_path):
+    """``tank/vol``, with two partitions, as the kernel tells of it; its place in sysfs."""
+    node = tmp_path / "vol"
+    node.touch()
+    place = tmp_path / "230:16"
+    for part, number in ((1, "230:17"), (2, "230:18")):
+        (place / f"zd16p{part}" / "holders").mkdir(parents=True)
+        (place / f"zd16p{part}" / "partition").write_text(f"{part}\n")
+        (place / f"zd16p{part}" / "dev").write_text(f"{number}\n")
+    (place / "holders").mkdir()
+    (place / "slaves").mkdir()
+    (place / "dev").write_text("230:16\n")
+    monkeypatch.setattr(holders, "_device", lambda _link: place)
+    monkeypatch.setattr(holders.resolver, "volume_link", lambda _volume: node)
+    monkeypatch.setattr(holders.resolver, "read_mounts", list)
+    return place
+
+
+@pytest.fixture
+def claimed(monkeypatch):
+    """The kernel lets nobody open it for itself."""
+    real = os.open
+
+    def refuse(path, flags, *more, **how):
+        if flags & os.O_EXCL:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        return real(path, flags, *more, **how)
+
+    monkeypatch.setattr(holders.os, "open", refuse)
+
+
+def test_a_volume_that_nothing_uses(volume):
+    assert holders.holder_of("tank/vol") == ""
+
+
+def test_a_volume_without_a_device_is_used_by_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(holders.resolver, "volume_link", lambda _volume: tmp_path / "none")
+    assert holders.holder_of("tank/vol") == ""
+    assert holders.partitions("tank/vol") == frozenset()
+
+
+def test_what_uses_it_or_a_partition_is_named(volume, claimed, monkeypatch):
+    assert holders.holder_of("tank/vol") == "this host"
+    (volume / "zd16p2" / "holders" / "dm-3").touch()
+    mounts = [Mount("230:17", "/srv", "ext4", "/dev/zd16p1"), Mount("8:1", "/", "ext4", "x")]
+    monkeypatch.setattr(holders.resolver, "read_mounts", lambda: mounts)
+    assert holders.holder_of("tank/vol") == "a mount at /srv, dm-3"
+
+
+def test_the_partitions_of_a_volume(volume):
+    assert holders.partitions("tank/vol") == {1, 2}
+
+
+def test_what_lies_over_a_volume_is_not_the_volume(monkeypatch, tmp_path):
+    """Device mapper passes the question for the volume on."""
+    (tmp_path / "254:0" / "slaves" / "zd16").mkdir(parents=True)
+    path = tmp_path / "mapped"
+    path.touch()
+    monkeypatch.setattr(resolver, "_SYS", tmp_path)
+    monkeypatch.setattr(
+        resolver.fcntl, "ioctl", lambda *_: pytest.fail("was asked, and would answer")
+    )
+    with pytest.raises(NotOnZfsError, match="a device over zd16, not a ZFS volume or a partition"):
+        resolver._volume_name(str(path), os.makedev(254, 0))
