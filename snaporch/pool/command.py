@@ -223,6 +223,17 @@ class ZfsCommand:
                 found[name] = int(used), int(referenced)
         return found
 
+    def reserved(self, datasets: Sequence[str]) -> dict[str, tuple[int, int]]:
+        found = {}
+        columns = "name,refreservation,usedbydataset,available"
+        for chunk in _chunks(datasets):
+            for line in self._run("list", "-Hp", "-o", columns, *chunk).splitlines():
+                name, *figures = line.split("\t")
+                kept, used, free = (int(each) if each.isdecimal() else 0 for each in figures)
+                if kept:  # what is left of it counts as available to the dataset, not to a snapshot
+                    found[name] = min(used, kept), free - max(0, kept - used)
+        return found
+
     def create_filesystem(self, dataset: str, properties: Mapping[str, str]) -> None:
         options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
         above = dataset.rpartition("/")[0]

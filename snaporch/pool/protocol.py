@@ -128,6 +128,13 @@ class Pool(Protocol):
             PoolError: it exists, or was not created, or could not be mounted.
         """
 
+    def reserved(self, datasets: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Of each of these with a ``refreservation``: bytes a snapshot needs, and bytes there are.
+
+        What is written already belongs to the snapshot, too, and is reserved once more, so that the
+        dataset can be overwritten.
+        """
+
     def destroy_dataset(self, dataset: str) -> None:
         """Destroy one dataset that has no snapshots and no children.
 

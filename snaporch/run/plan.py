@@ -36,6 +36,8 @@ from snaporch.run.records import check_store
 from snaporch.run.strangers import find_stranger
 
 _RAM_RATIO = 0.6
+_ALIKE = 64 << 20
+"""Room of two datasets that differs by less is taken for the same."""
 
 _COMMITTED = ("raw", "qcow2")
 """Formats of images that an overlay over them is committed past, without libvirt."""
@@ -224,6 +226,7 @@ def make_plan(
         raise RefusedError(domain.name, f"no disk on ZFS ({details or 'it has no disks'})")
     started = datetime.now(UTC)
     datasets = tuple(sorted({disk.dataset.name for disk in planned}))
+    _check_reservations(context, domain, datasets)
     beneath = find_beneath(
         domain,
         [each.disk for each in planned],
@@ -292,6 +295,23 @@ def make_plan(
             tell_shared(domain, [each.disk for each in planned], context.hypervisor.domains, group)
         ),
     )
+
+
+def _check_reservations(context: Context, domain: Domain, datasets: tuple[str, ...]) -> None:
+    """A snapshot of what has a ``refreservation`` needs room for all that it holds."""
+    together: dict[tuple[str, int], dict[str, int]] = {}
+    for name, (needed, free) in context.pool.reserved(datasets).items():
+        # What is free to several of a pool alike is free once.
+        alike = together.setdefault((name.split("/", 1)[0], free // _ALIKE), {})
+        alike[name] = needed
+        if (total := sum(alike.values())) > free:
+            names = ", ".join(sorted(alike))
+            raise RefusedError(
+                domain.name,
+                f"a snapshot of {names} needs {total >> 20} MiB free, {max(free, 0) >> 20} MiB "
+                "are: what it holds would be reserved once more",
+                f"make room, or: zfs set refreservation=none {names.replace(', ', ' ')}",
+            )
 
 
 def _risks_overlays(context: Context, domain: Domain, planned: list[PlannedDisk]) -> bool:

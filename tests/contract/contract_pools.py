@@ -9,7 +9,9 @@ from tempfile import TemporaryDirectory
 
 from fakes.pool import FakePool
 
+from snaporch.model import DatasetKind
 from snaporch.pool import Pool
+from snaporch.pool.resolver import volume_node
 
 
 class FakeScratch:
@@ -39,6 +41,12 @@ class FakeScratch:
     def read(self, dataset: str) -> bytes:
         """What was put into it last."""
         return self.fake.read(dataset)
+
+    def create_thick(self, dataset: str, room: int) -> None:
+        """A volume of 32 MiB that is reserved, 8 MiB of it written, with so much free beside."""
+        self.fake.create(dataset, DatasetKind.VOLUME)
+        self.fake.write(dataset, bytes(8 << 20))
+        self.fake.reserve(dataset, 32 << 20, room=room)
 
     def replicate(self, snapshot: str, dataset: str) -> None:
         """Send and receive."""
@@ -86,6 +94,17 @@ class ZfsScratch:
     def read(self, dataset: str) -> bytes:
         """What was put into it last."""
         return (_mount_point(dataset) / "content").read_bytes()
+
+    def create_thick(self, dataset: str, room: int) -> None:
+        """A volume of 32 MiB that is reserved, 8 MiB of it written, with so much free beside."""
+        _run("zfs", "create", dataset.rpartition("/")[0])
+        _run("zfs", "create", "-V", "32m", dataset)
+        kept = int(_run("zfs", "get", "-Hpo", "value", "refreservation", dataset))
+        _run("zfs", "set", f"quota={kept + room + (1 << 20)}", dataset.rpartition("/")[0])
+        with volume_node(dataset).open("r+b") as node:
+            node.write(os.urandom(8 << 20))
+            os.fsync(node.fileno())
+        _run("zpool", "sync", dataset.split("/", maxsplit=1)[0])
 
     def replicate(self, snapshot: str, dataset: str) -> None:
         """Send and receive."""

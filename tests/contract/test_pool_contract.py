@@ -457,3 +457,22 @@ class TestPoolContract:
         assert pool.newer(full) == []
         pool.destroy_snapshots([full])
         assert names(pool, f"{root}/vm one") == []
+
+    def test_what_a_snapshot_needs_of_a_reservation(self, pool, root):
+        assert pool.reserved([root]) == {}
+        assert pool.reserved([]) == {}
+
+    @pytest.mark.parametrize(("room", "fits"), [(4 << 20, False), (16 << 20, True)])
+    def test_room_for_a_snapshot_beside_a_reservation_is_told(
+        self, scratch, pool, root, room, fits
+    ):
+        volume = f"{root}/thick/volume"
+        scratch.create_thick(volume, room)
+        ((needed, free),) = pool.reserved([volume]).values()
+        assert 8 << 20 <= needed < 9 << 20
+        assert room <= free < room + (2 << 20)
+        if fits:
+            pool.snapshot([f"{volume}@s"], {})
+        else:
+            with pytest.raises(PoolError):
+                pool.snapshot([f"{volume}@s"], {})

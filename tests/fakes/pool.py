@@ -43,6 +43,9 @@ class _Dataset:
     bookmarks: dict[str, _Snapshot] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
     encrypted: bool = False
+    reserved: int = 0
+    room: int = 0
+    """For a snapshot, if anything is reserved."""
 
 
 class FakePool:
@@ -72,6 +75,10 @@ class FakePool:
         above = self._datasets.get(name.rpartition("/")[0])
         inherited = above is not None and above.encrypted
         self._datasets[name] = _Dataset(name, kind, encrypted=encrypted or inherited)
+
+    def reserve(self, dataset: str, amount: int, *, room: int) -> None:
+        """``zfs set refreservation``, and so much is free beside it."""
+        self._dataset(dataset).reserved, self._dataset(dataset).room = amount, room
 
     def write(self, dataset: str, content: bytes) -> None:
         """Replace what the dataset holds."""
@@ -178,6 +185,9 @@ class FakePool:
                 raise PoolError(full, "dataset already exists")
             if not _NAME.fullmatch(name) or len(full) > _MAX_NAME:
                 raise PoolError(full, "invalid name")
+        for needed, room in self.reserved([full.partition("@")[0] for full in names]).values():
+            if needed > room:
+                raise PoolError(", ".join(names), "out of space")
         txg = next(self._txg)
         for full in names:
             dataset, _, name = full.partition("@")
@@ -283,6 +293,15 @@ class FakePool:
     def sizes(self, snapshots: Sequence[str]) -> dict[str, tuple[int, int]]:
         """See the protocol."""
         return {name: (0, len(self._find(name)[1].content)) for name in snapshots}
+
+    def reserved(self, datasets: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """See the protocol."""
+        found = [self._dataset(name) for name in datasets]
+        return {
+            each.name: (min(len(each.content), each.reserved), each.room)
+            for each in found
+            if each.reserved
+        }
 
     def destroy_dataset(self, dataset: str) -> None:
         """See the protocol."""

@@ -525,3 +525,26 @@ def test_a_store_may_be_empty_or_older_than_its_marker(world, empty):
         (world.paths.bundles / ".snaporch-store").unlink()
     take_snapshot(world.context, domain, name="s2", wait=0)
     assert (world.paths.bundles / ".snaporch-store").is_file()
+
+
+# -- reservations -------------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_its_reservation_leaves_no_room_for(world):
+    """It would fail when minutes of RAM have been saved, and again at each try."""
+    domain = world.add_guest(disks={"vda": "tank/web", "vdb": "tank/more", "vdc": "flash/web"})
+    mib = 1 << 20
+    for name, room in (("tank/web", 9), ("tank/more", 9), ("flash/web", 5)):
+        world.pool.write(name, bytes(5 * mib))
+        world.pool.reserve(name, 40 * mib, room=room * mib)
+    with pytest.raises(RefusedError) as caught:
+        make_plan(world.context, domain, None)
+    assert caught.value.reason.startswith(
+        "a snapshot of tank/more, tank/web needs 10 MiB free, 9 MiB are"
+    )
+    assert caught.value.step.endswith("zfs set refreservation=none tank/more tank/web")
+    world.pool.reserve("tank/web", 4 * mib, room=9 * mib)
+    assert make_plan(world.context, domain, None)
+    world.pool.reserve("flash/web", 40 * mib, room=5 * mib - 1)
+    with pytest.raises(RefusedError, match="flash/web needs 5 MiB free, 4 MiB are"):
+        make_plan(world.context, domain, None)
