@@ -337,6 +337,8 @@ class SnapshotRecord:
     """The replicas that have all of it."""
     apart: tuple[str, ...] = ()
     """Disks that the guest can write to and that are not in it: of another instant."""
+    renamed: tuple[str, ...] = ()
+    """What datasets of it were called that have another name now, if that was looked at."""
 
     @property
     def full_name(self) -> str:

@@ -9,9 +9,10 @@ from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import state_of
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, iso
+from snaporch.restore.fitness import as_named_here
 from snaporch.run.context import Context
 from snaporch.run.plan import check_snapshot_name
-from snaporch.run.records import all_records, check_names, one_of_each, run_members
+from snaporch.run.records import all_records, one_of_each, run_members
 
 Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
 """A snapshot, its manifest if there is one, and the ZFS snapshots that it is made of."""
@@ -123,7 +124,7 @@ def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | Non
     record = records_of(context, everything, domain, snapshot)[-1]
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     if manifest is not None:
-        check_names(context.pool, record.full_name, manifest, everything)
+        manifest = as_named_here(context, record.full_name, manifest, everything)
     own = run_members(manifest, record.run, everything)
     return record, manifest, tuple(one_of_each(manifest, own, record.snapshot, newest=True))
 
@@ -147,9 +148,9 @@ def find_outside(context: Context, domain: str, snapshot: str, bundle: Path | No
         raise RefusedError(
             str(bundle), f"is the bundle of {manifest.domain}@{manifest.snapshot}", "name that"
         )
-    guids = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
     everything = context.pool.snapshots()
-    check_names(context.pool, f"{manifest.domain}@{snapshot}", manifest, everything)
+    manifest = as_named_here(context, f"{manifest.domain}@{snapshot}", manifest, everything)
+    guids = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
     own = [each for each in everything if (each.dataset, each.guid) in guids]
     members = tuple(one_of_each(manifest, own, snapshot, newest=True))
     return _record(manifest, snapshot, directory, state), manifest, members

@@ -13,10 +13,11 @@ from xml.etree import ElementTree
 from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
-from snaporch.model import DatasetKind, Domain
+from snaporch.model import DatasetKind, Domain, PoolSnapshot
 from snaporch.pool import holders, resolver
 from snaporch.run.chain import FileState, is_same
 from snaporch.run.context import Context
+from snaporch.run.records import as_named_now, check_names, renamed
 
 _MEMINFO = Path("/proc/meminfo")
 _ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
@@ -131,6 +132,40 @@ def check_named(thing: str, manifest: Manifest, domain: Domain) -> None:
                 f"its definition is not in the bundle, and that of now does not name {disk.source}",
                 "define it as it was",
             )
+
+
+def as_named_here(
+    context: Context, thing: str, manifest: Manifest, snapshots: Iterable[PoolSnapshot]
+) -> Manifest:
+    """The manifest, with the names that its datasets have now; that some were renamed is told.
+
+    Raises:
+        RefusedError: the paths of the guest's disks do not lead there as they did, or the old name
+            is another's; it says how a dataset gets its name back.
+    """
+    everything = list(snapshots)
+    names = renamed(manifest, everything)
+    if not names:
+        return manifest
+    now = as_named_now(manifest, everything)
+    gone = {dataset.name for dataset in context.pool.datasets()}.isdisjoint(names)
+    moved = [disk for disk in now.disks if disk.dataset in names.values() and not disk.left_out]
+    if not gone or not all(map(_is_there, moved)):
+        check_names(context.pool, thing, manifest, everything)
+    for old, new in names.items():
+        context.progress.note(thing, f"{old} was renamed, and is {new} now")
+    return now
+
+
+def _is_there(disk: DiskEntry) -> bool:
+    """Whether its path leads to the very file or volume."""
+    try:
+        found = resolver.resolve(disk.source or "")
+        inside = resolver.inside(disk.source or "", found)
+        same = resolver.partition(disk.source or "") == disk.partition
+    except (OSError, resolver.NotOnZfsError):
+        return False
+    return same and (found.name, inside) == (disk.dataset, disk.inside)
 
 
 def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None:

@@ -15,11 +15,11 @@ from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import resolver
 from snaporch.restore.choosing import records_of, split_name
+from snaporch.restore.fitness import as_named_here
 from snaporch.run.context import Context
 from snaporch.run.lock import readers_lock
 from snaporch.run.records import (
     as_named_now,
-    check_names,
     missing_of,
     one_of_each,
     run_members,
@@ -134,7 +134,7 @@ def whole_source(
     state, manifest = context.store.state(reference)
     if manifest is None:
         raise NotWholeError(thing, f"its bundle is {state}, which says what belongs to it")
-    check_names(context.pool, thing, manifest, everything)
+    manifest = as_named_here(context, thing, manifest, everything)
     own = run_members(manifest, record.run, everything)
     members = tuple(one_of_each(manifest, own, record.snapshot))
     _check_members(record, manifest, members)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from snaporch.bundle.manifest import Manifest
+from snaporch.bundle.manifest import BeneathEntry, DiskEntry, Manifest, SnapshotEntry
 from snaporch.bundle.store import MARKER, BundleError, BundleStore
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, Verdict
@@ -27,8 +28,7 @@ def all_records(
     Args:
         store: where the manifests are.
         snapshots: every one that exists.
-        renamed_too: those of datasets that were renamed, too. They are there to be looked at:
-            what carries out policies leaves them alone.
+        renamed_too: those of datasets that were renamed, too.
     """
     everything = list(snapshots)
     guids = {snapshot.guid for snapshot in everything}
@@ -74,12 +74,15 @@ def marked_records(
         state, manifest = _state(store, marked)
         state = _with_pages(state, manifest, guids)
         near = marked
+        moved: tuple[str, ...] = ()
         if manifest is not None:
             named = {each.full_name: each for each in (*marked, *_near(manifest, places))}
             near = list(named.values())
-            manifest = as_named_now(manifest, near) if renamed_too else manifest
+            moved = tuple(sorted(renamed(manifest, near))) if renamed_too else ()
+            manifest = as_named_now(manifest, near) if moved else manifest
         members = run_members(manifest, run, near)
-        records += _records(store, run, members, state, manifest)
+        found = _records(store, run, members, state, manifest)
+        records += [replace(each, renamed=moved) for each in found]
     return _oldest_first(records)
 
 
@@ -138,14 +141,21 @@ def as_named_now(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> Manif
     names = renamed(manifest, snapshots)
     if not names:
         return manifest
-    entries, disks = (
-        tuple(
-            each.model_copy(update={"dataset": names.get(each.dataset or "", each.dataset)})
-            for each in of_datasets
-        )
-        for of_datasets in (manifest.snapshots, manifest.disks)
+    disks = [
+        disk.model_copy(update={"beneath": disk.beneath and _named(disk.beneath, names)})
+        for disk in manifest.disks
+    ]
+    update = {"snapshots": _named(manifest.snapshots, names), "disks": _named(disks, names)}
+    return manifest.model_copy(update=update)
+
+
+def _named(
+    entries: Iterable[SnapshotEntry | DiskEntry | BeneathEntry], names: Mapping[str, str]
+) -> tuple[SnapshotEntry | DiskEntry | BeneathEntry, ...]:
+    return tuple(
+        each.model_copy(update={"dataset": names.get(each.dataset or "", each.dataset)})
+        for each in entries
     )
-    return manifest.model_copy(update={"snapshots": entries, "disks": disks})
 
 
 def check_store(store: BundleStore, pool: Pool) -> None:

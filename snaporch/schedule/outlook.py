@@ -14,7 +14,7 @@ from snaporch.run.context import Context
 from snaporch.run.group import group_of
 from snaporch.run.journal import read_journals
 from snaporch.run.records import marked_records
-from snaporch.schedule.assign import Assignment, assign
+from snaporch.schedule.assign import Assignment, assign, datasets
 from snaporch.schedule.carried import note_carried, read_carried
 from snaporch.schedule.checks import Check, next_check
 from snaporch.schedule.retention import Taken, Verdict, judge, keep_together
@@ -152,7 +152,7 @@ def _outlook(
 ) -> Outlook:
     config = context.config
     assignment = assign(context, domain, survey.policies)
-    records = marked_records(context.store, snapshots, guids)
+    records = _records(context, domain, snapshots, guids)
     keeps = {name: policy.keep for name, policy in config.policy.items() if policy.keep}
     verdicts = judge(
         (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)
@@ -171,6 +171,7 @@ def _outlook(
             last = _last_failure(memory.captures.get(key), own)
             nexts.append(_after_failure(found, last, retry, now))
     finished = [record for record in records if record.run not in memory.under_way]
+    as_named = [record for record in finished if not record.renamed]
     wanted = ((name, verify_times(config, name, domain.uuid)) for name in assignment.policies)
     checks = [
         next_check(
@@ -186,7 +187,7 @@ def _outlook(
         if when.known
     ]
     shipments = [
-        next_shipment(name, policies, finished, memory.replications, retry, now)
+        next_shipment(name, policies, as_named, memory.replications, retry, now)
         for name, policies in replicas_of(config, assignment).items()
     ]
     return Outlook(
@@ -200,6 +201,25 @@ def _outlook(
         checks=tuple(check for check in checks if check is not None),
         shipments=tuple(shipment for shipment in shipments if shipment is not None),
     )
+
+
+def _records(
+    context: Context, domain: Domain, snapshots: Sequence[PoolSnapshot], guids: Collection[int]
+) -> list[SnapshotRecord]:
+    """Its snapshots; of datasets that were renamed if the domain went along.
+
+    Not of what has the old name's place otherwise: a clone that was promoted, a copy of the pool.
+    """
+    records = marked_records(context.store, snapshots, guids, renamed_too=True)
+    if not any(record.renamed for record in records):
+        return records
+    existing = {dataset.name for dataset in context.pool.datasets()}
+    own = datasets(context, domain)
+    return [
+        record
+        for record in records
+        if not record.renamed or (existing.isdisjoint(record.renamed) and own & {*record.datasets})
+    ]
 
 
 def _stands(config: Config, policy: str, record: SnapshotRecord) -> bool:

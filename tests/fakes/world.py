@@ -66,6 +66,8 @@ class World:
         """Processes that have something open, by dataset."""
         self.forgetful: dict[Path, str] = {}
         """Directories on a file system that a power loss empties, and its kind."""
+        self.named: dict[str, str] = {}
+        """Datasets that were renamed and stayed where they are mounted: the name of each now."""
         self.guarded: list[Facts] = []
         self.guarded_again: list[Facts] = []
         self.paths = Paths(
@@ -116,7 +118,7 @@ class World:
         monkeypatch.setattr(plan, "forgetful", self.forgetful.get)
         monkeypatch.setattr("snaporch.sanoid.gather.forgetful", self.forgetful.get)
         monkeypatch.setattr(resolver, "resolve", self.resolve)
-        monkeypatch.setattr(resolver, "mount_point_of", lambda dataset: self.root / "zfs" / dataset)
+        monkeypatch.setattr(resolver, "mount_point_of", self.mount_point_of)
         monkeypatch.setattr(resolver, "volume_node", self.volume_node)
         monkeypatch.setattr("snaporch.restore.clone.memory_available", lambda: self.memory)
         monkeypatch.setattr("snaporch.restore.in_use.processes_on", self.processes_on)
@@ -204,7 +206,13 @@ class World:
         if not Path(path).is_relative_to(zfs):
             raise NotOnZfsError(path, "not on ZFS but on tmpfs")
         parts = Path(path).relative_to(zfs).parts
-        return Dataset("/".join(parts[:2]), DatasetKind.FILESYSTEM)
+        name = "/".join(parts[:2])
+        return Dataset(self.named.get(name, name), DatasetKind.FILESYSTEM)
+
+    def mount_point_of(self, dataset: str) -> Path:
+        """Its directory."""
+        first = {now: name for name, now in self.named.items()}
+        return self.root / "zfs" / first.get(dataset, dataset)
 
     def mounted(self, name: str, origin: str, where: Path) -> None:
         """A clone has the files of its origin."""

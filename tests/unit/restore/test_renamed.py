@@ -10,6 +10,7 @@ from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Level
 from snaporch.prune.prune import prune
 from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.restore import restore
 from snaporch.restore.show import describe
 from snaporch.restore.source import records_called, whole_source
 from snaporch.restore.verify import Ordeal, verify
@@ -138,3 +139,43 @@ def test_a_guest_on_a_dataset_that_another_marked_is_found_too(world):
     world.pool.set_properties(["tank/both@two-s"], {"snaporch:run": "another"})
     world.pool.rename("tank/both", "tank/both2")
     assert {each.datasets for each in records(world) if each.domain == "two"} == {("tank/both2",)}
+
+
+# -- renamed, and mounted where it was -----------------------------------------------------------
+
+
+@pytest.fixture
+def stayed(renamed, world):
+    """The paths of the disks lead to the same files, by whatever names."""
+    world.named = {"tank/web": "tank/web2", "flash/web": "flash2/web"}
+    world.pool.create("flash2")
+    return renamed
+
+
+def test_a_restore_goes_to_where_the_disks_are(stayed, world):
+    made = make_restore_plan(world.context, "web", "s1")
+    assert {each.full_name for each in made.snapshots} == {"tank/web2@s1", "flash2/web@s1"}
+    assert "tank/web was renamed, and is tank/web2 now" in world.heard.notes
+    restore(world.context, made, safety=True)
+    assert {world.pool.read(name) for name in ("tank/web2", "flash2/web")} == {b"first"}
+    assert world.hypervisor.domain("web").active
+
+
+def test_a_restore_from_a_bundle_elsewhere_does_too(stayed, world):
+    bundle = Path(stayed.record.bundle)
+    made = make_restore_plan(world.context, "web", "s1", bundle=bundle)
+    assert {each.dataset for each in made.snapshots} == {"tank/web2", "flash2/web"}
+
+
+def test_it_is_a_source_for_clones_and_checks(stayed, world):
+    assert {m.dataset for m in whole_source(world.context, records(world)[0]).members} == {
+        "tank/web2",
+        "flash2/web",
+    }
+
+
+def test_an_old_name_that_is_taken_is_refused_all_the_same(stayed, world):
+    world.pool.rename("flash2/web", "flash/web")
+    world.pool.create("tank/web")
+    error = refusal(world, lambda: make_restore_plan(world.context, "web", "s1"))
+    assert error.step == "move tank/web away"

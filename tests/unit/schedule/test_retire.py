@@ -1,5 +1,7 @@
 import shutil
+from datetime import timedelta
 
+import pytest
 from fakes.hooks import failing
 from fakes.schedule import NOW
 
@@ -100,3 +102,31 @@ def test_no_policys_snapshot_is_touched_but_its_own(scheduled):
     clean_up(scheduled)
     assert hand[0].run in remaining(scheduled)
     assert "tank/web@autosnap_2026-01-01_00:00:00_hourly" in world.pool.names()
+
+
+# -- datasets that were renamed ------------------------------------------------------------------
+
+
+def test_snapshots_of_a_renamed_dataset_expire_and_count(scheduled):
+    scheduled.hours_ago(3, 2, 1)
+    world = scheduled.world
+    world.pool.rename("tank/web", "tank/web2")
+    world.named = {"tank/web": "tank/web2"}
+    (outlook,) = look(scheduled.context, NOW)
+    assert outlook.nexts[0].wanted is not None
+    done = retire(scheduled.context, [outlook], NOW)
+    assert [verdict.taken.created for _, verdict in done.deleted] == [NOW - timedelta(hours=3)]
+    assert len(world.pool.names()) == 2
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_the_domain_did_not_go_along_with_is_left_alone(scheduled, taken):
+    """A clone that was promoted has the snapshots now; or a copy of the pool was imported."""
+    scheduled.hours_ago(3, 2, 1)
+    world = scheduled.world
+    world.pool.rename("tank/web", "tank/web2")
+    if taken:
+        world.named = {"tank/web": "tank/web2"}
+        world.pool.create("tank/web")
+    (outlook,) = look(scheduled.context, NOW)
+    assert (outlook.records, outlook.doomed) == ((), [])
