@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from snaporch.run.lock import RETENTION, domain_lock
 from snaporch.schedule.outlook import Outlook, look
 from snaporch.schedule.retention import Verdict
 
+_HELD_SECONDS = 60
+"""For which a domain's lock is held at most; a snapshot that is due meanwhile waits longer."""
+
 
 @dataclass
 class Retired:
@@ -26,7 +30,7 @@ class Retired:
     """Domain's name and verdict of each snapshot that is gone."""
     failures: list[SnaporchError] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
-    """Domains somebody else works with; theirs wait for the next time."""
+    """Domains others work with, or may want to: what is left of theirs waits for the next time."""
     mounted: list[MountedError] = field(default_factory=list)
     """Snapshots that somebody has mounted; they wait for the next time, too."""
 
@@ -59,9 +63,13 @@ def _retire(context: Context, outlook: Outlook, now: datetime, done: Retired) ->
         # What was seen before the lock was held may have been rolled away meanwhile.
         (current,) = look(context, now, domain.uuid)
         foreseen = {verdict.taken.run for verdict in outlook.doomed}
+        end = time.monotonic() + _HELD_SECONDS
         for verdict in current.doomed:
             if verdict.taken.run not in foreseen:
                 continue
+            if time.monotonic() > end:
+                done.busy.append(domain.name)
+                break
             try:
                 _destroy(context, current.names[verdict.taken.run])
             except MountedError as error:

@@ -46,6 +46,7 @@ def test_all_units_are_written(install, place):
     assert "ExecStart=/usr/bin/snaporch daemon\n" in daemon
     assert "\nNoNewPrivileges=yes\n" in daemon
     assert "\n[Install]\nWantedBy=multi-user.target\n" in daemon
+    assert "\nTimeoutStartSec=infinity\n" in daemon  # it recovers before it is ready
 
 
 def test_a_second_time_changes_nothing(install, place):

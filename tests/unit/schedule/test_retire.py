@@ -11,6 +11,7 @@ from snaporch.replicate.ship import replication_lock_name
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
 from snaporch.run.records import all_records
+from snaporch.schedule import retire as retire_module
 from snaporch.schedule.outlook import look
 from snaporch.schedule.retire import retire
 
@@ -102,6 +103,17 @@ def test_no_policys_snapshot_is_touched_but_its_own(scheduled):
     clean_up(scheduled)
     assert hand[0].run in remaining(scheduled)
     assert "tank/web@autosnap_2026-01-01_00:00:00_hourly" in world.pool.names()
+
+
+def test_the_lock_is_not_held_for_long(scheduled, monkeypatch):
+    """A snapshot that is due waits for it, and not for ever."""
+    scheduled.hours_ago(6, 5, 4, 3, 2, 1)
+    clock = iter(range(0, 10_000, 40))
+    monkeypatch.setattr(retire_module.time, "monotonic", lambda: next(clock))
+    done = clean_up(scheduled)
+    assert (len(done.deleted), done.busy) == (1, ["web"])
+    done = clean_up(scheduled)
+    assert (len(done.deleted), done.busy) == (1, ["web"])
 
 
 # -- datasets that were renamed ------------------------------------------------------------------
