@@ -23,8 +23,9 @@ class Watchers:
         self.notifier = Notifier(context.progress)
 
     def looked(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
-        """Figures for Prometheus."""
+        """Figures for Prometheus; and what was told before and did not come again is over."""
         self.observer.looked(context, outlooks, now)
+        self.notifier.looked(context.config)
 
     def ended(self, config: Config, outcome: Outcome) -> None:
         """How a run ended."""

@@ -33,24 +33,45 @@ class _Job:
     event: Event
 
 
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """Troubles that are no runs, and did not come again."""
+
+    config: Config
+    keys: frozenset[str]
+
+
 class Notifier:
     """Tells what the configuration wants told; nothing here raises."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._host = socket.gethostname()
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(_MOST_WAITING)
+        self._jobs: queue.Queue[_Job | _Over | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
+        self._failing: set[str] = set()
+        """Troubles that are no runs, since the last look."""
+        self._before: set[str] = set()
+        """Those of the time before that."""
+
+    def looked(self, config: Config) -> None:
+        """All that is to be done could be looked at; what did not fail again since is over."""
+        over = frozenset(self._before - self._failing)
+        self._before, self._failing = self._failing, set()
+        if over:
+            self._put(_Over(config, over))
 
     def ended(self, config: Config, outcome: Outcome) -> None:
         """A run of a policy ended."""
         event = event_of(config, outcome, self._host, datetime.now(UTC))
         if event is not None:
-            self._put(config, event)
+            self._put(_Job(config, event))
 
     def failed(self, config: Config, error: SnaporchError) -> None:
         """Something that was no run went wrong."""
-        self._put(config, event_of_error(error, self._host, datetime.now(UTC)))
+        event = event_of_error(error, self._host, datetime.now(UTC))
+        self._failing.add(event.key)
+        self._put(_Job(config, event))
 
     def close(self, seconds: float) -> None:
         """Wait until all is told, but no longer than that."""
@@ -65,21 +86,27 @@ class Notifier:
         if self._thread.is_alive():
             self._progress.note(_ME, f"not all was told within {seconds:.0f} s")
 
-    def _put(self, config: Config, event: Event) -> None:
-        if not ways(config.notify):
+    def _put(self, job: _Job | _Over) -> None:
+        if not ways(job.config.notify):
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=_ME, daemon=True)
             self._thread.start()
         try:
-            self._jobs.put_nowait(_Job(config, event))
+            self._jobs.put_nowait(job)
         except queue.Full:
-            self._progress.note(event.domain, "not told to anybody: too much waits to be told")
+            if isinstance(job, _Job):
+                self._progress.note(
+                    job.event.domain, "not told to anybody: too much waits to be told"
+                )
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self._tell(job.config, job.event)
+                if isinstance(job, _Job):
+                    self._tell(job.config, job.event)
+                else:
+                    _forget(job)
             except SnaporchError as error:
                 self._progress.note(_ME, error.line())
 
@@ -118,6 +145,14 @@ class Notifier:
         if trouble:
             self._progress.note(event.domain, one_line(f"{name}: {trouble[0]}"))
         return not trouble
+
+
+def _forget(over: _Over) -> None:
+    directory = over.config.paths.schedule
+    known = read_told(directory)
+    left = {key: told for key, told in known.items() if key not in over.keys}
+    if left != known:
+        write_told(directory, left)
 
 
 def patience(config: Config) -> float:

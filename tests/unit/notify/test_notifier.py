@@ -154,3 +154,24 @@ def test_success_alone_leaves_nothing_to_remember(notifier, config, way, tmp_pat
 def test_patience_is_for_all_ways(config):
     both = config(command="/bin/true", apprise="/etc/apprise", timeout=10)
     assert patience(both) == 24
+
+
+def test_a_trouble_that_is_no_run_is_over_when_it_does_not_come_again(notifier, config, way):
+    wanted, error = config(), SnaporchError("tank/web@s", "is busy")
+    for looks in (0, 1, 1, 2, 0):  # before each: it is told at first, and after a look without it
+        for _ in range(looks):
+            notifier.looked(wanted)
+        notifier.failed(wanted, error)
+    notifier.close(PATIENCE)
+    assert len(way) == 2
+
+
+def test_what_others_told_is_not_over_by_our_look(config, way, heard):
+    wanted = config()
+    for _ in range(2):
+        other, own = Notifier(heard), Notifier(heard)
+        other.failed(wanted, SnaporchError("nas: web", "is away"))
+        other.close(PATIENCE)
+        own.looked(wanted)
+        own.close(PATIENCE)
+    assert len(way) == 1
