@@ -20,7 +20,7 @@ from snaporch.schedule.checks import Check, next_check
 from snaporch.schedule.retention import Taken, Verdict, judge, keep_together
 from snaporch.schedule.shipments import Shipment, next_shipment
 from snaporch.schedule.tries import CAPTURES, REPLICATIONS, VERIFICATIONS, Failed, read_failed
-from snaporch.schedule.when import Times, times, verify_times, zone_of
+from snaporch.schedule.when import Times, read_zone_again, times, verify_times, zone_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ def look(context: Context, now: datetime, only: str | None = None) -> list[Outlo
     Raises:
         NotFoundError: there is no such domain.
     """
+    read_zone_again()
     hypervisor = context.hypervisor
     own = None if only is None else hypervisor.domain(only)
     survey = context.pool.survey()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
@@ -23,6 +24,14 @@ def zone_of(config: Config) -> tzinfo:
     from tzlocal import get_localzone
 
     return get_localzone()
+
+
+def read_zone_again() -> None:
+    """Have :func:`zone_of` go by the host's zone of now, which may have been changed meanwhile."""
+    from tzlocal import reload_localzone
+
+    time.tzset()
+    reload_localzone()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+from fakes.schedule import NOW
 from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.config import Config
-from snaporch.schedule.when import times, zone_of
+from snaporch.schedule.outlook import look
+from snaporch.schedule.when import read_zone_again, times, zone_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
 MONDAY = datetime(2026, 6, 8, tzinfo=UTC)
@@ -94,3 +96,12 @@ def test_the_zone_is_the_hosts_or_the_one_that_is_named():
         "Asia/Tokyo"
     )
     assert zone_of(Config()).utcoffset(MONDAY) == datetime.now().astimezone().utcoffset()
+
+
+def test_a_zone_that_is_changed_meanwhile(scheduled, monkeypatch):
+    for name in ("Asia/Tokyo", "Europe/Berlin"):
+        monkeypatch.setenv("TZ", name)
+        look(scheduled.context, NOW)
+        assert str(zone_of(Config())) == name
+    monkeypatch.undo()
+    read_zone_again()
