@@ -1,0 +1,285 @@
+"""A host through its days, minute by minute: green only with what the policies promise.
+
+The clock is the test's: it jumps, the host sleeps, is off, its pools come late; the store fills up
+or is not mounted; the guest is renamed; whoever carries policies out is the daemon, the timer or
+nobody. What is promised is worked out from what happened and from a zone's clock, and from nothing
+that snaporch says: a whole snapshot since each policy's last time that is over by more than
+``status.grace``; or none yet, of a policy that was first carried out less than that ago.
+"""
+
+import os
+import random
+import shutil
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from fakes.schedule import Scheduled
+from fakes.world import World
+
+from snaporch.errors import ExitCode, SnaporchError, UnavailableError
+from snaporch.schedule import tries
+from snaporch.schedule.captures import Outcome
+from snaporch.schedule.due import changed_by, due_captures
+from snaporch.schedule.outlook import carried_out, look
+from snaporch.schedule.retire import retire
+from snaporch.schedule.tries import read_failed, write_failed
+from snaporch.status.gather import gather
+from snaporch.status.judge import judge
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+GRACE, REFRESH, TIMER = timedelta(minutes=30), 5, 5
+ZONE = ZoneInfo("Europe/Berlin")
+POLICIES = {
+    "hourly": {"every": "1h", "keep": {"hourly": 3}, "domains": ["we*"], "level": "crash"},
+    "night": {"cron": "15 2,14 * * *", "keep": {"daily": 2}, "domains": ["we*"], "level": "crash"},
+}
+OFTEN = 1 / 80
+"""How many things happen in a minute."""
+LONG = bool(os.environ.get("RANDOM_EXAMPLES"))
+SPRING, AUTUMN = datetime(2026, 3, 28, 12, tzinfo=UTC), datetime(2026, 10, 24, 12, tzinfo=UTC)
+PERIODS = (
+    [(datetime(2026, 1, 1, tzinfo=UTC), 365 * 24 * 60, 0)]
+    if LONG
+    else [(SPRING, 20 * 60, 1), (AUTUMN, 20 * 60, 2)]
+)
+
+
+def is_time_of(policy, moment):
+    """Whether a zone's clock shows a time of the policy, or has just left one out."""
+    if policy == "hourly":
+        return moment.minute == 0
+    shown = moment.astimezone(ZONE).replace(tzinfo=None)
+    before = shown - HOUR
+    left_out = before.replace(tzinfo=ZONE).astimezone(UTC).astimezone(ZONE).replace(tzinfo=None)
+    candidates = [shown] if left_out == before else [shown, before]
+    return any(each.minute == 15 and each.hour in (2, 14) for each in candidates)
+
+
+class Host:
+    """One guest with two policies; the truth about it is in ``taken`` and ``since``."""
+
+    def __init__(self, root, monkeypatch, now):
+        self.world = World(root)
+        self.world.install(monkeypatch)
+        self.world.add_guest()
+        self.scheduled = Scheduled(self.world)
+        self.scheduled.configure(
+            policy=POLICIES,
+            schedule={"timezone": "Europe/Berlin"},
+            status={"store_warning": 100, "store_critical": 100},
+        )
+        self.now, self.by, self.ticks, self.is_full = now, "daemon", 0, False
+        self.jobs, self.look_at = {}, 0
+        self.wrong = timedelta(0)
+        self.taken = {name: [] for name in POLICIES}
+        self.since = dict.fromkeys(POLICIES)
+        self.elsewhere = root / "elsewhere"
+        monkeypatch.setattr("snaporch.status.gather.unit_states", self.units)
+        write = tries._write
+        monkeypatch.setattr(tries, "_write", lambda place, *what: self.write(write, place, *what))
+
+    def units(self):
+        """What systemd says."""
+        unit = "snaporch.service" if self.by == "daemon" else "snaporch-run-due.timer"
+        return {unit: "active" if self.by else "inactive"}
+
+    def write(self, real, place, *what):
+        """The disk with the schedule's directory is the store's, too."""
+        if self.is_full and place == self.scheduled.context.config.paths.schedule:
+            raise UnavailableError(str(place), "No space left on device")
+        real(place, *what)
+
+    # -- what happens to it --------------------------------------------------------------------
+
+    def clock(self, draw):
+        """It is wrong, until it is set right."""
+        self.now -= self.wrong
+        self.wrong = timedelta(minutes=draw.choice([-1500, -90, -20, 45, 200]))
+        self.now += self.wrong
+
+    def suspend(self, draw):
+        """The host sleeps."""
+        self.now += timedelta(minutes=draw.randint(5, 600))
+
+    def off(self, draw):
+        """And begins anew; its pools may come late."""
+        self.suspend(draw)
+        self.jobs, self.look_at = {}, self.ticks
+        self.world.pool.exported |= {"tank"} if draw.random() < 1 / 2 else set()
+
+    def full(self, _draw):
+        """The disk with the store and the schedule's directory."""
+        self.is_full = True
+
+    def store(self, _draw):
+        """It is not mounted; there is its mount point."""
+        if not self.elsewhere.exists() and self.world.paths.bundles.exists():
+            self.world.paths.bundles.rename(self.elsewhere)
+            self.world.paths.bundles.mkdir()
+
+    def damage(self, draw):
+        """A bundle is lost."""
+        whole = [each for taken in self.taken.values() for each in taken if self.is_whole(each)]
+        if whole:
+            shutil.rmtree(self.directory(draw.choice(whole)))
+
+    def rename(self, _draw):
+        """The policies' pattern does not mean the guest any more, or does again."""
+        old, new = ("web", "shop") if self.name == "web" else ("shop", "web")
+        guest = self.world.guest(old)
+        for which in ("inactive", "live"):
+            text = getattr(guest, which).replace(f"<name>{old}<", f"<name>{new}<")
+            setattr(guest, which, text)
+        guest.name = new
+
+    def carrier(self, draw):
+        """Somebody else carries policies out, or nobody."""
+        self.by = draw.choice(["daemon", "timer", "daemon", "timer", ""])
+        self.jobs, self.look_at = {}, self.ticks
+
+    def mend(self, draw):
+        """Somebody sets everything right."""
+        self.is_full, self.by = False, self.by or "daemon"
+        self.now, self.wrong = self.now - self.wrong, timedelta(0)
+        self.world.pool.exported.clear()
+        if self.elsewhere.exists():
+            shutil.rmtree(self.world.paths.bundles)
+            self.elsewhere.rename(self.world.paths.bundles)
+        if self.name != "web":
+            self.rename(draw)
+
+    @property
+    def name(self):
+        return next(iter(self.world.hypervisor.guests.values())).name
+
+    # -- whoever carries policies out ----------------------------------------------------------
+
+    def tick(self):
+        """A minute with the host awake."""
+        self.now += MINUTE
+        self.ticks += 1
+        if self.by == "timer" and self.ticks % TIMER == 0:
+            self.carry_out(lambda _policy: True)
+        if self.by == "daemon":
+            fired = {policy for policy, at in self.jobs.items() if at <= self.now}
+            if fired:
+                self.carry_out(fired.__contains__)
+            if fired or self.ticks >= self.look_at:
+                self.look_at = self.ticks + REFRESH
+                self.look()
+
+    def look(self):
+        """The daemon's: it sets its clocks by what is there, which may be late or gone."""
+        context = self.scheduled.context
+        try:
+            outlooks = look(context, self.now)
+            self.note_carried(outlooks)
+            retire(context, outlooks, self.now)
+        except SnaporchError:
+            return
+        self.jobs = {each.policy: each.at for outlook in outlooks for each in outlook.nexts}
+
+    def carry_out(self, wanted):
+        context = self.scheduled.context
+        try:
+            outlooks = look(context, self.now)
+            self.note_carried(outlooks)
+        except SnaporchError:
+            return
+        for capture in due_captures(context, outlooks, self.now):
+            if wanted(capture.policy):
+                self.take(capture)
+        if self.by == "timer":
+            retire(context, look(context, self.now), self.now)
+
+    def note_carried(self, outlooks):
+        carried_out(self.scheduled.context, outlooks, self.now)
+        for policy in POLICIES:
+            known = self.since[policy]
+            self.since[policy] = min(known or self.now, self.now) if self.name == "web" else None
+
+    def take(self, capture):
+        paths, text, status = self.scheduled.context.config.paths, "taken", ExitCode.OK
+        try:
+            if self.is_full:
+                raise UnavailableError("store", "No space left on device")
+            record = self.scheduled.taken(self.now, capture.policy, level="crash")
+            self.taken[capture.policy].append((self.now, record))
+        except SnaporchError as error:
+            text, status = error.line(), error.exit_code
+        known = read_failed(paths.schedule, spare=paths.runtime)
+        changed = changed_by(known, [Outcome(capture, int(status), text)], self.now)
+        try:
+            write_failed(paths.schedule, changed, spare=paths.runtime)
+        except UnavailableError:
+            assert self.is_full
+
+    # -- what is, and what is said -------------------------------------------------------------
+
+    def directory(self, taken):
+        """The bundle of one, which may be beside the store's place."""
+        record = taken[1]
+        return self.world.paths.bundles / record.uuid / record.run
+
+    def is_whole(self, taken):
+        there = {snapshot.full_name for snapshot in self.world.pool.snapshots()}
+        return f"tank/web@{taken[1].snapshot}" in there and self.directory(taken).is_dir()
+
+    def is_promised(self):
+        return self.name == "web" and all(map(self.is_kept, POLICIES))
+
+    def is_kept(self, policy):
+        since = self.since[policy]
+        if since is not None and timedelta(0) <= self.now - since <= GRACE:
+            return True
+        slot = (self.now - GRACE).replace(second=0, microsecond=0)
+        if slot < self.now - GRACE:
+            slot += MINUTE
+        slot -= MINUTE  # one that came exactly that long ago may still be made up for
+        while not is_time_of(policy, slot):
+            slot -= MINUTE
+        own = self.taken[policy][-30:]
+        return any(slot <= taken[0] <= self.now and self.is_whole(taken) for taken in own)
+
+    def is_green(self):
+        context = self.scheduled.context
+        try:
+            status = gather(context, look(context, self.now), self.now)
+        except SnaporchError:
+            return False
+        return judge(status, context.config.status) == []
+
+
+EVENTS = (
+    Host.clock,
+    Host.suspend,
+    Host.off,
+    Host.full,
+    Host.store,
+    Host.damage,
+    Host.rename,
+    Host.carrier,
+)
+
+
+@pytest.mark.timeout(0 if LONG else 120)
+@pytest.mark.parametrize(("start", "minutes", "seed"), PERIODS)
+def test_green_only_with_what_is_promised(tmp_path, monkeypatch, start, minutes, seed):
+    host, draw = Host(tmp_path, monkeypatch, start), random.Random(seed)
+    green, said = 0, []
+    mended = 0
+    for minute in range(minutes):
+        if draw.random() < OFTEN:
+            event = draw.choice(EVENTS)
+            said.append((host.now, event.__name__))
+            event(host, draw)
+            mended = minute + draw.randint(5, 120)
+        if minute == mended:
+            said.append((host.now, "mend"))
+            host.mend(draw)
+        host.tick()
+        if host.is_green():
+            green += 1
+            assert host.is_promised(), (host.now, said[-8:])
+    assert green > minutes / 10  # or this would be no test
