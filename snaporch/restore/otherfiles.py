@@ -126,21 +126,22 @@ def _changed(context: Context, others: list[Found], member: PoolSnapshot) -> lis
             suppress(OSError, PoolError),
             context.pool.mounted_snapshot(member.full_name) as then,
         ):
-            before = {each.state for each in walk(then, frozenset())}
+            before = {each.state for each in walk(then, frozenset(), linked=True)}
     return sorted(each.path for each in others if each.state not in before)
 
 
-def walk(root: Path, covered: frozenset[str]) -> Iterator[Found]:
+def walk(root: Path, covered: frozenset[str], *, linked: bool = False) -> Iterator[Found]:
     """Everything below a directory but directories, sockets and pipes; no link is followed.
 
     Args:
         covered: mount points, which are left out untouched.
+        linked: ``root`` may be a link: to a mount of one's own.
 
     Raises:
         TooManyError: there are too many.
         OSError: a directory cannot be read.
     """
-    descriptor = os.open(root, _OPEN)
+    descriptor = os.open(root, _OPEN & ~os.O_NOFOLLOW if linked else _OPEN)
     try:
         for count, each in enumerate(_walk(descriptor, root, PurePosixPath(), covered)):
             if count >= MOST:

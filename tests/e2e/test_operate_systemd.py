@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
@@ -134,18 +133,6 @@ def test_a_daemon_that_is_killed_in_a_capture_is_started_again(guest):
     guest.assert_undisturbed(mark)
     assert_clean(guest)
     assert snaporch("status", "operated", "--nagios").status == 0
-
-
-def test_a_process_that_runs_out_of_memory_ends_no_other(guest):
-    before = show("MainPID"), show("NRestarts")
-    place = Path("/sys/fs/cgroup") / show("ControlGroup").lstrip("/")
-    must("systemctl", "set-property", "--runtime", UNIT, "MemoryMax=400M")
-    enter = f"echo $$ >{place}/cgroup.procs; echo 1000 >/proc/self/oom_score_adj"
-    hog = run("sh", "-c", f"{enter}; exec python3 -c 'bytearray(1 << 30)'")
-    must("systemctl", "set-property", "--runtime", UNIT, "MemoryMax=infinity")
-    assert hog.status == -signal.SIGKILL
-    wait_for(lambda: "killed by the OOM killer" in log(), "systemd to see it", PATIENCE_SECONDS)
-    assert (show("ActiveState"), show("MainPID"), show("NRestarts")) == ("active", *before)
 
 
 def test_within_its_sandbox_it_tells_and_serves(guest):

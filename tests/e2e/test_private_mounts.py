@@ -139,6 +139,6 @@ def test_an_undo_looks_into_snapshots_by_a_mount_of_its_own(guest, other):
     undone = must("sh", restored.json["undo"])
     assert "rolled back" not in undone
     other.start()
-    assert "@" not in namespace(other)
+    assert "@undone" not in namespace(other)
     note.unlink()
     guest.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -373,8 +374,16 @@ class FakePool:
         if dataset.kind is not DatasetKind.FILESYSTEM:
             raise PoolError(snapshot, "cannot be mounted")
         found.readers += 1
+        root = self.snapshot_files(dataset.name, found.name)
         try:
-            yield self.snapshot_files(dataset.name, found.name)
+            if not root.is_dir():
+                yield root
+                return
+            descriptor = os.open(root, os.O_PATH)  # as the real one: a link
+            try:
+                yield Path(f"/proc/self/fd/{descriptor}")
+            finally:
+                os.close(descriptor)
         finally:
             found.readers -= 1
 

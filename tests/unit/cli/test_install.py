@@ -215,6 +215,15 @@ def test_every_line_is_one_of_a_unit_file(install, place):
             assert re.fullmatch(r"|#.*|\[\w+\]|[A-Z]\w+=\S.*", line), (path.name, line)
 
 
+def test_a_process_that_is_killed_takes_no_run_with_it(install, place):
+    """Neither the daemon that asked for it, nor one for which memory was short."""
+    install()
+    services = {path.name: path.read_text() for path in place.glob("*.service")}
+    assert all("\nOOMPolicy=continue\n" in text for text in services.values())
+    for name in ("snaporch.service", "snaporch-run-due.service"):
+        assert "\nKillMode=process\n" in services[name]
+
+
 def test_hardening_leaves_what_safety_needs(install, place):
     """Emulators are another user's: their open files (proc(5)) are hidden without the right."""
     install()

@@ -53,7 +53,7 @@ def test_json(policies, snaporch):
     answer = snaporch("status", "web", "--json")
     assert answer.code == ExitCode.WARNINGS
     assert set(answer.json) == {
-        "at", "carrier", "domains", "runs", "stray_overlays", "store", "troubles",
+        "at", "carrier", "domains", "runs", "stray_overlays", "mounted", "store", "troubles",
     }  # fmt: skip
     (web,) = answer.json["domains"]
     (daily,) = web["policies"]
