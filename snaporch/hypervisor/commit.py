@@ -47,8 +47,7 @@ def commit_overlays(
 
     A running guest that writes faster than the commit copies is suspended now and then, as
     ``patience`` says; it runs again before this returns or raises. A disk that is on neither image,
-    or whose job keeps failing, does not keep the others from their bases: the errors are returned
-    by target.
+    or whose job keeps failing, does not keep the others from theirs: errors are returned by target.
 
     Raises:
         HypervisorError: such a thing happened in the pivot, or nothing moves.

@@ -59,11 +59,11 @@ class ZfsCommand:
             raise UnavailableError("/dev/zfs", "permission denied", "run snaporch as root")
         return cls(executable)
 
-    def _run(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> str:
+    def _run(self, *arguments: str) -> str:
         try:
             done = subprocess.run(
                 [self._zfs, *arguments],
-                stdin=stdin,
+                stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
                 process_group=0,  # a terminal's Ctrl-C is for us, not for what we are finishing
@@ -308,7 +308,15 @@ class ZfsCommand:
 
     def receive(self, dataset: str, path: Path) -> None:
         with path.open("rb") as stream:
-            self._run("receive", "-F", dataset, stdin=stream.fileno())
+            done = subprocess.run(
+                [self._zfs, "receive", "-F", dataset],
+                stdin=stream,
+                capture_output=True,
+                check=False,
+                process_group=0,
+            )
+        if done.returncode != 0:
+            raise PoolError(f"zfs receive {dataset}", done.stderr.decode("utf-8", "replace"))
 
     def available(self, dataset: str) -> int:
         return int(self._run("get", "-Hp", "-o", "value", "available", dataset))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,8 +23,7 @@ class ZfsElsewhere(ZfsCommand):
         super().__init__("zfs")
         self._host = host
 
-    def _run(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> str:
-        assert stdin == subprocess.DEVNULL  # what is sent there goes through syncoid
+    def _run(self, *arguments: str) -> str:
         return self._script(shlex.join(["zfs", *arguments]), f"zfs {arguments[0]}")
 
     def _script(self, script: str, what: str) -> str:

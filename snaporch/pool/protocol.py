@@ -186,7 +186,7 @@ class Pool(Protocol):
         """Bytes written to the dataset since its snapshot (``written@…`` of zfsprops(7))."""
 
     def receive(self, dataset: str, path: Path) -> None:
-        """Add what :meth:`send_increment` wrote to a dataset, without what came since its origin.
+        """Add what :meth:`send_increment` wrote to a dataset, discarding what came since.
 
         Raises:
             PoolError: its origin is not the newest snapshot, or not all was received.

@@ -86,7 +86,6 @@ class Visit:
     frozen: bool = False
     begun: bool = False
     error: SnaporchError | None = None
-    gone: bool = False
 
     @property
     def name(self) -> str:
@@ -123,7 +122,6 @@ class Visit:
 
     def leave(self) -> None:
         """The holder has hung up."""
-        self.gone = True
         self.error = self.error or self._let_go()
 
     def _let_go(self) -> SnaporchError:
@@ -165,13 +163,17 @@ def freeze_together(visits: Sequence[Visit], jobs: int, error: BaseException | N
 
 
 def _listen(visit: Visit, changed: threading.Condition) -> None:
-    while (reply := visit.line.hear()) is not None and not reply.keys() & _LAST:
+    try:
+        while (reply := visit.line.hear()) is not None and not reply.keys() & _LAST:
+            with changed:
+                visit.take(reply)
+                changed.notify_all()
+    except (KeyError, TypeError, ValueError):
+        pass  # a holder that talks nonsense is as good as gone
+    finally:
         with changed:
-            visit.take(reply)
+            visit.leave()
             changed.notify_all()
-    with changed:
-        visit.leave()
-        changed.notify_all()
 
 
 def _freeze_all(visits: Sequence[Visit], jobs: int, changed: threading.Condition) -> None:

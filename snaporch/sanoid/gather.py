@@ -245,6 +245,7 @@ def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Gues
         domain.name, settings.level, datasets, off_zfs, on_unavailable=settings.on_unavailable
     )
     try:
+        alone = make_plan(context, domain, None)
         plan = make_plan(context, domain, None, awaited=settings.hook_deadline)
         ahead = prospect(context, plan) if domain.active else None
     except SnaporchError as error:
@@ -253,8 +254,8 @@ def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Gues
         found,
         downgrade=plan.downgrade,
         prospect=ahead,
-        stranger=plan.stranger,
-        overlays=bool(plan.facts.overlays),
+        stranger=alone.stranger,
+        overlays=bool(alone.facts.overlays),
     )
 
 

@@ -609,10 +609,6 @@ class TestAgentContract:
             linux.hypervisor.freeze_file_systems(linux.uuid, (), 10)
         assert linux.hypervisor.file_systems_frozen(linux.uuid)
 
-    def test_a_freeze_of_what_there_is_not_freezes_nothing(self, linux):
-        assert linux.hypervisor.freeze_file_systems(linux.uuid, (Path("/nowhere"),), 10) == 0
-        assert linux.hypervisor.file_systems_frozen(linux.uuid) is False
-
     def test_an_agent_of_a_paused_guest_says_nothing(self, linux):
         hypervisor = linux.hypervisor
         hypervisor.suspend(linux.uuid)

@@ -264,6 +264,19 @@ def test_one_whose_holder_is_gone_calls_all_off(world, hold):
     assert world.is_as_it_was("db")
 
 
+def test_one_whose_holder_talks_nonsense_calls_all_off(world, hold):
+    world.add_guest("db")
+    held = hold("db")
+    line = entered(world, held, "db")
+    mad, other = socket.socketpair()
+    Line(other).say({"prospect": {"strategy": "magic"}})
+    with pytest.raises(RunFailedError, match="was let go"):
+        freezing.freeze_together([line, visit(world, held, Line(mad), "db")], jobs=4)
+    other.close()
+    assert held.end() == 8
+    assert world.is_as_it_was("db")
+
+
 def test_a_guest_that_cannot_be_frozen_is_told_to_the_hook(world, hold):
     world.add_guest()
     world.hooks.at["hypervisor.capture"] = failing(HypervisorError("web", "no"))
