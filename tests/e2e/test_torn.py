@@ -23,7 +23,7 @@ def guest():
     made.remove()
 
 
-@pytest.mark.timeout(40 * ROUNDS + 300)
+@pytest.mark.timeout(120 * ROUNDS + 300)
 def test_what_a_commit_tears_is_called_torn_and_nothing_else_is_bad(guest, tmp_path, capsys):
     guest.wait_count(beyond=guest.wait_count() + 40)  # all slots have been written
     mark, judged = guest.mark(), []
