@@ -43,6 +43,7 @@ def place(request, tmp_path):
     if request.param == "fake":
         scratch = FakeScratch()
         yield scratch, FakeReplica(scratch.fake, store)
+        scratch.remove()
         return
     scratch = ZfsScratch(_real_pool())
     with sshd_here() if request.param == "ssh" else nullcontext("") as host:

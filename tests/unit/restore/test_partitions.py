@@ -50,7 +50,7 @@ def test_it_is_neither_cloned_nor_copied_as_the_whole_volume(source, world, tmp_
 def test_it_is_verified_without_a_clone_that_runs(source, world):
     outcome = verify(world.context, source.record, Ordeal(disks=True))
     assert (outcome.passed, outcome.reached, outcome.disks) == (True, Reached.CHECKED, True)
-    assert "not run: its disk vda is a partition of a volume" in outcome.proof
+    assert "not run: its disk vda is a part of a volume" in outcome.proof
     assert "hypervisor.restore" not in world.hooks.acts()
 
 
