@@ -27,6 +27,7 @@ PROPERTIES = (
     "ram",
     "ram-pools",
     "replicated",
+    "torn",
     "domain",
 )
 """The ``snaporch:`` user properties, the free-text one last so that a line splits safely."""

@@ -224,6 +224,13 @@ class TestPoolContract:
         pool.set_properties([f"{root}@a"], {"snaporch:level": "ram"})
         assert pool.snapshots([root])[0].properties == {"level": "ram", "run": "r"}
 
+    def test_of_all_properties_those_are_listed_that_are_known(self, pool, root):
+        pool.snapshot([f"{root}@a"], {})
+        pool.set_properties([f"{root}@a"], {"snaporch:torn": "yes", "snaporch:other": "x"})
+        assert pool.snapshots([root])[0].properties == {"torn": "yes"}
+        (mine,) = [s for s in pool.survey().snapshots if s.dataset == root]
+        assert mine.properties == {"torn": "yes"}
+
     def test_properties_of_what_is_not_there_are_an_error(self, pool, root):
         with pytest.raises(PoolError):
             pool.set_properties([f"{root}@never"], {"snaporch:level": "ram"})

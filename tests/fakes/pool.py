@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fakes.hooks import Hooks
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
+from snaporch.pool.command import PROPERTIES
 from snaporch.pool.foreign import ForeignMount
 from snaporch.pool.protocol import MountedError, PoolError
 
@@ -463,7 +464,7 @@ class FakePool:
         own = {
             key.removeprefix(_PREFIX): value
             for key, value in (dataset.properties | snapshot.properties).items()
-            if key.startswith(_PREFIX) and key != f"{_PREFIX}policy"
+            if key.removeprefix(_PREFIX) in PROPERTIES and key.startswith(_PREFIX)
         }
         return PoolSnapshot(
             dataset.name, snapshot.name, snapshot.guid, snapshot.txg, snapshot.created, own

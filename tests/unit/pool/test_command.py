@@ -52,6 +52,7 @@ def test_a_snapshots_line_with_all_properties():
             "u/r",
             "tank",
             "nas,usb",
+            "yes",
             "Bär\tx",
         )
     )
@@ -66,6 +67,7 @@ def test_a_snapshots_line_with_all_properties():
         "verified": "when",
         "group": "pair/r",
         "replicated": "nas,usb",
+        "torn": "yes",
         "ram": "u/r",
         "ram-pools": "tank",
         "domain": "Bär\tx",
@@ -94,7 +96,7 @@ def test_a_survey_is_one_command(zfs):
     rows = [
         line("-", "-", "hourly", "tank/a", 1, 2, 3, *UNSET),
         line("-", "-", "-", "tank/b", 1, 2, 3, *UNSET),
-        line("0", "", "hourly", "tank/a@free", 1, 2, 3, "r", *"----", "hourly", *"----", "web"),
+        line("0", "", "hourly", "tank/a@free", 1, 2, 3, "r", *"----", "hourly", *"-----", "web"),
         line("2", "", "hourly", "tank/a@held", 2, 2, 3, *UNSET),
         line("0", "tank/x,tank/y", "-", "tank/b@cloned", 3, 2, 3, *UNSET),
     ]
