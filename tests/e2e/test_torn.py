@@ -1,6 +1,6 @@
 """Somebody else snapshots a guest's dataset all the time: what a commit tears is told apart.
 
-Eight runs each day, a thousand by `make test-all`.
+Three runs each day, a thousand by `make test-all`.
 """
 
 import os
@@ -13,7 +13,7 @@ from support import assert_clean, config, must, one_line_error, run, snaporch
 
 DATASET = "tank/torn"
 LONG = bool(os.environ.get("LONG"))
-ROUNDS = 1000 if LONG else 8
+ROUNDS = 1000 if LONG else 3
 
 
 @pytest.fixture(scope="module")
