@@ -8,6 +8,11 @@ from pathlib import Path
 _PROFILES = Path("/etc/apparmor.d/libvirt")
 
 
+def is_confined(uuid: str, profiles: Path = _PROFILES) -> bool:
+    """Whether libvirt has a profile for a guest that runs."""
+    return (profiles / f"libvirt-{uuid}.files").exists()
+
+
 def denies_writing(uuid: str, path: str, profiles: Path = _PROFILES) -> bool:
     """Whether a guest's profile has an express ``deny`` for writing to an image.
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 import libvirt
 
 from snaporch.hypervisor import xml as domain_xml
-from snaporch.hypervisor.apparmor import denies_writing
+from snaporch.hypervisor.apparmor import denies_writing, is_confined
 from snaporch.hypervisor.events import DomainEvents
 from snaporch.hypervisor.protocol import CommitStage, HypervisorError, OverlayDisk, Patience, Told
 
@@ -48,6 +48,8 @@ def commit_overlays(
     A running guest that writes faster than the commit copies is suspended now and then, as
     ``patience`` says; it runs again before this returns or raises. A disk that is on neither image,
     or whose job keeps failing, does not keep the others from theirs: errors are returned by target.
+    But where AppArmor confines the guest, nothing is pivoted then: libvirt would write the guest's
+    profile anew, in which a disk that is still on its overlay is denied its base for good.
 
     Raises:
         HypervisorError: such a thing happened in the pivot, or nothing moves.
@@ -66,7 +68,7 @@ def commit_overlays(
                 try:
                     found[disk.target] = _advance(domain, root, jobs, disk, starts)
                 except HypervisorError as error:
-                    if pivoting:
+                    if pivoting or is_confined(domain.UUIDString()):
                         raise
                     failed[disk.target] = error
                     del pending[disk.target]

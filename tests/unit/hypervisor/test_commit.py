@@ -286,6 +286,16 @@ def test_a_disk_that_fails_does_not_keep_the_others_from_their_bases(fail):
     assert "pivot vda" not in guest.log
 
 
+def test_where_apparmor_confines_the_guest_it_does(monkeypatch):
+    """In the profile that a pivot has libvirt write, the disk left behind is denied its base."""
+    monkeypatch.setattr(module, "is_confined", lambda _uuid: True)
+    guest = Guest(VDA, VDB)
+    is_lost(guest)
+    with pytest.raises(HypervisorError, match="vda"):
+        commit(guest, VDA, VDB)
+    assert guest.disks["vdb"].on_overlay
+
+
 def test_one_that_is_detached_while_it_is_committed_does_not_either():
     guest = Guest(VDA, VDB)
 
