@@ -46,7 +46,8 @@ def list_command(
         )
     elif records:
         print_records(records)
-        for copy in {each.manifest.uuid: each for each in copies_of(store, domain)}.values():
+        copies = [each for each in copies_of(store, domain) if not each.record.half_way]
+        for copy in {each.manifest.uuid: each for each in copies}.values():
             name = copy.manifest.domain
             print_error(f"{copy.thing} can be undone: {shlex.join(['snaporch', 'undo', name])}")
     else:

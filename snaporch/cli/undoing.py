@@ -117,7 +117,7 @@ def _tell(
     if wishes.safety:
         tell("  (a copy of the disks is kept, which can be brought back in the same way)")
     for other in copies_of(context.store, copy.manifest.uuid):
-        if other.name != copy.name:
+        if other.name != copy.name and not other.record.half_way:
             tell(f"  (--copy {other.name} would undo {other.thing})")
 
 

@@ -57,7 +57,9 @@ def left_barred(context: Context) -> list[AttentionError]:
             continue
         if unfinished(journal, domain.uuid):
             continue
-        copies = copies_of(context.store, domain.uuid)
+        copies = [
+            copy for copy in copies_of(context.store, domain.uuid) if not copy.record.half_way
+        ]
         words = ["snaporch", "undo", domain.name, *(["--copy", copies[-1].name] if copies else [])]
         found.append(
             AttentionError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ RAM = "running.save"
 MANAGED_SAVE = "managed.save"
 DIRECTORY = "safety-"
 """What the names of their directories begin with; the rest is the time, in UTC."""
+HALF_WAY = "was made when a restore was half done, so its disks are of two instants"
 
 
 class Record(BaseModel):
@@ -36,6 +38,12 @@ class Record(BaseModel):
     last: tuple[SnapshotEntry, ...] = Field(description="the last snapshots in its streams")
     kept: tuple[Kept, ...] = Field(description="with names of files in place of their paths")
     sizes: dict[str, int] = Field(description="of the streams, in bytes")
+    half_way: bool = Field(
+        default=False, description="the disks were half rolled back by a restore that was cut short"
+    )
+    whole: str = Field(
+        default="", description="if they were: the copy of the time before that, or empty"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,14 @@ class SafetyCopy:
             return f"the undo of {self.manifest.domain} with {restored}"
         return f"the restore of {self.manifest.domain} to @{restored}"
 
+    @property
+    def way_out(self) -> str:
+        """What to do instead of undoing with it, if its disks are of two instants."""
+        if not self.record.whole:
+            return "restore a snapshot: see `snaporch list`"
+        words = ["snaporch", "undo", self.manifest.domain, "--copy", self.record.whole]
+        return f"undo the restore that was cut short: {shlex.join(words)}"
+
     def kept(self, dataset: str) -> Kept:
         """What it has of one dataset."""
         found = next(each for each in self.record.kept if each.dataset == dataset)
@@ -84,8 +100,10 @@ class SafetyCopy:
         """See that every file is there and what it was; of streams, which ZFS checks, the size.
 
         Raises:
-            RefusedError: one is not.
+            RefusedError: one is not, or the disks that it holds are of two instants.
         """
+        if self.record.half_way:
+            raise RefusedError(f"{self.manifest.domain}@{self.name}", HALF_WAY, self.way_out)
         for part in self.manifest.parts:
             self._check(part.name, part.sha256, sha256_of)
         for name, size in self.record.sizes.items():
@@ -132,7 +150,9 @@ def identity(context: Context, domain: str) -> tuple[str, str]:
 
 
 def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
-    """The safety copy called ``name``, or the newest.
+    """The safety copy called ``name``, or the newest whose disks are of one instant.
+
+    If there is none such, the newest; it is :meth:`~SafetyCopy.check` that refuses it.
 
     Raises:
         NotFoundError: there is none.
@@ -150,7 +170,11 @@ def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
     if not found:
         there = ", ".join(path.parent.name for path in paths)
         raise NotFoundError(called, f"has no safety copy {name}", f"there is {there}")
-    return SafetyCopy(found[-1].parent, _read(found[-1]))
+    copies = (SafetyCopy(path.parent, _read(path)) for path in reversed(found))
+    newest = next(copies)
+    if not newest.record.half_way:
+        return newest
+    return next((copy for copy in copies if not copy.record.half_way), newest)
 
 
 def _read(path: Path) -> Record:

@@ -114,6 +114,15 @@ class RestoreFacts:
     """What is received after the rollbacks; of an undo only."""
     undoes: str = ""
     """The safety copy that is put back, if it is an undo."""
+    half_way: bool = False
+    """Whether the disks that it found were half rolled back, by one of those it supersedes."""
+    whole: str = ""
+    """If they were: the directory of the safety copy of the time before, or empty."""
+
+    @property
+    def way_back(self) -> str:
+        """The directory of the safety copy whose undo leads to whole disks, or empty."""
+        return self.whole if self.half_way else self.safety
 
     @property
     def what(self) -> str:
@@ -196,6 +205,12 @@ class OldRestore:
     path: Path
     facts: RestoreFacts
     progress: Progress
+
+    @property
+    def is_half_way(self) -> bool:
+        """Whether the disks are of two instants now."""
+        ended = [self.progress.has_ended(Step.ROLLBACK, each) for each in self.facts.datasets]
+        return (self.facts.half_way or self.progress.has_begun(Step.ROLLBACK)) and not all(ended)
 
 
 def read(journal: OtherJournal) -> OldRestore:

@@ -13,9 +13,9 @@ from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramimage import read_header
 from snaporch.bundle.store import BundleError, damage_of
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
-from snaporch.model import DomainState, SnapshotRecord, Strategy
+from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
 from snaporch.restore.barrier import is_barred
-from snaporch.restore.copies import RECORD
+from snaporch.restore.copies import RECORD, copies_of
 from snaporch.restore.fate import Fate, fate_of
 from snaporch.restore.fitness import check_beneath, check_named, check_places
 from snaporch.restore.in_use import check_unused
@@ -186,7 +186,7 @@ def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running:
     state, clock = context.hypervisor.state(record.uuid), False
     if state is DomainState.RUNNING and plan.ram is not None:
         clock = context.hypervisor.set_guest_clock(record.uuid)
-    undo = str(work.undo) if work.undo else None
+    undo = str(work.undo) if work.undo and not facts.half_way else None
     return Restored(record, state, plan.ram is not None, clock, undo)
 
 
@@ -210,10 +210,10 @@ def half_way(context: Context, facts: RestoreFacts, error: Exception) -> Attenti
 
 def undo_command(facts: RestoreFacts) -> str:
     """What takes it back; empty if there is no safety copy."""
-    name = Path(facts.safety).name
-    if not facts.safety or not (Path(facts.safety) / RECORD).exists():
+    copy = Path(facts.way_back)
+    if not facts.way_back or not (copy / RECORD).exists():
         return ""
-    return shlex.join(["snaporch", "undo", facts.domain, "--copy", name])
+    return shlex.join(["snaporch", "undo", facts.domain, "--copy", copy.name])
 
 
 def _prepare(
@@ -333,6 +333,7 @@ def _facts(
         _check_savable(context, plan)
     ending = Ending.RESUME if plan.ram else Ending.BOOT if plan.boot else Ending.OFF
     before = domain.inactive_xml if domain is not None else None
+    whole = _whole_copy(context, domain, older)
     return RestoreFacts(
         run=run,
         domain=record.domain,
@@ -356,7 +357,24 @@ def _facts(
         supersedes=tuple(old.facts.run for old in older),
         kept=plan.kept,
         undoes=plan.undoes,
+        half_way=whole is not None,
+        whole=whole or "",
     )
+
+
+def _whole_copy(context: Context, domain: Domain | None, older: list[OldRestore]) -> str | None:
+    """Of disks of two instants: the safety copy of the time before, empty if there is none.
+
+    ``None`` if they are whole. A script that undoes a restore keeps no journal: what it leaves half
+    done is known by the bar.
+    """
+    for old in older:
+        if old.is_half_way:
+            return old.facts.way_back
+    if older or domain is None or domain.inactive_xml is None or not is_barred(context, domain):
+        return None
+    whole = [each for each in copies_of(context.store, domain.uuid) if not each.record.half_way]
+    return str(whole[-1].directory) if whole else ""
 
 
 def _check_savable(context: Context, plan: RestorePlan) -> None:

@@ -46,7 +46,7 @@ from snaporch.restore.copies import (
 )
 from snaporch.restore.journal import RestoreFacts, Target
 from snaporch.restore.plan import SAFETY_PREFIX
-from snaporch.restore.undo import TPM_PREFIX, undo_script
+from snaporch.restore.undo import TPM_PREFIX, refusing_script, undo_script
 from snaporch.run.context import Context
 from snaporch.run.plan import locate_disks
 
@@ -200,8 +200,11 @@ class Safety:
             write_private(self.directory / "barred.xml", barred.encode())
         copy = SafetyCopy(self.directory, self._record(domain, facts))
         write_private(self.directory / RECORD, copy.record.model_dump_json().encode())
-        text = undo_script(
-            copy, own=own, uri=self.context.config.libvirt_uri, journal=journal, lock=lock
+        uri = self.context.config.libvirt_uri
+        text = (
+            refusing_script(copy)
+            if copy.record.half_way
+            else undo_script(copy, own=own, uri=uri, journal=journal, lock=lock)
         )
         script = self.directory / "undo.sh"
         write_private(script, text.encode())
@@ -253,6 +256,8 @@ class Safety:
                 kept_of(pool, target, streams.get(target.dataset, ())) for target in self.targets
             ),
             sizes={path.name: path.stat().st_size for _, path in self._streams},
+            half_way=facts.half_way,
+            whole=Path(facts.whole).name,
         )
 
     def forget(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from snaporch.bundle.hostfile import trusted_directory
 from snaporch.bundle.manifest import Manifest, SnapshotEntry
 from snaporch.pool.resolver import ANSWERED_FOR, volume_link
-from snaporch.restore.copies import MANAGED_SAVE, RAM, SafetyCopy
+from snaporch.restore.copies import HALF_WAY, MANAGED_SAVE, RAM, SafetyCopy
 from snaporch.restore.journal import HOLD
 
 TPM_PREFIX = "tpm."
@@ -192,6 +192,11 @@ def undo_script(
     if MANAGED_SAVE in there:
         lines.append(f'echo "its managed save image: virsh restore $PWD/{MANAGED_SAVE}"')
     return _HEAD.replace("@ANSWERED_FOR@", ANSWERED_FOR) + "\n".join(lines) + "\n"
+
+
+def refusing_script(copy: SafetyCopy) -> str:
+    """What is in its place for a safety copy whose disks are of two instants."""
+    return f"{_HEAD}die {shlex.quote(f'{copy.name} {HALF_WAY}; {copy.way_out}')}\n"
 
 
 def _check(copy: SafetyCopy, target: SnapshotEntry, guests: Sequence[str]) -> str:

@@ -96,7 +96,7 @@ def _gone(context: Context, copy: SafetyCopy, entry: SnapshotEntry) -> RefusedEr
     """A later restore may have destroyed it, and the undo of that brings it back."""
     later = [each for each in copies_of(context.store, copy.manifest.uuid) if each.name > copy.name]
     step = "restore a snapshot: see `snaporch list`"
-    if later:
+    if later and not later[0].record.half_way:
         words = ["snaporch", "undo", copy.manifest.domain, "--copy", later[0].name]
         step = f"undo {later[0].thing} first: {shlex.join(words)}"
     full = f"{entry.dataset}@{entry.name}"

@@ -1,0 +1,131 @@
+"""``snaporch undo`` beside restores that were cut short: no disks of two instants come of it."""
+
+import subprocess
+
+import pytest
+from fakes.hooks import failing
+
+from snaporch.cli.undoing import Wishes, undo_one
+from snaporch.errors import AttentionError, RefusedError
+from snaporch.model import DomainState
+from snaporch.pool import PoolError
+from snaporch.restore.barrier import left_barred
+from snaporch.restore.copies import choose, copies_of
+from snaporch.restore.journal import Step, unfinished
+from snaporch.restore.undo_plan import make_undo_plan
+
+from .test_cut_short import cannot_be_started, kill  # noqa: F401
+from .test_cut_short import put_back as restore_how
+from .test_undo_command import held, put_back, undo
+
+
+def command(world, copy=None, *, dry_run=False):
+    wishes = Wishes(
+        "web", copy, disks_only=False, discard_newer=False, also_roll_back=False, safety=True
+    )
+    return undo_one(world.context, wishes, yes=True, dry_run=dry_run, wait=0, json=False)
+
+
+def assert_back(story, world, content=b"now"):
+    uuid = story.domain.uuid
+    assert story.content() == {content}
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert unfinished(world.paths.journal, uuid) == []
+    assert left_barred(world.context) == []
+    assert held(world) == []
+
+
+@pytest.fixture
+def torn(story, world, kill):  # noqa: F811
+    """A restore was cut short after the first of two datasets."""
+    with kill("after", "flash/web"):
+        put_back(world)
+    return story
+
+
+@pytest.mark.parametrize("place", [None, Step.FILES, "tank/web", "flash/web", Step.ROLLBACK])
+def test_what_a_restore_found_half_done_is_not_brought_back(torn, world, kill, place):  # noqa: F811
+    """Whether the second restore came to its end, or was cut short itself."""
+    if place is None:
+        assert put_back(world, cold=True).undo is None
+    else:
+        moment = "ahead" if place != Step.ROLLBACK else "after"
+        with kill(moment, place if place != Step.ROLLBACK else Step.STOP):
+            put_back(world, cold=True)
+    first, second = copies_of(world.context.store, "web")
+    assert (first.record.half_way, second.record.half_way) == (False, True)
+    with pytest.raises(RefusedError, match=f"of two instants.*undo web --copy {first.name}"):
+        make_undo_plan(world.context, second)
+    assert choose(world.context, "web", None).name == first.name
+    assert command(world) == 0
+    assert_back(torn, world)
+
+
+def test_nor_by_an_undo_of_the_undo(torn, world):
+    assert command(world) == 0
+    assert command(world) == 0
+    assert_back(torn, world)
+
+
+def test_it_is_known_through_a_chain_of_restores(torn, world, kill):  # noqa: F811
+    with kill("after", Step.STOP):
+        put_back(world)
+    with kill("ahead", "tank/web"):
+        put_back(world)
+    assert [copy.record.half_way for copy in copies_of(world.context.store)] == [False, True, True]
+    undo(world)
+    assert_back(torn, world)
+
+
+def test_what_a_restore_found_whole_is_brought_back(torn, world, kill):  # noqa: F811
+    """The second has rolled back all that the first had not."""
+    with kill("ahead", Step.FILES):
+        put_back(world)
+    put_back(world)
+    copy = choose(world.context, "web", None)
+    assert copy.name == copies_of(world.context.store)[-1].name
+    assert not copy.record.half_way
+
+
+def test_nor_what_a_script_has_left_half_done(story, world):
+    """It keeps no journal, but the bar."""
+    put_back(world)
+    (copy,) = copies_of(world.context.store, "web")
+    guest = world.guest()
+    guest.live, guest.state = None, DomainState.OFF
+    guest.inactive = (copy.directory / "barred.xml").read_text()
+    world.pool.write("flash/web", b"half done")
+    put_back(world, cold=True)
+    assert choose(world.context, "web", None).name == copy.name
+    undo(world)
+    assert_back(story, world)
+
+
+def test_its_script_refuses_and_names_the_copy_to_take(torn, world):
+    put_back(world, cold=True)
+    first, second = copies_of(world.context.store, "web")
+    done = subprocess.run(
+        ["sh", second.directory / "undo.sh"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 5
+    assert "of two instants" in done.stderr
+    assert f"snaporch undo web --copy {first.name}" in done.stderr
+    assert "nothing was touched" in done.stderr
+
+
+def test_a_second_restore_that_stops_half_way_names_the_copy_of_the_first(torn, world):
+    world.hooks.at["pool.rollback"] = failing(PoolError("zfs rollback", "no"))
+    with pytest.raises(AttentionError) as caught:
+        put_back(world)
+    first, _ = copies_of(world.context.store, "web")
+    assert f"or go back: snaporch undo web --copy {first.name})" in caught.value.line()
+
+
+def test_without_a_copy_of_the_first_there_is_no_way_back(story, world, kill):  # noqa: F811
+    with kill("after", "flash/web"):
+        restore_how(world, safety=False)
+    put_back(world, cold=True)
+    with pytest.raises(RefusedError, match=r"of two instants.*see `snaporch list`"):
+        undo(world)
+    assert story.content() == {b"first"}
+    assert world.guest().state is DomainState.RUNNING
