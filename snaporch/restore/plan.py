@@ -32,7 +32,8 @@ from snaporch.run.plan import datasets_of, locate_disks
 from snaporch.run.records import check_store, missing_of
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
-DESPITE = "use --despite-other-disks if its content is the same"
+_DESPITE = "use --despite-other-disks if its content is the same"
+_DISKS_ONLY = "use --disks-only"
 SAFETY_PREFIX = "snaporch-safety_"
 __all__ = ["RestorePlan", "is_safety", "make_restore_plan", "split_name"]
 
@@ -247,8 +248,7 @@ def check_plan(
         check_places(plan.thing, plan.manifest)
         if not plan.also_roll_back:
             check_partitions(plan.thing, plan.manifest)
-        if not plan.apart:
-            check_beneath(plan.thing, plan.manifest, DESPITE)
+        check_files_beneath(plan, plan.manifest)
     check_holders(context, plan.thing, [member.dataset for member in plan.snapshots])
     _check_newer(context, plan, discard=discard_newer)
     if plan.ram is not None and plan.manifest is not None and not plan.apart:
@@ -256,6 +256,17 @@ def check_plan(
     plan = _checked_fitness(context, plan, disks_only=disks_only)
     check_others_writes(context, plan)
     return plan
+
+
+def check_files_beneath(plan: RestorePlan, manifest: Manifest) -> None:
+    """What lies beneath the disks is what it was; an undo asks that only for its RAM.
+
+    Raises:
+        RefusedError: it is not.
+    """
+    if not plan.apart and not (plan.undoes and plan.ram is None):
+        step = _DISKS_ONLY if plan.undoes else _DESPITE
+        check_beneath(plan.thing, manifest, step)
 
 
 def _check_one_instant(plan: RestorePlan, manifest: Manifest) -> None:
@@ -267,7 +278,7 @@ def _check_one_instant(plan: RestorePlan, manifest: Manifest) -> None:
             plan.thing,
             f"its RAM would be resumed over {names}, which is not in the snapshot and may have "
             "been written to since",
-            "use --disks-only" if plan.undoes else step,
+            _DISKS_ONLY if plan.undoes else step,
         )
 
 

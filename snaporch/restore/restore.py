@@ -17,7 +17,7 @@ from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
 from snaporch.restore.barrier import is_barred
 from snaporch.restore.copies import RECORD, copies_of
 from snaporch.restore.fate import Fate, fate_of
-from snaporch.restore.fitness import check_beneath, check_named, check_places
+from snaporch.restore.fitness import check_named, check_places
 from snaporch.restore.in_use import check_unused
 from snaporch.restore.journal import (
     Ending,
@@ -30,7 +30,7 @@ from snaporch.restore.journal import (
     unfinished,
 )
 from snaporch.restore.pages import IMAGE_NAME, make_image
-from snaporch.restore.plan import DESPITE, RestorePlan, check_others_writes
+from snaporch.restore.plan import RestorePlan, check_files_beneath, check_others_writes
 from snaporch.restore.safety import Safety
 from snaporch.restore.source import NotWholeError
 from snaporch.restore.steps import (
@@ -264,8 +264,7 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
         raise RefusedError(plan.record.domain, "was started meanwhile", "restore it again")
     if plan.manifest is not None:
         check_places(plan.thing, plan.manifest)
-        if not plan.apart:
-            check_beneath(plan.thing, plan.manifest, DESPITE)
+        check_files_beneath(plan, plan.manifest)
     check_others_writes(context, plan)
     if plan.undoes:
         check_unused(plan.thing, facts.datasets, facts.uuid)

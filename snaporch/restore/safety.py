@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from pathlib import Path
 from snaporch import __version__
 from snaporch.bundle.hostfile import read_host_file, tpm_files
 from snaporch.bundle.manifest import (
+    BeneathEntry,
     DiskEntry,
     Manifest,
     Part,
@@ -33,7 +34,7 @@ from snaporch.bundle.manifest import (
 from snaporch.bundle.ramimage import RamImageError, read_header
 from snaporch.bundle.store import explained_store, private_directory, sync_directory, write_private
 from snaporch.errors import RefusedError, SnaporchError
-from snaporch.model import Domain, Level
+from snaporch.model import Disk, Domain, Level
 from snaporch.pool import PoolError, resolver
 from snaporch.restore.copies import (
     DIRECTORY,
@@ -47,8 +48,10 @@ from snaporch.restore.copies import (
 from snaporch.restore.journal import RestoreFacts, Target
 from snaporch.restore.plan import SAFETY_PREFIX
 from snaporch.restore.undo import TPM_PREFIX, refusing_script, undo_script
+from snaporch.run.chain import find_beneath
 from snaporch.run.context import Context
-from snaporch.run.plan import locate_disks
+from snaporch.run.parts import beneath_entry
+from snaporch.run.plan import PlannedDisk, locate_disks
 
 _MARGIN = 1.1
 
@@ -240,7 +243,7 @@ class Safety:
             created=now,
             finished=now,
             snapshots=tuple(entries[target.full_name] for target in self.targets),
-            disks=disk_entries(domain),
+            disks=disk_entries(self.context, domain, facts.datasets),
             parts=tuple(self._parts.values()),
             versions=VersionsEntry(
                 snaporch=__version__,
@@ -280,25 +283,50 @@ class Safety:
                 path.unlink()
 
 
-def disk_entries(domain: Domain | None) -> tuple[DiskEntry, ...]:
-    """Where a guest's disks are, as a manifest says it, as far as they can be looked at."""
-    found = []
-    for disk in domain.disks if domain is not None else ():
-        entry = DiskEntry(target=disk.target, source=disk.source, format=disk.format)
-        alone = replace(domain, disks=(disk,)) if domain is not None else None
-        with suppress(SnaporchError, OSError):
-            planned, left_out = locate_disks(alone) if alone is not None else ([], [])
-            for each in planned:
-                place = {
-                    "dataset": each.dataset.name,
-                    "inside": resolver.inside(each.path, each.dataset),
-                    "partition": resolver.partition(each.path),
-                }
-                entry = entry.model_copy(update=place)
-            for out in left_out:
-                entry = entry.model_copy(update={"left_out": out.reason, "apart": out.matters})
-        found.append(entry)
-    return tuple(found)
+def disk_entries(
+    context: Context, domain: Domain | None, datasets: Collection[str]
+) -> tuple[DiskEntry, ...]:
+    """Where a guest's disks are, as a manifest says it, as far as they can be looked at.
+
+    Args:
+        datasets: those that are kept; a disk elsewhere is as of another instant after an undo.
+    """
+    disks = domain.disks if domain is not None else ()
+    return tuple(
+        _disk_entry(context, replace(domain, disks=(disk,)), disk, datasets)
+        for disk in disks
+        if domain is not None
+    )
+
+
+def _disk_entry(
+    context: Context, alone: Domain, disk: Disk, datasets: Collection[str]
+) -> DiskEntry:
+    entry = DiskEntry(target=disk.target, source=disk.source, format=disk.format)
+    with suppress(SnaporchError, OSError):
+        planned, left_out = locate_disks(alone)
+        for out in left_out:
+            return entry.model_copy(update={"left_out": out.reason, "apart": out.matters})
+        for each in planned:
+            if each.dataset.name not in datasets:
+                continue
+            place = {
+                "dataset": each.dataset.name,
+                "inside": resolver.inside(each.path, each.dataset),
+                "partition": resolver.partition(each.path),
+                "beneath": _beneath(context, alone, each),
+            }
+            return entry.model_copy(update=place)
+    return entry.model_copy(update={"left_out": "was not rolled back", "apart": True})
+
+
+def _beneath(context: Context, alone: Domain, disk: PlannedDisk) -> tuple[BeneathEntry, ...]:
+    """What lies beneath it; if that cannot be told, something that nobody knows again."""
+    try:
+        found = find_beneath(alone, [disk.disk], {disk.dataset}, context.hypervisor.domains)
+        return tuple(map(beneath_entry, found))
+    except (SnaporchError, OSError):
+        return (BeneathEntry(path=disk.path),)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -188,10 +188,18 @@ def undo_script(
     if known:
         lines.append("virsh define domain.xml")
     if RAM in there:
-        lines += ["# the guest goes on as it was", f'virsh restore "$PWD/{RAM}"']
+        lines += _resume(manifest)
     if MANAGED_SAVE in there:
         lines.append(f'echo "its managed save image: virsh restore $PWD/{MANAGED_SAVE}"')
     return _HEAD.replace("@ANSWERED_FOR@", ANSWERED_FOR) + "\n".join(lines) + "\n"
+
+
+def _resume(manifest: Manifest) -> list[str]:
+    """A guest that finds a disk changed behind its back corrupts the file systems on it."""
+    if others := ", ".join(disk.target for disk in manifest.disks if disk.is_apart):
+        text = f"the guest stays off: its RAM is not resumed over {others}, not rolled back with it"
+        return [f"echo {shlex.quote(text)}"]
+    return ["# the guest goes on as it was", f'virsh restore "$PWD/{RAM}"']
 
 
 def refusing_script(copy: SafetyCopy) -> str:

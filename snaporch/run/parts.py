@@ -286,7 +286,7 @@ def build_manifest(
             inside=resolver.inside(planned.path, planned.dataset),
             partition=resolver.partition(planned.path),
             beneath=tuple(
-                _beneath_entry(each) for each in plan.beneath if each.target == planned.disk.target
+                beneath_entry(each) for each in plan.beneath if each.target == planned.disk.target
             ),
         )
         for planned in plan.disks
@@ -330,7 +330,8 @@ def build_manifest(
     )
 
 
-def _beneath_entry(file: Beneath) -> BeneathEntry:
+def beneath_entry(file: Beneath) -> BeneathEntry:
+    """What a manifest says of a file beneath a disk."""
     if file.dataset is not None:
         inside = resolver.inside(file.path, file.dataset)
         return BeneathEntry(path=file.path, dataset=file.dataset.name, inside=inside)

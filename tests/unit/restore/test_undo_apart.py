@@ -1,0 +1,108 @@
+"""``snaporch undo`` resumes no RAM over a disk that it does not bring back."""
+
+from pathlib import Path
+
+import pytest
+from fakes.domain_xml import DiskSpec
+from fakes.images import qcow2
+
+from snaporch.errors import RefusedError
+from snaporch.model import DomainState
+from snaporch.restore.copies import copies_of
+from snaporch.run.snapshot import take_snapshot
+
+from .test_undo_command import put_back, undo
+
+
+def snapshot(world):
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+
+
+def refusal(world, **how):
+    world.hooks.log.clear()
+    with pytest.raises(RefusedError) as caught:
+        undo(world, **how)
+    assert "hypervisor.destroy" not in world.hooks.acts()
+    assert "pool.rollback" not in world.hooks.acts()
+    return caught.value.line()
+
+
+@pytest.fixture
+def excluded(world):
+    """A guest that runs since a restore that has kept its RAM and left ``vdb`` out."""
+    world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    world.with_defaults(exclude_disks=["vdb"])
+    snapshot(world)
+    world.pool.write("tank/web", b"now")
+    script = put_back(world, cold=True, keep_running=True).undo
+    world.pool.write("flash/web", b"written since")
+    return Path(script)
+
+
+def test_not_over_a_disk_that_was_not_rolled_back(excluded, world):
+    text = refusal(world)
+    assert "its RAM would be resumed over vdb (was not rolled back)" in text
+    assert "use --disks-only" in text
+    assert undo(world, disks_only=True).state is DomainState.OFF
+    assert world.pool.read("tank/web") == b"now"
+    assert world.pool.read("flash/web") == b"written since"
+
+
+def test_nor_does_its_script(excluded):
+    text = excluded.read_text()
+    assert "virsh restore" not in text
+    assert "RAM is not resumed over vdb" in text
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_nor_over_one_that_came_after_the_snapshot(story, world, there):
+    """It may be none that can be looked at."""
+    image = world.image("tank/data", "web-vdc.img")
+    disk = f"<disk type='file' device='disk'><driver name='qemu' type='raw'/>\
+<source file='{image}'/><target dev='vdc' bus='virtio'/></disk></devices>"
+    guest = world.guest()
+    guest.inactive = guest.inactive.replace("</devices>", disk)
+    guest.live = guest.live.replace("</devices>", disk)
+    if not there:
+        image.unlink()
+    put_back(world, keep_running=True)
+    assert "over vdc (was not rolled back)" in refusal(world)
+
+
+def test_media_that_the_guest_only_reads_do_not_matter(world):
+    media = world.root / "media.iso"
+    media.touch()
+    more = (DiskSpec("sda", str(media), "cdrom", readonly=True),)
+    world.add_guest(disks={"vda": "tank/web"}, more=more)
+    snapshot(world)
+    script = put_back(world, keep_running=True).undo
+    assert "virsh restore" in Path(script).read_text()
+    assert undo(world).resumed
+
+
+@pytest.mark.parametrize("trouble", ["changed", "unknown", None])
+def test_what_lies_beneath_a_disk_is_the_same(world, trouble):
+    base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
+    top.write_bytes(qcow2(str(base), "raw"))
+    world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
+    snapshot(world)
+    if trouble == "unknown":
+        top.write_bytes(b"QFI\xfb is no header")
+    put_back(world, keep_running=True, apart=True)
+    if trouble == "changed":
+        base.write_bytes(b"committed")
+    if trouble is None:
+        assert undo(world).resumed
+        return
+    what = base if trouble == "changed" else top
+    text = refusal(world)
+    assert f"{what}, which lies beneath vda" in text
+    assert "or use --disks-only" in text
+    assert undo(world, disks_only=True).state is DomainState.OFF
+
+
+def test_where_the_disks_were_is_in_the_record(excluded, world):
+    (copy,) = copies_of(world.context.store, "web")
+    vda, vdb = copy.manifest.disks
+    assert (vda.dataset, vda.is_apart) == ("tank/web", False)
+    assert (vdb.dataset, vdb.is_apart) == (None, True)
