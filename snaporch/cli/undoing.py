@@ -15,8 +15,8 @@ from snaporch.errors import RefusedError
 from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.copies import MANAGED_SAVE, SafetyCopy, choose, copies_of, identity
 from snaporch.restore.plan import RestorePlan
-from snaporch.restore.recovery import take_back_untouched
 from snaporch.restore.restore import Restored, check_as_shown, restore
+from snaporch.restore.taking_back import choose_last, take_back
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.run.context import Context
 from snaporch.run.lock import domain_lock
@@ -55,8 +55,8 @@ def undo_one(
     """Undo a restore of one domain; 0 when it was done."""
     name, uuid = identity(context, wishes.domain)
     if dry_run:
-        copy = choose(context, uuid, wishes.copy)
-        _tell(context, wishes.plan(context, copy), copy, wishes, print_result)
+        if (copy := _copy_after(context, wishes, name, uuid, dry_run=True)) is not None:
+            _tell(context, wishes.plan(context, copy), copy, wishes, print_result)
         return 0
     recover_leftovers(context)
     longest = context.config.settings(name, uuid).wait if wait is None else wait
@@ -69,12 +69,8 @@ def undo_one(
     with lock():
         for text in recover_runs(context, uuid):
             context.progress.note(name, text)
-        taken_back = take_back_untouched(context, uuid)
-        for text in taken_back:
-            print_result(f"{name}: {text}")
-        if taken_back and wishes.copy is None:
-            return 0  # it was the last restore, and has discarded nothing
-        copy = choose(context, uuid, wishes.copy)
+        if (copy := _copy_after(context, wishes, name, uuid)) is None:
+            return 0
         shown = wishes.plan(context, copy)
     if not yes:  # nobody has to wait for a human who may be at lunch
         _ask(context, shown, copy, wishes)
@@ -87,6 +83,18 @@ def undo_one(
         restored = restore(context, current, safety=wishes.safety, wait=longest)
     _say_undone(context, restored, copy, json=json)
     return 0
+
+
+def _copy_after(
+    context: Context, wishes: Wishes, name: str, uuid: str, *, dry_run: bool = False
+) -> SafetyCopy | None:
+    """The safety copy to undo with; ``None`` if the last restore is undone without one."""
+    taken = take_back(context, uuid, dry_run=dry_run)
+    for text in taken.done:
+        print_result(f"{name}: {text}")
+    if wishes.copy is not None:
+        return choose(context, uuid, wishes.copy)
+    return None if taken.suffices else choose_last(context, uuid, taken.left)
 
 
 def _say_undone(context: Context, restored: Restored, copy: SafetyCopy, *, json: bool) -> None:

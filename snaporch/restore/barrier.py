@@ -31,7 +31,14 @@ def is_barred(context: Context, domain: Domain | None) -> bool:
     """Whether nothing can start the domain by mistake: it is barred, or not defined."""
     if domain is None or domain.inactive_xml is None:
         return True
-    return domain_xml.names_path(domain.inactive_xml, str(_path(context)))
+    return has_bar(context.config.paths.journal, domain)
+
+
+def has_bar(journal: Path, domain: Domain | None) -> bool:
+    """Whether the domain is defined, and barred; ``journal`` is where restores' journals are."""
+    if domain is None or domain.inactive_xml is None:
+        return False
+    return domain_xml.names_path(domain.inactive_xml, str(journal / _NAME))
 
 
 def as_defined(context: Context, domain: Domain | None) -> Domain | None:

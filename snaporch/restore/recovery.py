@@ -142,19 +142,3 @@ def _puzzled(old: OldRestore, fate: Fate) -> AttentionError:
         f"was redefined while the {facts.what} was half done, so it may have run",
         f"do it again: {again}",
     )
-
-
-def take_back_untouched(context: Context, uuid: str) -> list[str]:
-    """Undo restores that were cut short before anything was rolled back, which needs no copy.
-
-    The caller holds the domain's lock. Returns: what was done, in words.
-
-    Raises:
-        AttentionError: it cannot be.
-    """
-    done = []
-    for old in unfinished(context.config.paths.journal, uuid):
-        if fate_of(context, old, dry_run=False) is Fate.UNDO:
-            how = give_up(context, old.facts, old.path)
-            done.append(f"undid the {old.facts.what}, which had been cut short: {how}")
-    return done

@@ -14,7 +14,7 @@ from snaporch.bundle.ramimage import read_header
 from snaporch.bundle.store import BundleError, damage_of
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
-from snaporch.restore.barrier import is_barred
+from snaporch.restore.barrier import has_bar, is_barred
 from snaporch.restore.copies import RECORD, copies_of
 from snaporch.restore.fate import Fate, fate_of
 from snaporch.restore.fitness import check_named, check_places
@@ -370,7 +370,7 @@ def _whole_copy(context: Context, domain: Domain | None, older: list[OldRestore]
     for old in older:
         if old.is_half_way:
             return old.facts.way_back
-    if older or domain is None or domain.inactive_xml is None or not is_barred(context, domain):
+    if older or domain is None or not has_bar(context.config.paths.journal, domain):
         return None
     whole = [each for each in copies_of(context.store, domain.uuid) if not each.record.half_way]
     return str(whole[-1].directory) if whole else ""

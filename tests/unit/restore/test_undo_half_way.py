@@ -9,12 +9,15 @@ from snaporch.cli.undoing import Wishes, undo_one
 from snaporch.errors import AttentionError, RefusedError
 from snaporch.model import DomainState
 from snaporch.pool import PoolError
+from snaporch.restore import restore as restore_module
+from snaporch.restore import steps
 from snaporch.restore.barrier import left_barred
 from snaporch.restore.copies import choose, copies_of
 from snaporch.restore.journal import Step, unfinished
+from snaporch.restore.safety import Safety
 from snaporch.restore.undo_plan import make_undo_plan
 
-from .test_cut_short import cannot_be_started, kill  # noqa: F401
+from .test_cut_short import Killed, cannot_be_started, kill  # noqa: F401
 from .test_cut_short import put_back as restore_how
 from .test_undo_command import held, put_back, undo
 
@@ -129,3 +132,101 @@ def test_without_a_copy_of_the_first_there_is_no_way_back(story, world, kill):  
         undo(world)
     assert story.content() == {b"first"}
     assert world.guest().state is DomainState.RUNNING
+
+
+# -- the last restore, and no other --------------------------------------------------------------
+
+
+def test_one_that_never_began_is_taken_back_and_the_one_before_undone(torn, world, kill):  # noqa: F811
+    with kill("before", Step.SAFETY):
+        put_back(world)
+    assert command(world) == 0
+    assert_back(torn, world)
+
+
+def test_one_that_was_cut_short_over_what_a_script_has_left_half_done(story, world, kill):  # noqa: F811
+    put_back(world)
+    (copy,) = copies_of(world.context.store, "web")
+    guest = world.guest()
+    guest.live, guest.state = None, DomainState.OFF
+    guest.inactive = (copy.directory / "barred.xml").read_text()
+    with kill("before", Step.SAFETY):
+        put_back(world, cold=True)
+    assert command(world) == 0
+    assert_back(story, world)
+
+
+@pytest.fixture
+def stopping(story, world, monkeypatch):
+    """Makes a restore die when the guest is stopped, weeks after another one."""
+
+    def begin(*, safety=True, transient=False, **how):
+        put_back(world)
+        if transient:
+            world.guest().inactive = None
+        story.write(b"weeks of work")
+        with monkeypatch.context() as patched:
+            patched.setattr(Safety, "write_script", dies)
+            patched.setattr(steps, "check_newer_may_go", dies)
+            patched.setattr(restore_module, "give_up", dies)
+            with pytest.raises(Killed):
+                restore_how(world, safety=safety, **how)
+        domain = world.hypervisor.find(story.domain.uuid)
+        assert domain is None or not domain.active
+
+    def dies(*_what, **_how):
+        raise Killed
+
+    return begin
+
+
+@pytest.mark.parametrize("kept", ["RAM", "disks", "nothing"])
+def test_one_that_was_cut_short_at_its_stop_is_undone_and_not_an_older_one(
+    story, world, stopping, kept, capsys
+):
+    stopping(safety=kept != "nothing", keep_running=kept == "RAM")
+    assert command(world, dry_run=True) == 0
+    assert "was cut short: undo it: nothing was rolled back" in capsys.readouterr().out
+    assert command(world) == 0
+    assert_back(story, world, b"weeks of work")
+    assert world.guest().state is (DomainState.RUNNING if kept == "RAM" else DomainState.OFF)
+    assert len(copies_of(world.context.store, "web")) == 1
+
+
+def test_one_that_has_no_copy_has_to_be_finished_first(story, world, kill):  # noqa: F811
+    put_back(world)
+    story.write(b"weeks of work")
+    with kill("after", "flash/web"):
+        restore_how(world, safety=False)
+    for dry_run in (True, False):
+        with pytest.raises(RefusedError, match=r"no safety copy.*snaporch recover web first"):
+            command(world, dry_run=dry_run)
+    assert world.pool.read("tank/web") == b"weeks of work"
+    assert cannot_be_started(world, story.domain.uuid)
+
+
+@pytest.mark.parametrize("moment", ["after", "ahead"])
+def test_one_that_took_the_place_of_another_leads_to_the_copy_of_that(torn, world, kill, moment):  # noqa: F811
+    with kill(moment, Step.STOP if moment == "after" else "flash/web"):
+        restore_how(world, safety=False)
+    assert command(world) == 0
+    assert_back(torn, world)
+
+
+def test_one_that_took_the_place_of_another_without_a_copy_is_not_forgotten(story, world, kill):  # noqa: F811
+    """Its journal is all that says how the disks are."""
+    with kill("after", "flash/web"):
+        restore_how(world, safety=False)
+    with kill("ahead", "flash/web"):
+        restore_how(world, safety=False)
+    with pytest.raises(RefusedError, match="snaporch recover web first"):
+        command(world)
+    assert cannot_be_started(world, story.domain.uuid)
+    assert len(unfinished(world.paths.journal, story.domain.uuid)) == 1
+
+
+def test_one_of_a_transient_guest_that_was_stopped_is_not_given_up(world, stopping):
+    """Its definition and TPM state went with it."""
+    stopping(keep_running=True, transient=True)
+    with pytest.raises(RefusedError, match="snaporch recover web first"):
+        command(world)
