@@ -20,6 +20,7 @@ from snaporch.restore.in_use import check_unused
 from snaporch.restore.journal import Kept
 from snaporch.restore.plan import RestorePlan, check_definition, check_plan, newer_than
 from snaporch.run.context import Context
+from snaporch.run.records import check_names
 
 
 def make_undo_plan(
@@ -71,12 +72,13 @@ def make_undo_plan(
 def _targets(
     context: Context, copy: SafetyCopy
 ) -> tuple[tuple[PoolSnapshot, ...], tuple[Kept, ...]]:
-    """Of each dataset what it is rolled back to, and what is received after that."""
-    entries = copy.manifest.snapshots
-    present = {
-        (each.dataset, each.guid): each
-        for each in context.pool.snapshots([entry.dataset for entry in entries])
-    }
+    """Of each dataset what it is rolled back to, and what is received after that.
+
+    Raises:
+        RefusedError: one is gone, or its dataset has another name now.
+    """
+    entries, everything = copy.manifest.snapshots, context.pool.snapshots()
+    present = {(each.dataset, each.guid): each for each in everything}
     last = {(entry.dataset, entry.guid) for entry in copy.record.last}
     members, kept = [], []
     for entry in entries:
@@ -88,6 +90,8 @@ def _targets(
             members.append(base)
             kept.append(copy.kept(entry.dataset))
         else:
+            thing = f"{copy.manifest.domain}@{copy.name}"
+            check_names(context.pool, thing, copy.manifest, everything)
             raise _gone(context, copy, entry)
     return tuple(members), tuple(kept)
 

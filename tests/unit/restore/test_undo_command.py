@@ -166,6 +166,17 @@ def test_a_target_that_is_another(restored, world, dataset):
     refused(world, f"{dataset}@s1 (GUID ", "is gone")
 
 
+def test_a_dataset_that_was_renamed_gets_its_name_back_first(restored, world):
+    world.pool.rename("tank/web", "tank/web2")
+    with pytest.raises(RefusedError) as caught:
+        plan(world)
+    assert caught.value.reason == "its snapshot of tank/web is one of tank/web2 now"
+    assert caught.value.step == "zfs rename tank/web2 tank/web, and try again"
+    world.pool.rename("tank/web2", "tank/web")
+    undo(world)
+    assert restored.content() == {b"now"}
+
+
 def test_the_wrong_order_names_the_right_one(story, world):
     later = story.snapshot("s2")
     put_back(world, "s2")
