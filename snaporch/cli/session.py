@@ -26,6 +26,12 @@ def _strangers(datasets: Sequence[str]) -> str:
     return unheld_by_hooks(datasets)
 
 
+def _held(datasets: Sequence[str]) -> frozenset[str]:
+    from snaporch.sanoid.strangers import held_by_hooks
+
+    return held_by_hooks(datasets)
+
+
 @contextmanager
 def session(config: Path | None, *, quiet: bool, to_look: bool = False) -> Iterator[Context]:
     """Open everything a command works with, and watch for signals while it does.
@@ -47,6 +53,7 @@ def session(config: Path | None, *, quiet: bool, to_look: bool = False) -> Itera
         config_path=config,
         finishers={"restore": _finish_restore},
         strangers=_strangers,
+        held=_held,
     )
     with context.interrupt.watching():
         yield context

@@ -73,6 +73,9 @@ class Context:
     strangers: Callable[[Sequence[str]], str] = lambda _datasets: ""
     """By what others are configured to snapshot datasets without holding their guests still, in
     words; empty if by nothing. See :mod:`snaporch.run.strangers`."""
+    held: Callable[[Sequence[str]], frozenset[str]] = lambda _datasets: frozenset()
+    """Those of datasets that sanoid snapshots only while a hook of ours holds their guests still,
+    by its configuration."""
 
     @property
     def store(self) -> BundleStore:

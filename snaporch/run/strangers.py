@@ -12,6 +12,9 @@ RECENT = timedelta(days=8)
 """Whoever took a snapshot within a week, and a day, is likely to take another."""
 _OWN_NAMES = "snaporch"
 """How snapshots without properties begin that are ours: of restores, and copies of ours."""
+_SANOIDS = "autosnap_"
+"""How sanoid's begin. Where our hooks hold the guest for it, those without properties are of before
+they did, or of a run that failed: none will be taken while overlays are committed."""
 
 
 def find_stranger(context: Context, datasets: Sequence[str]) -> str:
@@ -26,6 +29,9 @@ def find_stranger(context: Context, datasets: Sequence[str]) -> str:
     since = datetime.now(UTC) - RECENT
     there = context.pool.snapshots(datasets)
     theirs = [each for each in there if each.created > since and is_strange(each)]
+    if any(each.name.startswith(_SANOIDS) for each in theirs):
+        held = context.held(datasets)
+        theirs = [s for s in theirs if s.dataset not in held or not s.name.startswith(_SANOIDS)]
     return f"{theirs[-1].full_name} is not snaporch's" if theirs else ""
 
 

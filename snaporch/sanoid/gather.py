@@ -39,7 +39,7 @@ from snaporch.sanoid.awaited import prospect
 from snaporch.sanoid.command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.conf import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
-from snaporch.sanoid.strangers import unheld_section
+from snaporch.sanoid.strangers import held_datasets, unheld_section
 
 _SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
 _VERSION_SECONDS = 60
@@ -71,7 +71,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     names = set(kinds)
     sanoid = _sanoid(config_dir, names)
-    context = replace(context, strangers=partial(_unheld, sanoid))
+    context = replace(context, strangers=partial(_unheld, sanoid), held=partial(_held, sanoid))
     guests = gather_guests(context, domains)
     encrypted = context.pool.encrypted()
     runs = tuple(_run(journal) for journal in _journals(context))
@@ -160,6 +160,10 @@ def _sanoid(config_dir: Path, datasets: Iterable[str]) -> Sanoid:
 
 def _unheld(sanoid: Sanoid, datasets: Sequence[str]) -> str:
     return unheld_section(sanoid.config, datasets) if sanoid.config else ""
+
+
+def _held(sanoid: Sanoid, datasets: Sequence[str]) -> frozenset[str]:
+    return held_datasets(sanoid.config, datasets) if sanoid.config else frozenset()
 
 
 def _scheduled() -> bool | None:

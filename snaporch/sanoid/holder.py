@@ -19,7 +19,7 @@ from snaporch.run.context import Context, Interrupt
 from snaporch.run.snapshot import take_snapshot
 from snaporch.sanoid.awaited import Awaited
 from snaporch.sanoid.door import Door
-from snaporch.sanoid.strangers import unheld_by_hooks
+from snaporch.sanoid.strangers import held_by_hooks, unheld_by_hooks
 
 _JOIN_SECONDS = 60
 _FIXED = 2
@@ -83,7 +83,14 @@ def _hold(uuid: str, config_path: Path | None, door: Door, log: Log, interrupt: 
     config = load_config(config_path)
     hypervisor, pool = open_hypervisor(config.libvirt_uri), open_pool()
     context = Context(
-        config, hypervisor, pool, log, interrupt, config_path, strangers=unheld_by_hooks
+        config,
+        hypervisor,
+        pool,
+        log,
+        interrupt,
+        config_path,
+        strangers=unheld_by_hooks,
+        held=held_by_hooks,
     )
     domain = context.hypervisor.domain(uuid)
     settings = config.settings(domain.name, domain.uuid)

@@ -20,13 +20,30 @@ from snaporch.sanoid.covering import hook_settings
 
 def unheld_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> str:
     """The section of ``sanoid.conf`` by which sanoid does, in words; empty if there is none."""
+    config = _config(config_dir)
+    return unheld_section(config, datasets) if config is not None else ""
+
+
+def held_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> frozenset[str]:
+    """Those that sanoid snapshots only while a hook of ours holds their guests."""
+    config = _config(config_dir)
+    return held_datasets(config, datasets) if config is not None else frozenset()
+
+
+def _config(config_dir: Path) -> SanoidConfig | None:
+    """What sanoid goes by; ``None`` when there is no sanoid, or it dies of it."""
     if shutil.which("sanoid", path=PATH) is None or not (config_dir / "sanoid.conf").exists():
-        return ""
+        return None
     try:
-        config = load_sanoid(config_dir)
-    except SanoidConfigError:  # sanoid dies of it, too
-        return ""
-    return unheld_section(config, datasets)
+        return load_sanoid(config_dir)
+    except SanoidConfigError:
+        return None
+
+
+def held_datasets(config: SanoidConfig, datasets: Sequence[str]) -> frozenset[str]:
+    """As :func:`held_by_hooks`, of a configuration that was read."""
+    sections = {dataset: config.covering(dataset) for dataset in datasets}
+    return frozenset(name for name, each in sections.items() if each and _is_held(config, each))
 
 
 def unheld_section(config: SanoidConfig, datasets: Sequence[str]) -> str:

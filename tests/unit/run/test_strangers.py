@@ -57,6 +57,19 @@ def test_ours_and_our_hooks_are_no_strangers(world, guest, name, properties):
     assert planned(world, guest).strategy is Strategy.OVERLAY
 
 
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("autosnap_1_hourly", "overlay"), ("syncoid_host_1", "manual")]
+)
+def test_what_sanoid_took_is_strange_only_where_our_hooks_do_not_hold_the_guest(
+    world, guest, name, strategy
+):
+    world.context.held = lambda datasets: {"tank/web"} & set(datasets)
+    world.pool.snapshot([f"tank/web@{name}"], {})
+    assert planned(world, guest, awaited=60).strategy == strategy
+    world.pool.snapshot(["flash/web@autosnap_1_hourly"], {})
+    assert planned(world, guest, awaited=60).strategy is Strategy.MANUAL
+
+
 def test_what_somebody_took_long_ago(world, guest, monkeypatch):
     world.pool.snapshot(["tank/web@by-hand"], {})
 

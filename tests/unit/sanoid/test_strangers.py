@@ -6,7 +6,7 @@ import pytest
 from fakes.sanoid import DEFAULTS
 
 from snaporch.sanoid import strangers
-from snaporch.sanoid.strangers import unheld_by_hooks, unheld_section
+from snaporch.sanoid.strangers import held_by_hooks, unheld_by_hooks, unheld_section
 
 HOOKS = """\
 pre_snapshot_script = /usr/bin/snaporch hook sanoid pre
@@ -34,6 +34,24 @@ WEB = "sanoid snapshots tank/web by [{}] without holding the guest"
 def test_sections(sanoid_conf, text, expected):
     config = sanoid_conf(text, "tank", "tank/web", "tank/other")
     assert unheld_section(config, ["flash/web", "tank/web"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (HELD, {"tank/web"}),
+        (HELD.replace("[tank/web]", "[tank]\nrecursive = zfs"), {"tank/web", "tank/other"}),
+        ("[tank/web]\n", set()),
+        (f"[tank/web]\n{HOOKS}", set()),
+        (FOREIGN, set()),
+        ("[tank/web]\nautosnap = no\n", set()),
+    ],
+)
+def test_sections_by_which_the_guest_is_held(host, sanoid_conf, text, expected):
+    sanoid_conf(text, "tank", "tank/web", "tank/other")
+    assert held_by_hooks(["tank/web", "tank/other"], host) == expected
+    (host / "sanoid").unlink()
+    assert held_by_hooks(["tank/web", "tank/other"], host) == frozenset()
 
 
 @pytest.fixture
