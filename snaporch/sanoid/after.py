@@ -34,11 +34,12 @@ def post(environment: Mapping[str, str]) -> int:
             tell(str(reply.get("line", "failed")))
             code = code or int(reply.get("code", 8))
     guests = guests_at(peeked, request.targets)
-    unheld = [guest for guest in guests if guest.domain.uuid not in replies]
+    unheld = [guest for guest in guests if not replies.get(guest.domain.uuid, {}).get("ok")]
     if unheld:
         from snaporch.sanoid.unheld import record_unheld
 
-        code = code or record_unheld(request, caller, unheld, peeked.config)
+        recorded = record_unheld(request, caller, unheld, peeked.config)
+        code = code or recorded
     return code
 
 

@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fakes.hooks import failing_once
 
 from snaporch import places
 from snaporch.bundle.pace import Pace
 from snaporch.bundle.store import BundleStore
 from snaporch.errors import NotFoundError, RunFailedError, SnaporchError
 from snaporch.model import BundleState, DomainState, Level
+from snaporch.pool import PoolError
 from snaporch.run.context import Interrupt
 from snaporch.run.doors import address, only_visitor, remove_if_dead
 from snaporch.run.journal import Journal
@@ -294,6 +296,22 @@ def test_a_snapshot_nobody_held_the_guest_for_is_recorded_as_a_crash(host, world
     (record,) = host.records()
     assert (record.level, record.bundle) == (Level.CRASH, None)
     assert "was not held still for tank/web@hourly" in capsys.readouterr().err
+
+
+def test_what_sanoid_took_for_a_run_that_failed_is_recorded_as_a_crash(host, world, capsys):
+    """Without marks it would be somebody else's to the next run."""
+    world.add_guest()
+    assert host.pre("tank/web") == 0
+    world.pool.snapshot(["tank/web@hourly"], {})
+
+    world.hooks.at["pool.snapshots"] = failing_once(PoolError("tank", "suspended"))
+    assert host.post("tank/web") == 8
+    (record,) = host.records()
+    assert (record.level, record.bundle) == (Level.CRASH, None)
+    said = capsys.readouterr().err
+    assert "tank: suspended" in said
+    assert "recorded as crash-consistent" in said
+    assert world.is_as_it_was()
 
 
 def test_a_snapshot_nobody_held_the_guest_for_and_that_is_torn_stays_so(host, world, capsys):
