@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression, choose
@@ -92,6 +93,8 @@ class Plan:
     """The group it is taken with."""
     stranger: str = ""
     """Who else may snapshot the datasets meanwhile; not asked where no overlay is possible."""
+    gives_way: bool = False
+    """Whether only for the stranger's sake it takes no overlays."""
     shared: tuple[str, ...] = ()
     """Disks that others write to as well, and go on writing to, in words."""
 
@@ -202,6 +205,7 @@ def make_plan(
     awaited: int | None = None,
     policy: str | None = None,
     group: GroupRun | None = None,
+    heed_stranger: bool = True,
 ) -> Plan:
     """Plan a snapshot of ``domain``; ``name`` is the snapshot's, or ``None`` for the default.
 
@@ -211,6 +215,7 @@ def make_plan(
             snapshots, under whatever names; ``None`` when the run takes them.
         policy: the policy it is taken for, which the default name ends in.
         group: the group it is taken with: its members stand still until all do.
+        heed_stranger: whether overlays are avoided where somebody else snapshots the datasets.
 
     Raises:
         RefusedError: it cannot be done, and why.
@@ -244,7 +249,8 @@ def make_plan(
     stranger = (
         find_stranger(context, datasets) if may_take_overlays(domain, settings, level) else ""
     )
-    choice = choose_strategy(
+    choose = partial(
+        choose_strategy,
         domain,
         settings,
         blockers,
@@ -252,8 +258,10 @@ def make_plan(
         level,
         at_once=awaited is None,
         together=group is not None,
-        avoid_overlays=bool(stranger) or _risks_overlays(context, domain, planned),
     )
+    choice = alone = choose(avoid_overlays=_risks_overlays(context, domain, planned))
+    if stranger and heed_stranger:
+        choice = choose(avoid_overlays=True)
     paths = context.config.paths
     overlay_dir = paths.overlays / run
     facts = Facts(
@@ -291,6 +299,7 @@ def make_plan(
         policy,
         group,
         stranger,
+        choice != alone,
         tuple(
             tell_shared(domain, [each.disk for each in planned], context.hypervisor.domains, group)
         ),

@@ -88,6 +88,15 @@ def take_snapshot(
         plan = wanted(context, current, name, level)
         if rate is not None:
             plan = replace(plan, settings=plan.settings.model_copy(update={"rate": rate}))
+        if plan.gives_way:
+            try:
+                return _Run(context, plan, taker).execute()
+            except (FreezeFailedError, StrategyUnavailableError) as error:
+                text = f"{plan.strategy} failed ({error.reason}): taking overlay instead"
+            context.progress.note(domain.name, text)
+            current = context.hypervisor.domain(domain.uuid)
+            again = wanted(context, current, name, level, heed_stranger=False)
+            plan = replace(again, settings=plan.settings)
         try:
             return _Run(context, plan, taker).execute()
         except (FreezeFailedError, StrategyUnavailableError) as error:
@@ -139,12 +148,10 @@ class _Run:
         if self._plan.facts.overlays and (missing := self._context.hypervisor.unguarded()):
             danger = "if power is lost now, libvirt may start it on its overlays"
             progress.note(name, f"{danger}: {missing.reason}; run: {missing.step}")
-        if self._plan.facts.overlays and (stranger := self._plan.stranger):
-            progress.note(name, f"{stranger}; what it takes during the commit will be torn")
         for out in self._plan.left_out:
             tell = progress.note if out.matters else progress.step
             tell(name, f"left out: {out.describe()}")
-        for text in self._plan.shared:
+        for text in (*_about_stranger(self._plan), *self._plan.shared):
             progress.note(name, text)
         for file in self._plan.beneath:
             if file.is_unknown:
@@ -303,6 +310,15 @@ class _Run:
         if self._domain.active and (now is None or now.boot != self._domain.boot):
             return "the guest's QEMU ended meanwhile"
         return "the guest is as it was"
+
+
+def _about_stranger(plan: Plan) -> tuple[str, ...]:
+    """What somebody else who snapshots the datasets makes of the run, or it of him."""
+    if plan.gives_way:
+        return (f"{plan.stranger}: {plan.strategy}, without overlays",)
+    if plan.stranger and plan.facts.overlays:
+        return (f"{plan.stranger}; what it takes during the commit will be torn",)
+    return ()
 
 
 def _reason(error: BaseException) -> str:

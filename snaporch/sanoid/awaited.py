@@ -135,7 +135,7 @@ def prospect(context: Context, plan: Plan) -> Prospect:
     seconds = pace.seconds if pace else (ram >> 20) / _MIB_A_SECOND
     if rate := fair_rate(plan.settings, ram):
         seconds = max(seconds, (ram >> 20) / rate)
-    return Prospect(plan.strategy, ram, seconds, patience)
+    return Prospect(plan.strategy, ram, seconds, patience, plan.gives_way)
 
 
 def _still(plan: Plan) -> float:

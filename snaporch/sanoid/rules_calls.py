@@ -17,15 +17,17 @@ def call_findings(facts: Facts) -> Iterator[Finding]:
         if misfit is None:
             continue
         lower = next(each.on_unavailable for each in guests if each.name == misfit.guest)
-        fails = lower == "fail"
+        gives_way = prospects[misfit.guest].gives_way
+        fails = lower == "fail" and not gives_way
+        result = f"its snapshots are {lower} ones"
+        if gives_way:
+            result = "it is held on overlays, and somebody else's snapshots of it may be torn"
         yield Finding(
             "hook-deadline",
             Severity.ERROR if fails else Severity.WARNING,
             misfit.guest,
             f"it cannot be frozen together with the others on {path}: {misfit.reason}",
-            "the pre hook fails, and freezes none of them"
-            if fails
-            else f"its snapshots are {lower} ones",
+            "the pre hook fails, and freezes none of them" if fails else result,
             misfit.step,
         )
 

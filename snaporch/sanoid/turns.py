@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from snaporch.model import Level, Strategy
@@ -34,6 +34,8 @@ class Prospect:
     """How long saving them is expected to take."""
     patience: float
     """Seconds for which it may be held, once it is frozen, until all are."""
+    gives_way: bool = False
+    """Whether it takes overlays if it does not fit as it is."""
 
     @property
     def turn(self) -> int:
@@ -95,11 +97,17 @@ class Misfit:
 def find_misfit(prospects: Mapping[str, Prospect], jobs: int) -> Misfit | None:
     """The guest whose RAM, of all that is to be saved, is too much; ``None`` when all fits.
 
+    Before any other, it is one that has another way without a lower level.
+
     Args:
         prospects: of the guests that are to be frozen for one call, by name.
     """
     ram = {name: each for name, each in prospects.items() if each.strategy.level is Level.RAM}
-    return _too_far_apart(ram) or _too_long(ram, jobs)
+    misfit = _too_far_apart(ram) or _too_long(ram, jobs)
+    givers = [name for name, each in ram.items() if each.gives_way]
+    if misfit is None or not givers or misfit.guest in givers:
+        return misfit
+    return replace(misfit, guest=givers[0], reason=f"{misfit.guest}: {misfit.reason}")
 
 
 def _too_far_apart(ram: Mapping[str, Prospect]) -> Misfit | None:

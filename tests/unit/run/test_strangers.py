@@ -3,8 +3,10 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from fakes.hooks import failing_once
 
-from snaporch.model import Strategy
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import Level, Strategy
 from snaporch.run import strangers
 from snaporch.run.plan import make_plan
 from snaporch.run.snapshot import take_snapshot
@@ -103,6 +105,32 @@ def test_who_needs_no_overlays_asks_nobody(world, guest, level):
 
     world.context.strangers = fail
     assert planned(world, guest, level=level).stranger == ""
+
+
+def test_why_there_are_no_overlays_is_said(world, guest):
+    world.pool.snapshot(["tank/web@by-hand"], {})
+    take_snapshot(world.context, guest, name="s1", wait=None)
+    assert "tank/web@by-hand is not snaporch's: manual, without overlays" in world.heard.notes
+
+
+def test_where_it_makes_no_difference_nothing_is_said(world):
+    world.with_defaults(ram_strategy="auto")
+    guest = world.add_guest("web", {"vda": "tank/web"})
+    world.pool.snapshot(["tank/web@by-hand"], {})
+    take_snapshot(world.context, guest, name="s1", wait=None)
+    assert not [text for text in world.heard.notes if "by-hand" in text]
+
+
+@pytest.mark.parametrize("lower", ["fail", "paused"])
+def test_where_manual_fails_there_are_overlays_after_all(world, guest, lower):
+    world.with_defaults(ram_strategy="auto", on_unavailable=lower, ram_capture="stream")
+    world.pool.snapshot(["tank/web@by-hand"], {})
+    world.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("web", "no"))
+    record = take_snapshot(world.context, guest, name="s1", wait=None)
+    assert record.level is Level.RAM
+    assert any("taking overlay instead" in text for text in world.heard.notes)
+    assert any("will be torn" in text for text in world.heard.notes)
+    assert "hypervisor.commit" in world.hooks.acts()
 
 
 def test_who_wants_overlays_all_the_same_is_told(world, guest):

@@ -255,6 +255,26 @@ def test_what_does_not_fit_is_said_before_anybody_is_frozen(
     assert "it may stand still for 59 s" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("lower", ["fail", "paused"])
+def test_who_else_snapshots_them_is_no_reason_to_have_no_snapshot(
+    three, world, capsys, monkeypatch, lower
+):
+    """For a stranger's sake all would be paused, for longer than they may be."""
+    deadlines = {"freeze_deadline": 60, "hook_deadline": 200}
+    world.with_defaults(ram_strategy="auto", on_unavailable=lower, **deadlines)
+    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: Pace(1, 59.0, 0.0, 0.0))
+    guests = ("web", "mail", "files")
+    world.pool.snapshot([f"tank/{name}@by-hand" for name in guests], {})
+    assert three.pre("tank") == 0
+    world.pool.snapshot([f"tank/{name}@hourly" for name in guests], {})
+    assert three.post("tank") == 0
+    assert {record.level for record in three.records()} == {Level.RAM}
+    said = capsys.readouterr().err
+    assert "is not snaporch's: manual, without overlays" in said
+    assert "taking overlay instead" in said
+    assert "is not snaporch's; what it takes during the commit will be torn" in said
+
+
 def test_a_holder_that_does_not_start_is_told(host, world, monkeypatch):
     world.add_guest()
     monkeypatch.setattr(freezing, "start_detached", lambda _unit, _words: None)

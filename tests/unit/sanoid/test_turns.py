@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from snaporch.model import Strategy
@@ -83,6 +85,19 @@ def test_the_longest_is_told_that_it_does_not_fit():
     misfit = find_misfit(prospects, 1)
     assert misfit is not None
     assert misfit.guest == "b"
+
+
+def test_one_that_has_another_way_makes_room_for_the_others():
+    giver = replace(prospect("manual", seconds=100, patience=58), gives_way=True)
+    guests = {"long": prospect("manual", seconds=200), "short": prospect("manual", seconds=90)}
+    misfit = find_misfit(guests | {"giver": giver}, 1)
+    assert misfit is not None
+    assert misfit.guest == "giver"
+    other = prospect(seconds=200, patience=100)
+    misfit = find_misfit({"other": other, "giver": replace(giver, seconds=150)}, 4)
+    assert misfit is not None
+    assert (misfit.guest, misfit.reason[:7]) == ("giver", "other: ")
+    assert find_misfit({"giver": giver}, 1) is None
 
 
 def test_one_alone_waits_for_nobody():
