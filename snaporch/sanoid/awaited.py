@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from snaporch.errors import RunFailedError
 from snaporch.model import GroupRun, Level, PoolSnapshot, Strategy
 from snaporch.run.background import lower_priority
+from snaporch.run.choice import is_lower
 from snaporch.run.context import Context
 from snaporch.run.plan import Plan
 from snaporch.run.strategies.base import StrategyUnavailableError
@@ -110,8 +111,9 @@ class Awaited:
         self._context.progress.note(plan.domain.name, text)
 
     def level(self, reached: Level) -> Level:
-        """Without a snapshot of every dataset nobody can go back to the instant."""
-        return reached if self._complete or reached is Level.OFF else Level.CRASH
+        """Without a snapshot of every dataset nobody can go back to the instant: at most that."""
+        lower = is_lower(reached, Level.CRASH)
+        return reached if self._complete or lower else Level.CRASH
 
     def released(self) -> None:
         """Let sanoid go on too; what is left to do has time."""

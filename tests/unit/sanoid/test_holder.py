@@ -15,6 +15,7 @@ from snaporch.pool import PoolError
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import restore
 from snaporch.run.records import all_records
+from snaporch.run.strategies.overlay import Overlay
 from snaporch.sanoid import freezing, guests
 from snaporch.sanoid.talk import Line, ask, call
 
@@ -97,6 +98,20 @@ def test_a_sanoid_that_ends_is_not_waited_for(world, hold, sanoid):
     (record,) = records(world)
     assert (record.level, record.state) == (Level.CRASH, BundleState.INCOMPLETE)
     assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("reached", [Level.TORN, Level.OFF, Level.RAM])
+def test_a_dataset_without_a_snapshot_makes_no_level_better(world, hold, monkeypatch, reached):
+    """Somebody has committed the overlays meanwhile, and nobody noted when."""
+    monkeypatch.setattr(Overlay, "reached", lambda _: reached)
+    world.add_guest(disks=TWO)
+    held = hold()
+    held.enter("tank/web", datasets=["tank/web"])
+    held.snapshot("tank/web@hourly")
+    held.leave("tank/web")
+    assert held.end() == 0
+    (record,) = records(world)
+    assert record.level is (Level.CRASH if reached is Level.RAM else reached)
 
 
 def test_a_sanoid_that_was_killed_before_it_took_anything(world, hold, sanoid):
