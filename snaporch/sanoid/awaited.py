@@ -18,6 +18,7 @@ from snaporch.run.plan import Plan
 from snaporch.run.strategies.base import StrategyUnavailableError
 from snaporch.run.strategies.budget import fair_rate
 from snaporch.sanoid.door import Door
+from snaporch.sanoid.limits import word_seconds
 from snaporch.sanoid.turns import Prospect
 
 _STANDING_STILL = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
@@ -51,9 +52,11 @@ class Awaited:
         Raises:
             StrategyUnavailableError: it does not fit with the other guests.
             InterruptedRunError: nobody wants it any more.
+            RunFailedError: no hook has said for too long what to do.
         """
         name = plan.domain.name
-        order = self._door.await_order(name, prospect(self._context, plan).as_json())
+        ahead, most = prospect(self._context, plan).as_json(), word_seconds(self._context.config)
+        order = self._door.await_order(name, ahead, most)
         if order["do"] == "refuse":
             raise StrategyUnavailableError(name, str(order["reason"]), str(order["step"]))
         there = self._context.pool.snapshots(plan.facts.datasets)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from snaporch.errors import RunFailedError
 from snaporch.run.context import Interrupt
 from snaporch.run.doors import address
 from snaporch.sanoid.talk import Line, Message
@@ -63,14 +64,19 @@ class Door:
             self._changed.wait_for(lambda: bool(self.window.joins), seconds)
             return self.window.joins[0] if self.window.joins else None
 
-    def await_order(self, thing: str, prospect: Message) -> Message:
+    def await_order(self, thing: str, prospect: Message, seconds: float) -> Message:
         """Say to all who have joined what freezing will take, and wait for the word of one.
+
+        Args:
+            seconds: to wait for the word; a hook that hangs must not have the guest for ever.
 
         Returns: the word: ``freeze``; or ``refuse``, with a ``reason`` and a ``step``.
 
         Raises:
             InterruptedRunError: everybody has gone, or a signal came.
+            RunFailedError: no word came in time.
         """
+        end = time.monotonic() + seconds
         with self._changed:
             self.window.opening()
             self._order, attempt = None, self._news.get("attempt", 0) + 1
@@ -79,6 +85,12 @@ class Door:
             self._ring()
             while self._order is None:
                 self._interrupt.check(thing)
+                if time.monotonic() > end:
+                    raise RunFailedError(
+                        thing,
+                        f"no hook has given the word to freeze it for {seconds:.0f} s",
+                        "see whether sanoid and its hooks hang",
+                    )
                 self._changed.wait(_LOOK_SECONDS)
             return self._order
 
@@ -245,6 +257,7 @@ class Door:
             process = os.pidfd_open(sanoid)
         except OSError:
             self.window.ended(sanoid)
+            self._stop_if_abandoned()
             return
         self._on(process, lambda source: self._gone(source, sanoid))
 
@@ -252,13 +265,18 @@ class Door:
         self._selector.unregister(process)
         os.close(process)
         self.window.ended(sanoid)
+        self._stop_if_abandoned()
 
     def _withdraw(self, key: Key) -> bool:
         known = self.window.withdraw(key)
-        if self.window.deserted and self.window.phase is Phase.OPENING:
+        self._stop_if_abandoned()
+        return known
+
+    def _stop_if_abandoned(self) -> None:
+        """No snapshot will be taken of a guest that is not frozen yet."""
+        if self.window.abandoned and self.window.phase is Phase.OPENING:
             self._close()
             self._interrupt.signum = signal.SIGTERM
-        return known
 
     def _close(self) -> None:
         """Nobody finds the door any more, and the next holder may have his there."""

@@ -6,16 +6,18 @@ take fits into their deadlines, the hook gives the word to one after the other.
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from snaporch.bundle.store import explained_store, private_directory
-from snaporch.config import Config, load_config
+from snaporch.config import Config, DomainSettings, load_config
 from snaporch.errors import RunFailedError, SnaporchError
 from snaporch.places import WINDOW
 from snaporch.run.guardian import start_detached
@@ -23,11 +25,13 @@ from snaporch.sanoid.caller import Caller, find_sanoid
 from snaporch.sanoid.coverage import conf_of, promised, takes_children
 from snaporch.sanoid.guests import Guest
 from snaporch.sanoid.hook import tell
+from snaporch.sanoid.limits import plan_seconds
 from snaporch.sanoid.peek import Peek
 from snaporch.sanoid.request import Request
 from snaporch.sanoid.talk import Line, Message, enter
 from snaporch.sanoid.turns import Place, Prospect, find_misfit, next_places
 
+_LOOK_SECONDS = 1.0
 _LAST = {"withdrawn", "unknown"}
 
 
@@ -49,6 +53,8 @@ class Entry:
 
     guest: Guest
     message: Message
+    seconds: float = math.inf
+    """In which its holder has a plan, or answers otherwise."""
 
 
 def freeze(request: Request, guests: Sequence[Guest], peeked: Peek) -> None:
@@ -58,7 +64,10 @@ def freeze(request: Request, guests: Sequence[Guest], peeked: Peek) -> None:
         SnaporchError: one could not be; the others were let go again.
     """
     config = load_config(peeked.config)
-    entries = _entries(request, [_without_excluded(config, guest) for guest in guests])
+    entries = [
+        replace(entry, seconds=plan_seconds(_settings(config, entry.guest)))
+        for entry in _entries(request, [_without_excluded(config, guest) for guest in guests])
+    ]
     if not entries:
         return
     runtime = config.paths.runtime
@@ -152,8 +161,9 @@ def freeze_together(visits: Sequence[Visit], jobs: int, error: BaseException | N
     except BaseException:
         for visit in visits:
             visit.say("withdraw")
-        for listener in listeners:
-            listener.join()  # the holder answers when its guest goes on
+        end = time.monotonic() + max((visit.entry.seconds for visit in visits), default=0.0)
+        for listener in listeners:  # the holder answers when its guest goes on
+            listener.join(min(max(end - time.monotonic(), 0), threading.TIMEOUT_MAX))
         raise
     finally:
         for visit, listener in zip(visits, listeners, strict=True):
@@ -177,11 +187,15 @@ def _listen(visit: Visit, changed: threading.Condition) -> None:
 
 
 def _freeze_all(visits: Sequence[Visit], jobs: int, changed: threading.Condition) -> None:
+    planned = time.monotonic()
     while not all(visit.frozen for visit in visits):
         _raise_first(visits)
-        if all(visit.frozen or (visit.place and not visit.refused) for visit in visits):
+        late = [v for v in visits if not v.frozen and (v.place is None or v.refused)]
+        if not late:
+            planned = time.monotonic()
             _give_word(visits, jobs)
-        changed.wait()
+        _raise_late(late, planned)
+        changed.wait(_LOOK_SECONDS)
     _raise_first(visits)
 
 
@@ -209,9 +223,19 @@ def _begin_all(visits: Sequence[Visit], changed: threading.Condition) -> None:
     """Say that all are frozen."""
     for visit in visits:
         visit.say("go")
+    since = time.monotonic()
     while not all(visit.begun for visit in visits):
         _raise_first(visits)
-        changed.wait()
+        _raise_late([visit for visit in visits if not visit.begun], since)
+        changed.wait(_LOOK_SECONDS)
+
+
+def _raise_late(visits: Sequence[Visit], since: float) -> None:
+    """For the first that owes an answer, and has not given it for too long."""
+    for visit in visits:
+        if time.monotonic() - since > visit.entry.seconds:
+            reason = f"its holder has not answered for {visit.entry.seconds:.0f} s"
+            raise RunFailedError(visit.name, reason, "see `journalctl -t snaporch`")
 
 
 def _raise_first(visits: Sequence[Visit], error: BaseException | None = None) -> None:
@@ -220,8 +244,12 @@ def _raise_first(visits: Sequence[Visit], error: BaseException | None = None) ->
         raise first
 
 
+def _settings(config: Config, guest: Guest) -> DomainSettings:
+    return config.settings(guest.domain.name, guest.domain.uuid)
+
+
 def _without_excluded(config: Config, guest: Guest) -> Guest:
-    excluded = config.settings(guest.domain.name, guest.domain.uuid).exclude_disks
+    excluded = _settings(config, guest).exclude_disks
     disks = {target: where for target, where in guest.disks.items() if target not in excluded}
     return Guest(guest.domain, disks)
 
@@ -263,7 +291,7 @@ def _enter(entry: Entry, runtime: Path, config: Path | None) -> Visit:
             words.append(str(config.absolute()))
         start_detached(f"snaporch-window-{uuid}-{secrets.token_hex(4)}", words)
 
-    line, reply = enter(door, entry.message | {"do": "join"}, start)
+    line, reply = enter(door, entry.message | {"do": "join"}, start, entry.seconds)
     visit = Visit(entry, line)
     visit.take(reply)
     if visit.error is not None:

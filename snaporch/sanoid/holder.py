@@ -19,6 +19,7 @@ from snaporch.run.context import Context, Interrupt
 from snaporch.run.snapshot import take_snapshot
 from snaporch.sanoid.awaited import Awaited
 from snaporch.sanoid.door import Door
+from snaporch.sanoid.limits import patience
 from snaporch.sanoid.strangers import held_by_hooks, unheld_by_hooks
 
 _JOIN_SECONDS = 60
@@ -96,7 +97,7 @@ def _hold(uuid: str, config_path: Path | None, door: Door, log: Log, interrupt: 
     settings = config.settings(domain.name, domain.uuid)
     seconds = settings.hook_deadline
     taker = Awaited(context, door, log.notes, seconds)
-    wait = max(settings.wait, seconds)
+    wait = patience(settings)
     take_snapshot(context, domain, name=first.names[0], wait=wait, taker=taker)
 
 

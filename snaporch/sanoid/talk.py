@@ -102,21 +102,32 @@ def ask(door: Path, message: Message) -> Message | None:
         return line.hear()
 
 
-def enter(door: Path, message: Message, start: Callable[[], None]) -> tuple[Line, Message]:
+def enter(
+    door: Path, message: Message, start: Callable[[], None], seconds: float
+) -> tuple[Line, Message]:
     """Join the window behind ``door``; have a holder started when there is none.
+
+    Args:
+        seconds: to wait for the first answer.
 
     Returns: the line, and the first answer: what freezing the guest will take; that it is frozen
     already; or that it cannot be.
 
     Raises:
-        RunFailedError: no holder can be started, or it went away.
+        RunFailedError: no holder can be started, it went away, or it does not answer.
     """
     for _ in range(_ROUNDS):
         line = _knock(door, message, start)
+        end = time.monotonic() + seconds
+        line.connection.settimeout(seconds)
         reply = line.hear()
+        line.connection.settimeout(None)
         if reply is not None and not reply.get("late"):
             return line, reply
         line.close()
+        if reply is None and time.monotonic() >= end:
+            reason = f"the process that is to freeze it has no plan after {seconds:.0f} s"
+            raise RunFailedError(door.stem, reason, "see `journalctl -t snaporch`")
         if reply is None:
             raise RunFailedError(
                 door.stem, "the process that froze it has gone", "see `snaporch recover`"

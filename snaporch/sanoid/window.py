@@ -110,6 +110,11 @@ class Window:
         return not self.joins
 
     @property
+    def abandoned(self) -> bool:
+        """Whether everybody has withdrawn or has ended."""
+        return all(join.sanoid in self._ended for join in self.joins)
+
+    @property
     def over(self) -> bool:
         """Whether there is nothing to wait for any more."""
         if self.phase is not Phase.OPEN:

@@ -168,6 +168,51 @@ def visit(world, held, line, name, **more):
     return freezing.Visit(freezing.Entry(guest, held.message("", f"tank/{name}")), line, **more)
 
 
+def test_a_sanoid_that_ends_before_the_word_is_given(world, hold, sanoid):
+    """Its hook lives on, and waits for others."""
+    world.add_guest()
+    held = hold()
+    line = held.knock(sanoid=sanoid.pid)
+    assert "prospect" in line.hear()
+    sanoid.kill()
+    assert held.end() != 0
+    assert world.is_as_it_was()
+    assert "hypervisor.capture" not in world.hooks.acts()
+
+
+def test_one_of_two_sanoids_that_ends_before_the_word_is_given(world, hold, sanoid):
+    world.add_guest()
+    held = hold()
+    first = held.knock(sanoid=sanoid.pid)
+    assert "prospect" in first.hear()
+    second = held.join()
+    sanoid.kill()
+    assert second.outcome()["ok"]
+    second.say(held.message("go"))
+    assert second.outcome() == {"begun": True}
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    assert held.end() == 0
+
+
+def test_a_hook_that_gives_no_word_does_not_have_the_guest_for_ever(world, hold, monkeypatch):
+    monkeypatch.setattr("snaporch.sanoid.awaited.word_seconds", lambda _config: 0)
+    world.add_guest()
+    held = hold()
+    line = held.knock()
+    assert held.end() == 8
+    assert "no hook has given the word to freeze it" in line.outcome()["line"]
+    assert world.is_as_it_was()
+
+
+def test_a_holder_that_does_not_answer_is_not_waited_for(world):
+    world.add_guest()
+    here, there = socket.socketpair()
+    entry = freezing.Entry(guests.Guest(world.hypervisor.domain("web"), {}), {}, seconds=0.1)
+    with there, pytest.raises(RunFailedError, match="web: its holder has not answered for 0 s"):
+        freezing.freeze_together([freezing.Visit(entry, Line(here))], jobs=4)
+
+
 @pytest.mark.parametrize("first", ["web", "db"])
 def test_one_that_is_let_go_before_all_are_frozen_calls_all_off(world, hold, first):
     """Its snapshot would be taken while its overlays are committed."""

@@ -224,6 +224,19 @@ def test_nobody_stands_still_while_another_waits_for_its_lock(three, world):
     assert world.guest("web").state is DomainState.PAUSED
 
 
+def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world, monkeypatch):
+    uuid = world.guest("mail").uuid
+    monkeypatch.setattr(freezing, "plan_seconds", lambda settings: 0.5 if settings.rate else 60)
+    configured(world, mail={"rate": 100})
+    with (
+        domain_lock(places.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()),
+        pytest.raises(RunFailedError, match="is to freeze it has no plan after 0 s"),
+    ):
+        three.pre("tank")
+    three.rest()
+    assert all(world.is_as_it_was(name) for name in ("web", "mail", "files"))
+
+
 def test_ram_is_saved_before_anybody_stands_still(three, world):
     configured(world, web={"level": "paused"}, mail={"ram_strategy": "manual"})
     assert three.pre("tank") == 0
