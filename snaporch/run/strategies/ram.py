@@ -103,6 +103,7 @@ class RamStrategy(Strategy):
         try:
             self.pause = self.work.hypervisor.capture(request, self._tick, self._capture.make_room)
             self._capture.captured()
+            self._note_resumed()
             self._hold()
         except BaseException as error:
             self._downtime.put_back()
@@ -111,6 +112,14 @@ class RamStrategy(Strategy):
             if self._capture.failure is not None:  # libvirt's "broken pipe" is only its echo
                 raise self._capture.failure from None
             raise
+
+    def _note_resumed(self) -> None:
+        """With overlays libvirt has resumed the guest, also if the budget had suspended it."""
+        facts = self.work.plan.facts
+        if not facts.overlays or not self._budget.suspended_it:
+            return
+        if self.work.hypervisor.paused_by(facts.uuid) is None:
+            self.work.journal.note(Note.RESUMED)
 
     def _hold(self) -> None:
         """Leave a guest suspended whose owner has suspended it meanwhile."""

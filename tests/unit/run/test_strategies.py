@@ -1,5 +1,6 @@
 """Runs by every strategy: the way through, failures and signals everywhere, levels, downgrades."""
 
+import json
 import os
 import threading
 import time
@@ -38,6 +39,7 @@ from snaporch.run.settle import recover
 from snaporch.run.snapshot import take_snapshot
 from snaporch.run.strategies import quiesced as quiesced_module
 from snaporch.run.strategies.budget import SealWatch
+from snaporch.run.watch import _Window, _window
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
 POOLS = ["pool.snapshot", "pool.snapshot"]
@@ -834,6 +836,42 @@ def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
     world.hooks.at["hypervisor.suspend"] = lambda: noted.append(notes(world))
     snapshot(world)
     assert noted == [{Note.SAVING, Note.SUSPENDED}]
+
+
+@pytest.mark.parametrize(
+    ("way", "suspended", "window"),
+    [("overlay", False, _Window.ON_OVERLAYS), ("manual", True, _Window.STILL)],
+)
+def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
+    world, ready, slow_ram, way, suspended, window
+):
+    ready(way, ram_budget_seconds=30)
+    seen = []
+
+    def look():
+        (path,) = world.paths.journal.glob("*.jsonl")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        seen.append((Note.SUSPENDED in notes(world), _window(lines)))
+
+    world.hooks.at["pool.snapshot tank"] = look
+    assert snapshot(world).level is Level.RAM
+    assert seen == [(suspended, window)]
+    assert world.is_as_it_was()
+
+
+def test_if_libvirt_has_not_resumed_it_that_is_not_noted(world, ready, slow_ram, monkeypatch):
+    """Then a recovery does."""
+    ready("overlay", ram_budget_seconds=30)
+    let_run, missed = world.hypervisor._let_run, []
+    monkeypatch.setattr(
+        world.hypervisor, "_let_run", lambda guest: let_run(guest) if missed else missed.append(1)
+    )
+    seen = []
+    world.hooks.at["pool.snapshot tank"] = lambda: seen.append(notes(world))
+    with pytest.raises(RunFailedError):
+        snapshot(world)
+    assert Note.SUSPENDED in seen[0]
+    assert world.is_as_it_was()
 
 
 def test_no_budget_is_no_limit(world, ready, slow_ram):
