@@ -126,6 +126,14 @@ def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
     assert lint(facts(TOGETHER, guests[:2], jobs=1)) == []
 
 
+def test_one_that_is_held_on_overlays_if_it_does_not_fit(facts):
+    long = Prospect(Strategy.MANUAL, 1 << 30, 60.0, 50.0, gives_way=True)
+    guests = [Guest(name, "auto", (f"tank/{name}",), prospect=long) for name in ("web", "db")]
+    finding = only(facts(TOGETHER, guests))
+    assert (finding.code, finding.severity) == ("hook-deadline", Severity.WARNING)
+    assert "held on overlays, and somebody else's snapshots of it may be torn" in finding.why
+
+
 @pytest.mark.parametrize(
     ("level", "severity"), [("auto", "error"), ("quiesced", "error"), ("crash", "hint")]
 )
