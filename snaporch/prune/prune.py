@@ -19,12 +19,13 @@ from snaporch.bundle.store import explained_store
 from snaporch.config import Config
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.model import Census
-from snaporch.pool import Pool
+from snaporch.pool import Pool, PoolError
 from snaporch.prune.ages import Ages, Reading
 from snaporch.prune.pages import sweep_pages
 from snaporch.prune.survey import aging, survey
 from snaporch.prune.trash import Trash, remove
 from snaporch.prune.verdict import Fate, Found, Grace, Kind, Verdict, judge, worked_on
+from snaporch.run.bases import let_bases_go
 from snaporch.run.context import Interrupt
 from snaporch.run.journal import OldJournal, list_journals
 from snaporch.run.lock import PRUNING, domain_lock
@@ -121,7 +122,7 @@ def _prune_store(
         if dry_run or verdict.fate is Fate.KEEP:
             done.verdicts.append(verdict)
         else:
-            _carry_out(config, verdict, now, done)
+            _carry_out(config, pool, verdict, now, done)
     return done
 
 
@@ -159,7 +160,7 @@ def _under_way(config: Config) -> set[str]:
     return names | {each.uuid for each in others if each.uuid}
 
 
-def _carry_out(config: Config, verdict: Verdict, now: datetime, done: Pruned) -> None:
+def _carry_out(config: Config, pool: Pool, verdict: Verdict, now: datetime, done: Pruned) -> None:
     """Do it, and note what was done; something that is gone by now was somebody else's doing."""
     found = verdict.found
     try:
@@ -167,6 +168,8 @@ def _carry_out(config: Config, verdict: Verdict, now: datetime, done: Pruned) ->
             if reason := worked_on(found, _under_way(config)):
                 done.verdicts.append(replace(verdict, fate=Fate.KEEP, reason=reason))
                 return
+            if found.kind is Kind.SAFETY:
+                let_bases_go(pool, found.path)
             moved = _move(Trash(config.paths.bundles), verdict, now)
         if verdict.fate is Fate.DELETE:
             remove(moved)
@@ -174,8 +177,9 @@ def _carry_out(config: Config, verdict: Verdict, now: datetime, done: Pruned) ->
         return
     except BusyError as error:
         verdict = replace(verdict, fate=Fate.KEEP, reason=f"its domain is {error.reason}")
-    except OSError as error:
-        reason = f"cannot be moved or deleted: {error.strerror}"
+    except (OSError, PoolError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        reason = f"cannot be moved or deleted: {why}"
         step = "nothing is lost; mend that and prune again"
         done.failures.append(PruneError(str(found.path), reason, step))
         verdict = replace(verdict, fate=Fate.KEEP, reason=reason)

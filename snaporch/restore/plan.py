@@ -27,6 +27,7 @@ from snaporch.restore.fitness import (
 )
 from snaporch.restore.journal import HOLD, Kept
 from snaporch.restore.otherfiles import found_in, named
+from snaporch.run.bases import UNDO_HOLD
 from snaporch.run.context import Context
 from snaporch.run.plan import datasets_of, locate_disks
 from snaporch.run.records import check_store, missing_of
@@ -445,7 +446,7 @@ def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[s
         raise RefusedError(
             thing, f"newer snapshots have clones: {names}", "destroy the clones first"
         )
-    held = [name for name in snapshots if set(context.pool.holds(name)) - {HOLD}]
+    held = [name for name in snapshots if set(context.pool.holds(name)) - {HOLD, UNDO_HOLD}]
     if held:
         raise RefusedError(
             thing, f"newer snapshots are held: {', '.join(held)}", "zfs release them"

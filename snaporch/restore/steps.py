@@ -34,6 +34,7 @@ from snaporch.restore.otherfiles import own_by_dataset
 from snaporch.restore.plan import check_destroyable, is_safety
 from snaporch.restore.safety import Safety
 from snaporch.restore.written import written_now
+from snaporch.run.bases import UNDO_HOLD, hold_bases
 from snaporch.run.context import Context
 from snaporch.run.journal import forget
 
@@ -198,7 +199,8 @@ class Work:
                     self._facts.domain, f"destroying {name}, which was taken since the guest is off"
                 )
         snapshots = [name for name in newer if "@" in name]
-        let_go(self._context, snapshots)  # of a restore that this one takes the place of
+        # of restores that this one takes the place of, and of their copies
+        let_go(self._context, snapshots, HOLD, UNDO_HOLD)
         pool.destroy_snapshots(snapshots)
         for name in newer:
             if "#" in name:
@@ -280,19 +282,23 @@ def hold(context: Context, targets: Sequence[Target]) -> None:
             context.pool.hold([target.full_name], HOLD)
 
 
-def let_go(context: Context, snapshots: Sequence[str]) -> None:
-    """Let snapshots be destroyed again, whoever of snaporch's restores has held them."""
+def let_go(context: Context, snapshots: Sequence[str], *tags: str) -> None:
+    """Let snapshots be destroyed again that snaporch holds with these tags."""
     for name in snapshots:
-        if HOLD in context.pool.holds(name):
-            context.pool.release([name], HOLD)
+        for tag in sorted({*tags}.intersection(context.pool.holds(name))):
+            context.pool.release([name], tag)
 
 
 def let_targets_go(context: Context, facts: RestoreFacts) -> None:
-    """Let go of a restore's targets, but for those of another that was cut short."""
+    """Let go of a restore's targets, but for those of another that was cut short.
+
+    What a safety copy follows upon stays held, as long as there is the copy.
+    """
+    hold_bases(context.pool, context.store.root / facts.uuid)
     others = unfinished(context.config.paths.journal, facts.uuid)
     kept = {each for old in others if old.facts.run != facts.run for each in old.facts.targets}
     over = [each for each in facts.targets if each not in kept]
-    let_go(context, [target.full_name for target in _present(context, over)])
+    let_go(context, [target.full_name for target in _present(context, over)], HOLD)
 
 
 def forget_restore(context: Context, path: Path, facts: RestoreFacts) -> None:

@@ -12,6 +12,7 @@ from snaporch.bundle.manifest import Manifest, SnapshotEntry
 from snaporch.pool.resolver import ANSWERED_FOR, volume_link
 from snaporch.restore.copies import HALF_WAY, MANAGED_SAVE, RAM, SafetyCopy
 from snaporch.restore.journal import HOLD
+from snaporch.run.bases import UNDO_HOLD
 
 TPM_PREFIX = "tpm."
 """What the names of files of TPM state have before them in a safety copy."""
@@ -38,9 +39,10 @@ check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST.
     [ "$(zfs get -Hpo value guid "$1" 2>/dev/null)" = "$2" ] ||
         die "$1 is gone, or is another of that name"
     born=$(zfs get -Hpo value createtxg "$1")
-    stuck=$(zfs list -Hpo createtxg,userrefs,clones,name -t snapshot -d 1 "$dataset" |
-        awk -F'\t' -v born="$born" \
-            '$1 > born && ($2 != "0" && $2 != "-" || $3 != "" && $3 != "-") { print $4 }')
+    stuck=$(newer '$3 != "" && $3 != "-"'
+        newer '$2 != "0" && $2 != "-"' |
+            while read -r name; do zfs holds -H "$name" || echo "$name"; done |
+            awk -F'\t' '$2 !~ /^(@OWN_HOLDS@)$/ { print $1 }')
     [ -z "$stuck" ] || die "held or cloned, and would have to be destroyed:" $stuck
     free=$(zfs get -Hpo value available "$dataset")
     written=$(zfs get -Hpo value "written@${1#*@}" "$dataset")
@@ -59,6 +61,18 @@ check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST.
     [ -z "$user" ] || die "$dataset is in use: $user"
     if [ -n "$also" ] || [ "${seen#b}" != "$seen" ]; then return 0; fi
     check_others "$mount" "$@"
+}
+
+newer() { # CONDITION: the dataset's snapshots born after $born of which it is true
+    zfs list -Hpo createtxg,userrefs,clones,name -t snapshot -d 1 "$dataset" |
+        awk -F'\t' -v born="$born" "\$1 > born && ($1) { print \$4 }"
+}
+
+let_newer_go() { # SNAPSHOT: what is newer, and held by snaporch itself
+    dataset=${1%@*} born=$(zfs get -Hpo value createtxg "$1")
+    newer '$2 != "0" && $2 != "-"' | while read -r name; do
+        for tag in @TAGS@; do zfs release "$tag" "$name" 2>/dev/null || true; done
+    done
 }
 
 sound() { # DIRECTORY NAME: no link was put on the way to it, and no directory in its place
@@ -176,7 +190,8 @@ def undo_script(
         ]
     for target in manifest.snapshots:
         name = shlex.quote(f"{target.dataset}@{target.name}")
-        lines += [f"zfs rollback -r {name}", f"zfs release {HOLD} {name} 2>/dev/null || true"]
+        lines += [f"let_newer_go {name}", f"zfs rollback -r {name}"]
+        lines.append(f"zfs release {HOLD} {name} 2>/dev/null || true")
     for kept in copy.record.kept:
         lines += [f"zfs receive -F {shlex.quote(kept.dataset)} < {name}" for name in kept.streams]
         for name, properties in kept.properties.items():
@@ -191,7 +206,13 @@ def undo_script(
         lines += _resume(manifest)
     if MANAGED_SAVE in there:
         lines.append(f'echo "its managed save image: virsh restore $PWD/{MANAGED_SAVE}"')
-    return _HEAD.replace("@ANSWERED_FOR@", ANSWERED_FOR) + "\n".join(lines) + "\n"
+    return _head() + "\n".join(lines) + "\n"
+
+
+def _head() -> str:
+    own = (HOLD, UNDO_HOLD)
+    head = _HEAD.replace("@ANSWERED_FOR@", ANSWERED_FOR)
+    return head.replace("@OWN_HOLDS@", "|".join(own)).replace("@TAGS@", " ".join(own))
 
 
 def _resume(manifest: Manifest) -> list[str]:

@@ -1,4 +1,5 @@
 import fcntl
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from snaporch.pool import PoolError
 from snaporch.prune import prune as prune_module
 from snaporch.prune import trash as trash_module
 from snaporch.prune.verdict import Fate
+from snaporch.run.bases import UNDO_HOLD
 
 
 def contents(root):
@@ -338,6 +340,35 @@ def test_an_old_safety_copy_goes(shelf, safety):
     assert done.freed == 5
     assert not safety.exists()
     assert [v.found.title for v in done.of(Fate.DELETE)] == [f"web/{safety.name}"]
+
+
+@pytest.fixture
+def base(shelf, safety):
+    """The copy follows upon a snapshot, which is held."""
+    entry = next(each for each in shelf.pool.snapshots() if each.dataset == "tank/web")
+    said = {"dataset": entry.dataset, "name": entry.name, "guid": entry.guid, "createtxg": 1}
+    (safety / "undo.json").write_text(json.dumps({"manifest": {"snapshots": [said]}}))
+    shelf.pool.hold([entry.full_name], UNDO_HOLD)
+    return entry.full_name
+
+
+def test_with_a_safety_copy_goes_the_hold_of_what_it_follows_upon(shelf, safety, base):
+    shelf.prune(safety_days=7)
+    assert shelf.pool.holds(base) == [UNDO_HOLD]
+    shelf.age(7)
+    shelf.prune(safety_days=7)
+    assert not safety.exists()
+    assert shelf.pool.holds(base) == []
+
+
+def test_a_safety_copy_whose_hold_cannot_be_let_go_stays(shelf, safety, base):
+    shelf.prune(safety_days=7)
+    shelf.age(7)
+    shelf.pool.hooks.at["pool.release"] = failing(PoolError("zfs release", "trouble"))
+    done = shelf.prune(safety_days=7)
+    assert "trouble" in done.failures[0].line()
+    assert safety.is_dir()
+    assert shelf.pool.holds(base) == [UNDO_HOLD]
 
 
 def test_a_young_safety_copy_stays_and_is_told_of(shelf, safety):

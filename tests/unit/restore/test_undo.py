@@ -25,6 +25,8 @@ if tool == "zfs" and asked[0] == "get":
     if name not in facts:
         sys.exit(1)
     print(facts[name][key])
+elif tool == "zfs" and asked[0] == "holds":
+    print(*(f"{{asked[2]}}\\t{{tag}}\\tnow" for tag in facts["tags"]), sep="\\n")
 elif tool == "zfs" and asked[0] == "list":
     print("\\n".join(facts["newer"]))
 elif tool == "findmnt":
@@ -62,6 +64,7 @@ class Host:
             (here / tool).chmod(0o755)
         self.facts = {
             "newer": [],
+            "tags": ["backup", "snaporch-undo"],
             "mounts": {name: str(story.world.root / "zfs" / name) for name in story.datasets},
             "device": 0,
             "state": "shut off",
@@ -125,6 +128,18 @@ def test_a_target_that_is_gone_or_another(host, dataset):
 def test_what_cannot_be_destroyed(host, holds, clones):
     host.facts["newer"] = ["99\t1\ttank/x\ttank/web@old", f"101\t{holds}\t{clones}\ttank/web@new"]
     refused(host, "tank/web@new")
+
+
+def test_what_another_copy_follows_upon_may_go(host):
+    """snaporch's own holds are let go of before ZFS has to destroy it."""
+    host.facts["newer"] = ["101\t2\t-\ttank/web@new"]
+    host.facts["tags"] = ["snaporch-restore", "snaporch-undo"]
+    status, said, done = host.undo()
+    assert (status, said) == (0, "")
+    lines = done.splitlines()
+    rollback = lines.index("zfs rollback -r tank/web@s1")
+    assert lines.index("zfs release snaporch-undo tank/web@new") < rollback
+    assert lines.index("zfs release snaporch-restore tank/web@new") < rollback
 
 
 def test_no_room(host):

@@ -18,6 +18,7 @@ from snaporch.restore.restore import restore
 from snaporch.restore.source import reading
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.restore.verify import Ordeal, verify
+from snaporch.run.bases import UNDO_HOLD, let_bases_go
 from snaporch.run.settle import foresee, recover
 
 from .test_cut_short import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
@@ -39,6 +40,10 @@ def undo(world, name=None, *, safety=True, **how):
 
 def held(world):
     return [name for name in world.pool.names() if HOLD in world.pool.holds(name)]
+
+
+def kept(world):
+    return [name for name in world.pool.names() if UNDO_HOLD in world.pool.holds(name)]
 
 
 @pytest.fixture
@@ -393,6 +398,54 @@ def test_a_guest_that_the_script_has_left_barred(restored, world):
     assert guest.inactive == restored.domain.inactive_xml
     assert left_barred(world.context) == []
     assert unfinished(world.paths.journal, guest.uuid) == []
+
+
+# -- what a copy follows upon -------------------------------------------------------------------
+
+BASES = ["flash/web@s1", "tank/web@s1"]
+
+
+def test_a_copy_keeps_what_its_streams_follow_upon(restored, world):
+    assert (held(world), kept(world)) == ([], BASES)
+    with pytest.raises(PoolError, match="busy"):
+        world.pool.destroy_snapshots(["tank/web@s1"])
+    plan(world)
+
+
+def test_what_two_copies_follow_upon_is_kept_for_the_second(restored, world):
+    undo(world)
+    first, second = copies_of(world.context.store, "web")
+    let_bases_go(world.pool, first.directory)
+    assert kept(world) == BASES
+    for path in first.directory.iterdir():
+        path.unlink()
+    let_bases_go(world.pool, second.directory)
+    assert kept(world) == []
+
+
+def test_a_restore_without_a_copy_keeps_nothing(story, world):
+    made = make_restore_plan(world.context, "web", "s1", discard_newer=True)
+    restore(world.context, made, safety=False)
+    assert (held(world), kept(world)) == ([], [])
+
+
+def test_an_older_restore_takes_what_a_newer_copy_follows_upon_along(story, world):
+    """And its undo, which brings that back, keeps it again."""
+    story.snapshot("s2")
+    put_back(world, "s2")
+    later = sorted(f"{dataset}@s2" for dataset in DATASETS)
+    assert sorted(kept(world)) == later
+    put_back(world)
+    assert kept(world) == BASES
+    undo(world)
+    assert sorted(kept(world)) == sorted([*BASES, *later])
+
+
+def test_recovery_keeps_it_too(story, world, kill):  # noqa: F811
+    with kill("after", Step.STOP):
+        put_back(world)
+    recover(world.context, story.domain.uuid)
+    assert (held(world), kept(world)) == ([], BASES)
 
 
 # -- who uses a dataset -------------------------------------------------------------------------
