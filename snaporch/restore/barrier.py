@@ -9,6 +9,7 @@ and TPM state, which undefining would take along, stay too.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from snaporch.errors import AttentionError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import Domain
 from snaporch.restore.copies import copies_of
-from snaporch.restore.journal import OldRestore, unfinished
+from snaporch.restore.journal import KIND, OldRestore, unfinished
 from snaporch.run.context import Context
+from snaporch.run.journal import others_of
 
 _NAME = "unfinished-restore/run-snaporch-recover-first"
 
@@ -52,18 +54,23 @@ def as_defined(context: Context, domain: Domain | None) -> Domain | None:
     return replace(domain, inactive_xml=before, disks=disks)
 
 
-def left_barred(context: Context) -> list[AttentionError]:
+def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> list[AttentionError]:
     """Guests that nothing can start though no restore of theirs is unfinished.
 
     So an undo leaves them that was cut short: it forgets the restore when all is back.
+
+    Args:
+        domains: those to look at, which may have changed since; all when ``None``.
     """
     journal = context.config.paths.journal
     found = []
-    for domain in context.hypervisor.domains():
-        if domain.inactive_xml is None or not is_barred(context, domain):
+    for domain in context.hypervisor.domains() if domains is None else domains:
+        if not _has_bar(context, domain):
             continue
-        if unfinished(journal, domain.uuid):
+        if any(each.kind == KIND for each in others_of(journal, domain.uuid)):
             continue
+        if not _has_bar(context, context.hypervisor.find(domain.uuid)):
+            continue  # a restore has just ended
         copies = [
             copy for copy in copies_of(context.store, domain.uuid) if not copy.record.half_way
         ]
@@ -77,6 +84,10 @@ def left_barred(context: Context) -> list[AttentionError]:
             )
         )
     return found
+
+
+def _has_bar(context: Context, domain: Domain | None) -> bool:
+    return domain is not None and domain.inactive_xml is not None and is_barred(context, domain)
 
 
 def _before(olds: list[OldRestore]) -> str | None:

@@ -17,6 +17,7 @@ from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import BundleState, Domain, SnapshotRecord
 from snaporch.pool import ForeignMount
 from snaporch.prune.survey import TRASH_NAME
+from snaporch.restore.barrier import left_barred
 from snaporch.run.context import Context
 from snaporch.run.group import group_of
 from snaporch.run.journal import OldJournal, OtherJournal, Step, StrangeJournal, list_journals
@@ -58,6 +59,10 @@ def gather(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Stat
         unused=_unused(config, outlooks),
         strangers=_strangers(config, outlooks),
         mounted=_mounted(context, outlooks),
+        barred=tuple(
+            (left.thing, f"{left.reason}; {left.step}")
+            for left in left_barred(context, [each.domain for each in outlooks])
+        ),
     )
 
 

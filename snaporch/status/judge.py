@@ -29,6 +29,8 @@ _TWO = 2
 def judge(status: Status, limits: Limits) -> list[Trouble]:
     """Everything that needs attention, the critical first, otherwise in the order of a status."""
     found = [trouble for run in status.runs for trouble in _run(run)]  # first: a guest may wait
+    for name, text in status.barred:
+        found.append(Trouble("barred", Grade.CRITICAL, name, text))
     found += _carrier(status, limits)
     for domain in status.domains:
         found += _domain(domain, _busy(domain, status.runs))

@@ -74,6 +74,7 @@ def families(status: Status, troubles: Sequence[Trouble]) -> Iterator[GaugeMetri
     held = [run for run in status.runs if run.held]
     yield _one("runs_under_way", "Runs that go on.", len(held))
     yield _one("runs_cut_short", "Runs to recover.", len(status.runs) - len(held))
+    yield _one("guests_barred", "Guests that only an undo can free.", len(status.barred))
     yield _one("windows_open", "Guests frozen or on overlays.", sum(r.window for r in status.runs))
     yield from _of_snapshots(status.domains)
     yield from _of_policies(status.domains)

@@ -157,6 +157,8 @@ class Status:
     """Sections of the configuration, and domains they name that do not exist."""
     mounted: tuple[ForeignMount, ...] = ()
     """Snapshots of these domains that cannot be destroyed, and who has them mounted."""
+    barred: tuple[tuple[str, str], ...] = ()
+    """Guests that cannot be started until the undo of a restore is finished, and how it is."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``), without the troubles."""
@@ -186,6 +188,7 @@ class Status:
                 for run in self.runs
             ],
             "stray_overlays": list(self.overlays),
+            "barred": [name for name, _ in self.barred],
             "mounted": [{"snapshot": each.name, "by": each.holder} for each in self.mounted],
             "store": {
                 "path": store.path,

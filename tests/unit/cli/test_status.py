@@ -53,7 +53,8 @@ def test_json(policies, snaporch):
     answer = snaporch("status", "web", "--json")
     assert answer.code == ExitCode.WARNINGS
     assert set(answer.json) == {
-        "at", "carrier", "domains", "runs", "stray_overlays", "mounted", "store", "troubles",
+        "at", "carrier", "domains", "runs", "stray_overlays", "barred", "mounted", "store",
+        "troubles",
     }  # fmt: skip
     (web,) = answer.json["domains"]
     (daily,) = web["policies"]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from fakes.schedule import HOURLY, NOW
 
-from snaporch.model import Level
+from snaporch.model import DomainState, Level
 from snaporch.pool import ForeignMount
+from snaporch.restore.barrier import barred
 from snaporch.run.context import Interrupt
 from snaporch.run.journal import Journal, Note, Step
 from snaporch.run.lock import domain_lock
@@ -16,7 +17,7 @@ from snaporch.run.plan import make_plan
 from snaporch.schedule.outlook import carried_out, look
 from snaporch.schedule.tries import Failed, write_failed
 from snaporch.schedule.when import times
-from snaporch.status.gather import usage
+from snaporch.status.gather import gather, usage
 from snaporch.status.judge import judge
 
 
@@ -140,6 +141,17 @@ def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
     with held(scheduled, doing) if doing else nullcontext():
         (run,) = standing().runs
     assert (run.guest_held, run.held) == (True, doing == "snapshot")
+
+
+def test_a_guest_that_an_undo_has_left_barred(scheduled, standing):
+    guest = scheduled.world.guest()
+    guest.live, guest.state = None, DomainState.OFF
+    whole, guest.inactive = guest.inactive, barred(scheduled.context, guest.inactive)
+    ((name, text),) = standing().barred
+    assert (name, "cannot be started" in text) == ("web", True)
+    seen = look(scheduled.context, NOW)
+    guest.inactive = whole  # its restore has just ended
+    assert gather(scheduled.context, seen, NOW).barred == ()
 
 
 def test_overlays_of_no_run(scheduled, standing, opened):

@@ -82,6 +82,7 @@ def test_nothing_needs_attention(status):
         (with_domain(verified=BROKEN), ("verify-failed", "critical")),
         (replace(WELL, runs=(replace(RUN, held=False),)), ("cut-short", "critical")),
         (replace(WELL, runs=(replace(RUN, kind=""),)), ("strange-journal", "critical")),
+        (replace(WELL, barred=(("web", "cannot be started"),)), ("barred", "critical")),
         (replace(WELL, overlays=("/o/r",)), ("stray-overlay", "warning")),
         (replace(with_policy(next=DUE), carrier=NOBODY), ("nobody", "warning")),
         (replace(with_policy(next=FIRST), carrier=NOBODY), ("nobody", "warning")),
@@ -151,7 +152,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/judge.py").read_text("utf-8")
     found = set(re.findall(r'Trouble\("([a-z-]+)"', source))
-    assert len(found) == 21
+    assert len(found) == 22
     for code in found:
         assert f"`{code}`" in page
 

@@ -25,13 +25,15 @@ def samples(status, troubles=()):
 
 
 def test_what_prometheus_reads():
-    found = samples(replace(WELL, runs=(RUN, replace(RUN, held=False))), [TROUBLE])
+    runs = (RUN, replace(RUN, held=False))
+    found = samples(replace(WELL, runs=runs, barred=(("db", "why"),)), [TROUBLE])
     assert found["snaporch_info", __version__] == 1
     assert found["snaporch_status_timestamp_seconds",] == NOW.timestamp()
     assert found["snaporch_carrier_active",] == 1
     assert found["snaporch_troubles", "warning"] == 1
     assert found["snaporch_troubles", "critical"] == 0
     assert (found["snaporch_runs_under_way",], found["snaporch_runs_cut_short",]) == (1, 1)
+    assert found["snaporch_guests_barred",] == 1
     assert found["snaporch_windows_open",] == 2
     assert found["snaporch_newest_snapshot_timestamp_seconds", "ram", "web"] == TAKEN.timestamp()
     assert found["snaporch_snapshots", "ram", "web"] == 24
