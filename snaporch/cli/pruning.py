@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json as json_format
+from functools import partial
 from pathlib import Path
 
 from snaporch import pool
-from snaporch.config import load_config
-from snaporch.errors import ExitCode, one_line
+from snaporch.config import Config, load_config
+from snaporch.errors import ExitCode, SnaporchError, one_line
 from snaporch.prune.prune import Pruned, prune
 from snaporch.prune.verdict import Fate, Kind, Verdict
 from snaporch.report.terminal import print_error, print_result
@@ -26,7 +27,13 @@ def prune_and_tell(
 ) -> int:
     """Prune one domain's things or all; 9 when something cannot be judged, 8 when it failed."""
     config = load_config(path)
-    done = prune(config, pool.open_pool(), domain=domain, dry_run=dry_run)
+    done = prune(
+        config,
+        pool.open_pool(),
+        domain=domain,
+        dry_run=dry_run,
+        may_be_barred=partial(may_be_barred, config),
+    )
     if domain is not None and not done.verdicts:
         from snaporch.hypervisor import open_hypervisor
 
@@ -43,6 +50,18 @@ def prune_and_tell(
     if done.failures:
         return ExitCode.FAILED
     return ExitCode.ATTENTION if troubles else ExitCode.OK
+
+
+def may_be_barred(config: Config, uuid: str) -> bool:
+    """Whether the guest cannot be started until an undo is finished, or libvirt does not say."""
+    from snaporch.hypervisor import open_hypervisor
+    from snaporch.restore.barrier import has_bar
+
+    try:
+        domain = open_hypervisor(config.libvirt_uri).find(uuid)
+    except SnaporchError:
+        return True
+    return has_bar(config.paths.journal, domain)
 
 
 def _document(done: Pruned, *, dry_run: bool) -> dict[str, object]:

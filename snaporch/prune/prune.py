@@ -60,6 +60,7 @@ def prune(
     domain: str | None = None,
     only: Collection[str] | None = None,
     dry_run: bool = False,
+    may_be_barred: Callable[[str], bool] = lambda _uuid: False,
     read_clocks: Callable[[], Reading] = Reading.now,
 ) -> Pruned:
     """Move bundles that no snapshot needs to the trash, and delete what has been there long enough.
@@ -70,6 +71,8 @@ def prune(
         domain: name or UUID of the one domain to look after; all when ``None``.
         only: of the bundles, these references alone, and only after a look at their own datasets.
         dry_run: decide, and do nothing.
+        may_be_barred: whether nobody knows that the guest with a UUID can be started: one that an
+            undo has left so needs a safety copy.
         read_clocks: what the host's clocks show.
 
     Raises:
@@ -80,7 +83,7 @@ def prune(
     ages = Ages(config.paths.bundles, read_clocks())
     seen = _of_domain(survey(config.paths.bundles, only), domain)
     found = [replace(each, age=ages.of(each.path)) for each in seen]
-    done = _prune_store(config, pool, found, only, dry_run=dry_run)
+    done = _prune_store(config, pool, found, only, may_be_barred, dry_run=dry_run)
     if only is None or done.of(Fate.DELETE):
         going = {verdict.found.path for verdict in done.of(Fate.DELETE)}
         swept = sweep_pages(
@@ -107,6 +110,7 @@ def _prune_store(
     pool: Pool,
     found: Sequence[Found],
     only: Collection[str] | None,
+    may_be_barred: Callable[[str], bool],
     *,
     dry_run: bool,
 ) -> Pruned:
@@ -118,12 +122,22 @@ def _prune_store(
     if any(verdict.fate is not Fate.KEEP for verdict in verdicts):
         verdicts = _judge(config, found, first.agreed(pool.census()), now)
     done = Pruned()
-    for verdict in verdicts:
+    for verdict in (_unless_barred(each, may_be_barred) for each in verdicts):
         if dry_run or verdict.fate is Fate.KEEP:
             done.verdicts.append(verdict)
         else:
             _carry_out(config, pool, verdict, now, done)
     return done
+
+
+def _unless_barred(verdict: Verdict, may_be_barred: Callable[[str], bool]) -> Verdict:
+    if verdict.found.kind is not Kind.SAFETY or verdict.fate is Fate.KEEP:
+        return verdict
+    if not may_be_barred(verdict.found.uuid):
+        return verdict
+    return replace(
+        verdict, fate=Fate.KEEP, reason="may be all that can finish an undo that was cut short"
+    )
 
 
 def _of_domain(found: Sequence[Found], domain: str | None) -> list[Found]:

@@ -65,11 +65,11 @@ def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> li
     journal = context.config.paths.journal
     found = []
     for domain in context.hypervisor.domains() if domains is None else domains:
-        if not _has_bar(context, domain):
+        if not has_bar(journal, domain):
             continue
         if any(each.kind == KIND for each in others_of(journal, domain.uuid)):
             continue
-        if not _has_bar(context, context.hypervisor.find(domain.uuid)):
+        if not has_bar(journal, context.hypervisor.find(domain.uuid)):
             continue  # a restore has just ended
         copies = [
             copy for copy in copies_of(context.store, domain.uuid) if not copy.record.half_way
@@ -84,10 +84,6 @@ def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> li
             )
         )
     return found
-
-
-def _has_bar(context: Context, domain: Domain | None) -> bool:
-    return domain is not None and domain.inactive_xml is not None and is_barred(context, domain)
 
 
 def _before(olds: list[OldRestore]) -> str | None:

@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.errors import ExitCode
+from snaporch.cli.pruning import may_be_barred
+from snaporch.errors import ExitCode, UnavailableError
+from snaporch.restore.barrier import barred
 
 
 @pytest.fixture
@@ -98,6 +100,22 @@ def test_a_misspelt_domain_is_an_error(lost, snaporch):
     answer = snaporch("prune", "wbe")
     assert answer.code == ExitCode.NOT_FOUND
     assert answer.err == "snaporch: wbe: no such domain\n"
+
+
+def test_a_guest_is_barred_that_cannot_be_started_or_that_nobody_knows_of(host, monkeypatch):
+    host.add_guest()
+    guest = host.guest()
+    config, uuid = host.context.config, guest.uuid
+    assert not may_be_barred(config, uuid)
+    guest.inactive = barred(host.context, guest.inactive)
+    assert may_be_barred(config, uuid)
+    assert not may_be_barred(config, "of-nobody")
+
+    def away(_uri):
+        raise UnavailableError("libvirt", "does not answer")
+
+    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", away)
+    assert may_be_barred(config, "of-nobody")
 
 
 def test_list_does_not_see_the_trash(lost, snaporch):

@@ -371,6 +371,20 @@ def test_a_safety_copy_whose_hold_cannot_be_let_go_stays(shelf, safety, base):
     assert shelf.pool.holds(base) == [UNDO_HOLD]
 
 
+def test_a_safety_copy_stays_that_a_barred_guest_needs(shelf, safety):
+    shelf.prune(safety_days=7)
+    shelf.age(7)
+    (kept,) = (
+        verdict
+        for verdict in shelf.prune(safety_days=7, may_be_barred=lambda _: True).verdicts
+        if verdict.found.path == safety
+    )
+    assert (kept.fate, "an undo that was cut short" in kept.reason) == (Fate.KEEP, True)
+    assert safety.is_dir()
+    shelf.prune(safety_days=7, may_be_barred=lambda uuid: uuid != safety.parent.name)
+    assert not safety.exists()
+
+
 def test_a_young_safety_copy_stays_and_is_told_of(shelf, safety):
     shelf.prune(safety_days=7)
     shelf.age(6.9)
