@@ -222,7 +222,7 @@ def make_plan(
     """
     if domain.trouble:
         raise UnavailableError(domain.name, f"libvirt cannot look at it ({domain.trouble})")
-    check_store(context.store, context.pool)
+    check_store(context.store, context.pool, context.hypervisor)
     settings = context.config.settings(domain.name, domain.uuid)
     check_firmware(domain, context.config.libvirt_uri)
     planned, left_out = locate_disks(domain, settings.exclude_disks)

@@ -15,6 +15,7 @@ from pathlib import Path
 from snaporch.bundle.manifest import BeneathEntry, DiskEntry, Manifest, SnapshotEntry
 from snaporch.bundle.store import MARKER, BundleError, BundleStore
 from snaporch.errors import RefusedError
+from snaporch.hypervisor import Hypervisor
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, Verdict
 from snaporch.pool import Pool
 from snaporch.run.torn import is_torn
@@ -158,15 +159,24 @@ def _named(
     )
 
 
-def check_store(store: BundleStore, pool: Pool) -> None:
+def check_store(store: BundleStore, pool: Pool, guests: Hypervisor | None = None) -> None:
     """Refuse to begin a store anew where another one may be mounted.
+
+    Args:
+        guests: those whose snapshots count: what other hosts replicated here has its bundles
+            elsewhere. All count when ``None``.
 
     Raises:
         RefusedError: it is none, and there are snapshots with bundles.
     """
     if store.is_known():
         return
-    bundles = {snapshot.properties.get("bundle") for snapshot in pool.snapshots()} - {None}
+    own = {each.uuid for each in guests.domains()} if guests is not None else None
+    bundles = {
+        snapshot.properties.get("bundle")
+        for snapshot in pool.snapshots()
+        if own is None or snapshot.properties.get("uuid") in own
+    } - {None}
     if bundles:
         place, marker = (shlex.quote(str(each)) for each in (store.root, store.root / MARKER))
         raise RefusedError(

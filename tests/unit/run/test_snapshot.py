@@ -1,4 +1,5 @@
 import errno
+import shutil
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -259,6 +260,20 @@ def test_progress_is_told(world):
     assert world.heard.steps[0] == "ram snapshot @s1 of tank/web (overlay)"
     assert world.heard.steps[-1] == "done: ram snapshot s1"
     assert world.heard.amounts
+
+
+def test_a_host_of_replicas_begins_a_store_for_its_own_guests(world):
+    """But not for a guest whose own snapshots say that there was a store."""
+    world.add_guest(disks=TWO)
+    world.pool.create("backup/mail")
+    foreign = {"bundle": "other/r1", "run": "r1", "domain": "mail", "uuid": "other"}
+    world.pool.snapshot(
+        ["backup/mail@x"], {f"snaporch:{key}": each for key, each in foreign.items()}
+    )
+    assert snapshot(world).state is BundleState.COMPLETE
+    shutil.rmtree(world.paths.bundles)
+    with pytest.raises(RefusedError, match=r"in one \(1\).*is its file system mounted"):
+        snapshot(world, "s2")
 
 
 def test_two_runs_one_after_the_other(world):
