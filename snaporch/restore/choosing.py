@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from snaporch.restore.fitness import as_named_here
 from snaporch.run.context import Context
 from snaporch.run.plan import check_snapshot_name
 from snaporch.run.records import all_records, one_of_each, run_members
+from snaporch.run.torn import is_torn
 
 Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
 """A snapshot, its manifest if there is one, and the ZFS snapshots that it is made of."""
@@ -153,7 +155,10 @@ def find_outside(context: Context, domain: str, snapshot: str, bundle: Path | No
     guids = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
     own = [each for each in everything if (each.dataset, each.guid) in guids]
     members = tuple(one_of_each(manifest, own, snapshot, newest=True))
-    return _record(manifest, snapshot, directory, state), manifest, members
+    record = _record(manifest, snapshot, directory, state)
+    if any(map(is_torn, members)):
+        record = replace(record, level=Level.TORN)
+    return record, manifest, members
 
 
 def _records(context: Context, snapshots: list[PoolSnapshot], domain: str) -> list[SnapshotRecord]:

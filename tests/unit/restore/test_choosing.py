@@ -145,6 +145,12 @@ def test_it_need_not_be_marked_on_the_snapshots(story, world, elsewhere):
     assert plan(world, elsewhere).ram == elsewhere / "ram.save"
 
 
+def test_no_bundle_makes_a_torn_snapshot_whole(story, world, elsewhere):
+    world.pool.set_properties(["tank/web@s1"], {"snaporch:torn": "yes"})
+    with pytest.raises(RefusedError, match="its disks are of no instant"):
+        plan(world, elsewhere)
+
+
 def test_a_relative_path_becomes_absolute(story, world, elsewhere, monkeypatch):
     """libvirtd has another working directory."""
     monkeypatch.chdir(elsewhere.parent)
