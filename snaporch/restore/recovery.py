@@ -7,17 +7,27 @@ stopped already goes where its user wanted it. After it the way is always forwar
 from __future__ import annotations
 
 import shlex
+from contextlib import AbstractContextManager, nullcontext
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from snaporch import places
 from snaporch.errors import AttentionError, SnaporchError
 from snaporch.model import DomainState
 from snaporch.restore.fate import Fate, fate_of
+from snaporch.restore.fitness import check_holders
 from snaporch.restore.journal import OldRestore, RestoreJournal, Step, read, unfinished
 from snaporch.restore.restore import half_way, undo_command
-from snaporch.restore.steps import Work, forget_restore, give_up, let_targets_go
+from snaporch.restore.steps import (
+    Work,
+    check_newer_may_go,
+    forget_restore,
+    give_up,
+    let_targets_go,
+)
 from snaporch.run.context import Context
 from snaporch.run.journal import OtherJournal
+from snaporch.run.lock import readers_lock
 
 _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
@@ -28,6 +38,7 @@ def finish(context: Context, journal: OtherJournal, *, dry_run: bool) -> list[st
 
     Raises:
         AttentionError: it cannot be; everything was kept.
+        BusyError: a snapshot of the guest is being read, and disks would be rolled back.
         JournalError: the journal cannot be understood.
     """
     old = read(journal)
@@ -46,7 +57,19 @@ def finish(context: Context, journal: OtherJournal, *, dry_run: bool) -> list[st
         return [f"undid the {facts.what}, which had been cut short: {how}"]
     if fate in (Fate.TORN, Fate.CHANGED):
         raise _puzzled(old, fate)
-    return [_go_on(context, old, fate)]
+    with _alone(context, old, fate):
+        return [_go_on(context, old, fate)]
+
+
+def _alone(context: Context, old: OldRestore, fate: Fate) -> AbstractContextManager[None]:
+    """Nobody reads snapshots of the guest while some of its datasets are rolled back."""
+    facts = old.facts
+    over = all(old.progress.has_ended(Step.ROLLBACK, each) for each in facts.datasets)
+    if over or fate is not Fate.FORWARD:
+        return nullcontext()
+    return readers_lock(
+        places.LOCKS, facts.domain, facts.uuid, alone=True, interrupt=context.interrupt
+    )
 
 
 def _go_on(context: Context, old: OldRestore, fate: Fate) -> str:
@@ -59,6 +82,9 @@ def _go_on(context: Context, old: OldRestore, fate: Fate) -> str:
                 work.save()
                 with journal.step(Step.STOP):
                     work.stop()
+            if not old.progress.has_begun(Step.ROLLBACK):
+                check_holders(context, facts.thing, facts.datasets)
+                check_newer_may_go(context, facts)
             _forget_superseded(context, old)
             work.go_forward()
         else:

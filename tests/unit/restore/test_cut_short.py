@@ -7,16 +7,18 @@ import pytest
 from fakes.hooks import failing
 
 from snaporch.config import Config
-from snaporch.errors import AttentionError, RefusedError, SnaporchError
+from snaporch.errors import AttentionError, BusyError, RefusedError, SnaporchError
 from snaporch.hypervisor import HypervisorError
-from snaporch.model import DomainState
+from snaporch.model import DatasetKind, DomainState
 from snaporch.pool import PoolError
 from snaporch.prune.prune import prune
+from snaporch.restore import fitness
 from snaporch.restore import restore as restore_module
 from snaporch.restore.fate import Fate, Sight, decide
 from snaporch.restore.journal import Ending, RestoreJournal, Step, unfinished
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import restore
+from snaporch.restore.source import reading, records_called
 from snaporch.run.context import Context
 from snaporch.run.journal import JournalError
 from snaporch.run.settle import foresee, recover
@@ -115,6 +117,51 @@ def test_killed_and_recovered(story, world, kill, how, place, moment):
         assert world.guest().ram == story.ram
     (directory,) = story.safety()[1]
     assert (directory / "undo.sh").exists()
+
+
+def test_recovery_rolls_nothing_back_that_somebody_reads(story, world, kill):
+    story.snapshot("s2")
+    with kill("after", Step.STOP):
+        put_back(world)
+    (record,) = records_called(world.context, "web@s2")
+    with reading(world.context, record), pytest.raises(BusyError, match="cloned, verified or"):
+        recover(world.context, story.domain.uuid)
+    assert story.content() == {b"now"}
+    recover(world.context, story.domain.uuid)
+    assert story.content() == {b"first"}
+
+
+def test_what_is_rolled_back_already_may_be_read_while_the_rest_is_done(story, world, kill):
+    with kill("before", Step.FILES):
+        put_back(world)
+    (record,) = records_called(world.context, "web@s1")
+    with reading(world.context, record):
+        recover(world.context, story.domain.uuid)
+    assert world.guest().state is DomainState.RUNNING
+
+
+def test_recovery_rolls_no_volume_back_beneath_the_host(story, world, kill, monkeypatch):
+    with kill("after", Step.STOP):
+        put_back(world)
+    world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
+    used = {"tank/web": "dm-3"}
+    monkeypatch.setattr(fitness.holders, "holder_of", lambda name: used.get(name, ""))
+    with pytest.raises(AttentionError, match="beneath this host, which uses it: dm-3"):
+        recover(world.context, story.domain.uuid)
+    assert story.content() == {b"now"}
+    used.clear()
+    recover(world.context, story.domain.uuid)
+    assert story.content() == {b"first"}
+
+
+def test_recovery_looks_for_holds_before_the_first_rollback(story, world, kill):
+    story.snapshot("s2")
+    with kill("ahead", "flash/web"):
+        put_back(world)
+    world.pool.hold(["tank/web@s2"], "backup")
+    with pytest.raises(AttentionError, match="newer snapshots are held: tank/web@s2"):
+        recover(world.context, story.domain.uuid)
+    assert story.content() == {b"now"}
 
 
 def test_killed_after_the_guest_was_destroyed_and_before_the_copy_was_complete(story, world, kill):
