@@ -240,20 +240,20 @@ def check_beneath(
         for file in disk.beneath or ():
             if file.dataset is not None or (file.is_unknown and not unknown_too):
                 continue
-            changed = "was changed since"
+            changed, cause = "was changed since", None
             try:
                 if file.is_unknown:
                     changed = "may have been changed since: nobody can tell"
                 elif is_same(file, FileState.of(file.path)):
                     continue
             except OSError as error:
-                changed = f"cannot be looked at ({error.strerror})"
+                changed, cause = f"cannot be looked at ({error.strerror})", error
             raise RefusedError(
                 thing,
                 f"{file.path}, which lies beneath {disk.target} and is not in the snapshot, "
                 f"{changed}",
                 f"put it back as it was, or {step}",
-            )
+            ) from cause
 
 
 def _leads_to(disk: DiskEntry) -> str | None:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.manifest import Role
+from snaporch import places
+from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.ramimage import read_header
 from snaporch.errors import (
+    BusyError,
     InterruptedRunError,
     NotFoundError,
     RefusedError,
@@ -38,6 +40,7 @@ from snaporch.restore.source import (
     whole_source,
 )
 from snaporch.run.context import Context
+from snaporch.run.lock import held_by
 from snaporch.run.records import marked_by
 
 
@@ -122,6 +125,7 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
 
 def _verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verification:
     outcome = Verification(record)
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     try:
         source = whole_source(context, record)
         _check_sums(context, source, outcome)
@@ -133,11 +137,27 @@ def _verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verific
         if reason is not None:
             outcome.prove(context, f"not run: {reason}")
         outcome.passed = True
-    except (NotWholeError, LifeError) as error:
+    except NotWholeError as error:
+        _check_settled(context, record, manifest)
+        outcome.failure = error
+    except LifeError as error:
         outcome.failure = error
     outcome.at = datetime.now(UTC)
     write_verdict(context, record, outcome.verdict)
     return outcome
+
+
+def _check_settled(context: Context, record: SnapshotRecord, manifest: Manifest | None) -> None:
+    """Nobody has moved parts of the bundle meanwhile, as RAM into pages.
+
+    Raises:
+        BusyError: somebody has, or may have.
+    """
+    _, now = context.store.state(f"{record.uuid}/{record.run}")
+    holder = held_by(places.LOCKS, record.uuid)
+    if now != manifest or (holder is not None and holder.pid != os.getpid()):
+        reason = "its bundle was changed while it was read, or may have been"
+        raise BusyError(record.full_name, reason, "verify it again")
 
 
 def _check_sums(context: Context, source: Source, outcome: Verification) -> None:
@@ -145,6 +165,8 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
     try:
         check_beneath(source.thing, source.manifest, unknown_too=False)
     except RefusedError as changed:
+        if isinstance(changed.__cause__, OSError):
+            raise UnavailableError(changed.thing, changed.reason, changed.step) from changed
         raise NotWholeError(changed.thing, changed.reason, changed.step) from changed
     damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
     for error in damage.values():
@@ -155,6 +177,9 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
             read_header(source.directory / ram.name)
     except SnaporchError as error:
         raise NotWholeError(error.thing, error.reason) from error
+    except OSError as error:  # it was there just now
+        reason = f"its RAM cannot be read ({error.strerror})"
+        raise UnavailableError(source.thing, reason, "verify it again") from error
     if ram is not None and ram.pages is not None:
         context.progress.step(source.thing, "checking the pages of its RAM")
         check_pages(context, source.thing, ram)

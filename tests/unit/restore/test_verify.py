@@ -1,19 +1,34 @@
 import errno
+import fcntl
+import json
+import os
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from fakes import streams
 from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
-from snaporch.errors import InterruptedRunError, RefusedError, RunFailedError, UnavailableError
+from snaporch import places
+from snaporch.bundle import store
+from snaporch.bundle.manifest import MANIFEST_NAME, BeneathEntry, read_manifest
+from snaporch.bundle.store import BundleStore
+from snaporch.errors import (
+    BusyError,
+    InterruptedRunError,
+    RefusedError,
+    RunFailedError,
+    UnavailableError,
+)
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.model import DatasetKind, DomainState, Reached
 from snaporch.pool import PoolError
 from snaporch.restore import life, reading
 from snaporch.restore.source import records_called
 from snaporch.restore.verify import Ordeal, check_ordeal, longest_ago, verify, verify_all
+from snaporch.run.pages import into_pages
 from snaporch.run.records import all_records
 from snaporch.run.snapshot import take_snapshot
 
@@ -492,3 +507,52 @@ def test_those_verified_longest_ago_come_first(original, world):
     records = all_records(world.context.store, world.pool.snapshots())
     assert [r.snapshot for r in longest_ago(records, None)] == ["s3", "s2", "s1"]
     assert [r.snapshot for r in longest_ago(records, 2)] == ["s3", "s2"]
+
+
+# -- what is not found out ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["sums", "header"])
+def test_no_verdict_while_its_ram_is_put_into_pages(world, monkeypatch, moment):
+    """Whenever that comes: a whole snapshot would be called damaged."""
+    world.guest().ram = streams.guest_stream()
+    moves = [take_snapshot(world.context, world.hypervisor.domain("web"), name="s2", wait=0)]
+    world.with_pages()
+    read, damage = store.sha256_of, BundleStore.damage
+
+    def move():
+        while moves:
+            into_pages(world.context, moves.pop())
+
+    if moment == "sums":
+        monkeypatch.setattr(store, "sha256_of", lambda path: (move(), read(path))[1])
+    else:
+        monkeypatch.setattr(BundleStore, "damage", lambda own, ref: (damage(own, ref), move())[0])
+    with pytest.raises((BusyError, UnavailableError), match="verify it again"):
+        check(world, "web@s2")
+    assert not moves
+    assert record(world, "web@s2").verified is None
+    assert check(world, "web@s2").passed
+
+
+def test_no_verdict_of_what_is_damaged_while_somebody_works_on_the_guest(original, world):
+    (Path(original.record.bundle) / "ram.save").unlink()
+    lock = places.LOCKS / f"{original.record.uuid}.lock"
+    lock.write_text(json.dumps({"doing": "snapshot", "pid": os.getppid(), "since": "now"}))
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BusyError, match="verify it again"):
+            check(world)
+    assert not check(world).passed
+
+
+def test_no_verdict_where_a_backing_file_cannot_be_looked_at(original, world):
+    path = Path(original.record.bundle) / MANIFEST_NAME
+    manifest = read_manifest(path.parent)
+    far = BeneathEntry(path="/far/away/base.qcow2", inode=5, bytes=1000, mtime_ns=5)
+    first, *others = manifest.disks
+    disks = (first.model_copy(update={"beneath": (far,)}), *others)
+    path.write_text(manifest.model_copy(update={"disks": disks}).model_dump_json())
+    with pytest.raises(UnavailableError, match=r"base\.qcow2.*cannot be looked at"):
+        check(world)
+    assert record(world).verified is None
