@@ -155,12 +155,15 @@ def undo_script(
         journal: of the restore; forgotten when the disks are back, if it was left unfinished.
         lock: of the domain, so that no snaporch works on it meanwhile.
     """
+    readers = lock.with_name(f"{copy.manifest.uuid}.readers.lock")
     manifest, there = copy.manifest, {path.name for path in copy.directory.iterdir()}
     lines = [
         f"export LIBVIRT_DEFAULT_URI={shlex.quote(uri)}",
         f"mkdir -p -m 700 {shlex.quote(str(lock.parent))}",
         f"exec 9>>{shlex.quote(str(lock))}",
         'flock -n 9 || { echo "snaporch is at work on the guest" >&2; exit 6; }',
+        f"exec 8>>{shlex.quote(str(readers))}",
+        'flock -n 8 || { echo "a snapshot of the guest is being read" >&2; exit 6; }',
     ]
     known = "domain.xml" in there
     if known:

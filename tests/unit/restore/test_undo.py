@@ -12,6 +12,7 @@ import pytest
 from snaporch.restore.barrier import left_barred
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import restore
+from snaporch.restore.source import reading
 
 _TOOL = """#!{python}
 import json, os, sys
@@ -154,6 +155,12 @@ def test_disks_that_somebody_uses(host):
     with (host.here / "image").open("w"):
         host.facts["device"] = host.here.stat().st_dev
         refused(host, "is in use: /proc/")
+
+
+def test_snapshots_that_somebody_reads(host, story, world):
+    with reading(world.context, story.record):
+        assert host.undo() == (6, "a snapshot of the guest is being read\n", "")
+    assert host.undo()[0] == 0
 
 
 @pytest.mark.parametrize("asked", ["list", "domstate", "dominfo"])
