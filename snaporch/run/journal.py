@@ -62,7 +62,8 @@ class Note(StrEnum):
     SAVING = "saving"
     """The step in which RAM is saved has begun and not ended. Follows from the steps."""
     LET_GO = "let-go"
-    """The guest is neither paused nor frozen by the run any more; also follows from the steps."""
+    """The guest is neither paused nor frozen by the run any more, whatever else was noted; also
+    follows from the steps."""
 
 
 _ENDS = {Note.RESUMED: Note.SUSPENDED, Note.PIVOTED: Note.PIVOTING}
@@ -101,12 +102,13 @@ def noting(note: Callable[[Note], None]) -> Told:
 def _take(notes: set[Note], event: str, what: str) -> None:
     """What a line changes of the notes that hold.
 
-    Some end what another says, and a guest that was let go is nothing any more.
+    Some end what another says. A guest that was let go is nothing any more, until it comes to stand
+    still all the same: what was asked for before may have been done later.
     """
     if event == "note" and what in _ENDS:
         notes.discard(_ENDS[Note(what)])
     elif (event, what) in (("note", Note.LET_GO), ("end", Step.RELEASE)):
-        notes -= _HOLDING
+        notes.discard(Note.SAVING)
         notes.add(Note.LET_GO)
     elif event == "note":
         notes.add(Note(what))
@@ -115,7 +117,7 @@ def _take(notes: set[Note], event: str, what: str) -> None:
     elif (event, what) == ("begin", Step.FREEZE):
         notes.add(Note.SAVING)
     elif (event, what) == ("end", Step.FREEZE):
-        notes.discard(Note.SAVING)
+        notes -= {Note.SAVING, Note.LET_GO}
 
 
 class JournalError(SnaporchError):
@@ -298,14 +300,13 @@ class OldJournal:
     @property
     def held(self) -> bool:
         """Whether the run may have left the guest paused or frozen."""
-        if self.facts.was is not DomainState.RUNNING:
+        if self.facts.was is not DomainState.RUNNING or Note.LET_GO in self.notes:
             return False
         if self.notes & {Note.SUSPENDED, Note.FREEZING}:
             return True
         if Note.SAVING in self.notes:
             return self.facts.strategy.level is Level.RAM
-        manual = self.facts.strategy is Strategy.MANUAL
-        return manual and Step.FREEZE in self.ended and Note.LET_GO not in self.notes
+        return self.facts.strategy is Strategy.MANUAL and Step.FREEZE in self.ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def let_go(
 
 def _let_go(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:
     done = []
-    if Note.FREEZING in notes:
+    if Note.FREEZING in notes and Note.LET_GO not in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
         context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
         done.append("thawed the guest")

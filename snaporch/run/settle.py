@@ -421,7 +421,7 @@ def foresee(context: Context, uuid: str, take: Take | None = None) -> list[str]:
             action = decide(_see(context, domain, facts, disk, journal.notes), take)
             lines.append(f"{facts.domain}: {disk.target}: {action} {disk.overlay}")
         if domain is not None and domain.active and domain.boot == facts.boot:
-            if Note.FREEZING in journal.notes:
+            if Note.FREEZING in journal.notes and Note.LET_GO not in journal.notes:
                 lines.append(f"{facts.domain}: thaw the guest")
             if is_ours_to_resume(context, facts, journal.notes):
                 lines.append(f"{facts.domain}: resume the guest")

@@ -77,7 +77,8 @@ class _Guardian:
         self._lines: list[dict[str, Any]] = []
         self._since: float | None = None
         """When the guest was last known not to stand still."""
-        self._released = False
+        self._released: tuple[_Window, bool] | None = None
+        """What the guest was last let go from, and whether its freeze had ended."""
         self._tries = _Tries(_MAX_HELD_SECONDS)
         """To let the guest go while its run is alive."""
         self._pulse: _Pulse | None = None
@@ -154,7 +155,7 @@ class _Guardian:
         lines = self._read()
         window = _window(lines)
         if window is None:
-            self._since, self._released = None, False
+            self._since, self._released = None, None
             self._tries = _Tries(_MAX_HELD_SECONDS)
             self._end_pulse()
             return
@@ -166,11 +167,13 @@ class _Guardian:
         else:
             self._since = self._since or time.monotonic()
             self._end_pulse()
+        held = window, _is_frozen(lines)
         if not _too_much(window, facts, time.monotonic() - self._since, self._deadline):
-            self._released = False
-        elif not self._released and self._tries.again():
+            self._released = None
+        elif self._released != held and self._tries.again():
             self._mark()
-            self._released = _let_go(window, lines, self._uri, self._journal)
+            let_go = _let_go(window, lines, self._uri, self._journal)
+            self._released = held if let_go else None
             self._tries.failed()
 
     def _mark(self) -> None:
@@ -305,10 +308,19 @@ def _is_suspended(lines: Sequence[dict[str, Any]]) -> bool:
     return _last_noted(lines, ("suspended",), _ENDS) == "suspended"
 
 
+def _is_frozen(lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether the freeze has ended."""
+    return any(line.get("event") == "end" and line["step"] == "freeze" for line in lines)
+
+
 def _last_noted(lines: Sequence[dict[str, Any]], *wanted: Sequence[str]) -> str:
-    """The last of these notes."""
-    noted = (line["note"] for line in reversed(lines) if line.get("event") == "note")
-    return next((note for note in noted if any(note in each for each in wanted)), "")
+    """The last of these notes; a guest that came to stand still after it was let go, was not."""
+    for at, line in reversed(list(enumerate(lines))):
+        note = line.get("note", "")
+        undone = note == "let-go" and _is_frozen(lines[at:])
+        if any(note in each for each in wanted) and not undone:
+            return str(note)
+    return ""
 
 
 def _too_much(window: _Window, facts: dict[str, Any], seconds: float, deadline: float) -> bool:
@@ -367,6 +379,8 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
             ours = reason != _BY_ITS_OWNER or _is_suspended(lines)
             if facts["was"] == "running" and reason is not None and ours:
                 resume(hypervisor, facts["uuid"])
+            if facts["strategy"] == "paused" and reason is None and not _is_frozen(lines):
+                return False  # it does not stand still yet: nobody would look when it does
             if window is _Window.STILL:  # a freeze or a pause from now on is somebody else's
                 with contextlib.suppress(OSError):
                     append_note(journal, Note.LET_GO)

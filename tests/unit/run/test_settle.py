@@ -609,6 +609,18 @@ def test_a_guest_that_the_run_suspended_runs_again(world):
     assert run.guest.state is DomainState.RUNNING
 
 
+def test_one_that_its_suspend_reached_only_after_it_was_let_go_runs_again(world):
+    run = Killed(world, level="paused")
+    journal = Journal.reopen(world.paths.journal / f"{run.facts.run}.jsonl")
+    with journal.step(Step.FREEZE):
+        journal.note(Note.SUSPENDED)
+        journal.note(Note.LET_GO)
+    journal.close(settled=False)
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    run.recover()
+    assert run.guest.state is DomainState.RUNNING
+
+
 def test_a_guest_is_thawed_if_the_agent_had_been_asked(world):
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     run.guest.frozen = True

@@ -399,6 +399,56 @@ def test_a_guest_that_was_let_go_is_not_in_the_window(begin, strategy):
     assert watch._window(lines_of(run)) is None
 
 
+@pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
+def test_one_that_came_to_stand_still_after_it_was_let_go_is_in_the_window(begin, strategy, note):
+    run = begin(strategy).write("begin", Step.FREEZE)
+    run.journal.note(Note(note))
+    run.journal.note(Note.LET_GO)
+    assert watch._window(lines_of(run)) is None
+    run.write("end", Step.FREEZE)
+    assert watch._window(lines_of(run)) is watch._Window.STILL
+    (journal,) = read_journals(run.world.paths.journal)
+    assert journal.held
+    run.journal.note(Note.LET_GO)
+    assert watch._window(lines_of(run)) is None
+
+
+def test_a_guest_that_is_paused_only_after_it_was_let_go_is_resumed(
+    begin, host, process, recovering, monkeypatch
+):
+    """libvirt may take its time for a suspend, or QEMU."""
+    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
+    run = begin("paused").write("begin", Step.FREEZE)
+    run.journal.note(Note.SUSPENDED)
+
+    def late():
+        host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+        host.hooks.at["hypervisor.resume"] = process.kill
+
+    looking(monkeypatch, 10, late)
+    guard(run, process.pid, "0")
+    assert host.guest().state is DomainState.RUNNING
+
+
+def test_a_guest_that_is_paused_just_after_it_was_let_go_is_let_go_again(
+    begin, process, recovering, let_go, monkeypatch
+):
+    """Between two looks."""
+    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
+    run = begin("paused").write("begin", Step.FREEZE)
+    run.journal.note(Note.SUSPENDED)
+
+    def then():
+        run.journal.note(Note.LET_GO)
+        run.write("end", Step.FREEZE)
+        let_go.then = process.kill
+
+    let_go.then = then
+    looking(monkeypatch, 40, process.kill)
+    guard(run, process.pid, "0")
+    assert let_go.times == 2
+
+
 @pytest.mark.parametrize("strategy", STILL)
 def test_a_release_that_hangs_is_no_reason_to_stand_still(
     begin, process, let_go, monkeypatch, strategy
