@@ -12,6 +12,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.model import Level, PoolSnapshot
@@ -30,6 +31,10 @@ class Commit:
     """When it began; 0 if there was no snapshot."""
     until: Mapping[str, int] | None = None
     """When it had ended; ``None`` if nobody knows that it has."""
+    run: str = ""
+    """Whose it was, if nobody could say which snapshots there were; then ``after`` is 0."""
+    began: datetime | None = None
+    """When it began, by the clock, if nobody could say that either."""
 
     def tears(self, snapshot: PoolSnapshot) -> bool:
         """Whether it was taken meanwhile."""
@@ -37,6 +42,21 @@ class Commit:
         if dataset not in self.after or txg <= self.after[dataset]:
             return False
         return self.until is None or txg <= self.until.get(dataset, txg)
+
+    def among(self, there: Collection[PoolSnapshot]) -> Commit:
+        """The same, as soon as somebody can say: after the run's own snapshots.
+
+        Where there is none of these, after what is older than the commit by the clock.
+        """
+        if self.began is None:
+            return self
+        older: dict[str, int] = {}
+        for snapshot in there:
+            if snapshot.created < self.began.replace(microsecond=0):
+                older[snapshot.dataset] = max(older.get(snapshot.dataset, 0), snapshot.createtxg)
+        own = {s.dataset: s.createtxg for s in there if s.properties.get("run") == self.run}
+        found = older | own
+        return replace(self, after={each: found.get(each, 0) for each in self.after})
 
 
 def _newest(pool: Pool, datasets: Collection[str]) -> dict[str, int]:
@@ -64,10 +84,15 @@ def note_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Commit:
 def noted_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterator[Commit]:
     """Around a commit; one that raises is noted as begun, and never as ended.
 
-    Raises:
-        PoolError: nobody can say which snapshots there are; nothing was committed.
+    A pool that does not answer must not keep the guest on its overlays.
     """
-    yield note_commit(pool, datasets, journal)
+    try:
+        begun = note_commit(pool, datasets, journal)
+    except PoolError:
+        begun = Commit(dict.fromkeys(datasets, 0), None, journal.stem, datetime.now(UTC))
+        with suppress(OSError):
+            append_line(journal, event=_BEGUN, after=begun.after, run=begun.run)
+    yield begun
     with suppress(OSError, PoolError):  # then more counts as torn than is
         append_line(journal, event=_ENDED, until=_newest(pool, datasets))
 
@@ -80,7 +105,9 @@ def commits_in(journal: Path) -> list[Commit]:
             with suppress(ValueError):  # a line that was cut short
                 line = json.loads(text)
                 if line.get("event") == _BEGUN:
-                    found.append(Commit(line["after"]))
+                    run = line.get("run", "")
+                    began = datetime.fromisoformat(line["at"]) if run else None
+                    found.append(Commit(line["after"], None, run, began))
                 if line.get("event") == _ENDED:  # the last of one or more tries
                     found = [replace(each, until=each.until or line["until"]) for each in found]
     return found
@@ -115,6 +142,7 @@ def mark_torn(
     if not commits:
         return []
     there = pool.snapshots(tuple(datasets))
+    commits = [commit.among(there) for commit in commits]
     torn = [snapshot for snapshot in there if any(each.tears(snapshot) for each in commits)]
     if torn:
         names = [snapshot.full_name for snapshot in torn]

@@ -1,6 +1,7 @@
 """Snapshots that somebody takes while overlays are committed, and what nobody may do with them."""
 
 import errno
+from datetime import UTC, datetime
 
 import pytest
 from fakes.hooks import failing, failing_once
@@ -8,6 +9,7 @@ from fakes.hooks import failing, failing_once
 from snaporch.errors import AttentionError, RefusedError, RunFailedError
 from snaporch.hypervisor import HypervisorError, Patience
 from snaporch.model import BundleState, Level
+from snaporch.pool import PoolError
 from snaporch.restore.choosing import newest_until
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import NotWholeError, whole_source
@@ -15,10 +17,10 @@ from snaporch.run import torn as torn_module
 from snaporch.run.journal import let_go_mark, read_journals
 from snaporch.run.parts import side_parts
 from snaporch.run.records import all_records
-from snaporch.run.settle import recover
+from snaporch.run.settle import recover, settle
 from snaporch.run.snapshot import take_snapshot
 from snaporch.run.strategies.overlay import Overlay
-from snaporch.run.torn import note_commit
+from snaporch.run.torn import mark_torn, note_commit, noted_commit
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
 
@@ -124,6 +126,68 @@ def test_a_commit_that_could_not_be_noted_by_who_made_it(ready, monkeypatch):
     monkeypatch.setattr(Overlay, "reached", guardian)
     with pytest.raises(RunFailedError):
         take(ready)
+    assert levels(ready)["tank/web@syncoid"] == "torn"
+    assert levels(ready)["tank/web@s1"] == "crash"
+
+
+@pytest.fixture
+def unlisted(ready, monkeypatch):
+    """A pool that lists nothing when the commit begins, and a stranger who comes meanwhile."""
+    ready.pool.snapshot(["tank/web@before"], {})
+    ready.pool.age("tank/web@before", datetime(2025, 6, 1, tzinfo=UTC))
+
+    def answers():
+        del ready.hooks.at["pool.snapshots"]
+        stranger(ready)()
+
+    real = Overlay.release
+
+    def release(strategy):
+        ready.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
+        return real(strategy)
+
+    monkeypatch.setattr(Overlay, "release", release)
+    ready.hooks.at["commit.pivoting"] = answers
+
+
+def test_a_pool_that_lists_nothing_keeps_no_guest_on_its_overlays(ready, unlisted):
+    assert take(ready).level is Level.RAM
+    assert ready.on_bases()
+    assert levels(ready) == {
+        "tank/web@before": None,
+        "tank/web@s1": "ram",
+        "flash/web@s1": "ram",
+        "tank/web@syncoid": "torn",
+    }
+
+
+def test_where_the_runs_own_cannot_be_told_the_clock_decides(ready):
+    ready.pool.snapshot(["tank/web@before"], {})
+    ready.pool.age("tank/web@before", datetime(2025, 6, 1, tzinfo=UTC))
+    for name in ("tank/web@since", "flash/web@since"):
+        ready.pool.snapshot([name], {"snaporch:run": "another"})
+    journal = ready.paths.journal / "own.jsonl"
+    ready.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
+    with noted_commit(ready.pool, ("tank/web",), journal) as commit:
+        del ready.hooks.at["pool.snapshots"]
+    assert [each.full_name for each in mark_torn(ready.pool, TWO.values(), [commit])] == [
+        "tank/web@since"
+    ]
+
+
+def test_a_recovery_commits_though_no_pool_lists_anything(ready):
+    ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    with pytest.raises(AttentionError):
+        take(ready)
+    del ready.hooks.at["hypervisor.commit"]
+    (journal,) = read_journals(ready.paths.journal)
+    ready.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
+    with pytest.raises(PoolError):
+        settle(ready.context, journal.facts, journal.notes, keep_snapshots=True)
+    assert ready.on_bases()
+    del ready.hooks.at["pool.snapshots"]
+    stranger(ready)()
+    recover(ready.context, ready.guest().uuid)
     assert levels(ready)["tank/web@syncoid"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
 
