@@ -57,14 +57,17 @@ def settle(
     facts: Facts,
     notes: Collection[Note],
     *,
-    keep_snapshots: bool,
+    keep_snapshots: bool | None = None,
     alive: bool = False,
     take: Take | None = None,
 ) -> list[str]:
     """Undo what a run left; what was done, in words.
 
+    No pool is asked for anything before the guest is let go and on its bases.
+
     Args:
-        keep_snapshots: the run had taken all its ZFS snapshots: they stay, as level ``crash``.
+        keep_snapshots: the run had taken all its ZFS snapshots: they stay, as level ``crash``;
+            ``None`` to see.
         alive: the run itself asks, which has held the domain's lock all the time.
         take: what a human has decided of disks that are undecided.
 
@@ -86,6 +89,9 @@ def settle(
             f"could not be brought back to its base images ({error})",
             f"nothing was removed; mend the cause and run: snaporch recover {facts.uuid}",
         ) from error
+    if keep_snapshots is None:
+        own = own_snapshots(context, facts)
+        keep_snapshots = facts.awaited or len(own) == len(facts.datasets)
     done += (
         finish_snapshots(context, facts) if keep_snapshots else destroy_snapshots(context, facts)
     )
@@ -401,8 +407,7 @@ def recover_leftovers(context: Context) -> None:
 
 def _recover_one(context: Context, journal: OldJournal, take: Take | None) -> list[str]:
     facts = journal.facts
-    taken = facts.awaited or len(own_snapshots(context, facts)) == len(facts.datasets)
-    texts = settle(context, facts, journal.notes, keep_snapshots=taken, take=take)
+    texts = settle(context, facts, journal.notes, take=take)
     forget(journal.path)
     texts.append(f"settled the run {facts.run}, which had been cut short")
     domain = context.hypervisor.find(facts.uuid)

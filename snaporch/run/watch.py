@@ -101,6 +101,7 @@ class _Guardian:
             lines = self._read()
             if not lines:
                 return  # cut short before anything was touched; the next run removes it
+            self._let_go_first(lines)
             options = ["--config", config[0]] if config else []
             command = [sys.executable, "-P", "-m", "snaporch", *options]
             command += ["recover", "--wait", _RECOVER_WAIT, "--notify", lines[0]["facts"]["uuid"]]
@@ -116,6 +117,19 @@ class _Guardian:
             tries.failed()
             while self._is_there() and not tries.again():
                 time.sleep(_LOOK_SECONDS)
+
+    def _let_go_first(self, lines: list[dict[str, Any]]) -> None:
+        """A recovery also needs a configuration and ZFS, for which no guest has to wait."""
+        window = _window(lines)
+        if window in (None, _Window.ON_OVERLAYS) or not self._is_held():
+            return
+        try:
+            if _let_go(window, lines, self._uri, self._journal) and window is not _Window.STILL:
+                from snaporch.run.journal import Note, append_note
+
+                append_note(self._journal, Note.LET_GO)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is to be recovered
+            _complain(error)
 
     def _is_held(self) -> bool:
         """Whether the guest may be paused or frozen."""

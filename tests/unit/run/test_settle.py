@@ -907,6 +907,25 @@ def test_recovery_does_not_go_by_what_the_journal_says_was_done(world):
     assert "hypervisor.commit" not in world.hooks.acts()
 
 
+@pytest.mark.parametrize("level", ["paused", "quiesced", "ram"])
+def test_a_guest_is_let_go_and_committed_before_any_pool_is_asked(world, level):
+    run = Killed(world, level=level, agent=Agent.ANSWERS)
+    run.switched()
+    run.guest.frozen = level == "quiesced"
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    journal = Journal.reopen(world.paths.journal / f"{run.facts.run}.jsonl")
+    journal.note(Note.FREEZING if level == "quiesced" else Note.SUSPENDED)
+    if level == "quiesced":
+        run.guest.state, run.guest.paused_reason = DomainState.RUNNING, None
+    journal.close(settled=False)
+    world.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
+    with pytest.raises(PoolError):
+        run.recover()
+    assert run.guest.state is DomainState.RUNNING
+    assert not run.guest.frozen
+    assert world.on_bases()
+
+
 def test_a_pool_that_does_not_answer_keeps_the_journal(world):
     run = Killed(world).switched()
     world.hooks.at["pool.snapshots"] = failing(PoolError("zfs list", "I/O error"))

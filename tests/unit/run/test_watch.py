@@ -110,7 +110,7 @@ def recovering(monkeypatch):
 
 @pytest.fixture
 def let_go(monkeypatch):
-    """What to do when the guardian lets the guest go, and how often it did."""
+    """What to do when the guardian lets go of a guest whose run is alive, and how often it did."""
 
     class LetGo:
         times = 0
@@ -124,6 +124,7 @@ def let_go(monkeypatch):
 
     made = LetGo()
     monkeypatch.setattr(watch, "_let_go", made)
+    monkeypatch.setattr(watch._Guardian, "_let_go_first", lambda *_what: None)
     return made
 
 
@@ -380,6 +381,51 @@ def test_the_same_is_said_again_only_later_each_time(monkeypatch, capsys):
     said.say(b"")
     said.say(b"busy\n")
     assert capsys.readouterr().err == "other\nbusy\n"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "frozen", "note", "reason"),
+    [
+        ("paused", False, "suspended", "user"),
+        ("quiesced", False, "freezing", None),
+        ("manual", True, None, "snapshot"),
+        ("manual", False, "suspended", "user"),
+        ("overlay", True, "suspended", "user"),
+    ],
+)
+def test_a_guest_is_let_go_before_anything_else_is_asked_for(
+    begin, host, recovering, monkeypatch, strategy, frozen, note, reason
+):
+    """A recovery opens the configuration and ZFS first."""
+    monkeypatch.setattr("snaporch.pool.open_pool", lambda **_how: pytest.fail("no pool"))
+    run = begin(strategy)
+    run = run.frozen() if frozen else run.write("begin", Step.FREEZE)
+    if note:
+        run.journal.note(Note(note))
+    guest = host.guest()
+    guest.frozen = note == "freezing"
+    if reason:
+        guest.state, guest.paused_reason = DomainState.PAUSED, reason
+    guard(run, 0)
+    assert len(recovering) == 1
+    assert guest.state is DomainState.RUNNING
+    assert not guest.frozen
+    (journal,) = read_journals(host.paths.journal)
+    assert not journal.held
+    assert not let_go_mark(run.path).exists()
+    guest.state, guest.paused_reason = DomainState.PAUSED, "user"
+    guard(run, 0)
+    assert guest.state is DomainState.PAUSED
+
+
+def test_a_run_on_its_overlays_is_left_to_its_recovery(begin, host, recovering):
+    """Which has the domain's lock."""
+    run = begin("overlay").frozen()
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    guard(run, 0)
+    assert len(recovering) == 1
+    assert not host.on_bases()
 
 
 def test_nobody_is_waited_for_when_the_run_is_gone(begin, recovering):
