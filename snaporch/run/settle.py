@@ -79,6 +79,7 @@ def settle(
             domain = _find(context, facts)
             done = let_go(context, domain, facts, notes)
         commits = commits_in(journal_of(context, facts))
+        unnoted = not commits
         done += _settle_disks(context, domain, facts, notes, commits, alive=alive, take=take)
         done += wake(context, facts, notes)
     except AttentionError:
@@ -89,13 +90,14 @@ def settle(
             f"could not be brought back to its base images ({error})",
             f"nothing was removed; mend the cause and run: snaporch recover {facts.uuid}",
         ) from error
+    if unnoted:  # before the run's own are destroyed
+        commits += _unnoted_commit(context, facts, notes)
     if keep_snapshots is None:
         own = own_snapshots(context, facts)
         keep_snapshots = facts.awaited or len(own) == len(facts.datasets)
     done += (
         finish_snapshots(context, facts) if keep_snapshots else destroy_snapshots(context, facts)
     )
-    commits = commits or _unnoted_commit(context, facts, notes)
     commits += commits_of_all(context.config.paths.journal)
     torn = mark_torn(context.pool, facts.datasets, commits)
     done += [torn_text(snapshot.full_name) for snapshot in torn]

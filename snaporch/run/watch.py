@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -272,6 +272,16 @@ class _Pulse(threading.Thread):
                 continue
 
 
+def _attempt(note: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A full disk must not keep the guest on its overlays."""
+
+    def attempt(text: Any) -> None:
+        with contextlib.suppress(OSError):
+            note(text)
+
+    return attempt
+
+
 def _complain(error: Exception) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"snaporch: guardian: {error}\n")
@@ -385,7 +395,7 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
                 with contextlib.suppress(SnaporchError):  # what is not noted counts as torn
                     note_commit(open_pool(to_look=True), facts["datasets"], journal)
                 unsuspended = Patience(running=float("inf"))  # killed then, it would stay so
-                told = noting(lambda note: append_note(journal, note))  # no pivot without its note
+                told = noting(_attempt(lambda note: append_note(journal, note)))
                 hypervisor.commit(facts["uuid"], overlays, told, unsuspended)
             elif facts["strategy"] == "quiesced":
                 hypervisor.thaw_file_systems(facts["uuid"], 10)

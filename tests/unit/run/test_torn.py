@@ -14,7 +14,7 @@ from snaporch.restore.choosing import newest_until
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import NotWholeError, whole_source
 from snaporch.run import torn as torn_module
-from snaporch.run.journal import let_go_mark, read_journals
+from snaporch.run.journal import Note, let_go_mark, read_journals
 from snaporch.run.parts import side_parts
 from snaporch.run.records import all_records
 from snaporch.run.settle import recover, settle
@@ -128,6 +128,35 @@ def test_a_commit_that_could_not_be_noted_by_who_made_it(ready, monkeypatch):
         take(ready)
     assert levels(ready)["tank/web@syncoid"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
+
+
+def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready):
+    """Begun by a run or a guardian on a full disk, and ended by a recovery when there was room."""
+    ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    with pytest.raises(AttentionError):
+        take(ready)
+    del ready.hooks.at["hypervisor.commit"]
+    (journal,) = read_journals(ready.paths.journal)
+    whole = journal.path.read_text().splitlines(keepends=True)
+    journal.path.write_text("".join(line for line in whole if '"event": "commit"' not in line))
+    stranger(ready)()
+    notes = journal.notes | {Note.PIVOTING}
+    settle(ready.context, journal.facts, notes, keep_snapshots=True)
+    assert levels(ready)["tank/web@syncoid"] == "torn"
+    assert levels(ready)["tank/web@s1"] == "crash"
+
+
+def test_it_is_asked_for_before_the_runs_own_snapshots_are_destroyed(ready):
+    ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    with pytest.raises(AttentionError):
+        take(ready)
+    del ready.hooks.at["hypervisor.commit"]
+    (journal,) = read_journals(ready.paths.journal)
+    whole = journal.path.read_text().splitlines(keepends=True)
+    journal.path.write_text("".join(line for line in whole if '"event": "commit"' not in line))
+    stranger(ready)()
+    settle(ready.context, journal.facts, {Note.PIVOTING}, keep_snapshots=False)
+    assert levels(ready) == {"tank/web@syncoid": "torn"}
 
 
 @pytest.fixture

@@ -826,6 +826,20 @@ def test_a_pivot_of_the_guardians_is_noted(begin, host):
     assert {"event": "note", "note": "pivoting"}.items() <= lines_of(run)[-1].items()
 
 
+def test_a_full_disk_keeps_no_guest_on_its_overlays(begin, host, monkeypatch):
+    run = begin("overlay").frozen()
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+
+    def full(*_what, **_how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("snaporch.run.journal.append_line", full)
+    monkeypatch.setattr("snaporch.run.torn.append_line", full)
+    assert let_it_go(run)
+    assert host.on_bases()
+
+
 def test_a_guest_suspended_for_a_commit_on_the_way_back_is_in_the_window(begin):
     run = begin("overlay").frozen()
     run.journal.note(Note.SUSPENDED)
