@@ -14,7 +14,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -236,6 +236,17 @@ class Journal:
         """Something that settling has to know and cannot see."""
         _take(self.notes, "note", note)
         self._write(event="note", note=note.value)
+
+    def all_notes(self) -> set[Note]:
+        """The notes that hold, with those of the run's guardian; its own if it cannot be read.
+
+        What could not be written any more was not begun; what had been done then counts.
+        """
+        with suppress(OSError):
+            there = read_journal(self.path)
+            if isinstance(there, OldJournal):
+                return set(there.notes) | (self.notes & {Note.HELD, Note.COMMITTED})
+        return self.notes
 
     def _write(self, **fields: Any) -> None:
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields}) + "\n"

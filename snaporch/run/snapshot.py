@@ -265,9 +265,8 @@ class _Run:
         self._context.progress.step(name, doing)
         try:
             keep = self._taken or self._taker.awaited
-            done = settle(
-                self._context, self._plan.facts, journal.notes, keep_snapshots=keep, alive=True
-            )
+            notes = journal.all_notes()
+            done = settle(self._context, self._plan.facts, notes, keep_snapshots=keep, alive=True)
         except AttentionError as trouble:
             journal.close(settled=False)
             reason = f"{_reason(error)}; then: {trouble.thing}: {trouble.reason}"

@@ -1,6 +1,9 @@
+import errno
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fakes.hypervisor import Agent
@@ -253,6 +256,29 @@ def test_a_guest_that_was_resumed_is_suspended_no_more(directory):
     assert read_journals(directory)[0].notes == journal.notes
     journal.note(Note.SUSPENDED)
     assert read_journals(directory)[0].notes == journal.notes == {Note.PIVOTING, Note.SUSPENDED}
+
+
+def test_the_guardians_notes_count_and_what_was_done_and_could_not_be_noted(
+    directory, path, monkeypatch
+):
+    journal = Journal(directory, FACTS)
+    journal.note(Note.SUSPENDED)
+    append_note(path, Note.LET_GO)
+    assert Note.LET_GO in journal.all_notes()
+    journal.note(Note.SUSPENDED)
+    append_note(path, Note.RESUMED)
+    assert journal.all_notes() == set()
+
+    def full(*_what):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(journal_module.os, "write", full)
+    for note in (Note.SUSPENDED, Note.COMMITTED):
+        with suppress(OSError):
+            journal.note(note)
+    assert journal.all_notes() == {Note.COMMITTED}
+    monkeypatch.setattr(Path, "read_bytes", full)
+    assert journal.all_notes() == journal.notes
 
 
 def test_a_journal_that_cannot_be_written_says_what_to_do(tmp_path):

@@ -29,7 +29,7 @@ from snaporch.model import BundleState, DomainState, Level
 from snaporch.pool import PoolError
 from snaporch.run import overlays
 from snaporch.run.images import OverlayError
-from snaporch.run.journal import Journal, Step
+from snaporch.run.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.run.lock import domain_lock
 from snaporch.run.records import all_records
 from snaporch.run.settle import recover_leftovers
@@ -704,3 +704,44 @@ def test_no_descriptor_and_no_thread_stays(world):
         world.hooks.at["capture.writing"] = failing(HypervisorError("web", "no"))
         with suppress(RunFailedError):
             snapshot(world, "s2")
+
+
+# -- what the guardian has noted ----------------------------------------------------------------
+
+
+def guardian_notes(world, note, then):
+    def come():
+        (journal,) = read_journals(world.paths.journal)
+        append_note(journal.path, note)
+        then()
+        raise PoolError("tank", "no")
+
+    return come
+
+
+def test_a_pause_after_the_guardian_let_the_guest_go_is_somebody_elses(world):
+    world.add_guest()
+
+    def paused_by_its_owner():
+        world.guest().state, world.guest().paused_reason = DomainState.PAUSED, "user"
+
+    come = guardian_notes(world, Note.LET_GO, paused_by_its_owner)
+    world.hooks.at["pool.snapshot tank"] = come
+    with pytest.raises(RunFailedError):
+        snapshot(world, level="paused")
+    assert world.guest().state is DomainState.PAUSED
+
+
+def test_a_guest_that_ended_in_a_pivot_of_the_guardians_needs_a_human(world):
+    """It may have written to its base since."""
+    world.add_guest()
+    world.with_defaults(ram_strategy="overlay")
+
+    def ended():
+        (journal,) = read_journals(world.paths.journal)
+        world.write_overlay(journal.facts.overlays[0].overlay)
+        world.guest().live, world.guest().state = None, DomainState.OFF
+
+    world.hooks.at["pool.snapshot tank"] = guardian_notes(world, Note.PIVOTING, ended)
+    with pytest.raises(AttentionError, match="either may be the newer"):
+        snapshot(world)
