@@ -311,7 +311,7 @@ class OldJournal:
     @property
     def held(self) -> bool:
         """Whether the run may have left the guest paused or frozen."""
-        if self.facts.was is not DomainState.RUNNING or Note.LET_GO in self.notes:
+        if self.facts.was is not DomainState.RUNNING or self.notes & {Note.LET_GO, Note.HELD}:
             return False
         if self.notes & {Note.SUSPENDED, Note.FREEZING}:
             return True

@@ -318,6 +318,8 @@ def _window(lines: Sequence[dict[str, Any]]) -> _Window | None:
     if "freeze" not in ended and strategy in _SAVING_RAM:
         return _Window.SAVING if "freeze" in begun and facts["was"] == "running" else None
     if strategy in _STANDING_STILL:
+        if _last_noted(lines, ("held",)):
+            return None
         asked = strategy in _ASKED and _last_noted(lines, _BEGINNINGS, _ENDS) in _BEGINNINGS
         return _Window.STILL if asked or "freeze" in ended else None
     if _is_suspended(lines):
@@ -401,6 +403,7 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
                 hypervisor.thaw_file_systems(facts["uuid"], 10)
             reason = hypervisor.paused_by(facts["uuid"])
             ours = reason != _BY_ITS_OWNER or _is_suspended(lines)
+            ours = ours and not _last_noted(lines, ("held",))
             if facts["was"] == "running" and reason is not None and ours:
                 resume(hypervisor, facts["uuid"])
             if facts["strategy"] == "paused" and reason is None and not _is_frozen(lines):

@@ -799,6 +799,22 @@ def test_a_guest_that_its_owner_suspends_may_stand_still(
     assert let_go.times == 0
 
 
+@pytest.mark.parametrize("strategy", SAVING)
+@pytest.mark.parametrize("reason", ["snapshot", "user"])
+def test_a_guest_that_is_held_for_its_owner_stays_so(saving, host, recovering, strategy, reason):
+    run = saving(strategy)
+    run.journal.note(Note.HELD)
+    run.write("end", Step.FREEZE)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
+    if strategy == "manual":
+        assert watch._window(lines_of(run)) is None
+    let_it_go(run)
+    guard(run, 0)
+    assert host.guest().state is DomainState.PAUSED
+    (journal,) = read_journals(host.paths.journal)
+    assert not journal.held
+
+
 def test_what_there_was_before_the_guardian_commits_is_noted(begin, host):
     """What somebody snapshots meanwhile is torn."""
     run = begin("overlay")
