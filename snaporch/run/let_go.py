@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.2
 _RESUME_SECONDS = 30
 _RESUME_FIRST_SECONDS, _RESUME_LATER_SECONDS = 0.1, 2.0
 _OURS = "snapshot"
-"""libvirt's name for the job of an external snapshot with memory."""
+"""libvirt's name for the job of a snapshot with memory, and for a pause that is asked for in it."""
 _FULL = "ioerror"
 """Its reason for a guest that QEMU paused because it could not write."""
 
@@ -119,7 +119,11 @@ def is_ours_to_resume(context: Context, facts: Facts, notes: Collection[Note]) -
     reason = context.hypervisor.paused_by(facts.uuid)
     if Note.LET_GO in notes:
         return reason == _FULL  # whoever paused it since knows why, but for an overlay of the run's
-    return reason is not None and (reason != "user" or Note.SUSPENDED in notes)
+    if Note.SUSPENDED in notes:
+        return reason is not None
+    saving = Note.SAVING in notes and facts.strategy.level is Level.RAM
+    # saved live, libvirt gives a pause of its own no reason, but one that somebody asks for then
+    return reason not in ((None, "user", _OURS) if saving else (None, "user"))
 
 
 def end_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:

@@ -35,6 +35,8 @@ _GRACE_SECONDS = 30
 _RECOVER_WAIT = "600"
 _BY_ITS_OWNER = "user"
 """libvirt's reason for a pause that somebody asked for: its owner, or the run, which notes it."""
+_ASKED_WHILE_SAVING = (_BY_ITS_OWNER, "snapshot")
+"""The same while RAM is saved: saved live, libvirt gives this reason to nothing else."""
 _RETRY_SECONDS = 2.0
 _MAX_HELD_SECONDS = 60.0
 """Between two tries for a guest that may be paused or frozen."""
@@ -266,7 +268,7 @@ class _Pulse(threading.Thread):
             try:
                 hypervisor = hypervisor or open_hypervisor(self._uri)
                 reason = hypervisor.paused_by(self._uuid)
-                if reason is None or (reason == _BY_ITS_OWNER and not self.ours):
+                if reason is None or (reason in _ASKED_WHILE_SAVING and not self.ours):
                     self.ran_at = asked
             except SnaporchError:
                 continue
@@ -402,7 +404,8 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
             elif facts["strategy"] == "quiesced":
                 hypervisor.thaw_file_systems(facts["uuid"], 10)
             reason = hypervisor.paused_by(facts["uuid"])
-            ours = reason != _BY_ITS_OWNER or _is_suspended(lines)
+            asked_for = reason in (_ASKED_WHILE_SAVING if saving else (_BY_ITS_OWNER,))
+            ours = not asked_for or _is_suspended(lines)
             ours = ours and not _last_noted(lines, ("held",))
             if facts["was"] == "running" and reason is not None and ours:
                 resume(hypervisor, facts["uuid"])

@@ -21,6 +21,7 @@ from snaporch.model import DomainState, Strategy
 from snaporch.pool import PoolError
 from snaporch.run import overlays, watch
 from snaporch.run.journal import Journal, Note, Step, let_go_mark, read_journals
+from snaporch.run.let_go import is_ours_to_resume
 from snaporch.run.plan import make_plan
 from snaporch.run.torn import commits_in
 
@@ -789,14 +790,49 @@ def test_a_guest_that_libvirt_does_not_answer_for_is_let_go(
     assert let_go.times == 1
 
 
+@pytest.mark.parametrize("strategy", SAVING)
+@pytest.mark.parametrize("reason", ["user", "snapshot"])
 def test_a_guest_that_its_owner_suspends_may_stand_still(
-    saving, host, process, let_go, monkeypatch
+    saving, host, process, let_go, monkeypatch, strategy, reason
 ):
-    run = saving("manual")
-    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    run = saving(strategy)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
     looking(monkeypatch, 40, run.over)
     guard(run, process.pid, "0.1")
     assert let_go.times == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "noted", "state"),
+    [
+        ("snapshot", [], DomainState.PAUSED),
+        ("snapshot", [Note.SUSPENDED], DomainState.RUNNING),
+        ("unknown", [], DomainState.RUNNING),  # QEMU's own, for the end
+        ("migration", [], DomainState.RUNNING),
+    ],
+)
+@pytest.mark.parametrize("strategy", SAVING)
+def test_whose_pause_it_is_while_ram_is_saved(
+    saving, host, recovering, strategy, reason, noted, state
+):
+    run = saving(strategy)
+    for note in noted:
+        run.journal.note(note)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
+    (journal,) = read_journals(host.paths.journal)
+    ours = is_ours_to_resume(host.context, run.facts, journal.notes)
+    assert ours is (state is DomainState.RUNNING)
+    watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
+    assert host.guest().state is state
+
+
+@pytest.mark.parametrize("reason", ["unknown", "migration"])
+def test_a_pause_for_the_end_of_ram_has_an_end(saving, host, process, recovering, let_go, reason):
+    run = saving("manual")
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
+    let_go.then = process.kill
+    guard(run, process.pid, "0.1")
+    assert let_go.times == 1
 
 
 @pytest.mark.parametrize("strategy", SAVING)
