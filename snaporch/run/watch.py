@@ -108,8 +108,7 @@ class _Guardian:
             command = [sys.executable, "-P", "-m", "snaporch", *options]
             command += ["recover", "--wait", _RECOVER_WAIT, "--notify", lines[0]["facts"]["uuid"]]
             try:
-                done = subprocess.run(command, check=False, timeout=limit, stderr=subprocess.PIPE)
-                said.say(done.stderr)
+                said.say(_run(command, limit, self._look_meanwhile))
             except subprocess.TimeoutExpired as error:
                 _complain(error)
                 limit *= 2
@@ -192,6 +191,16 @@ class _Guardian:
             self._released = held if let_go else None
             self._tries.failed()
 
+    def _look_meanwhile(self) -> None:
+        """A recovery too may hang while it has the guest suspended for its commit."""
+        try:
+            if _window(self._read()) is _Window.COMMITTING:
+                self._look()
+            else:
+                self._since, self._released = None, None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the guest needs its guardian
+            _complain(error)
+
     def _mark(self) -> None:
         """First of all, for the run must not take it for its own doing."""
         try:
@@ -272,6 +281,26 @@ class _Pulse(threading.Thread):
                     self.ran_at = asked
             except SnaporchError:
                 continue
+
+
+def _run(command: Sequence[str], limit: float, look: Callable[[], None]) -> bytes:
+    """Run a recovery, and look after the guest meanwhile; what it said on standard error.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.TimeoutExpired: it took longer than ``limit`` seconds, and was ended.
+    """
+    end = time.monotonic() + limit
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.communicate(timeout=_LOOK_SECONDS)[1]
+                if time.monotonic() > end:
+                    raise subprocess.TimeoutExpired(command, limit)
+                look()
+        finally:
+            process.kill()
 
 
 def _attempt(note: Callable[[Any], None]) -> Callable[[Any], None]:

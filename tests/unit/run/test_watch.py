@@ -101,11 +101,11 @@ def recovering(monkeypatch):
     """The recoveries that the guardian began."""
     commands = []
 
-    def recover(words, **_how):
+    def recover(words, *_how):
         commands.append(words)
         raise Recovered
 
-    monkeypatch.setattr(watch.subprocess, "run", recover)
+    monkeypatch.setattr(watch, "_run", recover)
     return commands
 
 
@@ -342,13 +342,13 @@ def test_a_recovery_is_tried_again_soon_for_a_guest_that_may_stand_still(
         run.journal.note(Note(note))
     monkeypatch.setattr(watch, "time", clock)
 
-    def recover(_words, **_how):
+    def recover(_words, *_how):
         tries.append(clock.now)
         if len(tries) == 14:
             run.over()
-        return SimpleNamespace(stderr=b"")
+        return b""
 
-    monkeypatch.setattr(watch.subprocess, "run", recover)
+    monkeypatch.setattr(watch, "_run", recover)
     watch.main(["0", str(run.path), "60", URI])
     waited = [after - before for before, after in itertools.pairwise(tries)]
     assert waited == sorted(waited) or max(waited) < longest * 1.1
@@ -359,16 +359,58 @@ def test_a_recovery_that_hangs_is_ended_and_has_longer_the_next_time(begin, monk
     run, limits = begin("paused").frozen(), []
     monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
 
-    def recover(words, *, timeout, **_how):
+    def recover(words, timeout, _look):
         limits.append(timeout)
         if len(limits) == 3:
             run.over()
         raise subprocess.TimeoutExpired(words, timeout)
 
-    monkeypatch.setattr(watch.subprocess, "run", recover)
+    monkeypatch.setattr(watch, "_run", recover)
     watch.main(["0", str(run.path), "60", URI])
     assert limits == [3600, 7200, 14400]
     assert "timed out" in capsys.readouterr().err
+
+
+def test_a_recovery_says_what_it_says_and_is_ended_in_time():
+    looks = []
+    says = [sys.executable, "-c", "import sys; sys.stderr.write('no pool')"]
+    assert watch._run(says, 60, lambda: looks.append(1)) == b"no pool"
+    with pytest.raises(subprocess.TimeoutExpired):
+        watch._run(["sleep", "60"], 0.05, lambda: looks.append(1))
+    assert looks
+
+
+def test_a_guest_that_a_recovery_suspends_is_watched(begin, host, monkeypatch):
+    """One that hangs, or is killed, while its commit has the guest suspended."""
+    run = begin("overlay").frozen()
+    guest = host.guest()
+
+    def recover(_words, _limit, look):
+        look()
+        run.journal.note(Note.SUSPENDED)
+        guest.state, guest.paused_reason = DomainState.PAUSED, "user"
+        look()
+        run.over()
+        return b""
+
+    monkeypatch.setattr(watch, "_run", recover)
+    watch.main(["0", str(run.path), "0", URI])
+    assert guest.state is DomainState.RUNNING
+
+
+def test_a_recovery_that_commits_is_left_to_it(begin, host, let_go, monkeypatch):
+    host.paths = host.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
+    run = begin("overlay").frozen()
+
+    def recover(_words, _limit, look):
+        look()
+        look()
+        run.over()
+        return b""
+
+    monkeypatch.setattr(watch, "_run", recover)
+    watch.main(["0", str(run.path), "0", URI])
+    assert let_go.times == 0
 
 
 def test_the_same_is_said_again_only_later_each_time(monkeypatch, capsys):
@@ -992,15 +1034,15 @@ def test_a_recovery_that_fails_is_tried_again(begin, process, monkeypatch):
     run, tries = begin("paused").frozen(), []
     monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.02)
 
-    def recover(words, **_how):
+    def recover(words, *_how):
         tries.append(words)
         if len(tries) == 2:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         if len(tries) == 3:
             run.over()
-        return SimpleNamespace(stderr=b"")
+        return b""
 
-    monkeypatch.setattr(watch.subprocess, "run", recover)
+    monkeypatch.setattr(watch, "_run", recover)
     process.kill()
     process.wait()
     watch.main([str(process.pid), str(run.path), "60", URI])
