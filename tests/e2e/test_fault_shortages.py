@@ -23,6 +23,8 @@ from support import (
     zfs_snapshots,
 )
 
+from snaporch.bundle.store import MARKER
+
 
 @pytest.fixture(scope="module")
 def guest():
@@ -52,7 +54,10 @@ def well(guest):
 def small(directory, options):
     """A file system of its own over a directory; what is in it is hidden meanwhile."""
     directory.mkdir(parents=True, mode=0o711, exist_ok=True)
-    must("mount", "-t", "tmpfs", "-o", f"mode=711,{options}", "tmpfs", str(directory))
+    must("mount", "-t", "tmpfs", "-o", "mode=711", "tmpfs", str(directory))
+    if directory == BUNDLES:
+        (BUNDLES / MARKER).touch()
+    must("mount", "-o", f"remount,{options}", str(directory))
     try:
         yield
     finally:
