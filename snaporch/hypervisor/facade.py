@@ -337,8 +337,12 @@ class LibvirtHypervisor:
     def destroy(self, uuid: str) -> None:
         handle = self._handle(uuid)
         with self._explained(uuid, "destroy"):
-            if handle.isActive():
-                handle.destroy()
+            try:
+                if handle.isActive():
+                    handle.destroy()
+            except libvirt.libvirtError as error:
+                if error.get_error_code() not in _ABSENT:  # a transient one that has just ended
+                    raise
 
     def define(self, xml: str) -> None:
         with self._explained("domain XML", "define"):
