@@ -10,7 +10,7 @@ from fakes.images import qcow2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaporch.errors import RefusedError
+from snaporch.errors import RefusedError, SnaporchError, UnavailableError
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.hypervisor.rewrite import SharedError
 from snaporch.hypervisor.xml import backing_chain, disk_element, disks, parse
@@ -199,7 +199,20 @@ def test_a_base_that_nobody_writes_to_is_shared(layout, tmp_path):
     assert layout.images()[1] == str(golden)
 
 
-@pytest.mark.parametrize("change", [write_to, replace, delete, lead_elsewhere])
+def test_a_base_that_is_not_there_may_only_be_away(layout, tmp_path):
+    """Its file system may not be mounted: that is no verdict on the snapshot."""
+    golden = tmp_path / "golden.img"
+    golden.write_bytes(b"raw")
+    layout.put("top.img", qcow2(str(golden), "raw")).snapshot()
+    delete(golden)
+    with pytest.raises(SnaporchError, match=r"golden.img, which lies beneath vda and is not in"):
+        layout.clone()
+    with pytest.raises(UnavailableError, match="cannot be looked at"):
+        verify(layout.world.context, layout.source().record, Ordeal())
+    assert layout.nothing_was_made()
+
+
+@pytest.mark.parametrize("change", [write_to, replace, lead_elsewhere])
 def test_a_base_that_is_not_what_it_was_is_not(layout, tmp_path, change):
     golden = tmp_path / "golden.img"
     golden.write_bytes(b"raw")
