@@ -33,12 +33,17 @@ test-all: test ## the long matrices too, with a report in docs/fault-matrix.md
 	@LONG=1 tests/e2e/run $(LABS) test_load test_fault_windows test_restore_cut_short test_hostile \
 		test_destination_contract
 	@FAULTS_SAMPLE=all tests/e2e/faults/run --report docs/fault-matrix.md
+	@$(VENV)/bin/python tests/mutants/run --report docs/mutants.md
 
 .PHONY: test-unit
 test-unit: ## tests that need neither ZFS nor a running libvirtd
 	@echo "unit and integration tests"
 	@test -n "$(VENV)"
 	@$(VENV)/bin/python -m pytest -q -m "not lab" tests/unit tests/integration tests/contract
+
+.PHONY: mutants
+mutants: ## put deliberate mistakes into deciding modules; which does no test notice? (WORDS="fate")
+	@$(VENV)/bin/python tests/mutants/run $(if $(WORDS),$(WORDS),--report docs/mutants.md)
 
 .PHONY: test-lab
 test-lab: ## whole flows in the lab (WORDS="uefi names" JOBS=1)
