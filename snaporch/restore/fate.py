@@ -59,7 +59,7 @@ def decide(sight: Sight) -> Fate:
     return Fate.FORWARD if sight.barred else Fate.CHANGED
 
 
-def fate_of(context: Context, old: OldRestore, *, dry_run: bool = False) -> Fate:
+def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> Fate:
     """Look, and decide.
 
     Args:

@@ -207,7 +207,7 @@ def _make_way(context: Context, uuid: str) -> list[OldRestore]:
     """Restores that were cut short before: undone, or superseded by the one that begins."""
     older = []
     for old in unfinished(context.config.paths.journal, uuid):
-        if fate_of(context, old) is Fate.UNDO:
+        if fate_of(context, old, dry_run=False) is Fate.UNDO:
             give_up(context, old.facts, old.path)
         else:
             older.append(old)

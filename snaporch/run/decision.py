@@ -76,9 +76,9 @@ class Sight:
     live: Points
     inactive: Points
     file: File
-    pivoting: bool = False
+    pivoting: bool
     """The switch back to the base had been asked for, and was not known to be over."""
-    unused: bool = False
+    unused: bool
     """The run is alive, and nobody has had the base since the guest left it for the overlay."""
 
 

@@ -330,6 +330,7 @@ class FakePool:
 
     def written_since(self, snapshot: str) -> int:
         """See the protocol."""
+        self.hooks.reach("pool.written_since")
         dataset, found = self._find(snapshot)
         return 0 if dataset.content == found.content else len(dataset.content)
 

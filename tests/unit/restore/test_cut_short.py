@@ -282,6 +282,17 @@ def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill):
     assert world.leftovers() == []
 
 
+def test_what_cannot_be_told_to_be_unwritten_is_not_rolled_back(story, world, kill):
+    """ZFS does not say what was written since the guest was to be resumed."""
+    with kill("after", Step.RESUME):
+        put_back(world)
+    world.hypervisor.destroy(story.domain.uuid)
+    story.write(b"hours of work")
+    world.hooks.at["pool.written_since"] = failing(PoolError("zfs get", "the pool is busy"))
+    recover(world.context, story.domain.uuid)
+    assert story.content() == {b"hours of work"}
+
+
 def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
     """ZFS counts some KiB after a rollback, and after mounting."""
     rollback = world.pool.rollback
