@@ -191,13 +191,9 @@ def count_of_one_instant(guest, taken):
     A disk holds the same in each, whatever its name; of two disks the second may be one behind.
     """
     names = {record["snapshot"] for record in taken}
-    held = [
-        {
-            image.count(name)
-            for name in names
-            if f"{image.dataset}@{name}" in autosnaps(image.dataset)
-        }
-        for image in guest.images
-    ]
+    held = []
+    for image in guest.images:
+        there = {full.partition("@")[2] for full in autosnaps(image.dataset)}
+        held.append({image.count(name) for name in names & there})
     assert all(len(counts) <= 1 for counts in held), held
     return agreed_count([count for counts in held for count in counts])

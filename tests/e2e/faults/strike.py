@@ -142,7 +142,7 @@ def recover(case: Case | None, *, guarded: bool = False) -> str:
     """
     outcome: Outcome = snaporch_here("recover", "--wait", "60")
     if guarded and (outcome.status, outcome.out) == (0, ""):
-        return "mended by the guardian"
+        return _let_guardian_mend()
     if case and case.may_be_undecided and UNDECIDED in outcome.err:
         assert outcome.status == 9, f"recover: {outcome}"
         for overlay in OVERLAYS.glob("*/*.qcow2"):
