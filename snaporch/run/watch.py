@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -406,11 +407,9 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
     """Let the guest go; False to try again."""
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
-    from snaporch.pool import open_pool
     from snaporch.run.journal import Note, append_note, noting
     from snaporch.run.let_go import end_job, resume
     from snaporch.run.pipe import reader_of
-    from snaporch.run.torn import note_commit
 
     facts = lines[0]["facts"]
     saving = window is _Window.SAVING
@@ -425,11 +424,10 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
                 end_job(hypervisor, facts["uuid"], facts["domain"])
             elif window is _Window.ON_OVERLAYS:
                 overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
-                with contextlib.suppress(SnaporchError):  # what is not noted counts as torn
-                    note_commit(open_pool(to_look=True), facts["datasets"], journal)
                 unsuspended = Patience(running=float("inf"))  # killed then, it would stay so
                 told = noting(_attempt(lambda note: append_note(journal, note)))
-                hypervisor.commit(facts["uuid"], overlays, told, unsuspended)
+                with _noted_commit(facts["datasets"], journal):
+                    hypervisor.commit(facts["uuid"], overlays, told, unsuspended)
             elif facts["strategy"] == "quiesced":
                 hypervisor.thaw_file_systems(facts["uuid"], 10)
             reason = hypervisor.paused_by(facts["uuid"])
@@ -447,6 +445,18 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
         _complain(error)
         return False
     return True
+
+
+def _noted_commit(datasets: Sequence[str], journal: Path) -> AbstractContextManager[Any]:
+    """Note when a commit begins and ends; one that nobody notes tears whatever is taken later."""
+    from snaporch.pool import PoolError, open_pool
+    from snaporch.run.torn import noted_commit
+
+    try:
+        return noted_commit(open_pool(to_look=True), datasets, journal)
+    except PoolError as error:  # which must not keep the guest on its overlays
+        _complain(error)
+        return contextlib.nullcontext()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from guests.sector import agreed_count
 from sanoid_here import PATIENT, Sanoid, autosnaps, forget, records
 from support import (
     BUNDLES,
+    JOURNAL,
     RUNTIME,
     assert_clean,
     assert_restored,
@@ -21,6 +22,8 @@ from support import (
     wait_for,
     wait_for_ram_phase,
 )
+
+from snaporch.run.torn import commits_in
 
 HOOK = "/usr/local/bin/snaporch hook sanoid pre"
 
@@ -104,6 +107,12 @@ def on_overlays(guest):
     return any("/overlays/" in source for source in guest.sources().values())
 
 
+def is_committed(guest):
+    """Whether the guest is back on its disks, and what is taken now of one instant again."""
+    commits = [commit for path in JOURNAL.glob("*.jsonl") for commit in commits_in(path)]
+    return not on_overlays(guest) and all(commit.until is not None for commit in commits)
+
+
 def test_killed_with_its_process_group_while_the_guest_is_frozen(guest, tmp_path):
     with at_the_gate(tmp_path) as (_gate, process):
         assert on_overlays(guest)
@@ -129,7 +138,7 @@ def test_the_holder_is_killed_while_the_guest_is_frozen(guest, tmp_path):
     """Its guardian lets the guest go; what sanoid takes then is what it is."""
     with at_the_gate(tmp_path) as (gate, process):
         os.kill(holder(), signal.SIGKILL)
-        wait_for(lambda: not on_overlays(guest), "the guardian")
+        wait_for(lambda: is_committed(guest), "the guardian")
         gate.open()
         out, _ = process.communicate()
     assert "was not held still for tank/cut@autosnap_" in out
@@ -142,7 +151,7 @@ def test_sanoid_takes_too_long(guest, tmp_path):
         config(tmp_path, "[defaults]\nhook_deadline = 3\n") as environment,
         at_the_gate(tmp_path, env=environment) as (gate, process),
     ):
-        wait_for(lambda: not on_overlays(guest), "the deadline")
+        wait_for(lambda: is_committed(guest), "the deadline")
         gate.open()
         out, _ = process.communicate()
     assert "recorded as crash-consistent" in out
