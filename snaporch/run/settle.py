@@ -78,9 +78,9 @@ def settle(
         with reader_of(Path(facts.ram_pipe)):
             domain = _find(context, facts)
             done = let_go(context, domain, facts, notes)
-        commits = commits_in(journal_of(context, facts))
-        unnoted = not commits
-        done += _settle_disks(context, domain, facts, notes, commits, alive=alive, take=take)
+        unnoted = not commits_in(journal_of(context, facts))
+        own_commit: list[Commit] = []
+        done += _settle_disks(context, domain, facts, notes, own_commit, alive=alive, take=take)
         done += wake(context, facts, notes)
     except AttentionError:
         raise
@@ -90,6 +90,7 @@ def settle(
             f"could not be brought back to its base images ({error})",
             f"nothing was removed; mend the cause and run: snaporch recover {facts.uuid}",
         ) from error
+    commits = commits_of_all(context.config.paths.journal) + own_commit
     if unnoted:  # before the run's own are destroyed
         commits += _unnoted_commit(context, facts, notes)
     if keep_snapshots is None:
@@ -98,7 +99,6 @@ def settle(
     done += (
         finish_snapshots(context, facts) if keep_snapshots else destroy_snapshots(context, facts)
     )
-    commits += commits_of_all(context.config.paths.journal)
     torn = mark_torn(context.pool, facts.datasets, commits)
     done += [torn_text(snapshot.full_name) for snapshot in torn]
     context.store.discard_partial(facts.uuid, facts.run)
@@ -134,7 +134,7 @@ def _settle_disks(
     domain: Domain | None,
     facts: Facts,
     notes: Collection[Note],
-    commits: list[Commit],
+    own_commit: list[Commit],
     *,
     alive: bool,
     take: Take | None,
@@ -163,9 +163,9 @@ def _settle_disks(
     done = []
     online, offline = actions.get(Action.COMMIT, []), actions.get(Action.COMMIT_OFFLINE, [])
     if online or offline:
-        with noted_commit(context.pool, facts.datasets, journal_of(context, facts)) as begun:
-            commits.append(begun)
+        with noted_commit(context.pool, facts.datasets, journal_of(context, facts)) as noted:
             done += _commit_all(context, facts, online, offline)
+        own_commit += noted
     if domain is not None:
         if context.hypervisor.rebase_managed_save(facts.uuid, facts.overlays):
             done.append("had the RAM that libvirt saved of it go on on its bases")

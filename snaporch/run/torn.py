@@ -81,20 +81,23 @@ def note_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Commit:
 
 
 @contextmanager
-def noted_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterator[Commit]:
+def noted_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterator[list[Commit]]:
     """Around a commit; one that raises is noted as begun, and never as ended.
 
     A pool that does not answer must not keep the guest on its overlays.
+
+    Yields: the commit as far as it is known, for who has no journal to read it from.
     """
     try:
-        begun = note_commit(pool, datasets, journal)
+        noted = [note_commit(pool, datasets, journal)]
     except PoolError:
-        begun = Commit(dict.fromkeys(datasets, 0), None, journal.stem, datetime.now(UTC))
+        noted = [Commit(dict.fromkeys(datasets, 0), None, journal.stem, datetime.now(UTC))]
         with suppress(OSError):
-            append_line(journal, event=_BEGUN, after=begun.after, run=begun.run)
-    yield begun
+            append_line(journal, event=_BEGUN, after=noted[0].after, run=noted[0].run)
+    yield noted
     with suppress(OSError, PoolError):  # then more counts as torn than is
-        append_line(journal, event=_ENDED, until=_newest(pool, datasets))
+        noted[:] = [replace(noted[0], until=_newest(pool, datasets))]
+        append_line(journal, event=_ENDED, until=noted[0].until)
 
 
 def commits_in(journal: Path) -> list[Commit]:

@@ -146,6 +146,21 @@ def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready):
     assert levels(ready)["tank/web@s1"] == "crash"
 
 
+def test_what_is_taken_after_the_commit_of_a_recovery_is_not_torn(ready):
+    """The run's own, which was cut short, ends with it."""
+    ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    with pytest.raises(AttentionError):
+        take(ready)
+    del ready.hooks.at["hypervisor.commit"]
+    (journal,) = read_journals(ready.paths.journal)
+    ready.hooks.at["commit.pivoting"] = stranger(ready)
+    ready.hooks.at["hypervisor.rebase_inactive"] = stranger(ready, "later")
+    settle(ready.context, journal.facts, journal.notes, keep_snapshots=True)
+    marked = levels(ready)
+    assert marked["tank/web@syncoid"] == "torn"
+    assert marked["tank/web@later"] is None
+
+
 def test_it_is_asked_for_before_the_runs_own_snapshots_are_destroyed(ready):
     ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
     with pytest.raises(AttentionError):
@@ -197,9 +212,9 @@ def test_where_the_runs_own_cannot_be_told_the_clock_decides(ready):
         ready.pool.snapshot([name], {"snaporch:run": "another"})
     journal = ready.paths.journal / "own.jsonl"
     ready.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
-    with noted_commit(ready.pool, ("tank/web",), journal) as commit:
+    with noted_commit(ready.pool, ("tank/web",), journal) as commits:
         del ready.hooks.at["pool.snapshots"]
-    assert [each.full_name for each in mark_torn(ready.pool, TWO.values(), [commit])] == [
+    assert [each.full_name for each in mark_torn(ready.pool, TWO.values(), commits)] == [
         "tank/web@since"
     ]
 
