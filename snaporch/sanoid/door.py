@@ -105,6 +105,7 @@ class Door:
         with self._changed:
             self.window.opened()
             self._notes, self._opened = notes, time.monotonic()
+            self._heard = dict.fromkeys(self._joined, self._news)  # nothing of it is news later
         self._ring()
 
     @property
