@@ -146,7 +146,8 @@ def destroy(dataset: str) -> None:
         except RuntimeError as error:
             if "does not exist" in str(error):
                 return
-            if "busy" not in str(error) or time.monotonic() > end:
+            waits = any(word in str(error) for word in ("busy", "being held"))
+            if not waits or time.monotonic() > end:
                 raise
             _release_holds(dataset)
             time.sleep(0.02)
