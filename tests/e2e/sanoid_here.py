@@ -114,6 +114,7 @@ def forget() -> None:
     listing = run("zfs", "list", "-H", "-t", "snapshot", "-o", "name").out.splitlines()
     for name in listing:
         if "@autosnap_" in name:
+            run("zfs", "release", "snaporch-undo", name)  # a safety copy's, which goes with it
             must("zfs", "destroy", name)
     for directory in BUNDLES.glob("*"):  # its marker is a file, and stays
         shutil.rmtree(directory, ignore_errors=True)
