@@ -17,11 +17,15 @@ SLOW_BYTES = 64 << 10
 ENOUGH = 4
 """Snapshots of each dataset within a commit before it may go on."""
 _POLL_SECONDS = 0.05
+_PAUSE_SECONDS = 0.2
 _IN_BYTES = libvirt.VIR_DOMAIN_BLOCK_JOB_SPEED_BANDWIDTH_BYTES
 
 
 class Stranger:
-    """Takes snapshots of the guest's datasets, one after the other, as fast as they come."""
+    """Takes snapshots of the guest's datasets, one after the other.
+
+    Not as fast as they come: whatever looks at them later would take minutes.
+    """
 
     def __init__(self, guest: Guest) -> None:
         self._guest = guest
@@ -34,6 +38,7 @@ class Stranger:
             for image in self._guest.images:
                 must("zfs", "snapshot", f"{image.dataset}@stranger-{self._rounds}")
             self._rounds += 1
+            self._over.wait(_PAUSE_SECONDS)
 
     def slow_down(self) -> None:
         """Hold commits up until enough were taken meanwhile."""
