@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from guests.disks import Disk, mountpoint
+from guests.disks import Disk, destroy, mountpoint
 from guests.guest import Guest
 from support import assert_clean, assert_went_on, must, one_line_error, restore, snaporch, snapshot
 
@@ -20,7 +20,7 @@ def guest():
     )  # fmt: skip
     yield made
     made.remove()
-    must("zfs", "destroy", "-r", "flash/top")
+    destroy("flash/top")
 
 
 @pytest.fixture(scope="module")
