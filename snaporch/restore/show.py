@@ -15,6 +15,17 @@ from snaporch.run.context import Context
 from snaporch.run.records import check_names, missing_of, one_of_each, run_members
 
 _DEFAULT_URI = "qemu:///system"
+_LOOK = r"""stop() { echo "$*; nothing was touched" >&2; exit 1; }
+look() { # SNAPSHOT GUID WHAT-IS-NEWER...
+    name=$1 guid=$2
+    shift 2
+    [ "$(zfs get -Hpo value guid "$name")" = "$guid" ] || stop "$name is another of that name"
+    newer=$(zfs list -Hpo createtxg,name -t snapshot,bookmark -d 1 "${name%@*}" |
+        awk -F'\t' -v t="$(zfs get -Hpo value createtxg "$name")" '$1 > t { print $2 }' | sort)
+    [ "$newer" = "$(printf '%s\n' "$@" | sort)" ] ||
+        stop "newer than $name is not what was when this was printed: ${newer:-nothing}"
+}"""
+"""Before anything is touched: whether all is as it was when the commands were printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +91,10 @@ def describe(context: Context, record: SnapshotRecord) -> Description:
 
 
 def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
-    """The commands that restore it, with ``zfs``, ``virsh`` and coreutils alone.
+    """The commands that restore it, with ``zfs``, ``virsh`` and coreutils alone, for a shell.
 
-    Empty when they would not bring back what they promise. They are of now: what is newer, and
-    whether the domain runs, is looked up.
+    Empty when they would not bring back what they promise. What is newer is looked up, and that
+    nothing else is by the time they are run; they end with the first that fails.
     """
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     if manifest is None or record.bundle is None or record.state is not BundleState.COMPLETE:
@@ -95,19 +106,25 @@ def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
         return [f"# {error.reason}: {error.step}"]
     bundle = Path(record.bundle)
     virsh = _virsh(context)
-    domain = context.hypervisor.find(record.uuid)
-    lines = []
-    if domain is not None and domain.active:
-        lines.append(f"{virsh} destroy {record.uuid}")
+    looks, rollbacks = [], []
     own = run_members(manifest, record.run, everything)
     for member in one_of_each(manifest, own, record.snapshot, newest=True):
         full = member.full_name
         newer = context.pool.newer(full)
-        if newer:
-            lines.append(f"# destroys {', '.join(newer)}")
-        lines.append(shlex.join(["zfs", "rollback", *(["-r"] if newer else []), full]))
-    lines += [_install(bundle, part) for part in manifest.parts if part.source is not None]
-    return lines + _up(virsh, bundle, manifest, domain)
+        looks.append(shlex.join(["look", full, str(member.guid), *newer]))
+        rollbacks += [f"# destroys {', '.join(newer)}"] if newer else []
+        rollbacks.append(shlex.join(["zfs", "rollback", *(["-r"] if newer else []), full]))
+    return [
+        "(",
+        "set -eu",
+        *_LOOK.splitlines(),
+        *looks,
+        f"! {virsh} list --uuid | grep -qx {record.uuid} || {virsh} destroy {record.uuid}",
+        *rollbacks,
+        *(_install(bundle, part) for part in manifest.parts if part.source is not None),
+        *_up(virsh, bundle, manifest, context.hypervisor.find(record.uuid)),
+        ")",
+    ]
 
 
 def _virsh(context: Context) -> str:

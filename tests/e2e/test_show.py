@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
-from support import must, one_line_error, run, snaporch, snapshot
+from support import assert_restored, must, one_line_error, run, snaporch, snapshot
 
 DISKS = [Disk("file", "tank/by hand"), Disk("zvol", "flash/by hand"), Disk("file", "tank/more")]
 
@@ -24,32 +24,36 @@ def commands(name):
     return out.split("by hand, with zfs and virsh alone:\n", 1)[1]
 
 
-def fresh_mark(guest):
-    """End a line that was torn when the guest was destroyed; the guest is off."""
-    with guest.log.path.open("a") as log:
-        log.write("\n")
-    return guest.mark()
-
-
-def follow(guest, printed):
-    """Run the printed lines in a shell that ends with the first failure; a mark in the middle.
-
-    The guest still runs when the first of them destroys it.
-    """
-    first, rest = printed.split("\n", 1)
-    assert "destroy" in first
-    must("sh", "-ec", first)
-    mark = fresh_mark(guest)
-    must("sh", "-ec", rest)
-    return mark
+def follow(guest, printed, count):
+    """Run the printed lines as they are, while the guest runs: it goes on from ``count``."""
+    mark = guest.mark()
+    must("sh", "-c", printed)
+    assert_restored(guest, mark, count)
 
 
 def test_the_printed_commands_restore_it(guest):
     snapshot(guest, "--name", "s one")
     count = guest.snapshot_count("s one")
     guest.wait_count(beyond=count + 10)
-    mark = follow(guest, commands("by hand@s one"))
-    guest.assert_continues(mark, count)
+    follow(guest, commands("by hand@s one"), count)
+
+
+def test_they_touch_nothing_when_they_are_out_of_date(guest):
+    snapshot(guest, "--name", "then")
+    printed = commands("by hand@then")
+    must("zfs", "snapshot", "tank/more@since")
+    mark = guest.mark()
+    outcome = run("sh", "-c", printed)
+    assert outcome.status == 1
+    assert "was when this was printed: tank/more@since; nothing was touched" in outcome.err
+    must("zfs", "destroy", "tank/more@since")
+    must("zfs", "destroy", "tank/more@then")
+    must("zfs", "snapshot", "tank/more@then")
+    outcome = run("sh", "-c", printed)
+    assert outcome.status == 1
+    assert "tank/more@then is another of that name; nothing was touched" in outcome.err
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
 
 
 def test_they_say_what_they_destroy(guest):
@@ -58,8 +62,7 @@ def test_they_say_what_they_destroy(guest):
     count = guest.snapshot_count("old")
     printed = commands("by hand@old")
     assert "# destroys tank/more@new" in printed
-    mark = follow(guest, printed)
-    guest.assert_continues(mark, count)
+    follow(guest, printed, count)
 
 
 def test_as_json_they_are_the_same(guest):
@@ -91,8 +94,7 @@ def test_a_guest_with_uefi_variables():
         guest.wait_count(beyond=count + 3)
         printed = commands("efi@s")
         assert "install" in printed
-        mark = follow(guest, printed)
-        guest.assert_continues(mark, count)
+        follow(guest, printed, count)
     finally:
         guest.remove()
 

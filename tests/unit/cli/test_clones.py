@@ -180,7 +180,7 @@ def test_show_ends_with_what_to_type(taken, snaporch):
     assert answer.out.startswith("web@s1\n")
     lines = answer.out.split("by hand, with zfs and virsh alone:\n")[1].splitlines()
     assert lines == snaporch("show", "web@s1", "--json").json["by_hand"]
-    assert lines[-1].startswith("virsh restore ")
+    assert lines[-2].startswith("virsh restore ")
 
 
 def test_show_without_a_bundle(taken, snaporch):

@@ -17,21 +17,24 @@ def shown(world, text="web@s1"):
 
 def test_the_way_back_by_hand(story, world):
     bundle = story.record.bundle
-    assert list(shown(world).by_hand) == [
-        f"virsh destroy {story.domain.uuid}",
+    guids = {each.full_name: each.guid for each in world.pool.snapshots()}
+    lines = list(shown(world).by_hand)
+    assert lines[:2] == ["(", "set -eu"]
+    assert lines[lines.index("}") + 1 :] == [
+        *(f"look {name} {guids[name]}" for name in ("flash/web@s1", "tank/web@s1")),
+        f"! virsh list --uuid | grep -qx {story.domain.uuid} || virsh destroy {story.domain.uuid}",
         "zfs rollback flash/web@s1",
         "zfs rollback tank/web@s1",
         f"virsh define {bundle}/domain.xml",
         f"virsh restore {bundle}/ram.save --running",
+        ")",
     ]
 
 
-def test_a_guest_that_is_off_need_not_be_stopped(story, world):
+def test_a_managed_save_would_be_resumed_instead(story, world):
     world.hypervisor.destroy(story.domain.uuid)
     world.guest().managed_save = True
-    lines = shown(world).by_hand
-    assert not any("destroy" in line for line in lines)
-    assert f"virsh managedsave-remove {story.domain.uuid}" in lines
+    assert f"virsh managedsave-remove {story.domain.uuid}" in shown(world).by_hand
 
 
 def test_what_is_newer_is_named_before_it_is_destroyed(story, world):
@@ -39,11 +42,13 @@ def test_what_is_newer_is_named_before_it_is_destroyed(story, world):
     lines = shown(world).by_hand
     index = lines.index("zfs rollback -r tank/web@s1")
     assert lines[index - 1] == "# destroys tank/web@s2"
+    (look,) = [line for line in lines if line.startswith("look tank/web@s1")]
+    assert look.endswith(" tank/web@s2")
 
 
 def test_a_paused_guest_is_resumed_paused(tell, world):
     tell(state=DomainState.PAUSED)
-    assert shown(world).by_hand[-1].endswith(" --paused")
+    assert shown(world).by_hand[-2].endswith(" --paused")
 
 
 @pytest.mark.parametrize(("state", "last"), [(DomainState.OFF, "define"), (None, "start")])
@@ -51,7 +56,7 @@ def test_without_ram_it_is_booted_or_stays_off(world, state, last):
     world.add_guest("cold", state=state or DomainState.RUNNING)
     level = "crash" if state is None else None
     take_snapshot(world.context, world.hypervisor.domain("cold"), name="s1", wait=0, level=level)
-    assert shown(world, "cold@s1").by_hand[-1].split()[1] == last
+    assert shown(world, "cold@s1").by_hand[-2].split()[1] == last
 
 
 def test_uefi_variables_are_put_back_whose_they_were(world, tmp_path):
@@ -70,7 +75,9 @@ def test_uefi_variables_are_put_back_whose_they_were(world, tmp_path):
 def test_another_libvirt_is_named(story, world):
     config = world.context.config.model_copy(update={"libvirt_uri": "qemu:///session"})
     world.context.config = config
-    assert shown(world).by_hand[0].startswith("virsh -c qemu:///session destroy")
+    lines = [line for line in shown(world).by_hand if "virsh" in line]
+    assert len(lines) == 3
+    assert all("virsh -c qemu:///session " in line for line in lines)
 
 
 @pytest.mark.parametrize("what", ["snapshot", "part", "bundle"])
