@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, QuietOption, WaitOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
 from snaporch.errors import SnaporchError, UsageError
 from snaporch.run.decision import Take
 
@@ -42,6 +42,7 @@ def recover_command(
         typer.Option("--notify", help="Tell those whom [notify] names what could not be settled."),
     ] = False,
     wait: WaitOption = None,
+    json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
@@ -54,12 +55,12 @@ def recover_command(
     """
     if take is not None and domain is None:
         raise UsageError("--take", "is decided for one domain", "name it: snaporch list")
-    from snaporch.cli.recovering import recover_all
+    from snaporch.cli.recovering import Wish, recover_all
     from snaporch.cli.session import session
     from snaporch.cli.watching import watchers
 
     with (
-        session(config_path(context, config), quiet=quiet) as opened,
+        session(config_path(context, config), quiet=quiet or json) as opened,
         watchers(opened) as watching,
     ):
 
@@ -67,6 +68,5 @@ def recover_command(
             if notify:
                 watching.failed(opened.config, error)
 
-        return recover_all(
-            opened, domain, wait=wait, dry_run=dry_run, autostart=autostart, take=take, told=told
-        )
+        wish = Wish(wait=wait, dry_run=dry_run, autostart=autostart, take=take)
+        return recover_all(opened, domain, wish, told=told, json=json)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json as json_format
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from snaporch import places
 from snaporch.errors import ExitCode, SnaporchError
@@ -17,59 +19,85 @@ from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.settle import LOOK, SET_ASIDE, foresee, recover
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for."""
+
+    wait: int | None = None
+    dry_run: bool = False
+    autostart: bool = False
+    """Start the guests that libvirt starts at boot, and was kept from."""
+    take: Take | None = None
+    """What a human has decided of disks that are undecided."""
+
+
+class _Words:
+    """What was done, or would be: a line each at once, or all of it as JSON at the end."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+        self.said: list[dict[str, str | None]] = []
+
+    def say(self, text: str, domain: str | None = None, uuid: str | None = None) -> None:
+        self.said.append({"domain": domain, "uuid": uuid, "text": text})
+        if not self._json:
+            print_result(text)
+
+    def end(self) -> None:
+        if self._json:
+            print_result(json_format.dumps(self.said, indent=2, ensure_ascii=False))
+
+
 def recover_all(
     context: Context,
     domain: str | None,
+    wish: Wish,
     *,
-    wait: int | None,
-    dry_run: bool,
-    autostart: bool,
-    take: Take | None,
     told: Callable[[SnaporchError], None] = lambda _error: None,
+    json: bool = False,
 ) -> int:
     """Settle every unfinished run, or those of one domain; the first failure's exit code.
 
     What could not be settled has a guardian again, which goes on trying.
 
     Args:
-        autostart: start the guests that libvirt starts at boot, and was kept from.
-        take: what a human has decided of disks that are undecided.
         told: hears what could not be settled.
     """
     failures: list[int] = []
-    names = _unsettled(context, domain, failures)
-    settled = False
-    for uuid, name in names.items():
+    words = _Words(json=json)
+    for uuid, name in _unsettled(context, domain, failures).items():
         try:
-            with domain_lock(
-                places.LOCKS,
-                name,
-                uuid,
-                RECOVERING,
-                wait=wait or 0,
-                interrupt=context.interrupt,
-            ):
-                kept_off = autostart and not others_of(context.config.paths.journal, uuid)
-                for text in (foresee if dry_run else recover)(context, uuid, take):
-                    settled = True
-                    print_result(text)
-                    if SET_ASIDE in text:
-                        print_error(f"{text}; {LOOK}")
-                        failures.append(int(ExitCode.ATTENTION))
-                if kept_off and not dry_run:
-                    _start_at_boot(context, uuid)
+            _recover_one(context, uuid, name, wish, words, failures)
         except SnaporchError as error:
             print_error(error.line())
             told(error)
             failures.append(int(error.exit_code))
-    if not dry_run:
+    if not wish.dry_run:
         guard_leftovers(context)
     _tell_barred(context, domain, failures)
     if domain is None:
-        settled |= _sweep_clones(context, failures, dry_run=dry_run)
-    if not settled and not failures:
+        _sweep_clones(context, failures, words, dry_run=wish.dry_run)
+    if not words.said and not failures:
         context.progress.step(domain or "snaporch", "nothing to recover")
+    words.end()
     return failures[0] if failures else 0
+
+
+def _recover_one(
+    context: Context, uuid: str, name: str, wish: Wish, words: _Words, failures: list[int]
+) -> None:
+    interrupt = context.interrupt
+    with domain_lock(
+        places.LOCKS, name, uuid, RECOVERING, wait=wish.wait or 0, interrupt=interrupt
+    ):
+        kept_off = wish.autostart and not others_of(context.config.paths.journal, uuid)
+        for text in (foresee if wish.dry_run else recover)(context, uuid, wish.take):
+            words.say(text, name, uuid)
+            if SET_ASIDE in text:
+                print_error(f"{text}; {LOOK}")
+                failures.append(int(ExitCode.ATTENTION))
+        if kept_off and not wish.dry_run and (started := _start_at_boot(context, uuid)):
+            words.say(started, name, uuid)
 
 
 def _tell_barred(context: Context, domain: str | None, failures: list[int]) -> None:
@@ -79,12 +107,13 @@ def _tell_barred(context: Context, domain: str | None, failures: list[int]) -> N
             failures.append(int(left.exit_code))
 
 
-def _start_at_boot(context: Context, uuid: str) -> None:
+def _start_at_boot(context: Context, uuid: str) -> str | None:
     """Do what libvirt's hook kept it from at boot; a restore has left its guest as was wanted."""
     domain = context.hypervisor.find(uuid)
-    if domain is not None and not domain.active and context.hypervisor.starts_at_boot(uuid):
-        context.hypervisor.start(uuid, paused=False)
-        print_result(f"{domain.name}: started it, as libvirt does at boot")
+    if domain is None or domain.active or not context.hypervisor.starts_at_boot(uuid):
+        return None
+    context.hypervisor.start(uuid, paused=False)
+    return f"{domain.name}: started it, as libvirt does at boot"
 
 
 def _unsettled(context: Context, domain: str | None, failures: list[int]) -> dict[str, str]:
@@ -103,14 +132,13 @@ def _unsettled(context: Context, domain: str | None, failures: list[int]) -> dic
     return names
 
 
-def _sweep_clones(context: Context, failures: list[int], *, dry_run: bool) -> bool:
-    """Remove what killed clones and verifications left; whether there was any."""
+def _sweep_clones(context: Context, failures: list[int], words: _Words, *, dry_run: bool) -> None:
+    """Remove what killed clones and verifications left."""
     try:
         done = sweep(context, dry_run=dry_run)
     except SnaporchError as error:
         print_error(error.line())
         failures.append(int(error.exit_code))
-        return False
+        return
     for text in done:
-        print_result(text)
-    return bool(done)
+        words.say(text)

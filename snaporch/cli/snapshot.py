@@ -116,7 +116,7 @@ def snapshot_command(
     with session(config_path(context, config), quiet=quiet or json) as opened:
         names = [domain.uuid for domain in every_domain(opened)] if every else domains or []
         if dry_run:
-            return show_plans(opened, names, group, wish)
+            return show_plans(opened, names, group, wish, json=json)
         if every or jobs is not None:
             found = look_up(opened, names)
             return snapshot_side_by_side(opened, found, wish, jobs=jobs, json=json)

@@ -198,21 +198,56 @@ def look_up(context: Context, names: Sequence[str]) -> list[Domain]:
     return list({domain.uuid: domain for domain in domains}.values())
 
 
-def show_plans(context: Context, names: Sequence[str], group: str | None, wish: Wish) -> int:
+def show_plans(
+    context: Context, names: Sequence[str], group: str | None, wish: Wish, *, json: bool
+) -> int:
     """Print what a snapshot of each domain would do; refusals are errors as they would be."""
     wish = complete(context, wish)
     units = _units(context, names, group, wish)
     failures: list[int] = []
+    documents: list[dict[str, object]] = []
     for unit in units:
         try:
             for plan in _plans(context, unit, wish):
-                _show(plan)
+                documents.append(_document(plan))
+                if not json:
+                    _show(plan)
         except SnaporchError as error:
             if len(units) == 1:
                 raise
             print_error(error.line())
             failures.append(error.exit_code)
+    if json:
+        single = len(units) == 1 and units[0].domain is not None
+        document = documents[0] if single else documents
+        print_result(json_format.dumps(document, indent=2, ensure_ascii=False))
     return failures[0] if failures else 0
+
+
+def _document(plan: Plan) -> dict[str, object]:
+    return {
+        "domain": plan.domain.name,
+        "uuid": plan.domain.uuid,
+        "snapshot": plan.snapshot,
+        "level": plan.level.value,
+        "strategy": plan.strategy.value,
+        "group": plan.group.name if plan.group else None,
+        "downgrade": plan.downgrade or None,
+        "disks": [
+            {
+                "target": planned.disk.target,
+                "path": planned.path,
+                "format": planned.disk.format,
+                "dataset": planned.dataset.name,
+            }
+            for planned in plan.disks
+        ],
+        "left_out": [
+            {"target": out.disk.target, "path": out.disk.source, "reason": out.reason}
+            for out in plan.left_out
+        ],
+        "shared": list(plan.shared),
+    }
 
 
 def _plans(context: Context, unit: _Unit, wish: Wish) -> list[Plan]:

@@ -109,6 +109,21 @@ def test_a_signal_that_came_too_late_lets_this_domain_finish_and_no_other(host, 
     assert [name.split("@")[0] for name in host.pool.names()] == ["tank/first"]
 
 
+def test_a_dry_run_in_json(host, snaporch):
+    host.add_guest(disks={"vda": "tank/web"}, more=(DiskSpec("sda", None, device="cdrom"),))
+    host.add_guest("mail", disks={"vda": "tank/mail"})
+    document = snaporch("snapshot", "web", "--name", "s1", "--dry-run", "--json").json
+    image = str(host.root / "zfs" / "tank" / "web" / "web-vda.img")
+    assert document["disks"] == [
+        {"target": "vda", "path": image, "format": "raw", "dataset": "tank/web"}
+    ]
+    assert [out["target"] for out in document["left_out"]] == ["sda"]
+    assert (document["domain"], document["snapshot"], document["level"]) == ("web", "s1", "ram")
+    several = snaporch("snapshot", "web", "mail", "--dry-run", "--json").json
+    assert [each["domain"] for each in several] == ["web", "mail"]
+    assert untouched(host)
+
+
 @pytest.mark.parametrize("level", ["ram", "quiesced", "paused", "crash"])
 def test_a_level_is_asked_for(host, snaporch, level):
     host.add_guest(agent=Agent.ANSWERS)
@@ -383,9 +398,15 @@ def test_a_half_restore_needs_attention(taken, snaporch):
     del taken.hooks.at["hypervisor.restore"]
     answer = snaporch("recover", "--dry-run")
     assert "web: the restore of @s1 was cut short: finish it" in answer.out
-    answer = snaporch("recover", "web", "--quiet")
+    (foreseen,) = snaporch("recover", "--dry-run", "--json").json
+    assert foreseen["uuid"] == taken.guest().uuid
+    assert foreseen["text"] in answer.out
+    answer = snaporch("recover", "web", "--json")
     assert answer.code == 0
-    assert "finished the restore of @s1, which had been cut short: it is running" in answer.out
+    (done,) = answer.json
+    assert done["domain"] == "web"
+    assert "finished the restore of @s1, which had been cut short: it is running" in done["text"]
+    assert snaporch("recover", "--json").json == []
     assert taken.leftovers() == []
 
 
