@@ -41,6 +41,11 @@ class Next:
         """Whether its time has come."""
         return self.at <= now
 
+    @property
+    def owed(self) -> datetime:
+        """When it is due but for the tries that failed."""
+        return self.at if self.failed is None else self.wanted or self.since or self.at
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:

@@ -139,9 +139,9 @@ def _of_policies(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]
     )
     yield _many(
         "policy_next_run_timestamp_seconds",
-        "When a policy's next snapshot is due; gone by if it is late.",
+        "When a policy's next snapshot is due, whatever has failed; gone by if it is late.",
         labels,
-        [(words, each.next.at.timestamp()) for words, each in pairs if each.next],
+        [(words, each.next.owed.timestamp()) for words, each in pairs if each.next],
     )
     yield _many(
         "policy_missed_runs",

@@ -1,6 +1,7 @@
 import os
 import stat
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from fakes.standing import NOW, RUN, TAKEN, WELL, with_domain, with_policy
@@ -8,6 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from snaporch import __version__
 from snaporch.errors import UnavailableError
+from snaporch.schedule.outlook import Next
+from snaporch.schedule.tries import Failed
 from snaporch.status.metrics import as_text, registry, write_textfile
 from snaporch.status.model import Grade, Trouble
 
@@ -51,6 +54,18 @@ def test_what_is_unknown_is_left_out():
     found = samples(with_policy(last=None, next=None))
     assert ("snaporch_policy_newest_snapshot_timestamp_seconds", "hourly", "web") not in found
     assert ("snaporch_policy_next_run_timestamp_seconds", "hourly", "web") not in found
+
+
+@pytest.mark.parametrize("snapshots", [True, False])
+def test_a_snapshot_that_fails_is_late_however_often_it_is_tried(snapshots):
+    """Its alert looks at nothing else."""
+    due, retry = NOW - timedelta(hours=3), NOW + timedelta(minutes=5)
+    failed = Failed(NOW, "no")
+    wanted, since = (due, None) if snapshots else (None, due)
+    coming = Next("hourly", retry, "a retry", wanted, failed, since)
+    found = samples(with_policy(next=coming))
+    name = "snaporch_policy_next_run_timestamp_seconds"
+    assert found[name, "hourly", "web"] == due.timestamp()
 
 
 def test_names_are_escaped():
