@@ -231,7 +231,8 @@ class DomainSettings(_Section):
     exclude_disks: tuple[Target, ...] = Field(
         default=(),
         strict=False,
-        description='Disks to leave out, by target name: `["vdb"]`. A restore does not touch them.',
+        description='Disks to leave out, by target name: `["vdb"]`. A restore does not touch them: '
+        "one that lies in the dataset of another disk is rolled back with it only if told so.",
     )
     ram_capture: Literal["auto", "stream", "file"] = Field(
         default="auto",

@@ -185,6 +185,7 @@ def found_in(
     members: Iterable[PoolSnapshot],
     xmls: Sequence[str],
     more: Iterable[str] = (),
+    apart: Iterable[str] = (),
 ) -> dict[str, list[str]]:
     """What each file system that would be rolled back holds of others, and did not hold then.
 
@@ -192,11 +193,13 @@ def found_in(
         members: the snapshots that would be rolled back to.
         xmls: definitions of the guest, then and now.
         more: other paths that are the guest's.
+        apart: those of them that were left out of the snapshot, and are no more to be taken back
+            than what is others'.
 
     Raises:
         RefusedError: it cannot be told of one.
     """
-    own = _files(xmls, more)
+    own = _files(xmls, more) - own_files(apart, ())
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     found = {}
     for member in members:
@@ -256,5 +259,5 @@ def named(others: list[str]) -> str:
     """Some of the files, and how many there are."""
     some = ", ".join(others[:_NAMED])
     more = len(others) - _NAMED
-    what = "file that is not the guest's" if len(others) == 1 else "files that are not the guest's"
+    what = "other file" if len(others) == 1 else "other files"
     return f"{len(others)} {what}: {some}{f' and {more} more' if more > 0 else ''}"

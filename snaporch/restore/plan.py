@@ -99,7 +99,9 @@ class RestorePlan:
         return None
 
     def others(self, context: Context) -> dict[str, list[str]]:
-        """Of each dataset the files that are not the guest's and would be rolled back with it.
+        """Of each dataset the files that are not in the snapshot and would be rolled back with it.
+
+        These are others' files, and images of the guest that were left out.
 
         Raises:
             RefusedError: it cannot be told of one.
@@ -114,7 +116,8 @@ class RestorePlan:
             now = [disk.source for disk in self.domain.disks]  # of a storage pool's volumes too
         xmls = [xml for xml in map(_readable, texts) if xml is not None]
         paths = [path for path in (*then, *now) if path is not None]
-        return found_in(context, self.snapshots, xmls, paths)
+        apart = [disk.source for disk in disks if disk.is_apart and disk.source]
+        return found_in(context, self.snapshots, xmls, paths, apart)
 
     def losses(self, context: Context) -> list[str]:
         """What the user gives up, a line each."""

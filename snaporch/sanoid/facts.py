@@ -63,6 +63,8 @@ class Guest:
     """What freezing it for sanoid takes; ``None`` if it is off, or cannot be planned."""
     on_unavailable: str = "fail"
     """As it is configured."""
+    excluded: tuple[str, ...] = ()
+    """Disks that are left out knowingly and lie in one of its datasets all the same."""
 
 
 @dataclass(frozen=True, slots=True)

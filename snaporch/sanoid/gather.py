@@ -245,8 +245,19 @@ def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Gues
         for out in left_out
         if out.matters and out.disk.target not in settings.exclude_disks
     )
+    excluded = tuple(
+        out.describe()
+        for out in left_out
+        if out.matters and out.disk.target in settings.exclude_disks
+        if out.disk.source and dataset_under(Path(out.disk.source)) in datasets
+    )
     found = Guest(
-        domain.name, settings.level, datasets, off_zfs, on_unavailable=settings.on_unavailable
+        domain.name,
+        settings.level,
+        datasets,
+        off_zfs,
+        on_unavailable=settings.on_unavailable,
+        excluded=excluded,
     )
     try:
         alone = make_plan(context, domain, None)

@@ -15,6 +15,7 @@ def guest_findings(facts: Facts, guest: Guest) -> Iterator[Finding]:
     """All about one guest."""
     yield from _plan(guest)
     yield from _off_zfs(guest)
+    yield from _excluded(guest)
     yield from _stranger(facts, guest)
     yield from _shared(guest)
     config = facts.sanoid.config
@@ -66,6 +67,18 @@ def _off_zfs(guest: Guest) -> Iterator[Finding]:
             f"not in its snapshots: {listed(guest.off_zfs)}",
             "after a restore that disk is of another time than the others and RAM",
             "move it to ZFS; or leave it out knowingly, by exclude_disks in snaporch.toml",
+        )
+
+
+def _excluded(guest: Guest) -> Iterator[Finding]:
+    if guest.excluded:
+        yield Finding(
+            "excluded-disk",
+            Severity.WARNING,
+            guest.name,
+            f"excluded, and in a dataset that is snapshotted: {listed(guest.excluded)}",
+            "a rollback takes it back with the dataset, so a restore refuses that",
+            "give it a dataset of its own",
         )
 
 

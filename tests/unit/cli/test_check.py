@@ -145,7 +145,7 @@ def test_files_that_are_no_guests(sound, check, monkeypatch):
     assert "shared-dataset" not in check()[1]
     (sound.root / "zfs" / "tank" / "web" / "thesis").touch()
     found = check("web")[1]["shared-dataset"]
-    assert "tank/web (1 file that is not the guest's: thesis)" in found["what"]
+    assert "tank/web (1 other file: thesis)" in found["what"]
     monkeypatch.setattr(otherfiles, "MOST", 1)
     assert "tank/web (more than 1 entries)" in check("web")[1]["shared-dataset"]["what"]
 
@@ -179,6 +179,16 @@ def test_a_disk_left_out_knowingly_is_not_told(sound, check, tmp_path):
     with (tmp_path / "snaporch.toml").open("a") as config:
         config.write('exclude_disks = ["vdb"]\n')
     assert check() == (0, {})
+
+
+def test_a_disk_excluded_from_a_dataset_that_is_snapshotted(sound, check, tmp_path):
+    sound.add_guest("odd", disks={"vda": "tank/web", "vdb": "tank/web", "vdc": "tank/other"})
+    with (tmp_path / "snaporch.toml").open("a") as config:
+        config.write('[domain.odd]\nexclude_disks = ["vdb", "vdc"]\n')
+    found = check()[1]
+    assert set(found) == {"excluded-disk"}
+    assert "vdb" in found["excluded-disk"]["what"]
+    assert "vdc" not in found["excluded-disk"]["what"]
 
 
 def test_a_guest_off_zfs(sound, check, tmp_path):

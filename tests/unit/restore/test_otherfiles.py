@@ -15,6 +15,7 @@ from snaporch.restore import otherfiles
 from snaporch.restore.otherfiles import own_files, walk
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import restore
+from snaporch.run.snapshot import take_snapshot
 
 
 class Home:
@@ -60,15 +61,12 @@ def test_what_others_wrote_since_is_not_rolled_back(home, how):
     for name in ("sub/b", "c", "d", "e"):
         home.write(name)
     said = home.refusal(**how)
-    assert (
-        "tank/web would be rolled back with 4 files that are not the guest's: c, d, e and 1 more"
-        in said
-    )
+    assert "tank/web would be rolled back with 4 other files: c, d, e and 1 more" in said
     assert "--also-roll-back" in said
     assert home.world.hooks.log == []
     plan = home.plan(also_roll_back=True, **how)
     (line,) = [line for line in plan.losses(home.world.context) if line.startswith("in ")]
-    assert line.startswith("in tank/web: 4 files that are not the guest's: c, d, e")
+    assert line.startswith("in tank/web: 4 other files: c, d, e")
 
 
 def test_a_file_that_is_as_it_was_loses_nothing(home):
@@ -78,7 +76,7 @@ def test_a_file_that_is_as_it_was_loses_nothing(home):
     # in the snapshot it is another from now on
     os.unlink(home.then / "home" / "thesis")
     (home.then / "home" / "thesis").write_text("as it was")
-    assert "1 file that is not the guest's: home/thesis;" in home.refusal()
+    assert "1 other file: home/thesis;" in home.refusal()
 
 
 def test_a_snapshot_that_cannot_be_looked_into(home, monkeypatch):
@@ -111,7 +109,22 @@ def test_what_is_the_guests_is_rolled_back(home, world, monkeypatch):
         sock.bind("agent.sock")
     home.plan()
     home.write("shared.txt")
-    assert "1 file that is not the guest's: shared.txt" in home.refusal()
+    assert "1 other file: shared.txt" in home.refusal()
+
+
+def test_an_image_that_was_left_out_is_no_more_to_be_taken_back(world):
+    """A restore does not touch it, however it lies."""
+    world.with_defaults(exclude_disks=["vdb"])
+    world.add_guest("web", disks={"vda": "tank/web", "vdb": "tank/web"})
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    home = Home(world)
+    os.link(home.root / "web-vdb.img", home.then / "web-vdb.img")
+    home.plan(disks_only=True)
+    os.unlink(home.root / "web-vdb.img")
+    home.write("web-vdb.img", "written since")
+    home.write("web-vda.img", "written since")
+    assert "with 1 other file: web-vdb.img;" in home.refusal(disks_only=True)
+    home.plan(disks_only=True, also_roll_back=True)
 
 
 def test_a_link_is_not_followed(home, tmp_path):
@@ -119,7 +132,7 @@ def test_a_link_is_not_followed(home, tmp_path):
     outside.mkdir()
     (outside / "x").touch()
     (home.root / "way out").symlink_to(outside)
-    assert "1 file that is not the guest's: way out" in home.refusal()
+    assert "1 other file: way out" in home.refusal()
 
 
 def test_written_while_the_safety_copy_was_saved(home):

@@ -290,6 +290,12 @@ def test_a_disk_off_zfs(facts):
     assert "vdb (/x)" in finding.what
 
 
+def test_an_excluded_disk_in_a_dataset_that_is_snapshotted(facts):
+    finding = only(facts(guests=[replace(WEB, excluded=("vdb (/tank/web/b): excluded",))]))
+    assert (finding.code, finding.severity) == ("excluded-disk", Severity.WARNING)
+    assert "vdb (/tank/web/b)" in finding.what
+
+
 def test_a_dataset_that_is_not_the_guests_alone(facts):
     finding = only(facts(guests=[replace(WEB, shared=("tank/home (1 file: thesis)",))]))
     assert (finding.code, finding.severity) == ("shared-dataset", Severity.HINT)
