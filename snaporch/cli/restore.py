@@ -74,6 +74,13 @@ def restore_command(
             help="Roll back files that are not the guest's too, where they share a dataset.",
         ),
     ] = False,
+    keep_definition: Annotated[
+        bool,
+        typer.Option(
+            "--keep-definition",
+            help="Leave the domain defined as it is now; with --cold or --disks-only.",
+        ),
+    ] = False,
     no_safety: Annotated[
         bool,
         typer.Option("--no-safety", help="Keep no copy of what is discarded; cannot be undone."),
@@ -103,6 +110,7 @@ def restore_command(
         safety=not no_safety,
         apart=despite_other_disks,
         also_roll_back=also_roll_back,
+        keep_definition=keep_definition,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
         return restore_one(opened, wishes, yes=yes, wait=wait, json=json)

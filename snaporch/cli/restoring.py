@@ -36,6 +36,7 @@ class Wishes:
     safety: bool
     apart: bool = False
     also_roll_back: bool = False
+    keep_definition: bool = False
 
     def check(self) -> None:
         """Refuse what contradicts itself.
@@ -91,6 +92,7 @@ def restore_one(
             bundle=wishes.bundle,
             apart=wishes.apart,
             also_roll_back=wishes.also_roll_back,
+            keep_definition=wishes.keep_definition,
         )
 
     shown = plan()

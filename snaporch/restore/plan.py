@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,8 @@ from snaporch.run.records import check_store, missing_of
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
 _DESPITE = "use --despite-other-disks if its content is the same"
 _DISKS_ONLY = "use --disks-only"
+_MOST_LINES = 20
+"""Of a definition that has changed."""
 SAFETY_PREFIX = "snaporch-safety_"
 __all__ = ["RestorePlan", "is_safety", "make_restore_plan", "split_name"]
 
@@ -63,6 +66,8 @@ class RestorePlan:
     """Parts of the bundle that have no place on this host, and are not put back; and why."""
     apart: bool = False
     """Whether disks and what lies beneath them may be of another time."""
+    keep_definition: bool = False
+    """Whether the domain stays defined as it is."""
     undoes: str = ""
     """The safety copy that is put back, if it is an undo."""
     kept: tuple[Kept, ...] = ()
@@ -88,6 +93,7 @@ class RestorePlan:
             part
             for part in self.manifest.parts
             if part.name not in self.damaged and part.name not in self.unfit
+            if not (self.keep_definition and part.role is Role.INACTIVE_XML)
         ]
 
     def text(self, role: Role) -> str | None:
@@ -135,6 +141,8 @@ class RestorePlan:
                 if disk.is_apart and self.ram
             ]
         lines += [f"its {name} stays as it is: {why.reason}" for name, why in self.unfit.items()]
+        lines += [f"its {part.name} as it is now" for part in self.parts if part.source is not None]
+        lines += self._changes_of_definition()
         for snapshot in self.snapshots:
             written = context.pool.written_since(snapshot.full_name)
             lines.append(
@@ -149,6 +157,20 @@ class RestorePlan:
             _, lost = bookmarks_since(context.pool, snapshot.full_name)
             lines += [f"{name} for good: its snapshot is gone" for name in lost]
         return lines
+
+    def _changes_of_definition(self) -> list[str]:
+        """What becomes of the definition: metadata, in which a policy may be, included."""
+        now = self.domain.inactive_xml if self.domain else None
+        then = self.text(Role.INACTIVE_XML)
+        if now is None or then is None or now == then:
+            return []
+        changes = difflib.unified_diff(now.splitlines(), then.splitlines(), n=0, lineterm="")
+        lines = [line for line in list(changes)[2:] if not line.startswith("@@")]
+        more = (
+            [f"    and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
+        )
+        told = [f"    {line[0]} {line[1:].strip()}" for line in lines[:_MOST_LINES]]
+        return ["its definition as it is now (virsh dumpxml --inactive):", *told, *more]
 
 
 def check_others_writes(context: Context, plan: RestorePlan) -> None:
@@ -179,6 +201,7 @@ def make_restore_plan(
     bundle: Path | None = None,
     apart: bool = False,
     also_roll_back: bool = False,
+    keep_definition: bool = False,
 ) -> RestorePlan:
     """Look everything over.
 
@@ -191,6 +214,7 @@ def make_restore_plan(
         also_roll_back: files that are not the guest's may be rolled back with it.
         apart: RAM may be resumed over disks that are of another time, and disks be put back over
             files that are not what they were.
+        keep_definition: the domain stays defined as it is, where no RAM is resumed.
 
     Raises:
         NotFoundError: no such snapshot of such a domain.
@@ -225,7 +249,10 @@ def make_restore_plan(
         running=manifest is not None and manifest.was_running and not paused,
         also_roll_back=also_roll_back,
         apart=apart,
+        keep_definition=keep_definition,
     )
+    if keep_definition:
+        _check_definition_may_stay(plan)
     return check_plan(
         context, plan, bundle=bundle, disks_only=disks_only, discard_newer=discard_newer
     )
@@ -369,6 +396,14 @@ def check_definition(
                 f"another domain has this name (UUID {other.uuid})",
                 "rename it first",
             )
+
+
+def _check_definition_may_stay(plan: RestorePlan) -> None:
+    if plan.ram is not None:
+        reason = "its RAM can be resumed only with the definition that it was saved with"
+        raise RefusedError(plan.thing, reason, "use --cold or --disks-only as well")
+    if plan.domain is None or plan.domain.inactive_xml is None:
+        raise RefusedError(plan.thing, "there is no definition to keep", "leave --keep-definition")
 
 
 def _check_alone(context: Context, record: SnapshotRecord) -> None:

@@ -12,11 +12,12 @@ from snaporch.model import DomainState, Level
 from snaporch.pool import ForeignMount
 from snaporch.restore import plan as plan_module
 from snaporch.restore.plan import make_restore_plan, split_name
+from snaporch.restore.restore import check_bundle, restore
 from snaporch.run.snapshot import take_snapshot
 
 
-def plan(world, name="s1", *, domain="web", cold=False, discard_newer=False):
-    return make_restore_plan(world.context, domain, name, cold=cold, discard_newer=discard_newer)
+def plan(world, name="s1", *, domain="web", **options):
+    return make_restore_plan(world.context, domain, name, **options)
 
 
 def refusal(world, **options):
@@ -103,6 +104,45 @@ def test_what_will_be_lost_is_told(story, world):
     assert losses[0] == "the state of the running guest web, which will be stopped"
     assert "what was written to tank/web since the snapshot (0 KiB)" in losses
     assert "tank/web@s2, which is newer" in losses
+
+
+def test_what_becomes_of_the_definition_is_told(story, world):
+    guest = world.guest()
+    guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
+    losses = plan(world).losses(world.context)
+    at = losses.index("its definition as it is now (virsh dumpxml --inactive):")
+    gone, back = losses[at + 1 : at + 3]
+    assert gone.startswith("    - ")
+    assert "<title>new</title>" in gone
+    assert back.startswith("    + ")
+    assert "<title>" not in back
+
+
+def test_a_definition_that_may_stay(story, world):
+    guest = world.guest()
+    guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
+    made = plan(world, cold=True, keep_definition=True)
+    assert not any("definition" in loss for loss in made.losses(world.context))
+    restore(world.context, made, safety=False)
+    assert "<title>new</title>" in world.guest().inactive
+
+
+def test_no_ram_is_resumed_with_another_definition(story, world):
+    with pytest.raises(RefusedError, match="only with the definition that it was saved with"):
+        plan(world, keep_definition=True)
+    world.hypervisor.guests.clear()
+    with pytest.raises(RefusedError, match="no definition to keep"):
+        plan(world, disks_only=True, keep_definition=True)
+
+
+def test_a_definition_that_stays_has_to_name_the_disks(story, world):
+    guest = world.guest()
+    (image,) = (world.root / "zfs" / "tank" / "web").glob("*.img")
+    guest.inactive = guest.inactive.replace(str(image), str(image) + ".moved")
+    world.hypervisor.destroy(guest.uuid)
+    made = plan(world, disks_only=True, keep_definition=True)
+    with pytest.raises(RefusedError, match="does not name"):
+        check_bundle(world.context, made)
 
 
 # -- not found ----------------------------------------------------------------------------------
