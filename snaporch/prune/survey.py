@@ -23,6 +23,7 @@ from snaporch.bundle.store import (
 )
 from snaporch.errors import RefusedError
 from snaporch.prune.verdict import Found, Kind, Reference
+from snaporch.run.bases import runs_in
 
 TRASH_NAME = ".trash"
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -60,11 +61,17 @@ def survey(root: Path, only: Collection[str] | None = None) -> list[Found]:
         if only is not None:
             for path in (root / reference for reference in only):
                 found += _bundle(path) if _is_directory(path) else ()
-            return found
+            return _wanted(root, found)
         for path in _directories(root):
             if re.fullmatch(UUID_NAME, path.name):
                 found += _of_domain(path)
-    return _named(found)
+        return _named(_wanted(root, found))
+
+
+def _wanted(root: Path, found: list[Found]) -> list[Found]:
+    """With the bundles marked whose snapshots an undo would bring back."""
+    runs = {uuid: runs_in(root / uuid) for uuid in {each.uuid for each in found}}
+    return [replace(each, wanted=each.name in runs[each.uuid]) for each in found]
 
 
 def aging(root: Path) -> list[Path]:

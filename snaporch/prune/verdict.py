@@ -80,6 +80,8 @@ class Found:
     """How long prune has seen it where it is; of what is in the trash, and of safety copies."""
     trouble: str = ""
     """Why nothing can be said about it; empty when something can."""
+    wanted: bool = False
+    """A safety copy holds the snapshot that it belongs to."""
     place_taken: bool = False
     """In the trash, and where it came from is something again."""
 
@@ -162,9 +164,12 @@ def _judge_bundle(found: Found, census: Census, grace: Grace, now: datetime) -> 
     hidden = sorted({r.pool for r in found.references} - census.pools)
     if hidden:
         return Verdict(found, Fate.KEEP, f"the pool {', '.join(hidden)} is not imported")
+    if trashed and found.wanted:
+        return Verdict(found, Fate.KEEP, f"{_gone(found)}; an undo brings it back", usual=True)
     if trashed:
         return _aged(found, _gone(found), grace.trash, now)
-    return Verdict(found, Fate.TRASH if grace.trash else Fate.DELETE, _gone(found))
+    into_trash = grace.trash or found.wanted
+    return Verdict(found, Fate.TRASH if into_trash else Fate.DELETE, _gone(found))
 
 
 def living_as(found: Found, census: Census) -> str:

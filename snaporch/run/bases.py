@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from snaporch.bundle.manifest import SnapshotEntry
-from snaporch.pool import Pool
+from snaporch.pool import PREFIX, Pool
 
 UNDO_HOLD = "snaporch-undo"
 """The tag that keeps such a snapshot as long as there is a copy that needs it."""
@@ -23,6 +24,16 @@ def bases_of(copy: Path) -> set[tuple[str, int]]:
         return {(each.dataset, each.guid) for each in _ENTRIES.validate_python(entries)}
     except (OSError, ValueError, KeyError, TypeError, ValidationError):
         return set()
+
+
+def runs_in(directory: Path) -> set[str]:
+    """The runs whose snapshots the safety copies in a domain's directory of the store hold."""
+    found = set()
+    for path in directory.glob(f"{_COPIES}/{_RECORD}"):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            for kept in json.loads(path.read_bytes())["kept"]:
+                found |= {each.get(f"{PREFIX}run") for each in kept["properties"].values()}
+    return found - {None}
 
 
 def hold_bases(pool: Pool, directory: Path) -> None:

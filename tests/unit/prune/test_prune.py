@@ -11,6 +11,10 @@ from snaporch.pool import PoolError
 from snaporch.prune import prune as prune_module
 from snaporch.prune import trash as trash_module
 from snaporch.prune.verdict import Fate
+from snaporch.restore.copies import choose
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.restore import restore
+from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.run.bases import UNDO_HOLD
 
 
@@ -655,3 +659,22 @@ def failing_with(error):
         raise error
 
     return fail
+
+
+@pytest.mark.parametrize("trash_days", [0, 3])
+def test_what_an_undo_brings_back_stays_as_long_as_its_copy(shelf, trash_days):
+    """An undo on the fourth day brings the snapshot back with its RAM."""
+    shelf.take("s1")
+    bundle = shelf.take("s2")
+    plan = make_restore_plan(shelf.world.context, "web", "s1", discard_newer=True)
+    restore(shelf.world.context, plan, safety=True)
+    assert shelf.fates(trash_days=trash_days)["web@s2"][0] == "trash"
+    (name,) = shelf.trashed()
+    shelf.age(6)
+    fate, reason = shelf.fates(trash_days=trash_days)["web@s2"]
+    assert (fate, reason.endswith("; an undo brings it back")) == ("keep", True)
+    copy = choose(shelf.world.context, "web", None)
+    restore(shelf.world.context, make_undo_plan(shelf.world.context, copy), safety=False)
+    assert shelf.fates(trash_days=trash_days)["web@s2"][0] == "put-back"
+    assert bundle.is_dir()
+    assert not (shelf.trash / name).exists()
