@@ -258,6 +258,16 @@ def mirrors(root: Element) -> dict[str, tuple[str, bool]]:
     return found
 
 
+def cards(root: Element, network: str) -> set[str]:
+    """MAC addresses of the cards that are on a libvirt network, in lower case."""
+    found = set()
+    for card in root.findall("devices/interface"):
+        source, mac = card.find("source"), card.find("mac")
+        if source is not None and source.get("network") == network and mac is not None:
+            found.add(mac.get("address", "").lower())
+    return found
+
+
 def agent_connected(root: Element) -> bool:
     """Whether a guest agent has opened its channel; libvirt tells in the live XML."""
     channel = root.find("devices/channel/target[@name='org.qemu.guest_agent.0']")

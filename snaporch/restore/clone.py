@@ -16,6 +16,7 @@ from pathlib import Path
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramcopy import copy_with_xml, read_preface
 from snaporch.errors import RefusedError, RunFailedError, UsageError
+from snaporch.hypervisor import xml as domain_xml
 from snaporch.hypervisor.rewrite import (
     ISOLATED,
     NO_NETWORK,
@@ -176,13 +177,33 @@ def _check_name(context: Context, wish: Wish) -> None:
 def _check_network(context: Context, source: Source, wish: Wish) -> None:
     if wish.network in (NO_NETWORK, ISOLATED):
         return
-    if not context.hypervisor.network_is_isolated(wish.network) and wish.resumed:
+    isolated = context.hypervisor.network_is_isolated(wish.network)
+    if wish.resumed and isolated:
+        _check_addresses(context, source, wish)
+    if wish.resumed and not isolated:
         raise RefusedError(
             source.thing,
             f"the network {wish.network} leads out, and in its RAM the clone has the addresses of "
             "the original",
             "use --network isolated, or a network without <forward>",
         )
+
+
+def _check_addresses(context: Context, source: Source, wish: Wish) -> None:
+    """From RAM it has the addresses of its original, as has each other clone of it."""
+    cards = domain_xml.parse(_leading_xml(source, wish)).findall("devices/interface/mac")
+    own = {mac.get("address", "").lower() for mac in cards}
+    for domain in context.hypervisor.domains():
+        if domain.live_xml is None:
+            continue
+        taken = own & domain_xml.cards(domain_xml.parse(domain.live_xml), wish.network)
+        if taken:
+            raise RefusedError(
+                source.thing,
+                f"{domain.name} is on the network {wish.network} with the same MAC address "
+                f"{min(taken)}, which the clone has in its RAM",
+                "use --network isolated, or another network without <forward>",
+            )
 
 
 def _check_room(context: Context, source: Source, wish: Wish) -> None:

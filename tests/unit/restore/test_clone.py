@@ -330,6 +330,23 @@ def test_a_network_that_leads_out_is_for_cold_clones(world):
     make(world, "two", network="default", resumed=False)
 
 
+def test_two_that_run_with_one_mac_address_are_not_on_one_network(world):
+    """Nothing can change what the guest has in its RAM."""
+    world.hypervisor.networks = {"inner": True, "other": True}
+    guest = world.guest()
+    card = (
+        '<interface type="network"><mac address="52:54:00:AA:bb:01"/><source network="default"/>'
+        '<model type="virtio"/></interface></devices>'
+    )
+    guest.live = guest.live.replace("</devices>", card)
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="card", wait=0)
+    make(world, "one", network="inner", text="web@card")
+    with pytest.raises(RefusedError, match="one is on the network inner with the same MAC address"):
+        make(world, "two", network="inner", text="web@card")
+    make(world, "three", network="other", text="web@card")
+    make(world, "four", network="isolated", text="web@card")
+
+
 def test_memory_is_looked_at_first(world):
     world.memory = 1 << 20
     with pytest.raises(RefusedError, match="80 MiB of memory, 1 MiB are free"):
