@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from snaporch import __version__
 
@@ -15,8 +16,10 @@ def main() -> None:
     _open_missing_streams()
     words = sys.argv[1:]
     if words == ["--version"]:
-        sys.stdout.write(f"snaporch {__version__}\n")
-        return
+        with suppress(OSError):  # who can tell that it is not written is imported then
+            sys.stdout.write(f"snaporch {__version__}\n")
+            sys.stdout.flush()
+            return
     if words[:-1] == ["hook", "sanoid"] and words[-1] in _PHASES:
         from snaporch.sanoid.hook import answer
 

@@ -75,7 +75,9 @@ class Invoked:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"snaporch {__version__}")
+        from snaporch.report.terminal import print_result
+
+        print_result(f"snaporch {__version__}")
         raise typer.Exit
 
 
@@ -102,8 +104,9 @@ def run(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
-    from snaporch.report.terminal import print_error
+    from snaporch.report.terminal import outlast_stdout, print_error, print_result
 
+    outlast_stdout()
     try:
         answer = app(args=arguments, prog_name="snaporch", standalone_mode=False)
     except SnaporchError as error:
@@ -116,7 +119,7 @@ def _run(arguments: list[str] | None) -> int:
         return 130
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            print(error)
+            print_result(str(error))
             return ExitCode.USAGE
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's UsageError
             print_error(f"{error.format_message().rstrip('.')}; see `snaporch --help`")
@@ -134,8 +137,8 @@ def _run(arguments: list[str] | None) -> int:
     return code or _unless_lost()
 
 
-_LOOKING = ("check", "list", "plan", "render", "show", "status")
-"""Commands whose results are all there is of them."""
+_LOOKING = ("", "check", "list", "plan", "render", "show", "status")
+"""Commands whose results are all there is of them; "" is none, as for ``--version``."""
 
 
 def _unless_lost() -> int:

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -85,8 +86,37 @@ def print_result(text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except OSError as error:
-        with suppress(OSError):  # one that is no file
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            Results.lost = True
-            print_error(f"standard output: a result could not be written ({error.strerror})")
+        _lose(error)
+
+
+def _lose(error: OSError) -> None:
+    with suppress(OSError):  # one that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        Results.lost = True
+        print_error(f"standard output: a result could not be written ({error.strerror})")
+
+
+class _Lasting(io.FileIO):
+    """Standard output that can be written to also when it takes nothing any more."""
+
+    def write(self, data: Any) -> int:
+        """All of it, or it is told."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            _lose(error)
+            return memoryview(data).nbytes
+
+
+def outlast_stdout() -> None:
+    """Have what others print, as the parser its help, be no error either."""
+    stream, original = sys.stdout, sys.__stdout__
+    if original is None or stream != original:
+        return
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_Lasting(1, "w", closefd=False)),
+        encoding=original.encoding,
+        errors=original.errors,
+        line_buffering=original.isatty(),
+    )

@@ -99,6 +99,26 @@ def test_help_and_version_need_nothing(run):
     assert run("--help").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["--help"], 8), (["list", "-h"], 8), (["--version"], 8), ([], 2), (["snapshot", "-h"], 0)],
+)
+def test_what_is_asked_for_and_cannot_be_written_is_told(words, code):
+    """On a full disk; the parser's help goes another way than results."""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, SCRIPT, *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    done.stdout = ""
+    assert "a result could not be written (No space left on device)" in only_line(done)
+    assert done.returncode == code
+
+
 def test_the_version_costs_no_more_than_python(run):
     """Told by what is imported, which no machine is too busy for."""
     code = (
