@@ -63,6 +63,8 @@ _UNDEFINE = (
 _MANAGED_SAVES = (Path("/var/lib/libvirt/qemu/save"), Path.home() / ".config/libvirt/qemu/save")
 """Where libvirt keeps managed save images, as ``NAME.save`` (its qemu_conf.c, ``saveDir``)."""
 _ABSENT = {libvirt.VIR_ERR_NO_DOMAIN}
+_NOT_ITS_NAME = _ABSENT | {libvirt.VIR_ERR_INVALID_ARG}
+"""libvirt's answers to a name, and to what is no UUID."""
 
 
 class LibvirtHypervisor:
@@ -135,7 +137,9 @@ class LibvirtHypervisor:
         for lookup in (connection.lookupByName, connection.lookupByUUIDString):
             try:
                 handle = lookup(name)
-            except libvirt.libvirtError:
+            except libvirt.libvirtError as error:
+                if error.get_error_code() not in _NOT_ITS_NAME:
+                    raise self._failure(name, error.get_error_message()) from error
                 continue
             with self._explained(name, "reading the domain"):
                 found = DomainReader(connection).read(handle)
@@ -410,6 +414,8 @@ class LibvirtHypervisor:
         try:
             network = self._conn().networkLookupByName(name)
         except libvirt.libvirtError as error:
+            if error.get_error_code() != libvirt.VIR_ERR_NO_NETWORK:
+                raise self._failure(name, error.get_error_message()) from error
             raise NotFoundError(
                 name, "no such libvirt network", "see `virsh net-list --all`"
             ) from error

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import libvirt
 import pytest
 
+from snaporch.errors import NotFoundError
 from snaporch.hypervisor import HypervisorError, LostLibvirtError, facade, inventory
 from snaporch.hypervisor.facade import LibvirtHypervisor
 from snaporch.hypervisor.protocol import CommitStage, OverlayDisk, Patience
@@ -45,6 +46,31 @@ def test_a_libvirt_that_went_away_is_told_from_one_that_refuses(monkeypatch, fai
     with pytest.raises(HypervisorError) as failed:
         hypervisor.suspend("uuid")
     assert isinstance(failed.value, LostLibvirtError) is went
+
+
+def test_a_libvirt_that_went_away_is_not_one_without_the_domain_or_the_network(monkeypatch):
+    alive = [1]
+
+    def fail(*_):
+        alive[0] = 0
+        raise libvirt.libvirtError("end of file")
+
+    lookups = ("lookupByName", "lookupByUUIDString", "networkLookupByName")
+    connection = SimpleNamespace(isAlive=lambda: alive[0], **dict.fromkeys(lookups, fail))
+    hypervisor = LibvirtHypervisor("test:///default")
+    for ask in (hypervisor.domain, hypervisor.network_is_isolated):
+        alive[0] = 1
+        monkeypatch.setattr(hypervisor, "_connection", connection)
+        with pytest.raises(LostLibvirtError, match="libvirt went away"):
+            ask("web")
+
+
+@pytest.mark.parametrize("name", ["absent", "", "00000000-f6a4-8304-79aa-97f2502e193f"])
+def test_what_libvirt_does_not_have(name):
+    hypervisor = LibvirtHypervisor("test:///default")
+    for ask in (hypervisor.domain, hypervisor.network_is_isolated):
+        with pytest.raises(NotFoundError, match="no such"):
+            ask(name)
 
 
 def test_an_emulator_is_told_from_the_next_though_libvirtd_counts_anew(monkeypatch, tmp_path):
