@@ -20,6 +20,7 @@ from tenacity import (
 from snaporch.errors import AttentionError
 from snaporch.hypervisor import Hypervisor, HypervisorError
 from snaporch.model import Domain, DomainState, Level
+from snaporch.run.changes import ChangedError
 from snaporch.run.context import Context
 from snaporch.run.journal import Facts, Note, append_note
 
@@ -78,6 +79,22 @@ def wake(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:
         return []
     resume(context.hypervisor, facts.uuid)
     return ["resumed the guest"]
+
+
+def suspend(hypervisor: Hypervisor, planned: Domain) -> None:
+    """Suspend a guest, but none that was started anew since it was looked at: that one goes on.
+
+    Nobody else would resume it: what another emulator does is not the run's doing.
+
+    Raises:
+        ChangedError: it was.
+        HypervisorError: it cannot be suspended, or the other one may stay paused.
+    """
+    hypervisor.suspend(planned.uuid)
+    now = hypervisor.find(planned.uuid)
+    if now is not None and now.active and now.boot != planned.boot:
+        resume(hypervisor, planned.uuid)
+        raise ChangedError(planned.name, "it was started anew meanwhile", "run it again")
 
 
 def resume(

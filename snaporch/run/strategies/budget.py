@@ -15,6 +15,7 @@ from snaporch.config import DomainSettings
 from snaporch.errors import RunFailedError
 from snaporch.run.context import Interrupt
 from snaporch.run.journal import Note
+from snaporch.run.let_go import suspend
 from snaporch.run.parts import Capture
 from snaporch.run.strategies.base import Work
 
@@ -133,7 +134,7 @@ class RamBudget:
         self.suspended_it = True
         self._work.warn(f"saving RAM took more than {excess}: suspending the guest to finish it")
         self._work.journal.note(Note.SUSPENDED)
-        self._work.hypervisor.suspend(self._work.domain.uuid)
+        suspend(self._work.hypervisor, self._work.domain)
 
     def _excess(self, seconds: float) -> str:
         settings = self._work.plan.settings

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from snaporch.hypervisor import Pause, milliseconds
 from snaporch.model import DomainState, PauseParts
 from snaporch.run.journal import Note
+from snaporch.run.let_go import suspend
 from snaporch.run.strategies.base import StandingStill
 
 
@@ -23,6 +24,6 @@ class Paused(StandingStill):
         self.work.journal.note(Note.SUSPENDED)
         began, since = datetime.now(UTC), time.monotonic()
         if self.work.domain.state is DomainState.RUNNING:
-            self.work.hypervisor.suspend(self.work.domain.uuid)
+            suspend(self.work.hypervisor, self.work.domain)
         parts = PauseParts(switch=milliseconds(time.monotonic() - since))
         self.pause = Pause(began, 0.0, since, parts)

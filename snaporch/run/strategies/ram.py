@@ -11,6 +11,7 @@ from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
 from snaporch.run.changes import check_unchanged
 from snaporch.run.journal import Note, let_go_mark
+from snaporch.run.let_go import suspend
 from snaporch.run.parts import Capture
 from snaporch.run.strategies.base import Strategy, Work
 from snaporch.run.strategies.budget import Downtime, RamBudget, SealWatch, fair_rate
@@ -127,7 +128,7 @@ class RamStrategy(Strategy):
             return
         self.held = True
         self.work.journal.note(Note.HELD)
-        self.work.hypervisor.suspend(self.work.domain.uuid)  # with overlays libvirt has resumed it
+        suspend(self.work.hypervisor, self.work.domain)  # with overlays libvirt has resumed it
         self.work.warn("somebody suspended it while its RAM was saved: it stays suspended")
 
     def _tick(self) -> None:

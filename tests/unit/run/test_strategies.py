@@ -506,6 +506,16 @@ def test_a_guest_that_others_changed_while_it_was_frozen_is_let_go(world, ready,
     assert world.pool.names() == []
 
 
+def test_one_that_was_restarted_just_before_it_was_suspended_runs(world, ready):
+    """The pause is the run's doing, though the emulator is not the run's."""
+    ready("paused")
+    world.hooks.at["hypervisor.suspend"] = partial(restart, world)
+    with pytest.raises(RunFailedError, match=r"started anew meanwhile.*nothing was kept"):
+        snapshot(world)
+    assert world.is_as_it_was()
+    assert world.pool.names() == []
+
+
 @pytest.mark.parametrize("way", [name for name in WAYS if name not in ("crash", "off")])
 def test_a_guest_that_others_changed_inside_the_window_is_worth_a_crash(world, ready, way):
     way = ready(way)
@@ -826,6 +836,18 @@ def test_a_run_that_fails_after_it_suspended_the_guest_resumes_it(world, ready, 
     with pytest.raises(InterruptedRunError):
         snapshot(world)
     assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
+    world, ready, slow_ram, way
+):
+    ready(way, ram_budget_seconds=30)
+    world.hooks.at["hypervisor.suspend"] = partial(restart, world)
+    with pytest.raises(RunFailedError, match="started anew meanwhile"):
+        snapshot(world)
+    assert world.guest().state is DomainState.RUNNING
+    assert world.pool.names() == []
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
