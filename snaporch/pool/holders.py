@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from snaporch.pool import resolver
 
 _SYS = Path("/sys/dev/block")
+_LOOPS = Path("/sys/block")
 
 
 def holder_of(volume: str) -> str:
@@ -34,6 +36,31 @@ def holder_of(volume: str) -> str:
             raise
         return ", ".join(sorted(set(_holders(link)))) or "this host"
     return ""
+
+
+def loops() -> Iterator[tuple[str, str]]:
+    """Loop devices of this host, each with the dataset or the volume that it lies over.
+
+    They claim nothing, and what they lie over is open in no process.
+    """
+    for file in sorted(_LOOPS.glob("loop*/loop/backing_file")):
+        with suppress(OSError, resolver.NotOnZfsError):
+            path = os.fsdecode(file.read_bytes()).removesuffix("\n")
+            yield file.parent.parent.name, resolver.resolve(path).name
+
+
+def numbers(volume: str) -> frozenset[int]:
+    """The device numbers of a volume and of its partitions.
+
+    Raises:
+        OSError: it has no device.
+    """
+    link = resolver.volume_link(volume)
+    place = _device(link)
+    parts = place.glob("*/partition") if place is not None else ()
+    found = [(each.parent / "dev").read_text().strip().split(":") for each in parts]
+    devices = frozenset(os.makedev(int(major), int(minor)) for major, minor in found)
+    return devices | {os.stat(link).st_rdev}
 
 
 def partitions(volume: str) -> frozenset[int]:

@@ -169,17 +169,19 @@ def _is_there(disk: DiskEntry) -> bool:
 
 
 def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None:
-    """Refuse to roll back a volume beneath something of the host that uses it.
+    """Refuse to roll back a dataset beneath something of the host that uses it.
+
+    A file system's files are only looked at as far as loop devices lie over them.
 
     Raises:
         RefusedError: something does.
     """
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
+    over = {dataset: loop for loop, dataset in holders.loops()}
     for name in datasets:
-        if kinds.get(name) is not DatasetKind.VOLUME:
-            continue
         try:
-            holder = holders.holder_of(name)
+            volume = kinds.get(name) is DatasetKind.VOLUME
+            holder = (holders.holder_of(name) if volume else "") or over.get(name)
         except OSError as error:
             raise RefusedError(
                 thing, f"the device of {name} cannot be opened ({error.strerror})", _SEE_ZVOL
@@ -188,7 +190,7 @@ def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None
             raise RefusedError(
                 thing,
                 f"{name} would be rolled back beneath this host, which uses it: {holder}",
-                "unmount it, and see `lsblk`, `dmsetup ls --tree` and `vgchange -an`",
+                "unmount it, and see `lsblk`, `losetup`, `dmsetup ls --tree` and `vgchange -an`",
             )
 
 

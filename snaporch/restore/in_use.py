@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaporch.errors import RefusedError
-from snaporch.pool import resolver
+from snaporch.pool import holders, resolver
 
 _PROC = Path("/proc")
 _NODES = ("devtmpfs", "tmpfs")
@@ -58,10 +58,10 @@ def processes_on(
     Mounts that a server or a program answers for are not asked: only device nodes are looked at.
     """
     wanted = frozenset(datasets)
-    volumes = {}
+    volumes: dict[int, str] = {}
     for dataset in wanted:
         with suppress(OSError):
-            volumes[os.stat(resolver.volume_link(dataset)).st_rdev] = dataset
+            volumes |= dict.fromkeys(holders.numbers(dataset), dataset)
     for process in proc.glob("[0-9]*"):
         with suppress(OSError):
             command = (process / "cmdline").read_bytes()

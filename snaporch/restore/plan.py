@@ -290,14 +290,15 @@ def check_plan(
 
 
 def check_files_beneath(plan: RestorePlan, manifest: Manifest) -> None:
-    """What lies beneath the disks is what it was; an undo asks that only for its RAM.
+    """What lies beneath the disks is what it was; an undo must know only for its RAM.
 
     Raises:
         RefusedError: it is not.
     """
-    if not plan.apart and not (plan.undoes and plan.ram is None):
+    if not plan.apart:
         step = _DISKS_ONLY if plan.undoes else _DESPITE
-        check_beneath(plan.thing, manifest, step)
+        needs_all = plan.ram is not None or not plan.undoes
+        check_beneath(plan.thing, manifest, step, unknown_too=needs_all)
 
 
 def _check_one_instant(plan: RestorePlan, manifest: Manifest) -> None:

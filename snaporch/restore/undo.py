@@ -25,11 +25,14 @@ _HEAD = r"""#!/bin/sh
 set -eu
 cd "$(dirname "$0")"
 die() { echo "$*; nothing was touched" >&2; exit 5; }
-case $* in
-"") also= ;;
---also-roll-back) also=yes ;;
-*) die "usage: $0 [--also-roll-back]" ;;
-esac
+also='' only=''
+for option; do
+    case $option in
+    --also-roll-back) also=yes ;;
+    --disks-only) only=yes ;;
+    *) die "usage: $0 [--also-roll-back] [--disks-only]" ;;
+    esac
+done
 
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
@@ -48,7 +51,12 @@ check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST.
     written=$(zfs get -Hpo value "written@${1#*@}" "$dataset")
     [ $((free + written)) -ge "$3" ] || die "$dataset has no room for $3 bytes"
     case $(zfs get -Hpo value type "$dataset") in
-    volume) seen="b $(stat -Lc %t:%T "$4")" || die "$4 is not there" ;;
+    volume)
+        node=$(readlink -e "$4") || die "$4 is not there"
+        [ -d "/sys/class/block/${node##*/}" ] || die "who uses $4 cannot be told"
+        seen=$(devices "$node" | xargs -d '\n' stat -c 'b %t:%T')
+        holder=$(devices "$node" | while read -r node; do holders "$node"; done | paste -sd,)
+        [ -z "$holder" ] || die "$dataset would be rolled back beneath this host: $holder" ;;
     *) if mount=$(findmnt -nfo TARGET -t zfs -S "$dataset"); then
             seen="f $(stat -c %d "$mount")"
         else
@@ -57,10 +65,34 @@ check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST.
             return 0
         fi ;;
     esac
-    user=$(used | awk -v seen="$seen" 'index($0, seen " ") == 1 { print $3; exit }')
+    user=$(used | seen="$seen" awk '
+        BEGIN { split(ENVIRON["seen"], lines, "\n"); for (i in lines) wanted[lines[i]] }
+        ($1 " " $2) in wanted { print $3; exit }')
     [ -z "$user" ] || die "$dataset is in use: $user"
     if [ -n "$also" ] || [ "${seen#b}" != "$seen" ]; then return 0; fi
     check_others "$mount" "$@"
+}
+
+same() { # FILE SIZE INODE TIME: a backing file that was not kept, of an image that was
+    [ -z "$only" ] || return 0
+    [ "$(stat -Lc '%s %i %.9Y' -- "$1")" = "$2 $3 $4" ] ||
+        die "$1, which lies beneath a disk and is not in the copy, was changed since;" \
+            "put it back as it was, or use --disks-only"
+}
+
+devices() { # DEVICE: it, and its partitions
+    echo "$1"
+    find "/sys/class/block/${1##*/}/" -mindepth 2 -maxdepth 2 -name partition -printf '%h\n' |
+        sed "s,.*/,${1%/*}/,"
+}
+
+holders() { # DEVICE: what of this host uses it
+    ls "/sys/class/block/${1##*/}/holders"
+    number=$(cat "/sys/class/block/${1##*/}/dev")
+    find /proc/[0-9]*/mountinfo -exec cat {} + 2>/dev/null |
+        awk -v number="$number" '$3 == number { print "a mount at " $5; exit }'
+    [ ! -e /proc/swaps ] || awk -v node="$1" '$1 == node { print "swap" }' /proc/swaps
+    zpool list -vHLP 2>/dev/null | awk -v node="$1" '$1 == node { print "a pool" }'
 }
 
 newer() { # CONDITION: the dataset's snapshots born after $born of which it is true
@@ -139,6 +171,12 @@ used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
         !((place[3], $2) in away) { print "/proc/" place[3] "/fd/" place[5] }' |
         xargs -r stat -Lc '%F|%d|%t:%T|%n' 2>/dev/null |
         awk -F'|' '$1 == "block special file" { print "b", $3, $4; next } { print "f", $2, $4 }'
+    for file in /sys/block/loop*/loop/backing_file; do # no process has open what they lie over
+        [ -e "$file" ] || continue
+        loop=${file%/loop/*}
+        timeout 10 stat -L --printf "f %d $loop\nb %t:%T $loop\n" -- "$(cat "$file")" \
+            2>/dev/null || true
+    done
 }
 
 """
@@ -180,6 +218,7 @@ def undo_script(
             "esac",
         ]
     lines += [_check(copy, target, own.get(target.dataset, ())) for target in manifest.snapshots]
+    lines += _beneath(manifest, resumes=RAM in there)
     files = _files(manifest)
     lines += [shlex.join(["sound", place, name]) for _, place, name in files]
     if "barred.xml" in there:
@@ -223,7 +262,21 @@ def _resume(manifest: Manifest) -> list[str]:
     if others := ", ".join(disk.target for disk in manifest.disks if disk.is_apart):
         text = f"the guest stays off: its RAM is not resumed over {others}, not rolled back with it"
         return [f"echo {shlex.quote(text)}"]
-    return ["# the guest goes on as it was", f'virsh restore "$PWD/{RAM}"']
+    return ["# the guest goes on as it was", f'[ -n "$only" ] || virsh restore "$PWD/{RAM}"']
+
+
+def _beneath(manifest: Manifest, *, resumes: bool) -> list[str]:
+    """Checks of what lies beneath the disks and was not kept; RAM wants to know of all of it."""
+    lines = []
+    for file in (file for disk in manifest.disks for file in disk.beneath or ()):
+        if file.is_unknown and resumes:
+            text = f"{file.path} may have been changed since: nobody can tell; use --disks-only"
+            lines.append(f'[ -n "$only" ] || die {shlex.quote(text)}')
+        elif file.dataset is None and not file.is_unknown:
+            seconds, rest = divmod(file.mtime_ns or 0, 10**9)
+            facts = (file.path, str(file.bytes), str(file.inode), f"{seconds}.{rest:09}")
+            lines.append(shlex.join(["same", *facts]))
+    return lines
 
 
 def refusing_script(copy: SafetyCopy) -> str:

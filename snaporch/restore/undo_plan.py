@@ -34,7 +34,8 @@ def make_undo_plan(
     """Look everything over.
 
     Args:
-        disks_only: leave the guest off, also where its RAM was kept.
+        disks_only: leave the guest off, also where its RAM was kept; what lies beneath its disks,
+            and was not kept, may have changed.
         discard_newer: snapshots taken since the restore may be destroyed.
         also_roll_back: files that are not the guest's may be rolled back with it.
 
@@ -60,6 +61,7 @@ def make_undo_plan(
         boot=False,
         running=manifest.was_running,
         also_roll_back=also_roll_back,
+        apart=disks_only,
         undoes=copy.name,
         kept=kept,
     )

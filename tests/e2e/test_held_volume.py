@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from guests.disks import Disk, destroy
 from guests.guest import Guest
-from support import assert_clean, must, one_line_error, restore, snaporch, snapshot
+from support import BUNDLES, assert_clean, must, one_line_error, restore, run, snaporch, snapshot
 
 from snaporch.pool import holders, resolver
 
@@ -49,6 +49,16 @@ def mapped(node: Path):
         must("dmsetup", "remove", "--retry", "over")
 
 
+@contextmanager
+def looped(node: Path):
+    """A loop device over another, which claims nothing."""
+    loop = must("losetup", "--find", "--show", str(node)).strip()
+    try:
+        yield Path(loop)
+    finally:
+        must("losetup", "--detach", loop)
+
+
 def part_of(node: Path) -> Path:
     return Path(f"{node.resolve()}p1")
 
@@ -86,3 +96,20 @@ def test_a_volume_beneath_device_mapper_is_not_rolled_back(guest):
     guest.assert_undisturbed(mark)
     restore(guest, "s1")
     assert_clean(guest)
+
+
+@pytest.mark.parametrize(("use", "name"), [(mapped, "dm-"), (looped, "loop")])
+def test_nor_does_an_undo_or_its_script(guest, use, name):
+    """Of the restore before."""
+    guest.destroy()
+    script = max(BUNDLES.glob("*/safety-*/undo.sh"))
+    with use(resolver.volume_node("flash/held")):
+        refused = run("sh", str(script))
+        assert (refused.status, name in refused.err) == (5, True), refused
+        one_line_error(snaporch("undo", guest.name, "--yes"), 5, "flash/held", name)
+
+
+def test_the_script_does_when_nothing_uses_it(guest):
+    outcome = run("sh", str(max(BUNDLES.glob("*/safety-*/undo.sh"))))
+    assert outcome.status == 0, outcome
+    assert_clean(guest, "shut off")

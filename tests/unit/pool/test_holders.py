@@ -61,6 +61,29 @@ def test_the_partitions_of_a_volume(volume):
     assert holders.partitions("tank/vol") == {1, 2}
 
 
+def test_the_numbers_of_a_volume_and_its_partitions(volume):
+    assert holders.numbers("tank/vol") == {0, os.makedev(230, 17), os.makedev(230, 18)}
+
+
+def test_loop_devices_are_known_by_what_they_lie_over(monkeypatch, tmp_path):
+    """What is on no dataset, gone or nowhere to be asked is of no account."""
+    monkeypatch.setattr(holders, "_LOOPS", tmp_path)
+    for loop, path in (("loop0", "/tank/vm/a.img"), ("loop1", "/elsewhere"), ("loop2", "/gone")):
+        (tmp_path / loop / "loop").mkdir(parents=True)
+        (tmp_path / loop / "loop" / "backing_file").write_text(f"{path}\n")
+    (tmp_path / "loop3").mkdir()
+
+    def resolve(path):
+        if path == "/elsewhere":
+            raise NotOnZfsError(path, "not on ZFS but on ext4")
+        if path == "/gone":
+            raise FileNotFoundError(path)
+        return resolver.Dataset("tank/vm", resolver.DatasetKind.FILESYSTEM)
+
+    monkeypatch.setattr(resolver, "resolve", resolve)
+    assert list(holders.loops()) == [("loop0", "tank/vm")]
+
+
 def test_what_lies_over_a_volume_is_not_the_volume(monkeypatch, tmp_path):
     """Device mapper passes the question for the volume on."""
     (tmp_path / "254:0" / "slaves" / "zd16").mkdir(parents=True)

@@ -442,6 +442,15 @@ def test_a_volume_that_the_host_uses_is_not_rolled_back(volume, world):
         )
 
 
+@pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
+def test_nor_is_anything_beneath_a_loop_device(volume, world, monkeypatch, dataset):
+    """An image that is mounted by hand, say; no process has it open."""
+    monkeypatch.setattr(fitness.holders, "loops", lambda: iter([("loop7", dataset)]))
+    assert f"{dataset} would be rolled back beneath this host, which uses it: loop7" in refusal(
+        world
+    )
+
+
 def test_one_that_it_uses_since_the_plan_is_not_either(volume, world):
     made = plan(world, cold=True)
     world.hooks.at["hypervisor.destroy"] = lambda: volume.update(holder="swap")

@@ -6,13 +6,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fakes.domain_xml import DiskSpec
+from fakes.images import qcow2
 
 from snaporch.restore.barrier import left_barred
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import restore
 from snaporch.restore.source import reading
+from snaporch.run.snapshot import take_snapshot
 
 _TOOL = """#!{python}
 import json, os, sys
@@ -155,6 +159,112 @@ def test_disks_that_somebody_uses(host):
     with (host.here / "image").open("w"):
         host.facts["device"] = host.here.stat().st_dev
         refused(host, "is in use: /proc/")
+
+
+@pytest.fixture
+def there(host):
+    """What the script sees of the kernel: ``flash/web`` is a volume with a partition."""
+    place = host.here / "kernel"
+    block = place / "sys" / "class" / "block"
+    for device, number in ((block / "zd16", "230:16"), (block / "zd16" / "zd16p1", "230:17")):
+        (device / "holders").mkdir(parents=True)
+        (device / "dev").write_text(f"{number}\n")
+        (place / device.name).touch()
+    (block / "zd16" / "zd16p1" / "partition").write_text("1\n")
+    (block / "zd16p1").symlink_to(block / "zd16" / "zd16p1")
+    (place / "swaps").write_text("Filename Type Size Used Priority\n")
+    script = Path(host.script)
+    text = (
+        script.read_text()
+        .replace("/sys/", f"{place}/sys/")
+        .replace("/proc/swaps", f"{place}/swaps")
+    )
+    script.write_text(text.replace("/dev/zvol/flash/web", str(place / "zd16")))
+    host.facts["flash/web"]["type"] = "volume"
+    return place
+
+
+def mapped(place):
+    (place / "sys/class/block/zd16p1/holders/dm-3").touch()
+    return "dm-3"
+
+
+def swapped_to(place):
+    (place / "swaps").write_text(f"Filename Type\n{place}/zd16p1 partition 1 0 -2\n")
+    return "swap"
+
+
+def mounted(place):
+    mount = Path("/proc/self/mountinfo").read_text().splitlines()[-1].split()
+    (place / "sys/class/block/zd16p1/dev").write_text(f"{mount[2]}\n")
+    return "a mount at "
+
+
+def in_a_pool(place):
+    tool = place.parent / "zpool"
+    tool.write_text(f"#!/bin/sh\nprintf 'other\\t1G\\n\\t%s\\t1G\\n' {place}/zd16p1\n")
+    tool.chmod(0o755)
+    return "a pool"
+
+
+def looped(place, over="zd16p1"):
+    (place / "sys/block/loop7/loop").mkdir(parents=True)
+    (place / "sys/block/loop7/loop/backing_file").write_text(f"{place / over}\n")
+    return "/sys/block/loop7"
+
+
+@pytest.mark.parametrize("use", [mapped, swapped_to, mounted, in_a_pool, looped])
+def test_a_volume_that_the_host_uses(host, there, use):
+    """Or a partition of it: no process has it open."""
+    refused(host, "flash/web", use(there))
+
+
+def test_a_volume_that_nothing_uses(host, there):
+    mapped_elsewhere = there / "sys/class/block/zd32/holders/dm-3"
+    mapped_elsewhere.parent.mkdir(parents=True)
+    mapped_elsewhere.touch()
+    (there / "swaps").write_text("Filename Type\n/dev/zd1 partition 1 0 -2\n")
+    assert host.undo()[:2] == (0, "")
+
+
+def test_a_volume_of_which_the_kernel_does_not_tell(host, there):
+    shutil.rmtree(there / "sys")
+    refused(host, "who uses", "cannot be told")
+
+
+def test_an_image_that_a_loop_device_lies_over(host, there):
+    """On a file system of which nobody has anything open."""
+    looped(there, "/sys/kernel")
+    host.facts["flash/web"]["type"] = "filesystem"
+    host.facts["device"] = os.stat("/sys/kernel").st_dev
+    refused(host, "is in use: ", "/sys/block/loop7")
+
+
+@pytest.fixture
+def over_a_base(world):
+    """A guest on ``tank/web`` over an image that is in no snapshot."""
+    base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
+    top.write_bytes(qcow2(str(base), "raw"))
+    world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    return base
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_backing_file_that_was_changed_since(over_a_base, world, tmp_path_factory, keep):
+    """The image would not be what it was, with and without RAM."""
+    plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
+    script = restore(world.context, plan, safety=True, keep_running=keep).undo
+    story = SimpleNamespace(world=world, datasets=["tank/web"], domain=world.guest())
+    host = Host(tmp_path_factory.mktemp("host"), story, script)
+    status, said, done = host.undo()
+    assert (status, said) == (0, "")
+    assert ("virsh restore" in done) is keep
+    (host.here / "done").unlink()
+    over_a_base.write_bytes(b"committed")
+    refused(host, f"{over_a_base}, which lies beneath a disk", "was changed", "--disks-only")
+    assert host.undo("--disks-only")[0] == 0
+    assert "virsh restore" not in host.undo("--disks-only")[2]
 
 
 def test_snapshots_that_somebody_reads(host, story, world):

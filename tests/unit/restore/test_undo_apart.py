@@ -101,6 +101,22 @@ def test_what_lies_beneath_a_disk_is_the_same(world, trouble):
     assert undo(world, disks_only=True).state is DomainState.OFF
 
 
+@pytest.mark.parametrize("trouble", ["changed", "unknown"])
+def test_nor_are_disks_brought_back_over_a_base_that_was_changed(world, trouble):
+    """Without RAM too; what nobody can tell is no reason then."""
+    base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
+    top.write_bytes(qcow2(str(base), "raw"))
+    world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
+    snapshot(world)
+    if trouble == "unknown":
+        top.write_bytes(b"QFI\xfb is no header")
+    put_back(world, apart=True)
+    if trouble == "changed":
+        base.write_bytes(b"committed")
+        assert f"{base}, which lies beneath vda" in refusal(world)
+    assert undo(world, disks_only=trouble == "changed").state is DomainState.OFF
+
+
 def test_where_the_disks_were_is_in_the_record(excluded, world):
     (copy,) = copies_of(world.context.store, "web")
     vda, vdb = copy.manifest.disks
