@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_CONFIG_DIR = Path("/etc/sanoid")
+DEFAULT_CACHE_DIR = Path("/var/cache/sanoid")
 _MOST_ANCESTORS = 64
-_OPTION = "configdir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,9 @@ class Caller:
     pid: int
     """0 when the hook was not called by sanoid."""
     config_dir: Path
+    program: Path | None = None
+    """Its script."""
+    cache_dir: Path = DEFAULT_CACHE_DIR
 
 
 def find_sanoid(proc: Path = Path("/proc"), pid: int | None = None) -> Caller:
@@ -27,9 +30,13 @@ def find_sanoid(proc: Path = Path("/proc"), pid: int | None = None) -> Caller:
         if current <= 1:
             break
         words = _command(proc, current)
-        options = _options_of_sanoid(words)
-        if options is not None:
-            return Caller(current, _config_dir(proc, current, options))
+        called = _sanoid_in(words)
+        if called:
+            script, *options = called
+            config_dir = _given(options, "configdir", 2) or str(DEFAULT_CONFIG_DIR)
+            cache_dir = _given(options, "cache-dir", len("cache-d")) or str(DEFAULT_CACHE_DIR)
+            paths = (_absolute(proc, current, Path(x)) for x in (config_dir, script, cache_dir))
+            return Caller(current, *paths)
         current = _parent(proc, current)
     return Caller(0, DEFAULT_CONFIG_DIR)
 
@@ -51,30 +58,33 @@ def _command(proc: Path, pid: int) -> list[str]:
     return raw.decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
 
 
-def _options_of_sanoid(words: list[str]) -> list[str] | None:
-    """sanoid's own arguments, ``None`` if it is something else: it is a script, run by perl."""
+def _sanoid_in(words: list[str]) -> list[str]:
+    """sanoid and its own arguments, nothing if it is something else: a script, run by perl."""
     rest = words
     if os.path.basename(words[0] if words else "").startswith("perl"):
         rest = words[1:]
         while rest and rest[0].startswith("-"):
             rest = rest[1:]
     if rest and os.path.basename(rest[0]) in ("sanoid", "sanoid.pl"):
-        return rest[1:]
-    return None
+        return rest
+    return []
 
 
-def _config_dir(proc: Path, pid: int, options: list[str]) -> Path:
-    """``--configdir DIR`` as Getopt::Long takes it: with "=" or not, one dash or two, cut short."""
+def _given(options: list[str], option: str, least: int) -> str:
+    """``--option VALUE`` as Getopt::Long takes it: with "=" or not, one dash or two, cut short.
+
+    ``least`` letters tell it from other options: "c" alone could be ``--cron``.
+    """
     for index, word in enumerate(options):
         name, equals, value = word.partition("=")
         bare = name.lstrip("-")
-        if not name.startswith("-") or len(bare) < 2 or not _OPTION.startswith(bare.lower()):  # noqa: PLR2004 - "c" alone could be --cron
+        if not name.startswith("-") or len(bare) < least or not option.startswith(bare.lower()):
             continue
         if not equals:
             value = options[index + 1] if index + 1 < len(options) else ""
         if value:
-            return _absolute(proc, pid, Path(value))
-    return DEFAULT_CONFIG_DIR
+            return value
+    return ""
 
 
 def _absolute(proc: Path, pid: int, path: Path) -> Path:

@@ -1,7 +1,8 @@
 """``sanoid.conf`` as sanoid resolves it: defaults, templates, own settings, recursion.
 
-A port of ``init`` of sanoid 2.2.0, held to the original by a contract test. (2.1 differs in
-settings given twice, of which it uses none.) What becomes of a dataset depends on the sections'
+A port of ``init`` of sanoid 2.2.0 and 2.3.0, held to the original by a contract test. (2.1 differs
+in settings given twice, of which it uses none.) 2.3 cuts blanks off the ends of values, and goes by
+a list of datasets that may be 20 minutes old. What becomes of a dataset depends on the sections'
 names and its own, so it need not have been known when the file was read. Imports the standard
 library only: the hooks use it.
 """
@@ -9,12 +10,14 @@ library only: the hooks use it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from snaporch.errors import ConfigError
+from snaporch.sanoid.command import PATH
 from snaporch.sanoid.ini import Ini, IniError, read_ini
 
 CONFIG_DIR = Path("/etc/sanoid")
@@ -40,6 +43,11 @@ _TOGGLES = (
 _ZFS_RECURSION = "zfs_recursion"
 _MINIMUM_VERSION = 2
 _NUMBER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
+_RELEASE = re.compile(rb"^\$::VERSION = '(\d+)\.(\d+)", re.MULTILINE)
+_RELEASE_BYTES = 4096
+_TRIMMING = (2, 3)
+_BLANKS = " \t\n\r\f\v"
+_DATASETS = "datasets.txt"
 
 
 class SanoidConfigError(ConfigError):
@@ -50,6 +58,22 @@ def number(text: str) -> int:
     """What perl makes of a text where it wants a whole number."""
     match = _NUMBER.match(text)
     return int(match[1]) if match else 0
+
+
+def release_of(program: Path | None) -> tuple[int, int]:
+    """Which sanoid a script is, ``(2, 3)``, as it says itself; ``(0, 0)`` if it does not."""
+    try:
+        with open(program or "", "rb") as script:
+            match = _RELEASE.search(script.read(_RELEASE_BYTES))
+    except OSError:
+        return 0, 0
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def installed_sanoid() -> Path | None:
+    """The script that ``sanoid`` is; ``None`` where there is none."""
+    found = shutil.which("sanoid", path=PATH)
+    return Path(found) if found else None
 
 
 def truth(text: str | None) -> bool:
@@ -117,11 +141,14 @@ class SanoidConfig:
     """Datasets that have sections of their own; if none are known, all that are written."""
     _ini: Ini = field(default_factory=dict, repr=False)
     _defaults: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _release: tuple[int, int] = (0, 0)
+    _listed: Collection[str] = ()
 
     def covering(self, dataset: str) -> Section | None:
         """The section that takes the dataset's snapshots, if any does."""
         relevant = sorted({*self._existing, *_with_parents(dataset)})
-        sections = _Resolver(self._ini, self._defaults).resolve(relevant)
+        resolver = _Resolver(self._ini, self._defaults, self._release, self._listed)
+        sections = resolver.resolve(relevant)
         found = [section for section in sections.values() if section.takes_snapshots]
         own = [section for section in found if section.path == dataset]
         if own:
@@ -136,7 +163,11 @@ def _with_parents(dataset: str) -> list[str]:
 
 
 def load_sanoid(
-    config_dir: Path = CONFIG_DIR, datasets: Iterable[str] = (), defaults: Path | None = None
+    config_dir: Path = CONFIG_DIR,
+    datasets: Iterable[str] = (),
+    defaults: Path | None = None,
+    program: Path | None = None,
+    cache_dir: Path | None = None,
 ) -> SanoidConfig:
     """Read sanoid's configuration.
 
@@ -145,6 +176,9 @@ def load_sanoid(
         datasets: those that exist; recursive sections make sections for them. When none are given
             the file is believed: datasets that have sections exist.
         defaults: sanoid's ``sanoid.defaults.conf``; searched for when not given.
+        program: sanoid's script, whose release counts; that on the ``PATH`` when not given.
+        cache_dir: where the sanoid that is running at the moment has its list of datasets, by which
+            2.3 goes; when not given, recursion reaches what is there.
 
     Raises:
         SanoidConfigError: sanoid would not run with it, and why.
@@ -162,11 +196,23 @@ def load_sanoid(
                     f"{key} is no setting of this sanoid, which refuses to run",
                     "remove the line",
                 )
-    resolver = _Resolver(ini, known)
+    release = release_of(program or installed_sanoid())
+    listed = _listed(cache_dir) if cache_dir and release >= _TRIMMING else frozenset()
+    resolver = _Resolver(ini, known, release, listed)
     present = sorted(datasets)
     sections = resolver.resolve(present)
     existing = tuple(name for name in ini if not present or name in set(present))
-    return SanoidConfig(sections, tuple(ini), tuple(resolver.complaints), existing, ini, known)
+    complaints = tuple(resolver.complaints)
+    return SanoidConfig(sections, tuple(ini), complaints, existing, ini, known, release, listed)
+
+
+def _listed(cache_dir: Path) -> frozenset[str]:
+    """The datasets that a running sanoid knows: however old, it has read them or written them."""
+    try:
+        text = (cache_dir / _DATASETS).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return frozenset()
+    return frozenset(text.removesuffix("\n").split("\n"))
 
 
 def _read(path: Path) -> Ini:
@@ -192,9 +238,17 @@ def _read_defaults(path: Path) -> dict[str, str]:
 class _Resolver:
     """sanoid's ``init``, on what was read; its names, its order."""
 
-    def __init__(self, ini: Ini, defaults: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        ini: Ini,
+        defaults: Mapping[str, str],
+        release: tuple[int, int],
+        listed: Collection[str],
+    ) -> None:
         self._ini = {name: dict(settings) for name, settings in ini.items()}
         self._defaults = defaults
+        self._trims = release >= _TRIMMING
+        self._listed = listed
         self._config: dict[str, dict[str, str]] = {}
         self._origin: dict[str, str] = {}
         self._hands_on: set[str] = set()
@@ -204,7 +258,7 @@ class _Resolver:
         """Every section there is when these datasets exist."""
         known = list(datasets)
         for name in self._ini:
-            self._take_first_of_doubles(name)
+            self._put_in_order(name)
             if not name.startswith("template_"):
                 self._section(name)
                 self._recurse(name, known)
@@ -218,12 +272,14 @@ class _Resolver:
         recursive: Recursive = "zfs" if zfs else own
         return Section(name, settings["path"], shown, recursive, self._origin[name])
 
-    def _take_first_of_doubles(self, name: str) -> None:
+    def _put_in_order(self, name: str) -> None:
         """sanoid does so when it comes to a section: too late for a template used before it."""
         for key, values in self._ini[name].items():
             if len(values) > 1:
                 self.complaints.append(f"[{name}] sets {key} more than once: the first one counts")
                 self._ini[name][key] = values[:1]
+            if self._trims:
+                self._ini[name][key] = [value.strip(_BLANKS) for value in self._ini[name][key]]
 
     def _value(self, name: str, key: str) -> str:
         return "\n".join(self._ini[name][key])
@@ -237,7 +293,7 @@ class _Resolver:
             config = self._config[name] = kept
             self._apply(config, "template_default")
         for template in self._templates(name):
-            self._apply(config, f"template_{template}")
+            self._apply(config, f"template_{template}", first=self._trims)
         own = re.compile("template|recursive|skip_children")
         config |= {key: self._value(name, key) for key in self._ini[name] if not own.search(key)}
         for toggle in _TOGGLES:
@@ -261,14 +317,14 @@ class _Resolver:
                 self.complaints.append(f"[{name}] uses the template {each}, which there is not")
         return names
 
-    def _apply(self, config: dict[str, str], template: str) -> None:
-        for key in self._ini.get(template, {}):
+    def _apply(self, config: dict[str, str], template: str, *, first: bool = False) -> None:
+        for key, values in self._ini.get(template, {}).items():
             if re.search("template|recursive", key):
                 complaint = f"[{template}] sets {key}, which sanoid ignores in a template"
                 if complaint not in self.complaints:
                     self.complaints.append(complaint)
             else:
-                config[key] = self._value(template, key)
+                config[key] = "\n".join(values[:1] if first else values)
 
     def _recurse(self, name: str, datasets: list[str]) -> None:
         def said(key: str) -> str:
@@ -284,7 +340,7 @@ class _Resolver:
             self._hands_on.add(name)
         if not (zfs or recursive or skip):
             return
-        for dataset in _children(config["path"], datasets):
+        for dataset in self._children(config["path"], datasets):
             if skip and not zfs:
                 self._config.pop(dataset, None)
             else:
@@ -303,11 +359,16 @@ class _Resolver:
             child["autosnap"] = "0"
         self._origin[dataset] = name
 
+    def _children(self, path: str, datasets: list[str]) -> list[str]:
+        """What ``zfs list -r`` prints below it, by way of a shell: a name with a blank is two.
 
-def _children(path: str, datasets: list[str]) -> list[str]:
-    """What ``zfs list -r`` prints below it, by way of a shell: a name with a blank is two."""
-    if path == "":
-        return datasets[1:]
-    if re.search(r"\s", path):
-        return []
-    return [dataset for dataset in datasets if dataset.startswith(f"{path}/")]
+        Or what the list has, if that has the path.
+        """
+        if path in self._listed:
+            known = self._listed
+            return [each for each in datasets if each in known and each.startswith(f"{path}/")]
+        if path == "":
+            return datasets[1:]
+        if re.search(r"\s", path):
+            return []
+        return [dataset for dataset in datasets if dataset.startswith(f"{path}/")]

@@ -18,7 +18,9 @@ def conf_of(caller: Caller) -> SanoidConfig | None:
     """
     if not caller.pid and not (caller.config_dir / "sanoid.conf").exists():
         return None
-    return load_sanoid(caller.config_dir)
+    if not caller.pid:
+        return load_sanoid(caller.config_dir)
+    return load_sanoid(caller.config_dir, program=caller.program, cache_dir=caller.cache_dir)
 
 
 def takes_children(config: SanoidConfig, target: str) -> bool:

@@ -1,20 +1,25 @@
-"""What we make of sanoid.conf is what sanoid makes of it: its own ``init``, on the same files."""
+"""What we make of sanoid.conf is what sanoid makes of it: its own ``init``, on the same files.
+
+It is the host's sanoid; ``SANOID=PATH`` names another release's, with its defaults beside it.
+"""
 
 import json
+import os
 import random
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from snaporch.sanoid.conf import DEFAULTS, SanoidConfigError, load_sanoid
+from snaporch.sanoid.conf import DEFAULTS, SanoidConfigError, load_sanoid, release_of
 
 pytestmark = pytest.mark.lab
 
 TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "config-samples" / "sanoid"
 DRIVER = TESTS / "contract" / "sanoid_init.pl"
-SANOID = Path("/usr/sbin/sanoid")
+SANOID = Path(os.environ.get("SANOID", "/usr/sbin/sanoid"))
+BESIDE = SANOID.with_name(DEFAULTS.name)
 DATASETS = (
     *("flash", "flash/v", "flash/v/w", "tank", "tank/a", "tank/a/b", "tank/odd name"),
     *("tank/odd name/v", "tank/p", "tank/p/child", "tank/p/child/deep", "tank/q"),
@@ -26,14 +31,18 @@ def sanoid_says(directories, tmp_path):
     """What its ``init`` answers for each directory: settings by section, or why it died."""
     datasets = tmp_path / "datasets"
     datasets.write_text("".join(f"{name}\n" for name in DATASETS))
-    words = ["perl", DRIVER, SANOID, DEFAULTS, datasets, *directories]
+    words = ["perl", DRIVER, SANOID, defaults(), datasets, *directories]
     done = subprocess.run(words, check=True, stdout=subprocess.PIPE, timeout=600)
     return json.loads(done.stdout.decode("latin-1"))
 
 
+def defaults():
+    return BESIDE if BESIDE.exists() else DEFAULTS
+
+
 def we_say(directory):
     try:
-        config = load_sanoid(directory, DATASETS)
+        config = load_sanoid(directory, DATASETS, defaults(), SANOID, directory)
     except SanoidConfigError as error:
         return f"fatal: {error}"
     return {name: shown(section) for name, section in config.sections.items()}
@@ -52,11 +61,12 @@ def as_text(value):
 
 
 def assert_agreed(directories, tmp_path):
+    ours_before = [we_say(directory) for directory in directories]
     answers = sanoid_says(directories, tmp_path)
     assert len(answers) == len(directories)
     fatal = 0
-    for directory in directories:
-        theirs, ours = as_text(answers[str(directory)]), we_say(directory)
+    for directory, ours in zip(directories, ours_before, strict=True):
+        theirs = as_text(answers[str(directory)])
         if isinstance(theirs, str):
             fatal += 1
             assert isinstance(ours, str), f"sanoid dies of it: {theirs}\n{text_in(directory)}"
@@ -99,6 +109,7 @@ KEYS = (
 VALUES = (
     *("yes", "no", "1", "0", "zfs", "on", "zfs ", "Yes", "36", "36 # x", "t1", "t1, t2", "t2 ,t1"),
     *("missing", "", "/usr/bin/x y", "tank/a", "<<E\nfoo\nE", "<<E\nfoo\nbar\nE", "TRUE", "-1"),
+    *("<<E\nE", "<<E\n zfs \nE", "yes\t ", " \u00a0"),
 )
 OTHER = ("# c", "; c", "", "  ", "hourly", "x = 1", "[a] # c", "[a] [b]", "hourly == 1", "= 1", "ä")
 
@@ -125,3 +136,11 @@ def test_files_made_up_at_random_are_resolved_alike(tmp_path):
     made = [directory_with(tmp_path, f"{n}", made_up(dice)) for n in range(MADE_UP)]
     fatal = assert_agreed(made, tmp_path)
     assert 0 < fatal < MADE_UP / 2
+    # The lists of datasets that a sanoid of 2.3 has left there, with and without all their lines.
+    for directory in made:
+        cache = directory / "datasets.txt"
+        assert cache.exists() <= (release_of(SANOID) >= (2, 3))
+        if cache.exists() and dice.random() < 0.7:
+            kept = [line for line in cache.read_text().splitlines(True) if dice.random() < 0.7]
+            cache.write_text("".join(kept))
+    assert assert_agreed(made, tmp_path) == fatal

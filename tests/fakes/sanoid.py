@@ -6,10 +6,25 @@ from snaporch.sanoid.conf import SanoidConfig, load_sanoid
 
 SAMPLES = Path(__file__).parents[1] / "config-samples" / "sanoid"
 DEFAULTS = SAMPLES / "sanoid.defaults.conf"
-"""The settings that sanoid 2.2 knows, with its values for them."""
+"""The settings that sanoid 2.2 and 2.3 know, with their values for them."""
 
 
-def resolved(directory: Path, text: str, *datasets: str) -> SanoidConfig:
-    """What sanoid makes of ``text`` when these datasets exist."""
+def script(directory: Path, release: str) -> Path:
+    """How a sanoid of this release begins."""
+    found = directory / "sanoid"
+    found.write_text(f"#!/usr/bin/perl\n\n# GPL\n\n$::VERSION = '{release}';\nuse strict;\n")
+    return found
+
+
+def resolved(
+    directory: Path,
+    text: str,
+    *datasets: str,
+    release: str = "2.2.0",
+    listed: tuple[str, ...] = (),
+) -> SanoidConfig:
+    """What sanoid makes of ``text`` when these datasets exist, and 2.3 has listed these."""
     (directory / "sanoid.conf").write_text(text)
-    return load_sanoid(directory, datasets, DEFAULTS)
+    (directory / "datasets.txt").write_text("".join(f"{name}\n" for name in listed))
+    program = script(directory, release)
+    return load_sanoid(directory, datasets, DEFAULTS, program, directory if listed else None)

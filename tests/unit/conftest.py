@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -66,7 +67,7 @@ def to_disk(monkeypatch):
 @pytest.fixture
 def sanoid_conf(tmp_path):
     """Resolves the text of a sanoid.conf, with the datasets that exist."""
-    return lambda text, *datasets: sanoid.resolved(tmp_path, text, *datasets)
+    return partial(sanoid.resolved, tmp_path)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -47,7 +47,22 @@ PERL = ("/usr/bin/perl", "/usr/sbin/sanoid")
 )
 def test_it_is_found_above_the_hook(proc, words, directory):
     root = tree(proc, *words, cwd="/home")
-    assert find_sanoid(root, 80) == Caller(60, Path(directory))
+    caller = find_sanoid(root, 80)
+    assert (caller.pid, caller.config_dir) == (60, Path(directory))
+    assert caller.program == Path("/home") / next(word for word in words if "sanoid" in word)
+
+
+@pytest.mark.parametrize(
+    ("options", "directory"),
+    [
+        (["--cron"], "/var/cache/sanoid"),
+        (["--cache-ttl", "5", "--cache-dir=/srv/c"], "/srv/c"),
+        (["--cache-d", "c", "--configdir", "/srv/x"], "/home/c"),
+    ],
+)
+def test_where_it_has_its_list_of_datasets(proc, options, directory):
+    root = tree(proc, *PERL, *options, cwd="/home")
+    assert find_sanoid(root, 80).cache_dir == Path(directory)
 
 
 @pytest.mark.parametrize("words", [["bash"], ["sudo", "sanoid"], ["vi", "sanoid"], []])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.errors import ExitCode
-from snaporch.sanoid.conf import SanoidConfigError, load_sanoid
+from snaporch.sanoid.conf import SanoidConfigError, load_sanoid, release_of
 
 DATASETS = ("flash", "tank", "tank/a", "tank/p", "tank/p/child", "tank/p/child/deep", "tank/q")
 
@@ -206,3 +206,76 @@ def test_it_is_cheap_to_import():
     ).stdout.split()
     for heavy in ("pydantic", "typer", "rich", "libvirt", "jinja2", "subprocess", "tenacity"):
         assert heavy not in loaded
+
+
+@pytest.mark.parametrize(
+    ("said", "release"),
+    [
+        ("$::VERSION = '2.2.0';", (2, 2)),
+        ("$::VERSION = '2.3.0';", (2, 3)),
+        ("$::VERSION = '2.10.1';", (2, 10)),
+        ("# $::VERSION = '2.3.0';", (0, 0)),
+        ("my $version = '2.3.0';", (0, 0)),
+    ],
+)
+def test_a_script_says_which_release_it_is(tmp_path, said, release):
+    program = tmp_path / "sanoid"
+    program.write_text(f"#!/usr/bin/perl\n{said}\nuse strict;\n")
+    assert release_of(program) == release
+
+
+def test_a_script_that_cannot_be_read_is_of_no_release(tmp_path):
+    assert release_of(tmp_path) == release_of(tmp_path / "none") == release_of(None) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "since"),
+    [
+        ("[tank/p]\nrecursive = yes \n", None, "tank/p"),
+        ("[tank/p/child]\nautosnap = no\t\n", "tank/p/child", None),
+        ("[web]\npath =<<E\n tank/p/child\nE\n", None, "web"),
+        ("[template_t]\nautosnap = no \n[tank/p/child]\nuse_template = t\n", "tank/p/child", None),
+        (  # too late for what was copied already
+            "[tank/p/child]\nuse_template = t\n[template_t]\nautosnap = no \n",
+            "tank/p/child",
+            "tank/p/child",
+        ),
+    ],
+)
+def test_since_2_3_blanks_at_the_ends_of_values_do_not_count(sanoid_conf, text, before, since):
+    answers = []
+    for release in ("2.2.0", "2.3.0"):
+        covering = sanoid_conf(text, release=release).covering("tank/p/child")
+        answers.append(covering and covering.origin)
+    assert answers == [before, since]
+
+
+def test_since_2_3_the_first_of_doubles_counts_in_templates_too(sanoid_conf):
+    text = "[tank]\nuse_template = t\n[template_t]\nhourly = 1\nhourly = 2\n"
+    answers = [sanoid_conf(text, release=each).sections["tank"] for each in ("2.2.0", "2.3.0")]
+    assert [section.settings["hourly"] for section in answers] == ["1\n2", "1"]
+
+
+LIST = ("tank", "tank/p", "tank/p/child")
+
+
+@pytest.mark.parametrize(
+    ("release", "listed", "dataset", "covered"),
+    [
+        ("2.2.0", LIST, "tank/p/new", True),
+        ("2.3.0", LIST, "tank/p/new", False),
+        ("2.3.0", LIST, "tank/p/child", True),
+        ("2.3.0", ("tank/other",), "tank/p/new", True),  # then it asks ZFS all the same
+        ("2.3.0", (), "tank/p/new", True),
+    ],
+)
+def test_recursion_of_2_3_reaches_what_it_has_listed(
+    sanoid_conf, release, listed, dataset, covered
+):
+    config = sanoid_conf("[tank/p]\nrecursive = yes\n", release=release, listed=listed)
+    assert (config.covering(dataset) is not None) is covered
+
+
+def test_zfs_recursion_takes_what_is_not_listed_too(sanoid_conf):
+    config = sanoid_conf("[tank/p]\nrecursive = zfs\n", release="2.3.0", listed=LIST)
+    assert config.covering("tank/p/new").origin == "tank/p"

@@ -1,4 +1,5 @@
 import pytest
+from fakes.sanoid import script
 
 from snaporch.errors import ConfigError
 from snaporch.sanoid.caller import Caller
@@ -69,6 +70,14 @@ def test_a_section_that_leaves_the_dataset_itself_alone(conf):
         "recursive = yes\n"
     )
     assert promised(conf(sections), "a", ["a", "b", "b/c"]) == {"a", "b/c"}
+
+
+@pytest.mark.parametrize(("release", "awaited"), [("2.2.0", {"t/a", "t/new"}), ("2.3.0", {"t/a"})])
+def test_what_a_running_sanoid_has_not_listed_is_not_waited_for(conf, tmp_path, release, awaited):
+    conf("[t]\nuse_template = vm\nrecursive = yes\n")
+    (tmp_path / "datasets.txt").write_text("t\nt/a\n")
+    caller = Caller(1, tmp_path, script(tmp_path, release), tmp_path)
+    assert promised(conf_of(caller), "t/a", ["t/a", "t/new"]) == awaited
 
 
 def test_whoever_is_no_sanoid_needs_no_configuration(tmp_path):
