@@ -13,6 +13,7 @@ from pathlib import Path
 from snaporch.errors import UnavailableError
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
 from snaporch.pool.foreign import ForeignMount, foreign_mounts
+from snaporch.pool.listing import COLUMNS, Listing
 from snaporch.pool.protocol import PREFIX, MountedError, PoolError
 from snaporch.pool.snapmount import mounted_snapshot
 
@@ -30,10 +31,18 @@ PROPERTIES = (
     "torn",
     "domain",
 )
-"""The ``snaporch:`` user properties, the free-text one last so that a line splits safely."""
+"""The ``snaporch:`` user properties."""
+
+_BORN = ("guid", "createtxg", "creation")
+_MARKS = tuple(PREFIX + key for key in PROPERTIES)
 
 _ARG_BYTES = 100_000
 """Keep one command line well below the kernel's limit (execve(2), ARG_MAX)."""
+
+
+_HOLD_COLUMNS = 3
+_MOST_KEYS = 200
+"""Their names, which can be long, are one argument (execve(2), MAX_ARG_STRLEN)."""
 
 
 class ZfsCommand:
@@ -88,35 +97,26 @@ class ZfsCommand:
         return frozenset(name for name, cipher in pairs if cipher not in ("off", "-"))
 
     def survey(self) -> Survey:
-        columns = ["userrefs", "clones", f"{PREFIX}policy", "name", "guid", "createtxg", "creation"]
-        columns += [PREFIX + key for key in PROPERTIES]
-        kinds = "filesystem,volume,snapshot"
-        text = self._run("list", "-Hp", "-t", kinds, "-s", "createtxg", "-o", ",".join(columns))
+        own = f"{PREFIX}policy"
+        listing = Listing((*_BORN, "userrefs", "clones"), (own, *_MARKS))
         found: list[PoolSnapshot] = []
         pinned: dict[str, str] = {}
         policies: dict[str, str] = {}
-        for line in text.split("\n"):
-            holds, _, rest = line.partition("\t")
-            clones, _, rest = rest.partition("\t")
-            policy, _, rest = rest.partition("\t")
-            snapshot = _parse_snapshot(rest)
-            if snapshot is None:
-                if holds == "-" and policy != "-" and "@" not in rest:
-                    policies[rest.split("\t", 1)[0]] = policy
+        for name, values in self._listed(listing, "-t", "filesystem,volume,snapshot"):
+            if "@" not in name:
+                if own in values:
+                    policies[name] = values[own]
                 continue
-            found.append(snapshot)
-            if reason := _pin(holds, clones):
-                pinned[snapshot.full_name] = reason
-        return Survey(tuple(found), pinned, policies)
+            found.append(_snapshot(name, values))
+            if reason := _pin(values.get("userrefs", ""), values.get("clones", "")):
+                pinned[name] = reason
+        return Survey(tuple(sorted(found, key=_age)), pinned, policies)
 
     def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
-        columns = ["name", "guid", "createtxg", "creation"]
-        columns += [PREFIX + key for key in PROPERTIES]
-        listing = ["list", "-Hp", "-t", "snapshot", "-s", "createtxg", "-o", ",".join(columns)]
         if datasets is None:
-            return self._listed(listing)
+            return self._snapshots()
         try:
-            return self._listed([*listing, "-d", "1", *datasets]) if datasets else []
+            return self._snapshots("-d", "1", names=datasets) if datasets else []
         except PoolError:
             present = {dataset.name for dataset in self.datasets()}
             if present.issuperset(datasets):
@@ -135,9 +135,19 @@ class ZfsCommand:
                 snapshots[int(guid)] = (*snapshots.get(int(guid), ()), name)
         return Census(pools, snapshots)
 
-    def _listed(self, listing: list[str]) -> list[PoolSnapshot]:
-        parsed = (_parse_snapshot(line) for line in self._run(*listing).split("\n"))
-        return [snapshot for snapshot in parsed if snapshot is not None]
+    def _snapshots(self, *options: str, names: Sequence[str] = ()) -> list[PoolSnapshot]:
+        found = self._listed(Listing(_BORN, _MARKS), "-t", "snapshot", *options, names=names)
+        return sorted((_snapshot(name, values) for name, values in found), key=_age)
+
+    def _listed(
+        self,
+        listing: Listing,
+        *options: str,
+        names: Sequence[str] = (),
+        sources: Collection[str] = (),
+    ) -> Iterator[tuple[str, dict[str, str]]]:
+        words = ("get", "-Hp", *options, "-o", COLUMNS, listing.properties, *names)
+        return listing.read(self._run(*words), sources)
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
@@ -190,21 +200,17 @@ class ZfsCommand:
                 self._run("release", tag, name)
 
     def holds(self, name: str) -> list[str]:
-        lines = self._run("holds", "-H", name).splitlines()
-        return [line.split("\t")[1] for line in lines]
+        rows = (line.split("\t") for line in self._run("holds", "-H", name).split("\n"))
+        return [row[1] for row in rows if len(row) == _HOLD_COLUMNS and row[0] == name]
 
     def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
         options = [item for pair in (properties or {}).items() for item in ("-o", "=".join(pair))]
         self._run("clone", *options, origin, dataset)
 
     def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        columns = ["-s", "local", "-t", "filesystem,volume", "-o", "name,property,value"]
-        found: dict[str, dict[str, str]] = {}
-        for line in self._run("get", "-Hp", *columns, ",".join(names)).split("\n"):
-            fields = line.split("\t", 2)
-            if len(fields) == 3:  # noqa: PLR2004 - the columns asked for
-                found.setdefault(fields[0], {})[fields[1]] = fields[2]
-        return found
+        listing = Listing((), names)
+        found = self._listed(listing, "-t", "filesystem,volume", sources=("local",))
+        return {name: values for name, values in found if values}
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
         found = {}
@@ -323,13 +329,18 @@ class ZfsCommand:
         return int(self._run("get", "-Hp", "-o", "value", "available", dataset))
 
     def user_properties(self, snapshots: Sequence[str]) -> dict[str, dict[str, str]]:
-        columns = ["-s", "local,received", "-t", "snapshot", "-o", "name,property,value"]
+        sources = ("local", "received")
         found: dict[str, dict[str, str]] = {}
         for chunk in _chunks(snapshots):
-            for line in self._run("get", "-Hp", *columns, "all", *chunk).split("\n"):
-                fields = line.split("\t", 2)
-                if len(fields) == 3 and ":" in fields[1]:  # noqa: PLR2004 - the columns asked for
-                    found.setdefault(fields[0], {})[fields[1]] = fields[2]
+            columns = ("-s", ",".join(sources), "-t", "snapshot", "-o", "property")
+            told = {*self._run("get", "-Hp", *columns, "all", *chunk).splitlines()}
+            keys = sorted(key for key in told if ":" in key)
+            for start in range(0, len(keys), _MOST_KEYS):
+                listing = Listing((), keys[start : start + _MOST_KEYS])
+                listed = self._listed(listing, "-t", "snapshot", names=chunk, sources=sources)
+                for name, values in listed:
+                    if values:
+                        found.setdefault(name, {}).update(values)
         return found
 
     def _send_flags(self, origin: str, snapshot: str) -> list[str]:
@@ -363,24 +374,17 @@ def _chunks(names: Sequence[str]) -> list[list[str]]:
     return chunks
 
 
-def _parse_snapshot(line: str) -> PoolSnapshot | None:
-    """A line of the listing; ``None`` for the rest of a property that has a line break in it.
+def _age(snapshot: PoolSnapshot) -> int:
+    return snapshot.createtxg
 
-    Properties come along with received streams, so they may hold anything.
-    """
-    full_name, *rest = line.split("\t", 3 + len(PROPERTIES))
-    if "@" not in full_name or len(rest) != 3 + len(PROPERTIES):
-        return None
-    guid, txg, creation, *values = rest
-    if not (guid.isdecimal() and txg.isdecimal() and creation.isdecimal()):
-        return None
+
+def _snapshot(full_name: str, values: Mapping[str, str]) -> PoolSnapshot:
     dataset, name = full_name.split("@", 1)
-    properties = {key: value for key, value in zip(PROPERTIES, values, strict=True) if value != "-"}
     return PoolSnapshot(
         dataset=dataset,
         name=name,
-        guid=int(guid),
-        createtxg=int(txg),
-        created=datetime.fromtimestamp(int(creation), UTC),
-        properties=properties,
+        guid=int(values["guid"]),
+        createtxg=int(values["createtxg"]),
+        created=datetime.fromtimestamp(int(values["creation"]), UTC),
+        properties={key: values[PREFIX + key] for key in PROPERTIES if PREFIX + key in values},
     )

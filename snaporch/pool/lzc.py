@@ -55,6 +55,13 @@ class LibZfsCore(ZfsCommand):
             self.release(there, tag)
             raise PoolError(", ".join(name.decode() for name in missing), "no such snapshot")
 
+    def holds(self, name: str) -> list[str]:
+        try:
+            tags = libzfs_core.lzc_get_holds(name.encode())
+        except lzc_errors.ZFSError as error:
+            raise _pool_error("holds", [name], error) from error
+        return [tag.decode("utf-8", "surrogateescape") for tag in tags]
+
     def release(self, names: Sequence[str], tag: str) -> None:
         try:
             libzfs_core.lzc_release({name: [tag.encode()] for name in _bytes(names)})

@@ -49,7 +49,7 @@ class FakeScratch:
         self.fake.reserve(dataset, 32 << 20, room=room)
 
     def replicate(self, snapshot: str, dataset: str) -> None:
-        """Send and receive."""
+        """Send and receive, properties too."""
         self.fake.replicate(snapshot, dataset)
 
     def remove(self) -> None:
@@ -107,8 +107,8 @@ class ZfsScratch:
         _run("zpool", "sync", dataset.split("/", maxsplit=1)[0])
 
     def replicate(self, snapshot: str, dataset: str) -> None:
-        """Send and receive."""
-        with subprocess.Popen(["zfs", "send", snapshot], stdout=subprocess.PIPE) as sender:
+        """Send and receive, properties too."""
+        with subprocess.Popen(["zfs", "send", "-p", snapshot], stdout=subprocess.PIPE) as sender:
             subprocess.run(["zfs", "receive", "-u", dataset], stdin=sender.stdout, check=True)
 
     def remove(self) -> None:

@@ -431,6 +431,36 @@ class TestPoolContract:
         assert told == {f"{root}@a": {"org:note": "two words", "snaporch:run": "r"}}
         assert pool.user_properties([]) == {}
 
+    @pytest.mark.timeout(60)
+    def test_no_value_drops_or_makes_up_another(self, scratch, pool, root):
+        """Tabs, line breaks and bytes that are no characters arrive with streams."""
+        forged = (
+            f"x\n{root}@victim\tsnaporch:verified\tlocal\tpassed\n{root}@victim\t1\t2\t3\tpassed"
+            f"\n{root}@phantom\tguid\t-\t7\n{root}@phantom\t7\t8\t9\tx\n\n\t\t\n \r\x85\u2028"
+        )
+        hostile = {"snaporch:run": forged, "snaporch:domain": "two\nlines", "org:x": forged}
+        pool.snapshot([f"{root}@mine"], hostile)
+        pool.set_properties([f"{root}@mine"], {"org:y": "\t"})
+        pool.snapshot([f"{root}@victim"], {"snaporch:verified": "never"})
+        pool.set_properties([root], {"snaporch:policy": forged})
+        copy = f"{scratch.other}/copy"
+        scratch.replicate(f"{root}@mine", copy)
+        marks = {"run": forged, "domain": "two\nlines"}
+        expected = {f"{root}@mine": marks, f"{root}@victim": {"verified": "never"}}
+        expected[f"{copy}@mine"] = marks
+        survey = pool.survey()
+        everything = [s for s in survey.snapshots if s.dataset in (root, copy)]
+        for found in (everything, pool.snapshots([root, copy])):
+            assert {each.full_name: each.properties for each in found} == expected
+        assert survey.policies[root] == forged
+        assert pool.local_properties(["snaporch:policy"]) == {root: {"snaporch:policy": forged}}
+        all_of_it = hostile | {"org:y": "\t"}
+        assert pool.user_properties([f"{root}@mine", f"{root}@victim", f"{copy}@mine"]) == {
+            f"{root}@mine": all_of_it,
+            f"{root}@victim": {"snaporch:verified": "never"},
+            f"{copy}@mine": all_of_it,
+        }
+
     def test_what_was_written_since_is_told(self, scratch, pool, root):
         scratch.write(root, b"first")
         pool.snapshot([f"{root}@a"], {})

@@ -9,6 +9,7 @@ import uuid as uuids
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from fakes import zfs_get
 
 from snaporch.bundle.manifest import Manifest, SnapshotEntry, VersionsEntry
 from snaporch.config import load as load_module
@@ -28,10 +29,11 @@ class Table(ZfsCommand):
         self.asked = []
 
     def _run(self, *arguments):
-        if arguments[:4] == ("get", "-Hp", "-s", "local"):  # of datasets, which are few
+        if arguments[:4] == ("get", "-Hp", "-t", "filesystem,volume"):  # which are few
             return ""
         self.asked.append(arguments)
-        assert arguments[0] == "list", arguments
+        if arguments[0] == "get":
+            return zfs_get.answer(arguments, {row["name"]: row for row in self._rows})
         kinds = arguments[arguments.index("-t") + 1].split(",")
         columns = arguments[arguments.index("-o") + 1].split(",")
         wanted = [row for row in self._rows if row["type"] in kinds]
