@@ -41,6 +41,10 @@ test-unit: ## tests that need neither ZFS nor a running libvirtd
 	@test -n "$(VENV)"
 	@$(VENV)/bin/python -m pytest -q -m "not lab" tests/unit tests/integration tests/contract
 
+.PHONY: calendar
+calendar: ## a table of the schedule's times over a year in all time zones, beside a naive oracle
+	@cd tests && $(VENV)/bin/python -m fakes.calendar
+
 .PHONY: mutants
 mutants: ## put deliberate mistakes into deciding modules; which does no test notice? (WORDS="fate")
 	@$(VENV)/bin/python tests/mutants/run $(if $(WORDS),$(WORDS),--report docs/mutants.md)
