@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,6 +45,10 @@ class Record(BaseModel):
     whole: str = Field(
         default="", description="if they were: the copy of the time before that, or empty"
     )
+
+    def as_json(self) -> bytes:
+        """To be kept. Bytes of properties that are no characters stay what they are."""
+        return json.dumps(self.model_dump(mode="json")).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,7 @@ def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
 
 def _read(path: Path) -> Record:
     try:
-        return Record.model_validate_json(path.read_bytes())
+        return Record.model_validate(json.loads(path.read_bytes()))
     except OSError as error:
         raise RefusedError(str(path), error.strerror or "cannot be read") from error
     except ValidationError as error:
@@ -188,6 +193,8 @@ def _read(path: Path) -> Record:
         raise RefusedError(
             str(path), f"{where}: {first['msg']}", "use the snaporch that wrote it"
         ) from error
+    except ValueError as error:
+        raise RefusedError(str(path), f"is no JSON: {error}", "choose another copy") from error
 
 
 def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]:

@@ -202,7 +202,7 @@ class Safety:
         if barred:
             write_private(self.directory / "barred.xml", barred.encode())
         copy = SafetyCopy(self.directory, self._record(domain, facts))
-        write_private(self.directory / RECORD, copy.record.model_dump_json().encode())
+        write_private(self.directory / RECORD, copy.record.as_json())
         uri = self.context.config.libvirt_uri
         text = (
             refusing_script(copy)
@@ -210,7 +210,7 @@ class Safety:
             else undo_script(copy, own=own, uri=uri, journal=journal, lock=lock)
         )
         script = self.directory / "undo.sh"
-        write_private(script, text.encode())
+        write_private(script, text.encode("utf-8", "surrogateescape"))
         script.chmod(0o700)
         sync_directory(self.directory)
         sync_directory(self.directory.parent)

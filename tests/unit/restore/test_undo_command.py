@@ -87,7 +87,8 @@ def test_the_running_state_may_be_left(story, world):
 
 def test_newer_snapshots_come_back_with_their_guids_properties_and_bookmarks(story, world):
     story.snapshot("s2")
-    world.pool.set_properties(["tank/web@s2"], {"org:note": "keep it"})
+    properties = {"org:note": "keep it", "org:raw": "a\tb\nno character: \udcff"}
+    world.pool.set_properties(["tank/web@s2"], properties)
     world.pool.snapshot(["tank/web@gone"], {})
     world.pool.bookmark("tank/web@s2", "sent")
     world.pool.bookmark("tank/web@gone", "lost")
@@ -99,9 +100,9 @@ def test_newer_snapshots_come_back_with_their_guids_properties_and_bookmarks(sto
     assert "tank/web#lost for good: its snapshot is gone" in losses
     assert not any("#sent for good" in loss for loss in losses)
     restored = restore(world.context, made, safety=True)
-    text = Path(restored.undo).read_text()
+    text = Path(restored.undo).read_text(errors="surrogateescape")
     assert "zfs bookmark tank/web@s2 'tank/web#sent'\n" in text
-    assert "'org:note=keep it'" in text
+    assert "'org:note=keep it' 'org:raw=a\tb\nno character: \udcff'" in text
     undo(world)
     found = {each.full_name: each.guid for each in world.pool.snapshots() if each.name == "s2"}
     assert found == guids
@@ -266,10 +267,14 @@ def test_a_copy_that_there_is_not(restored, world):
         choose(world.context, "web", "safety-1")
 
 
-def test_a_record_of_another_snaporch(restored, world):
+@pytest.mark.parametrize(
+    ("content", "step"),
+    [(b"{}", "use the snaporch that wrote it"), (b"\xff{", "choose another copy")],
+)
+def test_a_record_of_another_snaporch(restored, world, content, step):
     (copy,) = copies_of(world.context.store, "web")
-    (copy.directory / RECORD).write_text("{}")
-    with pytest.raises(RefusedError, match="use the snaporch that wrote it"):
+    (copy.directory / RECORD).write_bytes(content)
+    with pytest.raises(RefusedError, match=step):
         choose(world.context, "web", None)
     assert copies_of(world.context.store) == []
 
