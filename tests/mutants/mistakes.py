@@ -153,7 +153,7 @@ def _changes(node: ast.AST) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - a tab
                 yield _with(node, test=ast.UnaryOp(ast.Not(), copy.deepcopy(test)))
         case ast.comprehension(ifs=ifs) if ifs:
             yield _with(node, ifs=[])
-        case ast.Return(value=value) if value is not None and not _is_none(value):
+        case ast.Return(value=value) if value is not None and not _is_none_or_false(value):
             yield ast.Return(ast.Constant(None))
         case ast.Raise() | ast.Expr(value=ast.Call() | ast.Yield() | ast.YieldFrom()):
             yield ast.Pass()
@@ -173,8 +173,9 @@ def _changes(node: ast.AST) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - a tab
             yield _with(node, func=ast.Name("min", ast.Load()))
 
 
-def _is_none(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is None
+def _is_none_or_false(value: ast.expr) -> bool:
+    """None is as false as False, which is made True anyway."""
+    return isinstance(value, ast.Constant) and (value.value is None or value.value is False)
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:

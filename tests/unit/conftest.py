@@ -21,7 +21,15 @@ from snaporch import places
 hypothesis.settings.register_profile(
     "snaporch", deadline=None, derandomize=not os.environ.get("RANDOM_EXAMPLES")
 )
-hypothesis.settings.load_profile("snaporch")
+# For one try of many a few examples do, and the first that fails: nobody reads the smallest.
+hypothesis.settings.register_profile(
+    "few",
+    parent=hypothesis.settings.get_profile("snaporch"),
+    max_examples=30,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("few" if os.environ.get("FEW_EXAMPLES") else "snaporch")
 
 
 @pytest.fixture(autouse=True)
