@@ -94,6 +94,34 @@ def test_when_all_have_withdrawn_it_is_deserted(window):
     assert not window.withdraw((2, "tank/a"))
 
 
+def test_when_all_have_ended_it_is_abandoned(window):
+    """Those who have withdrawn are not asked."""
+    window.join(join(sanoid=2))
+    window.join(join(sanoid=3))
+    window.ended(1)
+    assert not window.abandoned
+    window.withdraw((2, "tank/a"))
+    assert not window.abandoned
+    window.ended(3)
+    assert window.abandoned
+
+
+def test_while_it_is_frozen_again_nothing_is_over(window):
+    window.ended(1)
+    assert window.over
+    window.opening()
+    assert window.phase is Phase.OPENING
+    assert not window.over
+    window.opened()
+    assert window.over
+
+
+def test_it_opens_no_more_once_it_is_too_late(window):
+    window.close()
+    window.opening()
+    assert not window.join(join("tank/b"))
+
+
 def test_it_can_be_too_late(window):
     window.close()
     assert not window.join(join("tank/b"))
