@@ -15,7 +15,11 @@ def clock(monkeypatch):
     """Seconds on the monotonic clock, and bytes moved so far."""
 
     class Clock:
-        now, moved = 1000.0, 0
+        now, moved, looks = 1000.0, 1 << 30, 0
+
+        def look(self, _group):
+            self.looks += 1
+            return self.moved
 
         def passes(self, seconds, moving=0):
             """Half a minute at a time."""
@@ -25,20 +29,37 @@ def clock(monkeypatch):
 
     clock = Clock()
     monkeypatch.setattr(pace.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(pace, "moved_bytes", lambda _group: clock.moved)
+    monkeypatch.setattr(pace, "moved_bytes", clock.look)
     return clock
 
 
-def test_nothing_for_an_hour_is_standing_still(clock):
+def begun(clock):
+    """A transfer that moved something half a minute after its start, and not since."""
     transfer = Pace(1)
+    clock.passes(30)
+    assert not transfer.stands_still()
+    return transfer
+
+
+def test_nothing_for_an_hour_is_standing_still(clock):
+    transfer = begun(clock)
     clock.passes(3570)
     assert not transfer.stands_still()
     clock.passes(30)
     assert transfer.stands_still()
 
 
-def test_a_connection_that_is_only_kept_alive_stands_still(clock):
+def test_it_is_looked_at_now_and_then(clock):
+    """However often one asks: each look goes through all processes of the host."""
     transfer = Pace(1)
+    for _ in range(600):
+        clock.now += 0.1
+        assert not transfer.stands_still()
+    assert clock.looks in (1, 2)
+
+
+def test_a_connection_that_is_only_kept_alive_stands_still(clock):
+    transfer = begun(clock)
     for _ in range(119):
         clock.passes(30, moving=100)
         assert not transfer.stands_still()
@@ -49,10 +70,9 @@ def test_a_connection_that_is_only_kept_alive_stands_still(clock):
 @pytest.mark.parametrize("moved", [1 << 20, -(1 << 20)])
 def test_what_moves_now_and_then_does_not(clock, moved):
     """Of what has ended the bytes are not known any more."""
-    transfer = Pace(1)
-    clock.moved = 1 << 30
+    transfer = begun(clock)
     for _ in range(5):
-        clock.passes(3000)
+        clock.passes(3600)
         clock.moved += moved
         assert not transfer.stands_still()
 
@@ -74,9 +94,30 @@ def test_a_host_that_does_not_tell(monkeypatch):
         process.communicate()
 
 
+def put(proc, name, group, read=None, written=0):
+    """A process as proc(5) has it; without what it moved when it ends before that is asked for."""
+    process = proc / name
+    process.mkdir()
+    (process / "stat").write_text(f"7 (a (b) c) S 1 {group} 99 0\n")
+    if read is not None:
+        (process / "io").write_text(f"rchar: {read}\nwchar: {written}\nsyscr: 5\n")
+
+
+def test_members_come_and_go_while_they_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(pace, "Path", lambda _proc: tmp_path)
+    put(tmp_path, "11", 10, 300, 20)
+    put(tmp_path, "12", 10, 0, 0)  # has only just begun
+    put(tmp_path, "13", 10)
+    put(tmp_path, "14", 99, 7, 7)
+    put(tmp_path, "self", 10, 300, 20)
+    (tmp_path / "15").mkdir()
+    assert moved_bytes(10) == 320
+    assert moved_bytes(15) == 0, "nobody is left of it"
+
+
 def test_all_of_a_group_counts_and_nothing_else():
     process = subprocess.Popen(
-        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
     )
     moved = 2 * 30 * BLOCK
     try:
