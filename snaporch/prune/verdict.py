@@ -54,7 +54,7 @@ class Reference:
     @property
     def pool(self) -> str:
         """The pool it was taken in."""
-        return self.dataset.split("/", 1)[0]
+        return self.dataset.partition("/")[0]
 
     @property
     def full_name(self) -> str:
