@@ -153,14 +153,8 @@ class _Standstill:
         if now - self._looked < self._limit / 10:
             return
         self._looked = now
-        infos = [self._domain.blockJobInfo(target, 0) for target in targets]
-        seen = (
-            moving,
-            [
-                (target, info.get("cur"), info.get("end"))
-                for target, info in zip(targets, infos, strict=True)
-            ],
-        )
+        infos = {target: self._domain.blockJobInfo(target, 0) for target in targets}
+        seen = moving, [(name, info.get("cur"), info.get("end")) for name, info in infos.items()]
         if seen != self._seen:
             self._seen, self._since = seen, now
         elif now - self._since > self._limit:
@@ -184,7 +178,9 @@ def _advance(
         raise HypervisorError(disk.target, "the disk was unplugged during the commit")
     source = domain_xml.source_path(element, element.get("type", "file"))
     job = jobs.get(disk.target)
-    if job is None and source == disk.base:
+    if job is not None and job[0] != "active-commit":
+        raise HypervisorError(disk.target, f"a foreign block job ({job[0]}) runs on it")
+    if source == disk.base:
         return _Progress.UNDER_WAY if domain.blockJobInfo(disk.target, 0) else _Progress.HOME
     if source != disk.overlay:
         raise HypervisorError(
@@ -194,8 +190,6 @@ def _advance(
         )
     if job is None:
         _start(domain, root, disk, starts)
-    elif job[0] != "active-commit":
-        raise HypervisorError(disk.target, f"a foreign block job ({job[0]}) runs on it")
     return _Progress.READY if job is not None and job[1] else _Progress.UNDER_WAY
 
 

@@ -51,6 +51,7 @@ class Guest:
         self.pivots_to_refuse = 0
         self.step = self.get_ready
         self.dismissed = 0
+        self.asked = 0
         self.clock = 0.0
         self.copied = 0
 
@@ -62,6 +63,7 @@ class Guest:
         return "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 
     def XMLDesc(self, flags):  # noqa: N802 - libvirt's
+        assert flags == 0
         inside = "".join(disk.xml() for disk in self.disks.values())
         return f"<domain><devices>{inside}</devices></domain>"
 
@@ -77,7 +79,7 @@ class Guest:
         self.running = True
 
     def blockCommit(self, target, base, top, bandwidth, flags):  # noqa: N802 - libvirt's
-        assert flags == ACTIVE_ONE_LAYER
+        assert (base, top, bandwidth, flags) == (None, None, 0, ACTIVE_ONE_LAYER)
         self.log.append(f"commit {target}")
         self.disks[target].job = "active-commit"
 
@@ -93,6 +95,8 @@ class Guest:
         disk.job, disk.ready, disk.on_overlay = None, False, False
 
     def blockJobInfo(self, target, flags):  # noqa: N802 - libvirt's
+        assert flags == 0
+        self.asked += 1
         if self.dismissed:
             self.dismissed -= 1
             return {"type": 4}
@@ -169,6 +173,15 @@ def test_a_job_that_ends_without_reaching_the_base_is_begun_again_but_not_for_ev
 
 def test_a_foreign_job_is_not_touched():
     guest = Guest(VDA)
+    guest.disks["vda"].job = "copy"
+    with pytest.raises(HypervisorError, match=r"a foreign block job \(copy\)"):
+        commit(guest, VDA)
+    assert guest.log == []
+
+
+def test_nor_is_one_on_a_disk_that_came_home():
+    guest = Guest(VDA)
+    guest.disks["vda"].on_overlay = False
     guest.disks["vda"].job = "copy"
     with pytest.raises(HypervisorError, match=r"a foreign block job \(copy\)"):
         commit(guest, VDA)
@@ -309,6 +322,21 @@ def test_one_that_is_detached_while_it_is_committed_does_not_either():
     assert not guest.disks["vdb"].on_overlay
 
 
+def test_from_the_first_pivot_on_a_disk_that_fails_ends_it_for_all():
+    """Which image is the newer one cannot be known then."""
+    guest = Guest(VDA, VDB)
+    guest.pivots_to_refuse = 2
+
+    def step():
+        guest.get_ready()
+        guest.disks["vda"].gone = "pivoting" in guest.log
+
+    guest.step = step
+    with pytest.raises(HypervisorError, match="unplugged during the commit"):
+        commit(guest, VDA, VDB)
+    assert guest.disks["vdb"].on_overlay
+
+
 # -- a guest that writes faster -----------------------------------------------------------------
 
 
@@ -393,6 +421,32 @@ def test_a_commit_that_fails_while_the_guest_stands_still_lets_it_go(clocked):
     assert guest.log == ["commit vda", "suspending", "suspend", "resume", "resumed"]
 
 
+def test_a_guest_that_cannot_be_let_go_is_told(clocked):
+    guest = clocked(VDA)
+    only_ready_while_still(guest)
+
+    def fail():
+        raise libvirt.libvirtError("cannot resume")
+
+    guest.resume = fail
+    with pytest.raises(libvirt.libvirtError):
+        commit(guest, VDA, patience=HASTY)
+    assert "resumed" not in guest.log
+
+
+def test_a_guest_that_another_has_let_go_runs(clocked):
+    guest = clocked(VDA)
+    only_ready_while_still(guest)
+
+    def resume():
+        guest.running = True
+        raise libvirt.libvirtError("domain is already running")
+
+    guest.resume = resume
+    commit(guest, VDA, patience=HASTY)
+    assert guest.log[-1] == "resumed"
+
+
 def test_a_guest_that_nobody_may_be_told_of_is_not_suspended(clocked):
     guest = clocked(VDA)
 
@@ -431,3 +485,4 @@ def test_a_commit_that_moves_is_waited_for(clocked):
     guest.step = step
     commit(guest, VDA, patience=Patience(running=float("inf")))
     assert guest.clock > 3000
+    assert guest.asked < 200, "it looks now and then"
