@@ -83,12 +83,12 @@ class Window:
         self._changed.notify_all()
 
     def check(self, uuid: str) -> None:
-        """Raise when the group has failed, and there is nothing yet that would be worth keeping.
+        """Raise when the group has failed: there will be nothing that would be worth keeping.
 
         Raises:
             CalledOffError: it has.
         """
-        if self._failed is not None and not self._taken:
+        if self._failed is not None:
             raise CalledOffError(self._places[uuid].name, self._failed[0])
 
     def arrives(self, subject: str, done: int, total: int) -> tuple[int, int]:
@@ -124,14 +124,11 @@ class Window:
 
     def _may_freeze(self, uuid: str) -> bool:
         own = self._places[uuid]
-        others = [place for key, place in self._places.items() if key != uuid]
-        if any(place.plan is None for place in self._places.values()):
+        places = self._places.values()
+        if any(place.plan is None for place in places):
             return False
-        before = [place for place in others if place.turn < own.turn]
-        if not all(place.frozen for place in before):
-            return False
-        beside = [place for place in others if place.turn == own.turn]
-        return all(place.left <= own.ram for place in beside)
+        before = [place for place in places if place.turn < own.turn]
+        return all(place.frozen for place in before) and all(p.left <= own.ram for p in places)
 
     def take(
         self, uuid: str, plan: Plan, properties: Mapping[str, str], check: Callable[[str], None]

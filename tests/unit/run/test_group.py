@@ -1,5 +1,6 @@
 """Consistency groups: all frozen before any pool is snapshotted, all or none."""
 
+import concurrent.futures
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from snaporch.bundle.manifest import read_manifest
 from snaporch.config import Config
 from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, RunFailedError
 from snaporch.hypervisor import HypervisorError
-from snaporch.model import DomainState, GroupRun, Level
+from snaporch.model import DomainState, GroupRun, Level, Strategy
 from snaporch.pool import PoolError
 from snaporch.restore.choosing import others_of_group
 from snaporch.run import group as groups
@@ -24,7 +25,7 @@ from snaporch.run.plan import make_plan
 from snaporch.run.records import all_records
 from snaporch.run.settle import recover
 from snaporch.run.snapshot import take_snapshot
-from snaporch.run.together import CalledOffError, Member, Window
+from snaporch.run.together import CalledOffError, Member, SharedProgress, Window
 
 PATIENCE = 10
 """Seconds after which a thread hangs."""
@@ -374,6 +375,86 @@ def test_the_smaller_begins_when_the_larger_has_as_little_left(window, pair):
     window.turn("db")
 
 
+def test_who_stands_still_at_once_waits_for_those_who_do_not(window, pair):
+    as_paused(window, "db")
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    with pytest.raises(WaitsError):
+        window.turn("db")
+    with frozen(window, "app"):
+        window.turn("db")
+        window.fail(window.plans["db"].domain.uuid, RunFailedError("db", "over"))
+
+
+def test_who_saves_no_ram_after_all_keeps_nobody_waiting(window):
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    with pytest.raises(WaitsError):
+        window.turn("db")
+    as_paused(window, "app")
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    window.turn("db")
+
+
+def test_who_waits_is_woken_when_its_turn_comes(window, pair, monkeypatch):
+    goes_on_only_when_told(monkeypatch)
+    app, db = (window.plans[name] for name in ("app", "db"))
+    whole = pair.hypervisor.ram_in_use(app.domain.uuid)
+    with ThreadPoolExecutor(2) as threads:
+        large = threads.submit(window.await_turn, app.domain.uuid, app, lambda _name: None)
+        assert not concurrent.futures.wait([large], 0.1).done
+        small = threads.submit(window.await_turn, db.domain.uuid, db, lambda _name: None)
+        large.result(PATIENCE)
+        assert not concurrent.futures.wait([small], 0.1).done
+        window.arrives("app", whole, whole)
+        small.result(PATIENCE)
+
+
+def test_a_domain_that_has_gone_is_left_to_its_run(window, pair, monkeypatch):
+    real, app = pair.hypervisor.ram_in_use, window.plans["app"].domain.uuid
+
+    def ram_in_use(uuid):
+        if uuid == app:
+            raise NotFoundError("app", "no such domain")
+        return real(uuid)
+
+    monkeypatch.setattr(pair.hypervisor, "ram_in_use", ram_in_use)
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    window.turn("db")
+
+
+def test_what_all_save_is_told_as_one_sum(window, pair):
+    as_paused(window, "db")
+    ready(window)
+    whole = pair.hypervisor.ram_in_use(window.plans["app"].domain.uuid)
+    progress = SharedProgress(pair.heard, window, "pair")
+    for done in (0, whole - 1, whole, whole + 5):
+        progress.amount("app", done, whole)
+    assert pair.heard.amounts == [(0, whole), (whole - 1, whole), (whole, whole), (whole, whole)]
+
+
+def test_what_two_save_is_told_as_one_sum(window, pair):
+    ready(window)
+    large, small = (
+        pair.hypervisor.ram_in_use(window.plans[name].domain.uuid) for name in ("app", "db")
+    )
+    assert window.arrives("app", 70, large) == (70, large + small)
+    assert window.arrives("db", 7, small) == (77, large + small)
+
+
+def test_the_first_failure_is_the_one_that_is_told(window):
+    app, db = (window.plans[name].domain.uuid for name in ("app", "db"))
+    early = RunFailedError("app", "early")
+    window.fail(app, early)
+    window.fail(db, RunFailedError("db", "late"))
+    assert window.failed == ("app", early)
+    with pytest.raises(CalledOffError) as caught:
+        window.check(db)
+    assert caught.value.signum == 0, "no signal came"
+
+
 @contextmanager
 def frozen(window, name):
     """The member stands still and waits for the others, in a thread; its future."""
@@ -387,6 +468,11 @@ def frozen(window, name):
         future = thread.submit(window.take, plan.domain.uuid, plan, {}, check)
         assert waiting.wait(PATIENCE)
         yield future
+
+
+def as_paused(window, name):
+    plan = window.plans[name]
+    window.plans[name] = replace(plan, facts=replace(plan.facts, strategy=Strategy.PAUSED))
 
 
 def ready(window):
