@@ -177,7 +177,6 @@ class ReplicaDestination:
 
     def store(self, directory: Path, reference: str) -> None:
         """See the protocol."""
-        needed("rsync")
         uuid, _, run = reference.partition("/")
         above = f"{self._replica.bundles}/{uuid}"
         partial, final = f"{above}/.{run}{COPYING}", f"{above}/{run}"
@@ -255,7 +254,7 @@ class ReplicaDestination:
 
 def why_not(replica: Replica) -> str:
     """Why nothing could be copied to a replica now, as far as can be seen; empty if nothing is."""
-    host, pool = Host(replica.host), replica.dataset.split("/", 1)[0]
+    host, pool = Host(replica.host), replica.dataset.partition("/")[0]
     try:
         for command in ("syncoid", "rsync"):
             needed(command)

@@ -1,11 +1,16 @@
+import os
+import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from snaporch.config import Replica
-from snaporch.errors import InterruptedRunError
-from snaporch.replicate.destination import ReplicaDestination, ReplicaError
+from snaporch.errors import InterruptedRunError, UnavailableError
+from snaporch.model import PoolSnapshot
+from snaporch.replicate import destination
+from snaporch.replicate.destination import ReplicaDestination, ReplicaError, why_not
 from snaporch.replicate.pace import Pace
 from snaporch.run.context import Interrupt
 
@@ -17,8 +22,9 @@ wait
 """
 
 
-def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path):
+def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeypatch):
     """syncoid ends at once; ``zfs receive`` goes on writing down where it got to."""
+    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 1000)  # it is not waited for longer
     script = tmp_path / "transfer"
     script.write_text(SLOW_TO_END.format(place=tmp_path))
     script.chmod(0o755)
@@ -37,6 +43,10 @@ def test_a_transfer_that_stands_still_is_ended_and_told(tmp_path, monkeypatch):
         ReplicaError, match=r"nothing moved for 60 minutes.*see: zpool status, on nas"
     ):
         there._run(["sleep", "1000"], counted=True)
+
+
+def test_a_transfer_that_moves_may_take_its_time(tmp_path):
+    assert to(tmp_path)._run(["sleep", "0.5"], counted=True) == (0, [])
 
 
 def test_nothing_is_known_of_what_moves_in_the_kernel_alone(tmp_path, monkeypatch):
@@ -76,6 +86,301 @@ def test_a_copy_gets_its_name_when_it_is_on_stable_storage(tmp_path, monkeypatch
         "sync uuid, final there",
     ]
     assert sorted(path.name for path in final.iterdir()) == ["copy.json", "manifest.json"]
+
+
+class Tools:
+    """Commands that note with what they are called, and do as told."""
+
+    def __init__(self, directory: Path, monkeypatch) -> None:
+        self._directory, self._log = directory, directory / "log"
+        monkeypatch.setenv("PATH", str(directory), prepend=":")
+
+    def put(self, name, script=""):
+        note = f'(printf {name}; printf "|%s" "$@"; echo) >>{self._log}'
+        path = self._directory / name
+        path.write_text(f"#!/bin/sh\n{note}\n{script}\n")
+        path.chmod(0o755)
+
+    def called(self, name):
+        """The words of each call."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return [line.split("|")[1:] for line in lines if line.split("|")[0] == name]
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    directory = tmp_path / "tools"
+    directory.mkdir()
+    made = Tools(directory, monkeypatch)
+    made.put("zfs")
+    made.put("syncoid")
+    made.put("mbuffer", "cat")
+    made.put("ssh", 'for last; do :; done; exec sh -c "$last"')  # the other machine is this one
+    return made
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """For each transfer, whether what it moves is watched."""
+    seen = []
+    real = ReplicaDestination._run
+
+    def run(self, command, *, counted):
+        seen.append(counted)
+        return real(self, command, counted=counted)
+
+    monkeypatch.setattr(ReplicaDestination, "_run", run)
+    return seen
+
+
+def without(command, monkeypatch):
+    """It is not installed."""
+    real = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: real(name) if name != command else None)
+
+
+def to(tmp_path, *, interrupt=None, **more):
+    bundles = tmp_path / "bundles"
+    bundles.mkdir(exist_ok=True)
+    replica = Replica(dataset="backup/kvm", bundles=bundles, **more)
+    return ReplicaDestination("nas", replica, interrupt or Interrupt())
+
+
+def test_datasets_are_named_as_here(tmp_path, monkeypatch):
+    asked = []
+
+    def snapshots(names):
+        asked.extend(names)
+        return [PoolSnapshot("backup/kvm/tank:web", "s1", 7, 1, {})]
+
+    monkeypatch.setattr(
+        destination, "ZfsElsewhere", lambda _host: SimpleNamespace(snapshots=snapshots)
+    )
+    (found,) = to(tmp_path).snapshots(["tank/web"])
+    assert asked == ["backup/kvm/tank:web"]
+    assert found == PoolSnapshot("tank/web", "s1", 7, 1, {})
+
+
+def test_properties_are_set_on_the_copies(tmp_path, tools):
+    to(tmp_path).mark({"tank/web@s1": {"level": "ram"}})
+    assert tools.called("zfs") == [["set", "snaporch:level=ram", "backup/kvm/tank:web@s1"]]
+
+
+def test_the_dataset_of_copies_is_made_once(tmp_path, tools):
+    there = to(tmp_path)
+    there.send("tank/web", raw=False)
+    there.send("flash/web", raw=False)
+    assert tools.called("zfs") == [["create", "-p", "backup/kvm"]]
+    assert [words[-2:] for words in tools.called("syncoid")] == [
+        ["tank/web", "backup/kvm/tank:web"],
+        ["flash/web", "backup/kvm/flash:web"],
+    ]
+
+
+def test_syncoid_makes_no_snapshot_and_takes_nothing_back(tmp_path, tools):
+    to(tmp_path).send("tank/web", raw=False)
+    (words,) = tools.called("syncoid")
+    assert {"--no-sync-snap", "--no-rollback", "--recvoptions=u o readonly=on"} <= set(words)
+
+
+@pytest.mark.parametrize(("raw", "options"), [(True, "w"), (False, "Lce")])
+def test_what_is_encrypted_is_sent_as_it_lies(tmp_path, tools, raw, options):
+    to(tmp_path).send("tank/web", raw=raw)
+    (words,) = tools.called("syncoid")
+    assert f"--sendoptions={options}" in words
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--source-bwlimit=5M"])])
+def test_syncoid_is_told_how_fast_and_where(tmp_path, tools, rate, limit):
+    to(tmp_path, host="root@nas", rate=rate).send("tank/web", raw=False)
+    (words,) = tools.called("syncoid")
+    assert words[-1] == "root@nas:backup/kvm/tank:web"
+    assert [word for word in words if "bwlimit" in word] == limit
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_syncoid_moves_is_watched_where_mbuffer_moves_it(
+    tmp_path, tools, counted, monkeypatch, installed
+):
+    if not installed:
+        without("mbuffer", monkeypatch)
+    to(tmp_path).send("tank/web", raw=False)
+    assert counted == [installed]
+
+
+def test_what_is_to_be_installed_is_told(tmp_path, tools, monkeypatch):
+    without("syncoid", monkeypatch)
+    with pytest.raises(UnavailableError, match="apt install sanoid"):
+        to(tmp_path).send("tank/web", raw=False)
+    assert "apt install sanoid" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path))
+
+
+def test_words_that_syncoid_says_when_all_is_well_are_none(tmp_path, tools):
+    tools.put("syncoid", "echo NEWEST SNAPSHOT: s1")
+    to(tmp_path).send("tank/web", raw=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("a;CRITICAL ERROR: b;cannot receive: c;d", "cannot receive: c"),
+        ("a;CRITICAL ERROR: b;d", "CRITICAL ERROR: b"),
+        ("a;;  ;d", "d"),
+        ("", "syncoid failed without a word"),
+    ],
+)
+def test_why_syncoid_failed(tmp_path, tools, said, reason):
+    tools.put("syncoid", f"echo '{said}' | tr ';' '\\n'; exit 2")
+    with pytest.raises(ReplicaError) as caught:
+        to(tmp_path).send("tank/web", raw=False)
+    assert (caught.value.thing, caught.value.reason) == ("nas: tank/web", reason)
+    assert caught.value.step == ""
+
+
+def test_a_copy_that_has_gone_another_way_is_told_with_its_place(tmp_path, tools):
+    tools.put("syncoid", "echo cannot receive: destination has been modified; echo end; exit 2")
+    with pytest.raises(ReplicaError) as caught:
+        to(tmp_path, host="root@nas").send("tank/web", raw=False)
+    assert "backup/kvm/tank:web on root@nas has gone another way" in caught.value.step
+
+
+# -- from a bookmark ----------------------------------------------------------------------------
+
+TOKEN = 'case "$1" in get) echo "{token}" ;; send) echo stream ;; receive) cat >{got} ;; esac'
+
+
+def go_on(tmp_path, tools, *, token="-", raw=False, **more):
+    got = tmp_path / "received"
+    tools.put("zfs", TOKEN.format(token=token, got=got))
+    there = to(tmp_path, **more)
+    tools.put("mbuffer", "cat")
+    there.go_on("tank/web#place", "tank/web@s2", raw=raw)
+    return got
+
+
+@pytest.mark.parametrize(("raw", "flags"), [(True, ["-w"]), (False, ["-L", "-c", "-e"])])
+def test_one_snapshot_goes_from_a_bookmark(tmp_path, tools, counted, raw, flags):
+    assert go_on(tmp_path, tools, raw=raw).read_text() == "stream\n"
+    asked, *ends = tools.called("zfs")
+    assert asked[-1] == "backup/kvm/tank:web"
+    assert sorted(ends) == [
+        ["receive", "-u", "-o", "readonly=on", "backup/kvm/tank:web"],
+        ["send", *flags, "-i", "tank/web#place", "tank/web@s2"],
+    ]
+    assert (tools.called("mbuffer"), counted) == ([], [False])
+
+
+def test_it_goes_no_faster_than_it_may(tmp_path, tools, counted):
+    assert go_on(tmp_path, tools, rate=5, host="root@nas").read_text() == "stream\n"
+    assert tools.called("mbuffer") == [["-q", "-m", "16M", "-R", "5M"]]
+    assert counted == [True]
+
+
+def test_without_mbuffer_it_goes_as_fast_as_it_can(tmp_path, tools, counted, monkeypatch):
+    without("mbuffer", monkeypatch)
+    assert go_on(tmp_path, tools, rate=5).read_text() == "stream\n"
+    assert (tools.called("mbuffer"), counted) == ([], [False])
+
+
+def test_what_was_cut_short_is_syncoids_to_finish(tmp_path, tools):
+    assert not go_on(tmp_path, tools, token="1-abc").exists()
+    assert len(tools.called("zfs")) == 1
+
+
+def test_a_snapshot_that_does_not_go_is_named(tmp_path, tools):
+    tools.put("zfs", 'test "$1" = get && echo - && exit; echo cannot do that >&2; exit 1')
+    with pytest.raises(ReplicaError) as caught:
+        to(tmp_path).go_on("tank/web#place", "tank/web@s2", raw=False)
+    assert (caught.value.thing, caught.value.reason) == ("nas: tank/web@s2", "cannot do that")
+
+
+# -- bundles ------------------------------------------------------------------------------------
+
+
+def test_bundles_are_those_that_are_whole(tmp_path):
+    there = to(tmp_path)
+    assert there.bundles("u") == frozenset()
+    store = tmp_path / "bundles" / "u"
+    for name in ("run-1", "run-2", ".run-3.copying", "some thing"):
+        (store / name).mkdir(parents=True)
+    assert there.bundles("u") == {"run-1", "run-2"}
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--bwlimit=5M"])])
+def test_a_bundle_goes_where_and_as_fast_as_it_may(tmp_path, tools, counted, rate, limit):
+    tools.put("rsync", 'for last; do :; done; last="${last#*:}"; mkdir "$last"')
+    (tmp_path / "bundle").mkdir()
+    to(tmp_path, rate=rate, host="root@nas").store(tmp_path / "bundle", "u/run-1")
+    words = next(words for words in tools.called("rsync") if words)
+    place = tmp_path / "bundles" / "u" / ".run-1.copying"
+    assert words[-2:] == [f"{tmp_path}/bundle/", f"root@nas:{place}/"]
+    assert [word for word in words if "bwlimit" in word] == limit
+    assert counted == [True]
+    assert (place.parent / "run-1" / "copy.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("first;rsync: write failed;last", "rsync: write failed"),
+        ("first;last", "first"),
+        ("", "rsync ended with status 3"),
+    ],
+)
+def test_a_bundle_that_does_not_arrive_gets_no_name(tmp_path, tools, said, reason):
+    tools.put("rsync", f"echo '{said}' | tr ';' '\\n'; exit 3")
+    (tmp_path / "bundle").mkdir()
+    there = to(tmp_path)
+    with pytest.raises(ReplicaError) as caught:
+        there.store(tmp_path / "bundle", "u/run-1")
+    assert (caught.value.thing, caught.value.reason) == ("nas: bundle u/run-1", reason)
+    assert there.bundles("u") == frozenset()
+
+
+def test_what_was_given_up_goes_with_the_next_one_that_arrives(tmp_path, tools):
+    tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
+    (tmp_path / "bundle").mkdir()
+    there = to(tmp_path)
+    left = tmp_path / "bundles" / "u" / ".run-0.copying"
+    left.mkdir(parents=True)
+    there.store(tmp_path / "bundle", "u/run-1")
+    assert os.listdir(left.parent) == ["run-1"]
+
+
+# -- whether anything could be copied -----------------------------------------------------------
+
+
+def test_what_could_be_copied_to_has_no_trouble(tmp_path, tools):
+    tools.put("rsync")
+    (tmp_path / "b").mkdir()
+    assert why_not(Replica(dataset="backup/kvm/x", bundles=tmp_path / "b")) == ""
+    assert tools.called("zfs") == [["list", "-H", "-o", "name", "backup"]]
+
+
+def test_trouble_is_told_before_anything_is_copied(tmp_path, tools):
+    tools.put("rsync")
+    assert "away" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path / "away"))
+    (tmp_path / "b").mkdir()
+    there = Replica(dataset="backup/kvm", bundles=tmp_path / "b")
+    tools.put("zfs", "echo no such pool >&2; exit 1")
+    assert "no such pool" in why_not(there)
+    tools.put("rsync", "exit 1")
+    assert "rsync" in why_not(there)
+
+
+# -- the end of a transfer ----------------------------------------------------------------------
+
+
+def test_a_transfer_that_does_not_end_when_asked_is_made_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 0.3)
+    script = tmp_path / "transfer"
+    script.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >{tmp_path}/begun\nexec sleep 1000\n")
+    script.chmod(0o755)
+    there = to(tmp_path, interrupt=Interrupted(tmp_path / "begun"))
+    with pytest.raises(InterruptedRunError):
+        there._run([str(script)], counted=False)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "begun").read_text()), 0)
 
 
 class Interrupted(Interrupt):
