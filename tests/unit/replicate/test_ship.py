@@ -91,7 +91,46 @@ def test_the_next_time_only_what_is_new_goes(shop):
     assert names(shop.ship()) == ["s2"]
     assert shop.there.hooks.log[-1] == f"replica.store {new.uuid}/{new.run}"
     assert shop.there.hooks.acts().count("replica.store") == 1
+    assert "replica.go_on" not in shop.there.hooks.acts(), "both have a snapshot to go on from"
+    marked = [line for line in shop.there.hooks.log if line.startswith("replica.mark")]
+    assert marked == ["replica.mark flash/web@s2 tank/web@s2"]
     assert names(shop.ship()) == []
+
+
+def test_each_dataset_and_bundle_is_told_of(shop):
+    shop.take("s1")
+    shop.world.heard.steps.clear()
+    shop.ship()
+    told = "; ".join(shop.world.heard.steps)
+    assert all(word in told for word in ("flash/web", "tank/web", "bundle of @s1"))
+
+
+def test_what_is_known_of_other_replicas_is_not_said_there(shop):
+    shop.take("s1")
+    shop.ship("nas")
+    shop.ship("usb")
+    copies = shop.there.snapshots(["tank/web", "flash/web"])
+    assert not any("replicated" in copy.properties for copy in copies)
+
+
+def test_what_is_marked_is_not_marked_again(shop):
+    shop.take("s1")
+    shop.ship()
+    shop.world.hooks.log.clear()
+    assert names(shop.ship(anew=True)) == ["s1"]
+    assert "pool.set_properties" not in shop.world.hooks.acts()
+
+
+def test_one_bundle_of_two_snapshots_of_a_run_goes_once(shop):
+    """As where sanoid takes an hourly and a daily one at the same instant."""
+    shop.take("s1")
+    pool = shop.world.pool
+    for each in pool.snapshots(["tank/web", "flash/web"]):
+        marks = {PREFIX + key: value for key, value in each.properties.items()}
+        pool.snapshot([f"{each.dataset}@daily"], marks)
+    assert len(shop.records()) == 2
+    assert sorted(names(shop.ship())) == ["daily", "s1"]
+    assert shop.there.hooks.acts().count("replica.store") == 1
 
 
 def test_each_replica_counts_for_itself(shop):
@@ -203,6 +242,16 @@ def test_a_signal_between_two_datasets(shop):
     assert shop.replicated() == {"s1": ()}
 
 
+def test_a_signal_between_two_bundles(shop):
+    shop.take("s1", "s2")
+    interrupt = shop.context.interrupt
+    shop.there.hooks.at["replica.store"] = lambda: setattr(interrupt, "signum", 15)
+    with pytest.raises(InterruptedRunError):
+        shop.ship()
+    assert shop.there.hooks.acts().count("replica.store") == 1
+    assert shop.replicated() == {"s1": ("nas",), "s2": ()}
+
+
 # -- bookmarks ----------------------------------------------------------------------------------
 
 
@@ -243,6 +292,33 @@ def test_a_bookmark_stays_while_nothing_newer_has_arrived(shop):
     with pytest.raises(ReplicaError):
         shop.ship()
     assert shop.world.pool.bookmarks("tank/web") == before
+
+
+def test_one_dataset_that_is_behind_does_not_keep_the_others_places(shop):
+    shop.take("s1", "s2")
+    shop.ship()
+    behind = shop.world.pool.bookmarks("flash/web")
+    shop.world.pool.destroy_snapshots(["flash/web@s2"])
+    shop.take("s3")
+    shop.there.hooks.at["replica.go_on"] = failing(ReplicaError("nas", "away"))
+    with pytest.raises(ReplicaError):
+        shop.ship()
+    assert shop.world.pool.bookmarks("flash/web") == behind
+    (guid,) = {s.guid for s in shop.world.pool.snapshots(["tank/web"]) if s.name == "s3"}
+    assert list(shop.world.pool.bookmarks("tank/web")) == [f"tank/web#snaporch-nas-{guid}"]
+
+
+def test_nothing_is_gone_on_with_from_a_place_that_is_not_known(shop):
+    shop.take("s1", "s2")
+    shop.ship()
+    pool = shop.world.pool
+    for mark in list(pool.bookmarks("tank/web")):
+        pool.destroy_bookmark(mark)
+    pool.destroy_snapshots(["tank/web@s2"])
+    shop.take("s3")
+    with pytest.raises(ReplicaError):
+        shop.ship()
+    assert "replica.go_on" not in shop.there.hooks.acts()
 
 
 def test_there_is_one_bookmark_for_each_replica(shop):
@@ -314,6 +390,26 @@ def test_a_snapshot_that_never_had_a_bundle_has_none_to_copy(shop):
     assert (left.state, left.level) == (BundleState.MISSING, Level.CRASH)
     assert names(shop.ship()) == ["s1"]
     assert shop.bundles() == []
+    shop.take("s2")
+    assert names(shop.ship()) == ["s2"], "nothing is missed of what it never had"
+
+
+@pytest.mark.parametrize("unmarked", ["tank/web", "flash/web"])
+def test_a_bundle_that_not_all_snapshots_tell_of_is_copied(shop, unmarked):
+    (record,) = shop.take("s1")
+    shop.world.pool.inherit(f"{unmarked}@s1", "snaporch:bundle")
+    assert names(shop.ship()) == ["s1"]
+    assert shop.bundles() == [record.run]
+
+
+def test_a_bundle_whose_snapshots_have_lost_all_their_marks_is_copied(shop):
+    """Its manifest knows them."""
+    (record,) = shop.take("s1")
+    for each in shop.world.pool.snapshots(["tank/web", "flash/web"]):
+        for key in each.properties:
+            shop.world.pool.inherit(each.full_name, PREFIX + key)
+    assert names(shop.ship()) == ["s1"]
+    assert shop.bundles() == [record.run]
 
 
 def test_a_replica_that_has_lost_its_bundles_is_told_and_filled_anew(shop):
@@ -401,6 +497,14 @@ def test_of_a_snapshot_that_has_lost_a_part_the_rest_goes(shop):
     assert sorted(shop.there.names()) == ["flash/web@s2", "tank/web@s1", "tank/web@s2"]
 
 
+@pytest.mark.parametrize(("lost", "left"), [("s1", ["s2"]), ("s2", ["s1"])])
+def test_what_is_deleted_meanwhile_has_not_arrived_and_is_no_trouble(shop, lost, left):
+    shop.take("s1", "s2")
+    records = shop.records()
+    shop.world.pool.destroy_snapshots([f"flash/web@{lost}"])
+    assert names(ship(shop.context, records, "nas", shop.there)) == left
+
+
 def test_what_the_replica_dropped_is_not_sent_again_and_no_trouble(shop):
     """It prunes by its own rules: only the newest must be there."""
     shop.take("s1")
@@ -428,6 +532,13 @@ def test_a_copy_below_its_original_is_refused(shop, dataset):
     assert shop.there.hooks.log == []
 
 
+def test_a_dataset_of_the_same_name_on_another_machine_is_none_of_this_one(shop):
+    shop.configure(dataset="tank")
+    shop.take("s1")
+    assert names(shop.ship()) == ["s1"]
+    assert shop.there.names() == ["flash/web@s1", "tank/web@s1"]
+
+
 def test_a_name_that_only_begins_like_it_is_none(shop):
     shop.configure(host="", dataset="tank/web-copies")
     shop.take("s1")
@@ -450,6 +561,15 @@ def test_what_is_being_copied_or_deleted_is_busy(shop):
     with lock, pytest.raises(BusyError):
         shop.ship()
     assert names(shop.ship()) == ["s1"]
+
+
+def test_what_is_copied_of_one_guest_does_not_keep_another_waiting(shop):
+    shop.take("s1")
+    runtime = shop.context.config.paths.runtime
+    with domain_lock(
+        runtime, "db", replication_lock_name("4b1d2f0e"), "replicate", wait=0, interrupt=Interrupt()
+    ):
+        assert names(shop.ship()) == ["s1"]
 
 
 def test_snapshots_are_taken_meanwhile(shop):
