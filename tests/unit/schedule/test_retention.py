@@ -4,7 +4,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from snaporch.config.policy import Keep
-from snaporch.schedule.retention import LAST_RAM, Taken, judge
+from snaporch.schedule.retention import LAST_RAM, Taken, Verdict, judge, keep_together
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
@@ -169,3 +169,39 @@ def test_the_newest_that_passed_stays():
     older = taken(at("2025-12-31 10:00"), ram=True, passed=True)
     newer = taken(at("2026-06-09 10:00"), ram=True)
     assert deleted([older, passed, newer], {"last": 1}) == [older.created]
+
+
+# -- groups -------------------------------------------------------------------------------------
+
+
+def judged(*, delete, group="g", **more):
+    return Verdict(taken(NOW, group_run=group, **more), delete, "by its own rules")
+
+
+def torn(**verdicts):
+    """Whether each is deleted after all, of domains that have one verdict each."""
+    together = keep_together({name: [verdict] for name, verdict in verdicts.items()})
+    return {name: verdict.delete for name, (verdict,) in together.items()}
+
+
+def test_what_stays_of_one_member_stays_of_all():
+    app, db = judged(delete=False), judged(delete=True)
+    assert torn(app=app, db=db) == torn(db=db, app=app) == {"app": False, "db": False}
+    together = keep_together({"app": [app], "db": [db]})
+    assert together["app"] == [app]
+    assert "app" in together["db"][0].reason
+
+
+def test_what_nobody_keeps_goes_of_all():
+    assert torn(app=judged(delete=True), db=judged(delete=True)) == {"app": True, "db": True}
+
+
+def test_one_that_is_incomplete_keeps_nobody_elses():
+    broken = judged(delete=False, incomplete=True)
+    assert torn(app=broken, db=judged(delete=True)) == {"app": False, "db": True}
+
+
+@pytest.mark.parametrize(("one", "other"), [("g", "h"), ("", ""), ("g", "")])
+def test_another_instant_keeps_nobody_elses(one, other):
+    app, db = judged(delete=False, group=one), judged(delete=True, group=other)
+    assert torn(app=app, db=db) == {"app": False, "db": True}
