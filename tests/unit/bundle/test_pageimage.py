@@ -119,6 +119,16 @@ def test_a_link_in_place_of_the_page_file_is_not_followed(tmp_path):
     assert (tmp_path / "elsewhere").read_bytes() == b"precious"
 
 
+def test_what_is_not_known_of_the_beginning_is_never_restored(tmp_path):
+    """It would be left out of the stream."""
+    _, entry = taken_apart(tmp_path)
+    rest = tmp_path / "rest1"
+    raw = rest.read_bytes()
+    rest.write_bytes(raw[: entry.split] + b"?" + raw[entry.split :])
+    with pytest.raises(RamImageError, match="unknown before its pages"):
+        put_together(tmp_path, entry.model_copy(update={"split": entry.split + 1}))
+
+
 @pytest.mark.parametrize("place", [0, 5000, 200_000, (1 << 20) + 8000])
 def test_a_flipped_byte_of_the_page_file_is_never_restored(tmp_path, place):
     _, entry = taken_apart(tmp_path)

@@ -68,6 +68,7 @@ def test_facts_and_steps_survive(directory):
     killed(directory, Step.PREPARE, Step.FREEZE, Step.POOL_SNAPSHOT)
     (found,) = read_journals(directory)
     assert found.facts == FACTS
+    assert (found.uuid, found.domain) == (FACTS.uuid, FACTS.domain)
     assert found.ended == {Step.PREPARE, Step.FREEZE}
 
 
