@@ -228,8 +228,10 @@ class RamImageWriter:
             RamImageError: libvirt never finished its header.
             OSError: it cannot be stored.
         """
-        if self._compressor is None or self._storing is None or self._final_header is None:
+        if self._compressor is None:
             raise RamImageError("libvirt's RAM image", f"ends after {len(self._head)} bytes")
+        assert self._storing is not None
+        assert self._final_header is not None
         self._check_finished()
         self._compressor.finish()
         self._storing.finish()

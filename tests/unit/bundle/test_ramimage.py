@@ -10,6 +10,7 @@ from fakes import images
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snaporch.bundle import ramimage
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.ramimage import (
     HEADER_SIZE,
@@ -357,4 +358,47 @@ def test_broken_off_while_the_compressor_is_started(tmp_path, monkeypatch):
     with pytest.raises(RamImageError, match="broken off"):
         writer.write(images.image(XML))
     assert acts == ["abandon"]
+    writer.abandon()
+
+
+def test_it_moves_as_long_as_it_takes_or_writes(tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD, 3), trailer=False)
+    assert (writer.level, writer.waited_for_store, writer.moved_bytes) == (3, 0.0, 0)
+    seen = []
+    for block in cut(images.image(XML, b"QEVM" + bytes(5000)), [4000, 1000]):
+        writer.write(block)
+        seen.append(writer.moved_bytes)
+    made = writer.finish()
+    seen.append(writer.moved_bytes)
+    assert seen == sorted(seen)
+    assert seen[-1] == made.payload_bytes + made.stored_bytes
+
+
+@pytest.mark.parametrize("already", [False, True])
+def test_room_is_made_whenever_it_is_asked_for(tmp_path, monkeypatch, already):
+    """Also before there is anything to store."""
+    made = []
+
+    class Noting(ramimage.Behind):
+        def make_room(self):
+            made.append("room")
+            super().make_room()
+
+    monkeypatch.setattr(ramimage, "Behind", Noting)
+    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
+    begin, rest = cut(images.image(XML, b"QEVM" + bytes(5000)), [4000])
+    if already:
+        writer.write(begin)
+    assert made == []
+    writer.make_room()
+    if not already:
+        writer.write(begin)
+    assert made == ["room"]
+    writer.write(rest)
+    writer.finish()
+
+
+def test_what_somebody_has_removed_is_abandoned_all_the_same(tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
+    (tmp_path / "ram.save").unlink()
     writer.abandon()
