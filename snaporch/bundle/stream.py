@@ -89,6 +89,7 @@ class RamStream:
     def _pump(self) -> bool:
         """Move what is there; False when the stream is over."""
         self._rest()
+        stopping = self._stop.is_set()  # looked at first: what came before it is taken yet
         self._asked = time.monotonic()
         ready = {descriptor for descriptor, _ in self._poll()}
         if self._broken:
@@ -102,7 +103,7 @@ class RamStream:
             self._writer.write(self._buffer[:count])
             self._throttle.spend(count)
             return True
-        return not self._stop.is_set()
+        return not stopping
 
     def _rest(self) -> None:
         """Keep still for a guest that stands still, unless the pipe fills up or the stream ends."""

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import select
 import threading
@@ -30,6 +31,7 @@ class Sink:
         self.taken = bytearray()
         self.reached = threading.Event()
         self.abandoned = False
+        self.room = 0
         self._announce, self._fail_after = announce, fail_after
 
     def announce(self, size):
@@ -48,7 +50,11 @@ class Sink:
         return bytes(self.taken)
 
     def make_room(self):
-        return
+        self.room += 1
+
+    @property
+    def payload_bytes(self):
+        return len(self.taken)
 
     def break_off(self):
         return
@@ -103,6 +109,64 @@ def test_a_second_open_before_the_first_was_closed(fifo):
         first.write(BODY)
         pour(fifo, CLOSING)
     assert stream.finish() == BODY + CLOSING
+
+
+def test_what_came_just_before_the_end_is_taken(fifo, monkeypatch):
+    """A poll that was begun before may tell of the end alone."""
+    real = RamStream._poll
+
+    def poll(stream):
+        if not stream._stop.is_set():
+            assert stream._stop.wait(PATIENCE)
+            return [(stream._wake_reader, select.POLLIN)]
+        return real(stream)
+
+    monkeypatch.setattr(RamStream, "_poll", poll)
+    stream = RamStream(fifo, Sink())
+    pour(fifo, BODY, CLOSING)
+    assert stream.finish() == BODY + CLOSING
+
+
+def test_a_pipe_that_somebody_removed_is_no_failure(fifo):
+    stream = RamStream(fifo, Sink())
+    pour(fifo, BODY)
+    fifo.unlink()
+    assert stream.finish() == BODY
+
+
+def test_a_process_that_ends_waits_for_no_stream_and_hands_no_pipe_on(fifo):
+    before = set(os.listdir("/proc/self/fd"))
+    stream = RamStream(fifo, Sink())
+    new = {int(name) for name in set(os.listdir("/proc/self/fd")) - before}
+    assert not [
+        fd for fd in new if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)
+    ]
+    assert all(each.daemon for each in threading.enumerate() if each.name == "ram-stream")
+    stream.abandon()
+
+
+def test_the_pipe_holds_a_block(fifo, monkeypatch):
+    monkeypatch.setattr(stream_module, "_BLOCK", 2 * SMALL)
+    stream = RamStream(fifo, Sink())
+    descriptor = os.open(fifo, os.O_WRONLY)
+    assert fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) == 2 * SMALL
+    os.close(descriptor)
+    stream.abandon()
+    assert stream_module._ROOM > stream_module._BLOCK
+
+
+def test_all_that_is_taken_is_spent_and_counted(fifo):
+    class Counting(Throttle):
+        spent = 0
+
+        def spend(self, count):
+            self.spent += count
+
+    throttle = Counting(0)
+    stream = RamStream(fifo, Sink(), throttle)
+    pour(fifo, BODY, CLOSING)
+    stream.finish()
+    assert throttle.spent == stream.payload_bytes == len(BODY + CLOSING)
 
 
 def test_more_than_a_pipe_holds(fifo):
@@ -347,6 +411,28 @@ def test_only_what_was_while_the_guest_ran_counts(fifo):
     assert (pace.waited_for_store, stream.pace) == (0.25, pace)
 
 
+def test_what_the_guest_keeps_back_until_the_end_counts(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    threading.Event().wait(0.2)
+    stream.make_room()
+    assert 0.1 <= stream.pace.waited_for_ram <= stream.pace.seconds
+    stream.abandon()
+
+
+def test_what_is_being_stored_is_not_waited_for_from_the_guest(fifo):
+    sink = StalledSink()
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    assert sink.stalled.wait(PATIENCE)
+    stream.make_room()
+    assert stream.pace.waited_for_ram == 0.0
+    sink.gate.set()
+    stream.abandon()
+
+
 def test_nothing_that_comes_after_a_standstill_counts(fifo):
     sink = Sink(announce=len(BODY))
     stream = RamStream(fifo, sink)
@@ -397,6 +483,7 @@ def test_a_guest_that_stands_still_does_not_wait_for_the_store(fifo, small_pipe)
     assert pouring.is_alive()  # it can give away two blocks of twelve
     stream.make_room()
     stream.make_room()
+    assert sink.room == 1
     pouring.join(PATIENCE)
     assert not pouring.is_alive()
     sink.gate.set()
@@ -449,7 +536,7 @@ def test_a_guest_waits_for_no_store_however_much_of_its_ram_is_left(
 
 
 def test_where_no_room_is_granted_the_stream_goes_on(fifo, small_pipe, monkeypatch):
-    sink = Sink(announce=2 * SMALL)
+    sink = Sink(announce=100)
     stream = RamStream(fifo, sink)
     refused = []
 
@@ -460,7 +547,7 @@ def test_where_no_room_is_granted_the_stream_goes_on(fifo, small_pipe, monkeypat
     monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
     stream.make_room()
     assert refused == [1 << 20, 1 << 19, 1 << 18, 1 << 17]
-    pour(fifo, bytes(2 * SMALL))
+    pour(fifo, bytes(100))  # which there is no waiting for more after
     assert sink.reached.wait(PATIENCE)
     stream.finish()
 
@@ -474,6 +561,27 @@ def test_a_stream_at_rest_ends_at_once(fifo, small_pipe, end):
     ending.join(PATIENCE)
     assert not ending.is_alive()
     stream.make_room()  # too late, and no harm
+
+
+def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
+    """Its descriptors may be another's by now."""
+    stream = RamStream(fifo, Sink())
+    stream.abandon()
+    touched = []
+    monkeypatch.setattr(stream_module.fcntl, "fcntl", lambda *what: touched.append(what))
+    stream.make_room()
+    assert touched == []
+
+
+def test_a_limited_stream_is_limited_no_more_when_the_guest_stands_still(fifo, monkeypatch):
+    monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
+    sink = Sink(announce=2 * len(BODY))
+    stream = RamStream(fifo, sink, Throttle(1e-6))
+    pour(fifo, BODY)
+    pour(fifo, BODY)
+    stream.make_room()
+    assert sink.reached.wait(PATIENCE)
+    stream.finish()
 
 
 def test_a_limited_stream_can_be_hurried(fifo):
