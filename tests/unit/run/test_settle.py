@@ -18,11 +18,11 @@ from snaporch.run import let_go
 from snaporch.run import settle as settle_module
 from snaporch.run.decision import Take
 from snaporch.run.images import OverlayError
-from snaporch.run.journal import Journal, Note, Step, read_journals
+from snaporch.run.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.run.let_go import is_ours_to_resume
 from snaporch.run.parts import build_manifest
 from snaporch.run.plan import make_plan
-from snaporch.run.settle import foresee, recover, remove_unused, settle
+from snaporch.run.settle import foresee, recover, recover_leftovers, remove_unused, settle
 from snaporch.run.taking import properties_of
 
 
@@ -934,6 +934,27 @@ def test_a_pool_that_does_not_answer_keeps_the_journal(world):
     assert len(read_journals(world.paths.journal)) == 1
 
 
+# -- before another domain's command ------------------------------------------------------------
+
+
+def test_what_was_done_for_other_domains_is_told(world):
+    run = Killed(world).switched()
+    recover_leftovers(world.context)
+    assert_settled(world)
+    assert any("committed vda" in note for note in world.heard.notes)
+    assert any(f"settled the run {run.facts.run}" in note for note in world.heard.notes)
+
+
+def test_what_cannot_be_done_for_them_is_told_and_ends_nothing(world):
+    run = Killed(world).switched()
+    off(run)
+    run.overlay().unlink()
+    (world.paths.journal / "20250101T000000Z-00.jsonl").write_bytes(b'{"format": 99}\n')
+    recover_leftovers(world.context)
+    assert any(str(run.overlay()) in note for note in world.heard.notes)
+    assert any("format 99" in note for note in world.heard.notes)
+
+
 # -- foreseeing ---------------------------------------------------------------------------------
 
 
@@ -969,6 +990,15 @@ def test_a_recovery_is_foreseen_in_words(world):
         "web: resume the guest",
         f"web: settle the run {run.facts.run}, which was cut short",
     ]
+
+
+def test_file_systems_that_will_be_thawed_are_foreseen(world):
+    run = Killed(world)
+    (journal,) = world.paths.journal.glob("*.jsonl")
+    append_note(journal, Note.FREEZING)
+    assert "web: thaw the guest" in foresee(world.context, run.facts.uuid)
+    append_note(journal, Note.LET_GO)
+    assert "web: thaw the guest" not in foresee(world.context, run.facts.uuid)
 
 
 @pytest.mark.parametrize(
@@ -1103,6 +1133,14 @@ def test_they_are_set_aside_when_a_process_has_the_base(world):
     gone(run)
     with open(run.facts.overlays[0].base):
         run.settle(alive=True)
+    assert run.quarantined().exists()
+
+
+def test_they_are_set_aside_when_there_is_no_base_for_them(world):
+    run = Killed(world).switched()
+    gone(run)
+    Path(run.facts.overlays[0].base).unlink()
+    run.settle(alive=True)
     assert run.quarantined().exists()
 
 
