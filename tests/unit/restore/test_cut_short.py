@@ -12,7 +12,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.model import DatasetKind, DomainState
 from snaporch.pool import PoolError
 from snaporch.prune.prune import prune
-from snaporch.restore import fitness
+from snaporch.restore import fate, fitness, steps
 from snaporch.restore import restore as restore_module
 from snaporch.restore.fate import Fate, Sight, decide
 from snaporch.restore.journal import Ending, RestoreJournal, Step, unfinished
@@ -337,6 +337,21 @@ def test_what_cannot_be_told_to_be_unwritten_is_not_rolled_back(story, world, ki
     story.write(b"hours of work")
     world.hooks.at["pool.written_since"] = failing(PoolError("zfs get", "the pool is busy"))
     recover(world.context, story.domain.uuid)
+    assert story.content() == {b"hours of work"}
+
+
+def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
+    story, world, kill, monkeypatch
+):
+    """Its target has gone: at both times the same was told, of the other one alone."""
+    for module in (fate, steps):
+        monkeypatch.setattr(module, "written_now", lambda *_, **__: {"flash/web": 0})
+    with kill("after", Step.RESUME):
+        put_back(world)
+    world.hypervisor.destroy(story.domain.uuid)
+    story.write(b"hours of work")
+    (text,) = recover(world.context, story.domain.uuid)
+    assert "it is off, with its disks as it left them" in text
     assert story.content() == {b"hours of work"}
 
 
