@@ -277,6 +277,12 @@ class LibvirtHypervisor:
                 self._handle(uuid).managedSaveDefineXML(mended, 0)
         return mended is not None
 
+    def unpause_managed_save(self, uuid: str) -> None:
+        with self._explained(uuid, "having its managed save image run"):
+            xml = self._saved_xml(uuid)
+            if xml is not None:
+                self._handle(uuid).managedSaveDefineXML(xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+
     def saved_sources(self, uuid: str) -> dict[str, str] | None:
         with self._explained(uuid, "reading its managed save image"):
             return _paths(self._saved_xml(uuid))

@@ -306,6 +306,9 @@ class Hypervisor(Protocol):
         Returns whether it named one.
         """
 
+    def unpause_managed_save(self, uuid: str) -> None:
+        """Have the managed save image, if there is one, run when it is resumed."""
+
     def saved_sources(self, uuid: str) -> dict[str, str] | None:
         """Path of every disk by target in the managed save image; ``None`` if there is none."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from tenacity import (
 
 from snaporch.errors import AttentionError
 from snaporch.hypervisor import Hypervisor, HypervisorError
-from snaporch.model import Domain, DomainState, Level
+from snaporch.model import Domain, DomainState, Level, Strategy
 from snaporch.run.changes import ChangedError
 from snaporch.run.context import Context
 from snaporch.run.journal import Facts, Note, append_note
@@ -44,13 +45,18 @@ def let_go(
 ) -> list[str]:
     """Thaw and resume what the run may have frozen or paused, and note it; what was done, in words.
 
-    Of another emulator than the run's, nothing is the run's doing.
+    Of another emulator than the run's, nothing is the run's doing, unless libvirt has saved the
+    guest's RAM meanwhile (as libvirt-guests does when the host shuts down): it would be resumed
+    paused or frozen.
 
     Raises:
         SnaporchError: it may still be paused or frozen.
     """
     ours = domain is not None and domain.active and domain.boot == facts.boot
-    done = _let_go(context, facts, notes) if ours else []
+    if ours:
+        done = _let_go(context, facts, notes)
+    else:
+        done = _let_go_saved(context, domain, facts, notes) if domain is not None else []
     if Note.LET_GO not in notes:
         with suppress(OSError):  # only what is told of it depends on that
             append_note(journal_of(context, facts), Note.LET_GO)
@@ -68,6 +74,33 @@ def _let_go(context: Context, facts: Facts, notes: Collection[Note]) -> list[str
     done += wake(context, facts, notes)
     _put_downtime_back(context, facts)
     return done
+
+
+def _let_go_saved(
+    context: Context, domain: Domain, facts: Facts, notes: Collection[Note]
+) -> list[str]:
+    """Have RAM that libvirt saved in the run's window be resumed as the guest was before it.
+
+    Raises:
+        AttentionError: its file systems are frozen in there, which only a guest that runs can mend.
+    """
+    if facts.was is not DomainState.RUNNING or {Note.LET_GO, Note.HELD} & set(notes):
+        return []
+    frozen, saved = Note.FREEZING in notes, domain.managed_save and not domain.active
+    if frozen and saved:
+        raise AttentionError(
+            facts.domain,
+            "libvirt saved its RAM while its file systems were frozen",
+            f"run: virsh start {shlex.quote(facts.domain)}; snaporch recover {facts.uuid}",
+        )
+    if frozen and domain.active and context.hypervisor.file_systems_frozen(facts.uuid):
+        settings = context.config.settings(facts.domain, facts.uuid)
+        context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
+        return ["thawed the guest"]
+    if saved and (Note.SUSPENDED in notes or facts.strategy is Strategy.MANUAL):
+        context.hypervisor.unpause_managed_save(facts.uuid)
+        return ["had the RAM that libvirt saved of it run when it is resumed"]
+    return []
 
 
 def wake(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:

@@ -530,6 +530,16 @@ class TestHypervisorContract:
         assert read_header(image).was_running
         hypervisor.drop_managed_save(host.uuid)
 
+    def test_a_managed_save_image_of_a_paused_guest_can_be_told_to_run(self, host, hypervisor):
+        hypervisor.unpause_managed_save(host.uuid)  # there is none
+        hypervisor.suspend(host.uuid)
+        host.managed_save()
+        image = hypervisor.managed_save_path(host.uuid)
+        assert not read_header(image).was_running
+        hypervisor.unpause_managed_save(host.uuid)
+        assert read_header(image).was_running
+        hypervisor.drop_managed_save(host.uuid)
+
     def test_a_domain_starts_at_boot_if_it_is_told_to(self, host, hypervisor):
         assert not hypervisor.starts_at_boot(host.uuid)
         host.autostart()

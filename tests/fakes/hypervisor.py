@@ -400,6 +400,14 @@ class FakeHypervisor:
             self.managed_saves[uuid].write_bytes(image)
         return mended is not None
 
+    def unpause_managed_save(self, uuid: str) -> None:
+        """See the protocol."""
+        self.hooks.act("hypervisor.unpause_managed_save")
+        if self._guest(uuid).managed_save and uuid in self.managed_saves:
+            xml, ram = _load(self.managed_saves[uuid])
+            image = images.image(f"{xml}\0".encode(), ram, running=1)
+            self.managed_saves[uuid].write_bytes(image)
+
     def saved_sources(self, uuid: str) -> dict[str, str] | None:
         """See the protocol."""
         if not self._guest(uuid).managed_save or uuid not in self.managed_saves:

@@ -9,6 +9,7 @@ from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 from fakes.images import qcow2
 
+from snaporch.bundle.ramimage import read_header
 from snaporch.errors import AttentionError, ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, Pause
 from snaporch.hypervisor.xml import disk_element, parse
@@ -672,6 +673,33 @@ def test_a_guest_that_was_started_anew_is_not_frozen(world):
     run.guest.agent = Agent.SILENT
     assert run.settle(Note.FREEZING) == []
     assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
+
+
+def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world):
+    """As libvirt-guests saves it when the host shuts down in the middle of a run."""
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    run.guest.frozen = True
+    saved_by_libvirt(run)
+    with pytest.raises(AttentionError, match="RAM while its file systems were frozen") as caught:
+        run.settle(Note.FREEZING)
+    assert caught.value.step.startswith("run: virsh start web; snaporch recover")
+    (journal,) = read_journals(world.paths.journal)
+    assert Note.LET_GO not in journal.notes
+    run.guest.managed_save = False
+    world.hypervisor.start(run.facts.uuid, paused=False)
+    run.guest.frozen = True
+    assert run.settle(Note.FREEZING) == ["thawed the guest"]
+    assert not run.guest.frozen
+
+
+@pytest.mark.parametrize(("note", "mended"), [(Note.SUSPENDED, True), (Note.LET_GO, False)])
+def test_ram_that_libvirt_saved_paused_runs_when_it_is_resumed(world, note, mended):
+    run = Killed(world, level="paused")
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    saved_by_libvirt(run)
+    run.settle(note)
+    image = world.hypervisor.managed_save_path(run.facts.uuid)
+    assert read_header(image).was_running == mended
 
 
 # -- libvirt that does not answer ---------------------------------------------------------------
