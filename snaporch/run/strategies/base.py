@@ -92,6 +92,18 @@ class Strategy(ABC):
     def abandon(self) -> None:  # noqa: B027 - most have nothing to do
         """The run failed: let go of pipes and processes."""
 
+    def check_runs(self) -> None:
+        """See that nobody has suspended a guest that ran: it would be resumed by the run.
+
+        Raises:
+            RefusedError: somebody has, just before the freeze.
+        """
+        domain = self.work.domain
+        suspended = self.work.hypervisor.paused_by(domain.uuid) is not None
+        if domain.state is DomainState.RUNNING and suspended:
+            step = "let others end what they do, and run it again"
+            raise RefusedError(domain.name, "somebody has suspended it meanwhile", step)
+
     def disturbed(self, level: Level) -> Level:
         """Say that somebody else moved the guest inside the window, which ends the promise."""
         self.work.warn(f"it did not stay as it was: recorded as crash-consistent, not {level}")

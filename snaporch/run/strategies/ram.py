@@ -56,6 +56,7 @@ class RamStrategy(Strategy):
 
     def freeze(self) -> None:
         """Save RAM; a broken pipe is no reason to fail where a file would do."""
+        self.check_runs()
         self.work.say("saving RAM while the guest runs")
         try:
             self._save_ram()

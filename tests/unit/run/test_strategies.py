@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -484,6 +484,28 @@ def test_a_guest_that_its_owner_suspended_or_resumed_before_the_freeze_is_left_s
     with pytest.raises(RefusedError, match=r"when the run was planned|agent does not answer"):
         snapshot(world)
     assert world.is_as_it_was(state=DomainState.PAUSED if running else DomainState.RUNNING)
+    assert world.pool.names() == []
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
+def test_a_guest_that_its_owner_suspends_in_the_last_moment_is_left_so(
+    world, ready, monkeypatch, way
+):
+    """All was compared; the journal says that the freeze begins."""
+    ready(way)
+    original = Journal.step
+
+    @contextmanager
+    def step(journal, name):
+        with original(journal, name):
+            if name is Step.FREEZE:
+                world.hypervisor.suspend(world.guest().uuid)
+            yield
+
+    monkeypatch.setattr(Journal, "step", step)
+    with pytest.raises(RunFailedError, match=r"somebody has suspended it.*nothing was kept"):
+        snapshot(world)
+    assert world.is_as_it_was(state=DomainState.PAUSED)
     assert world.pool.names() == []
 
 
