@@ -228,9 +228,10 @@ class LibvirtHypervisor:
 
     def downtime_limit(self, uuid: str) -> int | None:
         try:
-            return int(self._handle(uuid).migrateGetMaxDowntime(0))
+            found = self._handle(uuid).migrateGetMaxDowntime(0)
         except (libvirt.libvirtError, HypervisorError, NotFoundError):
-            return None  # libvirt before 3.7, or an emulator that is gone
+            return None
+        return None if found is None else int(found)  # libvirt before 3.7, or no emulator
 
     def limit_downtime(self, uuid: str, milliseconds: int) -> None:
         with contextlib.suppress(libvirt.libvirtError, HypervisorError, NotFoundError):

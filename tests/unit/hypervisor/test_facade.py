@@ -28,6 +28,12 @@ def test_ram_on_huge_pages_is_in_use_as_a_whole(monkeypatch, backing, used):
     assert hypervisor.ram_in_use("uuid") == used
 
 
+def test_an_emulator_that_is_gone_has_no_downtime_limit():
+    """libvirt's Python binding raises no error there, but gives None."""
+    hypervisor = LibvirtHypervisor("test:///default")
+    assert hypervisor.downtime_limit(hypervisor.domain("test").uuid) is None
+
+
 @pytest.mark.parametrize("went", [False, True])
 @pytest.mark.parametrize("fails", ["lookup", "act"])
 def test_a_libvirt_that_went_away_is_told_from_one_that_refuses(monkeypatch, fails, went):
