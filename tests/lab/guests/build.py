@@ -98,16 +98,15 @@ def _present(tool: str) -> bool:
 
 
 def build_bios(out: Path) -> None:
-    """probe.bin and probe-busy.bin: boot sectors."""
+    """probe.bin, probe-load.bin and probe-busy.bin: boot sectors."""
     _make(out / "probe.bin", _boot_sector)
-    _make(
-        out / "probe-busy.bin",
-        lambda target: _boot_sector(target, "--defsym", "BUSY=1"),
-    )
+    _make(out / "probe-load.bin", lambda target: _boot_sector(target, "LOAD"))
+    _make(out / "probe-busy.bin", lambda target: _boot_sector(target, "LOAD", "BUSY"))
 
 
-def _boot_sector(target: Path, *options: str) -> None:
+def _boot_sector(target: Path, *symbols: str) -> None:
     code = target.with_suffix(".o")
+    options = [f"--defsym={symbol}=1" for symbol in symbols]
     run("as", "--32", *options, "-o", code, SOURCES / "probe.S")
     run(
         "ld",

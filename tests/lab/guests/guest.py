@@ -26,7 +26,7 @@ from guests.domain_xml import (
     nvram_path,
 )
 
-Kind = Literal["probe", "busy", "linux"]
+Kind = Literal["probe", "load", "busy", "linux"]
 
 LOG_DIRECTORY = Path("/var/log/snaporch-guests")
 URI = "qemu:///system"
@@ -54,6 +54,7 @@ _KERNEL_OPTIONS = (
 )
 _MEMORY_MIB = {
     ("probe", "bios"): 16,
+    ("load", "bios"): 4,
     ("busy", "bios"): 16,
     ("probe", "uefi"): 64,
     ("busy", "uefi"): 64,
@@ -409,7 +410,7 @@ def file_stem(name: str) -> str:
 def _first_disk(kind: Kind, firmware: Firmware) -> bytes:
     if kind == "linux":
         return artefact("linux-disk.img").read_bytes()
-    suffix = "-busy" if kind == "busy" else ""
+    suffix = "" if kind == "probe" else f"-{kind}"
     image = "probe{}.bin" if firmware == "bios" else "probe-efi{}.img"
     return artefact(image.format(suffix)).read_bytes()
 

@@ -15,7 +15,7 @@ OFFSET = FIRST_LBA * SIZE
 LENGTH = 2 * SIZE
 MAGIC = b"SNAPORCH"
 
-# Where and how much the busy probe writes besides.
+# Where and how much the probes of kinds load and busy write besides, before each count.
 LOAD_OFFSET = 2048 * SIZE
 LOAD_LENGTH = 64 * SIZE
 LOAD_SLOTS = 32

@@ -9,7 +9,7 @@
 #   3. write the count to every disk, first disk first
 #   4. read both sectors of every disk again                                                          -> else BAD
 #   5. print the count
-#   6. halt until the BIOS timer (18.2 Hz) has ticked three times; the busy variant does not wait
+#   6. halt until the BIOS timer (18.2 Hz) has ticked three times
 #
 # Two sectors, because with one a guest frozen between 2 and 3 would overwrite the evidence of a wrong disk.
 #
@@ -19,8 +19,9 @@
 #   N 00000042
 #   BAD disk=00 want=00000042 got=00000042 prev=00000057
 #
-# --defsym BUSY=1: no wait, and before each count 64 sectors, the first one like a count's, go to LBA 2048 + 64 * (count
-# mod 32), so that an overlay grows and a commit has something to copy.  Disks of 2 MiB at least.
+# --defsym LOAD=1: before each count 64 sectors, the first one like a count's, go to LBA 2048 + 64 * (count mod 32), so
+# that an overlay grows and a commit has something to copy, far from the counts.  It waits for the next tick only; with
+# --defsym BUSY=1 for none.  Disks of 2 MiB at least.
 
         .intel_syntax noprefix
         .code16
@@ -65,7 +66,11 @@ cycle:
         call    put_text_hex
         mov     al, '\n'
         call    putc
+    .ifdef LOAD
     .ifndef BUSY
+        hlt
+    .endif
+    .else
         mov     bx, [BIOS_TICKS]
 1:      hlt
         mov     ax, [BIOS_TICKS]
@@ -123,7 +128,7 @@ write:
         shl     di, 9
         add     di, offset OURS
         inc     ax                      # = COUNT_LBA + parity
-    .ifdef BUSY
+    .ifdef LOAD
         push    ax
         mov     ax, [count]
         and     ax, 31
