@@ -1,16 +1,22 @@
 """Somebody else, who snapshots a guest's datasets all the time; and a judge of all snapshots."""
 
+import os
+import select
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import libvirt
-from guests.disks import Image
+from guests.disks import Image, mountpoint
 from guests.guest import Guest
 from guests.sector import DiskContentError
 from support import must
+
+from snaporch.pool.snapmount import mounted_snapshot
 
 SLOW_BYTES = 64 << 10
 """A second, while a commit is slowed down: in the lab it would be over between two snapshots."""
@@ -19,6 +25,17 @@ ENOUGH = 4
 _POLL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.2
 _IN_BYTES = libvirt.VIR_DOMAIN_BLOCK_JOB_SPEED_BANDWIDTH_BYTES
+_FROM_THE_START = libvirt.VIR_DOMAIN_BLOCK_COMMIT_BANDWIDTH_BYTES
+
+
+_WORK = """
+trap over=yes TERM
+round=0
+while [ -z "$over" ]; do
+    for dataset; do zfs snapshot "$dataset@stranger-$round" || exit; done
+    echo $((round += 1))
+done
+"""
 
 
 class Stranger:
@@ -74,6 +91,69 @@ def stranger(guest: Guest) -> Iterator[None]:
         each.result()
 
 
+class SnapshotLoop:
+    """A process that takes snapshots of the guest's datasets, one after the other, until closed."""
+
+    def __init__(self, guest: Guest) -> None:
+        command = ["sh", "-c", _WORK, "stranger", *guest.datasets()]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._told = self._process.stdout.fileno()
+
+    def wait(self, rounds: int, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Until so many more snapshots of each dataset are there."""
+        while self._may_be_read(0):
+            self._read()
+        while rounds > 0 and goes_on():
+            if self._may_be_read(_POLL_SECONDS):
+                rounds -= self._read()
+
+    def _may_be_read(self, seconds: float) -> bool:
+        return bool(select.select([self._told], [], [], seconds)[0])
+
+    def _read(self) -> int:
+        lines = os.read(self._told, 4096).count(b"\n")
+        assert lines, "the stranger has ended"
+        return lines
+
+    def close(self) -> None:
+        """The snapshot under way is the last."""
+        self._process.terminate()
+        self._process.communicate()
+        assert self._process.returncode == 0
+
+
+@contextmanager
+def snapshot_loop(guest: Guest) -> Iterator[SnapshotLoop]:
+    """Have somebody else at the guest's datasets, and no thread in this process."""
+    somebody = SnapshotLoop(guest)
+    try:
+        yield somebody
+    finally:
+        somebody.close()
+
+
+@contextmanager
+def slow_commits(held: Callable[[], None]) -> Iterator[None]:
+    """Have commits of children that are forked meanwhile copy next to nothing while ``held``.
+
+    They begin slowly: in the lab, a small one is over before anybody could slow it down.
+    """
+    real = libvirt.virDomain.blockCommit
+
+    def begin(self, disk, base, top, bandwidth=0, flags=0):
+        answer = real(self, disk, base, top, bandwidth or SLOW_BYTES, flags | _FROM_THE_START)
+        held()
+        self.blockJobSetSpeed(disk, bandwidth, _IN_BYTES)
+        return answer
+
+    libvirt.virDomain.blockCommit = begin
+    try:
+        yield
+    finally:
+        libvirt.virDomain.blockCommit = real
+
+
 def is_committing(guest: Guest) -> bool:
     """Whether a block job of libvirt's is on one of its disks, as far as libvirt is there."""
     with suppress(libvirt.libvirtError):
@@ -103,21 +183,28 @@ def judge(guest: Guest, *, busy: bool = True) -> list[Judged]:
     """Look at every snapshot of the guest's datasets, whoever's it is.
 
     Args:
-        busy: its probe writes more than its counts.
+        busy: its probe writes more than its counts: it is of kind load or busy.
     """
     found = []
     for image in guest.images:
         columns = "name,snaporch:level"
         assert image.dataset is not None
         text = must("zfs", "list", "-Hp", "-t", "snapshot", "-o", columns, image.dataset)
+        inside = None if image.is_block else image.path.relative_to(mountpoint(image.dataset))
         for line in text.splitlines():
             name, level = line.split("\t")
-            whole = _is_whole(image, name.partition("@")[2], busy=busy)
-            found.append(Judged(name, level == "torn", whole))
+            found.append(Judged(name, level == "torn", _is_whole(image, name, inside, busy)))
     return found
 
 
-def _is_whole(image: Image, snapshot: str, *, busy: bool) -> bool:
+def _is_whole(image: Image, name: str, inside: Path | None, busy: bool) -> bool:
+    if inside is None:
+        return _was_written_so(image, name.partition("@")[2], busy)
+    with mounted_snapshot(name) as root:  # a look into .zfs would start a program for each
+        return _was_written_so(replace(image, path=root / inside), None, busy)
+
+
+def _was_written_so(image: Image, snapshot: str | None, busy: bool) -> bool:
     try:
         count = image.count(snapshot)
         if busy:
