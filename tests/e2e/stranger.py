@@ -34,9 +34,9 @@ round=0
 while [ -z "$over" ]; do
     for dataset; do zfs snapshot "$dataset@stranger-$round" || exit; done
     echo $((round += 1))
+    sleep 0.1
 done
 """
-
 
 class Stranger:
     """Takes snapshots of the guest's datasets, one after the other.
