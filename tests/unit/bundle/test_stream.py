@@ -549,6 +549,9 @@ def test_where_no_room_is_granted_the_stream_goes_on(fifo, small_pipe, monkeypat
     assert refused == [1 << 20, 1 << 19, 1 << 18, 1 << 17]
     pour(fifo, bytes(100))  # which there is no waiting for more after
     assert sink.reached.wait(PATIENCE)
+    sink.announce(200)
+    pour(fifo, bytes(100))
+    assert sink.reached.wait(PATIENCE)
     stream.finish()
 
 
@@ -575,9 +578,11 @@ def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
 
 def test_a_limited_stream_is_limited_no_more_when_the_guest_stands_still(fifo, monkeypatch):
     monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
-    sink = Sink(announce=2 * len(BODY))
+    sink = Sink(announce=len(BODY))
     stream = RamStream(fifo, sink, Throttle(1e-6))
     pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    sink.announce(2 * len(BODY))
     pour(fifo, BODY)
     stream.make_room()
     assert sink.reached.wait(PATIENCE)
