@@ -38,6 +38,7 @@ while [ -z "$over" ]; do
 done
 """
 
+
 class Stranger:
     """Takes snapshots of the guest's datasets, one after the other.
 
