@@ -88,10 +88,11 @@ def _let_go_saved(
         return []
     frozen, saved = Note.FREEZING in notes, domain.managed_save and not domain.active
     if frozen and saved:
+        name = shlex.quote(facts.domain)
         raise AttentionError(
             facts.domain,
             "libvirt saved its RAM while its file systems were frozen",
-            f"run: virsh start {shlex.quote(facts.domain)}; snaporch recover {facts.uuid}",
+            f"run: virsh start {name}, and when its agent answers: virsh domfsthaw {name}",
         )
     if frozen and domain.active and context.hypervisor.file_systems_frozen(facts.uuid):
         settings = context.config.settings(facts.domain, facts.uuid)

@@ -682,7 +682,7 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world):
     saved_by_libvirt(run)
     with pytest.raises(AttentionError, match="RAM while its file systems were frozen") as caught:
         run.settle(Note.FREEZING)
-    assert caught.value.step.startswith("run: virsh start web; snaporch recover")
+    assert caught.value.step.endswith("virsh domfsthaw web")
     (journal,) = read_journals(world.paths.journal)
     assert Note.LET_GO not in journal.notes
     run.guest.managed_save = False
