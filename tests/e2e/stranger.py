@@ -23,7 +23,7 @@ SLOW_BYTES = 64 << 10
 ENOUGH = 4
 """Snapshots of each dataset within a commit before it may go on."""
 _POLL_SECONDS = 0.05
-_PAUSE_SECONDS = 0.2
+_PAUSE_SECONDS = 1.0
 _IN_BYTES = libvirt.VIR_DOMAIN_BLOCK_JOB_SPEED_BANDWIDTH_BYTES
 _FROM_THE_START = libvirt.VIR_DOMAIN_BLOCK_COMMIT_BANDWIDTH_BYTES
 
