@@ -343,6 +343,9 @@ class Hypervisor(Protocol):
             HypervisorError: the agent does not answer any more.
         """
 
+    def was_restored(self, uuid: str) -> bool:
+        """Whether a guest that runs goes on from RAM in a file, and nobody paused it since."""
+
     def file_systems_frozen(self, uuid: str) -> bool | None:
         """What the agent says about it; ``None`` when it says nothing."""
 

@@ -88,20 +88,28 @@ def _let_go_saved(
         return []
     frozen, saved = Note.FREEZING in notes, domain.managed_save and not domain.active
     if frozen and saved:
-        name = shlex.quote(facts.domain)
-        raise AttentionError(
-            facts.domain,
-            "libvirt saved its RAM while its file systems were frozen",
-            f"run: virsh start {name}, and when its agent answers: virsh domfsthaw {name}",
-        )
-    if frozen and domain.active and context.hypervisor.file_systems_frozen(facts.uuid):
+        raise _saved_frozen(facts, f"run: virsh start {shlex.quote(facts.domain)}, and ")
+    if frozen and domain.active and context.hypervisor.was_restored(facts.uuid):
+        if context.hypervisor.file_systems_frozen(facts.uuid) is False:
+            return []
         settings = context.config.settings(facts.domain, facts.uuid)
-        context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
+        try:
+            context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
+        except HypervisorError as error:  # its agent may need a while
+            raise _saved_frozen(facts, "") from error
         return ["thawed the guest"]
     if saved and (Note.SUSPENDED in notes or facts.strategy is Strategy.MANUAL):
         context.hypervisor.unpause_managed_save(facts.uuid)
         return ["had the RAM that libvirt saved of it run when it is resumed"]
     return []
+
+
+def _saved_frozen(facts: Facts, first: str) -> AttentionError:
+    return AttentionError(
+        facts.domain,
+        "libvirt saved its RAM while its file systems were frozen",
+        f"{first}when its agent answers: virsh domfsthaw {shlex.quote(facts.domain)}",
+    )
 
 
 def wake(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:

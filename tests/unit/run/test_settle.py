@@ -685,11 +685,26 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world):
     assert caught.value.step.endswith("virsh domfsthaw web")
     (journal,) = read_journals(world.paths.journal)
     assert Note.LET_GO not in journal.notes
-    run.guest.managed_save = False
     world.hypervisor.start(run.facts.uuid, paused=False)
     run.guest.frozen = True
+    run.guest.agent = Agent.SILENT  # not up yet, and then it is nobody's guess that it is thawed
+    with pytest.raises(AttentionError, match="RAM while its file systems were frozen") as caught:
+        run.settle(Note.FREEZING)
+    assert caught.value.step == "when its agent answers: virsh domfsthaw web"
+    (journal,) = read_journals(world.paths.journal)
+    assert Note.LET_GO not in journal.notes
+    run.guest.agent = Agent.DUMB
     assert run.settle(Note.FREEZING) == ["thawed the guest"]
     assert not run.guest.frozen
+
+
+def test_a_freeze_of_a_guest_that_was_booted_anew_is_somebody_elses(world):
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    world.hypervisor.destroy(run.facts.uuid)
+    world.hypervisor.start(run.facts.uuid, paused=False)
+    run.guest.frozen = True
+    run.settle(Note.FREEZING)
+    assert run.guest.frozen
 
 
 @pytest.mark.parametrize(("note", "mended"), [(Note.SUSPENDED, True), (Note.LET_GO, False)])
