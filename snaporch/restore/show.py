@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part, Role
 from snaporch.errors import RefusedError
-from snaporch.model import BundleState, Domain, Level, SnapshotRecord, iso
+from snaporch.model import BundleState, Level, SnapshotRecord, iso
 from snaporch.restore.clones import blocked_by
 from snaporch.restore.source import as_it_is
 from snaporch.run.context import Context
@@ -16,7 +16,7 @@ from snaporch.run.records import check_names, missing_of, one_of_each, run_membe
 
 _DEFAULT_URI = "qemu:///system"
 _LOOK = r"""stop() { echo "$*; nothing was touched" >&2; exit 1; }
-look() { # SNAPSHOT GUID WHAT-IS-NEWER...
+look() {
     name=$1 guid=$2
     shift 2
     [ "$(zfs get -Hpo value guid "$name")" = "$guid" ] || stop "$name is another of that name"
@@ -25,7 +25,10 @@ look() { # SNAPSHOT GUID WHAT-IS-NEWER...
     [ "$newer" = "$(printf '%s\n' "$@" | sort)" ] ||
         stop "newer than $name is not what was when this was printed: ${newer:-nothing}"
 }"""
-"""Before anything is touched: whether all is as it was when the commands were printed."""
+"""Before anything is touched: whether all is as it was when the commands were printed.
+
+``look`` takes a snapshot, its GUID, and all that is newer. No comments: zsh knows none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +115,26 @@ def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
         full = member.full_name
         newer = context.pool.newer(full)
         looks.append(shlex.join(["look", full, str(member.guid), *newer]))
-        rollbacks += [f"# destroys {', '.join(newer)}"] if newer else []
+        rollbacks += [shlex.join(["echo", "destroying", *newer])] if newer else []
         rollbacks.append(shlex.join(["zfs", "rollback", *(["-r"] if newer else []), full]))
+    files = shlex.join(str(bundle / part.name) for part in manifest.parts)
+    ram, image = manifest.part(Role.RAM), None
+    if ram is not None:
+        image = bundle / ram.name
+        if ram.pages is not None:
+            image = Path("/var/tmp") / f"{manifest.run}.save"  # noqa: S108 - for a person to choose
     return [
         "(",
         "set -eu",
         *_LOOK.splitlines(),
         *looks,
-        f"! {virsh} list --uuid | grep -qx {record.uuid} || {virsh} destroy {record.uuid}",
+        f'for file in {files}; do [ -r "$file" ] || stop "$file cannot be read"; done',
+        f'running=$({virsh} list --uuid) || stop "libvirt does not answer"',
+        *([_put_together(manifest, image)] if image and ram and ram.pages else []),
+        f"case $running in *{record.uuid}*) {virsh} destroy {record.uuid} ;; esac",
         *rollbacks,
         *(_install(bundle, part) for part in manifest.parts if part.source is not None),
-        *_up(virsh, bundle, manifest, context.hypervisor.find(record.uuid)),
+        *_up(virsh, bundle, manifest, image),
         ")",
     ]
 
@@ -140,20 +152,15 @@ def _install(bundle: Path, part: Part) -> str:
     return shlex.join([*words, str(bundle / part.name), str(part.source)])
 
 
-def _up(virsh: str, bundle: Path, manifest: Manifest, domain: Domain | None) -> list[str]:
-    """Define, and resume or boot."""
+def _up(virsh: str, bundle: Path, manifest: Manifest, image: Path | None) -> list[str]:
+    """Define, and resume or boot; RAM that libvirt has saved since would be resumed instead."""
     lines = []
-    definition, ram = manifest.part(Role.INACTIVE_XML), manifest.part(Role.RAM)
+    definition = manifest.part(Role.INACTIVE_XML)
     if definition is not None:
         lines.append(f"{virsh} define {shlex.quote(str(bundle / definition.name))}")
-    if domain is not None and domain.managed_save:
         lines.append(f"{virsh} managedsave-remove {manifest.uuid}")
-    if ram is not None:
+    if image is not None:
         state = "--running" if manifest.was_running else "--paused"
-        image = bundle / ram.name
-        if ram.pages is not None:
-            image = Path("/var/tmp") / f"{manifest.run}.save"  # noqa: S108 - for a person to choose
-            lines.append(_put_together(manifest, image))
         lines.append(f"{virsh} restore {shlex.quote(str(image))} {state}")
     elif manifest.level is not Level.OFF and definition is not None:
         lines.append(f"{virsh} start {manifest.uuid}")
@@ -162,8 +169,8 @@ def _up(virsh: str, bundle: Path, manifest: Manifest, domain: Domain | None) -> 
 
 def _put_together(manifest: Manifest, image: Path) -> str:
     """Pages are not what libvirt reads: this needs snaporch, or the script of the documentation."""
-    words = ["snaporch", "extract", "--ram", f"{manifest.domain}@{manifest.snapshot}", str(image)]
-    return f"{shlex.join(words)}  # or by docs/ram-pages.md"
+    name = f"{manifest.domain}@{manifest.snapshot}"
+    return shlex.join(["snaporch", "extract", "--ram", name, str(image)])
 
 
 def custody(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[str, str]]:

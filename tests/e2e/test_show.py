@@ -61,7 +61,7 @@ def test_they_say_what_they_destroy(guest):
     snapshot(guest, "--name", "new")
     count = guest.snapshot_count("old")
     printed = commands("by hand@old")
-    assert "# destroys tank/more@new" in printed
+    assert "echo destroying tank/more@new" in printed
     follow(guest, printed, count)
 
 

@@ -1,4 +1,5 @@
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,33 +16,87 @@ def shown(world, text="web@s1"):
     return describe(world.context, records_called(world.context, text)[-1])
 
 
-def test_the_way_back_by_hand(story, world):
-    bundle = story.record.bundle
-    guids = {each.full_name: each.guid for each in world.pool.snapshots()}
-    lines = list(shown(world).by_hand)
-    assert lines[:2] == ["(", "set -eu"]
-    assert lines[lines.index("}") + 1 :] == [
-        *(f"look {name} {guids[name]}" for name in ("flash/web@s1", "tank/web@s1")),
-        f"! virsh list --uuid | grep -qx {story.domain.uuid} || virsh destroy {story.domain.uuid}",
+class Tools:
+    """``zfs`` and ``virsh`` of a host, which note what they are told to do."""
+
+    def __init__(self, directory, world):
+        self.directory, self.done = directory / "bin", directory / "done"
+        self.directory.mkdir()
+        self._write(
+            "zfs",
+            "case $1 in",
+            'get) case "$5" in',
+            *(f"'{s.full_name}') [ $4 = guid ] && echo {s.guid};;" for s in world.pool.snapshots()),
+            "esac ;;",
+            "list) ;;",
+            f'*) echo "zfs $*" >>{self.done} ;;',
+            "esac",
+            "exit 0",
+        )
+        self.answers("")
+
+    def _write(self, name, *lines):
+        program = self.directory / name
+        program.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+        program.chmod(0o755)
+
+    def answers(self, running, status=0):
+        """What ``virsh list --uuid`` says, or that libvirt does not answer."""
+        noted = f'echo "virsh $*" >>{self.done}'
+        listing = f"[ $1 != list ] || {{ echo {running}; exit {status}; }}"
+        self._write("virsh", listing, noted)
+
+    def paste(self, lines):
+        """Run the lines; what was done."""
+        environment = {"PATH": f"{self.directory}:/usr/bin:/bin"}
+        subprocess.run(["sh"], input="\n".join(lines), text=True, env=environment, check=False)
+        return self.done.read_text().splitlines() if self.done.exists() else []
+
+
+@pytest.fixture
+def tools(tmp_path_factory, world):
+    return lambda: Tools(tmp_path_factory.mktemp("tools"), world)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_the_way_back_by_hand(story, world, tools, running):
+    bundle, uuid = story.record.bundle, story.domain.uuid
+    host = tools()
+    host.answers(uuid if running else "")
+    assert host.paste(shown(world).by_hand) == [
+        *([f"virsh destroy {uuid}"] if running else []),
         "zfs rollback flash/web@s1",
         "zfs rollback tank/web@s1",
         f"virsh define {bundle}/domain.xml",
+        f"virsh managedsave-remove {uuid}",
         f"virsh restore {bundle}/ram.save --running",
-        ")",
     ]
 
 
-def test_a_managed_save_would_be_resumed_instead(story, world):
-    world.hypervisor.destroy(story.domain.uuid)
-    world.guest().managed_save = True
-    assert f"virsh managedsave-remove {story.domain.uuid}" in shown(world).by_hand
+def test_it_touches_nothing_where_libvirt_does_not_answer(story, world, tools):
+    host = tools()
+    host.answers("", status=1)
+    assert host.paste(shown(world).by_hand) == []
+
+
+def test_it_touches_nothing_without_the_bundle(story, world, tools):
+    lines = shown(world).by_hand
+    (Path(story.record.bundle) / "ram.save").unlink()
+    assert tools().paste(lines) == []
+
+
+def test_it_touches_nothing_when_a_snapshot_is_another(story, world, tools):
+    lines = shown(world).by_hand
+    world.pool.destroy_snapshots(["tank/web@s1"])
+    world.pool.snapshot(["tank/web@s1"], {})
+    assert tools().paste(lines) == []
 
 
 def test_what_is_newer_is_named_before_it_is_destroyed(story, world):
     story.snapshot("s2")
     lines = shown(world).by_hand
     index = lines.index("zfs rollback -r tank/web@s1")
-    assert lines[index - 1] == "# destroys tank/web@s2"
+    assert lines[index - 1] == "echo destroying tank/web@s2"
     (look,) = [line for line in lines if line.startswith("look tank/web@s1")]
     assert look.endswith(" tank/web@s2")
 
@@ -51,7 +106,9 @@ def test_a_paused_guest_is_resumed_paused(tell, world):
     assert shown(world).by_hand[-2].endswith(" --paused")
 
 
-@pytest.mark.parametrize(("state", "last"), [(DomainState.OFF, "define"), (None, "start")])
+@pytest.mark.parametrize(
+    ("state", "last"), [(DomainState.OFF, "managedsave-remove"), (None, "start")]
+)
 def test_without_ram_it_is_booted_or_stays_off(world, state, last):
     world.add_guest("cold", state=state or DomainState.RUNNING)
     level = "crash" if state is None else None
@@ -76,7 +133,7 @@ def test_another_libvirt_is_named(story, world):
     config = world.context.config.model_copy(update={"libvirt_uri": "qemu:///session"})
     world.context.config = config
     lines = [line for line in shown(world).by_hand if "virsh" in line]
-    assert len(lines) == 3
+    assert len(lines) == 5
     assert all("virsh -c qemu:///session " in line for line in lines)
 
 
