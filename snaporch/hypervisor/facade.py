@@ -318,7 +318,7 @@ class LibvirtHypervisor:
     def was_restored(self, uuid: str) -> bool:
         with self._explained(uuid, "asking for its state"):
             found = self._handle(uuid).state()
-        return found == [libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_RESTORED]
+        return bool(found == [libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_RESTORED])
 
     def file_systems_frozen(self, uuid: str) -> bool | None:
         return agent.frozen(self._handle(uuid))

@@ -40,6 +40,7 @@ _ARG_BYTES = 100_000
 """Keep one command line well below the kernel's limit (execve(2), ARG_MAX)."""
 
 
+_SYNC_SECONDS = 60.0
 _HOLD_COLUMNS = 3
 _MOST_KEYS = 200
 """Their names, which can be long, are one argument (execve(2), MAX_ARG_STRLEN)."""
@@ -70,21 +71,33 @@ class ZfsCommand:
         return cls(executable)
 
     def _run(self, *arguments: str) -> str:
+        return self._call(self._zfs, arguments)
+
+    def _call(self, program: str, arguments: Sequence[str], seconds: float | None = None) -> str:
+        name = os.path.basename(program)
         try:
             done = subprocess.run(
-                [self._zfs, *arguments],
+                [program, *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
                 process_group=0,  # a terminal's Ctrl-C is for us, not for what we are finishing
                 env={**os.environ, "LC_ALL": "C"},
+                timeout=seconds,
             )
         except OSError as error:
-            raise PoolError(self._zfs, f"cannot be run: {error.strerror}") from error
+            raise PoolError(program, f"cannot be run: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise PoolError(f"{name} {arguments[0]}", f"takes over {seconds:.0f} s") from error
         if done.returncode != 0:
             reason = done.stderr.decode("utf-8", "replace").strip()
-            raise PoolError(f"zfs {arguments[0]}", reason or f"exit status {done.returncode}")
+            raise PoolError(f"{name} {arguments[0]}", reason or f"exit status {done.returncode}")
         return done.stdout.decode("utf-8", "surrogateescape")
+
+    def sync(self, datasets: Collection[str]) -> None:
+        pools = sorted({dataset.partition("/")[0] for dataset in datasets})
+        program = os.path.join(os.path.dirname(self._zfs), "zpool")
+        self._call(program, ["sync", *pools], _SYNC_SECONDS)
 
     def datasets(self) -> list[Dataset]:
         lines = self._run("list", "-Hp", "-t", "filesystem,volume", "-o", "name,type").splitlines()

@@ -54,6 +54,16 @@ class Pool(Protocol):
             PoolError: the listing failed; never an empty list in its place.
         """
 
+    def sync(self, datasets: Collection[str]) -> None:
+        """Wait until all that was begun in the pools of these is on disk, and is listed.
+
+        A snapshot has the contents of its transaction group, and is listed only when that has been
+        written (OpenZFS: ``dsl_sync_task``, ``zpool-sync(8)``).
+
+        Raises:
+            PoolError: it cannot be told, or it takes more than a minute.
+        """
+
     def census(self) -> Census:
         """The pools that are imported and every snapshot in them, by one listing.
 

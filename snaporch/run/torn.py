@@ -96,6 +96,7 @@ def noted_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterat
             append_line(journal, event=_BEGUN, after=noted[0].after, run=noted[0].run)
     yield noted
     with suppress(OSError, PoolError):  # then more counts as torn than is
+        pool.sync(datasets)  # some may be under way that hold what the commit wrote half
         noted[:] = [replace(noted[0], until=_newest(pool, datasets))]
         append_line(journal, event=_ENDED, until=noted[0].until)
 

@@ -156,6 +156,9 @@ class TestPoolContract:
         for found in pool.snapshots([root, scratch.other]):
             assert found.full_name in census.snapshots[found.guid]
 
+    def test_pools_are_waited_for(self, pool, root):
+        pool.sync([root, f"{root}/below"])
+
     def test_a_destroyed_snapshot_is_in_no_census(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
         (found,) = pool.snapshots([root])

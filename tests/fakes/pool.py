@@ -148,6 +148,10 @@ class FakePool:
         ]
         return [public for _, public in sorted(found, key=lambda pair: pair[0])]
 
+    def sync(self, datasets: Collection[str]) -> None:
+        """See the protocol."""
+        self.hooks.reach("pool.sync")
+
     def census(self) -> Census:
         """See the protocol."""
         self.hooks.reach("pool.census")

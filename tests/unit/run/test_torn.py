@@ -161,6 +161,20 @@ def test_what_is_taken_after_the_commit_of_a_recovery_is_not_torn(ready):
     assert marked["tank/web@later"] is None
 
 
+def test_what_is_listed_a_moment_after_the_commit_may_be_torn(ready):
+    """Taken meanwhile, it is listed when its transaction group has been written."""
+    ready.hooks.at["pool.sync"] = stranger(ready)
+    assert take(ready).level is Level.RAM
+    assert levels(ready)["tank/web@syncoid"] == "torn"
+
+
+def test_a_pool_that_does_not_tell_what_is_under_way(ready):
+    """Then all that is there counts, and no guest waits for it."""
+    ready.hooks.at["pool.sync"] = failing(PoolError("zpool sync", "takes over 60 s"))
+    assert take(ready).level is Level.RAM
+    assert ready.on_bases()
+
+
 def test_it_is_asked_for_before_the_runs_own_snapshots_are_destroyed(ready):
     ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
     with pytest.raises(AttentionError):
