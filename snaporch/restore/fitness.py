@@ -124,12 +124,14 @@ def check_named(thing: str, manifest: Manifest, domain: Domain) -> None:
     Raises:
         RefusedError: a disk of the snapshot is none of the domain's.
     """
-    named = {disk.source for disk in domain.disks}
+    boots = domain.inactive_xml if domain.active else None  # a guest that runs may be another
+    disks = domain.disks if boots is None else domain_xml.disks(domain_xml.parse(boots))
+    named = {disk.source for disk in disks}
     for disk in manifest.disks:
         if disk.dataset is not None and not disk.left_out and disk.source not in named:
             raise RefusedError(
                 thing,
-                f"its definition is not in the bundle, and that of now does not name {disk.source}",
+                f"the definition that stays does not name {disk.source}",
                 "define it as it was",
             )
 

@@ -64,6 +64,12 @@ def tpm_states(xmls: Sequence[str]) -> set[str]:
     return {state.path for state in states if state is not None}
 
 
+def excluded(context: Context, domain: Domain) -> list[str]:
+    """Images of the guest that the configuration leaves out of its snapshots."""
+    names = context.config.settings(domain.name, domain.uuid).exclude_disks
+    return [disk.source for disk in domain.disks if disk.target in names and disk.source]
+
+
 def own_files(paths: Iterable[str], directories: Collection[str]) -> set[tuple[int, int]]:
     """Device and inode of each of ``paths`` that is a file, and of the files in ``directories``.
 

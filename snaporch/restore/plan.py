@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from snaporch.restore.fitness import (
     unfit_files,
 )
 from snaporch.restore.journal import HOLD, Kept
-from snaporch.restore.otherfiles import found_in, named
+from snaporch.restore.otherfiles import excluded, found_in, named
 from snaporch.run.bases import UNDO_HOLD
 from snaporch.run.context import Context
 from snaporch.run.plan import datasets_of, locate_disks
@@ -36,6 +37,7 @@ from snaporch.run.records import check_store, missing_of
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
 _DESPITE = "use --despite-other-disks if its content is the same"
 _DISKS_ONLY = "use --disks-only"
+_PASSWORD = re.compile(r"""(passwd=['"])[^'"]*""")
 _MOST_LINES = 20
 """Of a definition that has changed."""
 SAFETY_PREFIX = "snaporch-safety_"
@@ -123,6 +125,8 @@ class RestorePlan:
         xmls = [xml for xml in map(_readable, texts) if xml is not None]
         paths = [path for path in (*then, *now) if path is not None]
         apart = [disk.source for disk in disks if disk.is_apart and disk.source]
+        if self.manifest is None and self.domain is not None:
+            apart = excluded(context, self.domain)
         return found_in(context, self.snapshots, xmls, paths, apart)
 
     def losses(self, context: Context) -> list[str]:
@@ -164,7 +168,8 @@ class RestorePlan:
         then = self.text(Role.INACTIVE_XML)
         if now is None or then is None or now == then:
             return []
-        changes = difflib.unified_diff(now.splitlines(), then.splitlines(), n=0, lineterm="")
+        before, after = (_PASSWORD.sub(r"\1***", text).splitlines() for text in (now, then))
+        changes = difflib.unified_diff(before, after, n=0, lineterm="")
         lines = [line for line in list(changes)[2:] if not line.startswith("@@")]
         more = (
             [f"    and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
@@ -405,6 +410,18 @@ def _check_definition_may_stay(plan: RestorePlan) -> None:
         raise RefusedError(plan.thing, reason, "use --cold or --disks-only as well")
     if plan.domain is None or plan.domain.inactive_xml is None:
         raise RefusedError(plan.thing, "there is no definition to keep", "leave --keep-definition")
+
+    root = domain_xml.parse(plan.domain.inactive_xml)
+    state = domain_xml.tpm_state(root)
+    for part in plan.parts:
+        if part.source is None or part.source == domain_xml.nvram(root):
+            continue
+        if state is None or not Path(part.source).is_relative_to(state.path):
+            raise RefusedError(
+                plan.thing,
+                f"the definition that stays does not have {part.name} in {part.source}",
+                "leave --keep-definition",
+            )
 
 
 def _check_alone(context: Context, record: SnapshotRecord) -> None:

@@ -127,6 +127,7 @@ def _consented(plan: RestorePlan) -> dict[str, object]:
         "the snapshot": (plan.record.run, tuple((s.full_name, s.guid) for s in plan.snapshots)),
         "what is newer": plan.newer,
         "the guest": domain and (domain.boot, domain.state, domain.managed_save),
+        "its definition": domain and domain.inactive_xml,
         "its bundle": (plan.ram, plan.damaged, tuple(plan.unfit)),
     }
 

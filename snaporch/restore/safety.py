@@ -304,7 +304,8 @@ def _disk_entry(
 ) -> DiskEntry:
     entry = DiskEntry(target=disk.target, source=disk.source, format=disk.format)
     with suppress(SnaporchError, OSError):
-        planned, left_out = locate_disks(alone)
+        settings = context.config.settings(alone.name, alone.uuid)
+        planned, left_out = locate_disks(alone, settings.exclude_disks)
         for out in left_out:
             return entry.model_copy(update={"left_out": out.reason, "apart": out.matters})
         for each in planned:

@@ -30,7 +30,7 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
-from snaporch.restore.otherfiles import own_by_dataset
+from snaporch.restore.otherfiles import excluded, own_by_dataset
 from snaporch.restore.plan import check_destroyable, is_safety
 from snaporch.restore.safety import Safety
 from snaporch.restore.written import written_now
@@ -98,11 +98,16 @@ class Work:
         check_newer_may_go(self._context, self._facts)
 
     def _own(self, domain: Domain | None) -> dict[str, list[str]]:
-        """The guest's files, before the restore and after."""
+        """The guest's files, before the restore and after; not what its snapshots leave out."""
         live = domain.live_xml if domain is not None else None
         xmls = [xml for xml in (self._facts.before, self._facts.after, live) if xml is not None]
         sources = [disk.source for disk in domain.disks] if domain is not None else []
-        return own_by_dataset(xmls, [source for source in sources if source])
+        found = own_by_dataset(xmls, [source for source in sources if source])
+        apart = own_by_dataset([], excluded(self._context, domain)) if domain is not None else {}
+        return {
+            name: [place for place in places if place not in apart.get(name, ())]
+            for name, places in found.items()
+        }
 
     def _end_guest(self, domain: Domain | None) -> None:
         if domain is not None and domain.active:

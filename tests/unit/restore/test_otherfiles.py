@@ -1,7 +1,9 @@
 """Files that are not the guest's, in the dataset that a restore would roll back."""
 
 import os
+import shutil
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +14,11 @@ from snaporch.model import DatasetKind
 from snaporch.pool import PoolError, resolver
 from snaporch.pool.resolver import Mount
 from snaporch.restore import otherfiles
+from snaporch.restore.copies import choose
 from snaporch.restore.otherfiles import own_files, walk
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import restore
+from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.run.snapshot import take_snapshot
 
 
@@ -112,13 +116,42 @@ def test_what_is_the_guests_is_rolled_back(home, world, monkeypatch):
     assert "1 other file: shared.txt" in home.refusal()
 
 
-def test_an_image_that_was_left_out_is_no_more_to_be_taken_back(world):
-    """A restore does not touch it, however it lies."""
+@pytest.fixture
+def excluding(world):
+    """A guest with a disk that is left out, in the dataset of the other."""
     world.with_defaults(exclude_disks=["vdb"])
     world.add_guest("web", disks={"vda": "tank/web", "vdb": "tank/web"})
     take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
     home = Home(world)
     os.link(home.root / "web-vdb.img", home.then / "web-vdb.img")
+    return home
+
+
+def test_nor_is_it_without_the_bundle(excluding, world):
+    for bundle in world.paths.bundles.glob("*/2*"):
+        shutil.rmtree(bundle)
+    excluding.plan(disks_only=True)
+    os.unlink(excluding.root / "web-vdb.img")
+    excluding.write("web-vdb.img", "written since")
+    assert "web-vdb.img" in excluding.refusal(disks_only=True)
+
+
+def test_nor_by_an_undo(excluding, world):
+    restored = restore(world.context, excluding.plan(disks_only=True), safety=True)
+    os.unlink(excluding.root / "web-vdb.img")
+    excluding.write("web-vdb.img", "written since")
+    (check,) = [
+        line for line in Path(restored.undo).read_text().splitlines() if "check tank" in line
+    ]
+    assert "web-vda.img" in check
+    assert "web-vdb.img" not in check
+    with pytest.raises(RefusedError, match=r"1 other file: .*web-vdb.img"):
+        make_undo_plan(world.context, choose(world.context, "web", None), disks_only=True)
+
+
+def test_an_image_that_was_left_out_is_no_more_to_be_taken_back(excluding):
+    """A restore does not touch it, however it lies."""
+    home = excluding
     home.plan(disks_only=True)
     os.unlink(home.root / "web-vdb.img")
     home.write("web-vdb.img", "written since")

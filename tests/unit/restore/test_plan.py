@@ -12,7 +12,7 @@ from snaporch.model import DomainState, Level
 from snaporch.pool import ForeignMount
 from snaporch.restore import plan as plan_module
 from snaporch.restore.plan import make_restore_plan, split_name
-from snaporch.restore.restore import check_bundle, restore
+from snaporch.restore.restore import check_as_shown, check_bundle, restore
 from snaporch.run.snapshot import take_snapshot
 
 
@@ -143,6 +143,43 @@ def test_a_definition_that_stays_has_to_name_the_disks(story, world):
     made = plan(world, disks_only=True, keep_definition=True)
     with pytest.raises(RefusedError, match="does not name"):
         check_bundle(world.context, made)
+
+
+def test_of_a_guest_that_runs_it_is_what_would_be_booted(story, world):
+    guest = world.guest()
+    (image,) = (world.root / "zfs" / "tank" / "web").glob("*.img")
+    guest.inactive = guest.inactive.replace(str(image), f"{image}.moved")
+    made = plan(world, cold=True, keep_definition=True)
+    with pytest.raises(RefusedError, match="does not name"):
+        check_bundle(world.context, made)
+
+
+def test_a_definition_that_stays_has_to_have_the_variables_where_they_go(world, tmp_path):
+    then, now = tmp_path / "then_VARS.fd", tmp_path / "now_VARS.fd"
+    then.write_bytes(b"then")
+    now.write_bytes(b"now")
+    world.add_guest("web", nvram=str(then))
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    assert plan(world, cold=True, keep_definition=True)
+    world.guest().inactive = world.guest().inactive.replace(str(then), str(now))
+    with pytest.raises(RefusedError, match=r"does not have nvram.fd in .*then_VARS.fd"):
+        plan(world, cold=True, keep_definition=True)
+
+
+def test_no_password_is_told(story, world):
+    graphics = '<graphics type="vnc" passwd="secret"/></devices>'
+    world.guest().inactive = world.guest().inactive.replace("</devices>", graphics)
+    losses = plan(world).losses(world.context)
+    assert any("graphics" in loss for loss in losses)
+    assert not any("secret" in loss for loss in losses)
+
+
+def test_a_definition_that_was_changed_since_it_was_shown(story, world):
+    shown = check_bundle(world.context, plan(world, cold=True))
+    guest = world.guest()
+    guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
+    with pytest.raises(RefusedError, match="changed since it was shown: its definition"):
+        check_as_shown(shown, check_bundle(world.context, plan(world, cold=True)))
 
 
 # -- not found ----------------------------------------------------------------------------------
