@@ -48,7 +48,7 @@ PERIODS = (
     (AUTUMN, HOURS * 60, OFTEN, 2),
     (datetime(2026, 1, 1, tzinfo=UTC), (365 if LONG else 3) * 24 * 60, RARELY, 3),
 )
-AFTER_EVENT, AFTER_MEND = 20, 45
+AFTER_EVENT, AFTER_MEND = 45, 45
 """How many minutes are looked at, each of them."""
 
 
