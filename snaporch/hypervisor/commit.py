@@ -178,7 +178,7 @@ def _advance(
         raise HypervisorError(disk.target, "the disk was unplugged during the commit")
     source = domain_xml.source_path(element, element.get("type", "file"))
     job = jobs.get(disk.target)
-    if job is not None and job[0] != "active-commit":
+    if job is not None and (job[0] != "active-commit" or source == disk.base):
         raise HypervisorError(disk.target, f"a foreign block job ({job[0]}) runs on it")
     if source == disk.base:
         return _Progress.UNDER_WAY if domain.blockJobInfo(disk.target, 0) else _Progress.HOME
