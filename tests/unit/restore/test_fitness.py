@@ -404,7 +404,7 @@ def test_a_guest_that_stays_defined_with_other_disks(moved, world, how):
     """What nobody uses would be rolled back, and the guest be booted from what was not."""
     assert check_bundle(world.context, plan(world, **how))
     (Path(moved.record.bundle) / "domain.xml").write_text("<damaged/>")
-    with pytest.raises(RefusedError, match=r"that of now does not name .*web-vda[.]img"):
+    with pytest.raises(RefusedError, match=r"that stays does not name .*web-vda[.]img"):
         check_bundle(world.context, plan(world, **how))
     world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     assert check_bundle(world.context, plan(world, **how))

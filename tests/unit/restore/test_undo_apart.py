@@ -41,7 +41,7 @@ def excluded(world):
 
 def test_not_over_a_disk_that_was_not_rolled_back(excluded, world):
     text = refusal(world)
-    assert "its RAM would be resumed over vdb (was not rolled back)" in text
+    assert "its RAM would be resumed over vdb (excluded by the configuration)" in text
     assert "use --disks-only" in text
     assert undo(world, disks_only=True).state is DomainState.OFF
     assert world.pool.read("tank/web") == b"now"
