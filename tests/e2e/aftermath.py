@@ -79,8 +79,11 @@ def denied(expected: Iterable[str] = EXPECTED_DENIALS) -> list[str]:
 
 
 def remains() -> list[str]:
-    """What no recovery may leave on disks that went through a loss of power."""
-    return [*_holds(), *_passing_clones(), *_loops(), *denied()]
+    """What no recovery may leave on disks that went through a loss of power.
+
+    A safety copy that a restore has kept holds what it follows upon.
+    """
+    return [*_holds(but="snaporch-undo"), *_passing_clones(), *_loops(), *denied()]
 
 
 def _processes() -> list[str]:
@@ -130,9 +133,13 @@ def _passing_clones() -> list[str]:
     return [f"clone {line}" for line in lines if not line.endswith("\t-\t-")]
 
 
-def _holds() -> list[str]:
+def _holds(but: str = "") -> list[str]:
     lines = _said("zfs", "list", "-Hp", "-t", "snapshot", "-o", "userrefs,name").splitlines()
-    return [f"held snapshot {line}" for line in lines if not line.startswith(("0\t", "-\t"))]
+    held = [line.split("\t")[1] for line in lines if not line.startswith(("0\t", "-\t"))]
+    holds = [
+        line.split("\t") for name in held for line in _said("zfs", "holds", "-H", name).splitlines()
+    ]
+    return [f"held snapshot {name} {tag}" for name, tag, _ in holds if tag != but]
 
 
 def _profiles() -> list[str]:

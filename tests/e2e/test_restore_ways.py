@@ -193,7 +193,7 @@ def test_what_others_wrote_is_not_rolled_back_unasked(guest):
     (place / "letters" / "last").write_text("last")
     outcome = run("sh", restored["undo"])
     assert outcome.status == 5
-    assert "1 other files: letters/last;" in outcome.err
+    assert "1 files that are not the guest's: letters/last;" in outcome.err
     (place / "letters" / "last").unlink()
     outcome = run("sh", restored["undo"])
     assert outcome.status == 0, outcome.err
