@@ -5,7 +5,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from faults.matrix import Fault
+from faults.matrix import Case, Fault, Moment
 from faults.process import Run, snaporch_here
 from faults.scene import assert_boots_with, assert_no_loss, assert_well, look
 from faults.stopping import WHILE_RAM_IS_SAVED
@@ -15,6 +15,9 @@ from guests.guest import Guest
 from stranger import judge, stranger
 from support import RUNTIME, wait_for
 from support import run as command
+
+from snaporch.model import Strategy
+from snaporch.run.journal import Note
 
 IN_LAB = [fault for fault in Fault if fault is not Fault.POWER_LOST]
 RAM = ["overlay", "manual"]
@@ -158,7 +161,8 @@ def test_while_overlays_are_committed(busy, tmp_path, fault):
             run.wait_stopped()
             assert busy.xml().count("<mirror") == len(busy.images)
             before = look(busy, mark)
-            strike(fault, busy, run)
+            # without its emulator nobody may know which image is the newer one
+            strike(fault, busy, run, Case(Strategy.OVERLAY, Note.PIVOTING, Moment.AHEAD, fault))
     examine(busy, fault, before, load=True)
     assert any(each.torn for each in judge(busy))
     for dataset in busy.datasets():
