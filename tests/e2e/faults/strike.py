@@ -141,13 +141,13 @@ def recover(case: Case | None, *, guarded: bool = False) -> str:
             long as a dying emulator had it may be the same as its base, and then it is committed.
     """
     outcome: Outcome = snaporch_here("recover", "--wait", "60")
-    if guarded and (outcome.status, outcome.out) == (0, ""):
-        return _let_guardian_mend()
     if case and case.may_be_undecided and UNDECIDED in outcome.err:
         assert outcome.status == 9, f"recover: {outcome}"
         for overlay in OVERLAYS.glob("*/*.qcow2"):
             must("qemu-img", "commit", "-q", str(overlay))
         outcome = snaporch_here("recover", "--wait", "60")
+    if guarded and (outcome.status, outcome.out) == (0, ""):
+        return _let_guardian_mend()
     aside = case is not None and case.may_quarantine and "set aside" in outcome.out
     assert outcome.status == (9 if aside else 0), f"recover: {outcome}"
     assert "cut short" in outcome.out, f"recover: {outcome}"
