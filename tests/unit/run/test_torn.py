@@ -48,6 +48,22 @@ def stranger(world, name="syncoid"):
     return lambda: world.pool.snapshot([f"tank/web@{name}"], {})
 
 
+def uncommitted(world):
+    """The journal of a run whose commit failed, and was noted as begun."""
+    world.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    with pytest.raises(AttentionError):
+        take(world)
+    del world.hooks.at["hypervisor.commit"]
+    (journal,) = read_journals(world.paths.journal)
+    return journal
+
+
+def forget_commit(journal):
+    """As if the disk had been too full to note that it begins."""
+    whole = journal.path.read_text().splitlines(keepends=True)
+    journal.path.write_text("".join(line for line in whole if '"event": "commit"' not in line))
+
+
 def test_a_strangers_snapshot_within_the_commit(ready):
     ready.pool.snapshot(["tank/web@before"], {})
     ready.hooks.at["commit.pivoting"] = stranger(ready)
@@ -132,13 +148,8 @@ def test_a_commit_that_could_not_be_noted_by_who_made_it(ready, monkeypatch):
 
 def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready):
     """Begun by a run or a guardian on a full disk, and ended by a recovery when there was room."""
-    ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
-    with pytest.raises(AttentionError):
-        take(ready)
-    del ready.hooks.at["hypervisor.commit"]
-    (journal,) = read_journals(ready.paths.journal)
-    whole = journal.path.read_text().splitlines(keepends=True)
-    journal.path.write_text("".join(line for line in whole if '"event": "commit"' not in line))
+    journal = uncommitted(ready)
+    forget_commit(journal)
     stranger(ready)()
     notes = journal.notes | {Note.PIVOTING}
     settle(ready.context, journal.facts, notes, keep_snapshots=True)
@@ -148,11 +159,7 @@ def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready):
 
 def test_what_is_taken_after_the_commit_of_a_recovery_is_not_torn(ready):
     """The run's own, which was cut short, ends with it."""
-    ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
-    with pytest.raises(AttentionError):
-        take(ready)
-    del ready.hooks.at["hypervisor.commit"]
-    (journal,) = read_journals(ready.paths.journal)
+    journal = uncommitted(ready)
     ready.hooks.at["commit.pivoting"] = stranger(ready)
     ready.hooks.at["hypervisor.rebase_inactive"] = stranger(ready, "later")
     settle(ready.context, journal.facts, journal.notes, keep_snapshots=True)
@@ -176,13 +183,8 @@ def test_a_pool_that_does_not_tell_what_is_under_way(ready):
 
 
 def test_it_is_asked_for_before_the_runs_own_snapshots_are_destroyed(ready):
-    ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
-    with pytest.raises(AttentionError):
-        take(ready)
-    del ready.hooks.at["hypervisor.commit"]
-    (journal,) = read_journals(ready.paths.journal)
-    whole = journal.path.read_text().splitlines(keepends=True)
-    journal.path.write_text("".join(line for line in whole if '"event": "commit"' not in line))
+    journal = uncommitted(ready)
+    forget_commit(journal)
     stranger(ready)()
     settle(ready.context, journal.facts, {Note.PIVOTING}, keep_snapshots=False)
     assert levels(ready) == {"tank/web@syncoid": "torn"}
@@ -234,11 +236,7 @@ def test_where_the_runs_own_cannot_be_told_the_clock_decides(ready):
 
 
 def test_a_recovery_commits_though_no_pool_lists_anything(ready):
-    ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
-    with pytest.raises(AttentionError):
-        take(ready)
-    del ready.hooks.at["hypervisor.commit"]
-    (journal,) = read_journals(ready.paths.journal)
+    journal = uncommitted(ready)
     ready.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
     with pytest.raises(PoolError):
         settle(ready.context, journal.facts, journal.notes, keep_snapshots=True)
