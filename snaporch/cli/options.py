@@ -27,6 +27,14 @@ SnapshotArgument = Annotated[
     ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only notes.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AlsoRollBackOption = Annotated[
+    bool,
+    typer.Option(
+        "--also-roll-back",
+        help="Roll back files that are not the guest's too, where they share a dataset.",
+    ),
+]
 WaitOption = Annotated[
     int | None,
     typer.Option(

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
+from snaporch.cli.options import (
+    AlsoRollBackOption,
+    ConfigOption,
+    JsonOption,
+    QuietOption,
+    WaitOption,
+    YesOption,
+    config_path,
+)
 
 
 def restore_command(
@@ -20,7 +28,7 @@ def restore_command(
             show_default=False,
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     to_time: Annotated[
         str | None,
         typer.Option(
@@ -67,13 +75,7 @@ def restore_command(
             "backing file that is in no snapshot has changed.",
         ),
     ] = False,
-    also_roll_back: Annotated[
-        bool,
-        typer.Option(
-            "--also-roll-back",
-            help="Roll back files that are not the guest's too, where they share a dataset.",
-        ),
-    ] = False,
+    also_roll_back: AlsoRollBackOption = False,
     keep_definition: Annotated[
         bool,
         typer.Option(

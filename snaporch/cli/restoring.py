@@ -156,12 +156,21 @@ def _ask(context: Context, plan: RestorePlan, wishes: Wishes) -> None:
     if wishes.safety:
         kept = "the disks and the RAM" if wishes.keep_running else "the disks"
         print_error(f"  (a copy of {kept} is kept; snaporch undo brings it back)")
+    confirm(plan.thing)
+
+
+def confirm(thing: str) -> None:
+    """Wait for a yes to what was said on standard error.
+
+    Raises:
+        RefusedError: no, or nobody there to ask.
+    """
     if not sys.stdin.isatty():
-        raise RefusedError(plan.thing, "not confirmed, and no terminal to ask on", "use --yes")
+        raise RefusedError(thing, "not confirmed, and no terminal to ask on", "use --yes")
     sys.stderr.write("Go on? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RefusedError(plan.thing, "not confirmed; nothing was touched")
+        raise RefusedError(thing, "not confirmed; nothing was touched")
 
 
 def _line(restored: Restored) -> str:

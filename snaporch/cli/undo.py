@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
+from snaporch.cli.options import (
+    AlsoRollBackOption,
+    ConfigOption,
+    JsonOption,
+    QuietOption,
+    WaitOption,
+    YesOption,
+    config_path,
+)
 
 
 def undo_command(
@@ -14,7 +22,7 @@ def undo_command(
     domain: Annotated[
         str, typer.Argument(metavar="DOMAIN", help="By name or UUID.", show_default=False)
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -40,13 +48,7 @@ def undo_command(
         bool,
         typer.Option("--discard-newer", help="Destroy snapshots taken since the restore."),
     ] = False,
-    also_roll_back: Annotated[
-        bool,
-        typer.Option(
-            "--also-roll-back",
-            help="Roll back files that are not the guest's too, where they share a dataset.",
-        ),
-    ] = False,
+    also_roll_back: AlsoRollBackOption = False,
     no_safety: Annotated[
         bool,
         typer.Option("--no-safety", help="Keep no copy of what is discarded."),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json as json_format
 import shlex
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from snaporch import places
-from snaporch.cli.restoring import tell_way_back
-from snaporch.errors import RefusedError
+from snaporch.cli.restoring import confirm, tell_way_back
 from snaporch.report.terminal import print_error, print_result
 from snaporch.restore.copies import MANAGED_SAVE, SafetyCopy, choose, copies_of, identity
 from snaporch.restore.plan import RestorePlan
@@ -136,12 +134,7 @@ def _ask(context: Context, plan: RestorePlan, copy: SafetyCopy, wishes: Wishes) 
         RefusedError: no, or nobody there to ask.
     """
     _tell(context, plan, copy, wishes, print_error)
-    if not sys.stdin.isatty():
-        raise RefusedError(plan.thing, "not confirmed, and no terminal to ask on", "use --yes")
-    sys.stderr.write("Go on? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RefusedError(plan.thing, "not confirmed; nothing was touched")
+    confirm(plan.thing)
 
 
 def _document(restored: Restored, copy: SafetyCopy) -> dict[str, object]:
