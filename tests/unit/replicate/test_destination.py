@@ -96,7 +96,8 @@ class Tools:
         monkeypatch.setenv("PATH", str(directory), prepend=":")
 
     def put(self, name, script=""):
-        note = f'(printf {name}; printf "|%s" "$@"; echo) >>{self._log}'
+        # One line, one write: several of them run at once in a pipe.
+        note = f'call="$(printf {name}; printf "|%s" "$@")"; printf "%s\\n" "$call" >>{self._log}'
         path = self._directory / name
         path.write_text(f"#!/bin/sh\n{note}\n{script}\n")
         path.chmod(0o755)
