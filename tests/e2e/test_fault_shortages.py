@@ -161,6 +161,7 @@ def test_no_space_in_the_pool_for_the_commit(guest, tmp_path):
     assert_clean(guest)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_no_space_in_the_bundle_store_for_ram(guest, tmp_path, way):
     """It may be noticed before the snapshots are taken or after: then they are crash-consistent."""
@@ -176,6 +177,7 @@ def test_no_space_in_the_bundle_store_for_ram(guest, tmp_path, way):
         assert_clean(guest)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_no_space_in_the_bundle_store_when_it_is_sealed(guest, tmp_path, way):
     settings = f'ram_strategy = "{way}"'
@@ -200,6 +202,7 @@ def test_a_bundle_store_that_cannot_be_written(guest, tmp_path):
     assert zfs_snapshots() == before
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
 def test_one_pool_refuses_the_snapshot(guest, tmp_path, way):
     """The name is taken there meanwhile: what the other pool took goes, what was there stays."""
@@ -217,6 +220,7 @@ def test_one_pool_refuses_the_snapshot(guest, tmp_path, way):
     zfs("destroy", f"tank/short@{name}")
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
 @pytest.mark.parametrize("days", [-1, 1])
 def test_the_clock_jumps(guest, tmp_path, way, days):
@@ -246,6 +250,7 @@ def test_a_run_that_stands_still_when_its_guest_is_stopped_for_the_end_of_ram(gu
     assert_clean(guest)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("way", ["manual", "overlay"])
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.timeout(200)
