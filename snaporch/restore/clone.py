@@ -10,9 +10,12 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from snaporch import places
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.ramcopy import copy_with_xml, read_preface
 from snaporch.errors import RefusedError, RunFailedError, UsageError
@@ -45,6 +48,7 @@ from snaporch.restore.ownfiles import check_own_files
 from snaporch.restore.pages import image_bytes, make_image
 from snaporch.restore.source import Source, check_whole_disks, kinds, path_inside, reading
 from snaporch.run.context import Context
+from snaporch.run.lock import domain_lock
 
 RAM_COPY = "ram.save"
 AS_THE_ORIGINAL = (
@@ -64,6 +68,8 @@ replicated or snapshotted by other tools (user properties) is the original's alo
 _UNFIT = re.compile(r"[^A-Za-z0-9_.:-]")
 _MEMORY_MARGIN = 64 << 20
 """For the emulator itself."""
+_LOADING_SECONDS = 600
+"""How long another clone may take to load its RAM before this one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,19 @@ def _check_addresses(context: Context, source: Source, wish: Wish) -> None:
                 f"{min(taken)}, which the clone has in its RAM",
                 "use --network isolated, or another network without <forward>",
             )
+
+
+@contextmanager
+def _addresses(context: Context, source: Source, wish: Wish) -> Iterator[None]:
+    """Start a clone from RAM while no other that has its addresses starts on its network."""
+    if wish.network in (NO_NETWORK, ISOLATED):
+        yield
+        return
+    network, wait = wish.network, _LOADING_SECONDS
+    key, interrupt = f"network-{network}", context.interrupt
+    with domain_lock(places.LOCKS, network, key, "clone", wait=wait, interrupt=interrupt):
+        _check_addresses(context, source, wish)
+        yield
 
 
 def _check_room(context: Context, source: Source, wish: Wish) -> None:
@@ -381,7 +400,8 @@ def _resume(context: Context, source: Source, wish: Wish, identity: Identity, xm
         copy_with_xml(source.directory / part.name, image, xml)
     context.interrupt.check(wish.name)
     context.progress.step(wish.name, "resuming from RAM")
-    context.hypervisor.restore(image, running=False)
+    with _addresses(context, source, wish):
+        context.hypervisor.restore(image, running=False)
     image.unlink()
     running = source.manifest.was_running or wish.purpose is not Purpose.CLONE
     _let_run(context, source, identity, running=running)

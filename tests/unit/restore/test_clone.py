@@ -10,6 +10,7 @@ from fakes.hooks import failing
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.store import replace_manifest
 from snaporch.errors import (
+    BusyError,
     InterruptedRunError,
     NotFoundError,
     RefusedError,
@@ -330,8 +331,9 @@ def test_a_network_that_leads_out_is_for_cold_clones(world):
     make(world, "two", network="default", resumed=False)
 
 
-def test_two_that_run_with_one_mac_address_are_not_on_one_network(world):
-    """Nothing can change what the guest has in its RAM."""
+@pytest.fixture
+def with_a_card(world):
+    """The guest of ``web@card`` has a network card."""
     world.hypervisor.networks = {"inner": True, "other": True}
     guest = world.guest()
     card = (
@@ -340,11 +342,47 @@ def test_two_that_run_with_one_mac_address_are_not_on_one_network(world):
     )
     guest.live = guest.live.replace("</devices>", card)
     take_snapshot(world.context, world.hypervisor.domain("web"), name="card", wait=0)
+
+
+def test_two_that_run_with_one_mac_address_are_not_on_one_network(world, with_a_card):
+    """Nothing can change what the guest has in its RAM."""
     make(world, "one", network="inner", text="web@card")
     with pytest.raises(RefusedError, match="one is on the network inner with the same MAC address"):
         make(world, "two", network="inner", text="web@card")
     make(world, "three", network="other", text="web@card")
     make(world, "four", network="isolated", text="web@card")
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "said"),
+    [
+        ("pool.clone", RefusedError, "two is on the network inner with the same MAC address"),
+        ("hypervisor.restore", BusyError, "held by clone"),
+    ],
+)
+def test_of_two_that_start_at_once_with_one_mac_address_one_is_refused(
+    world, with_a_card, monkeypatch, place, error, said
+):
+    """The other has come to its end meanwhile, or finds that this one loads its RAM."""
+    monkeypatch.setattr(clone_module, "_LOADING_SECONDS", 0)
+    refused = []
+
+    def other():
+        world.hooks.at.clear()
+        try:
+            make(world, "two", network="inner", text="web@card")
+        except BusyError as busy:
+            refused.append(busy)
+
+    world.hooks.at[place] = other
+    try:
+        make(world, "one", network="inner", text="web@card")
+    except RefusedError as late:
+        refused.append(late)
+    assert [type(each) for each in refused] == [error]
+    assert said in refused[0].line()
+    clones = [guest.name for guest in world.hypervisor.guests.values() if guest.name != "web"]
+    assert clones == [{"pool.clone": "two", "hypervisor.restore": "one"}[place]]
 
 
 def test_memory_is_looked_at_first(world):
