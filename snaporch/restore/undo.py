@@ -90,7 +90,15 @@ holders() { # DEVICE: what of this host uses it
     ls "/sys/class/block/${1##*/}/holders"
     number=$(cat "/sys/class/block/${1##*/}/dev")
     find /proc/[0-9]*/mountinfo -exec cat {} + 2>/dev/null |
-        awk -v number="$number" '$3 == number { print "a mount at " $5; exit }'
+        awk -v number="$number" '
+            { for (i = 7; i < NF && $i != "-"; i++); source = $(i + 2) }
+            $3 == number { source = "this" } # btrfs has a number of its own
+            source ~ /^(this$|\/)/ { print source, $5 }' | LC_ALL=C sort -u |
+        while read -r source place; do
+            [ "$source" = this ] || [ "$(readlink -e -- "$source")" = "$1" ] || continue
+            echo "a mount at $place"
+            break
+        done
     [ ! -e /proc/swaps ] || awk -v node="$1" '$1 == node { print "swap" }' /proc/swaps
     zpool list -vHLP 2>/dev/null | awk -v node="$1" '$1 == node { print "a pool" }'
 }

@@ -173,11 +173,13 @@ def there(host):
     (block / "zd16" / "zd16p1" / "partition").write_text("1\n")
     (block / "zd16p1").symlink_to(block / "zd16" / "zd16p1")
     (place / "swaps").write_text("Filename Type Size Used Priority\n")
+    (place / "mountinfo").touch()
     script = Path(host.script)
     text = (
         script.read_text()
         .replace("/sys/", f"{place}/sys/")
         .replace("/proc/swaps", f"{place}/swaps")
+        .replace("find /proc/[0-9]*/mountinfo -exec cat {} +", f"cat {place}/mountinfo")
     )
     script.write_text(text.replace("/dev/zvol/flash/web", str(place / "zd16")))
     host.facts["flash/web"]["type"] = "volume"
@@ -195,9 +197,16 @@ def swapped_to(place):
 
 
 def mounted(place):
-    mount = Path("/proc/self/mountinfo").read_text().splitlines()[-1].split()
-    (place / "sys/class/block/zd16p1/dev").write_text(f"{mount[2]}\n")
-    return "a mount at "
+    line = "36 25 230:17 / /srv rw shared:1 master:2 - ext4 /dev/disk/by-uuid/1a rw\n"
+    (place / "mountinfo").write_text(line)
+    return "a mount at /srv"
+
+
+def mounted_with_a_number_of_its_own(place):
+    """As btrfs is."""
+    (place / "zvol").symlink_to(place / "zd16p1")
+    (place / "mountinfo").write_text(f"36 25 0:45 /@ /srv rw - btrfs {place}/zvol rw\n")
+    return "a mount at /srv"
 
 
 def in_a_pool(place):
@@ -213,7 +222,10 @@ def looped(place, over="zd16p1"):
     return "/sys/block/loop7"
 
 
-@pytest.mark.parametrize("use", [mapped, swapped_to, mounted, in_a_pool, looped])
+@pytest.mark.parametrize(
+    "use",
+    [mapped, swapped_to, mounted, mounted_with_a_number_of_its_own, in_a_pool, looped],
+)
 def test_a_volume_that_the_host_uses(host, there, use):
     """Or a partition of it: no process has it open."""
     refused(host, "flash/web", use(there))
@@ -223,6 +235,8 @@ def test_a_volume_that_nothing_uses(host, there):
     mapped_elsewhere = there / "sys/class/block/zd32/holders/dm-3"
     mapped_elsewhere.parent.mkdir(parents=True)
     mapped_elsewhere.touch()
+    others = f"36 25 0:45 / /srv rw - btrfs {there}/zd32 rw\n37 25 0:46 / /x rw - tmpfs zd16 rw\n"
+    (there / "mountinfo").write_text(others)
     (there / "swaps").write_text("Filename Type\n/dev/zd1 partition 1 0 -2\n")
     assert host.undo()[:2] == (0, "")
 
