@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from snaporch import places
+from snaporch.bundle.manifest import ManifestError
 from snaporch.bundle.store import explained_store
 from snaporch.config import Config
 from snaporch.errors import BusyError, SnaporchError
@@ -191,7 +192,7 @@ def _carry_out(config: Config, pool: Pool, verdict: Verdict, now: datetime, done
         return
     except BusyError as error:
         verdict = replace(verdict, fate=Fate.KEEP, reason=f"its domain is {error.reason}")
-    except (OSError, PoolError) as error:
+    except (OSError, PoolError, ManifestError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         reason = f"cannot be moved or deleted: {why}"
         step = "nothing is lost; mend that and prune again"

@@ -23,7 +23,7 @@ from snaporch.bundle.store import (
 )
 from snaporch.errors import RefusedError
 from snaporch.prune.verdict import Found, Kind, Reference
-from snaporch.run.bases import runs_in
+from snaporch.run.bases import runs_of
 
 TRASH_NAME = ".trash"
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -69,9 +69,20 @@ def survey(root: Path, only: Collection[str] | None = None) -> list[Found]:
 
 
 def _wanted(root: Path, found: list[Found]) -> list[Found]:
-    """With the bundles marked whose snapshots an undo would bring back."""
-    runs = {uuid: runs_in(root / uuid) for uuid in {each.uuid for each in found}}
-    return [replace(each, wanted=each.name in runs[each.uuid]) for each in found]
+    """With the bundles marked whose snapshots an undo would, or might, bring back."""
+    runs = {uuid: _runs(root / uuid) for uuid in {each.uuid for each in found}}
+    return [
+        replace(each, wanted=(held := runs[each.uuid]) is None or each.name in held)
+        for each in found
+    ]
+
+
+def _runs(directory: Path) -> set[str] | None:
+    """The runs whose snapshots a domain's safety copies hold; ``None`` if one does not say."""
+    try:
+        return {run for copy in directory.glob("safety-*") for run in runs_of(copy)}
+    except ManifestError:
+        return None
 
 
 def aging(root: Path) -> list[Path]:
@@ -92,7 +103,18 @@ def _of_domain(directory: Path) -> Iterator[Found]:
         elif match := _PARTIAL.fullmatch(path.name):
             yield from _plain(Kind.PARTIAL, path, match[1], _OF_A_PARTIAL)
         elif _SAFETY.fullmatch(path.name):
-            yield from _plain(Kind.SAFETY, path, path.name, _OF_A_SAFETY)
+            yield from _safety(path)
+
+
+def _safety(path: Path) -> Iterator[Found]:
+    """With the trouble that its record cannot be read: nobody knows what its undo needs."""
+    for found in _plain(Kind.SAFETY, path, path.name, _OF_A_SAFETY):
+        try:
+            runs_of(path)
+        except ManifestError as error:
+            yield replace(found, trouble=f"{error.thing}: {error.reason}")
+        else:
+            yield found
 
 
 def _trash(root: Path) -> Iterator[Found]:

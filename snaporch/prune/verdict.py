@@ -81,7 +81,7 @@ class Found:
     trouble: str = ""
     """Why nothing can be said about it; empty when something can."""
     wanted: bool = False
-    """A safety copy holds the snapshot that it belongs to."""
+    """A safety copy holds the snapshot that it belongs to, or does not say what it holds."""
     place_taken: bool = False
     """In the trash, and where it came from is something again."""
 
@@ -165,7 +165,7 @@ def _judge_bundle(found: Found, census: Census, grace: Grace, now: datetime) -> 
     if hidden:
         return Verdict(found, Fate.KEEP, f"the pool {', '.join(hidden)} is not imported")
     if trashed and found.wanted:
-        return Verdict(found, Fate.KEEP, f"{_gone(found)}; an undo brings it back", usual=True)
+        return Verdict(found, Fate.KEEP, f"{_gone(found)}; an undo may bring it back", usual=True)
     if trashed:
         return _aged(found, _gone(found), grace.trash, now)
     into_trash = grace.trash or found.wanted

@@ -6,43 +6,76 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel
 
-from snaporch.bundle.manifest import SnapshotEntry
+from snaporch.bundle.manifest import ManifestError, SnapshotEntry
 from snaporch.pool import PREFIX, Pool
 
 UNDO_HOLD = "snaporch-undo"
 """The tag that keeps such a snapshot as long as there is a copy that needs it."""
 _COPIES, _RECORD = "safety-*", "undo.json"
-_ENTRIES = TypeAdapter(tuple[SnapshotEntry, ...])
+
+
+class _Manifest(BaseModel):
+    snapshots: tuple[SnapshotEntry, ...]
+
+
+class _Kept(BaseModel):
+    properties: dict[str, dict[str, str]]
+
+
+class _Record(BaseModel):
+    """What has to be known of a copy's record; that of a later snaporch may say more."""
+
+    manifest: _Manifest
+    kept: tuple[_Kept, ...]
+
+
+def _read(copy: Path) -> _Record | None:
+    """``None`` for a copy that is not whole, and undoes nothing."""
+    path = copy / _RECORD
+    try:
+        return _Record.model_validate(json.loads(path.read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise ManifestError(str(path), why or "does not say what the copy holds") from error
 
 
 def bases_of(copy: Path) -> set[tuple[str, int]]:
-    """Dataset and GUID of what a copy's streams follow upon; none if its record cannot be read."""
-    try:
-        entries = json.loads((copy / _RECORD).read_bytes())["manifest"]["snapshots"]
-        return {(each.dataset, each.guid) for each in _ENTRIES.validate_python(entries)}
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
-        return set()
+    """Dataset and GUID of what a copy's streams follow upon.
+
+    Raises:
+        ManifestError: its record cannot be read.
+    """
+    record = _read(copy)
+    return {(each.dataset, each.guid) for each in record.manifest.snapshots} if record else set()
 
 
-def runs_in(directory: Path) -> set[str]:
-    """The runs whose snapshots the safety copies in a domain's directory of the store hold."""
-    found = set()
-    for path in directory.glob(f"{_COPIES}/{_RECORD}"):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            for kept in json.loads(path.read_bytes())["kept"]:
-                found |= {each.get(f"{PREFIX}run") for each in kept["properties"].values()}
-    return found - {None}
+def runs_of(copy: Path) -> set[str]:
+    """The runs whose snapshots a copy holds.
+
+    Raises:
+        ManifestError: its record cannot be read, so that it may hold any.
+    """
+    record = _read(copy)
+    held = (each for kept in record.kept for each in kept.properties.values()) if record else ()
+    return {each[f"{PREFIX}run"] for each in held if f"{PREFIX}run" in each}
 
 
 def hold_bases(pool: Pool, directory: Path) -> None:
     """Hold what the safety copies in a domain's directory of the store follow upon.
 
+    A copy whose record cannot be read any more had its own held when it was made.
+
     Raises:
         PoolError: one cannot be held.
     """
-    wanted = {base for copy in directory.glob(_COPIES) for base in bases_of(copy)}
+    wanted: set[tuple[str, int]] = set()
+    for copy in directory.glob(_COPIES):
+        with suppress(ManifestError):
+            wanted |= bases_of(copy)
     for each in pool.snapshots(sorted({dataset for dataset, _ in wanted})) if wanted else ():
         if (each.dataset, each.guid) in wanted and UNDO_HOLD not in pool.holds(each.full_name):
             pool.hold([each.full_name], UNDO_HOLD)
@@ -54,6 +87,7 @@ def let_bases_go(pool: Pool, copy: Path) -> None:
     A dataset may have another name by now, so the GUID alone counts.
 
     Raises:
+        ManifestError: what another follows upon cannot be read.
         PoolError: one cannot be let go.
     """
     others = {

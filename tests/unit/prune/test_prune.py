@@ -351,7 +351,8 @@ def base(shelf, safety):
     """The copy follows upon a snapshot, which is held."""
     entry = next(each for each in shelf.pool.snapshots() if each.dataset == "tank/web")
     said = {"dataset": entry.dataset, "name": entry.name, "guid": entry.guid, "createtxg": 1}
-    (safety / "undo.json").write_text(json.dumps({"manifest": {"snapshots": [said]}}))
+    record = {"manifest": {"snapshots": [said]}, "kept": []}
+    (safety / "undo.json").write_text(json.dumps(record))
     shelf.pool.hold([entry.full_name], UNDO_HOLD)
     return entry.full_name
 
@@ -373,6 +374,32 @@ def test_a_safety_copy_whose_hold_cannot_be_let_go_stays(shelf, safety, base):
     assert "trouble" in done.failures[0].line()
     assert safety.is_dir()
     assert shelf.pool.holds(base) == [UNDO_HOLD]
+
+
+@pytest.mark.parametrize("record", ["", "[]", '{"manifest": {"snapshots": []}}'])
+def test_a_safety_copy_that_does_not_say_what_it_needs_stays_with_all_it_may_need(
+    shelf, safety, base, record
+):
+    """What the other copy follows upon, and what is in the trash."""
+    other = safety.with_name("safety-20250602T120000.000000Z")
+    other.mkdir()
+    (other / "undo.json").write_text(record)
+    lost = shelf.take("s2")
+    shelf.lose("s2")
+    first = shelf.prune()
+    shelf.age(8)
+    second = shelf.prune()
+    trouble = f"{other}/undo.json: does not say what the copy holds"
+    for done in (first, second):
+        assert [each.found.path for each in done.verdicts if each.reason == trouble] == [other]
+    assert trouble in second.failures[0].line()
+    assert other.is_dir()
+    assert (safety.is_dir(), shelf.pool.holds(base)) == (True, [UNDO_HOLD])
+    assert [name for name in shelf.trashed() if lost.name in name] == shelf.trashed() != []
+    (other / "undo.json").unlink()
+    shelf.age(8)
+    shelf.prune()
+    assert (safety.is_dir(), shelf.trashed()) == (False, [])
 
 
 def test_a_safety_copy_stays_that_a_barred_guest_needs(shelf, safety):
@@ -672,7 +699,7 @@ def test_what_an_undo_brings_back_stays_as_long_as_its_copy(shelf, trash_days):
     (name,) = shelf.trashed()
     shelf.age(6)
     fate, reason = shelf.fates(trash_days=trash_days)["web@s2"]
-    assert (fate, reason.endswith("; an undo brings it back")) == ("keep", True)
+    assert (fate, reason.endswith("; an undo may bring it back")) == ("keep", True)
     copy = choose(shelf.world.context, "web", None)
     restore(shelf.world.context, make_undo_plan(shelf.world.context, copy), safety=False)
     assert shelf.fates(trash_days=trash_days)["web@s2"][0] == "put-back"

@@ -428,6 +428,14 @@ def test_what_two_copies_follow_upon_is_kept_for_the_second(restored, world):
     assert kept(world) == []
 
 
+def test_a_copy_that_does_not_say_what_it_holds_is_in_no_ones_way(restored, world):
+    other = world.paths.bundles / world.guest().uuid / "safety-20000101T000000.000000Z"
+    other.mkdir()
+    (other / "undo.json").touch()
+    undo(world)
+    assert (held(world), kept(world)) == ([], BASES)
+
+
 def test_a_restore_without_a_copy_keeps_nothing(story, world):
     made = make_restore_plan(world.context, "web", "s1", discard_newer=True)
     restore(world.context, made, safety=False)
