@@ -118,6 +118,15 @@ def test_what_becomes_of_the_definition_is_told(story, world):
     assert "<title>" not in back
 
 
+def test_of_many_changes_of_the_definition_the_first_are_told_and_how_many_more(story, world):
+    guest = world.guest()
+    guest.inactive = guest.inactive.replace("</name>", "</name>" + 30 * "\n<!-- new -->")
+    losses = plan(world).losses(world.context)
+    at = losses.index("its definition as it is now (virsh dumpxml --inactive):")
+    assert losses[at + 20] == "    - <!-- new -->"
+    assert losses[at + 21] == "    and 12 lines more"
+
+
 def test_a_definition_that_may_stay(story, world):
     guest = world.guest()
     guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
