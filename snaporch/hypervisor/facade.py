@@ -214,7 +214,7 @@ class LibvirtHypervisor:
         found = self.find(uuid)
         if found is None:
             return None, None
-        return _paths(found.live_xml), _paths(found.inactive_xml)
+        return domain_xml.sources(found.live_xml), domain_xml.sources(found.inactive_xml)
 
     # -- acting -----------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class LibvirtHypervisor:
 
     def saved_sources(self, uuid: str) -> dict[str, str] | None:
         with self._explained(uuid, "reading its managed save image"):
-            return _paths(self._saved_xml(uuid))
+            return domain_xml.sources(self._saved_xml(uuid))
 
     def _saved_xml(self, uuid: str) -> str | None:
         handle = self._handle(uuid)
@@ -462,13 +462,6 @@ def _keep_definitions() -> None:
             os.close(descriptor)
     if not found:
         os.sync()
-
-
-def _paths(xml: str | None) -> dict[str, str] | None:
-    if xml is None:
-        return None
-    disks = domain_xml.disks(domain_xml.parse(xml))
-    return {disk.target: disk.source for disk in disks if disk.source}
 
 
 def _dotted(version: int) -> str:

@@ -57,6 +57,13 @@ def disks(root: Element) -> list[Disk]:
     return [_disk(element) for element in root.findall("devices/disk")]
 
 
+def sources(xml: str | None) -> dict[str, str] | None:
+    """Path of every disk by target; ``None`` without a definition."""
+    if xml is None:
+        return None
+    return {disk.target: disk.source for disk in disks(parse(xml)) if disk.source}
+
+
 def _disk(element: Element) -> Disk:
     kind = element.get("type", "file")
     driver = element.find("driver")

@@ -19,6 +19,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from snaporch import places
 from snaporch.errors import AttentionError, BusyError, SnaporchError, UnavailableError
 from snaporch.hypervisor import HypervisorError, OverlayDisk, Patience
+from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import BundleState, Domain, Level
 from snaporch.run import overlays
 from snaporch.run.context import Context
@@ -76,11 +77,10 @@ def settle(
     """
     try:
         with reader_of(Path(facts.ram_pipe)):
-            domain = _find(context, facts)
-            done = let_go(context, domain, facts, notes)
+            done = let_go(context, _find(context, facts), facts, notes)
         unnoted = not commits_in(journal_of(context, facts))
         own_commit: list[Commit] = []
-        done += _settle_disks(context, domain, facts, notes, own_commit, alive=alive, take=take)
+        done += _settle_disks(context, facts, notes, own_commit, alive=alive, take=take)
         done += wake(context, facts, notes)
     except AttentionError:
         raise
@@ -131,7 +131,6 @@ def _find(context: Context, facts: Facts) -> Domain | None:
 
 def _settle_disks(
     context: Context,
-    domain: Domain | None,
     facts: Facts,
     notes: Collection[Note],
     own_commit: list[Commit],
@@ -139,6 +138,7 @@ def _settle_disks(
     alive: bool,
     take: Take | None,
 ) -> list[str]:
+    domain = _find(context, facts)  # which may have been shut off while it was let go
     actions: dict[Action, list[OverlayDisk]] = {}
     for disk in facts.overlays:
         sight = _see(context, domain, facts, disk, notes, alive=alive)
@@ -241,7 +241,8 @@ def _see(
     *,
     alive: bool = False,
 ) -> Sight:
-    live, inactive = context.hypervisor.sources(facts.uuid)
+    xmls = (domain.live_xml, domain.inactive_xml) if domain is not None else (None, None)
+    live, inactive = map(domain_xml.sources, xmls)
     power, where = _power(domain, facts), _points(live, disk)
     if power is Power.OFF:  # RAM that libvirt saved is what a start goes by
         inactive = context.hypervisor.saved_sources(facts.uuid) or inactive

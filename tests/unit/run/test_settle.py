@@ -840,6 +840,21 @@ def test_an_overlay_that_somebody_elses_snapshot_lies_over_stays(world, spelled,
     assert ("shut it off" in caught.value.step) == (power == "runs anew")
 
 
+def test_a_guest_that_is_shut_off_while_it_is_looked_at_keeps_its_writes(world):
+    """What its overlays hold is committed, and not set aside as of a guest that left them."""
+    run = Killed(world).switched()
+
+    def shut_off():
+        if run.guest.live is not None:
+            world.hypervisor.destroy(run.guest.uuid)
+
+    world.hooks.at["hypervisor.paused_by"] = shut_off  # it is asked as it is let go
+    run.settle()
+    assert world.hooks.acts().count("overlays.commit_offline") == 1
+    assert not run.quarantined().exists()
+    assert world.on_bases()
+
+
 def test_an_overlay_is_found_in_a_definition_whatever_its_directory_is_called(world):
     """XML has its own way to write some characters."""
     odd = world.root / "R&D <overlays> of 'web'"
