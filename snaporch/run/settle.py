@@ -20,6 +20,7 @@ from snaporch import places
 from snaporch.errors import AttentionError, BusyError, SnaporchError, UnavailableError
 from snaporch.hypervisor import HypervisorError, OverlayDisk, Patience
 from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor.apparmor import is_confined
 from snaporch.model import BundleState, Domain, Level
 from snaporch.run import overlays
 from snaporch.run.context import Context
@@ -162,6 +163,10 @@ def _settle_disks(
     _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
     done = []
     online, offline = actions.get(Action.COMMIT, []), actions.get(Action.COMMIT_OFFLINE, [])
+    if online and domain is not None and is_confined(facts.uuid):
+        # a pivot has libvirt write its profile anew, which denies it whatever lies below a disk:
+        # whoever put an image over an overlay could not commit it any more
+        check_nothing_above(domain, facts, facts.overlays)
     if online or offline:
         with noted_commit(context.pool, facts.datasets, journal_of(context, facts)) as noted:
             done += _commit_all(context, facts, online, offline)

@@ -855,6 +855,19 @@ def test_a_guest_that_is_shut_off_while_it_is_looked_at_keeps_its_writes(world):
     assert world.on_bases()
 
 
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined):
+    """AppArmor would deny the guest whatever lies below it from then on."""
+    monkeypatch.setattr(settle_module, "is_confined", lambda _uuid: confined)
+    run = Killed(world, disks=TWO).switched()
+    foreign_snapshot(run, spelled=True)
+    with pytest.raises(AttentionError, match=r"vda is on .* somebody else has put over"):
+        run.settle()
+    (second,) = [disk for disk in run.facts.overlays if disk.target == "vdb"]
+    source = second.overlay if confined else second.base
+    assert world.hypervisor.sources(run.facts.uuid)[0]["vdb"] == source
+
+
 def test_an_overlay_is_found_in_a_definition_whatever_its_directory_is_called(world):
     """XML has its own way to write some characters."""
     odd = world.root / "R&D <overlays> of 'web'"
