@@ -18,7 +18,7 @@ from snaporch import places
 from snaporch.bundle.manifest import Manifest, Part
 from snaporch.errors import AttentionError, InterruptedRunError, RunFailedError, SnaporchError
 from snaporch.hypervisor import CancelledError
-from snaporch.model import Domain, Level, PoolSnapshot, SnapshotRecord
+from snaporch.model import Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import PREFIX
 from snaporch.pool.resolver import flush_device
 from snaporch.run.changes import ChangedError, check_unchanged
@@ -40,7 +40,7 @@ from snaporch.run.torn import commits_of_all, is_torn, mark_torn, torn_text
 
 
 class FreezeFailedError(RunFailedError):
-    """The guest could not be made to stand still; it is as it was, and nothing was kept."""
+    """The guest could not be made to stand still; it is on its bases, and nothing was kept."""
 
 
 def take_snapshot(
@@ -308,7 +308,12 @@ class _Run:
             return "the guest was let go"
         if self._domain.active and (now is None or now.boot != self._domain.boot):
             return "the guest's QEMU ended meanwhile"
-        return "the guest is as it was"
+        if now is None or now.state is self._domain.state:
+            return "the guest is as it was"
+        state = f"the guest is {now.state}, and was {self._domain.state}"
+        if now.state is not DomainState.SUSPENDED:
+            return state
+        return f"{state} (if `virsh dompmwakeup` does not wake it: virsh destroy, virsh start)"
 
 
 def _about_stranger(plan: Plan) -> tuple[str, ...]:

@@ -806,6 +806,28 @@ def test_a_guest_that_ended_is_not_said_to_be_as_it_was(world, ready, step):
     assert "as it was" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (DomainState.SUSPENDED, "the guest is suspended, and was running .*dompmwakeup"),
+        (DomainState.CRASHED, "the guest is crashed, and was running"),
+    ],
+)
+def test_a_guest_that_stopped_itself_is_not_said_to_be_as_it_was(world, ready, state, said):
+    """While its RAM is saved: libvirt does not resume it then."""
+    ready("manual")
+
+    def stop():
+        world.guest().state, world.guest().paused_reason = state, None
+        raise HypervisorError("web", "domain is not paused")
+
+    world.hooks.at["hypervisor.resume"] = stop
+    with pytest.raises(RunFailedError, match=said) as caught:
+        snapshot(world)
+    assert "as it was" not in str(caught.value)
+    assert "@s1 was kept, but only as crash-consistent" in str(caught.value)
+
+
 def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, ready, monkeypatch):
     ready("overlay")
     world.guest().writes_fast = True
