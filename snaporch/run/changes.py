@@ -51,6 +51,19 @@ def check_unchanged(
         raise ChangedError(planned.name, change, "let others end what they do, and run it again")
 
 
+def check_idle(hypervisor: Hypervisor, domain: Domain) -> None:
+    """See that libvirt has no job on a guest, for the end of which it would wait with another.
+
+    Raises:
+        RefusedError: it has.
+        HypervisorError, UnavailableError: libvirt does not tell.
+    """
+    job = hypervisor.busy_with(domain.uuid)
+    if job is not None:
+        reason, step = f"libvirt is busy with it ({job})", "wait until that has ended"
+        raise RefusedError(domain.name, reason, step)
+
+
 def find_change(planned: Domain, now: Domain | None, overlays: Sequence[OverlayDisk]) -> str:
     """What others have changed since the plan; empty if nothing that counts."""
     if now is None:

@@ -29,6 +29,7 @@ from snaporch.pool.resolver import (
     resolve_nearest,
 )
 from snaporch.run.chain import Beneath, find_beneath, tell_shared
+from snaporch.run.changes import check_idle
 from snaporch.run.choice import choose_strategy, may_take_overlays
 from snaporch.run.context import Context
 from snaporch.run.firmware import check_firmware
@@ -417,11 +418,7 @@ def _find_blockers(
     """What the hypervisor knows, and what only the disks' places tell."""
     if not domain.active:
         return []
-    job = context.hypervisor.busy_with(domain.uuid)
-    if job is not None:
-        raise RefusedError(
-            domain.name, f"libvirt is busy with it ({job})", "wait until that has ended"
-        )
+    check_idle(context.hypervisor, domain)
     for out in left_out:
         _check_foreign_overlay(context, domain, out)
     blockers = context.hypervisor.blockers(domain)

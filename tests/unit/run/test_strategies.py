@@ -828,6 +828,22 @@ def test_a_guest_that_stopped_itself_is_not_said_to_be_as_it_was(world, ready, s
     assert "@s1 was kept, but only as crash-consistent" in str(caught.value)
 
 
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_no_ram_is_saved_beside_a_job_that_came_after_the_plan(world, ready, way):
+    """libvirt would wait half a minute for its end, and again to have the downtime put back."""
+    ready(way)
+
+    def begin():
+        world.guest().job = "backup"
+
+    world.hooks.at["guardian.watching"] = begin
+    with pytest.raises(RunFailedError, match=r"libvirt is busy with it \(backup\)"):
+        snapshot(world)
+    assert "hypervisor.capture" not in world.hooks.acts()
+    assert world.guest().job == "backup"
+    assert world.guest().state is DomainState.RUNNING
+
+
 def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, ready, monkeypatch):
     ready("overlay")
     world.guest().writes_fast = True
