@@ -16,8 +16,10 @@ def is_confined(uuid: str, profiles: Path = _PROFILES) -> bool:
 def denies_writing(uuid: str, path: str, profiles: Path = _PROFILES) -> bool:
     """Whether a guest's profile has an express ``deny`` for writing to an image.
 
-    libvirt's virt-aa-helper writes one for all that lies below a disk when the guest is started. It
-    stays until the guest is off, and wins over what libvirt adds for a commit; nothing is logged.
+    libvirt's virt-aa-helper writes one for all that lies below a disk when the guest is started,
+    and when an image is taken from it: with a disk that is detached, or at the end of a backup, a
+    copy or a commit. It stays until the guest is off, and wins over what libvirt adds for a commit;
+    nothing is logged.
     """
     try:
         lines = (profiles / f"libvirt-{uuid}.files").read_text("utf-8", "replace").splitlines()

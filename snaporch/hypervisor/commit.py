@@ -221,9 +221,9 @@ def _why_not(domain: Any, disk: OverlayDisk, error: libvirt.libvirtError) -> str
     with contextlib.suppress(libvirt.libvirtError):
         if denies_writing(domain.UUIDString(), disk.base):
             return (
-                f"AppArmor denies the guest to write to {disk.base}, because it was started on its "
-                "overlay; the overlay is whole, and is committed when the guest is off: shut it "
-                "off, recover it, then start it"
+                f"AppArmor denies the guest to write to {disk.base}, because libvirt wrote its "
+                "profile while it was on its overlay; the overlay is whole, and is committed when "
+                "the guest is off: shut it off, recover it, then start it"
             )
         if domain.blockJobInfo(disk.target, 0).get("type") == _ACTIVE_COMMIT_JOB:
             return (
