@@ -89,6 +89,8 @@ def _let_go_saved(
     frozen, saved = Note.FREEZING in notes, domain.managed_save and not domain.active
     if frozen and saved:
         raise _saved_frozen(facts, f"run: virsh start {shlex.quote(facts.domain)}, and ")
+    if frozen and domain.state is DomainState.PAUSED:  # libvirt may be reading that RAM back
+        raise _saved_frozen(facts, "")
     if frozen and domain.active and context.hypervisor.was_restored(facts.uuid):
         if context.hypervisor.file_systems_frozen(facts.uuid) is False:
             return []

@@ -685,8 +685,10 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world):
     assert caught.value.step.endswith("virsh domfsthaw web")
     (journal,) = read_journals(world.paths.journal)
     assert Note.LET_GO not in journal.notes
-    world.hypervisor.start(run.facts.uuid, paused=False)
-    run.guest.frozen = True
+    world.hypervisor.start(run.facts.uuid, paused=True)  # as long as its RAM is read back
+    with pytest.raises(AttentionError, match="RAM while its file systems were frozen"):
+        run.settle(Note.FREEZING)
+    run.guest.state, run.guest.frozen = DomainState.RUNNING, True
     run.guest.agent = Agent.SILENT  # not up yet, and then it is nobody's guess that it is thawed
     with pytest.raises(AttentionError, match="RAM while its file systems were frozen") as caught:
         run.settle(Note.FREEZING)
