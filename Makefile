@@ -28,11 +28,12 @@ lab: ## build the lab: real OpenZFS and libvirt on any Debian machine (cached)
 test: check test-unit lab test-lab ## all checks and tests, the lab's included
 
 .PHONY: test-all
-test-all: test ## the long matrices too, with a report in docs/fault-matrix.md
+test-all: test ## the long matrices too, with reports in docs/fault-matrix.md and acts-of-others.md
 	@RANDOM_EXAMPLES=1 LONG=1 $(VENV)/bin/python -m pytest -q -m "not lab" tests/unit
 	@LONG=1 tests/e2e/run $(LABS) test_torn test_load test_fault_windows test_fault_shortages \
 		test_restore_cut_short test_layouts test_hostile test_replicate test_destination_contract
 	@FAULTS_SAMPLE=all tests/e2e/faults/run --report docs/fault-matrix.md
+	@FAULTS_SAMPLE=all tests/e2e/faults/run --others --report docs/acts-of-others.md
 	@$(VENV)/bin/python tests/mutants/run --report docs/mutants.md
 
 .PHONY: test-unit

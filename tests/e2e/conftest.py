@@ -1,5 +1,6 @@
 """Fixtures of the lab tests. They run inside the lab, as root, one module per fresh lab."""
 
+import json
 import os
 import random
 import sys
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 pytestmark = pytest.mark.lab
+pytest.register_assert_rewrite("acts", "faults.scene", "support")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -35,3 +37,31 @@ def is_todays(item, items):
     shuffled = random.Random(0).sample(cases, len(cases))
     begin = date.today().toordinal() * size  # noqa: DTZ011 - any day will do
     return item in [shuffled[(begin + number) % len(cases)] for number in range(size)]
+
+
+@pytest.fixture(scope="module")
+def tell(pytestconfig):
+    """Say a line past pytest's capture, at once: a lab that is ended has said it."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def say(fields, word="FAULT"):
+        with capture.global_and_fixture_disabled():
+            print(f"\n{word}", json.dumps(fields), flush=True)
+
+    say(versions(), "VERSIONS")
+    return say
+
+
+def versions():
+    """What the tests are run on."""
+    from guests.guest import connect
+    from support import must
+
+    connection = connect()
+    emulator, library = connection.getVersion(), connection.getLibVersion()
+    return {
+        "Linux": os.uname().release,
+        "OpenZFS": must("zfs", "version").split()[0].removeprefix("zfs-"),
+        "libvirt": f"{library // 1_000_000}.{library // 1000 % 1000}.{library % 1000}",
+        "QEMU": f"{emulator // 1_000_000}.{emulator // 1000 % 1000}.{emulator % 1000}",
+    }

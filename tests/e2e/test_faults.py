@@ -5,42 +5,12 @@ Without it, 25 cases that change from day to day. Every case prints a line ``FAU
 from which ``faults/run`` makes its report.
 """
 
-import json
-import os
-
 import pytest
 from faults import matrix
 from faults.scene import Scene
 from faults.strike import perform
-from guests.guest import connect
-from support import must
 
 CASES = matrix.sample(matrix.in_lab(), matrix.wanted(), 25)
-
-
-@pytest.fixture(scope="module")
-def tell(pytestconfig):
-    """Say a line past pytest's capture, at once: a lab that is ended has said it."""
-    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-
-    def say(fields, word="FAULT"):
-        with capture.global_and_fixture_disabled():
-            print(f"\n{word}", json.dumps(fields), flush=True)
-
-    say(versions(), "VERSIONS")
-    return say
-
-
-def versions():
-    """What the faults are tried on."""
-    connection = connect()
-    emulator, library = connection.getVersion(), connection.getLibVersion()
-    return {
-        "Linux": os.uname().release,
-        "OpenZFS": must("zfs", "version").split()[0].removeprefix("zfs-"),
-        "libvirt": f"{library // 1_000_000}.{library // 1000 % 1000}.{library % 1000}",
-        "QEMU": f"{emulator // 1_000_000}.{emulator // 1000 % 1000}.{emulator % 1000}",
-    }
 
 
 @pytest.fixture(scope="module")

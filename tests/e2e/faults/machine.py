@@ -19,6 +19,12 @@ def kill_emulator(guest: Guest) -> None:
     _end(pid, signal.SIGKILL)
 
 
+def end_emulator(guest: Guest) -> None:
+    """SIGTERM of a guest's QEMU, which ends as when the guest has shut down."""
+    pid = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
+    _end(pid, signal.SIGTERM)
+
+
 def restart_libvirtd() -> None:
     """As ``systemctl restart`` does."""
     _end(int(_LIBVIRTD.read_text()), signal.SIGTERM)

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
+from typing import TypeVar
 
 from snaporch.model import Strategy
 from snaporch.run.journal import Note, Step
+
+T = TypeVar("T")
 
 
 class Moment(StrEnum):
@@ -105,9 +108,9 @@ class Case:
     def resumes(self) -> bool:
         """Whether a snapshot that it leaves with its RAM is resumed, and not only checked.
 
-        One in eight, by the case's text: the same ones each time.
+        One in eight.
         """
-        return zlib.crc32(str(self).encode()) % 8 == 0
+        return in_eight(self)
 
     @property
     def point(self) -> str:
@@ -116,6 +119,11 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.strategy}/{self.point}/{self.fault}"
+
+
+def in_eight(case: object) -> bool:
+    """One case in eight, by its text: the same ones each time."""
+    return zlib.crc32(str(case).encode()) % 8 == 0
 
 
 def parse(text: str) -> Case:
@@ -167,7 +175,7 @@ def power_losses() -> list[Case]:
     return [case for case in all_cases() if case.fault is Fault.POWER_LOST]
 
 
-def sample(cases: list[Case], wanted: str, size: int) -> list[Case]:
+def sample(cases: list[T], wanted: str, size: int) -> list[T]:
     """Some of ``cases`` in order.
 
     Args:

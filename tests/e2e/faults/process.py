@@ -89,6 +89,11 @@ class Run:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
+    def has_ended(self) -> bool:
+        """Whether it has, without waiting for it."""
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return self.status is not None or os.waitid(os.P_PID, self.pid, how) is not None
+
     def wait(self) -> Outcome:
         """Until it has ended."""
         if self.status is None:
