@@ -337,6 +337,8 @@ class SnapshotRecord:
     """The replicas that have all of it."""
     apart: tuple[str, ...] = ()
     """Disks that the guest can write to and that are not in it: of another instant."""
+    unchanged: datetime | None = None
+    """When its guest was last found off, and still what the snapshot holds."""
     renamed: tuple[str, ...] = ()
     """What datasets of it were called that have another name now, if that was looked at."""
 
@@ -367,9 +369,18 @@ class SnapshotRecord:
             "group_run": self.group_run,
             "replicated": list(self.replicated),
             "apart": list(self.apart),
+            "unchanged": iso(self.unchanged) if self.unchanged else None,
         }
 
 
 def iso(moment: datetime) -> str:
     """``moment`` as ISO 8601 in UTC with a trailing ``Z``, to the second."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment_of(text: str | None) -> datetime | None:
+    """What :func:`iso` wrote; ``None`` for anything else."""
+    try:
+        return datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None

@@ -93,6 +93,7 @@ def _command(context: Context, capture: Capture, wish: Wish) -> list[str]:
         "--rate": wish.rate,
     }
     asked = [w for option, v in options.items() if v is not None for w in (option, str(v))]
+    asked += ["--if-changed"] if wish.if_changed else []
     words = ["snapshot", capture.uuid, *asked, "--json", "--quiet"]
     return [*own_words(context.config_path), *words]
 

@@ -74,6 +74,14 @@ def snapshot_command(
             show_default=False,
         ),
     ] = None,
+    if_changed: Annotated[
+        bool,
+        typer.Option(
+            "--if-changed",
+            help="With --policy: take none of a guest that is off, and unchanged since the "
+            "policy's last one.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, and do nothing.")
     ] = False,
@@ -112,7 +120,7 @@ def snapshot_command(
         raise UsageError("DOMAIN", reason, "see `snaporch snapshot --help`")
     if group is not None and jobs is not None:
         raise UsageError("--jobs", "a group is snapshotted at once", "leave it out")
-    wish = Wish(name, level.value if level else None, policy, wait, rate)
+    wish = Wish(name, level.value if level else None, policy, wait, rate, if_changed)
     with session(config_path(context, config), quiet=quiet or json) as opened:
         names = [domain.uuid for domain in every_domain(opened)] if every else domains or []
         if dry_run:

@@ -41,6 +41,7 @@ class Wish:
     policy: str | None = None
     wait: int | None = None
     rate: int | None = None
+    if_changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ def _take(context: Context, domain: Domain, wish: Wish) -> SnapshotRecord:
         level=wish.level,
         policy=wish.policy,
         rate=wish.rate,
+        if_changed=wish.if_changed,
     )
     _read_back(context, record, wish.policy)
     return record
@@ -165,6 +167,8 @@ def complete(context: Context, wish: Wish) -> Wish:
     if wish.name is not None:
         check_snapshot_name(wish.name)
     if wish.policy is None:
+        if wish.if_changed:
+            raise UsageError("--if-changed", "goes by the last snapshot of a --policy")
         return wish
     if wish.name is not None:
         raise UsageError("--policy", "names its snapshots itself", "leave out --name")
@@ -285,6 +289,8 @@ def _line(record: SnapshotRecord) -> str:
             f"  paused {pause(record.pause_ms)}, "
             f"RAM {size(record.ram_bytes)}, stored {size(record.stored_bytes)}"
         )
+    if record.unchanged is not None:
+        text += "  unchanged, no other was taken"
     if record.apart:
         text += f"  without {one_line(', '.join(record.apart))}, of another instant after a restore"
     return text

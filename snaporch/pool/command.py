@@ -30,6 +30,7 @@ PROPERTIES = (
     "replicated",
     "torn",
     "domain",
+    "unchanged",
 )
 """The ``snaporch:`` user properties."""
 

@@ -95,7 +95,7 @@ def _policy_cells(policy: PolicyStatus, now: datetime, zone: tzinfo) -> list[Tex
     style = "red" if policy.missed or (policy.next and policy.next.failed) else ""
     return [
         Text(policy.policy),
-        Text(_ago(policy.last, now)),
+        Text(_ago(policy.last, now) + (", unchanged" if policy.unchanged else "")),
         Text(_next(policy, now, zone), style=style),
     ]
 
@@ -164,6 +164,10 @@ def _perfdata(status: Status, limits: Limits) -> str:
 
 
 def _oldest(domains: Sequence[DomainStatus], now: datetime) -> int:
-    """Age of the newest snapshot of the domain whose newest is the oldest, in seconds."""
-    ages = [now - domain.last.created for domain in domains if domain.last is not None]
+    """Age of the newest snapshot of the domain whose newest is the oldest, in seconds.
+
+    One that still holds all of a guest that is off is as old as the look that found it so.
+    """
+    lasts = [domain.last for domain in domains if domain.last is not None]
+    ages = [now - (last.unchanged or last.created) for last in lasts]
     return max((int(each.total_seconds()) for each in ages), default=0)

@@ -266,18 +266,9 @@ def _pause_entry(parts: PauseParts) -> PauseEntry:
     )
 
 
-def build_manifest(
-    plan: Plan,
-    level: Level,
-    parts: list[Part],
-    snapshots: list[PoolSnapshot],
-    versions: Versions,
-    pause: Pause,
-    started: datetime,
-    created: datetime,
-) -> Manifest:
-    """The manifest of a finished run."""
-    disks = [
+def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
+    """What a manifest says of the disks."""
+    held = [
         DiskEntry(
             target=planned.disk.target,
             source=planned.path,
@@ -290,7 +281,8 @@ def build_manifest(
             ),
         )
         for planned in plan.disks
-    ] + [
+    ]
+    out = [
         DiskEntry(
             target=out.disk.target,
             source=out.disk.source,
@@ -301,6 +293,20 @@ def build_manifest(
         )
         for out in plan.left_out
     ]
+    return (*held, *out)
+
+
+def build_manifest(
+    plan: Plan,
+    level: Level,
+    parts: list[Part],
+    snapshots: list[PoolSnapshot],
+    versions: Versions,
+    pause: Pause,
+    started: datetime,
+    created: datetime,
+) -> Manifest:
+    """The manifest of a finished run."""
     return Manifest(
         run=plan.run,
         domain=plan.domain.name,
@@ -317,7 +323,7 @@ def build_manifest(
             SnapshotEntry(dataset=s.dataset, name=s.name, guid=s.guid, createtxg=s.createtxg)
             for s in snapshots
         ),
-        disks=tuple(disks),
+        disks=disk_entries(plan),
         parts=tuple(parts),
         versions=VersionsEntry(
             snaporch=versions.snaporch,

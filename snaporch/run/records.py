@@ -10,13 +10,21 @@ import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from snaporch.bundle.manifest import BeneathEntry, DiskEntry, Manifest, SnapshotEntry
 from snaporch.bundle.store import MARKER, BundleError, BundleStore
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import Hypervisor
-from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, Verdict
+from snaporch.model import (
+    BundleState,
+    Level,
+    PoolSnapshot,
+    SnapshotRecord,
+    Verdict,
+    moment_of,
+)
 from snaporch.pool import Pool
 from snaporch.run.torn import is_torn
 
@@ -335,6 +343,7 @@ def _record(
         group_run=group_run or None,
         replicated=_replicated(marked),
         apart=tuple(disk.target for disk in manifest.disks if disk.is_apart) if manifest else (),
+        unchanged=_unchanged(marked),
     )
 
 
@@ -342,6 +351,12 @@ def _verdict(marked: Sequence[PoolSnapshot]) -> Verdict | None:
     """The same on all of them, unless its writing was cut short: then there is none."""
     texts = {member.properties.get("verified") for member in marked}
     return Verdict.parse(texts.pop()) if len(texts) == 1 else None
+
+
+def _unchanged(marked: Sequence[PoolSnapshot]) -> datetime | None:
+    """The same on all of them, unless its writing was cut short: then it is not said."""
+    texts = {member.properties.get("unchanged") for member in marked}
+    return moment_of(texts.pop()) if len(texts) == 1 else None
 
 
 def _replicated(marked: Sequence[PoolSnapshot]) -> tuple[str, ...]:

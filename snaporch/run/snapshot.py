@@ -37,6 +37,7 @@ from snaporch.run.strategies import make_strategy
 from snaporch.run.strategies.base import Strategy, StrategyUnavailableError, Work
 from snaporch.run.taking import OwnSnapshots, Taker, properties_of
 from snaporch.run.torn import commits_of_all, is_torn, mark_torn, torn_text
+from snaporch.run.unchanged import find_unchanged
 
 
 class FreezeFailedError(RunFailedError):
@@ -53,6 +54,7 @@ def take_snapshot(
     taker: Taker | None = None,
     policy: str | None = None,
     rate: int | None = None,
+    if_changed: bool = False,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
@@ -63,6 +65,8 @@ def take_snapshot(
         taker: who takes the ZFS snapshots; the run itself when ``None``.
         policy: the policy it is taken for: it marks the snapshots, and is in their name.
         rate: overrides the configured one.
+        if_changed: of a guest that is off and has not changed since the policy's last snapshot,
+            none is taken: that one is returned, and says since when it is known.
 
     Raises:
         RefusedError, BusyError, UnavailableError: nothing was touched.
@@ -86,6 +90,9 @@ def take_snapshot(
         current = context.hypervisor.domain(domain.uuid)
         wanted = partial(make_plan, awaited=seconds, policy=policy, group=taker.group)
         plan = wanted(context, current, name, level)
+        if if_changed and (last := find_unchanged(context, plan)) is not None:
+            context.progress.step(domain.name, f"off, unchanged since @{last.snapshot}")
+            return last
         if rate is not None:
             plan = replace(plan, settings=plan.settings.model_copy(update={"rate": rate}))
         if plan.gives_way:

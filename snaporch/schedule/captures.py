@@ -66,8 +66,8 @@ def snapshot_command(config: Path | None) -> Command:
     """The command line that takes a capture."""
 
     def command(capture: Capture) -> list[str]:
-        words = ["snapshot", capture.uuid, "--policy", capture.policy, "--json", "--quiet"]
-        return [*own_words(config), *words]
+        policy = ["--policy", capture.policy, "--if-changed"]
+        return [*own_words(config), "snapshot", capture.uuid, *policy, "--json", "--quiet"]
 
     return command
 
@@ -171,6 +171,8 @@ def _documents(out: str) -> tuple[Mapping[str, Any], ...]:
 def _line(document: Mapping[str, Any]) -> str:
     text = f"{document['domain']}@{document['snapshot']}  {document['level']}  {document['state']}"
     pause = document["pause_ms"]
+    if document["unchanged"] is not None:
+        return f"{text}  unchanged, no other was taken"
     return text if pause is None else f"{text}  paused {pause:.0f} ms"
 
 

@@ -9,7 +9,15 @@ from datetime import datetime, timedelta
 
 from snaporch.config import Config
 from snaporch.config.policy import span
-from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord, Survey
+from snaporch.model import (
+    BundleState,
+    Domain,
+    Level,
+    PoolSnapshot,
+    SnapshotRecord,
+    Survey,
+    moment_of,
+)
 from snaporch.run.context import Context
 from snaporch.run.group import group_of
 from snaporch.run.journal import read_journals
@@ -258,7 +266,7 @@ def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: date
     for snapshot in snapshots:
         pool = snapshot.dataset.split("/", 1)[0]
         newest[pool] = max(newest.get(pool, snapshot), snapshot, key=lambda s: s.createtxg)
-    past = [snapshot.created for snapshot in newest.values() if snapshot.created <= now]
+    past = [moment for each in newest.values() for moment in _met(each) if moment <= now]
     if not past:
         reason = "the clock went back" if newest else "there is none yet"
         return Next(policy, now, reason)
@@ -266,9 +274,15 @@ def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: date
     return Next(policy, at, when.rule, wanted=at)
 
 
+def _met(snapshot: PoolSnapshot) -> list[datetime]:
+    """When it was what a policy wanted: taken, and last found to be all there is to take."""
+    unchanged = moment_of(snapshot.properties.get("unchanged"))
+    return [snapshot.created] if unchanged is None else [snapshot.created, unchanged]
+
+
 def _last_failure(failed: Failed | None, own: Iterable[PoolSnapshot]) -> Failed | None:
-    """The failed try, unless a snapshot was taken since, whoever asked for it."""
-    if failed is None or any(snapshot.created > failed.at for snapshot in own):
+    """The failed try, unless a snapshot was taken since, or need not be, whoever asked for it."""
+    if failed is None or any(max(_met(snapshot)) > failed.at for snapshot in own):
         return None
     return failed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -137,11 +137,15 @@ def _replicas(config: Config, outlook: Outlook) -> tuple[ReplicaStatus, ...]:
 
 def _policies(config: Config, outlook: Outlook, now: datetime) -> tuple[PolicyStatus, ...]:
     whole = [each for each in outlook.records if each.state is BundleState.COMPLETE]
-    last: Mapping[str | None, datetime] = {each.policy: each.created for each in whole}
+    last = {each.policy: each for each in whole}
     nexts = {coming.policy: coming for coming in outlook.nexts}
     return tuple(
         PolicyStatus(
-            name, last.get(name), nexts.get(name), missed(config, nexts.get(name), outlook, now)
+            name,
+            last[name].created if name in last else None,
+            nexts.get(name),
+            missed(config, nexts.get(name), outlook, now),
+            last[name].unchanged if name in last and not outlook.domain.active else None,
         )
         for name in outlook.assignment.policies
     )

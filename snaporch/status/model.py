@@ -44,6 +44,8 @@ class PolicyStatus:
     """``None`` for a policy that takes nothing by itself."""
     missed: int
     """How many of its times have gone by without a snapshot; 2 means two or more."""
+    unchanged: datetime | None = None
+    """When the guest was last found off, and still what that snapshot holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ def _domain_json(domain: DomainStatus, now: datetime) -> dict[str, object]:
                 "next": iso(each.next.at) if each.next else None,
                 "due": each.next.due(now) if each.next else False,
                 "missed": each.missed,
+                "unchanged": iso(each.unchanged) if each.unchanged else None,
                 "failed": each.next.failed.reason if each.next and each.next.failed else None,
             }
             for each in domain.policies

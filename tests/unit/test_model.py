@@ -120,6 +120,7 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         "group_run": None,
         "replicated": [],
         "apart": [],
+        "unchanged": None,
     }
 
 

@@ -22,7 +22,7 @@ if name.startswith("bad"):
     print(f"snaporch: {name}: no such luck", file=sys.stderr)
     sys.exit(int(name[3:]))
 taken = [{"domain": each, "snapshot": "s", "level": "ram", "pause_ms": 12.0,
-          "stored_bytes": 2048, "state": "complete"} for each in name.split("+")]
+          "stored_bytes": 2048, "state": "complete", "unchanged": None} for each in name.split("+")]
 print(json.dumps(taken if len(taken) > 1 else taken[0]))
 """
 WAITING = """

@@ -57,6 +57,7 @@ def test_a_snapshot_with_all_properties(zfs):
         "replicated": "nas,usb",
         "torn": "yes",
         "domain": "Bär x",
+        "unchanged": "2026-01-02T03:04:05Z",
     }
     assert sorted(marks) == sorted(command.PROPERTIES)
     table["tank/vm one@s 1"] = born(2**64 - 1, 77, 1748779200, **marks)

@@ -41,6 +41,10 @@ def test_all_is_well(shown):
     ]
 
 
+def test_a_guest_that_is_off_says_since_when_nothing_changed(shown):
+    assert "web     hourly  10m, unchanged  13:00" in shown(with_policy(unchanged=NOW))[-1]
+
+
 def test_troubles_fit_80_columns(shown):
     lines = shown(replace(with_policy(missed=2), runs=(replace(RUN, held=False),)))
     assert max(map(len, lines)) <= 80

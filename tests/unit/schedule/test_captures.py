@@ -40,7 +40,8 @@ def test_the_command_names_everything(tmp_path):
     words = snapshot_command(tmp_path / "c.toml")(WEB)
     assert words[1:5] == ["-P", "-m", "snaporch", "--config"]
     assert words[5:] == [
-        str(tmp_path / "c.toml"), "snapshot", "u", "--policy", "hourly", "--json", "--quiet",
+        str(tmp_path / "c.toml"), "snapshot", "u", "--policy", "hourly", "--if-changed",
+        "--json", "--quiet",
     ]  # fmt: skip
     assert "--config" not in snapshot_command(None)(WEB)
 

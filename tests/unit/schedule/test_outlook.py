@@ -5,8 +5,9 @@ import pytest
 from fakes.schedule import HOURLY, NOW
 
 from snaporch.errors import NotFoundError, UnavailableError
-from snaporch.model import Reached, Verdict
+from snaporch.model import DomainState, Reached, Verdict, iso
 from snaporch.restore.verify import write_verdict
+from snaporch.run.snapshot import take_snapshot
 from snaporch.schedule.outlook import look
 from snaporch.schedule.tries import Failed, read_failed, write_failed
 
@@ -168,3 +169,49 @@ def test_what_could_not_be_written_in_its_place_is_known_until_it_can(tmp_path):
     place.unlink()
     write_failed(place, {}, spare=spare)
     assert (read_failed(place, spare=spare), list(spare.iterdir())) == ({}, [])
+
+
+def found_unchanged(scheduled, record, moment):
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    scheduled.world.pool.set_properties(names, {"snaporch:unchanged": iso(moment)})
+
+
+def test_a_time_is_kept_where_nothing_was_there_to_take(scheduled):
+    (record,) = scheduled.hours_ago(30)
+    found_unchanged(scheduled, record, NOW - timedelta(minutes=15))
+    assert the_next(scheduled).at == NOW + timedelta(minutes=30)
+    later = NOW + timedelta(minutes=30)
+    assert the_next(scheduled, later).due(later)
+
+
+def test_a_look_from_the_future_keeps_no_time(scheduled):
+    (record,) = scheduled.hours_ago(30)
+    found_unchanged(scheduled, record, NOW + timedelta(hours=9))
+    assert the_next(scheduled).due(NOW)
+
+
+def test_a_failed_try_is_over_when_nothing_is_there_to_take(scheduled):
+    uuid = scheduled.context.hypervisor.domain("web").uuid
+    directory = scheduled.context.config.paths.schedule
+    (record,) = scheduled.hours_ago(30)
+    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=16), "no zfs")})
+    found_unchanged(scheduled, record, NOW - timedelta(minutes=15))
+    assert the_next(scheduled).failed is None
+
+
+def test_what_a_guest_had_when_it_was_shut_off_stays(scheduled):
+    """Hourly looks for a month that find nothing new push nothing out."""
+    scheduled.hours_ago(900, 899, 720)
+    scheduled.world.guest().live, scheduled.world.guest().state = None, DomainState.OFF
+    (off,) = scheduled.hours_ago(719)
+    for hours in range(718, 0, -24):
+        now = NOW - timedelta(hours=hours)
+        domain = scheduled.context.hypervisor.domain("web")
+        record = take_snapshot(
+            scheduled.context, domain, name=None, wait=0, policy="hourly", if_changed=True
+        )
+        assert record.run == off.run
+        found_unchanged(scheduled, record, now)
+        (each,) = look(scheduled.context, now)
+        kept = [v.taken.created for v in each.verdicts if not v.delete]
+        assert kept[-2:] == [NOW - timedelta(hours=720), NOW - timedelta(hours=719)]

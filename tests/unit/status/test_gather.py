@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from fakes.schedule import HOURLY, NOW
 
-from snaporch.model import DomainState, Level
+from snaporch.config import Status as Limits
+from snaporch.model import DomainState, Level, iso
 from snaporch.pool import ForeignMount
 from snaporch.restore.barrier import barred
 from snaporch.run.context import Interrupt
@@ -365,3 +366,24 @@ def test_snapshots_that_are_mounted_elsewhere(scheduled, standing):
     assert standing().as_json()["mounted"] == [
         {"snapshot": "tank/web@of-others", "by": "the guest db"}
     ]
+
+
+def test_a_guest_that_is_off_and_unchanged_is_no_trouble_and_says_since_when(scheduled, standing):
+    (record,) = scheduled.hours_ago(300)
+    scheduled.world.guest().live, scheduled.world.guest().state = None, DomainState.OFF
+    looked = NOW - timedelta(minutes=10)
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    scheduled.world.pool.set_properties(names, {"snaporch:unchanged": iso(looked)})
+    found = policy(standing())
+    assert (found.missed, found.unchanged) == (0, looked)
+    assert found.last == NOW - timedelta(hours=300)
+    assert [t for t in judge(standing(), Limits()) if t.subject == "web"] == []
+    (told,) = standing().as_json()["domains"]
+    assert told["policies"][0]["unchanged"] == iso(looked)
+
+
+def test_a_guest_that_was_started_is_not_called_unchanged(scheduled, standing):
+    (record,) = scheduled.hours_ago(1)
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    scheduled.world.pool.set_properties(names, {"snaporch:unchanged": iso(NOW)})
+    assert policy(standing()).unchanged is None

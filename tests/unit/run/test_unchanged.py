@@ -1,0 +1,160 @@
+"""A policy's time is kept by what there is, if a guest that is off has not changed at all."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing
+
+from snaporch.config import Config
+from snaporch.errors import SnaporchError
+from snaporch.model import DomainState, Level, Reached, Verdict
+from snaporch.pool import PoolError
+from snaporch.restore.verify import write_verdict
+from snaporch.run.records import all_records
+from snaporch.run.snapshot import take_snapshot
+
+DISKS = {"vda": "tank/web", "vdb": "flash/web"}
+
+
+@pytest.fixture
+def off(world, tmp_path):
+    nvram = tmp_path / "web.fd"
+    nvram.write_bytes(b"boot order")
+    world.add_guest(disks=DISKS, state=DomainState.OFF, nvram=str(nvram))
+    policy = {"hourly": {"every": "1h"}, "nightly": {"every": "1d"}}
+    world.context.config = Config.model_validate(
+        {"paths": world.paths.model_dump(), "policy": policy}
+    )
+    return world
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A run's names have seconds; each run of a test is a second later."""
+
+    class Clock(datetime):
+        passed = 0
+
+        @classmethod
+        def now(cls, tz=None):
+            cls.passed += 1
+            return datetime.fromtimestamp(1_800_000_000 + cls.passed, tz or UTC)
+
+    monkeypatch.setattr("snaporch.run.plan.datetime", Clock)
+
+
+def take(world, policy="hourly", **more):
+    domain = world.hypervisor.domain("web")
+    more = {"if_changed": True} | more
+    return take_snapshot(world.context, domain, name=None, wait=0, policy=policy, **more)
+
+
+def count(world):
+    return len(all_records(world.context.store, world.pool.snapshots()))
+
+
+def test_one_is_enough_while_nothing_changes(off, clock):
+    first = take(off)
+    before = datetime.now(UTC).replace(microsecond=0)
+    again = take(off)
+    assert (again.run, count(off)) == (first.run, 1)
+    assert first.unchanged is None
+    assert again.unchanged >= before
+    assert off.leftovers() == []
+
+
+def test_who_asks_without_the_condition_gets_one(off, clock):
+    assert take(off, if_changed=False).run != take(off, if_changed=False).run
+
+
+def test_each_policy_has_its_own(off, clock):
+    assert take(off).run != take(off, "nightly").run
+
+
+def _write(world):
+    world.pool.write("flash/web", b"by the host")
+
+
+def _define(world):
+    guest = world.guest()
+    guest.inactive = guest.inactive.replace("</domain>", "<title>x</title></domain>")
+
+
+def _set_variables(world):
+    Path(world.hypervisor.domain("web").nvram).write_bytes(b"other order")
+
+
+def _lose_variables(world):
+    Path(world.hypervisor.domain("web").nvram).unlink()
+
+
+def _start(world):
+    world.hypervisor.start(world.guest().uuid, paused=False)
+
+
+def _save(world):
+    world.guest().managed_save = True
+
+
+def _fail(at):
+    def fail(world):
+        world.hooks.at[at] = failing(PoolError("zfs", "does not say"))
+
+    return fail
+
+
+def _verdict(world):
+    (record,) = all_records(world.context.store, world.pool.snapshots())
+    failed = Verdict(datetime.now(UTC), passed=False, reached=Reached.NOTHING)
+    write_verdict(world.context, record, failed)
+
+
+def _lose_a_part(world):
+    (record,) = all_records(world.context.store, world.pool.snapshots())
+    (Path(record.bundle) / "nvram.fd").unlink()
+
+
+def _lose_a_disk(world):
+    (record,) = all_records(world.context.store, world.pool.snapshots())
+    world.pool.destroy_snapshots([f"flash/web@{record.snapshot}"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _write,
+        _define,
+        _set_variables,
+        _lose_variables,
+        _start,
+        _save,
+        _fail("pool.written_since"),
+        _fail("pool.sync"),
+        _verdict,
+        _lose_a_part,
+        _lose_a_disk,
+    ],
+)
+def test_whatever_changed_or_cannot_be_asked_makes_another_one(off, clock, change):
+    first = take(off)
+    change(off)
+    assert take(off).run != first.run
+
+
+def test_one_that_ran_when_it_was_taken_is_not_what_it_has_now(off, clock):
+    off.hypervisor.start(off.guest().uuid, paused=False)
+    first = take(off)
+    assert first.level is not Level.OFF
+    off.guest().live, off.guest().state = None, DomainState.OFF
+    assert take(off).run != first.run
+
+
+def test_it_is_asked_again_at_the_end_whether_it_is_off(off, clock):
+    first = take(off)
+    off.hooks.at["pool.written_since"] = lambda: off.guest().live or _start(off)
+    with pytest.raises(SnaporchError, match="started or stopped"):
+        take(off)
+    assert count(off) == 1
+    assert all("unchanged" not in each.properties for each in off.pool.snapshots())
+    assert first.unchanged is None
