@@ -41,8 +41,15 @@ class BundleState(StrEnum):
     """Whether what belongs to a snapshot is there."""
 
     COMPLETE = "complete"
+    DAMAGED = "damaged"
+    """All is there, but its last verification read something else than what was stored."""
     INCOMPLETE = "incomplete"
     MISSING = "missing"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether no part of it is gone, whatever is in them."""
+        return self in (BundleState.COMPLETE, BundleState.DAMAGED)
 
 
 class DomainState(StrEnum):
@@ -298,6 +305,11 @@ class Verdict:
                 except ValueError:
                     return None
         return None
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether what is stored is not what was stored."""
+        return not self.passed and self.reached is Reached.NOTHING
 
     def as_json(self) -> dict[str, object]:
         """Fields of the documented JSON objects."""

@@ -15,7 +15,10 @@ from snaporch.restore.source import records_called
 from snaporch.run.context import Context
 
 BY_HAND = "by hand"
-_NO_WAY = "its bundle or its snapshots are not whole; see `snaporch restore --cold`"
+_NO_WAY = (
+    "its bundle or its snapshots are not whole, or its verification failed; "
+    "see `snaporch restore --cold`"
+)
 
 
 def show_one(context: Context, text: str, *, json: bool) -> int:

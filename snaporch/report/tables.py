@@ -109,5 +109,8 @@ def _verdict(record: SnapshotRecord, now: datetime) -> Text:
     return Text(age(record.verified.at, now), style="green")
 
 
+_BAD = (BundleState.DAMAGED, BundleState.MISSING)
+
+
 def _style(state: BundleState) -> str:
-    return {"complete": "green", "incomplete": "yellow", "missing": "red"}[state.value]
+    return "green" if state is BundleState.COMPLETE else "red" if state in _BAD else "yellow"

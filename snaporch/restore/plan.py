@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -378,7 +379,10 @@ def _check_whole(
         raise RefusedError(
             thing,
             f"its RAM cannot be restored: the bundle is {record.state}",
-            "boot it with --cold",
+            "boot it with --cold"
+            if record.state is not BundleState.DAMAGED
+            else f"look again with `snaporch verify --checksums {shlex.quote(thing)}`, or boot it "
+            "with --cold",
         )
 
 

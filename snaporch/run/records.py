@@ -318,10 +318,13 @@ def _record(
     path = _path(store, reference) if state is not BundleState.MISSING else None
     first = next(member for member in members if member.name == name)
     marked = [member for member in members if marked_by(member, run)]
+    verdict = _verdict(marked)
+    if state is BundleState.COMPLETE and verdict is not None and verdict.is_damage:
+        state = BundleState.DAMAGED
     level = first.properties.get("level", "") if first in marked or not manifest else manifest.level
     if any(is_torn(member) for member in members):
         level = Level.TORN
-        state = BundleState.INCOMPLETE if state is BundleState.COMPLETE else state
+        state = BundleState.INCOMPLETE if state.is_there else state
     group, _, group_run = first.properties.get("group", "").partition("/")
     return SnapshotRecord(
         domain=marks.get("domain") or (manifest.domain if manifest else ""),
@@ -337,7 +340,7 @@ def _record(
         pause_parts=manifest.pause if manifest else None,
         bundle=str(path) if path else None,
         state=state,
-        verified=_verdict(marked),
+        verified=verdict,
         policy=_policy(members),
         group=group or None,
         group_run=group_run or None,
@@ -389,7 +392,7 @@ def _path(store: BundleStore, reference: str | None) -> Path | None:
 
 
 def _level(said: str, state: BundleState) -> Level:
-    """What can still be had from it: without its RAM it is as if the plug had been pulled."""
+    """What can still be had from it: without good RAM it is as if the plug had been pulled."""
     try:
         level = Level(said)
     except ValueError:

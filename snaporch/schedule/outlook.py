@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from snaporch.config import Config
 from snaporch.config.policy import span
 from snaporch.model import (
-    BundleState,
     Domain,
     Level,
     PoolSnapshot,
@@ -240,7 +239,7 @@ def _stands(config: Config, policy: str, record: SnapshotRecord) -> bool:
     """Whether a time of the policy was met by it: not if its run failed, wherever it did."""
     failed = record.verified is not None and not record.verified.passed
     read_back = not (failed and config.policy[policy].reads_back)
-    return record.policy == policy and record.state is BundleState.COMPLETE and read_back
+    return record.policy == policy and record.state.is_there and read_back
 
 
 def _names_of(records: Iterable[SnapshotRecord]) -> set[str]:
@@ -298,7 +297,7 @@ def _after_failure(found: Next, failed: Failed | None, retry: timedelta, now: da
 
 def _taken(record: SnapshotRecord, pinned: Mapping[str, str]) -> Taken:
     pins = [pinned[name] for name in _full_names(record) if name in pinned]
-    complete = record.state is BundleState.COMPLETE
+    complete = record.state.is_there
     return Taken(
         run=record.run,
         snapshot=record.snapshot,

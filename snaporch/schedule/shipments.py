@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from snaporch.model import BundleState, SnapshotRecord
+from snaporch.model import SnapshotRecord
 from snaporch.schedule.tries import Failed
 
 
@@ -58,8 +58,7 @@ def next_shipment(
     waiting = [
         record.created
         for record in wanted
-        if replica not in record.replicated
-        and (record is wanted[-1] or record.state is BundleState.COMPLETE)
+        if replica not in record.replicated and (record is wanted[-1] or record.state.is_there)
     ]
     if not waiting:
         return None

@@ -136,7 +136,7 @@ def _replicas(config: Config, outlook: Outlook) -> tuple[ReplicaStatus, ...]:
 
 
 def _policies(config: Config, outlook: Outlook, now: datetime) -> tuple[PolicyStatus, ...]:
-    whole = [each for each in outlook.records if each.state is BundleState.COMPLETE]
+    whole = [each for each in outlook.records if each.state.is_there]
     last = {each.policy: each for each in whole}
     nexts = {coming.policy: coming for coming in outlook.nexts}
     return tuple(

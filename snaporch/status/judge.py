@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from snaporch.config import Status as Limits
 from snaporch.config.policy import span
-from snaporch.model import BundleState, Level
+from snaporch.model import Level
 from snaporch.pool import ForeignMount
 from snaporch.status.model import (
     DomainStatus,
@@ -96,7 +96,7 @@ def _domain(domain: DomainStatus, busy: bool) -> Iterator[Trouble]:  # noqa: FBT
         text = f"runs on an overlay of no run that is known: {', '.join(domain.stray)}"
         yield Trouble("on-overlay", Grade.CRITICAL, domain.name, text)
     last = domain.last
-    if last is not None and last.state is not BundleState.COMPLETE and not busy:
+    if last is not None and not last.state.is_there and not busy:
         what = "torn" if last.level is Level.TORN else f"not whole: its bundle is {last.state}"
         text = f"its newest snapshot @{last.snapshot} is {what}"
         yield Trouble("incomplete", Grade.WARNING, domain.name, text)

@@ -117,6 +117,7 @@ def test_a_flipped_byte_in_ram(taken):
         image.write_bytes(flipped)
         failed(verify("ok@s1"), "ram.save", "SHA-256")
         failed(verify("ok@s1", "--checksums"), "ram.save")
+        assert (listed("s1")["level"], listed("s1")["state"]) == ("crash", "damaged")
     finally:
         image.write_bytes(kept)
     passed(verify("ok@s1", "--checksums"), "checked")

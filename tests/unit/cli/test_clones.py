@@ -89,6 +89,19 @@ def test_a_failed_one_is_exit_code_8(taken, snaporch):
     assert answer.out.startswith("web@s1  FAILED, it is not whole")
     assert "ram.save" in answer.err
     assert "failed" in snaporch("list").out
+    assert "web     s1" in snaporch("list").out
+    assert " crash " in snaporch("list").out
+    assert " damaged " in snaporch("list").out
+    (entry,) = snaporch("list", "--json").json
+    assert (entry["level"], entry["state"]) == ("crash", "damaged")
+    shown = snaporch("show", "web@s1").out
+    assert "virsh restore" not in shown
+    assert "state     damaged" in shown
+    refused = snaporch("restore", "web@s1", "--yes", "--quiet")
+    assert refused.code == ExitCode.REFUSED
+    assert "the bundle is damaged; look again with `snaporch verify --checksums web@s1`" in (
+        refused.err
+    )
 
 
 def test_the_list_has_a_column_when_there_is_something_in_it(taken, snaporch):

@@ -23,9 +23,10 @@ from snaporch.errors import (
     UnavailableError,
 )
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
-from snaporch.model import DatasetKind, DomainState, Reached
+from snaporch.model import BundleState, DatasetKind, DomainState, Level, Reached
 from snaporch.pool import PoolError
 from snaporch.restore import life, reading
+from snaporch.restore.show import describe
 from snaporch.restore.source import records_called
 from snaporch.restore.verify import Ordeal, check_ordeal, longest_ago, verify, verify_all
 from snaporch.run.pages import into_pages
@@ -297,6 +298,26 @@ def test_a_failed_verdict_follows_a_passed_one(original, world):
     break_bundle(original, "flipped")
     check(world)
     assert not record(world).verified.passed
+
+
+def test_what_was_found_damaged_is_not_shown_as_ram_until_it_passes(original, world):
+    kept = (Path(original.record.bundle) / "ram.save").read_bytes()
+    break_bundle(original, "flipped")
+    assert (record(world).level, record(world).state) == (Level.RAM, BundleState.COMPLETE)
+    check(world)
+    assert (record(world).level, record(world).state) == (Level.CRASH, BundleState.DAMAGED)
+    assert describe(world.context, record(world)).by_hand == ()
+    (Path(original.record.bundle) / "ram.save").write_bytes(kept)
+    assert check(world, run=False).passed
+    assert (record(world).level, record(world).state) == (Level.RAM, BundleState.COMPLETE)
+
+
+def test_what_could_not_be_resumed_has_no_way_by_hand_that_resumes_it(original, world):
+    assert describe(world.context, record(world)).by_hand
+    world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
+    assert check(world).reached is Reached.CHECKED
+    assert record(world).state is BundleState.COMPLETE
+    assert describe(world.context, record(world)).by_hand == ()
 
 
 def test_what_libvirt_cannot_resume_fails(world):
