@@ -8,11 +8,13 @@ goes for ``<qemu:override>``, which sets properties of devices.
 from __future__ import annotations
 
 import re
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, SubElement
 
 _QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 _OPTIONS = frozenset({"cpu", "global", "icount", "machine", "msg", "overcommit", "rtc", "set"})
 _DEVICE = "device"
+_NETDEV = "netdev"
+_CUT_OFF = re.compile(r"user,id=snaporch\d+,restrict=on")
 _DEVICES = re.compile(
     r"(usb-(kbd|mouse|tablet|hub|audio)|(virtio-)?(keyboard|mouse|tablet)(-pci|-device)?"
     r"|(virtio-(vga|gpu|balloon|serial|scsi)|pcie-root-port|pcie-pci-bridge|pci-bridge)(-pci)?"
@@ -37,7 +39,7 @@ def unknown_argument(root: Element) -> str | None:
         value = element.get("value", "")
         if value.startswith("-") and not option:
             option = value.lstrip("-")
-            if option not in _OPTIONS and option != _DEVICE:
+            if option not in (*_OPTIONS, _DEVICE, _NETDEV):
                 return value
             continue
         if not option or not _is_known(option, value):
@@ -49,6 +51,8 @@ def unknown_argument(root: Element) -> str | None:
 def _is_known(option: str, value: str) -> bool:
     if option == _DEVICE and not _DEVICES.fullmatch(value):
         return False
+    if option == _NETDEV:
+        return _CUT_OFF.fullmatch(value) is not None
     if option == "set" and not _SETTABLE.fullmatch(value):
         return False
     return not _NAMES.search(value)
@@ -60,3 +64,22 @@ def _unknown_property(root: Element) -> str | None:
         if _NAMES.search(setting):
             return setting
     return None
+
+
+def receive_user_networks(root: Element) -> None:
+    """Have a place for the state of each ``<interface type='user'>``, whose card goes elsewhere.
+
+    QEMU's image of the RAM has a section of its own for each such network (``slirp``), and is
+    refused by an emulator that has none. These are networks without a card, and cut off
+    (``restrict``): libvirt cannot set a link down for good, a card that is resumed puts it up.
+    """
+    cards = root.findall("devices/interface[@type='user']")
+    count = sum(card.find("backend[@type='passt']") is None for card in cards)
+    if count == 0:
+        return
+    line = root.find(f"{_QEMU}commandline")
+    line = SubElement(root, f"{_QEMU}commandline") if line is None else line
+    there = len(line.findall(f"{_QEMU}arg"))
+    for number in range(there, there + count):
+        SubElement(line, f"{_QEMU}arg", value=f"-{_NETDEV}")
+        SubElement(line, f"{_QEMU}arg", value=f"user,id=snaporch{number},restrict=on")

@@ -18,7 +18,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.backends import character_devices, displays, other_backends
-from snaporch.hypervisor.passthrough import unknown_argument
+from snaporch.hypervisor.passthrough import receive_user_networks, unknown_argument
 from snaporch.hypervisor.takeover import MEDIUM, foreign, foreign_in_device
 from snaporch.hypervisor.xml import (
     disk_element,
@@ -126,6 +126,8 @@ def rewrite(xml: str, identity: Identity) -> Rewritten:
     _host_memory(root, identity)
     _firmware(root, identity)
     character_devices(root, identity.files)
+    if identity.resumed:
+        receive_user_networks(root)
     for interface in root.findall("devices/interface"):
         _interface(interface, identity)
     displays(root)

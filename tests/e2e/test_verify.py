@@ -3,6 +3,7 @@
 import shutil
 import signal
 import subprocess
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,20 @@ def test_uefi():
         assert run("ls", str(guest.nvram())).status == 0
     finally:
         guest.remove()
+
+
+@pytest.mark.timeout(120)
+def test_a_guest_on_a_user_network_is_resumed_without_it():
+    """QEMU's image of its RAM has the state of that network, and wants a place for it."""
+    made = Guest.create("slirp", disks=[Disk("file", "tank/slirp")], mutate=add_user_network)
+    try:
+        snapshot(made, "--name", "s1")
+        passed(verify("slirp@s1"), "resumed")
+    finally:
+        made.remove()
+
+
+def add_user_network(domain):
+    for _ in range(2):
+        card = ET.SubElement(domain.find("devices"), "interface", type="user")
+        ET.SubElement(card, "model", type="virtio")

@@ -343,6 +343,7 @@ def passed_on(*values):
     [
         ("-drive", "file=/tank/hidden.img,if=virtio"),
         ("-netdev", "user,id=n0,hostfwd=tcp::2222-:22"),
+        ("-netdev", "user,id=snaporch0,restrict=on,hostfwd=tcp::2222-:22"),
         ("-nic", "user"),
         ("-hda", "x.img"),
         ("-device", "virtio-blk-pci,drive=hidden"),
@@ -361,6 +362,37 @@ def test_arguments_that_name_something_of_the_host_are_refused(values):
 def test_arguments_that_name_nothing_of_the_host_are_kept():
     root = rewritten(passed_on("-cpu", "host,-svm", "-device", "usb-kbd", "-set", "device.a.b=1"))
     assert len(root.findall(f"{{{_QEMU}}}commandline/{{{_QEMU}}}arg")) == 6
+
+
+USER = "<interface type='user'><mac address='52:54:00:00:00:02'/><model type='virtio'/></interface>"
+BY_PASST = USER.replace("<model", "<backend type='passt'/><model")
+
+
+def arguments(root):
+    return [arg.get("value") for arg in root.iter(f"{{{_QEMU}}}arg")]
+
+
+@pytest.mark.parametrize("network", ["none", "isolated", "lan"])
+def test_the_state_of_a_user_network_has_a_place_that_leads_nowhere(network):
+    root = rewritten(device(USER), device(CARD), device(BY_PASST), device(USER), network=network)
+    assert arguments(root) == [
+        "-netdev", "user,id=snaporch0,restrict=on", "-netdev", "user,id=snaporch1,restrict=on",
+    ]  # fmt: skip
+    kinds = {card.get("type") for card in root.findall("devices/interface")}
+    assert kinds == {"network" if network == "lan" else "ethernet"}
+
+
+def test_without_its_state_it_needs_none():
+    assert arguments(rewritten(device(USER), resumed=False)) == []
+    assert arguments(rewritten(device(CARD), device(BY_PASST))) == []
+
+
+def test_a_clone_of_a_clone_has_them_again():
+    text = rewrite(domain(device(USER), passed_on("-cpu", "host")), identity()).xml
+    again = rewrite(text, identity())
+    assert arguments(parse(again.xml)) == [
+        "-cpu", "host", "-netdev", "user,id=snaporch2,restrict=on",
+    ]  # fmt: skip
 
 
 def test_a_disk_is_read_as_the_original_is():
