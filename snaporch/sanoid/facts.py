@@ -34,6 +34,8 @@ class Sanoid:
     config: SanoidConfig | None
     refusal: str = ""
     """Why there is no configuration."""
+    unused: bool = False
+    """There is no file ``sanoid.conf``: it is installed for syncoid, or not set up."""
     programs: Mapping[str, Program] = field(default_factory=dict)
     """By their name in a hook setting."""
 
@@ -65,6 +67,12 @@ class Guest:
     """As it is configured."""
     excluded: tuple[str, ...] = ()
     """Disks that are left out knowingly and lie in one of its datasets all the same."""
+    policies: tuple[str, ...] = ()
+    """Those of its policies that take snapshots by themselves."""
+    opted_out: bool = False
+    """Whether it is said somewhere that it has no policy; a clone needs none."""
+    unmet: tuple[tuple[str, str, str], ...] = ()
+    """Policies whose level it cannot have, each with the reason and the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +150,7 @@ class Facts:
     """How many guests sanoid's pre hook freezes at the same time."""
     capture: CaptureMode | None = None
     """Which way RAM can go; ``None`` if that was not tried."""
+    policies: bool = False
+    """Whether any policy takes snapshots by itself."""
+    nobodys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By the place in the configuration: names, patterns and disks that no guest has."""

@@ -39,6 +39,7 @@ from snaporch.sanoid.awaited import prospect
 from snaporch.sanoid.command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.conf import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
+from snaporch.sanoid.policies import names_of_nobody, takes_snapshots, with_policies
 from snaporch.sanoid.strangers import held_datasets, unheld_section
 
 _SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
@@ -72,7 +73,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     names = set(kinds)
     sanoid = _sanoid(config_dir, names)
     context = replace(context, strangers=partial(_unheld, sanoid), held=partial(_held, sanoid))
-    guests = gather_guests(context, domains)
+    guests = with_policies(context, domains, gather_guests(context, domains))
     encrypted = context.pool.encrypted()
     runs = tuple(_run(journal) for journal in _journals(context))
     return Facts(
@@ -93,6 +94,8 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         forgetful=_forgetful(context.config.paths),
         releases=_releases(context),
         needs=_needs(domains, guests, kinds),
+        policies=any(map(takes_snapshots, context.config.policy.values())),
+        nobodys=names_of_nobody(context.config, context.hypervisor.domains()),
     )
 
 
@@ -151,6 +154,8 @@ def _sanoid(config_dir: Path, datasets: Iterable[str]) -> Sanoid:
     if shutil.which("sanoid", path=PLACES.path) is None:
         return Sanoid(installed=False, scheduled=None, directory=config_dir, config=None)
     scheduled = _scheduled()
+    if not (config_dir / "sanoid.conf").exists():
+        return Sanoid(True, scheduled, config_dir, None, unused=True)
     try:
         config = load_sanoid(config_dir, datasets, PLACES.sanoid_defaults)
     except SanoidConfigError as error:

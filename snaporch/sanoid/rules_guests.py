@@ -133,18 +133,19 @@ def _shared(guest: Guest) -> Iterator[Finding]:
 
 def _coverage(facts: Facts, guest: Guest, covered: dict[str, Section | None]) -> Iterator[Finding]:
     bare = [dataset for dataset, section in covered.items() if section is None]
-    if not bare:
+    if not bare or guest.policies or guest.opted_out:  # sanoid's would be double, or not wanted
         return
     all_of_it = len(bare) == len(covered)
     yield Finding(
         "uncovered" if all_of_it else "partly-covered",
         Severity.WARNING if all_of_it else Severity.ERROR,
         guest.name,
-        f"sanoid takes no snapshots of {listed(bare)}",
+        f"sanoid takes no snapshots of {listed(bare)}, and it has no policy",
         "there is no way back for it"
         if all_of_it
         else "a snapshot of some of its disks is no way back to a guest that runs",
-        f"add to {facts.sanoid.directory / 'sanoid.conf'} what this prints",
+        f"give it a policy (docs/schedule.md), or add to "
+        f"{facts.sanoid.directory / 'sanoid.conf'} what this prints",
         (f"snaporch render sanoid {_word(guest.name)}",),
     )
 

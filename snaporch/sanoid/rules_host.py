@@ -92,6 +92,17 @@ def _sanoid(facts: Facts) -> Iterator[Finding]:
             ("apt install sanoid",),
         )
         return
+    if sanoid.unused:
+        yield Finding(
+            "sanoid-unused",
+            Severity.HINT,
+            path,
+            "it is not there",
+            "sanoid takes no snapshots; its syncoid needs no such file",
+            "nothing must be done; if sanoid is to take snapshots, write there what this prints",
+            ("snaporch render sanoid",),
+        )
+        return
     if sanoid.config is None:
         yield Finding(
             "sanoid-refuses",

@@ -409,3 +409,68 @@ def test_a_journal_that_a_power_loss_takes(sound, check):
     sound.forgetful[sound.paths.journal] = "tmpfs"
     code, found = check()
     assert (code, found["forgetful-place"]["subject"]) == (9, str(sound.paths.journal))
+
+
+# -- policies -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def configure(host, tmp_path):
+    """Adds lines to the configuration of snaporch, the first to ``[defaults]``."""
+    path = tmp_path / "snaporch.toml"
+    first = path.read_text()
+    return lambda *lines: path.write_text(first + "\n".join(lines) + "\n")
+
+
+def test_a_policy_that_cannot_have_its_level(sound, check, configure):
+    assert check()[0] == 0
+    configure("[policy.nightly]", 'every = "1d"', 'level = "quiesced"', 'domains = ["web"]')
+    code, found = check()
+    assert (code, set(found)) == (ExitCode.ATTENTION, {"policy-level"})
+    assert found["policy-level"]["what"].startswith("policy nightly: ")
+    assert "agent" in found["policy-level"]["what"]
+
+
+def test_a_guest_of_a_policy_is_not_told_to_go_to_sanoid(sound, check, configure):
+    sound.add_guest("new")
+    assert set(check()[1]) == {"uncovered"}
+    configure("[policy.hourly]", 'every = "1h"', 'domains = ["new"]')
+    assert check() == (0, {})
+    configure("[policy.byhand]", 'domains = ["new"]')
+    assert set(check()[1]) == {"uncovered"}
+    configure("[domain.new]", "policies = []")
+    assert check() == (0, {})
+
+
+def test_without_a_sanoid_conf_nothing_is_red(sound, check, configure, sanoid):
+    (sanoid.root / "sanoid.conf").unlink()
+    configure("[policy.hourly]", 'every = "1h"', 'domains = ["web"]')
+    assert (check()[0], set(check()[1])) == (0, {"sanoid-unused"})
+    sound.add_guest("new")
+    code, found = check()
+    assert (code, set(found)) == (ExitCode.WARNINGS, {"sanoid-unused", "uncovered"})
+    assert found["uncovered"]["subject"] == "new"
+
+
+@pytest.mark.parametrize(
+    ("lines", "where", "name", "severity"),
+    [
+        (["[policy.p]", 'domains = ["web", "wbe"]'], "[policy.p] domains", "wbe", "warning"),
+        (["[policy.p]", 'domains = ["db-*", "w*"]'], "[policy.p] domains", "db-*", "hint"),
+        (["[domain.wbe]", 'level = "crash"'], '[domain."wbe"]', "wbe", "warning"),
+        (
+            ["[domain.web]", 'exclude_disks = ["vdq"]'],
+            '[domain."web"] exclude_disks', "vdq", "warning",
+        ),
+        (['exclude_disks = ["vdz"]'], "[defaults] exclude_disks", "vdz", "warning"),
+    ],
+)  # fmt: skip
+def test_names_in_the_configuration_that_nobody_has(
+    sound, check, configure, lines, where, name, severity
+):
+    configure(*lines)
+    _, found = check()
+    assert set(found) == {"unknown-name"}
+    finding = found["unknown-name"]
+    assert (finding["subject"], finding["severity"]) == (where, severity)
+    assert finding["what"] == f"no guest has {name!r}"

@@ -233,6 +233,39 @@ def test_a_guest_of_which_some_disks_are_covered(facts):
     assert "tank/web" not in finding.what
 
 
+@pytest.mark.parametrize("datasets", [("tank/db",), ("flash/web", "tank/web")])
+@pytest.mark.parametrize("how", [{"policies": ("hourly",)}, {"opted_out": True}])
+def test_a_guest_of_a_policy_or_of_none_knowingly_need_not_be_covered(facts, how, datasets):
+    assert told(facts(guests=[WEB, Guest("db", "auto", datasets, **how)])) == set()
+
+
+ABSENT = Sanoid(False, None, Path("/etc/sanoid"), None)
+
+
+@pytest.mark.parametrize(("policies", "severity"), [(True, "warning"), (False, "hint")])
+def test_a_guest_that_nobody_snapshots(facts, policies, severity):
+    alone = replace(facts(), sanoid=ABSENT, policies=policies)
+    assert told(alone) == {("sanoid-missing", "hint"), ("uncovered", severity)}
+
+
+def test_a_level_that_a_policy_cannot_have(facts):
+    unmet = (("nightly", "no guest agent answers", ""),)
+    finding = only(facts(guests=[replace(WEB, policies=("nightly",), unmet=unmet)]))
+    assert (finding.code, finding.severity) == ("policy-level", Severity.ERROR)
+    assert finding.what == "policy nightly: no guest agent answers"
+    assert "[policy.nightly]" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("names", "severity"),
+    [(("wbe",), "warning"), (("db-*",), "hint"), (("db-*", "wbe"), "warning")],
+)
+def test_names_that_are_nobodys(facts, names, severity):
+    made = facts(nobodys={"[policy.hourly] domains": names})
+    assert told(made) == {("unknown-name", severity)}
+    assert repr(names[0]) in only(made).what
+
+
 DB = Guest("db", "auto", ("tank/db/data", "tank/db/log"))
 
 
@@ -334,8 +367,14 @@ def test_a_busy_guest(facts):
 
 
 def test_without_sanoid_nothing_is_said_of_sections(facts):
-    absent = Sanoid(False, None, Path("/etc/sanoid"), None)
-    assert told(replace(facts(), sanoid=absent)) == {("sanoid-missing", "hint")}
+    covered = facts(guests=[replace(WEB, policies=("hourly",))])
+    assert told(replace(covered, sanoid=ABSENT)) == {("sanoid-missing", "hint")}
+
+
+def test_a_sanoid_that_is_there_for_syncoid_is_no_error(facts):
+    unused = Sanoid(True, False, Path("/etc/sanoid"), None, unused=True)
+    covered = facts(guests=[replace(WEB, policies=("hourly",))])
+    assert told(replace(covered, sanoid=unused)) == {("sanoid-unused", "hint")}
 
 
 def test_a_configuration_of_which_sanoid_dies(facts):
