@@ -209,8 +209,7 @@ def _stays_on_paper(source: Source, ordeal: Ordeal) -> str | None:
         return f"its disk {parts[0]} is a part of a volume"
     if unknown := _unknown(source):
         return f"nobody can tell whether {unknown[0]} beneath its disks is what it was"
-    apart = [disk for disk in source.manifest.disks if disk.is_apart]
-    if apart and source.has_ram:
+    if apart := [disk for disk in source.manifest.disks if disk.is_apart]:
         return f"its disk {apart[0].target} is not in the snapshot"
     return None
 
