@@ -83,6 +83,14 @@ def restore_command(
             help="Leave the domain defined as it is now; with --cold or --disks-only.",
         ),
     ] = False,
+    despite_damage: Annotated[
+        bool,
+        typer.Option(
+            "--despite-damage",
+            help="Go on although UEFI variables, TPM state or the definition in the bundle are "
+            "damaged: those stay as they are now. RAM is never resumed so.",
+        ),
+    ] = False,
     no_safety: Annotated[
         bool,
         typer.Option("--no-safety", help="Keep no copy of what is discarded; cannot be undone."),
@@ -113,6 +121,7 @@ def restore_command(
         apart=despite_other_disks,
         also_roll_back=also_roll_back,
         keep_definition=keep_definition,
+        despite_damage=despite_damage,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
         return restore_one(opened, wishes, yes=yes, wait=wait, json=json)

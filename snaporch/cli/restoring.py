@@ -37,6 +37,7 @@ class Wishes:
     apart: bool = False
     also_roll_back: bool = False
     keep_definition: bool = False
+    despite_damage: bool = False
 
     def check(self) -> None:
         """Refuse what contradicts itself.
@@ -98,7 +99,7 @@ def restore_one(
     shown = plan()
     record = shown.record
     if not yes:  # nobody has to wait for a human who may be at lunch
-        shown = check_bundle(context, shown)
+        shown = check_bundle(context, shown, despite_damage=wishes.despite_damage)
         _ask(context, shown, wishes)
     settings = context.config.settings(record.domain, record.uuid)
     with domain_lock(
@@ -111,7 +112,7 @@ def restore_one(
     ):
         for done in recover_runs(context, record.uuid):
             context.progress.note(record.domain, done)
-        current = check_bundle(context, plan())
+        current = check_bundle(context, plan(), despite_damage=wishes.despite_damage)
         if yes:
             _note_group(context, current)
         else:

@@ -67,8 +67,16 @@ class Restored:
         }
 
 
-def check_bundle(context: Context, plan: RestorePlan) -> RestorePlan:
+_PUT_BACK = (Role.INACTIVE_XML, Role.NVRAM, Role.TPM)
+
+
+def check_bundle(
+    context: Context, plan: RestorePlan, *, despite_damage: bool = False
+) -> RestorePlan:
     """Read the whole bundle and compare it with its manifest; before anything is touched.
+
+    Args:
+        despite_damage: whether a part that is damaged may stay on the host as it is now.
 
     Returns: the plan, knowing which parts are damaged; those are not put back.
 
@@ -86,6 +94,15 @@ def check_bundle(context: Context, plan: RestorePlan) -> RestorePlan:
             read_header(plan.ram)
     except SnaporchError as error:
         raise RefusedError(error.thing, error.reason, "boot from the disks with --cold") from error
+    wanted = {part.name for part in plan.parts if part.role in _PUT_BACK}
+    if (lost := sorted(wanted & troubles.keys())) and not despite_damage:
+        trouble = troubles[lost[0]]
+        raise RefusedError(
+            trouble.thing,
+            trouble.reason,
+            "to go on without it, so that the disks of then meet what there is now: "
+            "--despite-damage",
+        )
     for trouble in troubles.values():
         context.progress.note(plan.record.domain, f"{trouble}; it is not put back")
     for name, why in plan.unfit.items():

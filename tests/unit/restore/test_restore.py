@@ -29,8 +29,8 @@ from snaporch.run.settle import recover
 from snaporch.run.snapshot import take_snapshot
 
 
-def plan(world, name="s1", *, cold=False):
-    return make_restore_plan(world.context, "web", name, cold=cold, discard_newer=True)
+def plan(world, name="s1", **more):
+    return make_restore_plan(world.context, "web", name, discard_newer=True, **more)
 
 
 def put_back(world, name="s1", *, cold=False, safety=True):
@@ -572,6 +572,35 @@ def test_a_cold_restore_does_not_need_ram(story, world):
     flip(Path(story.record.bundle) / "ram.save")
     check_bundle(world.context, plan(world, cold=True))
     assert "damaged" in world.heard.notes[-1]
+
+
+@pytest.mark.parametrize("part", ["domain.xml", "nvram.fd"])
+@pytest.mark.parametrize("how", [{"cold": True}, {"disks_only": True}])
+def test_what_would_be_put_back_and_is_damaged_is_refused_until_told(world, tmp_path, part, how):
+    (tmp_path / "vars.fd").write_bytes(b"boot order")
+    world.add_guest(nvram=str(tmp_path / "vars.fd"))
+    domain = world.hypervisor.domain("web")
+    record = take_snapshot(world.context, domain, name="s1", wait=0)
+    flip(Path(record.bundle) / part)
+    world.hooks.log.clear()
+    with pytest.raises(RefusedError, match=r"damaged; .* --despite-damage"):
+        check_bundle(world.context, plan(world, **how))
+    assert world.hooks.log == []
+    checked = check_bundle(world.context, plan(world, **how), despite_damage=True)
+    assert part not in {each.name for each in checked.parts}
+    assert f"{part}: its SHA-256" in world.heard.notes[-1]
+    assert world.heard.notes[-1].endswith("it is not put back")
+
+
+def test_a_definition_that_stays_may_be_damaged(story, world):
+    flip(Path(story.record.bundle) / "domain.xml")
+    check_bundle(world.context, plan(world, cold=True, keep_definition=True))
+
+
+def test_ram_is_not_resumed_despite_damage(story, world):
+    flip(Path(story.record.bundle) / "domain.xml")
+    with pytest.raises(RefusedError, match="--cold"):
+        check_bundle(world.context, plan(world), despite_damage=True)
 
 
 def test_a_whole_bundle_passes(story, world):
