@@ -1,18 +1,26 @@
-"""Deleting what retention says: ZFS snapshots pool by pool, then the bundles."""
+"""Deleting what retention says: ZFS snapshots pool by pool, then the bundles.
+
+And once a day what else has had its time in the store: trash, safety copies of restores, bundles
+whose snapshots others have destroyed.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from snaporch import places
+from snaporch.bundle.store import private_directory
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.pool import MountedError, PoolError
 from snaporch.prune.prune import prune
+from snaporch.prune.verdict import Fate
 from snaporch.replicate.ship import replication_lock_name
+from snaporch.restore.barrier import has_bar
 from snaporch.run.context import Context
 from snaporch.run.lock import RETENTION, domain_lock
 from snaporch.schedule.outlook import Outlook, look
@@ -20,6 +28,9 @@ from snaporch.schedule.retention import Verdict
 
 _HELD_SECONDS = 60
 """For which a domain's lock is held at most; a snapshot that is due meanwhile waits longer."""
+_PRUNED_NAME = "pruned"
+"""A file that is touched whenever the store was pruned as a whole."""
+_DAY_SECONDS = 86_400
 
 
 @dataclass
@@ -47,7 +58,49 @@ def retire(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Reti
                 done.busy.append(outlook.domain.name)
             except SnaporchError as error:
                 done.failures.append(error)
+    mark = context.config.paths.schedule / _PRUNED_NAME
+    if _is_a_day_old(mark):
+        _prune(context, mark, done)
     return done
+
+
+def _is_a_day_old(mark: Path) -> bool:
+    """Or from the future: the clock went back."""
+    try:
+        return not 0 <= time.time() - mark.stat().st_mtime < _DAY_SECONDS
+    except OSError:
+        return True
+
+
+def _prune(context: Context, mark: Path, done: Retired) -> None:
+    """Once a day, whether it fails or not: what cannot be judged is told, and waits for the next.
+
+    Without a mark, on a full disk say, it is done each time.
+    """
+    with suppress(OSError):
+        private_directory(mark.parent)
+        mark.touch(mode=0o600)
+    try:
+        pruned = prune(
+            context.config,
+            context.pool,
+            may_be_barred=lambda uuid: _may_be_barred(context, uuid),
+        )
+    except SnaporchError as error:
+        done.failures.append(error)
+        return
+    done.failures += pruned.failures
+    for verdict in pruned.of(Fate.TRASH, Fate.DELETE, Fate.PUT_BACK):
+        found = verdict.found
+        text = f"{verdict.fate.done} {found.path.name}: {verdict.reason}"
+        context.progress.step(found.domain or found.uuid, text)
+
+
+def _may_be_barred(context: Context, uuid: str) -> bool:
+    try:
+        return has_bar(context.config.paths.journal, context.hypervisor.find(uuid))
+    except SnaporchError:
+        return True
 
 
 def _retire(context: Context, outlook: Outlook, now: datetime, done: Retired) -> None:

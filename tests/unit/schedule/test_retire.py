@@ -1,4 +1,7 @@
+import json
+import os
 import shutil
+import time
 from datetime import timedelta
 
 import pytest
@@ -7,6 +10,7 @@ from fakes.schedule import NOW
 
 from snaporch.model import BundleState
 from snaporch.pool import ForeignMount, PoolError
+from snaporch.prune.ages import Ages, Reading
 from snaporch.replicate.ship import replication_lock_name
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
@@ -142,3 +146,55 @@ def test_what_the_domain_did_not_go_along_with_is_left_alone(scheduled, taken):
         world.pool.create("tank/web")
     (outlook,) = look(scheduled.context, NOW)
     assert (outlook.records, outlook.doomed) == ((), [])
+
+
+# -- the rest of the store, once a day ------------------------------------------------------------
+
+
+@pytest.fixture
+def aged(scheduled):
+    """A safety copy that prune has seen for eight days."""
+    scheduled.hours_ago(1)
+    store = scheduled.world.paths.bundles
+    copy = store / scheduled.world.guest().uuid / "safety-20260601T000000.000000Z"
+    copy.mkdir()
+    (copy / "undo.sh").touch()
+    Ages(store, Reading.now()).write([copy])
+    ages = json.loads((store / "ages.json").read_text())
+    ages["seconds"] = {str(copy.relative_to(store)): 8 * 86400.0}
+    (store / "ages.json").write_text(json.dumps(ages))
+    return copy
+
+
+def test_safety_copies_go_without_a_prune_by_hand(scheduled, aged):
+    done = clean_up(scheduled)
+    assert (done.failures, aged.exists()) == ([], False)
+    assert any(text.startswith(f"deleted {aged.name}: ") for text in scheduled.world.heard.steps)
+
+
+def test_that_is_done_once_a_day_whatever_the_clock_does(scheduled, aged):
+    mark = scheduled.context.config.paths.schedule / "pruned"
+    mark.parent.mkdir()
+    mark.touch()
+    clean_up(scheduled)
+    assert aged.exists()
+    for seconds in (-86_400, 3600):
+        aged.mkdir(exist_ok=True)
+        moment = time.time() + seconds
+        os.utime(mark, (moment, moment))
+        clean_up(scheduled)
+        assert abs(mark.stat().st_mtime - time.time()) < 60
+
+
+def test_a_store_that_cannot_be_judged_is_told_once_a_day(scheduled, aged):
+    scheduled.world.hooks.at["pool.census"] = failing(PoolError("zfs list", "lists nothing"))
+    outlooks = look(scheduled.context, NOW)
+    assert [error.reason for error in clean_up(scheduled, outlooks).failures] == ["lists nothing"]
+    assert clean_up(scheduled, outlooks).failures == []
+    assert aged.exists()
+
+
+def test_a_copy_stays_while_its_guest_may_need_it(scheduled, aged):
+    scheduled.world.hooks.at["hypervisor.find"] = failing(PoolError("libvirt", "away"))
+    clean_up(scheduled, look(scheduled.context, NOW))
+    assert aged.exists()
