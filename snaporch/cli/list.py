@@ -35,11 +35,13 @@ def list_command(
     store = BundleStore(settings.paths.bundles)
     records = all_records(store, everything, renamed_too=True)
     if domain is not None:
-        records = [record for record in records if domain in (record.domain, record.uuid)]
-        if not records:
+        own = {record.uuid for record in records if domain in (record.domain, record.uuid)}
+        if not own:
             from snaporch.hypervisor import open_hypervisor
 
-            open_hypervisor(settings.libvirt_uri).domain(domain)  # a misspelt name is an error
+            # A misspelt name is an error; one that was renamed has snapshots under the old one.
+            own = {open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
+        records = [record for record in records if record.uuid in own]
     if json:
         print_result(
             json_format.dumps([r.as_json() for r in records], indent=2, ensure_ascii=False)

@@ -261,6 +261,18 @@ def test_list_of_one_domain(taken, snaporch, by):
     assert [d["domain"] for d in snaporch("list", wanted, "--json").json] == ["web"]
 
 
+def test_list_of_a_domain_that_was_renamed_has_all_of_it(taken, snaporch):
+    guest = taken.guest("web")
+    guest.name = "shop"
+    for kind in ("live", "inactive"):
+        setattr(guest, kind, getattr(guest, kind).replace("<name>web<", "<name>shop<"))
+    assert [d["domain"] for d in snaporch("list", "shop", "--json").json] == ["web"]
+    assert snaporch("snapshot", "shop", "--name", "s2", "--quiet").code == 0
+    for name in ("shop", "web"):
+        found = [(d["domain"], d["snapshot"]) for d in snaporch("list", name, "--json").json]
+        assert found == [("web", "s1"), ("shop", "s2")]
+
+
 def test_list_of_nothing_says_how_to_begin(host, snaporch):
     host.add_guest()
     answer = snaporch("list", "web")
