@@ -253,10 +253,12 @@ class DomainSettings(_Section):
     )
     compression_level: Annotated[int | str, PlainValidator(_level)] = Field(
         default="auto",
-        description="The compressor's level, -7 to 19. Below 1 zstd is faster and compresses less "
-        "(its `--fast`): -7 is about as fast as lz4. gzip takes 1 to 9, and the nearest of them "
-        "else. `auto`: 1; with zstd the fastest of -7 to 5 that keeps up with the bundle store, by "
-        "what held up the guest's last snapshot.",
+        description="The compressor's level, -7 to 19: the higher, the smaller and the slower. "
+        "zstd takes all of them (those below 1 are its `--fast`; -7 is about as fast as lz4). gzip "
+        "takes 1 to 9; of any other level it uses the nearest of these. With `auto` gzip uses 1. "
+        "zstd begins with 1, and goes up or down between -7 and 5 from one snapshot of the guest "
+        "to the next: down if the compressor was too slow for the guest, up if the bundle store "
+        "was.",
     )
     compression_threads: int = Field(
         default=0, ge=0, le=256, description="Compressor threads; 0 for one per core."
@@ -288,8 +290,9 @@ class DomainSettings(_Section):
     policies: tuple[PolicyName, ...] = Field(
         default=(),
         strict=False,
-        description="Policies to apply. In `[defaults]` they are for domains that no other place "
-        "gives any; in a domain's own section they count before every other place.",
+        description="Its policies, by name. Those in a domain's own section are the domain's only "
+        "ones, whatever metadata, ZFS properties and `domains` say; an empty list means none. "
+        "Those in `[defaults]` are for the domains of which no other place says anything.",
     )
 
     @property
