@@ -225,7 +225,6 @@ class MemberInterrupt(Interrupt):
     """What asks a member's run to stop: a signal to the process, or the end of the group."""
 
     def __init__(self, signal: Interrupt, window: Window, uuid: str) -> None:
-        super().__init__()
         self._signal = signal
         self._window = window
         self._uuid = uuid
