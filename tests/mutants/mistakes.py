@@ -46,6 +46,8 @@ class Mistake:
     lines: range
     """Of the statement; empty for what is executed when the module is imported."""
     tree: ast.Module
+    is_control: bool = False
+    """Nothing is changed at all: all tests have to pass."""
 
     @property
     def title(self) -> str:
