@@ -65,6 +65,13 @@ def test_an_overlay_that_may_be_older_than_its_base_is_never_committed_into_it()
         assert sight.file is File.COMMITTED or not sight.pivoting
 
 
+def test_all_that_a_transient_guest_wrote_last_comes_into_its_base():
+    for sight in ALL:
+        if sight.power is Power.GONE and sight.unused and not sight.pivoting:
+            held = sight.file in (File.WRITTEN, File.COMMITTED)
+            assert decide(sight) is (Action.COMMIT_OFFLINE if held else Action.REMOVE)
+
+
 def test_a_guest_that_was_started_on_such_an_overlay_changes_nothing():
     """Somebody did without waiting for a decision; it is still to be made."""
     for sight in ALL:

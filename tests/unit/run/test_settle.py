@@ -440,10 +440,81 @@ def test_a_guest_is_not_suspended_when_nobody_could_know_it_afterwards(world, mo
     run = Killed(world).switched()
     run.guest.writes_fast = True
     monkeypatch.setattr(settle_module, "append_note", full)
+    suspended = []
+    world.hooks.at["commit.suspended"] = lambda: suspended.append("by the commit")
     with pytest.raises(AttentionError, match="No space left"):
         run.settle()
+    assert suspended == []
     assert run.guest.state is DomainState.RUNNING
     assert run.overlay().exists()
+
+
+def test_a_guest_that_goes_on_is_committed_though_that_cannot_be_noted(world, monkeypatch):
+    """As the disk gets full meanwhile: only before it stands still nothing is begun."""
+    run = Killed(world).switched()
+    run.guest.writes_fast = True
+
+    def note(_journal, text):
+        if text is not Note.SUSPENDED:
+            full()
+
+    monkeypatch.setattr(settle_module, "append_note", note)
+    assert run.settle() == ["committed vda"]
+    assert_settled(world)
+
+
+def test_a_commit_waits_for_a_guest_as_long_as_it_is_set(world, monkeypatch):
+    run = Killed(world, settings={"commit_patience": 7}).switched()
+    patience, real = [], world.hypervisor.commit
+
+    def commit(uuid, disks, told, wait):
+        patience.append(wait.running)
+        real(uuid, disks, told, wait)
+
+    monkeypatch.setattr(world.hypervisor, "commit", commit)
+    run.settle()
+    assert patience == [7]
+
+
+def test_a_guest_that_its_full_overlay_paused_runs_again_after_the_commit(world):
+    """And not before it, when it would be paused again at once."""
+    run = Killed(world).switched()
+
+    def fill_up():
+        run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "ioerror"
+
+    world.hooks.at["hypervisor.commit"] = fill_up
+    assert run.settle() == ["committed vda", "resumed the guest"]
+    assert run.guest.state is DomainState.RUNNING
+
+
+def test_somebody_reads_the_ram_pipe_while_the_guest_is_let_go(world, monkeypatch):
+    """libvirt may wait for that, and answers nothing about the domain meanwhile."""
+    run = Killed(world).switched()
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
+    pipe = Path(run.facts.ram_pipe)
+    pipe.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(pipe)
+    real = world.hypervisor.find
+
+    def open_for_writing():
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))  # ENXIO: nobody reads
+
+    def find(uuid):
+        if not opened:
+            open_for_writing()
+        return real(uuid)
+
+    def resume():
+        open_for_writing()
+        opened.append("while it is resumed")
+
+    opened = []
+    monkeypatch.setattr(world.hypervisor, "find", find)
+    world.hooks.at["hypervisor.resume"] = resume
+    assert run.settle() == ["resumed the guest", "committed vda"]
+    assert opened
+    assert not pipe.exists()
 
 
 def test_one_that_was_started_on_such_an_overlay_has_to_be_shut_off_first(world):
@@ -1191,22 +1262,43 @@ def test_they_are_set_aside_when_the_run_was_killed(world):
     assert run.quarantined().exists()
 
 
-def test_they_are_set_aside_when_another_domain_has_the_base(world):
+@pytest.fixture
+def linked(world):
+    """A transient guest that has gone, and whose base is a link; the link, and the file itself."""
     run = Killed(world).switched()
     gone(run)
+    base = Path(run.facts.overlays[0].base)
+    real = base.rename(base.with_name("real.img"))
+    base.symlink_to(real)
+    return run, {"link": base, "file": real}
+
+
+@pytest.mark.parametrize("name", ["link", "file"])
+@pytest.mark.parametrize("definition", ["live", "inactive"])
+def test_they_are_set_aside_when_another_domain_has_the_base(world, linked, name, definition):
+    run, names = linked
     other = world.add_guest("other")
     guest = world.guest("other")
-    guest.live = guest.live.replace(f'"{other.disks[0].source}"', f'"{run.facts.overlays[0].base}"')
+    xml = getattr(guest, definition).replace(f'"{other.disks[0].source}"', f'"{names[name]}"')
+    setattr(guest, definition, xml)
     run.settle(alive=True)
     assert run.quarantined().exists()
 
 
-def test_they_are_set_aside_when_a_process_has_the_base(world):
-    run = Killed(world).switched()
-    gone(run)
-    with open(run.facts.overlays[0].base):
+def test_they_are_set_aside_when_a_process_has_the_base(linked):
+    run, names = linked
+    with open(names["link"]):
         run.settle(alive=True)
     assert run.quarantined().exists()
+
+
+def test_they_are_left_alone_when_a_process_has_the_overlay(world):
+    run = Killed(world).switched()
+    gone(run)
+    with open(run.overlay()), pytest.raises(AttentionError, match="the process"):
+        run.settle(alive=True)
+    assert run.overlay().exists()
+    assert "overlays.commit_offline" not in world.hooks.acts()
 
 
 def test_they_are_set_aside_when_there_is_no_base_for_them(world):

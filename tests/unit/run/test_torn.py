@@ -146,12 +146,13 @@ def test_a_commit_that_could_not_be_noted_by_who_made_it(ready, monkeypatch):
     assert levels(ready)["tank/web@s1"] == "crash"
 
 
-def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready):
+@pytest.mark.parametrize("told", [Note.PIVOTING, Note.COMMITTED])
+def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready, told):
     """Begun by a run or a guardian on a full disk, and ended by a recovery when there was room."""
     journal = uncommitted(ready)
     forget_commit(journal)
     stranger(ready)()
-    notes = journal.notes | {Note.PIVOTING}
+    notes = journal.notes - {Note.PIVOTING} | {told}
     settle(ready.context, journal.facts, notes, keep_snapshots=True)
     assert levels(ready)["tank/web@syncoid"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
