@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from snaporch.config import Replica
-from snaporch.errors import InterruptedRunError, UnavailableError
+from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.replicate import destination
 from snaporch.replicate.destination import ReplicaDestination, ReplicaError, why_not
@@ -336,6 +336,21 @@ def test_a_bundle_that_does_not_arrive_gets_no_name(tmp_path, tools, said, reaso
         there.store(tmp_path / "bundle", "u/run-1")
     assert (caught.value.thing, caught.value.reason) == ("nas: bundle u/run-1", reason)
     assert there.bundles("u") == frozenset()
+
+
+def test_a_bundle_never_goes_into_what_has_its_name(tmp_path, tools):
+    tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
+    (tmp_path / "bundle").mkdir()
+    final = tmp_path / "bundles" / "u" / "run-1"
+    there = to(tmp_path)
+    final.mkdir(parents=True)
+    there.store(tmp_path / "bundle", "u/run-1")
+    assert os.listdir(final) == ["copy.json"]
+    (final / "copy.json").write_text("another")
+    with pytest.raises(SnaporchError, match="not empty"):
+        there.store(tmp_path / "bundle", "u/run-1")
+    assert (final / "copy.json").read_text() == "another"
+    assert os.listdir(final) == ["copy.json"]
 
 
 def test_what_was_given_up_goes_with_the_next_one_that_arrives(tmp_path, tools):

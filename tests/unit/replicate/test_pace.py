@@ -1,6 +1,7 @@
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,23 @@ def test_members_come_and_go_while_they_are_counted(tmp_path, monkeypatch):
     (tmp_path / "15").mkdir()
     assert moved_bytes(10) == 320
     assert moved_bytes(15) == 0, "nobody is left of it"
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError, FileNotFoundError])
+def test_what_of_a_process_cannot_be_read_any_more_is_nothing(tmp_path, monkeypatch, error):
+    """It may end between the opening of a file of it and the reading."""
+    monkeypatch.setattr(pace, "Path", lambda _proc: tmp_path)
+    for name in ("11", "12", "13"):
+        put(tmp_path, name, 10, 300, 20)
+    away, real = (tmp_path / "12" / "stat", tmp_path / "13" / "io"), Path.read_text
+
+    def read_text(path):
+        if path in away:
+            raise error
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert moved_bytes(10) == 320
 
 
 def test_all_of_a_group_counts_and_nothing_else():

@@ -70,6 +70,8 @@ def names(shipped):
 
 def test_the_replica_gets_snapshots_properties_and_bundles(shop):
     first, second = shop.take("s1", "s2")
+    more = {PREFIX + key: key for key in ("verified", "retention", "group")}
+    shop.world.pool.set_properties(["tank/web@s1"], more)
     shipped = shop.ship()
     assert (names(shipped), shipped.missing) == (["s1", "s2"], ())
     assert sorted(shop.there.names()) == sorted(shop.world.pool.names())
@@ -163,6 +165,23 @@ def test_encrypted_datasets_go_raw(shop):
     assert "replica.send tank/secret raw" in shop.there.hooks.log
 
 
+def test_they_go_raw_from_a_bookmark_too(shop):
+    shop.world.add_guest("secret", {"vda": "tank/secret"})
+    shop.world.pool.create("tank/secret", encrypted=True)
+    secret = shop.context.hypervisor.domain("secret")
+
+    def take_and_ship(name):
+        take_snapshot(shop.context, secret, name=name, wait=0)
+        ship(shop.context, shop.records(), "nas", shop.there)
+
+    take_and_ship("s1")
+    take_and_ship("s2")
+    shop.world.pool.destroy_snapshots(["tank/secret@s2"])
+    take_and_ship("s3")
+    (line,) = [line for line in shop.there.hooks.log if line.startswith("replica.go_on")]
+    assert line.endswith("tank/secret@s3 raw")
+
+
 def test_pages_of_ram_go_with_the_bundle_that_needs_them(shop):
     shop.world.with_pages()
     shop.configure()
@@ -172,6 +191,7 @@ def test_pages_of_ram_go_with_the_bundle_that_needs_them(shop):
     (copy,) = shop.there.snapshots([manifest.pages.dataset])
     assert copy.guid == manifest.pages.guid
     assert copy.properties["ram"] == f"{record.uuid}/{record.run}"
+    assert copy.properties["ram-pools"] == "flash,tank"
 
 
 def test_without_its_pages_nothing_has_arrived(shop):
@@ -280,6 +300,18 @@ def test_it_goes_on_from_the_bookmark_although_both_have_an_older_one(shop):
         assert [n for n in shop.there.names() if n.startswith(dataset)] == [
             f"{dataset}@{name}" for name in ("s1", "s2", "s3", "s4")
         ]
+
+
+def test_a_place_is_given_up_only_for_a_newer_one(shop):
+    shop.take("s1")
+    shop.ship()
+    bookmarks = shop.world.pool.bookmarks
+    before = [bookmarks(dataset) for dataset in ("tank/web", "flash/web")]
+    shop.take("s2")
+    shop.world.hooks.at["pool.bookmark"] = failing(PoolError("tank", "is suspended"))
+    with pytest.raises(PoolError):
+        shop.ship()
+    assert [bookmarks(dataset) for dataset in ("tank/web", "flash/web")] == before
 
 
 def test_a_bookmark_stays_while_nothing_newer_has_arrived(shop):
