@@ -265,6 +265,20 @@ def test_a_second_open_after_a_failure_does_not_wait_for_a_reader_that_never_com
     assert not stuck
 
 
+def test_the_pipe_has_no_name_any_more_when_its_reader_goes(fifo, monkeypatch):
+    """Whoever opened it after that would wait for ever."""
+    stream, named, real = RamStream(fifo, Sink()), [], os.close
+
+    def close(descriptor):
+        if descriptor in (stream._reader, stream._keeper):
+            named.append(fifo.exists())
+        real(descriptor)
+
+    monkeypatch.setattr(stream_module.os, "close", close)
+    stream.abandon()
+    assert named == [False, False]
+
+
 def test_abandoning_removes_pipe_and_image(fifo):
     sink = Sink()
     stream = RamStream(fifo, sink)

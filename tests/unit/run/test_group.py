@@ -1,6 +1,7 @@
 """Consistency groups: all frozen before any pool is snapshotted, all or none."""
 
 import concurrent.futures
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -505,6 +506,27 @@ def test_who_stands_still_for_too_long_ends_it_for_all(window, pair):
     with pytest.raises(CalledOffError, match="because app failed"):
         take_as_a_member(window, "db")
     assert pair.pool.names() == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "deadline", "seconds"),
+    [
+        (Strategy.MANUAL, 30, 28),
+        (Strategy.PAUSED, 30, 28),
+        (Strategy.QUIESCED, 30, 28),
+        (Strategy.QUIESCED, 2, 1),
+        (Strategy.OVERLAY, 30, math.inf),  # it goes on meanwhile
+        (Strategy.CRASH, 30, math.inf),
+        (Strategy.OFF, 30, math.inf),
+    ],
+)
+def test_who_stands_still_gives_up_before_its_guardian_lets_it_go(
+    window, strategy, deadline, seconds
+):
+    plan = window.plans["app"]
+    settings = plan.settings.model_copy(update={"freeze_deadline": deadline})
+    facts = replace(plan.facts, strategy=strategy)
+    assert together._patience(replace(plan, settings=settings, facts=facts)) == seconds
 
 
 def test_who_is_asked_to_stop_while_it_stands_still_ends_it_for_all(window, pair):
