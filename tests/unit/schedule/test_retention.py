@@ -4,7 +4,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from snaporch.config.policy import Keep
-from snaporch.schedule.retention import LAST_RAM, Taken, Verdict, judge, keep_together
+from snaporch.schedule.retention import LAST_PASSED, LAST_RAM, Taken, Verdict, judge, keep_together
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
@@ -42,6 +42,19 @@ def test_last_keeps_the_newest():
 def test_the_newest_of_an_hour_stands_for_it():
     early, late = taken(at("2026-06-10 10:05")), taken(at("2026-06-10 10:35"))
     assert kept([early, late], {"hourly": 5}) == [late.created]
+
+
+@pytest.mark.parametrize(
+    ("rule", "earlier"),
+    [
+        ("hourly", "2026-06-09 10:30"),
+        ("daily", "2026-05-10 10:30"),
+        ("monthly", "2025-06-10 10:30"),
+    ],
+)
+def test_the_same_hour_day_or_month_of_another_is_another(rule, earlier):
+    moments = [at(earlier), at("2026-06-10 10:30")]
+    assert kept([taken(moment) for moment in moments], {rule: 2}) == moments
 
 
 def test_days_without_snapshots_do_not_count():
@@ -169,6 +182,8 @@ def test_the_newest_that_passed_stays():
     older = taken(at("2025-12-31 10:00"), ram=True, passed=True)
     newer = taken(at("2026-06-09 10:00"), ram=True)
     assert deleted([older, passed, newer], {"last": 1}) == [older.created]
+    (alone,) = judge([passed], {"q": Keep(last=1), "p": Keep(yearly=1)}, NOW, UTC)
+    assert alone.reason == f"yearly 1 of 1, {LAST_RAM}, {LAST_PASSED}"
 
 
 # -- groups -------------------------------------------------------------------------------------
