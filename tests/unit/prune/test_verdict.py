@@ -48,10 +48,20 @@ def test_it_is_told_until_when_it_stays(age, until):
     assert until in verdict(trashed).reason
 
 
+def test_what_nobody_has_found_out_of_a_thing_is_not_so():
+    """What is not known to be wanted or taken goes on as usual, and has no size yet."""
+    old = timedelta(days=9)
+    assert verdict(found(Kind.TRASHED, age=old)).fate is Fate.DELETE
+    assert verdict(found(Kind.TRASHED, age=old, wanted=True)).fate is Fate.KEEP
+    assert verdict(found(Kind.TRASHED), names=["tank/web@s1"]).fate is Fate.PUT_BACK
+    assert found().bytes == 0
+
+
 def test_what_stays_as_things_do_is_told_to_nobody():
     """And what somebody should see to is."""
     assert verdict(found(), names=["tank/web@s1"]).usual
     assert verdict(found(Kind.TRASHED)).usual
+    assert verdict(found(Kind.TRASHED, wanted=True)).usual
     assert verdict(found(Kind.SAFETY)).usual
     assert not verdict(found(trouble="torn")).usual
     assert not verdict(found(Kind.SAFETY), ["u"]).usual

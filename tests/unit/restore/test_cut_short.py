@@ -14,7 +14,7 @@ from snaporch.pool import PoolError
 from snaporch.prune.prune import prune
 from snaporch.restore import fate, fitness, steps
 from snaporch.restore import restore as restore_module
-from snaporch.restore.fate import Fate, Sight, decide
+from snaporch.restore.fate import Fate, Sight, decide, fate_of
 from snaporch.restore.journal import Ending, RestoreJournal, Step, unfinished
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.restore import restore
@@ -338,6 +338,15 @@ def test_what_cannot_be_told_to_be_unwritten_is_not_rolled_back(story, world, ki
     world.hooks.at["pool.written_since"] = failing(PoolError("zfs get", "the pool is busy"))
     recover(world.context, story.domain.uuid)
     assert story.content() == {b"hours of work"}
+
+
+def test_no_snapshot_is_taken_to_see_what_no_resumed_guest_wrote(story, world, kill):
+    with kill("ahead", Step.RESUME):
+        put_back(world)
+    (old,) = unfinished(world.paths.journal, story.domain.uuid)
+    world.hooks.log.clear()
+    assert fate_of(world.context, old, dry_run=False) is Fate.FORWARD
+    assert world.hooks.log == []
 
 
 def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
