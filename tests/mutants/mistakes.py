@@ -28,6 +28,7 @@ _SUMS: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
+_TURNED = {"all": "any", "any": "all", "min": "max", "max": "min"}
 _NAMED = (ast.FunctionDef, ast.ClassDef)
 _WORDS = (ast.JoinedStr, ast.Raise)
 """What is only said to people is looked at by its own tests."""
@@ -79,18 +80,19 @@ class _Place:
 
     holder: ast.AST
     field: str
-    index: int | None
+    index: int | slice | None
     where: str
     statement: ast.stmt
     inside: bool
     """In a function's body; what is not is executed when the module is imported."""
 
     @property
-    def node(self) -> ast.AST:
+    def node(self) -> ast.AST | list[ast.stmt]:
+        """What is there: two statements if ``index`` is a slice."""
         value = getattr(self.holder, self.field)
         return value if self.index is None else value[self.index]
 
-    def put(self, node: ast.AST) -> None:
+    def put(self, node: ast.AST | list[ast.stmt]) -> None:
         if self.index is None:
             setattr(self.holder, self.field, node)
         else:
@@ -118,7 +120,11 @@ def _below(
                 continue
             about = child if isinstance(child, ast.stmt) else statement
             title = ".".join(where) or "module"
-            yield _Place(holder, field, index if many else None, title, about, deeper)
+            if not _is_no_choice(holder, child):
+                yield _Place(holder, field, index if many else None, title, about, deeper)
+            if many and index and _is_act(child) and _is_act(value[index - 1]):
+                both = slice(index - 1, index + 1)
+                yield _Place(holder, field, both, title, value[index - 1], deeper)
             if not isinstance(child, _WORDS):
                 name = (child.name,) if isinstance(child, _NAMED) else ()
                 yield from _below(child, (*where, *name), about, deeper)
@@ -128,7 +134,61 @@ def _is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _changes(node: ast.AST) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - a table
+def _is_no_choice(holder: ast.AST, child: ast.AST) -> bool:
+    """Of it a mistake says nothing new: an element that is left out anyway, or what is unpacked."""
+    if isinstance(child, ast.Tuple):
+        to_names = isinstance(holder, ast.Assign) and isinstance(holder.targets[0], ast.Tuple)
+        return to_names or isinstance(holder, (ast.Return, ast.Subscript))
+    match holder, child:
+        case ast.Assign(targets=[ast.Name(id=name)]), ast.Constant(value=str(value)):
+            return value == name.lower()  # a member of an enumeration that is called so
+    is_element = isinstance(holder, (ast.Tuple, ast.List, ast.Set))
+    return is_element and isinstance(child, ast.Constant) and isinstance(child.value, str)
+
+
+def _is_act(node: object) -> bool:
+    """What only does something: two such statements can be written in either order."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+
+
+def _changes(node: ast.AST | list[ast.stmt]) -> Iterator[ast.AST | list[ast.stmt]]:
+    """What somebody could have written instead."""
+    match node:
+        case [first, second]:
+            yield [second, first]
+        case ast.Call():
+            yield from _changes_of_call(node)
+        case ast.Constant():
+            yield from _changes_of_constant(node)
+        case ast.expr():
+            yield from _changes_of_expression(node)
+        case _:
+            yield from _changes_of_statement(node)
+
+
+def _changes_of_call(node: ast.Call) -> Iterator[ast.AST]:
+    for word in node.keywords:
+        if word.arg is not None:
+            yield _with(node, keywords=[each for each in node.keywords if each is not word])
+    match node.func:
+        case ast.Name(id="suppress") | ast.Attribute(attr="suppress"):
+            for rest in _without_each(node.args):
+                yield _with(node, args=rest)
+        case ast.Name(id=name) if name in _TURNED:
+            yield _with(node, func=ast.Name(_TURNED[name], ast.Load()))
+
+
+def _changes_of_constant(node: ast.Constant) -> Iterator[ast.AST]:
+    match node.value:
+        case bool(value):
+            yield ast.Constant(not value)
+        case int(value):
+            yield ast.Constant(value + 1)
+        case str(value) if value and not set(value) & set(" {"):  # else it is said to people
+            yield ast.Constant(f"{value}~")
+
+
+def _changes_of_expression(node: ast.expr) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - a table
     match node:
         case ast.Compare(ops=[operator]):
             if kind := _COMPARISONS.get(type(operator)):
@@ -146,13 +206,20 @@ def _changes(node: ast.AST) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - a tab
         case ast.BinOp(op=operator):
             if kind := _SUMS.get(type(operator)):
                 yield _with(node, op=kind())
-        case ast.Constant(value=bool(value)):
-            yield ast.Constant(not value)
-        case ast.Constant(value=int(value)):
-            yield ast.Constant(value + 1)
-        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-            if not isinstance(test, (ast.Compare, ast.UnaryOp)):
-                yield _with(node, test=ast.UnaryOp(ast.Not(), copy.deepcopy(test)))
+        case ast.IfExp(test=test):
+            yield from _turned(node, test)
+        case ast.Set(elts=values) | ast.List(elts=values) if len(values) > 1:
+            for rest in _without_each(values):
+                yield _with(node, elts=rest)
+        case ast.Tuple(elts=values, ctx=ast.Load()) if len(values) > 1:
+            for rest in _without_each(values):
+                yield _with(node, elts=rest)
+
+
+def _changes_of_statement(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.If(test=test) | ast.While(test=test):
+            yield from _turned(node, test)
         case ast.comprehension(ifs=ifs) if ifs:
             yield _with(node, ifs=[])
         case ast.Return(value=value) if value is not None and not _is_none_or_false(value):
@@ -165,14 +232,20 @@ def _changes(node: ast.AST) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - a tab
             yield ast.Continue()
         case ast.Continue():
             yield ast.Break()
-        case ast.Call(func=ast.Name(id="all")):
-            yield _with(node, func=ast.Name("any", ast.Load()))
-        case ast.Call(func=ast.Name(id="any")):
-            yield _with(node, func=ast.Name("all", ast.Load()))
-        case ast.Call(func=ast.Name(id="min")):
-            yield _with(node, func=ast.Name("max", ast.Load()))
-        case ast.Call(func=ast.Name(id="max")):
-            yield _with(node, func=ast.Name("min", ast.Load()))
+        case ast.ExceptHandler(type=ast.Name()):
+            yield _with(node, type=ast.Tuple([], ast.Load()))
+
+
+def _turned(node: ast.AST, test: ast.expr) -> Iterator[ast.AST]:
+    """What is compared or negated is changed where that is."""
+    if not isinstance(test, (ast.Compare, ast.UnaryOp)):
+        yield _with(node, test=ast.UnaryOp(ast.Not(), copy.deepcopy(test)))
+
+
+def _without_each(values: list[ast.expr]) -> Iterator[list[ast.expr]]:
+    """All but one, for each of them."""
+    for left_out in range(len(values)):
+        yield copy.deepcopy(values[:left_out] + values[left_out + 1 :])
 
 
 def _is_none_or_false(value: ast.expr) -> bool:
@@ -187,8 +260,10 @@ def _with(node: ast.AST, **fields: object) -> ast.AST:
     return made
 
 
-def _short(node: ast.AST) -> str:
-    """Its first line."""
+def _short(node: ast.AST | list[ast.stmt]) -> str:
+    """Its first line, or those of two statements."""
+    if isinstance(node, list):
+        return "; ".join(_short(each) for each in node)
     if isinstance(node, ast.comprehension):
         conditions = " ".join(f"if {ast.unparse(each)}" for each in node.ifs)
         return f"for {ast.unparse(node.target)} in … {conditions}".strip()

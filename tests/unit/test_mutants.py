@@ -65,3 +65,61 @@ def test_the_module_as_it_is_has_to_pass_in_both_ways(run, tmp_path, code):
     for each in controls:
         trial._judge(each, ended(code))
     assert (trial.survived, len(trial.broken)) == ([], 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "made"),
+    [
+        ("f(x) in (1, g)", ["(1, g) -> (g,)", "(1, g) -> (1,)"]),
+        ("frozenset({'a', 'b'})", ["{'a', 'b'} -> {'b'}", "{'a', 'b'} -> {'a'}"]),
+        ("run(['zfs', name])", ["['zfs', name] -> [name]", "['zfs', name] -> ['zfs']"]),
+        ("f(x, raw=raw, **more)", ["f(x, raw=raw, **more) -> f(x, **more)"]),
+        ("marks.get('level')", ["'level' -> 'level~'"]),
+        ("f('said to people')", []),
+        ("f(f'{x}: said')", []),
+        (
+            "suppress(OSError, ValueError)",
+            [
+                "suppress(OSError, ValueError) -> suppress(ValueError)",
+                "suppress(OSError, ValueError) -> suppress(OSError)",
+            ],
+        ),
+    ],
+)
+def test_what_else_somebody_could_have_written(run, body, made):
+    titles = [each.title for each in run.mistakes(f"def h():\n    return {body}\n")]
+    kinds = [title.removeprefix("h: ") for title in titles]
+    assert [kind for kind in kinds if " -> " in kind and "return" not in kind] == [
+        *(["f(x) in (1, g) -> f(x) not in (1, g)"] if " in " in body else []),
+        *made,
+        *(["1 -> 2"] if "1" in body else []),
+    ]
+
+
+def test_statements_in_another_order_and_errors_that_are_not_caught(run):
+    source = """
+def h():
+    try:
+        first()
+        second()
+    except (KeyError, OSError):
+        third()
+    except ValueError:
+        pass
+"""
+    titles = {each.title for each in run.mistakes(source)}
+    assert titles == {
+        "h: first(); second() -> second(); first()",
+        "h: first() -> pass",
+        "h: second() -> pass",
+        "h: third() -> pass",
+        "h: (KeyError, OSError) -> (OSError,)",
+        "h: (KeyError, OSError) -> (KeyError,)",
+        "h: except ValueError: -> except ():",
+    }
+
+
+def test_what_is_unpacked_or_called_as_it_says_is_no_mistake_to_be_made(run):
+    source = "class Kind:\n    PAGES = 'pages'\n\ndef h():\n    a, b = c, d\n    return a, b\n"
+    titles = [each.title for each in run.mistakes(source)]
+    assert titles == ["h: return (a, b) -> return None"]
