@@ -54,6 +54,12 @@ def test_only_a_failed_test_and_a_late_one_notice_a_mistake(run, tmp_path, code,
     assert os.waitstatus_to_exitcode(ended(code)) == code
 
 
+def test_what_watches_the_tests_can_be_a_plugin_beside_conftests_of_other_directories(run):
+    """pytest then leaves some plugins out, and looks for them in a set."""
+    plugins = {run.Baseline(), run.Baseline()}
+    assert len(plugins) == 2
+
+
 @pytest.mark.parametrize("code", [1, 3, 5, -signal.SIGALRM])
 def test_the_module_as_it_is_has_to_pass_in_both_ways(run, tmp_path, code):
     trial = run.Trial("run/settle", 1, tmp_path)
