@@ -92,8 +92,7 @@ class ReplicaDestination:
         self._is_made = False
 
     def _there(self, name: str) -> str:
-        dataset, at, snapshot = name.partition("@")
-        return f"{self._replica.dataset}/{copy_of(dataset)}{at}{snapshot}"
+        return f"{self._replica.dataset}/{copy_of(name)}"
 
     def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
         """See the protocol."""
