@@ -1,5 +1,8 @@
+import json
 import os
+import shlex
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +12,7 @@ import pytest
 from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
+from snaporch.remote import SSH_OPTIONS, ssh
 from snaporch.replicate import destination
 from snaporch.replicate.destination import ReplicaDestination, ReplicaError, why_not
 from snaporch.replicate.pace import Pace
@@ -181,7 +185,18 @@ def test_the_dataset_of_copies_is_made_once(tmp_path, tools):
 def test_syncoid_makes_no_snapshot_and_takes_nothing_back(tmp_path, tools):
     to(tmp_path).send("tank/web", raw=False)
     (words,) = tools.called("syncoid")
-    assert {"--no-sync-snap", "--no-rollback", "--recvoptions=u o readonly=on"} <= set(words)
+    assert words == [
+        "--no-sync-snap",
+        "--no-rollback",
+        "--no-privilege-elevation",
+        "--compress=none",
+        "--quiet",
+        "--sendoptions=Lce",
+        "--recvoptions=u o readonly=on",
+        *(f"--sshoption={option}" for option in SSH_OPTIONS),
+        "tank/web",
+        "backup/kvm/tank:web",
+    ]
 
 
 @pytest.mark.parametrize(("raw", "options"), [(True, "w"), (False, "Lce")])
@@ -238,8 +253,16 @@ def test_why_syncoid_failed(tmp_path, tools, said, reason):
     assert caught.value.step == ""
 
 
-def test_a_copy_that_has_gone_another_way_is_told_with_its_place(tmp_path, tools):
-    tools.put("syncoid", "echo cannot receive: destination has been modified; echo end; exit 2")
+@pytest.mark.parametrize(
+    "said",
+    [
+        "cannot receive: destination has been modified",
+        "cannot receive: most recent snapshot does not match",
+        "CRITICAL ERROR: there are no snapshots matching",
+    ],
+)
+def test_a_copy_that_has_gone_another_way_is_told_with_its_place(tmp_path, tools, said):
+    tools.put("syncoid", f"echo {said}; echo end; exit 2")
     with pytest.raises(ReplicaError) as caught:
         to(tmp_path, host="root@nas").send("tank/web", raw=False)
     assert "backup/kvm/tank:web on root@nas has gone another way" in caught.value.step
@@ -314,10 +337,11 @@ def test_a_bundle_goes_where_and_as_fast_as_it_may(tmp_path, tools, counted, rat
     to(tmp_path, rate=rate, host="root@nas").store(tmp_path / "bundle", "u/run-1")
     words = next(words for words in tools.called("rsync") if words)
     place = tmp_path / "bundles" / "u" / ".run-1.copying"
-    assert words[-2:] == [f"{tmp_path}/bundle/", f"root@nas:{place}/"]
-    assert [word for word in words if "bwlimit" in word] == limit
+    options = ["-rlptgo", "--numeric-ids", "--inplace", "--delete", "-e", shlex.join(ssh())]
+    assert words == [*options, *limit, f"{tmp_path}/bundle/", f"root@nas:{place}/"]
     assert counted == [True]
-    assert (place.parent / "run-1" / "copy.json").is_file()
+    copied = json.loads((place.parent / "run-1" / "copy.json").read_bytes())
+    assert copied == {"dataset": "backup/kvm"}
 
 
 @pytest.mark.parametrize(
@@ -370,7 +394,13 @@ def test_what_could_be_copied_to_has_no_trouble(tmp_path, tools):
     tools.put("rsync")
     (tmp_path / "b").mkdir()
     assert why_not(Replica(dataset="backup/kvm/x", bundles=tmp_path / "b")) == ""
+    assert tools.called("rsync") == [["--version"]]
     assert tools.called("zfs") == [["list", "-H", "-o", "name", "backup"]]
+
+
+def test_without_rsync_it_is_told_what_to_install(tmp_path, tools, monkeypatch):
+    without("rsync", monkeypatch)
+    assert "apt install rsync" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path))
 
 
 def test_trouble_is_told_before_anything_is_copied(tmp_path, tools):
@@ -397,6 +427,31 @@ def test_a_transfer_that_does_not_end_when_asked_is_made_to(tmp_path, monkeypatc
         there._run([str(script)], counted=False)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "begun").read_text()), 0)
+
+
+def test_one_that_has_just_ended_needs_no_end(monkeypatch):
+    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 0)
+    ended = subprocess.Popen(["true"], start_new_session=True)
+    ended.wait()
+    destination._end(SimpleNamespace(pid=ended.pid, poll=lambda: None))
+
+
+def test_a_transfer_asks_nobody_and_speaks_plainly(tmp_path, tools):
+    """What it says is looked through for words; it may name files by any bytes."""
+    say = "printf 'failed: \\377 %s %s'"
+    tools.put("rsync", f'{say} "$LC_ALL" "$(readlink /proc/$$/fd/0)"; exit 3')
+    (tmp_path / "bundle").mkdir()
+    reader, writer = os.pipe()
+    kept = os.dup(0)
+    os.dup2(reader, 0)  # as of whoever called
+    try:
+        with pytest.raises(ReplicaError) as caught:
+            to(tmp_path).store(tmp_path / "bundle", "u/run-1")
+    finally:
+        os.dup2(kept, 0)
+        for descriptor in (kept, reader, writer):
+            os.close(descriptor)
+    assert caught.value.reason == "failed: \ufffd C /dev/null"
 
 
 class Interrupted(Interrupt):
