@@ -65,6 +65,8 @@ def mistakes(source: str) -> Iterator[Mistake]:
         node = place.node
         for changed in _changes(node):
             was, now = _short(node), _short(changed)
+            if hasattr(changed, "left_out"):
+                was, now = _short(changed.left_out), "left out"
             key = place.where, was, now
             number = seen[key] = seen.get(key, -1) + 1
             place.put(changed)
@@ -167,13 +169,10 @@ def _changes(node: ast.AST | list[ast.stmt]) -> Iterator[ast.AST | list[ast.stmt
 
 
 def _changes_of_call(node: ast.Call) -> Iterator[ast.AST]:
-    for word in node.keywords:
-        if word.arg is not None:
-            yield _with(node, keywords=[each for each in node.keywords if each is not word])
+    yield from _without_each(node, "keywords")
     match node.func:
         case ast.Name(id="suppress") | ast.Attribute(attr="suppress"):
-            for rest in _without_each(node.args):
-                yield _with(node, args=rest)
+            yield from _without_each(node, "args")
         case ast.Name(id=name) if name in _TURNED:
             yield _with(node, func=ast.Name(_TURNED[name], ast.Load()))
 
@@ -188,7 +187,7 @@ def _changes_of_constant(node: ast.Constant) -> Iterator[ast.AST]:
             yield ast.Constant(f"{value}~")
 
 
-def _changes_of_expression(node: ast.expr) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - a table
+def _changes_of_expression(node: ast.expr) -> Iterator[ast.AST]:  # noqa: C901 - a table
     match node:
         case ast.Compare(ops=[operator]):
             if kind := _COMPARISONS.get(type(operator)):
@@ -209,11 +208,9 @@ def _changes_of_expression(node: ast.expr) -> Iterator[ast.AST]:  # noqa: C901, 
         case ast.IfExp(test=test):
             yield from _turned(node, test)
         case ast.Set(elts=values) | ast.List(elts=values) if len(values) > 1:
-            for rest in _without_each(values):
-                yield _with(node, elts=rest)
+            yield from _without_each(node, "elts")
         case ast.Tuple(elts=values, ctx=ast.Load()) if len(values) > 1:
-            for rest in _without_each(values):
-                yield _with(node, elts=rest)
+            yield from _without_each(node, "elts")
 
 
 def _changes_of_statement(node: ast.AST) -> Iterator[ast.AST]:
@@ -242,10 +239,14 @@ def _turned(node: ast.AST, test: ast.expr) -> Iterator[ast.AST]:
         yield _with(node, test=ast.UnaryOp(ast.Not(), copy.deepcopy(test)))
 
 
-def _without_each(values: list[ast.expr]) -> Iterator[list[ast.expr]]:
-    """All but one, for each of them."""
-    for left_out in range(len(values)):
-        yield copy.deepcopy(values[:left_out] + values[left_out + 1 :])
+def _without_each(node: ast.AST, field: str) -> Iterator[ast.AST]:
+    """Once without each of what it holds there; ``**more`` is not one thing."""
+    values = getattr(node, field)
+    for each in values:
+        if not (isinstance(each, ast.keyword) and each.arg is None):
+            made = _with(node, **{field: [other for other in values if other is not each]})
+            made.left_out = each  # type: ignore[attr-defined]
+            yield made
 
 
 def _is_none_or_false(value: ast.expr) -> bool:

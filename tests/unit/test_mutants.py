@@ -76,18 +76,18 @@ def test_the_module_as_it_is_has_to_pass_in_both_ways(run, tmp_path, code):
 @pytest.mark.parametrize(
     ("body", "made"),
     [
-        ("f(x) in (1, g)", ["(1, g) -> (g,)", "(1, g) -> (1,)"]),
-        ("frozenset({'a', 'b'})", ["{'a', 'b'} -> {'b'}", "{'a', 'b'} -> {'a'}"]),
-        ("run(['zfs', name])", ["['zfs', name] -> [name]", "['zfs', name] -> ['zfs']"]),
-        ("f(x, raw=raw, **more)", ["f(x, raw=raw, **more) -> f(x, **more)"]),
+        ("f(x) in (1, g)", ["1 -> left out", "g -> left out"]),
+        ("frozenset({'a', 'b'})", ["'a' -> left out", "'b' -> left out"]),
+        ("run(['zfs', name])", ["'zfs' -> left out", "name -> left out"]),
+        ("f(x, raw=raw, **more)", ["raw=raw -> left out"]),
         ("marks.get('level')", ["'level' -> 'level~'"]),
         ("f('said to people')", []),
         ("f(f'{x}: said')", []),
         (
             "suppress(OSError, ValueError)",
             [
-                "suppress(OSError, ValueError) -> suppress(ValueError)",
-                "suppress(OSError, ValueError) -> suppress(OSError)",
+                "OSError -> left out",
+                "ValueError -> left out",
             ],
         ),
     ],
@@ -119,8 +119,8 @@ def h():
         "h: first() -> pass",
         "h: second() -> pass",
         "h: third() -> pass",
-        "h: (KeyError, OSError) -> (OSError,)",
-        "h: (KeyError, OSError) -> (KeyError,)",
+        "h: KeyError -> left out",
+        "h: OSError -> left out",
         "h: except ValueError: -> except ():",
     }
 
