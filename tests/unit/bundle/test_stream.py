@@ -141,7 +141,8 @@ def test_a_process_that_ends_waits_for_no_stream_and_hands_no_pipe_on(fifo):
     assert not [
         fd for fd in new if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)
     ]
-    assert all(each.daemon for each in threading.enumerate() if each.name == "ram-stream")
+    (thread,) = [each for each in threading.enumerate() if each.name == "ram-stream"]
+    assert thread.daemon
     stream.abandon()
 
 
@@ -153,6 +154,18 @@ def test_the_pipe_holds_a_block(fifo, monkeypatch):
     os.close(descriptor)
     stream.abandon()
     assert stream_module._ROOM > stream_module._BLOCK
+
+
+def test_a_pipe_that_may_not_be_larger_does(fifo, monkeypatch):
+    """Of an unprivileged user the kernel takes so many."""
+
+    def refuse(*_what):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
+    stream = RamStream(fifo, Sink())
+    pour(fifo, BODY)
+    assert stream.finish() == BODY
 
 
 def test_all_that_is_taken_is_spent_and_counted(fifo):
@@ -267,20 +280,28 @@ def test_a_second_open_after_a_failure_does_not_wait_for_a_reader_that_never_com
 
 def test_the_pipe_has_no_name_any_more_when_its_reader_goes(fifo, monkeypatch):
     """Whoever opened it after that would wait for ever."""
-    stream, named, real = RamStream(fifo, Sink()), [], os.close
+    stream, named, read, real = RamStream(fifo, Sink()), [], [], os.close
 
     def close(descriptor):
         if descriptor in (stream._reader, stream._keeper):
             named.append(fifo.exists())
+        if descriptor in (stream._wake_reader, stream._wake_writer):
+            read.append(stream._thread.is_alive())
         real(descriptor)
 
     monkeypatch.setattr(stream_module.os, "close", close)
     stream.abandon()
     assert named == [False, False]
+    assert read == [False, False], "a descriptor that is closed may be another's by then"
 
 
 def test_abandoning_removes_pipe_and_image(fifo):
-    sink = Sink()
+    class Abandoned(Sink):
+        def abandon(self):
+            assert not stream._thread.is_alive(), "it might write what is removed"
+            super().abandon()
+
+    sink = Abandoned()
     stream = RamStream(fifo, sink)
     pour(fifo, BODY)
     stream.abandon()
@@ -340,7 +361,7 @@ def test_breaking_off_frees_a_writer_even_when_the_compressor_stands_still(fifo)
 
         def write(self, block):
             self.entered.set()
-            assert self.broken.wait(PATIENCE)
+            assert self.broken.wait(3 * PATIENCE)
             raise OSError(errno.EPIPE, "Broken pipe")
 
         def break_off(self):
@@ -352,6 +373,7 @@ def test_breaking_off_frees_a_writer_even_when_the_compressor_stands_still(fifo)
     assert sink.entered.wait(PATIENCE)
     breaking = in_thread(stream.break_off)
     breaking.join(PATIENCE)
+    assert not breaking.is_alive()
     writing.join(PATIENCE)
     assert outcome == [errno.EPIPE]
     stream.abandon()

@@ -53,7 +53,7 @@ class Guest:
         self.dismissed = 0
         self.asked = 0
         self.clock = 0.0
-        self.copied = 0
+        self.copied = self.length = 0
 
     def get_ready(self):
         for disk in self.disks.values():
@@ -100,7 +100,7 @@ class Guest:
         if self.dismissed:
             self.dismissed -= 1
             return {"type": 4}
-        return {"type": 4, "cur": self.copied} if self.disks[target].job else {}
+        return {"type": 4, "cur": self.copied, "end": self.length} if self.disks[target].job else {}
 
 
 def commit(guest, *disks, told=lambda stage: None, patience=SLOW):
@@ -235,6 +235,22 @@ def test_a_job_that_a_killed_libvirtd_lost_track_of_is_told_and_left_alone():
     with pytest.raises(HypervisorError, match="its overlay is whole, and is committed when"):
         commit(guest, VDA)
     assert guest.log == []
+
+
+def test_why_a_commit_could_not_begin_is_told_though_nothing_more_is_known():
+    guest = Guest(VDA)
+
+    def refuse(*_asked):
+        raise libvirt.libvirtError("refused" if not guest.asked else "gone")
+
+    def ask(*_asked):
+        guest.asked += 1
+        refuse()
+
+    guest.blockCommit, guest.blockJobInfo = refuse, ask
+    with pytest.raises(HypervisorError, match="vda: blockcommit:"):
+        commit(guest, VDA)
+    assert guest.asked
 
 
 def test_a_base_that_apparmor_denies_is_told_with_the_way_out(monkeypatch):
@@ -477,11 +493,26 @@ def test_a_pivot_that_never_comes_is_given_up(clocked):
         commit(guest, VDA, patience=Patience(running=float("inf")))
 
 
-def test_a_commit_that_moves_is_waited_for(clocked):
+def test_a_pivot_is_waited_for_as_long_as_all_before_it(clocked):
+    guest = clocked(VDA)
+    guest.pivots_to_refuse = 1 << 30
+
+    def step():
+        guest.disks["vda"].ready = guest.clock > 200
+
+    guest.step = step
+    with pytest.raises(HypervisorError, match="has not moved"):
+        commit(guest, VDA, patience=Patience(running=float("inf")))
+    assert 500 <= guest.clock < 600
+
+
+@pytest.mark.parametrize("figure", ["copied", "length"])
+def test_a_commit_that_moves_is_waited_for(clocked, figure):
+    """Either comes nearer the end, or the guest has written more."""
     guest = clocked(VDA)
 
     def step():
-        guest.copied += 1
+        setattr(guest, figure, getattr(guest, figure) + 1)
         guest.disks["vda"].ready = guest.clock > 3000
 
     guest.step = step
