@@ -1,4 +1,5 @@
 import os
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree.ElementTree import fromstring, tostring
@@ -10,7 +11,7 @@ from fakes.hypervisor import Agent
 from fakes.images import qcow2
 
 from snaporch.bundle.ramimage import read_header
-from snaporch.errors import AttentionError, ExitCode, UnavailableError
+from snaporch.errors import AttentionError, BusyError, ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, Pause
 from snaporch.hypervisor.xml import disk_element, parse
 from snaporch.model import DomainState, Level
@@ -33,7 +34,7 @@ class Killed:
     def __init__(self, world, level=None, settings=None, **guest):
         self.world = world
         self.domain = world.add_guest(**guest)
-        self.guest = world.guest()
+        self.guest = world.guest(self.domain.name)
         context = world.with_defaults(**(settings or {}))
         self.facts = make_plan(context, self.domain, "s1", level).facts
         Journal(world.paths.journal, self.facts).close(settled=False)
@@ -313,12 +314,16 @@ def test_overlays_with_nothing_of_their_own_are_removed(world, happened, state):
     assert [name for name in world.leftovers() if not name.startswith("journal")] == []
 
 
-def test_an_overlay_that_cannot_be_read_is_taken_for_written(world, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [OverlayError("qemu-img map", "Image is corrupt"), OSError(5, "I/O error"), ValueError("{")],
+)
+def test_an_overlay_that_cannot_be_read_is_taken_for_written(world, monkeypatch, error):
     run = Killed(world).switched(live=False, inactive=False)
     restarted_on_its_base(run)
 
     def fail(*_):
-        raise OverlayError("qemu-img map", "Image is corrupt")
+        raise error
 
     monkeypatch.setattr(settle_module.overlays, "holds_writes", fail)
     run.settle()
@@ -366,6 +371,7 @@ def test_an_overlay_that_may_be_older_than_its_base_is_left_for_a_human(world):
     with pytest.raises(AttentionError, match="vda, vdb was being switched") as caught:
         run.settle(Note.PIVOTING, Note.LET_GO)
     assert "Undecided" in caught.value.line()
+    assert caught.value.step.startswith("look at both")
     assert everything(world) == before
 
 
@@ -376,6 +382,24 @@ def test_a_human_takes_the_overlay(world):
     assert run.settle(Note.PIVOTING, take=Take.OVERLAY) == ["committed vda while the guest is off"]
     assert Path(run.facts.overlays[0].base).read_bytes() == written
     assert_settled(world)
+
+
+def test_a_human_decides_when_it_is_recovered(world):
+    run = Killed(world).switched()
+    off(run)
+    (journal,) = world.paths.journal.glob("*.jsonl")
+    append_note(journal, Note.PIVOTING)
+    recover(world.context, run.facts.uuid, Take.OVERLAY)
+    assert_settled(world)
+
+
+@pytest.mark.parametrize(("happened", "told"), [(off, True), (None, False), (gone, False)])
+def test_it_is_told_when_libvirt_may_have_been_kept_from_starting_it(world, happened, told):
+    run = Killed(world)
+    run.guest.autostart = True
+    if happened:
+        happened(run)
+    assert any("kept from starting it" in text for text in run.recover()) == told
 
 
 def test_a_human_takes_the_base(world):
@@ -423,6 +447,14 @@ def test_a_commit_that_recovery_does_is_noted(world):
     run.recover()
     assert run.guest.state is DomainState.RUNNING
     assert world.leftovers() == []
+
+
+def test_a_commit_that_is_over_is_noted(world):
+    run = Killed(world).switched()
+    world.hooks.at["hypervisor.rebase_inactive"] = failing(HypervisorError("web", "no"))
+    with pytest.raises(AttentionError):
+        run.settle()
+    assert Note.COMMITTED in read_journals(world.paths.journal)[0].notes
 
 
 def full(*_note):
@@ -1089,6 +1121,37 @@ def test_what_was_done_for_other_domains_is_told(world):
     assert any(f"settled the run {run.facts.run}" in note for note in world.heard.notes)
 
 
+@pytest.mark.parametrize("swept", [recover_leftovers, lambda context: recover(context, "u")])
+def test_a_journal_of_which_nothing_was_begun_goes(world, swept):
+    world.add_guest()
+    world.paths.journal.mkdir(parents=True, exist_ok=True)
+    torn = world.paths.journal / "20250101T000000Z-00.jsonl"
+    torn.write_bytes(b"{")
+    swept(world.context)
+    assert not torn.exists()
+
+
+def test_one_that_is_at_work_keeps_nobody_from_the_others(world, monkeypatch):
+    """And whoever could not be settled is left to a guardian."""
+    Killed(world, name="busy", disks={"vda": "tank/busy"})
+    run = Killed(world)
+    tried, guarded = [], []
+
+    @contextmanager
+    def locked(_locks, name, *_more, **_how):
+        tried.append(name)
+        if name == tried[0]:
+            raise BusyError(name, "a snapshot is being taken")
+        yield
+
+    monkeypatch.setattr(settle_module, "domain_lock", locked)
+    monkeypatch.setattr(settle_module, "guard_leftovers", guarded.append)
+    recover_leftovers(world.context)
+    assert sorted(tried) == ["busy", run.facts.domain]
+    assert len(read_journals(world.paths.journal)) == 1
+    assert guarded == [world.context]
+
+
 def test_what_cannot_be_done_for_them_is_told_and_ends_nothing(world):
     run = Killed(world).switched()
     off(run)
@@ -1136,6 +1199,14 @@ def test_a_recovery_is_foreseen_in_words(world):
     ]
 
 
+def test_of_another_emulator_nothing_is_thawed(world):
+    run = Killed(world)
+    (journal,) = world.paths.journal.glob("*.jsonl")
+    append_note(journal, Note.FREEZING)
+    run.guest.boot += 1
+    assert "web: thaw the guest" not in foresee(world.context, run.facts.uuid)
+
+
 def test_file_systems_that_will_be_thawed_are_foreseen(world):
     run = Killed(world)
     (journal,) = world.paths.journal.glob("*.jsonl")
@@ -1159,6 +1230,14 @@ def test_what_becomes_of_snapshots_is_foreseen(world, taken, said):
     assert sorted(world.pool.names()) == sorted(
         f"{dataset}@s1" for dataset in taken if len(taken) == 2
     )
+
+
+@pytest.mark.parametrize(("sealed", "level"), [(True, "ram"), (False, "crash")])
+def test_what_they_will_be_worth_is_foreseen(world, sealed, level):
+    run = KilledHolder(world).sanoid_took("tank/web@hourly").marked("tank/web@hourly")
+    if sealed:
+        run.sealed()
+    assert f"web: keep @hourly as {level}" in foresee(world.context, run.facts.uuid)
 
 
 def test_an_overlay_that_is_missing_is_foreseen(world):
@@ -1249,6 +1328,8 @@ def test_the_last_writes_of_a_transient_guest_come_into_its_base(world):
     run = Killed(world).switched()
     written = run.overlay().read_bytes()
     gone(run)
+    world.add_guest("other")
+    world.add_guest("idle", state=DomainState.OFF)
     assert run.settle(alive=True) == ["committed vda while the guest is off"]
     assert Path(run.facts.overlays[0].base).read_bytes() == written
     assert [name for name in world.leftovers() if not name.startswith("journal")] == []
@@ -1258,8 +1339,24 @@ def test_they_are_set_aside_when_the_run_was_killed(world):
     """Somebody may have had the base since."""
     run = Killed(world).switched()
     gone(run)
-    run.settle()
+    assert f"web: vda: quarantine {run.overlay()}" in foresee(world.context, run.facts.uuid)
+    settle(world.context, run.facts, ())
     assert run.quarantined().exists()
+
+
+def test_there_are_none_where_there_is_no_overlay(world):
+    run = Killed(world).switched()
+    gone(run)
+    run.overlay().unlink()
+    assert run.settle(alive=True) == []
+    assert not Path(run.facts.overlay_dir).exists()
+
+
+def test_what_a_run_left_to_be_talked_to_by_goes(world, monkeypatch):
+    run, removed = Killed(world), []
+    monkeypatch.setattr(settle_module, "remove_if_dead", lambda *what: removed.append(what))
+    run.settle()
+    assert removed == [(world.paths.runtime, run.facts.uuid)]
 
 
 @pytest.fixture
@@ -1268,7 +1365,7 @@ def linked(world):
     run = Killed(world).switched()
     gone(run)
     base = Path(run.facts.overlays[0].base)
-    real = base.rename(base.with_name("real.img"))
+    real = base.rename(base.with_name("R&D's.img"))
     base.symlink_to(real)
     return run, {"link": base, "file": real}
 
@@ -1279,7 +1376,8 @@ def test_they_are_set_aside_when_another_domain_has_the_base(world, linked, name
     run, names = linked
     other = world.add_guest("other")
     guest = world.guest("other")
-    xml = getattr(guest, definition).replace(f'"{other.disks[0].source}"', f'"{names[name]}"')
+    written = str(names[name]).replace("&", "&amp;").replace("'", "&apos;")
+    xml = getattr(guest, definition).replace(f'"{other.disks[0].source}"', f'"{written}"')
     setattr(guest, definition, xml)
     run.settle(alive=True)
     assert run.quarantined().exists()
@@ -1323,3 +1421,26 @@ def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world, monkeypatch):
     run.settle()
     assert_settled(world)
     assert compared == []
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_no_overlay_is_read_that_the_emulator_has_or_has_left(world, monkeypatch, live):
+    run = Killed(world, disks=TWO).switched(live=live)
+    monkeypatch.setattr(settle_module.overlays, "holds_writes", None)
+    run.settle()
+    assert_settled(world)
+
+
+@pytest.mark.parametrize("error", [HypervisorError, UnavailableError])
+def test_a_libvirtd_that_comes_back_at_the_last_moment_is_asked(world, monkeypatch, error):
+    run, real = Killed(world).switched(), world.hypervisor.find
+    away = [error("libvirt", "is away")]
+
+    def find(uuid):
+        if away:
+            raise away.pop()
+        return real(uuid)
+
+    monkeypatch.setattr(world.hypervisor, "find", find)
+    monkeypatch.setattr(settle_module, "_RECONNECT_SECONDS", 0)
+    assert run.settle() == ["committed vda"]

@@ -1,6 +1,7 @@
 """Snapshots that somebody takes while overlays are committed, and what nobody may do with them."""
 
 import errno
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -156,6 +157,16 @@ def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready, told):
     settle(ready.context, journal.facts, notes, keep_snapshots=True)
     assert levels(ready)["tank/web@syncoid"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
+
+
+def test_a_run_without_overlays_commits_nothing_whoever_let_its_guest_go(ready):
+    (journal,) = [uncommitted(ready)]
+    forget_commit(journal)
+    stranger(ready)()
+    let_go_mark(journal.path).touch()
+    facts = replace(journal.facts, overlays=(), overlay_dir=str(ready.root / "none"))
+    settle(ready.context, facts, journal.notes, keep_snapshots=True)
+    assert levels(ready)["tank/web@syncoid"] is None
 
 
 def test_what_is_taken_after_the_commit_of_a_recovery_is_not_torn(ready):
