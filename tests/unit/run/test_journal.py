@@ -2,7 +2,8 @@ import errno
 import json
 import os
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import MISSING, asdict, fields, replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from fakes.hypervisor import Agent
 
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
-from snaporch.model import DomainState, Strategy
+from snaporch.model import DomainState, Owner, Strategy
 from snaporch.run import journal as journal_module
 from snaporch.run.journal import (
     Facts,
@@ -21,9 +22,12 @@ from snaporch.run.journal import (
     Step,
     StrangeJournal,
     append_note,
+    forget,
     journals_of,
+    let_go_mark,
     list_journals,
     others_of,
+    read_journal,
     read_journals,
 )
 from snaporch.run.plan import make_plan
@@ -373,6 +377,9 @@ SAID = {
         ("ram", [], False),
         ("ram", ["freeze begins"], True),
         ("ram", ["freeze begins", "let-go"], False),
+        ("ram", ["freeze begins", "held"], False),  # by somebody else
+        ("manual", [], False),
+        ("quiesced", ["let-go", "freezing"], True),
         ("ram", ["freeze begins", "freeze ends"], False),  # it runs on its overlays
         ("ram", ["freeze begins", "freeze ends", "suspended"], True),  # for its commit
         ("ram", ["freeze begins", "freeze ends", "suspended", "resumed"], False),
@@ -413,3 +420,57 @@ def test_a_guest_that_was_paused_before_is_not_held(world):
     journal.note(Note.SUSPENDED)
     journal.close(settled=False)
     assert not read_journals(world.paths.journal)[0].held
+
+
+def test_what_is_on_stable_storage_is_the_line(directory, path, monkeypatch):
+    Journal(directory, FACTS).close(settled=False)
+    there = []
+    monkeypatch.setattr(journal_module.os, "fsync", lambda _: there.append(path.read_text()))
+    append_note(path, Note.PIVOTING)
+    (text,) = there
+    assert "pivoting" in text.splitlines()[-1]
+
+
+def test_the_guardians_mark_goes_with_the_journal(directory, path):
+    Journal(directory, FACTS).close(settled=False)
+    let_go_mark(path).touch()
+    forget(path)
+    assert os.listdir(directory) == []
+
+
+def test_a_journal_that_is_closed_is_open_no_more(directory):
+    before = len(os.listdir("/proc/self/fd"))
+    Journal(directory, FACTS).close(settled=False)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_an_older_snaporch_did_not_write_was_not_so(directory, path):
+    document = asdict(FACTS)
+    later = [f.name for f in fields(Facts) if f.default is not MISSING]
+    facts = Facts.from_json({key: value for key, value in document.items() if key not in later})
+    assert later
+    assert not any(getattr(facts, name) for name in later)
+
+
+def test_whose_the_emulator_is_survives(directory):
+    facts = replace(FACTS, emulator=Owner(64055, 103))
+    Journal(directory, facts).close(settled=False)
+    assert read_journals(directory)[0].facts == facts
+
+
+def test_a_journal_that_is_gone_is_none(path):
+    assert read_journal(path) is None
+
+
+def test_a_journal_says_what_others_look_for(directory, path):
+    journal = Journal(directory, FACTS)
+    with journal.step(Step.POOL_SNAPSHOT):
+        pass
+    journal.close(settled=False)
+    first, *steps = map(json.loads, path.read_text().splitlines())
+    assert (first["event"], first["kind"]) == ("open", "snapshot")
+    assert [(each["event"], each["step"]) for each in steps] == [
+        ("begin", "pool-snapshot"),
+        ("end", "pool-snapshot"),
+    ]
+    assert all(datetime.fromisoformat(each["at"]).tzinfo for each in (first, *steps))
