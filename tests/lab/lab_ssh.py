@@ -46,6 +46,8 @@ def sshd_here() -> Iterator[str]:
         _answers(server)
         yield "root@localhost"
     finally:
+        # Its sessions outlast it: syncoid's ssh, if syncoid was killed, keeps its own for a minute.
+        subprocess.run(["pkill", "-P", str(server.pid)], check=False)
         server.terminate()
         server.wait()
         log.close()
