@@ -315,10 +315,10 @@ class LibvirtHypervisor:
     def thaw_file_systems(self, uuid: str, seconds: int) -> None:
         agent.thaw(self._handle(uuid), seconds)
 
-    def was_restored(self, uuid: str) -> bool:
+    def was_booted(self, uuid: str) -> bool:
         with self._explained(uuid, "asking for its state"):
             found = self._handle(uuid).state()
-        return bool(found == [libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_RESTORED])
+        return bool(found == [libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_BOOTED])
 
     def file_systems_frozen(self, uuid: str) -> bool | None:
         return agent.frozen(self._handle(uuid))

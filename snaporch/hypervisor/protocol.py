@@ -343,8 +343,11 @@ class Hypervisor(Protocol):
             HypervisorError: the agent does not answer any more.
         """
 
-    def was_restored(self, uuid: str) -> bool:
-        """Whether a guest that runs goes on from RAM in a file, and nobody paused it since."""
+    def was_booted(self, uuid: str) -> bool:
+        """Whether a guest runs, and is known to have booted in its emulator.
+
+        One that was paused since is not: libvirt keeps only the last reason for which it runs.
+        """
 
     def file_systems_frozen(self, uuid: str) -> bool | None:
         """What the agent says about it; ``None`` when it says nothing."""

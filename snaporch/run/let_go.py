@@ -91,7 +91,7 @@ def _let_go_saved(
         raise _saved_frozen(facts, f"run: virsh start {shlex.quote(facts.domain)}, and ")
     if frozen and domain.state is DomainState.PAUSED:  # libvirt may be reading that RAM back
         raise _saved_frozen(facts, "")
-    if frozen and domain.active and context.hypervisor.was_restored(facts.uuid):
+    if frozen and domain.active and not context.hypervisor.was_booted(facts.uuid):
         if context.hypervisor.file_systems_frozen(facts.uuid) is False:
             return []
         settings = context.config.settings(facts.domain, facts.uuid)

@@ -497,7 +497,6 @@ class TestHypervisorContract:
 
     def test_saving_ends_the_domain_in_the_instant_it_saves(self, host, hypervisor):
         path = host.directory / "running.save"
-        assert not hypervisor.was_restored(host.uuid)
         hypervisor.save(host.uuid, path)
         assert hypervisor.state(host.uuid) is DomainState.OFF
         assert read_header(path).was_running
@@ -505,7 +504,17 @@ class TestHypervisorContract:
             hypervisor.save(host.uuid, host.directory / "again.save")
         hypervisor.restore(path, running=True)
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
-        assert hypervisor.was_restored(host.uuid)
+        assert not hypervisor.was_booted(host.uuid)
+
+    def test_a_guest_that_boots_is_known_as_such_until_it_is_paused(self, host, hypervisor):
+        hypervisor.destroy(host.uuid)
+        assert not hypervisor.was_booted(host.uuid)
+        hypervisor.start(host.uuid, paused=False)
+        assert hypervisor.was_booted(host.uuid)
+        hypervisor.suspend(host.uuid)
+        assert not hypervisor.was_booted(host.uuid)
+        hypervisor.resume(host.uuid)
+        assert not hypervisor.was_booted(host.uuid)
 
     def test_a_managed_save_image_is_found(self, host, hypervisor):
         assert hypervisor.managed_save_path(host.uuid) is None

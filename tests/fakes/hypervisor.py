@@ -92,8 +92,8 @@ class FakeGuest:
     autostart: bool = False
     agent: Agent = Agent.MISSING
     frozen: bool = False
-    from_file: bool = False
-    """Its RAM came from a file when it began to run."""
+    running_reason: str = "booted"
+    """Why it runs, when it does: libvirt keeps the last reason alone."""
     boot: int = 1
     """Counts emulators."""
     writes_fast: bool = False
@@ -447,6 +447,8 @@ class FakeHypervisor:
         self._let_run(guest)
 
     def _let_run(self, guest: FakeGuest) -> None:
+        if guest.state is not DomainState.RUNNING:
+            guest.running_reason = "unpaused"
         guest.state, guest.paused_reason = DomainState.RUNNING, None
         guest.images_inactive = False
 
@@ -479,10 +481,10 @@ class FakeHypervisor:
             raise HypervisorError(guest.name, "its file systems could not be thawed: no answer")
         guest.frozen = False
 
-    def was_restored(self, uuid: str) -> bool:
+    def was_booted(self, uuid: str) -> bool:
         """See the protocol."""
         guest = self._guest(uuid)
-        return guest.from_file and guest.state is DomainState.RUNNING
+        return guest.running_reason == "booted" and guest.state is DomainState.RUNNING
 
     def file_systems_frozen(self, uuid: str) -> bool | None:
         """See the protocol."""
@@ -500,7 +502,7 @@ class FakeHypervisor:
         if guest.inactive is None:
             _delete_tpm(guest.live)
         guest.live, guest.state, guest.paused_reason = None, DomainState.OFF, None
-        guest.frozen = guest.images_inactive = guest.from_file = False
+        guest.frozen = guest.images_inactive = False
         if guest.inactive is None:
             del self.guests[guest.uuid]
         self.happen()
@@ -562,7 +564,7 @@ class FakeHypervisor:
         guest.live, guest.ram, guest.boot = xml, ram, guest.boot + 1
         guest.state = DomainState.RUNNING if running else DomainState.PAUSED
         guest.paused_reason = None if running else "user"
-        guest.from_file = True
+        guest.running_reason = "restored"
         self._check_disks(guest)
         self.restored(guest)
         self.happen()
@@ -586,7 +588,8 @@ class FakeHypervisor:
         guest.live, guest.ram, guest.boot = guest.inactive, images.qemu_stream(64), guest.boot + 1
         guest.state = DomainState.PAUSED if paused else DomainState.RUNNING
         guest.paused_reason = "starting up" if paused else None
-        guest.from_file, guest.managed_save = guest.managed_save, False
+        guest.running_reason = "restored" if guest.managed_save else "booted"
+        guest.managed_save = False
         self.restored(guest)
         self.happen()
 

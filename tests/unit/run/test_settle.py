@@ -791,7 +791,8 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world):
     world.hypervisor.start(run.facts.uuid, paused=True)  # as long as its RAM is read back
     with pytest.raises(AttentionError, match="RAM while its file systems were frozen"):
         run.settle(Note.FREEZING)
-    run.guest.state, run.guest.frozen = DomainState.RUNNING, True
+    run.guest.frozen = True
+    world.hypervisor.resume(run.facts.uuid)  # by its owner: libvirt forgets that it was restored
     run.guest.agent = Agent.SILENT  # not up yet, and then it is nobody's guess that it is thawed
     with pytest.raises(AttentionError, match="RAM while its file systems were frozen") as caught:
         run.settle(Note.FREEZING)
@@ -801,6 +802,25 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world):
     run.guest.agent = Agent.DUMB
     assert run.settle(Note.FREEZING) == ["thawed the guest"]
     assert not run.guest.frozen
+
+
+def test_ram_that_goes_on_at_once_is_thawed_as_well(world):
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    saved_by_libvirt(run)
+    world.hypervisor.start(run.facts.uuid, paused=False)
+    run.guest.frozen = True
+    assert run.settle(Note.FREEZING) == ["thawed the guest"]
+    assert not run.guest.frozen
+
+
+def test_an_agent_that_says_thawed_ends_it(world):
+    """Booted anew, and paused and resumed since: nothing tells it from RAM that was read back."""
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    world.hypervisor.destroy(run.facts.uuid)
+    world.hypervisor.start(run.facts.uuid, paused=True)
+    world.hypervisor.resume(run.facts.uuid)
+    assert run.settle(Note.FREEZING) == []
+    assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
 
 
 def test_a_freeze_of_a_guest_that_was_booted_anew_is_somebody_elses(world):
