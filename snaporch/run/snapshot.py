@@ -21,7 +21,7 @@ from snaporch.hypervisor import CancelledError
 from snaporch.model import Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import PREFIX
 from snaporch.pool.resolver import flush_device
-from snaporch.run.changes import ChangedError, check_unchanged
+from snaporch.run.changes import ChangedError, check_idle, check_unchanged
 from snaporch.run.choice import is_lower
 from snaporch.run.context import Context
 from snaporch.run.guardian import await_guardian, start_guardian
@@ -181,6 +181,8 @@ class _Run:
                 self._taker.prepare(plan)
                 strategy.prepare()
                 self._check_unchanged(state=True)
+                if plan.facts.strategy.level is Level.RAM:  # a job from now on may be the run's
+                    check_idle(self._context.hypervisor, plan.domain)
             self._freezing = self._touched = True
             with journal.step(Step.FREEZE):
                 strategy.freeze()

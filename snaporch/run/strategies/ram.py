@@ -9,7 +9,7 @@ from snaporch.bundle.ramimage import RamImageError
 from snaporch.bundle.store import explained_store, private_directory
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
-from snaporch.run.changes import check_idle, check_unchanged
+from snaporch.run.changes import check_unchanged
 from snaporch.run.journal import Note, let_go_mark
 from snaporch.run.let_go import suspend
 from snaporch.run.parts import Capture
@@ -57,7 +57,6 @@ class RamStrategy(Strategy):
     def freeze(self) -> None:
         """Save RAM; a broken pipe is no reason to fail where a file would do."""
         self.check_runs()
-        check_idle(self.work.hypervisor, self.work.domain)
         self.work.say("saving RAM while the guest runs")
         try:
             self._save_ram()
