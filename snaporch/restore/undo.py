@@ -210,34 +210,30 @@ def undo_script(
         'flock -n 9 || { echo "snaporch is at work on the guest" >&2; exit 6; }',
         f"exec 8>>{shlex.quote(str(readers))}",
         'flock -n 8 || { echo "a snapshot of the guest is being read" >&2; exit 6; }',
+        "# also of one that was not defined: the restore has defined it, or somebody since",
+        'known=$(virsh list --all --uuid) || die "libvirt does not answer"',
+        'info=""',
+        f'case "$known" in *{manifest.uuid}*)',
+        f"    state=$(LC_ALL=C virsh domstate {manifest.uuid}) &&",
+        f"        info=$(LC_ALL=C virsh dominfo {manifest.uuid}) ||",
+        '        die "libvirt does not say how the guest is"',
+        '    case "$state" in "shut off"* | crashed*) ;; *)',
+        '        echo "the guest is $state; shut it off first" >&2; exit 1 ;;',
+        "    esac ;;",
+        "esac",
     ]
-    known = "domain.xml" in there
-    if known:
-        lines += [
-            'known=$(virsh list --all --uuid) || die "libvirt does not answer"',
-            'info=""',
-            f'case "$known" in *{manifest.uuid}*)',
-            f"    state=$(LC_ALL=C virsh domstate {manifest.uuid}) &&",
-            f"        info=$(LC_ALL=C virsh dominfo {manifest.uuid}) ||",
-            '        die "libvirt does not say how the guest is"',
-            '    case "$state" in "shut off"* | crashed*) ;; *)',
-            '        echo "the guest is $state; shut it off first" >&2; exit 1 ;;',
-            "    esac ;;",
-            "esac",
-        ]
     lines += [_check(copy, target, own.get(target.dataset, ())) for target in manifest.snapshots]
     lines += _beneath(manifest, resumes=RAM in there)
     files = _files(manifest)
     lines += [shlex.join(["sound", place, name]) for _, place, name in files]
     if "barred.xml" in there:
         lines += ["# so that nobody starts it half way", "virsh define barred.xml"]
-    if known:
-        lines += [
-            "# a start would resume what is newer than the disks",
-            'case "$info" in *"Managed save:"*yes*)',
-            f"    virsh managedsave-remove {manifest.uuid} ;;",
-            "esac",
-        ]
+    lines += [
+        "# a start would resume what is newer than the disks",
+        'case "$info" in *"Managed save:"*yes*)',
+        f"    virsh managedsave-remove {manifest.uuid} ;;",
+        "esac",
+    ]
     for target in manifest.snapshots:
         name = shlex.quote(f"{target.dataset}@{target.name}")
         lines += [f"let_newer_go {name}", f"zfs rollback -r {name}"]
@@ -250,7 +246,7 @@ def undo_script(
         lines += [shlex.join(["zfs", "bookmark", of, name]) for name, of in kept.bookmarks.items()]
     lines += [shlex.join(["put", *words]) for words in files]
     lines.append(f"rm -f {shlex.quote(str(journal))}")
-    if known:
+    if "domain.xml" in there:
         lines.append("virsh define domain.xml")
     if RAM in there:
         lines += _resume(manifest)

@@ -355,6 +355,33 @@ def test_a_managed_save_made_since_goes(host):
     assert place < lines.index("zfs rollback -r tank/web@s1")
 
 
+@pytest.fixture
+def came_back(story, world, tmp_path_factory):
+    """Restored, when it was not defined: the copy has no definition of it."""
+    world.hypervisor.destroy(story.domain.uuid)
+    world.hypervisor.undefine(story.domain.uuid)
+    plan = make_restore_plan(world.context, story.domain.uuid, "s1", discard_newer=True)
+    script = restore(world.context, plan, safety=True).undo
+    assert not (Path(script).parent / "domain.xml").exists()
+    return Host(tmp_path_factory.mktemp("host"), story, script)
+
+
+def test_a_guest_that_was_not_defined_keeps_its_definition(came_back):
+    status, said, done = came_back.undo()
+    assert (status, said) == (0, "")
+    assert "zfs rollback -r tank/web@s1" in done
+    assert "virsh" not in done
+
+
+def test_a_guest_that_was_not_defined_is_off_as_well(came_back):
+    came_back.facts["state"] = "paused"
+    assert came_back.undo() == (1, "the guest is paused; shut it off first\n", "")
+
+
+def test_a_guest_that_was_not_defined_loses_a_managed_save_as_well(came_back):
+    test_a_managed_save_made_since_goes(came_back)
+
+
 def test_a_guest_left_barred_by_an_undo_is_told_of(host, story, world):
     assert left_barred(world.context) == []
     world.guest().inactive = (Path(host.script).parent / "barred.xml").read_text()
