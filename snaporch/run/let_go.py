@@ -31,6 +31,11 @@ _RESUME_SECONDS = 30
 _RESUME_FIRST_SECONDS, _RESUME_LATER_SECONDS = 0.1, 2.0
 _OURS = "snapshot"
 """libvirt's name for the job of a snapshot with memory, and for a pause that is asked for in it."""
+_READ_BACK_SECONDS = 5
+"""How long libvirt is given to start a guest, before it is tried again later."""
+_STARTING, _READ_BACK = "starting up", "migration"
+"""Its reasons for a guest that it starts, and for one whose RAM it has read back and that does not
+run: an image of a guest that was paused is left so."""
 _FULL = "ioerror"
 """Its reason for a guest that QEMU paused because it could not write."""
 
@@ -82,28 +87,62 @@ def _let_go_saved(
     """Have RAM that libvirt saved in the run's window be resumed as the guest was before it.
 
     Raises:
-        AttentionError: its file systems are frozen in there, which only a guest that runs can mend.
+        AttentionError: its file systems are frozen in there, which only a guest that runs can mend;
+            or libvirt is still starting it.
     """
     if facts.was is not DomainState.RUNNING or {Note.LET_GO, Note.HELD} & set(notes):
         return []
-    frozen, saved = Note.FREEZING in notes, domain.managed_save and not domain.active
-    if frozen and saved:
-        raise _saved_frozen(facts, f"run: virsh start {shlex.quote(facts.domain)}, and ")
-    if frozen and domain.state is DomainState.PAUSED:  # libvirt may be reading that RAM back
+    if Note.FREEZING in notes:
+        return _thaw_saved(context, domain, facts)
+    if Note.SUSPENDED in notes or facts.strategy is Strategy.MANUAL:
+        return _wake_saved(context, domain, facts)
+    return []
+
+
+def _thaw_saved(context: Context, domain: Domain, facts: Facts) -> list[str]:
+    if not domain.active:
+        if domain.managed_save:
+            raise _saved_frozen(facts, f"run: virsh start {shlex.quote(facts.domain)}, and ")
+        return []
+    if domain.state is DomainState.PAUSED:  # libvirt may be reading that RAM back
         raise _saved_frozen(facts, "")
-    if frozen and domain.active and not context.hypervisor.was_booted(facts.uuid):
-        if context.hypervisor.file_systems_frozen(facts.uuid) is False:
+    hypervisor = context.hypervisor
+    if hypervisor.was_booted(facts.uuid) or hypervisor.file_systems_frozen(facts.uuid) is False:
+        return []
+    settings = context.config.settings(facts.domain, facts.uuid)
+    try:
+        hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
+    except HypervisorError as error:  # its agent may need a while
+        raise _saved_frozen(facts, "") from error
+    return ["thawed the guest"]
+
+
+def _wake_saved(context: Context, domain: Domain, facts: Facts) -> list[str]:
+    if not domain.active:
+        if not domain.managed_save:
             return []
-        settings = context.config.settings(facts.domain, facts.uuid)
-        try:
-            context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
-        except HypervisorError as error:  # its agent may need a while
-            raise _saved_frozen(facts, "") from error
-        return ["thawed the guest"]
-    if saved and (Note.SUSPENDED in notes or facts.strategy is Strategy.MANUAL):
         context.hypervisor.unpause_managed_save(facts.uuid)
         return ["had the RAM that libvirt saved of it run when it is resumed"]
+    reason = _pause_of(context.hypervisor, facts.uuid, _STARTING)
+    if reason == _STARTING:
+        what = "libvirt is starting it, perhaps from RAM that it saved while the guest was paused"
+        raise AttentionError(facts.domain, what, f"run: snaporch recover {facts.uuid}")
+    if reason == _READ_BACK:
+        resume(context.hypervisor, facts.uuid)
+        return ["resumed the guest, whose RAM libvirt had saved"]
     return []
+
+
+def _pause_of(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
+    """libvirt's reason for a pause, if any; the end of one that passes is waited for a while."""
+    patience = Retrying(
+        stop=stop_after_delay(_READ_BACK_SECONDS),
+        wait=wait_fixed(_POLL_SECONDS),
+        retry=retry_if_result(lambda reason: reason in passing),
+        retry_error_callback=lambda _state: hypervisor.paused_by(uuid),
+    )
+    found: str | None = patience(hypervisor.paused_by, uuid)
+    return found
 
 
 def _saved_frozen(facts: Facts, first: str) -> AttentionError:

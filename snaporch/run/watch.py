@@ -126,10 +126,7 @@ class _Guardian:
         if window in (None, _Window.ON_OVERLAYS) or not self._is_held():
             return
         try:
-            if _let_go(window, lines, self._uri, self._journal) and window is not _Window.STILL:
-                from snaporch.run.journal import Note, append_note
-
-                append_note(self._journal, Note.LET_GO)
+            _let_go(window, lines, self._uri, self._journal, run_ended=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is to be recovered
             _complain(error)
 
@@ -403,7 +400,14 @@ def let_go_mark(journal: Path) -> Path:
     return journal.with_suffix(".let-go")
 
 
-def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal: Path) -> bool:
+def _let_go(
+    window: _Window,
+    lines: Sequence[dict[str, Any]],
+    uri: str,
+    journal: Path,
+    *,
+    run_ended: bool = False,
+) -> bool:
     """Let the guest go; False to try again."""
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
@@ -419,7 +423,7 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
             hypervisor = open_hypervisor(uri)
             domain = hypervisor.find(facts["uuid"])
             if domain is None or not domain.active or domain.boot != facts["boot"]:
-                return True  # another emulator's: nothing it does is the run's doing
+                return True  # another emulator's; its recovery knows what RAM it may go on from
             if saving:
                 end_job(hypervisor, facts["uuid"], facts["domain"])
             elif window is _Window.ON_OVERLAYS:
@@ -438,7 +442,7 @@ def _let_go(window: _Window, lines: Sequence[dict[str, Any]], uri: str, journal:
                 resume(hypervisor, facts["uuid"])
             if facts["strategy"] == "paused" and reason is None and not _is_frozen(lines):
                 return False  # it does not stand still yet: nobody would look when it does
-            if window is _Window.STILL:  # a freeze or a pause from now on is somebody else's
+            if run_ended or window is _Window.STILL:  # whatever stands still later is not the run's
                 with contextlib.suppress(OSError):
                     append_note(journal, Note.LET_GO)
     except (SnaporchError, OSError) as error:

@@ -516,6 +516,16 @@ class TestHypervisorContract:
         hypervisor.resume(host.uuid)
         assert not hypervisor.was_booted(host.uuid)
 
+    def test_a_guest_read_back_paused_is_told_from_one_that_is_started_so(self, host, hypervisor):
+        path = host.directory / "paused.save"
+        hypervisor.suspend(host.uuid)
+        hypervisor.save(host.uuid, path)
+        hypervisor.restore(path, running=False)
+        assert hypervisor.paused_by(host.uuid) == "migration"
+        hypervisor.destroy(host.uuid)
+        hypervisor.start(host.uuid, paused=True)
+        assert hypervisor.paused_by(host.uuid) == "user"
+
     def test_a_managed_save_image_is_found(self, host, hypervisor):
         assert hypervisor.managed_save_path(host.uuid) is None
         host.managed_save()

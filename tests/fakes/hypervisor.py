@@ -563,7 +563,7 @@ class FakeHypervisor:
             raise HypervisorError(str(ram_path), f"restore: domain '{name}' is already active")
         guest.live, guest.ram, guest.boot = xml, ram, guest.boot + 1
         guest.state = DomainState.RUNNING if running else DomainState.PAUSED
-        guest.paused_reason = None if running else "user"
+        guest.paused_reason = None if running else "migration"
         guest.running_reason = "restored"
         self._check_disks(guest)
         self.restored(guest)
@@ -586,8 +586,10 @@ class FakeHypervisor:
             if not os.path.exists(path):
                 raise HypervisorError(guest.name, f"start: Cannot access storage file '{path}'")
         guest.live, guest.ram, guest.boot = guest.inactive, images.qemu_stream(64), guest.boot + 1
+        saved = self.managed_saves.get(uuid) if guest.managed_save else None
+        paused = paused or (saved is not None and _was_paused(saved))
         guest.state = DomainState.PAUSED if paused else DomainState.RUNNING
-        guest.paused_reason = "starting up" if paused else None
+        guest.paused_reason = ("migration" if guest.managed_save else "user") if paused else None
         guest.running_reason = "restored" if guest.managed_save else "booted"
         guest.managed_save = False
         self.restored(guest)
@@ -730,6 +732,11 @@ def _load(path: Path) -> tuple[str, bytes]:
     elif method == 1:
         payload = zlib.decompress(payload, wbits=31)
     return xml.split(b"\0", 1)[0].decode(), payload
+
+
+def _was_paused(path: Path) -> bool:
+    head = path.read_bytes()[: images.HEADER_SIZE]
+    return head[:16] == images.FINISHED and not int.from_bytes(head[24:28], "little")
 
 
 def _domain(guest: FakeGuest) -> Domain:

@@ -1,5 +1,5 @@
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree.ElementTree import fromstring, tostring
@@ -788,7 +788,7 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world):
     assert caught.value.step.endswith("virsh domfsthaw web")
     (journal,) = read_journals(world.paths.journal)
     assert Note.LET_GO not in journal.notes
-    world.hypervisor.start(run.facts.uuid, paused=True)  # as long as its RAM is read back
+    world.hypervisor.start(run.facts.uuid, paused=True)
     with pytest.raises(AttentionError, match="RAM while its file systems were frozen"):
         run.settle(Note.FREEZING)
     run.guest.frozen = True
@@ -840,6 +840,58 @@ def test_ram_that_libvirt_saved_paused_runs_when_it_is_resumed(world, note, mend
     run.settle(note)
     image = world.hypervisor.managed_save_path(run.facts.uuid)
     assert read_header(image).was_running == mended
+
+
+@pytest.mark.parametrize("level", ["paused", "ram"])
+def test_ram_that_libvirt_saved_paused_and_read_back_runs(world, level):
+    """Started by its owner before anybody looked: libvirt leaves it as it was saved."""
+    run = Killed(world, level=level)
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    saved_by_libvirt(run)
+    world.hypervisor.start(run.facts.uuid, paused=False)
+    assert run.guest.state is DomainState.PAUSED
+    assert run.settle(Note.SUSPENDED) == ["resumed the guest, whose RAM libvirt had saved"]
+    assert run.guest.state is DomainState.RUNNING
+    (journal,) = read_journals(world.paths.journal)
+    assert Note.LET_GO in journal.notes
+
+
+@pytest.mark.parametrize("note", [Note.LET_GO, Note.HELD, Note.FREEZING])
+def test_ram_that_somebody_else_had_paused_stays_so_when_it_is_read_back(world, note):
+    run = Killed(world, level="paused")
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    saved_by_libvirt(run)
+    world.hypervisor.start(run.facts.uuid, paused=False)
+    with suppress(AttentionError):
+        run.settle(note)
+    assert run.guest.state is DomainState.PAUSED
+
+
+def test_a_guest_that_libvirt_is_starting_is_waited_for(world, monkeypatch):
+    monkeypatch.setattr(let_go, "_POLL_SECONDS", 0)
+    run = Killed(world, level="paused")
+    run.guest.boot += 1
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "starting up"
+    reasons = iter(["starting up", "starting up", "migration"])
+
+    def go_on():
+        run.guest.paused_reason = next(reasons)
+
+    world.hooks.at["hypervisor.paused_by"] = go_on
+    assert run.settle(Note.SUSPENDED) == ["resumed the guest, whose RAM libvirt had saved"]
+    assert next(reasons, None) is None
+
+
+def test_a_guest_that_libvirt_starts_for_long_is_looked_at_again(world, monkeypatch):
+    monkeypatch.setattr(let_go, "_READ_BACK_SECONDS", 0)
+    run = Killed(world, level="paused")
+    run.guest.boot += 1
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "starting up"
+    with pytest.raises(AttentionError, match="libvirt is starting it") as caught:
+        run.settle(Note.SUSPENDED)
+    assert caught.value.step == f"run: snaporch recover {run.facts.uuid}"
+    (journal,) = read_journals(world.paths.journal)
+    assert Note.LET_GO not in journal.notes
 
 
 # -- libvirt that does not answer ---------------------------------------------------------------

@@ -117,7 +117,7 @@ def let_go(monkeypatch):
         times = 0
         then = staticmethod(lambda: None)
 
-        def __call__(self, window, lines, uri, journal):
+        def __call__(self, window, lines, uri, journal, *, run_ended=False):
             self.times += 1
             self.window = window
             self.then()
@@ -761,6 +761,22 @@ def test_another_emulator_than_the_runs_is_left_alone(begin, host, strategy):
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "migration"
     assert let_it_go(run)
     assert host.hooks.log == []
+
+
+@pytest.mark.parametrize("strategy", ["paused", "manual", "overlay"])
+def test_what_libvirt_saved_of_a_paused_guest_is_left_to_its_recovery(
+    begin, host, recovering, strategy
+):
+    """Whether it is off or runs from it by now: only a recovery has it run."""
+    run = begin(strategy).write("begin", Step.FREEZE)
+    run.journal.note(Note.SUSPENDED)
+    host.guest().boot += 1
+    guard(run, 0)
+    host.hypervisor.destroy(run.facts.uuid)
+    guard(run, 0)
+    (journal,) = read_journals(host.paths.journal)
+    assert Note.LET_GO not in journal.notes
+    assert journal.held
 
 
 def test_a_guest_that_is_gone_is_let_go(begin, host):
