@@ -102,18 +102,21 @@ def _let_go_saved(
 def _thaw_saved(context: Context, domain: Domain, facts: Facts) -> list[str]:
     if not domain.active:
         if domain.managed_save:
-            raise _saved_frozen(facts, f"run: virsh start {shlex.quote(facts.domain)}, and ")
+            why = "libvirt saved its RAM while its file systems were frozen"
+            raise _perhaps_frozen(facts, why, "start")
         return []
-    if domain.state is DomainState.PAUSED:  # libvirt may be reading that RAM back
-        raise _saved_frozen(facts, "")
     hypervisor = context.hypervisor
+    if _pause_of(hypervisor, facts.uuid, _STARTING, _READ_BACK) is not None:
+        why = "it was started anew and is paused; only when it runs its agent can tell whether its "
+        raise _perhaps_frozen(facts, f"{why}file systems are frozen", "resume")
     if hypervisor.was_booted(facts.uuid) or hypervisor.file_systems_frozen(facts.uuid) is False:
         return []
     settings = context.config.settings(facts.domain, facts.uuid)
     try:
         hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
     except HypervisorError as error:  # its agent may need a while
-        raise _saved_frozen(facts, "") from error
+        why = "it was started anew, perhaps from RAM that libvirt saved while its file systems"
+        raise _perhaps_frozen(facts, f"{why} were frozen; its agent does not thaw them") from error
     return ["thawed the guest"]
 
 
@@ -145,11 +148,11 @@ def _pause_of(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
     return found
 
 
-def _saved_frozen(facts: Facts, first: str) -> AttentionError:
+def _perhaps_frozen(facts: Facts, why: str, first: str = "") -> AttentionError:
+    name = shlex.quote(facts.domain)
+    first = f"run: virsh {first} {name}, and " if first else ""
     return AttentionError(
-        facts.domain,
-        "libvirt saved its RAM while its file systems were frozen",
-        f"{first}when its agent answers: virsh domfsthaw {shlex.quote(facts.domain)}",
+        facts.domain, why, f"{first}when its agent answers: snaporch recover {facts.uuid}"
     )
 
 

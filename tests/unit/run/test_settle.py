@@ -778,30 +778,59 @@ def test_a_guest_that_was_started_anew_is_not_frozen(world):
     assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
 
 
-def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world):
+def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monkeypatch):
     """As libvirt-guests saves it when the host shuts down in the middle of a run."""
+    monkeypatch.setattr(let_go, "_READ_BACK_SECONDS", 0)
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     run.guest.frozen = True
     saved_by_libvirt(run)
-    with pytest.raises(AttentionError, match="RAM while its file systems were frozen") as caught:
+    then = f"when its agent answers: snaporch recover {run.facts.uuid}"
+    with pytest.raises(AttentionError, match="saved its RAM while its file systems") as caught:
         run.settle(Note.FREEZING)
-    assert caught.value.step.endswith("virsh domfsthaw web")
+    assert caught.value.step == f"run: virsh start web, and {then}"
     (journal,) = read_journals(world.paths.journal)
     assert Note.LET_GO not in journal.notes
     world.hypervisor.start(run.facts.uuid, paused=True)
-    with pytest.raises(AttentionError, match="RAM while its file systems were frozen"):
+    with pytest.raises(AttentionError, match="started anew and is paused") as caught:
         run.settle(Note.FREEZING)
+    assert caught.value.step == f"run: virsh resume web, and {then}"
     run.guest.frozen = True
     world.hypervisor.resume(run.facts.uuid)  # by its owner: libvirt forgets that it was restored
     run.guest.agent = Agent.SILENT  # not up yet, and then it is nobody's guess that it is thawed
-    with pytest.raises(AttentionError, match="RAM while its file systems were frozen") as caught:
+    with pytest.raises(AttentionError, match="perhaps from RAM that libvirt saved") as caught:
         run.settle(Note.FREEZING)
-    assert caught.value.step == "when its agent answers: virsh domfsthaw web"
+    assert caught.value.step == then
     (journal,) = read_journals(world.paths.journal)
     assert Note.LET_GO not in journal.notes
     run.guest.agent = Agent.DUMB
     assert run.settle(Note.FREEZING) == ["thawed the guest"]
     assert not run.guest.frozen
+
+
+@pytest.mark.parametrize("passing", ["starting up", "migration"])
+def test_a_guest_that_libvirt_is_starting_is_not_said_to_be_paused(world, monkeypatch, passing):
+    """At the host's boot libvirt starts guests while they are recovered."""
+    monkeypatch.setattr(let_go, "_POLL_SECONDS", 0)
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    run.guest.boot += 1
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, passing
+    looks = iter([False, True])
+
+    def start():
+        if next(looks):
+            run.guest.state, run.guest.paused_reason = DomainState.RUNNING, None
+
+    world.hooks.at["hypervisor.paused_by"] = start
+    assert run.settle(Note.FREEZING) == []
+
+
+def test_a_guest_that_its_owner_paused_since_is_not_said_to_be_saved(world):
+    run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
+    world.hypervisor.destroy(run.facts.uuid)
+    world.hypervisor.start(run.facts.uuid, paused=True)
+    with pytest.raises(AttentionError) as caught:
+        run.settle(Note.FREEZING)
+    assert "saved" not in caught.value.reason
 
 
 def test_ram_that_goes_on_at_once_is_thawed_as_well(world):
