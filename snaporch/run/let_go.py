@@ -36,7 +36,7 @@ _READ_BACK_SECONDS = 5
 _STARTING, _READ_BACK = "starting up", "migration"
 """Its reasons for a guest that it starts, and for one whose RAM it has read back and that does not
 run: an image of a guest that was paused is left so."""
-_FULL = "ioerror"
+FULL = "ioerror"
 """Its reason for a guest that QEMU paused because it could not write."""
 
 
@@ -221,7 +221,7 @@ def is_ours_to_resume(context: Context, facts: Facts, notes: Collection[Note]) -
         return False
     reason = context.hypervisor.paused_by(facts.uuid)
     if Note.LET_GO in notes:
-        return reason == _FULL  # whoever paused it since knows why, but for an overlay of the run's
+        return reason == FULL  # whoever paused it since knows why, but for an overlay of the run's
     if Note.SUSPENDED in notes:
         return reason is not None
     saving = Note.SAVING in notes and facts.strategy.level is Level.RAM

@@ -40,7 +40,7 @@ from snaporch.run.journal import (
     list_journals,
     noting,
 )
-from snaporch.run.let_go import is_ours_to_resume, journal_of, let_go, wake
+from snaporch.run.let_go import FULL, is_ours_to_resume, journal_of, let_go, wake
 from snaporch.run.lock import RECOVERING, domain_lock
 from snaporch.run.marks import destroy_snapshots, finish_snapshots, own_snapshots
 from snaporch.run.others import finish_others, foresee_others
@@ -82,7 +82,6 @@ def settle(
         unnoted = not commits_in(journal_of(context, facts))
         own_commit: list[Commit] = []
         done += _settle_disks(context, facts, notes, own_commit, alive=alive, take=take)
-        done += wake(context, facts, notes)
     except AttentionError:
         raise
     except (SnaporchError, OSError) as error:
@@ -163,9 +162,11 @@ def _settle_disks(
     _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
     done = []
     online, offline = actions.get(Action.COMMIT, []), actions.get(Action.COMMIT_OFFLINE, [])
-    if online and domain is not None and is_confined(facts.uuid):
+    full = bool(online) and context.hypervisor.paused_by(facts.uuid) == FULL
+    if online and not full and domain is not None and is_confined(facts.uuid):
         # a pivot has libvirt write its profile anew, which denies it whatever lies below a disk:
-        # whoever put an image over an overlay could not commit it any more
+        # whoever put an image over an overlay could not commit it any more; that a guest without
+        # room runs comes first
         check_nothing_above(domain, facts, facts.overlays)
     if online or offline:
         with noted_commit(context.pool, facts.datasets, journal_of(context, facts)) as noted:
@@ -175,6 +176,7 @@ def _settle_disks(
         if context.hypervisor.rebase_managed_save(facts.uuid, facts.overlays):
             done.append("had the RAM that libvirt saved of it go on on its bases")
         context.hypervisor.rebase_inactive(facts.uuid, facts.overlays)
+    done += wake(context, facts, notes)
     _check_unused(context, facts)
     for disk in actions.get(Action.QUARANTINE, []):
         kept = overlays.quarantine(disk, context.config.paths.overlays / _QUARANTINE / facts.run)

@@ -1074,6 +1074,25 @@ def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined
     assert world.hypervisor.sources(run.facts.uuid)[0]["vdb"] == source
 
 
+def test_a_guest_without_room_runs_again_whatever_becomes_of_the_others_image(world, monkeypatch):
+    monkeypatch.setattr(settle_module, "is_confined", lambda _uuid: True)
+    run = Killed(world, disks=TWO).switched()
+    foreign_snapshot(run, spelled=True)
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "ioerror"
+    (second,) = [disk for disk in run.facts.overlays if disk.target == "vdb"]
+    real = world.hypervisor.resume
+
+    def resume(uuid):
+        if world.hypervisor.sources(uuid)[0]["vdb"] == second.base:  # else it is paused at once
+            real(uuid)
+
+    monkeypatch.setattr(world.hypervisor, "resume", resume)
+    with pytest.raises(AttentionError, match=r"vda is on .* somebody else has put over"):
+        run.settle()
+    assert run.guest.state is DomainState.RUNNING
+    assert run.overlay().exists()
+
+
 def test_an_overlay_is_found_in_a_definition_whatever_its_directory_is_called(world):
     """XML has its own way to write some characters."""
     odd = world.root / "R&D <overlays> of 'web'"
