@@ -99,9 +99,10 @@ def take_snapshot(
             try:
                 return _Run(context, plan, taker).execute()
             except (FreezeFailedError, StrategyUnavailableError) as error:
-                text = f"{plan.strategy} failed ({error.reason}): taking overlay instead"
-            context.progress.note(domain.name, text)
+                failure = error.reason
             current = context.hypervisor.domain(domain.uuid)
+            text = f"{plan.strategy} failed ({_and_state(failure, plan.domain, current)})"
+            context.progress.note(domain.name, f"{text}: taking overlay instead")
             again = wanted(context, current, name, level, heed_stranger=False)
             plan = replace(again, settings=plan.settings)
         try:
@@ -110,8 +111,10 @@ def take_snapshot(
             lower = settings.on_unavailable
             if lower == "fail" or not is_lower(Level(lower), plan.level):
                 raise
-            reason = f"{plan.level} failed ({error.reason}): taking {lower} instead"
+            failure = error.reason
         current = context.hypervisor.domain(domain.uuid)
+        text = f"{plan.level} failed ({_and_state(failure, plan.domain, current)})"
+        reason = f"{text}: taking {lower} instead"
         plan = wanted(context, current, name, lower)
         return _Run(context, replace(plan, downgrade=reason), taker).execute()
 
@@ -315,14 +318,23 @@ class _Run:
             now = self._context.hypervisor.find(self._domain.uuid)
         except SnaporchError:
             return "the guest was let go"
-        if self._domain.active and (now is None or now.boot != self._domain.boot):
-            return "the guest's QEMU ended meanwhile"
-        if now is None or now.state is self._domain.state:
-            return "the guest is as it was"
-        state = f"the guest is {now.state}, and was {self._domain.state}"
-        if now.state is not DomainState.SUSPENDED:
-            return state
-        return f"{state} (if `virsh dompmwakeup` does not wake it: virsh destroy, virsh start)"
+        return _changed_state(self._domain, now) or "the guest is as it was"
+
+
+def _changed_state(before: Domain, now: Domain | None) -> str:
+    """How the guest is, unless it is as it was."""
+    if before.active and (now is None or now.boot != before.boot):
+        return "the guest's QEMU ended meanwhile"
+    if now is None or now.state is before.state:
+        return ""
+    state = f"the guest is {now.state}, and was {before.state}"
+    if now.state is not DomainState.SUSPENDED:
+        return state
+    return f"{state} (if `virsh dompmwakeup` does not wake it: virsh destroy, virsh start)"
+
+
+def _and_state(failure: str, before: Domain, now: Domain) -> str:
+    return "; ".join(filter(None, (failure, _changed_state(before, now))))
 
 
 def _about_stranger(plan: Plan) -> tuple[str, ...]:

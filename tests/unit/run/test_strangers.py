@@ -1,12 +1,14 @@
 """Whoever else snapshots a guest's datasets, and what that makes of the choice of a strategy."""
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from fakes.hooks import failing_once
 
+from snaporch.errors import SnaporchError
 from snaporch.hypervisor import HypervisorError
-from snaporch.model import Level, Strategy
+from snaporch.model import DomainState, Level, Strategy
 from snaporch.run import strangers
 from snaporch.run.plan import make_plan
 from snaporch.run.snapshot import take_snapshot
@@ -141,3 +143,18 @@ def test_who_wants_overlays_all_the_same_is_told(world, guest):
     assert note == (
         "tank/web@by-hand is not snaporch's; what it takes during the commit will be torn"
     )
+
+
+def test_a_guest_that_stopped_itself_is_told_of_beside_the_overlays(world, guest):
+    world.with_defaults(ram_strategy="auto", ram_capture="stream")
+    world.pool.snapshot(["tank/web@by-hand"], {})
+
+    def stop():
+        world.guest().state = DomainState.SUSPENDED
+        raise HypervisorError("web", "no")
+
+    world.hooks.at["hypervisor.capture"] = stop
+    with suppress(SnaporchError):
+        take_snapshot(world.context, guest, name="s1", wait=None)
+    (told,) = [text for text in world.heard.notes if "taking overlay instead" in text]
+    assert "; the guest is suspended, and was running" in told

@@ -1225,6 +1225,23 @@ def test_a_freeze_that_fails_is_followed_by_a_lower_level(world, ready, way, pla
     assert len(records(world)) == 1
 
 
+@pytest.mark.parametrize("state", [DomainState.SUSPENDED, DomainState.RUNNING])
+def test_a_guest_that_stopped_itself_is_told_of_beside_the_lower_level(world, ready, state):
+    ready("paused", on_unavailable="crash")
+
+    def stop():
+        world.guest().state = state
+        raise HypervisorError("web", "odd thing")
+
+    world.hooks.at["hypervisor.suspend"] = stop
+    snapshot(world)
+    (told,) = [text for text in world.heard.notes if "taking crash instead" in text]
+    assert "odd thing" in told
+    stopped = "; the guest is suspended, and was running (if `virsh dompmwakeup` does not wake it"
+    assert (stopped in told) == (state is DomainState.SUSPENDED)
+    assert ("the guest is" in told) == (state is DomainState.SUSPENDED)
+
+
 def test_a_slow_agent_is_followed_by_a_lower_level(world, ready):
     ready("quiesced", on_unavailable="crash")
     world.guest().agent = Agent.SLOW
