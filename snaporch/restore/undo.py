@@ -92,8 +92,8 @@ holders() { # DEVICE: what of this host uses it
     find /proc/[0-9]*/mountinfo -exec cat {} + 2>/dev/null |
         awk -v number="$number" '
             { for (i = 7; i < NF && $i != "-"; i++); source = $(i + 2) }
-            $3 == number { source = "this" } # btrfs has a number of its own
-            source ~ /^(this$|\/)/ { print source, $5 }' | LC_ALL=C sort -u |
+            $3 == number { print "this", $5; next } # btrfs has a number of its own
+            source ~ /^\// { print source, $5 }' | LC_ALL=C sort -u |
         while read -r source place; do
             [ "$source" = this ] || [ "$(readlink -e -- "$source")" = "$1" ] || continue
             echo "a mount at $place"

@@ -236,6 +236,7 @@ def test_a_volume_that_nothing_uses(host, there):
     mapped_elsewhere.parent.mkdir(parents=True)
     mapped_elsewhere.touch()
     others = f"36 25 0:45 / /srv rw - btrfs {there}/zd32 rw\n37 25 0:46 / /x rw - tmpfs zd16 rw\n"
+    others += "38 25 0:47 / /y rw - tmpfs this rw\n"
     (there / "mountinfo").write_text(others)
     (there / "swaps").write_text("Filename Type\n/dev/zd1 partition 1 0 -2\n")
     assert host.undo()[:2] == (0, "")
