@@ -39,7 +39,8 @@ _OF_A_PARTIAL = re.compile(
     r"ram\.(save|raw)|domain(\.live)?\.xml|nvram\.fd|tpm\.\d+\.permall|manifest\.json"
 )
 _OF_A_SAFETY = re.compile(
-    r"\d{3,}\.zfs|undo\.(sh|json)|(domain|barred)\.xml|nvram\.fd|tpm\..+|(running|managed)\.save"
+    r"\d{3,}\.zfs|undo\.sh|\.?undo\.json|(domain|barred)\.xml|nvram\.fd|tpm\..+"
+    r"|(running|managed)\.save"
 )
 
 

@@ -32,7 +32,13 @@ from snaporch.bundle.manifest import (
     moment,
 )
 from snaporch.bundle.ramimage import RamImageError, read_header
-from snaporch.bundle.store import explained_store, private_directory, sync_directory, write_private
+from snaporch.bundle.store import (
+    explained_store,
+    private_directory,
+    replace_private,
+    sync_directory,
+    write_private,
+)
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import Disk, Domain, Level
 from snaporch.pool import PoolError, resolver
@@ -202,7 +208,7 @@ class Safety:
         if barred:
             write_private(self.directory / "barred.xml", barred.encode())
         copy = SafetyCopy(self.directory, self._record(domain, facts))
-        write_private(self.directory / RECORD, copy.record.as_json())
+        replace_private(self.directory / RECORD, copy.record.as_json())  # others read it meanwhile
         uri = self.context.config.libvirt_uri
         text = (
             refusing_script(copy)

@@ -8,6 +8,7 @@ from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
 from snaporch.bundle import hostfile
+from snaporch.bundle import store as store_module
 from snaporch.errors import (
     AttentionError,
     ExitCode,
@@ -120,6 +121,24 @@ def test_a_managed_save_is_dropped_before_it_could_be_resumed(story, world):
     acts = world.hooks.acts()
     assert acts.index("hypervisor.drop_managed_save") < acts.index("hypervisor.start")
     assert not world.guest().managed_save
+
+
+def test_the_record_of_a_copy_is_there_whole_or_not_at_all(story, world, monkeypatch):
+    """A prune that found a part of it would take it for one that is damaged."""
+    written, real = [], os.fsync
+
+    def fsync(descriptor):
+        written.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real(descriptor)
+
+    monkeypatch.setattr(store_module.os, "fsync", fsync)
+    put_back(world)
+    assert ".undo.json" in written
+    assert "undo.json" not in written
+    (copy,) = [each for each in survey(world.paths.bundles) if each.kind is Kind.SAFETY]
+    (copy.path / ".undo.json").touch()  # of one that was killed
+    (copy,) = [each for each in survey(world.paths.bundles) if each.kind is Kind.SAFETY]
+    assert copy.trouble == ""
 
 
 def test_an_undefined_domain_comes_back(story, world):
