@@ -262,7 +262,8 @@ def test_a_base_that_apparmor_denies_is_told_with_the_way_out(monkeypatch):
         raise libvirt.libvirtError("Could not open '/tank/a.img': Permission denied")
 
     guest.blockCommit = fail
-    way_out = "AppArmor denies .* /tank/a.img, .*: shut it off, recover it, then start it"
+    why = "AppArmor denies .* /tank/a.img, because libvirt wrote its profile while"
+    way_out = f"{why} .*: shut it off, recover it, then start it"
     with pytest.raises(HypervisorError, match=way_out):
         commit(guest, VDA)
 
