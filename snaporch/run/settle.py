@@ -165,8 +165,8 @@ def _settle_disks(
     full = bool(online) and context.hypervisor.paused_by(facts.uuid) == FULL
     if online and not full and domain is not None and is_confined(facts.uuid):
         # a pivot has libvirt write its profile anew, which denies it whatever lies below a disk:
-        # whoever put an image over an overlay could not commit it any more; that a guest without
-        # room runs comes first
+        # whoever put an image over an overlay of the run could not commit it any more (images over
+        # other disks are not looked for); that a guest without room runs comes first
         check_nothing_above(domain, facts, facts.overlays)
     if online or offline:
         with noted_commit(context.pool, facts.datasets, journal_of(context, facts)) as noted:
