@@ -129,6 +129,7 @@ def _verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verific
     try:
         source = whole_source(context, record)
         _check_sums(context, source, outcome)
+        _check_beneath(source)
         if ordeal.disks:
             _read_disks(context, source, outcome)
         reason = _stays_on_paper(source, ordeal)
@@ -162,12 +163,6 @@ def _check_settled(context: Context, record: SnapshotRecord, manifest: Manifest 
 
 def _check_sums(context: Context, source: Source, outcome: Verification) -> None:
     context.progress.step(source.thing, "checking the bundle's SHA-256")
-    try:
-        check_beneath(source.thing, source.manifest, unknown_too=False)
-    except RefusedError as changed:
-        if isinstance(changed.__cause__, OSError):
-            raise UnavailableError(changed.thing, changed.reason, changed.step) from changed
-        raise NotWholeError(changed.thing, changed.reason, changed.step) from changed
     damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
     for error in damage.values():
         raise NotWholeError(error.thing, error.reason)
@@ -187,6 +182,21 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
     outcome.reached = Reached.CHECKED
     outcome.prove(context, f"{len(source.manifest.parts)} parts have their SHA-256")
     outcome.prove(context, f"{len(source.members)} ZFS snapshots have their GUIDs")
+
+
+def _check_beneath(source: Source) -> None:
+    """What is in no snapshot is what it was; if not, the bundle and its RAM are whole all the same.
+
+    Raises:
+        NotWholeError: it is not.
+        UnavailableError: it cannot be looked at.
+    """
+    try:
+        check_beneath(source.thing, source.manifest, unknown_too=False)
+    except RefusedError as changed:
+        if isinstance(changed.__cause__, OSError):
+            raise UnavailableError(changed.thing, changed.reason, changed.step) from changed
+        raise NotWholeError(changed.thing, changed.reason, changed.step) from changed
 
 
 def _read_disks(context: Context, source: Source, outcome: Verification) -> None:

@@ -10,6 +10,7 @@ from fakes import streams
 from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
+from fakes.images import qcow2
 
 from snaporch import places
 from snaporch.bundle import store
@@ -26,6 +27,7 @@ from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.model import BundleState, DatasetKind, DomainState, Level, Reached
 from snaporch.pool import PoolError
 from snaporch.restore import life, reading
+from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.show import describe
 from snaporch.restore.source import records_called
 from snaporch.restore.verify import Ordeal, check_ordeal, longest_ago, verify, verify_all
@@ -580,3 +582,17 @@ def test_no_verdict_where_a_backing_file_cannot_be_looked_at(original, world):
     with pytest.raises(UnavailableError, match=r"base\.qcow2.*cannot be looked at"):
         check(world)
     assert record(world).verified is None
+
+
+def test_a_backing_file_that_was_changed_fails_and_leaves_the_bundle_its_ram(world):
+    """`damaged` would take away the RAM by no option of a restore, for a file that is no part."""
+    base, top = world.image("flash/golden", "base.img"), world.image("tank/over", "top.img")
+    top.write_bytes(qcow2(str(base), "raw"))
+    taken(world, "over", disks={}, more=(DiskSpec("vda", str(top), format="qcow2"),))
+    base.write_bytes(b"committed by somebody")
+    outcome = check(world, "over@s1")
+    assert (outcome.passed, outcome.reached) == (False, Reached.CHECKED)
+    assert f"{base}, which lies beneath vda" in outcome.failure.line()
+    found = record(world, "over@s1")
+    assert (found.level, found.state) == (Level.RAM, BundleState.COMPLETE)
+    assert make_restore_plan(world.context, "over", "s1", apart=True).ram is not None
