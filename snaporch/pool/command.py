@@ -325,7 +325,11 @@ class ZfsCommand:
 
     def written_since(self, snapshot: str) -> int:
         dataset, _, name = snapshot.partition("@")
-        return int(self._run("get", "-Hp", "-o", "value", f"written@{name}", dataset))
+        told = self._run("get", "-Hp", "-o", "value", f"written@{name}", dataset).strip()
+        if not told.isdecimal():  # "-" of a snapshot that is gone, and no error
+            reason = f"{dataset} does not say; is the snapshot gone?"
+            raise PoolError(f"zfs get written@{name}", reason)
+        return int(told)
 
     def receive(self, dataset: str, path: Path) -> None:
         with path.open("rb") as stream:

@@ -193,7 +193,11 @@ class Pool(Protocol):
         """
 
     def written_since(self, snapshot: str) -> int:
-        """Bytes written to the dataset since its snapshot (``written@…`` of zfsprops(7))."""
+        """Bytes written to the dataset since its snapshot (``written@…`` of zfsprops(7)).
+
+        Raises:
+            PoolError: ZFS does not tell, as of a snapshot that is gone.
+        """
 
     def receive(self, dataset: str, path: Path) -> None:
         """Add what :meth:`send_increment` wrote to a dataset, discarding what came since.

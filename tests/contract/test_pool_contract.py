@@ -470,6 +470,8 @@ class TestPoolContract:
         assert pool.written_since(f"{root}@a") == 0
         scratch.write(root, b"x" * 100_000)
         assert pool.written_since(f"{root}@a") > 0
+        with pytest.raises(PoolError):
+            pool.written_since(f"{root}@gone")
 
     def test_a_snapshot_is_read_by_a_mount_that_nobody_else_has(self, scratch, pool, root):
         scratch.write(root, b"then")

@@ -271,6 +271,16 @@ def test_encrypted_datasets_are_sent_raw(zfs, encryption, flags):
     assert " ".join(asked[-1]) == f"send -nP {flags} -I t@a t@b"
 
 
+def test_what_was_written_since_a_snapshot_that_is_gone_is_an_error_and_no_number(zfs):
+    """``zfs get`` says ``-`` of it, and that all is well."""
+    pool, answers, _, _ = zfs
+    answers["get -Hp -o value written@a tank/web"] = "512\n"
+    answers["get -Hp -o value written@gone tank/web"] = "-\n"
+    assert pool.written_since("tank/web@a") == 512
+    with pytest.raises(PoolError, match="written@gone: tank/web does not say"):
+        pool.written_since("tank/web@gone")
+
+
 def test_held_or_cloned_snapshots_stop_the_destruction_of_all(zfs):
     pool, answers, asked, table = zfs
     answers["list -Hp -t filesystem"] = "t\tfilesystem\n"
