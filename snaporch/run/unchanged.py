@@ -31,7 +31,7 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
 
     That it is so is written on the ZFS snapshots, with the time, so that the policy's time counts
     as kept. ``None`` if anything was written to its datasets, its definition, firmware variables or
-    TPM state are others, or any of this cannot be asked.
+    TPM state are others, the bundle is not what was stored, or any of this cannot be asked.
     """
     domain = plan.domain
     if plan.level is not Level.OFF or plan.policy is None or plan.group or domain.managed_save:
@@ -47,6 +47,8 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
             return None
         names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
         if set(record.datasets) != set(plan.facts.datasets) or _is_written(context, plan, names):
+            return None
+        if context.store.damage(f"{record.uuid}/{record.run}"):
             return None
         check_unchanged(context.hypervisor, domain, (), state=True)
         context.pool.set_properties(names, {f"{PREFIX}unchanged": iso(now)})

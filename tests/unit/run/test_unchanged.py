@@ -115,6 +115,13 @@ def _lose_a_part(world):
     (Path(record.bundle) / "nvram.fd").unlink()
 
 
+def _spoil_a_part(world):
+    """A flipped bit: its size stays."""
+    (record,) = all_records(world.context.store, world.pool.snapshots())
+    part = Path(record.bundle) / "nvram.fd"
+    part.write_bytes(part.read_bytes().swapcase())
+
+
 def _lose_a_disk(world):
     (record,) = all_records(world.context.store, world.pool.snapshots())
     world.pool.destroy_snapshots([f"flash/web@{record.snapshot}"])
@@ -133,6 +140,7 @@ def _lose_a_disk(world):
         _fail("pool.sync"),
         _verdict,
         _lose_a_part,
+        _spoil_a_part,
         _lose_a_disk,
     ],
 )
