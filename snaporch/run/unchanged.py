@@ -31,10 +31,13 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
 
     That it is so is written on the ZFS snapshots, with the time, so that the policy's time counts
     as kept. ``None`` if anything was written to its datasets, its definition, firmware variables or
-    TPM state are others, the bundle is not what was stored, or any of this cannot be asked.
+    TPM state are others, the bundle is not what was stored, or any of this cannot be asked. Nor can
+    it of what lies beneath its disks and cannot be known again.
     """
     domain = plan.domain
     if plan.level is not Level.OFF or plan.policy is None or plan.group or domain.managed_save:
+        return None
+    if any(file.is_unknown for file in plan.beneath):
         return None
     now = datetime.now(UTC)
     try:

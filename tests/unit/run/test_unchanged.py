@@ -4,7 +4,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
+from fakes.images import qcow2
 
 from snaporch.config import Config
 from snaporch.errors import SnaporchError
@@ -166,3 +168,12 @@ def test_it_is_asked_again_at_the_end_whether_it_is_off(off, clock):
     assert count(off) == 1
     assert all("unchanged" not in each.properties for each in off.pool.snapshots())
     assert first.unchanged is None
+
+
+def test_what_lies_beneath_a_disk_and_cannot_be_known_again_may_have_changed(off, clock):
+    """A device, or a vmdk: its entry in the manifest equals itself, whatever was written to it."""
+    base, top = off.image("flash/golden", "base.vmdk"), off.image("tank/over", "top.img")
+    top.write_bytes(qcow2(str(base), "vmdk"))
+    over = (DiskSpec("vda", str(top), format="qcow2"),)
+    off.add_guest("web", {}, state=DomainState.OFF, more=over)
+    assert take(off).run != take(off).run
