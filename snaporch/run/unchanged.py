@@ -49,7 +49,7 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
         if manifest is None or not _is_held(manifest, plan):
             return None
         names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
-        if set(record.datasets) != set(plan.facts.datasets) or _is_written(context, plan, names):
+        if _is_written(context, plan, names):
             return None
         if context.store.damage(f"{record.uuid}/{record.run}"):
             return None

@@ -1,6 +1,6 @@
 """A policy's time is kept by what there is, if a guest that is off has not changed at all."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,9 @@ DISKS = {"vda": "tank/web", "vdb": "flash/web"}
 def off(world, tmp_path):
     nvram = tmp_path / "web.fd"
     nvram.write_bytes(b"boot order")
-    world.add_guest(disks=DISKS, state=DomainState.OFF, nvram=str(nvram))
+    tpm = tmp_path / "tpm2-00.permall"
+    tpm.write_bytes(b"sealed")
+    world.add_guest(disks=DISKS, state=DomainState.OFF, nvram=str(nvram), tpm=str(tpm))
     policy = {"hourly": {"every": "1h"}, "nightly": {"every": "1d"}}
     world.context.config = Config.model_validate(
         {"paths": world.paths.model_dump(), "policy": policy}
@@ -87,6 +89,17 @@ def _set_variables(world):
     Path(world.hypervisor.domain("web").nvram).write_bytes(b"other order")
 
 
+def _set_tpm(world):
+    Path(world.hypervisor.domain("web").tpm_state.path).write_bytes(b"unseal")
+
+
+def _relink(world):
+    """The definition says the same, and means another image of the same dataset."""
+    path = world.root / "zfs/tank/web/web-vda.img"
+    path.rename(path.with_name("other.img"))
+    path.symlink_to("other.img")
+
+
 def _lose_variables(world):
     Path(world.hypervisor.domain("web").nvram).unlink()
 
@@ -135,6 +148,8 @@ def _lose_a_disk(world):
         _write,
         _define,
         _set_variables,
+        _set_tpm,
+        _relink,
         _lose_variables,
         _start,
         _save,
@@ -158,6 +173,57 @@ def test_one_that_ran_when_it_was_taken_is_not_what_it_has_now(off, clock):
     assert first.level is not Level.OFF
     off.guest().live, off.guest().state = None, DomainState.OFF
     assert take(off).run != first.run
+
+
+def test_the_last_one_is_what_zfs_took_last_whatever_the_clock_said(off, clock):
+    first = take(off)
+    off.pool.write("flash/web", b"later")
+    second = take(off)
+    for dataset in second.datasets:
+        off.pool.age(f"{dataset}@{second.snapshot}", datetime(2020, 1, 1, tzinfo=UTC))
+    off.pool.write("flash/web", b"first")  # as in the first again
+    assert take(off).run not in (first.run, second.run)
+
+
+def test_it_was_so_when_the_look_began(off, clock, monkeypatch):
+    """What is written while it is looked at is a change since."""
+    began = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+    class Clock(datetime):
+        at = began
+
+        @classmethod
+        def now(cls, tz=None):
+            return cls.at
+
+    def go_on():
+        Clock.at = began + timedelta(hours=1)
+
+    take(off)
+    monkeypatch.setattr("snaporch.run.unchanged.datetime", Clock)
+    off.hooks.at["pool.sync"] = go_on
+    assert take(off).unchanged == began
+
+
+def test_volumes_are_flushed_before_zfs_is_asked(off, clock, monkeypatch):
+    """What others wrote may still be in the host's cache of the device."""
+    take(off)
+    off.hooks.log.clear()
+    monkeypatch.setattr("snaporch.run.unchanged.stat.S_ISBLK", lambda _mode: True)
+    monkeypatch.setattr(
+        "snaporch.run.unchanged.flush_device",
+        lambda path: off.hooks.act("flush", Path(path).name),
+    )
+    off.hooks.at["pool.sync"] = lambda: off.hooks.act("sync")
+    off.hooks.at["pool.written_since"] = lambda: off.hooks.act("ask")
+    take(off)
+    flush = ["flush web-vda.img", "flush web-vdb.img"]
+    assert [line for line in off.hooks.log if line in (*flush, "sync", "ask")] == [
+        *flush,
+        "sync",
+        "ask",
+        "ask",
+    ]
 
 
 def test_it_is_asked_again_at_the_end_whether_it_is_off(off, clock):
