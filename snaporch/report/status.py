@@ -95,9 +95,17 @@ def _policy_cells(policy: PolicyStatus, now: datetime, zone: tzinfo) -> list[Tex
     style = "red" if policy.missed or (policy.next and policy.next.failed) else ""
     return [
         Text(policy.policy),
-        Text(_ago(policy.last, now) + (", unchanged" if policy.unchanged else "")),
+        Text(_last(policy, now)),
         Text(_next(policy, now, zone), style=style),
     ]
+
+
+def _last(policy: PolicyStatus, now: datetime) -> str:
+    """With when a guest that is off was last looked at: it may have run since then."""
+    taken = _ago(policy.last, now)
+    if policy.unchanged is None:
+        return taken
+    return f"{taken}, unchanged {age(policy.unchanged, now)} ago"
 
 
 def _next(policy: PolicyStatus, now: datetime, zone: tzinfo) -> str:

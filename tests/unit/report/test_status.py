@@ -41,8 +41,10 @@ def test_all_is_well(shown):
     ]
 
 
-def test_a_guest_that_is_off_says_since_when_nothing_changed(shown):
-    assert "web     hourly  10m, unchanged  13:00" in shown(with_policy(unchanged=NOW))[-1]
+def test_a_guest_that_is_off_says_when_it_was_found_unchanged(shown):
+    """It may have run since that look."""
+    looked = with_policy(unchanged=NOW - timedelta(minutes=4))
+    assert "web     hourly  10m, unchanged 4m ago  13:00" in shown(looked)[-1]
 
 
 def test_troubles_fit_80_columns(shown):
