@@ -12,7 +12,7 @@ from rich.text import Text
 
 from snaporch.config import Status as Limits
 from snaporch.errors import one_line
-from snaporch.model import Level
+from snaporch.model import Level, SnapshotRecord
 from snaporch.report.findings import nagios_line
 from snaporch.report.terminal import print_result
 from snaporch.report.units import age, size
@@ -174,8 +174,14 @@ def _perfdata(status: Status, limits: Limits) -> str:
 def _oldest(domains: Sequence[DomainStatus], now: datetime) -> int:
     """Age of the newest snapshot of the domain whose newest is the oldest, in seconds.
 
-    One that still holds all of a guest that is off is as old as the look that found it so.
+    One that still held all of a guest that was off is as old as the last look that found it so.
     """
     lasts = [domain.last for domain in domains if domain.last is not None]
-    ages = [now - (last.unchanged or last.created) for last in lasts]
-    return max((int(each.total_seconds()) for each in ages), default=0)
+    return max((_seconds(last, now) for last in lasts), default=0)
+
+
+def _seconds(last: SnapshotRecord, now: datetime) -> int:
+    """Not below 0, nor by a look that is of the future: the clock went back."""
+    looked = last.unchanged
+    moment = last.created if looked is None or looked > now else looked
+    return max(int((now - moment).total_seconds()), 0)

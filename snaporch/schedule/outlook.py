@@ -181,7 +181,7 @@ def _outlook(
             since = memory.carried.get(key)
             since = since if since is None or since <= now else None  # the clock went back
             found = replace(_next(name, when, own, now), since=since)
-            last = _last_failure(memory.captures.get(key), own)
+            last = _last_failure(memory.captures.get(key), own, now)
             nexts.append(_after_failure(found, last, retry, now))
     finished = [record for record in records if record.run not in memory.under_way]
     as_named = [record for record in finished if not record.renamed]
@@ -265,7 +265,7 @@ def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: date
     for snapshot in snapshots:
         pool = snapshot.dataset.split("/", 1)[0]
         newest[pool] = max(newest.get(pool, snapshot), snapshot, key=lambda s: s.createtxg)
-    past = [moment for each in newest.values() for moment in _met(each) if moment <= now]
+    past = [moment for each in newest.values() for moment in _met(each, now)]
     if not past:
         reason = "the clock went back" if newest else "there is none yet"
         return Next(policy, now, reason)
@@ -273,17 +273,23 @@ def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: date
     return Next(policy, at, when.rule, wanted=at)
 
 
-def _met(snapshot: PoolSnapshot) -> list[datetime]:
-    """When it was what a policy wanted: taken, and last found to be all there is to take."""
+def _met(snapshot: PoolSnapshot, now: datetime) -> list[datetime]:
+    """When it was what a policy wanted: taken, and last found to be all there is to take.
+
+    Not what is of the future: the clock went back.
+    """
     unchanged = moment_of(snapshot.properties.get("unchanged"))
-    return [snapshot.created] if unchanged is None else [snapshot.created, unchanged]
+    return [each for each in (snapshot.created, unchanged) if each is not None and each <= now]
 
 
-def _last_failure(failed: Failed | None, own: Iterable[PoolSnapshot]) -> Failed | None:
+def _last_failure(
+    failed: Failed | None, own: Iterable[PoolSnapshot], now: datetime
+) -> Failed | None:
     """The failed try, unless a snapshot was taken since, or need not be, whoever asked for it."""
-    if failed is None or any(max(_met(snapshot)) > failed.at for snapshot in own):
+    if failed is None:
         return None
-    return failed
+    over = any(moment > failed.at for each in own for moment in _met(each, now))
+    return None if over else failed
 
 
 def _after_failure(found: Next, failed: Failed | None, retry: timedelta, now: datetime) -> Next:

@@ -145,10 +145,17 @@ def _policies(config: Config, outlook: Outlook, now: datetime) -> tuple[PolicySt
             last[name].created if name in last else None,
             nexts.get(name),
             missed(config, nexts.get(name), outlook, now),
-            last[name].unchanged if name in last and not outlook.domain.active else None,
+            None if outlook.domain.active else _found_unchanged(last.get(name), now),
         )
         for name in outlook.assignment.policies
     )
+
+
+def _found_unchanged(record: SnapshotRecord | None, now: datetime) -> datetime | None:
+    """When it was last looked at; not what is of the future: the clock went back."""
+    if record is None or record.unchanged is None or record.unchanged > now:
+        return None
+    return record.unchanged
 
 
 def missed(config: Config, coming: Next | None, outlook: Outlook, now: datetime) -> int:

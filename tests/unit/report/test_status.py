@@ -3,7 +3,7 @@ from dataclasses import replace
 from datetime import UTC, timedelta
 
 import pytest
-from fakes.standing import DOMAIN, NEXT, NOW, RUN, WELL, with_policy
+from fakes.standing import DOMAIN, NEXT, NOW, RUN, WELL, with_domain, with_policy
 
 from snaporch.config import Status as Limits
 from snaporch.report.status import nagios, print_status
@@ -119,3 +119,16 @@ def test_a_bar_in_a_name_begins_no_performance_data():
     line, _ = nagios(status, judge(status, Limits()), Limits())
     assert "a/b=1" in line
     assert line.count("|") == 1
+
+
+@pytest.mark.parametrize(
+    ("created", "unchanged", "oldest"),
+    [(600, None, 600), (600, 60, 60), (600, -60, 600), (-600, None, 0)],
+)
+def test_the_oldest_is_as_old_as_its_last_look_but_for_one_of_the_future(
+    created, unchanged, oldest
+):
+    looked = None if unchanged is None else NOW - timedelta(seconds=unchanged)
+    last = replace(DOMAIN.last, created=NOW - timedelta(seconds=created), unchanged=looked)
+    line, _ = nagios(with_domain(last=last), [], Limits())
+    assert f" oldest={oldest}s " in line

@@ -199,6 +199,15 @@ def test_a_failed_try_is_over_when_nothing_is_there_to_take(scheduled):
     assert the_next(scheduled).failed is None
 
 
+def test_a_look_from_the_future_ends_no_failed_try(scheduled):
+    uuid = scheduled.context.hypervisor.domain("web").uuid
+    directory = scheduled.context.config.paths.schedule
+    (record,) = scheduled.hours_ago(30)
+    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=16), "no zfs")})
+    found_unchanged(scheduled, record, NOW + timedelta(hours=9))
+    assert the_next(scheduled).failed.reason == "no zfs"
+
+
 def test_what_a_guest_had_when_it_was_shut_off_stays(scheduled):
     """Hourly looks for a month that find nothing new push nothing out."""
     scheduled.hours_ago(900, 899, 720)

@@ -382,6 +382,15 @@ def test_a_guest_that_is_off_and_unchanged_is_no_trouble_and_says_since_when(sch
     assert told["policies"][0]["unchanged"] == iso(looked)
 
 
+def test_a_look_of_the_future_says_nothing(scheduled, standing):
+    (record,) = scheduled.hours_ago(1)
+    scheduled.world.guest().live, scheduled.world.guest().state = None, DomainState.OFF
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    future = iso(NOW + timedelta(seconds=1))
+    scheduled.world.pool.set_properties(names, {"snaporch:unchanged": future})
+    assert policy(standing()).unchanged is None
+
+
 def test_a_guest_that_was_started_is_not_called_unchanged(scheduled, standing):
     (record,) = scheduled.hours_ago(1)
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
