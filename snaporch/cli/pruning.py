@@ -42,14 +42,11 @@ def prune_and_tell(
         print_result(json_format.dumps(_document(done, dry_run=dry_run), indent=2))
     else:
         _tell(done, dry_run=dry_run, verbose=verbose)
-    for failure in done.failures:
+    for failure in (*done.failures, *done.unjudged):
         print_error(failure.line())
-    troubles = [verdict for verdict in done.verdicts if verdict.found.trouble]
-    for verdict in troubles:
-        print_error(f"{verdict.reason}; kept, look at it and move or delete it yourself")
     if done.failures:
         return ExitCode.FAILED
-    return ExitCode.ATTENTION if troubles else ExitCode.OK
+    return ExitCode.ATTENTION if done.unjudged else ExitCode.OK
 
 
 def may_be_barred(config: Config, uuid: str) -> bool:
@@ -68,19 +65,21 @@ def _document(done: Pruned, *, dry_run: bool) -> dict[str, object]:
     return {
         "dry_run": dry_run,
         "freed_bytes": done.freed,
-        "items": [
-            {
-                "kind": verdict.found.kind.value,
-                "domain": verdict.found.domain or None,
-                "uuid": verdict.found.uuid,
-                "snapshot": verdict.found.snapshot or None,
-                "path": str(verdict.found.path),
-                "bytes": verdict.found.bytes,
-                "action": verdict.fate.value,
-                "reason": verdict.reason,
-            }
-            for verdict in done.verdicts
-        ],
+        "items": [item(verdict) for verdict in done.verdicts],
+    }
+
+
+def item(verdict: Verdict) -> dict[str, object]:
+    """The documented JSON object of one thing."""
+    return {
+        "kind": verdict.found.kind.value,
+        "domain": verdict.found.domain or None,
+        "uuid": verdict.found.uuid,
+        "snapshot": verdict.found.snapshot or None,
+        "path": str(verdict.found.path),
+        "bytes": verdict.found.bytes,
+        "action": verdict.fate.value,
+        "reason": verdict.reason,
     }
 
 
@@ -88,13 +87,14 @@ def _tell(done: Pruned, *, dry_run: bool, verbose: bool) -> None:
     for verdict in done.verdicts:
         worth = verdict.fate in _GONE or verbose or not verdict.usual
         if worth and not verdict.found.trouble:
-            print_result(_line(verdict, dry_run=dry_run))
+            print_result(line(verdict, dry_run=dry_run))
     parts = [text for kind in _STAYING if (text := _staying(done, kind))]
     parts.append(f"{'would free' if dry_run else 'freed'} {size(done.freed)}")
     print_result("; ".join(parts))
 
 
-def _line(verdict: Verdict, *, dry_run: bool) -> str:
+def line(verdict: Verdict, *, dry_run: bool = False) -> str:
+    """What became of one thing, or would."""
     what = verdict.fate.value.replace("-", " ") if dry_run else verdict.fate.done
     found = verdict.found
     return one_line(f"{found.title}  {what}  {size(found.bytes)}  {verdict.reason}")

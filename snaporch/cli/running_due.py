@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
+from snaporch.cli import pruning
 from snaporch.cli.planning import tell_unknown
 from snaporch.cli.replicating import Told as Copied
 from snaporch.cli.replicating import tell_due_replications
@@ -113,11 +114,13 @@ def _tell(context: Context, outcomes: Sequence[Outcome], retired: Retired) -> No
             print_result(outcome.text)
     for domain, verdict in retired.deleted:
         print_result(f"{domain}@{verdict.taken.snapshot}  deleted: {verdict.reason}")
+    for pruned in retired.pruned:
+        print_result(pruning.line(pruned))
     for domain in retired.busy:
         context.progress.note(domain, "busy: what need not stay is deleted the next time")
     for error in retired.mounted:
         context.progress.note("retention", error.line())
-    if not outcomes and not retired.deleted:
+    if not (outcomes or retired.deleted or retired.pruned):
         context.progress.step("snaporch", "nothing is due")
 
 
@@ -143,6 +146,7 @@ def _document(outcomes: Sequence[Outcome], retired: Retired) -> dict[str, object
             }
             for domain, verdict in retired.deleted
         ],
+        "pruned": [pruning.item(verdict) for verdict in retired.pruned],
         "failures": [error.line() for error in retired.failures],
         "busy": retired.busy,
         "mounted": [error.line() for error in retired.mounted],

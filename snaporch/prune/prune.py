@@ -18,7 +18,7 @@ from snaporch import places
 from snaporch.bundle.manifest import ManifestError
 from snaporch.bundle.store import explained_store
 from snaporch.config import Config
-from snaporch.errors import BusyError, SnaporchError
+from snaporch.errors import AttentionError, BusyError, SnaporchError
 from snaporch.model import Census
 from snaporch.pool import Pool, PoolError
 from snaporch.prune.ages import Ages, Reading
@@ -43,6 +43,13 @@ class Pruned:
     def of(self, *fates: Fate) -> list[Verdict]:
         """The verdicts with one of these fates."""
         return [verdict for verdict in self.verdicts if verdict.fate in fates]
+
+    @property
+    def unjudged(self) -> list[AttentionError]:
+        """What nothing can be said about, and stays until somebody has looked at it."""
+        step = "it is kept; look at it and move or delete it yourself"
+        troubled = (each.found for each in self.verdicts if each.found.trouble)
+        return [AttentionError(found.title, found.trouble, step) for found in troubled]
 
     @property
     def freed(self) -> int:

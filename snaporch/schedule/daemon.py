@@ -278,6 +278,10 @@ class Daemon:
             return
         for domain, verdict in retired.deleted:
             progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
+        for pruned in retired.pruned:
+            found = pruned.found
+            text = f"{pruned.fate.done} {found.path.name}: {pruned.reason}"
+            progress.step(found.domain or found.uuid, text)
         for waiting in retired.mounted:
             progress.note(_ME, waiting.line())
         for failure in retired.failures:

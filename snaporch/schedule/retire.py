@@ -19,6 +19,7 @@ from snaporch.errors import BusyError, SnaporchError
 from snaporch.pool import MountedError, PoolError
 from snaporch.prune.prune import prune
 from snaporch.prune.verdict import Fate
+from snaporch.prune.verdict import Verdict as Pruning
 from snaporch.replicate.ship import replication_lock_name
 from snaporch.restore.barrier import has_bar
 from snaporch.run.context import Context
@@ -39,6 +40,8 @@ class Retired:
 
     deleted: list[tuple[str, Verdict]] = field(default_factory=list)
     """Domain's name and verdict of each snapshot that is gone."""
+    pruned: list[Pruning] = field(default_factory=list)
+    """Of what was in the store and went, or came back out of the trash."""
     failures: list[SnaporchError] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
     """Domains others work with, or may want to: what is left of theirs waits for the next time."""
@@ -89,11 +92,8 @@ def _prune(context: Context, mark: Path, done: Retired) -> None:
     except SnaporchError as error:
         done.failures.append(error)
         return
-    done.failures += pruned.failures
-    for verdict in pruned.of(Fate.TRASH, Fate.DELETE, Fate.PUT_BACK):
-        found = verdict.found
-        text = f"{verdict.fate.done} {found.path.name}: {verdict.reason}"
-        context.progress.step(found.domain or found.uuid, text)
+    done.failures += [*pruned.failures, *pruned.unjudged]
+    done.pruned += pruned.of(Fate.TRASH, Fate.DELETE, Fate.PUT_BACK)
 
 
 def _may_be_barred(context: Context, uuid: str) -> bool:

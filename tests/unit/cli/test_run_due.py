@@ -68,10 +68,31 @@ def test_what_need_not_stay_goes_unless_told_otherwise(policies, snaporch):
     assert f"tank/web@{old.snapshot}" not in policies.pool.names()
 
 
+def test_what_the_daily_prune_did_and_could_not_judge_is_told_to_the_timer_too(policies, snaporch):
+    """The timer's unit says --quiet."""
+    store, run = policies.paths.bundles, "20260601T100000Z-0123abcd"
+    uuid = policies.guest().uuid
+    partial, foreign = store / uuid / f".{run}.partial", store / uuid / run
+    for directory in (partial, foreign):
+        directory.mkdir(parents=True)
+    answer = snaporch("run-due", "--quiet")
+    reason = "deleted  0 B  its run is gone, and did not finish it"
+    assert f"{uuid}/{partial.name}  {reason}" in answer.out.splitlines()
+    assert str(foreign) in answer.err
+    assert "look at it and move or delete it yourself" in answer.err
+    assert answer.code == ExitCode.ATTENTION
+    (policies.root / "schedule" / "pruned").unlink()
+    partial.mkdir()
+    answer = snaporch("run-due", "--quiet", "--json")
+    (item,) = answer.json["pruned"]
+    assert (item["kind"], item["action"]) == ("partial", "delete")
+    assert [str(foreign) in line for line in answer.json["failures"]] == [True]
+
+
 def test_run_due_as_json(policies, snaporch):
     document = snaporch("run-due", "--json").json
     assert set(document) == {
-        *("runs", "deleted", "failures", "busy", "mounted", "replicated", "verified")
+        *("runs", "deleted", "pruned", "failures", "busy", "mounted", "replicated", "verified")
     }
     (run,) = document["runs"]
     assert (run["domain"], run["policy"], run["status"]) == ("web", "hourly", 0)

@@ -2,6 +2,7 @@ import queue
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from fakes.hooks import failing
@@ -212,10 +213,14 @@ def test_what_need_not_stay_goes(scheduled, serving, told):
     old = scheduled.taken(now - timedelta(hours=9))
     for hours in (7, 5, 0):
         scheduled.taken(now - timedelta(hours=hours))
+    partial = Path(old.bundle).parent / ".20260601T100000Z-0123abcd.partial"
+    partial.mkdir()
     with serving() as daemon:
         daemon.thread.start()
         told("STATUS=1 to come")
     assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
+    text = f"deleted {partial.name}: its run is gone, and did not finish it"
+    assert text in scheduled.world.heard.steps
     assert f"deleted @{old.snapshot}: not in hourly=2" in scheduled.world.heard.steps
 
 

@@ -1,16 +1,20 @@
+import errno
 import json
 import os
 import shutil
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from fakes.hooks import failing
 from fakes.schedule import NOW
 
+from snaporch.errors import ExitCode
 from snaporch.model import BundleState
 from snaporch.pool import ForeignMount, PoolError
 from snaporch.prune.ages import Ages, Reading
+from snaporch.prune.verdict import Fate
 from snaporch.replicate.ship import replication_lock_name
 from snaporch.run.context import Interrupt
 from snaporch.run.lock import domain_lock
@@ -169,7 +173,34 @@ def aged(scheduled):
 def test_safety_copies_go_without_a_prune_by_hand(scheduled, aged):
     done = clean_up(scheduled)
     assert (done.failures, aged.exists()) == ([], False)
-    assert any(text.startswith(f"deleted {aged.name}: ") for text in scheduled.world.heard.steps)
+    assert [(each.fate, each.found.path) for each in done.pruned] == [(Fate.DELETE, aged)]
+
+
+def test_what_goes_to_the_trash_and_comes_back_is_told(scheduled):
+    (record,) = scheduled.hours_ago(1)
+    pool, mark = scheduled.world.pool, scheduled.context.config.paths.schedule / "pruned"
+    pool.replicate(f"tank/web@{record.snapshot}", "backup/web")
+    pool.exported.add("backup")
+    pool.destroy_snapshots([f"tank/web@{record.snapshot}"])
+    assert [each.fate for each in clean_up(scheduled).pruned] == [Fate.TRASH]
+    assert not Path(record.bundle).exists()
+    mark.unlink()
+    pool.exported.clear()
+    assert [each.fate for each in clean_up(scheduled).pruned] == [Fate.PUT_BACK]
+    assert Path(record.bundle).exists()
+
+
+def test_what_cannot_be_moved_or_judged_is_a_failure(scheduled, aged, monkeypatch):
+    def refuse(_path):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("snaporch.prune.prune.remove", refuse)
+    stranger = aged.parent / "20260601T100000Z-0123abcd"
+    stranger.mkdir()
+    failed, unjudged = clean_up(scheduled).failures
+    assert "Read-only file system" in failed.reason
+    assert str(stranger) in unjudged.reason
+    assert unjudged.exit_code == ExitCode.ATTENTION
 
 
 def test_that_is_done_once_a_day_whatever_the_clock_does(scheduled, aged):
