@@ -22,7 +22,7 @@ from snaporch.schedule.captures import Captures, Outcome, snapshot_command
 from snaporch.schedule.due import due_captures, remember, take_all
 from snaporch.schedule.gate import Gate
 from snaporch.schedule.outlook import Outlook, carried_out, look
-from snaporch.schedule.retire import Retired, retire
+from snaporch.schedule.retire import Retired, prune_daily, retire
 
 
 def run_due(
@@ -38,6 +38,8 @@ def run_due(
     with watchers(context) as watching:
         with _alone(context):
             outlooks, outcomes, retired = _carry_out(context, watching, retention=retention)
+        if retention:
+            _prune(context, watching, retired)
         if not json:
             _tell(context, outcomes, retired)
         sent, told = Copied(json=json), Told(json=json)
@@ -51,6 +53,14 @@ def run_due(
         print_result(json_format.dumps(document, indent=2, ensure_ascii=False))
     context.interrupt.check(SCHEDULE)
     return _exit_code(outcomes, retired, tell_unknown(outlooks)) or sent.code or told.code
+
+
+def _prune(context: Context, watching: Watchers, retired: Retired) -> None:
+    daily = prune_daily(context, lambda: context.interrupt.signum is not None)
+    for error in daily.failures:
+        watching.failed(context.config, error)
+    retired.failures += daily.failures
+    retired.pruned += daily.pruned
 
 
 def _alone(context: Context) -> AbstractContextManager[None]:

@@ -69,6 +69,7 @@ def prune(
     only: Collection[str] | None = None,
     dry_run: bool = False,
     may_be_barred: Callable[[str], bool] = lambda _uuid: False,
+    stopped: Callable[[], bool] = lambda: False,
     read_clocks: Callable[[], Reading] = Reading.now,
 ) -> Pruned:
     """Move bundles that no snapshot needs to the trash, and delete what has been there long enough.
@@ -81,6 +82,7 @@ def prune(
         dry_run: decide, and do nothing.
         may_be_barred: whether nobody knows that the guest with a UUID can be started: one that an
             undo has left so needs a safety copy.
+        stopped: whether to end before the next thing; the rest waits for the next prune.
         read_clocks: what the host's clocks show.
 
     Raises:
@@ -91,8 +93,8 @@ def prune(
     ages = Ages(config.paths.bundles, read_clocks())
     seen = _of_domain(survey(config.paths.bundles, only), domain)
     found = [replace(each, age=ages.of(each.path)) for each in seen]
-    done = _prune_store(config, pool, found, only, may_be_barred, dry_run=dry_run)
-    if only is None or done.of(Fate.DELETE):
+    done = _prune_store(config, pool, found, only, may_be_barred, stopped, dry_run=dry_run)
+    if (only is None or done.of(Fate.DELETE)) and not stopped():
         going = {verdict.found.path for verdict in done.of(Fate.DELETE)}
         swept = sweep_pages(
             config, pool, found, _under_way(config), going, domain=domain, dry_run=dry_run
@@ -119,6 +121,7 @@ def _prune_store(
     found: Sequence[Found],
     only: Collection[str] | None,
     may_be_barred: Callable[[str], bool],
+    stopped: Callable[[], bool],
     *,
     dry_run: bool,
 ) -> Pruned:
@@ -131,6 +134,8 @@ def _prune_store(
         verdicts = _judge(config, found, first.agreed(pool.census()), now)
     done = Pruned()
     for verdict in (_unless_barred(each, may_be_barred) for each in verdicts):
+        if stopped():
+            break
         if dry_run or verdict.fate is Fate.KEEP:
             done.verdicts.append(verdict)
         else:

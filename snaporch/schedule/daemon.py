@@ -39,7 +39,7 @@ from snaporch.schedule.errands import Errands
 from snaporch.schedule.gate import Capture
 from snaporch.schedule.notify import notify, watchdog_seconds
 from snaporch.schedule.outlook import Next, Outlook, carried_out, look
-from snaporch.schedule.retire import retire
+from snaporch.schedule.retire import Retired, prune_daily, retire
 from snaporch.schedule.when import Times, times
 
 _THREADS = 64
@@ -131,6 +131,8 @@ class Daemon:
         self._busy: set[str] = set()
         self._lock = threading.Lock()
         self._looker: threading.Thread | None = None
+        self._pruning = threading.Lock()
+        self._ending = threading.Event()
         self._look_again = False
         self._look_at: float | None = None
         self._look_began = 0.0
@@ -215,11 +217,13 @@ class Daemon:
         return self._looker is not None and time.monotonic() - self._look_began > watchdog
 
     def _end(self) -> None:
+        self._ending.set()
         notify("STOPPING=1", "STATUS=waiting for snapshots under way to undo or finish themselves")
         self._captures.stop()
         self._scheduler.shutdown(wait=True)
         if self._looker is not None:
             self._looker.join(_LOOK_SECONDS)
+        self._pruning.acquire(timeout=_LOOK_SECONDS)
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, (Outcome, ErrandDone)):
@@ -257,11 +261,29 @@ class Daemon:
             self._refresh()
 
     def _look(self, context: Context) -> None:
-        self._set_right(context)
+        prunes = self._set_right(context) and self._pruning.acquire(blocking=False)
         self._inbox.put(_Looked())
+        if prunes:  # however long that takes: the next look may begin meanwhile
+            try:
+                self._prune(context)
+            finally:
+                self._pruning.release()
 
-    def _set_right(self, context: Context) -> None:
-        """Look at everything, delete what need not stay, and set the times right."""
+    def _prune(self, context: Context) -> None:
+        daily = prune_daily(context, self._ending.is_set)
+        for pruned in daily.pruned:
+            found = pruned.found
+            text = f"{pruned.fate.done} {found.path.name}: {pruned.reason}"
+            context.progress.step(found.domain or found.uuid, text)
+        self._tell_failures(context, daily)
+
+    def _tell_failures(self, context: Context, retired: Retired) -> None:
+        for failure in retired.failures:
+            context.progress.note(_ME, failure.line())
+            self._watcher.failed(context.config, failure)
+
+    def _set_right(self, context: Context) -> bool:
+        """Look at everything, delete what need not stay, and set the times right, if it can be."""
         now = datetime.now(UTC)
         progress = context.progress
         try:
@@ -270,28 +292,23 @@ class Daemon:
             self._carried_out(context, outlooks, now)
             retired = retire(context, outlooks, now)
         except InterruptedRunError:
-            return
+            return False
         except SnaporchError as error:
             progress.note(_ME, f"cannot look at policies now: {error.line()}")
             self._watcher.failed(context.config, error)
             notify(f"STATUS={error.line()}")
-            return
+            return False
         for domain, verdict in retired.deleted:
             progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
-        for pruned in retired.pruned:
-            found = pruned.found
-            text = f"{pruned.fate.done} {found.path.name}: {pruned.reason}"
-            progress.step(found.domain or found.uuid, text)
         for waiting in retired.mounted:
             progress.note(_ME, waiting.line())
-        for failure in retired.failures:
-            progress.note(_ME, failure.line())
-            self._watcher.failed(context.config, failure)
+        self._tell_failures(context, retired)
         self._set_times(context.config, outlooks, now)
         self._errands.set_times(outlooks)
         self._scheduler.wakeup()  # it sleeps on when the clock has been put forward
         self._watcher.looked(context, outlooks, now)
         notify(f"STATUS={self._status()}")
+        return True
 
     def _carried_out(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
         try:

@@ -7,7 +7,7 @@ whose snapshots others have destroyed.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -61,9 +61,37 @@ def retire(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Reti
                 done.busy.append(outlook.domain.name)
             except SnaporchError as error:
                 done.failures.append(error)
+    return done
+
+
+def prune_daily(context: Context, stopped: Callable[[], bool]) -> Retired:
+    """Prune the store as a whole, if that was not done today; nothing that is due waits for it.
+
+    Once a day, whether it fails or not: what cannot be judged is told, and waits for the next.
+    Without a mark, on a full disk say, it is done each time.
+
+    Args:
+        stopped: whether to end before the next thing.
+    """
+    done = Retired()
     mark = context.config.paths.schedule / _PRUNED_NAME
-    if _is_a_day_old(mark):
-        _prune(context, mark, done)
+    if stopped() or not _is_a_day_old(mark):
+        return done
+    with suppress(OSError):
+        private_directory(mark.parent)
+        mark.touch(mode=0o600)
+    try:
+        pruned = prune(
+            context.config,
+            context.pool,
+            may_be_barred=lambda uuid: _may_be_barred(context, uuid),
+            stopped=stopped,
+        )
+    except SnaporchError as error:
+        done.failures.append(error)
+        return done
+    done.failures += [*pruned.failures, *pruned.unjudged]
+    done.pruned += pruned.of(Fate.TRASH, Fate.DELETE, Fate.PUT_BACK)
     return done
 
 
@@ -73,27 +101,6 @@ def _is_a_day_old(mark: Path) -> bool:
         return not 0 <= time.time() - mark.stat().st_mtime < _DAY_SECONDS
     except OSError:
         return True
-
-
-def _prune(context: Context, mark: Path, done: Retired) -> None:
-    """Once a day, whether it fails or not: what cannot be judged is told, and waits for the next.
-
-    Without a mark, on a full disk say, it is done each time.
-    """
-    with suppress(OSError):
-        private_directory(mark.parent)
-        mark.touch(mode=0o600)
-    try:
-        pruned = prune(
-            context.config,
-            context.pool,
-            may_be_barred=lambda uuid: _may_be_barred(context, uuid),
-        )
-    except SnaporchError as error:
-        done.failures.append(error)
-        return
-    done.failures += [*pruned.failures, *pruned.unjudged]
-    done.pruned += pruned.of(Fate.TRASH, Fate.DELETE, Fate.PUT_BACK)
 
 
 def _may_be_barred(context: Context, uuid: str) -> bool:

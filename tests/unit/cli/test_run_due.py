@@ -1,3 +1,4 @@
+import signal
 import sys
 from datetime import UTC, datetime, timedelta
 
@@ -8,7 +9,8 @@ from snaporch.cli import running_due
 from snaporch.config import load as load_module
 from snaporch.errors import ExitCode
 from snaporch.run.context import Interrupt
-from snaporch.run.lock import domain_lock
+from snaporch.run.lock import SCHEDULE, domain_lock, held_by
+from snaporch.schedule.retire import Retired
 
 CHILD = """
 import sys
@@ -87,6 +89,22 @@ def test_what_the_daily_prune_did_and_could_not_judge_is_told_to_the_timer_too(p
     (item,) = answer.json["pruned"]
     assert (item["kind"], item["action"]) == ("partial", "delete")
     assert [str(foreign) in line for line in answer.json["failures"]] == [True]
+
+
+def test_the_daily_prune_keeps_no_other_run_due_waiting(policies, snaporch, monkeypatch):
+    seen = []
+
+    def prune(context, stopped):
+        seen.append((held_by(context.config.paths.runtime, SCHEDULE), stopped()))
+        context.interrupt.signum = signal.SIGTERM
+        seen.append(stopped())
+        return Retired()
+
+    monkeypatch.setattr(running_due, "prune_daily", prune)
+    assert snaporch("run-due").code == 128 + signal.SIGTERM
+    assert seen == [(None, False), True]
+    assert snaporch("run-due", "--no-retention").code == 0
+    assert len(seen) == 2
 
 
 def test_run_due_as_json(policies, snaporch):

@@ -17,6 +17,7 @@ from snaporch.schedule import daemon as daemon_module
 from snaporch.schedule.captures import Captures, ErrandDone, Outcome
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
 from snaporch.schedule.gate import Gate, GateClosedError
+from snaporch.schedule.retire import Retired
 from snaporch.schedule.tries import read_failed
 from snaporch.schedule.when import times
 
@@ -215,13 +216,36 @@ def test_what_need_not_stay_goes(scheduled, serving, told):
         scheduled.taken(now - timedelta(hours=hours))
     partial = Path(old.bundle).parent / ".20260601T100000Z-0123abcd.partial"
     partial.mkdir()
+    (Path(old.bundle) / "stranger").touch()
     with serving() as daemon:
         daemon.thread.start()
         told("STATUS=1 to come")
+        assert "holds stranger" in daemon.heard.errors.get(timeout=PATIENCE)
     assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
     text = f"deleted {partial.name}: its run is gone, and did not finish it"
     assert text in scheduled.world.heard.steps
     assert f"deleted @{old.snapshot}: not in hourly=2" in scheduled.world.heard.steps
+
+
+def test_a_prune_that_takes_long_keeps_no_look_waiting(scheduled, serving, told, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def prune(_context, stopped):
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        assert stopped()
+        return Retired()
+
+    monkeypatch.setattr(daemon_module, "prune_daily", prune)
+    with serving() as daemon:
+        daemon.thread.start()
+        assert begun.wait(PATIENCE)
+        for _ in range(2):
+            daemon.heard.looks.get(timeout=PATIENCE)
+            daemon.reload()
+        daemon.stop()
+        told("STOPPING=1")
+        go_on.set()
 
 
 def test_a_reload_brings_other_policies_and_limits(scheduled, serving, told):

@@ -21,11 +21,15 @@ from snaporch.run.lock import domain_lock
 from snaporch.run.records import all_records
 from snaporch.schedule import retire as retire_module
 from snaporch.schedule.outlook import look
-from snaporch.schedule.retire import retire
+from snaporch.schedule.retire import prune_daily, retire
 
 
 def clean_up(scheduled, outlooks=None):
     return retire(scheduled.context, outlooks or look(scheduled.context, NOW), NOW)
+
+
+def prune_store(scheduled, stopped=lambda: False):
+    return prune_daily(scheduled.context, stopped)
 
 
 def remaining(scheduled):
@@ -171,7 +175,7 @@ def aged(scheduled):
 
 
 def test_safety_copies_go_without_a_prune_by_hand(scheduled, aged):
-    done = clean_up(scheduled)
+    done = prune_store(scheduled)
     assert (done.failures, aged.exists()) == ([], False)
     assert [(each.fate, each.found.path) for each in done.pruned] == [(Fate.DELETE, aged)]
 
@@ -182,11 +186,11 @@ def test_what_goes_to_the_trash_and_comes_back_is_told(scheduled):
     pool.replicate(f"tank/web@{record.snapshot}", "backup/web")
     pool.exported.add("backup")
     pool.destroy_snapshots([f"tank/web@{record.snapshot}"])
-    assert [each.fate for each in clean_up(scheduled).pruned] == [Fate.TRASH]
+    assert [each.fate for each in prune_store(scheduled).pruned] == [Fate.TRASH]
     assert not Path(record.bundle).exists()
     mark.unlink()
     pool.exported.clear()
-    assert [each.fate for each in clean_up(scheduled).pruned] == [Fate.PUT_BACK]
+    assert [each.fate for each in prune_store(scheduled).pruned] == [Fate.PUT_BACK]
     assert Path(record.bundle).exists()
 
 
@@ -197,7 +201,7 @@ def test_what_cannot_be_moved_or_judged_is_a_failure(scheduled, aged, monkeypatc
     monkeypatch.setattr("snaporch.prune.prune.remove", refuse)
     stranger = aged.parent / "20260601T100000Z-0123abcd"
     stranger.mkdir()
-    failed, unjudged = clean_up(scheduled).failures
+    failed, unjudged = prune_store(scheduled).failures
     assert "Read-only file system" in failed.reason
     assert str(stranger) in unjudged.reason
     assert unjudged.exit_code == ExitCode.ATTENTION
@@ -207,25 +211,39 @@ def test_that_is_done_once_a_day_whatever_the_clock_does(scheduled, aged):
     mark = scheduled.context.config.paths.schedule / "pruned"
     mark.parent.mkdir()
     mark.touch()
-    clean_up(scheduled)
+    prune_store(scheduled)
     assert aged.exists()
     for seconds in (-86_400, 3600):
         aged.mkdir(exist_ok=True)
         moment = time.time() + seconds
         os.utime(mark, (moment, moment))
-        clean_up(scheduled)
+        prune_store(scheduled)
         assert abs(mark.stat().st_mtime - time.time()) < 60
 
 
 def test_a_store_that_cannot_be_judged_is_told_once_a_day(scheduled, aged):
     scheduled.world.hooks.at["pool.census"] = failing(PoolError("zfs list", "lists nothing"))
-    outlooks = look(scheduled.context, NOW)
-    assert [error.reason for error in clean_up(scheduled, outlooks).failures] == ["lists nothing"]
-    assert clean_up(scheduled, outlooks).failures == []
+    assert [error.reason for error in prune_store(scheduled).failures] == ["lists nothing"]
+    assert prune_store(scheduled).failures == []
     assert aged.exists()
 
 
 def test_a_copy_stays_while_its_guest_may_need_it(scheduled, aged):
     scheduled.world.hooks.at["hypervisor.find"] = failing(PoolError("libvirt", "away"))
-    clean_up(scheduled, look(scheduled.context, NOW))
+    prune_store(scheduled)
+    assert aged.exists()
+
+
+def test_it_ends_between_two_things_when_it_is_to_stop(scheduled, aged):
+    other = aged.with_name(".20260601T100000Z-0123abcd.partial")
+    other.mkdir()
+    asked = iter([False, False, True])
+    done = prune_store(scheduled, lambda: next(asked, True))
+    assert (len(done.pruned), done.failures) == (1, [])
+    assert aged.exists() != other.exists()
+
+
+def test_retention_by_itself_leaves_the_rest_of_the_store_alone(scheduled, aged):
+    """It is done while others wait."""
+    clean_up(scheduled)
     assert aged.exists()
