@@ -98,6 +98,18 @@ def _is_trusted(descriptor: int) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_WRITE
 
 
+def open_unmarked(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+    """Open a file to read, without a new access time: that is a write to its dataset.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    try:
+        return os.open(path, flags | os.O_NOATIME, dir_fd=dir_fd)
+    except PermissionError:  # its owner alone may, and CAP_FOWNER: open(2)
+        return os.open(path, flags, dir_fd=dir_fd)
+
+
 def read_host_file(path: Path, limit: int = LIMIT_BYTES) -> tuple[bytes, os.stat_result]:
     """What is in a regular file of at most ``limit`` bytes and one name, and its status.
 
@@ -108,7 +120,7 @@ def read_host_file(path: Path, limit: int = LIMIT_BYTES) -> tuple[bytes, os.stat
     """
     try:
         with trusted_directory(path.parent) as directory:
-            descriptor = os.open(path.name, _READ, dir_fd=directory)
+            descriptor = open_unmarked(path.name, _READ, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise HostFileError(str(path), "is not a regular file") from error

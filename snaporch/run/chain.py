@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 from xml.etree.ElementTree import Element
 
+from snaporch.bundle.hostfile import open_unmarked
 from snaporch.bundle.manifest import BeneathEntry
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import xml as domain_xml
@@ -252,7 +253,7 @@ def _opened(path: str) -> Iterator[int]:
         mode = os.fstat(place).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
             raise HeaderError(f"{path} is neither a file nor a block device")
-        descriptor = os.open(f"/proc/self/fd/{place}", _OPEN)
+        descriptor = open_unmarked(f"/proc/self/fd/{place}", _OPEN)
     finally:
         os.close(place)
     try:

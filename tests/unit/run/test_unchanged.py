@@ -1,5 +1,6 @@
 """A policy's time is kept by what there is, if a guest that is off has not changed at all."""
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 from fakes.images import qcow2
 
+from snaporch.bundle.hostfile import read_host_file
 from snaporch.config import Config
 from snaporch.errors import SnaporchError
 from snaporch.model import DomainState, Level, Reached, Verdict
@@ -234,6 +236,37 @@ def test_it_is_asked_again_at_the_end_whether_it_is_off(off, clock):
     assert count(off) == 1
     assert all("unchanged" not in each.properties for each in off.pool.snapshots())
     assert first.unchanged is None
+
+
+def test_the_look_itself_writes_nothing(off, clock):
+    """ZFS counts a new access time as written."""
+    base, top = off.image("tank/over", "base.img"), off.image("tank/over", "top.img")
+    base.write_bytes(qcow2())
+    top.write_bytes(qcow2(str(base), "qcow2"))
+    nvram = Path(off.hypervisor.domain("web").nvram)
+    over = (DiskSpec("vda", str(top), format="qcow2"),)
+    off.add_guest("web", {}, state=DomainState.OFF, more=over, nvram=str(nvram))
+    first = take(off)
+    moment = 10**18
+    for path in (base, top, nvram):
+        os.utime(path, ns=(moment, path.stat().st_mtime_ns))
+    assert take(off).run == first.run
+    assert {path.stat().st_atime_ns for path in (base, top, nvram)} == {moment}
+
+
+def test_a_file_whose_access_time_only_its_owner_may_keep_is_read_all_the_same(
+    tmp_path, monkeypatch
+):
+    path, real = tmp_path / "image", os.open
+    path.write_bytes(b"data")
+
+    def refuse(path, flags, **more):
+        if flags & os.O_NOATIME:
+            raise PermissionError
+        return real(path, flags, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert read_host_file(path)[0] == b"data"
 
 
 def test_what_lies_beneath_a_disk_and_cannot_be_known_again_may_have_changed(off, clock):
