@@ -186,6 +186,7 @@ def test_a_damaged_disk_fails(world, shown, monkeypatch):
     assert (outcome.passed, outcome.disks, outcome.reached) == (False, False, Reached.CHECKED)
     assert "cannot be read (Input/output error)" in outcome.failure.line()
     assert not record(world).verified.passed
+    assert (record(world).level, record(world).state) == (Level.RAM, BundleState.COMPLETE)
     assert "pool.clone" not in world.hooks.acts()
 
 
