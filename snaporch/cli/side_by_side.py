@@ -106,4 +106,6 @@ def _rows(outcome: Outcome) -> list[tuple[str, int, Mapping[str, Any] | None]]:
 def _progress(context: Context, outcome: Outcome) -> None:
     documents = outcome.documents
     text = f"done: @{documents[0]['snapshot']}" if documents else "failed"
+    if documents and documents[0].get("unchanged"):
+        text += "  unchanged, no other was taken"
     context.progress.step(outcome.capture.label, text)

@@ -53,6 +53,8 @@ def print_outcomes(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) ->
             ]
         good = taken is not None and taken["state"] == BundleState.COMPLETE
         word = str(taken["state"]) if taken is not None else f"failed ({status})"
+        if taken is not None and taken.get("unchanged"):
+            word += ", unchanged: no other was taken"
         if taken is not None and taken.get("apart"):
             word += f", without {one_line(', '.join(taken['apart']))}"
         table.add_row(

@@ -22,7 +22,9 @@ if name.startswith("bad"):
     print(f"snaporch: {name}: no such luck", file=sys.stderr)
     sys.exit(int(name[3:]))
 taken = [{"domain": each, "snapshot": "s", "level": "ram", "pause_ms": 12.0,
-          "stored_bytes": 2048, "state": "complete", "unchanged": None} for each in name.split("+")]
+          "stored_bytes": 2048, "state": "complete",
+          "unchanged": "2026-06-10T10:00:00Z" if each == "off" else None}
+         for each in name.split("+")]
 print(json.dumps(taken if len(taken) > 1 else taken[0]))
 """
 WAITING = """
@@ -67,6 +69,19 @@ def test_all_are_taken_and_told_in_a_table(host, snaporch, children):
         ["mail", "s", "ram", "12ms", "2.0K", "complete"],
         ["web", "s", "ram", "12ms", "2.0K", "complete"],
     ]
+
+
+def test_that_nothing_new_was_taken_is_told(host, snaporch, children):
+    for name in ("web", "off"):
+        host.add_guest(name)
+    answer = snaporch("snapshot", "--all")
+    complete, unchanged = ("complete",), ("complete,", "unchanged:", "no", "other", "was", "taken")
+    assert [(row[0], tuple(row[5:])) for row in rows(answer)[1:]] == [
+        ("off", unchanged),
+        ("web", complete),
+    ]
+    assert "off  done: @s  unchanged, no other was taken" in answer.err
+    assert "web  done: @s  unchanged" not in answer.err
 
 
 def test_a_failure_stops_no_other_and_the_worst_is_the_exit_code(host, snaporch, children):
