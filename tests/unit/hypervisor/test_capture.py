@@ -30,10 +30,11 @@ class Domain:
     def snapshotCreateXML(self, _xml, _flags):  # noqa: N802 - libvirt has it so
         for number in range(50):
             threading.Timer(number * 0.005, self.events.wake).start()
+        threading.Timer(LATE_SECONDS, self.tell).start()
+
+    def tell(self):
         for event in self.told:
-            threading.Timer(
-                LATE_SECONDS, self.events._on_lifecycle, [None, self, event, 0, None]
-            ).start()
+            self.events._on_lifecycle(None, self, event, 0, None)
 
 
 OVERLAY = OverlayDisk("vda", "/b/vda", "file", "raw", "/o/vda.qcow2")
