@@ -292,7 +292,7 @@ EVENTS = (
 )
 
 
-@pytest.mark.timeout(0 if LONG else 120)
+@pytest.mark.timeout(0 if LONG else 600)
 @pytest.mark.parametrize(("start", "minutes", "between", "seed"), PERIODS)
 def test_green_only_with_what_is_promised(tmp_path, monkeypatch, start, minutes, between, seed):
     host, draw = Host(tmp_path, monkeypatch, start), random.Random(seed)
