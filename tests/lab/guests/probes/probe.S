@@ -20,8 +20,8 @@
 #   BAD disk=00 want=00000042 got=00000042 prev=00000057
 #
 # --defsym LOAD=1: before each count 64 sectors, the first one like a count's, go to LBA 2048 + 64 * (count mod 32), so
-# that an overlay grows and a commit has something to copy, far from the counts.  It waits for the next tick only; with
-# --defsym BUSY=1 for none.  Disks of 2 MiB at least.
+# that an overlay grows and a commit has something to copy, far from the counts.  With --defsym BUSY=1 it waits for no
+# tick.  Disks of 2 MiB at least.
 
         .intel_syntax noprefix
         .code16
@@ -68,7 +68,9 @@ cycle:
         call    putc
     .ifdef LOAD
     .ifndef BUSY
+    .rept TICKS                         # there is no room to ask for the time
         hlt
+    .endr
     .endif
     .else
         mov     bx, [BIOS_TICKS]
