@@ -300,8 +300,7 @@ class Verdict:
         match (text or "").split(" "):
             case [at, ("passed" | "failed") as word, reached, *rest] if rest in ([], ["disks"]):
                 try:
-                    moment = datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-                    return cls(moment, word == "passed", Reached(reached), bool(rest))
+                    return cls(parse_iso(at), word == "passed", Reached(reached), bool(rest))
                 except ValueError:
                     return None
         return None
@@ -385,14 +384,27 @@ class SnapshotRecord:
         }
 
 
+_ISO = "%Y-%m-%dT%H:%M:%SZ"
+
+
 def iso(moment: datetime) -> str:
     """``moment`` as ISO 8601 in UTC with a trailing ``Z``, to the second."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.astimezone(UTC).strftime(_ISO)
+
+
+def parse_iso(text: str) -> datetime:
+    """What :func:`iso` wrote.
+
+    Raises:
+        ValueError: it is anything else.
+        TypeError: it is no text.
+    """
+    return datetime.strptime(text, _ISO).replace(tzinfo=UTC)
 
 
 def moment_of(text: str | None) -> datetime | None:
     """What :func:`iso` wrote; ``None`` for anything else."""
     try:
-        return datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        return parse_iso(text or "")
     except ValueError:
         return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from snaporch.bundle.store import explained_store, private_directory, replace_private
-from snaporch.model import iso
+from snaporch.model import iso, parse_iso
 from snaporch.notify.event import Event
 
 _NAME = "told.json"
@@ -47,11 +47,7 @@ def read_told(directory: Path) -> dict[str, Told]:
     try:
         document = json.loads((directory / _NAME).read_bytes())
         return {
-            key: Told(
-                datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC),
-                str(kind),
-                str(text),
-            )
+            key: Told(parse_iso(at), str(kind), str(text))
             for key, (at, kind, text) in document.items()
         }
     except (OSError, ValueError, TypeError, AttributeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import datetime, tzinfo
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from snaporch.config import Status as Limits
 from snaporch.errors import one_line
-from snaporch.model import Level, SnapshotRecord
+from snaporch.model import Level, SnapshotRecord, parse_iso
 from snaporch.report.findings import nagios_line
 from snaporch.report.terminal import print_result
 from snaporch.report.units import age, size
@@ -64,7 +64,7 @@ def _carrier(carrier: Carrier, now: datetime, zone: tzinfo) -> str:
     active = sorted(unit for unit, state in carrier.units.items() if state == "active")
     if carrier.holder is None:
         return f"{', '.join(active)} active" if active else "neither the daemon nor a timer"
-    since = datetime.strptime(carrier.holder.since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    since = parse_iso(carrier.holder.since)
     return (
         f"{carrier.holder.doing} (pid {carrier.holder.pid}) since "
         f"{since.astimezone(zone):%Y-%m-%d %H:%M %Z}, {age(since, now)}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from snaporch.bundle.store import explained_store, private_directory, replace_private
-from snaporch.model import iso
+from snaporch.model import iso, parse_iso
 
 _NAME = "carried.json"
 
@@ -17,10 +17,7 @@ def read_carried(directory: Path) -> dict[str, datetime]:
     """When each was first carried out, by ``UUID/POLICY``; none in a file not understood."""
     try:
         document = json.loads((directory / _NAME).read_bytes())
-        return {
-            key: datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-            for key, at in document.items()
-        }
+        return {key: parse_iso(at) for key, at in document.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from snaporch.bundle.store import explained_store, private_directory, replace_private
 from snaporch.errors import UnavailableError
-from snaporch.model import iso
+from snaporch.model import iso, parse_iso
 from snaporch.run.context import Context
 
 CAPTURES = "failed.json"
@@ -42,12 +42,7 @@ def read_failed(
     place = spare if spare is not None and (spare / name).is_file() else directory
     try:
         document = json.loads((place / name).read_bytes())
-        return {
-            key: Failed(
-                datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC), str(reason)
-            )
-            for key, (at, reason) in document.items()
-        }
+        return {key: Failed(parse_iso(at), str(reason)) for key, (at, reason) in document.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
