@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snaporch import pool
 from snaporch.config import Config, load_config
-from snaporch.errors import ExitCode, SnaporchError, one_line
+from snaporch.errors import ExitCode, one_line
 from snaporch.prune.prune import Pruned, prune
 from snaporch.prune.verdict import Fate, Kind, Verdict
 from snaporch.report.terminal import print_error, print_result
@@ -52,13 +52,10 @@ def prune_and_tell(
 def may_be_barred(config: Config, uuid: str) -> bool:
     """Whether the guest cannot be started until an undo is finished, or libvirt does not say."""
     from snaporch.hypervisor import open_hypervisor
-    from snaporch.restore.barrier import has_bar
+    from snaporch.restore.barrier import may_have_bar
 
-    try:
-        domain = open_hypervisor(config.libvirt_uri).find(uuid)
-    except SnaporchError:
-        return True
-    return has_bar(config.paths.journal, domain)
+    uri = config.libvirt_uri
+    return may_have_bar(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
 
 
 def _document(done: Pruned, *, dry_run: bool) -> dict[str, object]:

@@ -9,11 +9,11 @@ and TPM state, which undefining would take along, stay too.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from snaporch.errors import AttentionError
+from snaporch.errors import AttentionError, SnaporchError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import Domain
 from snaporch.restore.copies import copies_of
@@ -41,6 +41,14 @@ def has_bar(journal: Path, domain: Domain | None) -> bool:
     if domain is None or domain.inactive_xml is None:
         return False
     return domain_xml.names_path(domain.inactive_xml, str(journal / _NAME))
+
+
+def may_have_bar(journal: Path, find: Callable[[], Domain | None]) -> bool:
+    """Whether the domain that ``find`` returns is barred, or libvirt does not say."""
+    try:
+        return has_bar(journal, find())
+    except SnaporchError:
+        return True
 
 
 def as_defined(context: Context, domain: Domain | None) -> Domain | None:

@@ -21,7 +21,7 @@ from snaporch.prune.prune import prune
 from snaporch.prune.verdict import Fate
 from snaporch.prune.verdict import Verdict as Pruning
 from snaporch.replicate.ship import replication_lock_name
-from snaporch.restore.barrier import has_bar
+from snaporch.restore.barrier import may_have_bar
 from snaporch.run.context import Context
 from snaporch.run.lock import RETENTION, domain_lock
 from snaporch.schedule.outlook import Outlook, look
@@ -74,6 +74,7 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> Retired:
         stopped: whether to end before the next thing.
     """
     done = Retired()
+    journal, find = context.config.paths.journal, context.hypervisor.find
     mark = context.config.paths.schedule / _PRUNED_NAME
     if stopped() or not _is_a_day_old(mark):
         return done
@@ -84,7 +85,7 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> Retired:
         pruned = prune(
             context.config,
             context.pool,
-            may_be_barred=lambda uuid: _may_be_barred(context, uuid),
+            may_be_barred=lambda uuid: may_have_bar(journal, lambda: find(uuid)),
             stopped=stopped,
         )
     except SnaporchError as error:
@@ -100,13 +101,6 @@ def _is_a_day_old(mark: Path) -> bool:
     try:
         return not 0 <= time.time() - mark.stat().st_mtime < _DAY_SECONDS
     except OSError:
-        return True
-
-
-def _may_be_barred(context: Context, uuid: str) -> bool:
-    try:
-        return has_bar(context.config.paths.journal, context.hypervisor.find(uuid))
-    except SnaporchError:
         return True
 
 
