@@ -358,6 +358,11 @@ class SnapshotRecord:
         """``domain@snapshot``, as commands take it."""
         return f"{self.domain}@{self.snapshot}"
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether its last verification failed."""
+        return self.verified is not None and not self.verified.passed
+
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``)."""
         return {

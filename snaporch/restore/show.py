@@ -100,8 +100,7 @@ def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
     nothing else is by the time they are run; they end with the first that fails.
     """
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
-    failed = record.verified is not None and not record.verified.passed
-    whole = record.state is BundleState.COMPLETE and not failed
+    whole = record.state is BundleState.COMPLETE and not record.has_failed
     if manifest is None or record.bundle is None or not whole:
         return []
     everything = context.pool.snapshots()

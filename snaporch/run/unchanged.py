@@ -76,8 +76,8 @@ def _last(context: Context, plan: Plan, there: list[PoolSnapshot]) -> SnapshotRe
 
 
 def _is_whole(record: SnapshotRecord) -> bool:
-    failed = record.verified is not None and not record.verified.passed
-    return record.level is Level.OFF and record.state is BundleState.COMPLETE and not failed
+    whole = record.state is BundleState.COMPLETE and not record.has_failed
+    return record.level is Level.OFF and whole
 
 
 def _is_held(manifest: Manifest, plan: Plan) -> bool:

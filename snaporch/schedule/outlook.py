@@ -237,8 +237,7 @@ def _records(
 
 def _stands(config: Config, policy: str, record: SnapshotRecord) -> bool:
     """Whether a time of the policy was met by it: not if its run failed, wherever it did."""
-    failed = record.verified is not None and not record.verified.passed
-    read_back = not (failed and config.policy[policy].reads_back)
+    read_back = not (record.has_failed and config.policy[policy].reads_back)
     return record.policy == policy and record.state.is_there and read_back
 
 

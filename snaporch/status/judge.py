@@ -101,7 +101,7 @@ def _domain(domain: DomainStatus, busy: bool) -> Iterator[Trouble]:  # noqa: FBT
         text = f"its newest snapshot @{last.snapshot} is {what}"
         yield Trouble("incomplete", Grade.WARNING, domain.name, text)
     tested = domain.verified
-    if tested is not None and tested.verified is not None and not tested.verified.passed:
+    if tested is not None and tested.has_failed:
         text = f"the verification of @{tested.snapshot} failed"
         yield Trouble("verify-failed", Grade.CRITICAL, domain.name, text)
 
