@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from acts import Backup
 from faults.machine import restart_libvirtd
 from faults.process import Run, snaporch_here
 from guests.disks import Disk
@@ -65,34 +66,22 @@ def killed(guest, level, point="after:freeze"):
 
 
 @contextmanager
-def backup(guest, tmp_path):
+def backup(guest):
     """A pull-mode backup, as backup tools make it: a job that lasts as long as they like."""
-    scratch = Path("/var/lib/libvirt/images") / f"{guest.name}.scratch"
-    disks = "".join(
-        f"<disk name='{target}' backup='yes' type='file'><scratch file='{scratch}'/></disk>"
-        if target == "vda"
-        else f"<disk name='{target}' backup='no'/>"
-        for target in guest.sources()
-    )
-    server = "<server transport='tcp' name='127.0.0.1' port='10809'/>"
-    xml = tmp_path / "backup.xml"
-    xml.write_text(f"<domainbackup mode='pull'>{server}<disks>{disks}</disks></domainbackup>")
-    must("virsh", "backup-begin", guest.name, str(xml))
+    job = Backup()
+    job.do(guest)
     try:
         yield
-        assert "Backup" in must("virsh", "domjobinfo", guest.name)
     finally:
-        must("virsh", "domjobabort", guest.name)
-        wait_for(lambda: "None" in must("virsh", "domjobinfo", guest.name), "the backup's end")
-        scratch.unlink(missing_ok=True)
+        job.undo(guest)  # if it is there yet
 
 
-def test_a_paused_guest_goes_on_whoever_has_a_job_on_it(probe, tmp_path):
+def test_a_paused_guest_goes_on_whoever_has_a_job_on_it(probe):
     probe.wait_count()
     mark = probe.mark()
     killed(probe, "paused")
     assert probe.state() == "paused"
-    with backup(probe, tmp_path):
+    with backup(probe):
         outcome = snaporch_here("recover")
         assert outcome.status == 0, outcome
         assert probe.state() == "running"
@@ -101,10 +90,10 @@ def test_a_paused_guest_goes_on_whoever_has_a_job_on_it(probe, tmp_path):
     assert_clean(probe)
 
 
-def test_a_frozen_guest_is_thawed_whoever_has_a_job_on_it(linux, tmp_path):
+def test_a_frozen_guest_is_thawed_whoever_has_a_job_on_it(linux):
     killed(linux, "quiesced")
     assert fs_status(linux) == "frozen"
-    with backup(linux, tmp_path):
+    with backup(linux):
         outcome = snaporch_here("recover")
         assert outcome.status == 0, outcome
         assert fs_status(linux) == "thawed"
