@@ -171,8 +171,8 @@ class RestoreJournal(Journal):
         """It is known that a step which was begun has done nothing."""
         self._write(event="failed", step=step.value)
 
-    def wrote(self, written: dict[str, int]) -> None:
-        """How many bytes each dataset has got since its snapshot, before the guest is resumed."""
+    def wrote(self, written: dict[str, list[list[int]]]) -> None:
+        """What :func:`written_now` said of each dataset before the guest is resumed."""
         self._write(event="written", datasets=written)
 
 
@@ -183,8 +183,8 @@ class Progress:
     begun: frozenset[tuple[Step, str]]
     ended: frozenset[tuple[Step, str]]
     """Steps, each with the dataset it was about."""
-    written: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that each dataset had got since its snapshot when the guest was to be resumed."""
+    written: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    """What :func:`written_now` said of each dataset when the guest was to be resumed."""
 
     def has_begun(self, step: Step) -> bool:
         """Whether a step was begun, on any dataset."""
@@ -221,7 +221,7 @@ def read(journal: OtherJournal) -> OldRestore:
     """
     begun: set[tuple[Step, str]] = set()
     ended: set[tuple[Step, str]] = set()
-    written: dict[str, int] = {}
+    written: dict[str, list[list[int]]] = {}
     try:
         facts = RestoreFacts.from_json(journal.lines[0]["facts"])
         for line in journal.lines[1:]:

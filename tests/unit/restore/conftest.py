@@ -1,5 +1,7 @@
 """A guest with snapshots, ready to be restored."""
 
+from pathlib import Path
+
 import pytest
 
 from snaporch.run.snapshot import take_snapshot
@@ -26,8 +28,10 @@ class Story:
         return take_snapshot(self.world.context, domain, name=name, wait=0)
 
     def write(self, content):
-        for dataset in self.datasets:
+        """As the guest does: to its images."""
+        for disk, dataset in zip(self.domain.disks, ("tank/web", "flash/web"), strict=True):
             self.world.pool.write(dataset, content)
+            Path(disk.source).write_bytes(content)
 
     def content(self):
         return {self.world.pool.read(dataset) for dataset in self.datasets}

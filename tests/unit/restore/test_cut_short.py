@@ -12,7 +12,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.model import DatasetKind, DomainState
 from snaporch.pool import PoolError
 from snaporch.prune.prune import prune
-from snaporch.restore import fate, fitness, steps
+from snaporch.restore import fate, fitness, steps, written
 from snaporch.restore import restore as restore_module
 from snaporch.restore.fate import Fate, Sight, decide, fate_of
 from snaporch.restore.journal import Ending, RestoreJournal, Step, unfinished
@@ -316,8 +316,17 @@ def test_a_guest_that_was_redefined_and_may_have_run_is_not_rolled_back(story, w
     assert world.pool.read("tank/web") == b"now"
 
 
-def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill):
+@pytest.fixture
+def volumes(monkeypatch):
+    """The guest's disks are no files."""
+    monkeypatch.setattr(written, "_disks_in_files", lambda _facts: {})
+
+
+@pytest.mark.parametrize("kind", ["files", "volumes"])
+def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill, request, kind):
     """It was resumed, its restore killed, and it ended hours later."""
+    if kind == "volumes":
+        request.getfixturevalue("volumes")
     with kill("after", Step.RESUME):
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
@@ -329,6 +338,18 @@ def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill):
     assert world.leftovers() == []
 
 
+def test_who_reads_its_disks_in_files_does_not_write_to_them(story, world, kill):
+    """ZFS counts what it writes of the time they were read."""
+    with kill("before", Step.RESUME):
+        put_back(world)
+    for dataset in story.datasets:
+        world.pool.write(dataset, b"first, read")
+    (text,) = recover(world.context, story.domain.uuid)
+    assert "it is running" in text
+    assert world.guest().ram == story.ram
+
+
+@pytest.mark.usefixtures("volumes")
 def test_what_cannot_be_told_to_be_unwritten_is_not_rolled_back(story, world, kill):
     """ZFS does not say what was written since the guest was to be resumed."""
     with kill("after", Step.RESUME):
@@ -364,6 +385,7 @@ def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
     assert story.content() == {b"hours of work"}
 
 
+@pytest.mark.usefixtures("volumes")
 def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
     """ZFS counts some KiB after a rollback, and after mounting."""
     rollback = world.pool.rollback
