@@ -28,11 +28,19 @@ def pytest_collection_modifyitems(config, items):
 
 
 def is_todays(item, items):
-    """Whether it is run today: of a matrix ``daily(n)`` only so many are, each in its turn."""
+    """Whether it is run today: of a matrix ``daily(n)`` only so many are, each in its turn.
+
+    Tests of a module that are marked ``daily(n, NAME)`` with one name are one matrix.
+    """
     mark = item.get_closest_marker("daily")
     if mark is None:
         return True
-    cases = [each for each in items if each.function is item.function]
+    cases = [
+        each
+        for each in items
+        if each.get_closest_marker("daily") == mark
+        and (mark.args[1:] or each.function is item.function)
+    ]
     size = mark.args[0]
     shuffled = random.Random(0).sample(cases, len(cases))
     begin = date.today().toordinal() * size  # noqa: DTZ011 - any day will do

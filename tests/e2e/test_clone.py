@@ -184,6 +184,7 @@ def test_a_running_clone_may_not_be_on_a_network_that_leads_out(taken):
     one_line_error(snaporch("clone", "web@s1", "out", "--network", "absent"), 4, "absent")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("where", ["cloning", "resuming"])
 def test_a_killed_clone_leaves_what_recover_removes(guest, taken, where):
     mark, before = guest.mark(), files()
@@ -226,6 +227,7 @@ RANDOM_FROM_A_PORT = (
 )
 
 
+@pytest.mark.daily(1, "guests of their own")
 def test_a_running_clone_has_random_numbers_without_the_port_of_its_original():
     guest = Guest.create(
         "odd",
@@ -248,6 +250,7 @@ def test_a_running_clone_has_random_numbers_without_the_port_of_its_original():
         guest.remove()
 
 
+@pytest.mark.daily(1, "guests of their own")
 def test_uefi_variables_are_copied():
     guest = Guest.create("uefi", firmware="uefi", disks=[Disk("zvol", "tank/uefi")])
     try:

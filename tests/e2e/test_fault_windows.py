@@ -95,7 +95,7 @@ def stands_still(guest):
     return guest.mark() == mark
 
 
-@pytest.mark.daily(5)
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("fault", IN_LAB)
 @pytest.mark.parametrize("way", RAM)
 def test_while_ram_is_saved(large, tmp_path, way, fault):
@@ -142,7 +142,7 @@ COMMITTING = "before:release,ahead:pivoting"
 """Before the commit, and when all jobs of it run."""
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("fault", IN_LAB)
 def test_while_overlays_are_committed(busy, tmp_path, fault):
     """The guest has written to its overlays for a while, and goes on writing.

@@ -10,7 +10,7 @@ from faults import matrix
 from faults.scene import Scene
 from faults.strike import perform
 
-CASES = matrix.sample(matrix.in_lab(), matrix.wanted(), 25)
+CASES = matrix.sample(matrix.in_lab(), matrix.wanted(), 18)
 
 
 @pytest.fixture(scope="module")

@@ -207,6 +207,7 @@ KILLED = {
 """Where the process is killed, and whether the snapshots are there by then."""
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("point", KILLED)
 def test_killed_each_recovers_by_its_own_journal(pair, tmp_path, point):
     name = point.replace(":", "-")

@@ -10,7 +10,7 @@ from support import BUNDLES, assert_clean, must, run, snaporch, system_config, z
 
 AFTERWARDS = ("snaporch-replicate.service", "snaporch-verify.service")
 """Started at the end of each run of what is due."""
-COUNT = 20
+COUNT = 12
 RUNNING = 2
 POLICY = """
 [schedule]

@@ -37,6 +37,7 @@ def limit(guest):
     return int(must("virsh", "migrate-getmaxdowntime", guest.name).strip())
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_pause_is_told_in_its_parts(guest, tmp_path, way):
     own = limit(guest)
@@ -91,6 +92,7 @@ def dirtying():
     made.remove()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path, way):
@@ -119,6 +121,7 @@ def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path,
     assert_restored(dirtying, mark, expected)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_guest_that_is_suspended_for_its_ram_is_let_go_at_the_deadline(dirtying, tmp_path, way):

@@ -267,6 +267,7 @@ def test_a_run_under_way_keeps_all_of_its_domain(guest, tmp_path):
     assert_clean(guest)
 
 
+@pytest.mark.daily(1, "long")
 def test_pruning_all_the_while_disturbs_no_snapshot(guest, tmp_path):
     before = set(zfs_snapshots())
     with config(tmp_path, AT_ONCE) as environment:
@@ -310,6 +311,7 @@ def test_killed_between_rename_and_delete(still, tmp_path):
 # -- sanoid -------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily(1, "long")
 def test_sanoid_prunes_down_to_zero_and_the_bundles_follow(guest, tmp_path):
     names = [f"autosnap_2025-06-01_{hour:02}:00:00_hourly" for hour in range(3)]
     bundles = [take(guest, name) for name in names]
@@ -341,6 +343,7 @@ def sanoid(tmp_path, dataset):
     assert "executing pruning_script" in outcome.out, outcome.out + outcome.err
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "change",
     [

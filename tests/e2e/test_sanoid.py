@@ -93,6 +93,7 @@ def test_dataset_by_dataset_they_are_still_of_one_instant(guest, undisturbed):
     assert_goes_back(guest, found[0]["snapshot"])
 
 
+@pytest.mark.daily(1, "two guests")
 def test_two_guests_in_one_round(guest, other):
     sanoid = Sanoid.configured("two", {"tank/one": "zfs", "tank/other": "no"})
     outcome = sanoid.run("--take-snapshots")
@@ -105,6 +106,7 @@ def test_two_guests_in_one_round(guest, other):
     forget()
 
 
+@pytest.mark.daily(1, "two guests")
 def test_two_guests_on_one_dataset(tmp_path):
     """The snapshot carries the marks of one; the other's bundle is found and good all the same."""
     must("zfs", "create", "tank/shared")
@@ -149,6 +151,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("options", "taken"), OPTIONS.values(), ids=OPTIONS)
 def test_a_guest_that_cannot_be_frozen(guest, other, tmp_path, undisturbed, options, taken):
     """Neither is the one that could."""

@@ -117,7 +117,7 @@ def test_an_undo_is_undone(guest, restored):
     assert guest.disk_counts() == since
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_and_recovered(guest, restored, point):
     mark = guest.mark()

@@ -187,6 +187,7 @@ def test_names_and_all_exclude_each_other(taken):
     one_line_error(snaporch("verify", "ok@never"), 4, "ok@never")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("where", ["cloning", "resuming", "looking"])
 def test_killed_and_recovered(guest, taken, where):
     with started("verify", "ok@s1", env={}) as process:
@@ -222,6 +223,7 @@ def test_a_domain_that_is_undefined():
         guest.remove()
 
 
+@pytest.mark.daily(2, "guests of their own")
 def test_a_guest_with_an_agent_answers():
     guest = Guest.create("talks", [Disk("file", "tank/talks")], kind="linux")
     try:
@@ -233,6 +235,7 @@ def test_a_guest_with_an_agent_answers():
         guest.remove()
 
 
+@pytest.mark.daily(2, "guests of their own")
 def test_a_picture_of_the_screen(tmp_path):
     guest = Guest.create("sees", [Disk("file", "tank/sees")], mutate=add_screen)
     try:
@@ -253,6 +256,7 @@ def add_screen(domain):
     ET.SubElement(video, "model", type="vga")
 
 
+@pytest.mark.daily(2, "guests of their own")
 def test_uefi():
     guest = Guest.create("efi", firmware="uefi", disks=[Disk("zvol", "tank/efi")])
     try:
@@ -263,6 +267,7 @@ def test_uefi():
         guest.remove()
 
 
+@pytest.mark.daily(2, "guests of their own")
 @pytest.mark.timeout(120)
 def test_a_guest_on_a_user_network_is_resumed_without_it():
     """QEMU's image of its RAM has the state of that network, and wants a place for it."""
