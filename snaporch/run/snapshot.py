@@ -16,7 +16,13 @@ from pathlib import Path
 
 from snaporch import places
 from snaporch.bundle.manifest import Manifest, Part
-from snaporch.errors import AttentionError, InterruptedRunError, RunFailedError, SnaporchError
+from snaporch.errors import (
+    AttentionError,
+    InterruptedRunError,
+    RunFailedError,
+    SnaporchError,
+    one_line,
+)
 from snaporch.hypervisor import CancelledError
 from snaporch.model import Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
 from snaporch.pool import PREFIX
@@ -181,6 +187,7 @@ class _Run:
         try:
             with journal.step(Step.PREPARE):
                 await_guardian(self._context, plan.facts, journal.path)
+                self._check_unchanged(state=True)
                 self._taker.prepare(plan)
                 strategy.prepare()
                 self._check_unchanged(state=True)
@@ -281,19 +288,19 @@ class _Run:
             done = settle(self._context, self._plan.facts, notes, keep_snapshots=keep, alive=True)
         except AttentionError as trouble:
             journal.close(settled=False)
-            reason = f"{_reason(error)}; then: {trouble.thing}: {trouble.reason}"
+            reason = f"{_reason(error, name)}; then: {trouble.thing}: {trouble.reason}"
             return AttentionError(name, reason, trouble.step)
         except (SnaporchError, OSError) as trouble:
             journal.close(settled=False)
             step = f"run: snaporch recover {self._domain.uuid}"
             return AttentionError(
-                name, f"{_reason(error)}; then cleaning up failed: {trouble}", step
+                name, f"{_reason(error, name)}; then cleaning up failed: {trouble}", step
             )
         journal.close(settled=True)
         for text in done:
             self._context.progress.note(name, text)
         if set_aside := [text for text in done if text.startswith(SET_ASIDE)]:
-            return AttentionError(name, f"{_reason(error)}; {'; '.join(set_aside)}", LOOK)
+            return AttentionError(name, f"{_reason(error, name)}; {'; '.join(set_aside)}", LOOK)
         completed = COMPLETED in " ".join(done)
         if isinstance(error, InterruptedRunError) and self._taken:
             reason = f"{error.reason}; {self._remains(completed=completed)}"
@@ -304,7 +311,7 @@ class _Run:
             return error  # refused before anything was touched, with its own exit code
         cannot = self._freezing or isinstance(error, StrategyUnavailableError)
         kind = FreezeFailedError if cannot and not cancelled else RunFailedError
-        return kind(name, _reason(error), self._remains(completed=completed))
+        return kind(name, _reason(error, name), self._remains(completed=completed))
 
     def _remains(self, *, completed: bool) -> str:
         guest = self._how_the_guest_is()
@@ -346,8 +353,11 @@ def _about_stranger(plan: Plan) -> tuple[str, ...]:
     return ()
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, name: str) -> str:
+    """What a line that names the guest already says of an error."""
     if isinstance(error, SnaporchError):
+        if error.thing == name:
+            return one_line("; ".join(filter(None, (error.reason, error.step))))
         return str(error)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""

@@ -11,6 +11,7 @@ from snaporch.bundle.store import PartialBundle
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import Hypervisor, Pause
 from snaporch.model import Domain, DomainState, Level
+from snaporch.run.changes import check_unchanged
 from snaporch.run.context import Context
 from snaporch.run.journal import Journal
 from snaporch.run.let_go import resume
@@ -92,17 +93,14 @@ class Strategy(ABC):
     def abandon(self) -> None:  # noqa: B027 - most have nothing to do
         """The run failed: let go of pipes and processes."""
 
-    def check_runs(self) -> None:
-        """See that nobody has suspended a guest that ran: it would be resumed by the run.
+    def check_unchanged(self) -> None:
+        """See that the guest is still what was planned, and runs, or stands still, as it did.
 
         Raises:
-            RefusedError: somebody has, just before the freeze.
+            ChangedError: it is not.
         """
-        domain = self.work.domain
-        suspended = self.work.hypervisor.paused_by(domain.uuid) is not None
-        if domain.state is DomainState.RUNNING and suspended:
-            step = "let others end what they do, and run it again"
-            raise RefusedError(domain.name, "somebody has suspended it meanwhile", step)
+        plan = self.work.plan
+        check_unchanged(self.work.hypervisor, plan.domain, plan.facts.overlays, state=True)
 
     def disturbed(self, level: Level) -> Level:
         """Say that somebody else moved the guest inside the window, which ends the promise."""

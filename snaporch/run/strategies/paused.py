@@ -21,7 +21,7 @@ class Paused(StandingStill):
 
     def freeze(self) -> None:
         """Suspend a running guest; QEMU flushes every disk when it stops (``vm_stop``)."""
-        self.check_runs()
+        self.check_unchanged()
         self.work.journal.note(Note.SUSPENDED)
         began, since = datetime.now(UTC), time.monotonic()
         if self.work.domain.state is DomainState.RUNNING:

@@ -9,7 +9,6 @@ from snaporch.bundle.ramimage import RamImageError
 from snaporch.bundle.store import explained_store, private_directory
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
-from snaporch.run.changes import check_unchanged
 from snaporch.run.journal import Note, let_go_mark
 from snaporch.run.let_go import suspend
 from snaporch.run.parts import Capture
@@ -56,7 +55,7 @@ class RamStrategy(Strategy):
 
     def freeze(self) -> None:
         """Save RAM; a broken pipe is no reason to fail where a file would do."""
-        self.check_runs()
+        self.check_unchanged()
         self.work.say("saving RAM while the guest runs")
         try:
             self._save_ram()
@@ -71,8 +70,7 @@ class RamStrategy(Strategy):
         self._capture.abandon()
         self.remove_overlays()
         self.make_overlays()
-        plan = self.work.plan
-        check_unchanged(self.work.hypervisor, plan.domain, plan.facts.overlays, state=True)
+        self.check_unchanged()
         self._save_ram()
 
     def _may_retry(self) -> bool:
