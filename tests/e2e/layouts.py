@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import struct
+from contextlib import chdir
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -200,7 +201,9 @@ def _nothing(_layout):
 def _move(layout):
     """To another pool; where it was, nothing remains."""
     moved = mountpoint(AWAY) / "moved.img"
-    must("qemu-img", "convert", "-f", layout.form, "-O", layout.form, str(layout.path), str(moved))
+    with chdir(layout.folder):  # from where QEMU takes the name of a data file
+        form = layout.form
+        must("qemu-img", "convert", "-f", form, "-O", form, str(layout.path), str(moved))
     layout.path.unlink()
     layout.define(moved, layout.form)
 
@@ -229,7 +232,9 @@ def _resize(layout):
     if layout.dataset == VOLUME:
         must("zfs", "set", "volsize=16M", VOLUME)
     else:
-        must("qemu-img", "resize", "-q", "-f", layout.form, os.path.realpath(layout.path), "+1M")
+        with chdir(layout.folder):
+            image = os.path.realpath(layout.path)
+            must("qemu-img", "resize", "-q", "-f", layout.form, image, "+1M")
 
 
 def _redefine(layout):
