@@ -54,6 +54,8 @@ _WINDOW = (Point.FROZEN, Point.SNAPSHOTTED)
 _ALL = frozenset(Strategy)
 _EVER = frozenset(Point)
 _ANY = frozenset(Act)
+_ITS_OWN = {Act.SNAPSHOT, Act.BACKUP, Act.BLOCK_COPY}
+"""Jobs and images of others on a disk."""
 
 
 @dataclass(frozen=True, order=True)
@@ -104,7 +106,7 @@ LEFT_OUT = (
     Rows(
         {Strategy.OVERLAY},
         {Point.PIVOTING},
-        {Act.MANAGED_SAVE, Act.SNAPSHOT, Act.BACKUP, Act.BLOCK_COPY},
+        {*_ITS_OWN, Act.MANAGED_SAVE, Act.UNPLUG, Act.RESIZE},
         "libvirt refuses it beside a block job",
     ),
     Rows(
@@ -143,9 +145,6 @@ _UNFIT = {
 
 _ENDED = {Act.SHUTDOWN, Act.RESTART, Act.MANAGED_SAVE}
 """After which there is no emulator, or another."""
-_ITS_OWN = {Act.SNAPSHOT, Act.BACKUP, Act.BLOCK_COPY}
-"""Jobs and images of others on a disk."""
-
 ENDS = (
     (Rows(_ALL, {Point.PLANNED}, {Act.LIBVIRTD}, "as it comes"), (0, 5, 7, 8)),
     (Rows(_ALL, {Point.SAVING}, {Act.LIBVIRTD}, "undone"), (8, 9)),
