@@ -218,7 +218,7 @@ def undo_script(
         f"        info=$(LC_ALL=C virsh dominfo {manifest.uuid}) ||",
         '        die "libvirt does not say how the guest is"',
         '    case "$state" in "shut off"* | crashed*) ;; *)',
-        '        echo "the guest is $state; shut it off first" >&2; exit 1 ;;',
+        '        die "the guest is $state; shut it off first" ;;',
         "    esac ;;",
         "esac",
     ]

@@ -374,9 +374,14 @@ def test_a_guest_that_was_not_defined_keeps_its_definition(came_back):
     assert "virsh" not in done
 
 
+def test_a_guest_that_is_not_off(host):
+    host.facts["state"] = "running"
+    refused(host, "the guest is running; shut it off first")
+
+
 def test_a_guest_that_was_not_defined_is_off_as_well(came_back):
     came_back.facts["state"] = "paused"
-    assert came_back.undo() == (1, "the guest is paused; shut it off first\n", "")
+    refused(came_back, "the guest is paused; shut it off first")
 
 
 def test_a_guest_that_was_not_defined_loses_a_managed_save_as_well(came_back):
