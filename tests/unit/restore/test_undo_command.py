@@ -1,6 +1,7 @@
 """``snaporch undo``: what a safety copy holds comes back, checked like a restore."""
 
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -503,6 +504,20 @@ def test_nothing_is_rolled_back_while_a_snapshot_is_read(restored, world):
     with reading(world.context, restored.record), pytest.raises(BusyError, match="cloned, verif"):
         undo(world)
     assert_untouched(world, b"since")
+
+
+def test_who_reads_a_snapshot_is_waited_for(restored, world, monkeypatch):
+    reader, looks = ExitStack(), []
+    reader.enter_context(reading(world.context, restored.record))
+
+    def check(domain):
+        looks.append(domain)
+        if len(looks) == 2:
+            reader.close()
+
+    monkeypatch.setattr(world.context.interrupt, "check", check)
+    restore(world.context, plan(world), safety=False, wait=60)
+    assert restored.content() == {b"now"}
 
 
 def test_no_snapshot_is_read_while_it_is_rolled_back(restored, world):
