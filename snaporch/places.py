@@ -18,3 +18,5 @@ LOCKS = (
 LIBVIRT = "qemu:///system"
 WINDOW = ".window"
 """How the name of the socket of a domain's window ends, in the runtime directory."""
+BAR = "unfinished-restore/run-snaporch-recover-first"
+"""Where a guest's first disk is while a restore of it goes on, below the journals' directory."""

@@ -16,12 +16,11 @@ from pathlib import Path
 from snaporch.errors import AttentionError, SnaporchError
 from snaporch.hypervisor import xml as domain_xml
 from snaporch.model import Domain
+from snaporch.places import BAR
 from snaporch.restore.copies import copies_of
-from snaporch.restore.journal import KIND, OldRestore, unfinished
+from snaporch.restore.journal import KIND, unfinished
 from snaporch.run.context import Context
 from snaporch.run.journal import others_of
-
-_NAME = "unfinished-restore/run-snaporch-recover-first"
 
 
 def barred(context: Context, xml: str) -> str:
@@ -40,7 +39,7 @@ def has_bar(journal: Path, domain: Domain | None) -> bool:
     """Whether the domain is defined, and barred; ``journal`` is where restores' journals are."""
     if domain is None or domain.inactive_xml is None:
         return False
-    return domain_xml.names_path(domain.inactive_xml, str(journal / _NAME))
+    return domain_xml.names_path(domain.inactive_xml, str(journal / BAR))
 
 
 def may_have_bar(journal: Path, find: Callable[[], Domain | None]) -> bool:
@@ -55,7 +54,24 @@ def as_defined(context: Context, domain: Domain | None) -> Domain | None:
     """The domain as it is without the bar of a restore that was cut short."""
     if domain is None or domain.inactive_xml is None or not is_barred(context, domain):
         return domain
-    before = _before(unfinished(context.config.paths.journal, domain.uuid))
+    return _without_bar(context.config.paths.journal, domain)
+
+
+def as_it_was(domain: Domain) -> Domain:
+    """:func:`as_defined` for who has no configuration: the bar says where the journal is.
+
+    Raises:
+        JournalError: it cannot be understood.
+    """
+    for disk in domain.disks:
+        if disk.source is not None and disk.source.endswith(f"/{BAR}"):
+            return _without_bar(Path(disk.source.removesuffix(BAR)), domain)
+    return domain
+
+
+def _without_bar(journal: Path, domain: Domain) -> Domain:
+    olds = unfinished(journal, domain.uuid)
+    before = next((old.facts.before for old in olds if old.facts.before), None)
     if before is None:
         return domain
     disks = domain.disks if domain.active else tuple(domain_xml.disks(domain_xml.parse(before)))
@@ -94,9 +110,5 @@ def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> li
     return found
 
 
-def _before(olds: list[OldRestore]) -> str | None:
-    return next((old.facts.before for old in olds if old.facts.before), None)
-
-
 def _path(context: Context) -> Path:
-    return context.config.paths.journal / _NAME
+    return context.config.paths.journal / BAR

@@ -11,9 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch.errors import NotFoundError
+from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import Hypervisor, open_hypervisor
 from snaporch.model import Domain
+from snaporch.places import BAR
 from snaporch.pool.resolver import Mount, NotOnZfsError, read_mounts, resolve, resolve_nearest
 from snaporch.sanoid.peek import Peek
 
@@ -55,12 +56,22 @@ def guests_at(peeked: Peek, targets: Sequence[str]) -> list[Guest]:
     hypervisor = open_hypervisor(peeked.libvirt_uri)
     mounts = read_mounts()
     guests = []
-    for domain in hypervisor.domains():
+    for domain in map(_as_it_was, hypervisor.domains()):
         places = _places(hypervisor, domain, peeked.overlays)
         guest = Guest(domain, _datasets(places, mounts, even_if_gone=domain.active))
         if guest.on(targets, below=True):
             guests.append(guest)
     return guests
+
+
+def _as_it_was(domain: Domain) -> Domain:
+    """With all its disks, also while a restore of it goes on or waits to be finished."""
+    if any(disk.source is not None and disk.source.endswith(BAR) for disk in domain.disks):
+        from snaporch.restore.barrier import as_it_was
+
+        with suppress(SnaporchError):  # of a journal that nobody understands; its other disks count
+            return as_it_was(domain)
+    return domain
 
 
 def _places(hypervisor: Hypervisor, domain: Domain, overlays: Path) -> dict[str, str]:

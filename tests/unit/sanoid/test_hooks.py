@@ -12,15 +12,18 @@ from fakes.hooks import failing_once
 from snaporch import places
 from snaporch.bundle.pace import Pace
 from snaporch.bundle.store import BundleStore
-from snaporch.errors import NotFoundError, RunFailedError, SnaporchError
+from snaporch.errors import AttentionError, NotFoundError, RunFailedError, SnaporchError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.pool import PoolError
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.restore import restore
 from snaporch.run.context import Interrupt
 from snaporch.run.doors import address, only_visitor, remove_if_dead
 from snaporch.run.journal import Journal
 from snaporch.run.lock import domain_lock
 from snaporch.run.plan import make_plan
 from snaporch.run.records import all_records
+from snaporch.run.snapshot import take_snapshot
 from snaporch.run.torn import note_commit
 from snaporch.sanoid import after, before, freezing, guests, holder
 from snaporch.sanoid.caller import Caller
@@ -195,6 +198,21 @@ def test_if_one_cannot_be_frozen_none_is(host, world):
     world.pool.snapshot(["tank/web@hourly", "tank/mail@hourly"], {})
     assert host.post("tank", SANOID_PRE_FAILURE="1") == 0
     assert host.records() == []
+
+
+def test_a_guest_whose_restore_was_cut_short_is_refused(host, world):
+    world.add_guest()
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    plan = make_restore_plan(world.context, "web", "s1")
+    world.hooks.at["pool.rollback"] = failing_once(PoolError("zfs rollback", "trouble"))
+    with pytest.raises(AttentionError):
+        restore(world.context, plan, safety=False)
+    world.hooks.log.clear()
+    with pytest.raises(SnaporchError) as caught:
+        host.pre("tank/web")
+    assert "a restore of it was cut short; run: snaporch recover" in caught.value.line()
+    host.rest()
+    assert not {"pool.rollback", "pool.snapshot", "hypervisor.start"} & set(world.hooks.acts())
 
 
 @pytest.fixture
