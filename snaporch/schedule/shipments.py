@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from snaporch.model import SnapshotRecord
+from snaporch.model import Level, SnapshotRecord
 from snaporch.schedule.tries import Failed
 
 
@@ -47,6 +47,7 @@ def next_shipment(
     """When to copy to a replica; ``None`` while it has every snapshot that is wanted there.
 
     An older one whose bundle is not whole here can never arrive; the newest is asked for anyway.
+    One that is torn is good for nothing there either.
 
     Args:
         policies: those that want their snapshots there.
@@ -54,7 +55,8 @@ def next_shipment(
         failed: tries that failed, by ``UUID/REPLICA``.
         retry: how long after these the next try comes.
     """
-    wanted = [record for record in records if record.policy in set(policies)]
+    named = set(policies)
+    wanted = [r for r in records if r.policy in named and r.level is not Level.TORN]
     waiting = [
         record.created
         for record in wanted

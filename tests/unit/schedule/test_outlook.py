@@ -110,6 +110,18 @@ def test_held_cloned_and_incomplete_ones_stay_with_their_reason(scheduled):
     assert reasons[torn.run].startswith("incomplete")
 
 
+def test_one_that_is_torn_counts_for_nothing(scheduled):
+    """Neither is it what the policy wanted, nor does it take another one's place."""
+    _, second, first, torn = scheduled.hours_ago(3, 2, 1, 0)
+    full = f"tank/web@{torn.snapshot}"
+    scheduled.world.pool.set_properties([full], {"snaporch:torn": "yes"})
+    (each,) = look(scheduled.context, NOW)
+    reasons = {v.taken.run: v.reason for v in each.verdicts if not v.delete}
+    assert set(reasons) == {second.run, first.run, torn.run}
+    assert reasons[torn.run].startswith("incomplete")
+    assert the_next(scheduled).due(NOW)
+
+
 def test_a_policy_without_keep_deletes_nothing(scheduled):
     scheduled.configure(policy={"hourly": {"every": "1h"}}, defaults={"policies": ["hourly"]})
     scheduled.hours_ago(9, 8, 7)

@@ -5,7 +5,7 @@ import pytest
 from fakes.schedule import NOW
 from fakes.standing import RECORD
 
-from snaporch.model import BundleState
+from snaporch.model import BundleState, Level
 from snaporch.schedule.shipments import last_arrived, next_shipment
 from snaporch.schedule.tries import Failed
 
@@ -50,6 +50,13 @@ def test_an_older_one_that_is_not_whole_can_never_arrive():
     torn = replace(taken(3), state=BundleState.MISSING)
     assert wanted([torn, taken(2, "nas")]) is None
     assert wanted([taken(3, "nas"), replace(taken(2), state=BundleState.MISSING)]) is not None
+
+
+def test_one_that_is_torn_is_not_wanted():
+    torn = replace(taken(2), level=Level.TORN, state=BundleState.INCOMPLETE)
+    assert wanted([torn]) is None
+    assert wanted([taken(3, "nas"), torn]) is None
+    assert wanted([taken(3), torn]).reason == "nothing is there yet"
 
 
 def test_another_policys_newest_is_no_reason():
