@@ -11,8 +11,9 @@ from snaporch.errors import RefusedError
 from snaporch.hypervisor.xml import disk_element, parse
 from snaporch.model import DomainState, Reached, Strategy
 from snaporch.pool import resolver
+from snaporch.restore.clone import Wish, check_clone
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.source import records_called
+from snaporch.restore.source import records_called, whole_source
 from snaporch.restore.verify import Ordeal, verify
 from snaporch.run.chain import written_by
 from snaporch.run.plan import make_plan
@@ -213,6 +214,8 @@ def test_what_nobody_can_know_again_is_put_back_only_if_it_may_be(chain, world, 
             make_restore_plan(world.context, "web", "s1", **how)
         assert make_restore_plan(world.context, "web", "s1", apart=True, **how)
     record = records_called(world.context, "web@s1")[-1]
+    with pytest.raises(RefusedError, match="nobody can tell"):
+        check_clone(world.context, whole_source(world.context, record), Wish("test", resumed=False))
     outcome = verify(world.context, record, Ordeal())
     assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
     assert any(str(device) in line and line.startswith("not run: ") for line in outcome.proof)
