@@ -84,6 +84,16 @@ def test_a_policy_takes_the_group_of_a_domain_along_once(pair, snaporch):
     assert len(pair.pool.names()) == 2
 
 
+def test_a_group_is_taken_though_nothing_changed(pair, snaporch):
+    """By itself each would be found unchanged: neither of them runs."""
+    for name in ("app", "db"):
+        pair.hypervisor.destroy(pair.guest(name).uuid)
+    words = ["snapshot", "db", "--policy", "hourly", "--if-changed", "--json"]
+    first, second = (snaporch(*words).json for _ in range(2))
+    assert [entry["domain"] for entry in second] == ["app", "db"]
+    assert not {e["run"] for e in first} & {e["run"] for e in second}
+
+
 def test_by_hand_a_domain_is_taken_alone(pair, snaporch):
     assert snaporch("snapshot", "db", "--json").json["group"] is None
     assert len(pair.pool.names()) == 1

@@ -117,6 +117,15 @@ def test_no_policys_snapshot_is_touched_but_its_own(scheduled):
     assert "tank/web@autosnap_2026-01-01_00:00:00_hourly" in world.pool.names()
 
 
+def test_a_domain_that_libvirt_does_not_know_keeps_its_snapshots(scheduled):
+    taken = scheduled.hours_ago(3, 2, 1)
+    foreseen = look(scheduled.context, NOW)
+    scheduled.world.hypervisor.guests.clear()
+    assert look(scheduled.context, NOW) == []
+    clean_up(scheduled, foreseen)
+    assert remaining(scheduled) == [record.run for record in taken]
+
+
 def test_the_lock_is_not_held_for_long(scheduled, monkeypatch):
     """A snapshot that is due waits for it, and not for ever."""
     scheduled.hours_ago(6, 5, 4, 3, 2, 1)
