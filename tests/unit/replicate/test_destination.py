@@ -12,7 +12,7 @@ import pytest
 from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
-from snaporch.remote import SSH_OPTIONS, ssh
+from snaporch.remote import SSH_OPTIONS, CommandError, ssh
 from snaporch.replicate import destination
 from snaporch.replicate.destination import ReplicaDestination, ReplicaError, why_not
 from snaporch.replicate.pace import Pace
@@ -360,6 +360,18 @@ def test_a_bundle_that_does_not_arrive_gets_no_name(tmp_path, tools, said, reaso
         there.store(tmp_path / "bundle", "u/run-1")
     assert (caught.value.thing, caught.value.reason) == ("nas: bundle u/run-1", reason)
     assert there.bundles("u") == frozenset()
+
+
+def test_a_directory_for_bundles_that_is_missing_is_not_made(tmp_path, tools):
+    """Its file system may not be mounted, and what lies below be in the clear."""
+    tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
+    (tmp_path / "bundle").mkdir()
+    there = ReplicaDestination(
+        "nas", Replica(dataset="b/k", bundles=tmp_path / "away" / "vm1"), Interrupt()
+    )
+    with pytest.raises(CommandError, match="away/vm1"):
+        there.store(tmp_path / "bundle", "u/run-1")
+    assert not (tmp_path / "away").exists()
 
 
 def test_a_bundle_never_goes_into_what_has_its_name(tmp_path, tools):
