@@ -41,6 +41,14 @@ def test_all_is_well(policies, snaporch):
     assert "daily" in answer.out
 
 
+def test_looking_changes_nothing(policies, snaporch):
+    before = {path: path.lstat().st_mtime_ns for path in policies.root.rglob("*")}
+    log = list(policies.hooks.log)
+    assert snaporch("status").code == snaporch("status", "--json").code == 0
+    assert {path: path.lstat().st_mtime_ns for path in policies.root.rglob("*")} == before
+    assert policies.hooks.log == log
+
+
 def test_trouble_is_10(policies, snaporch):
     fail(policies)
     answer = snaporch("status")

@@ -73,6 +73,14 @@ def test_the_way_back_by_hand(story, world, tools, running):
     ]
 
 
+def test_it_ends_with_the_first_command_that_fails(story, world, tools):
+    """RAM of then is not resumed on disks of now."""
+    host = tools()
+    zfs = host.directory / "zfs"
+    zfs.write_text(zfs.read_text().replace("exit 0", "[ $1 != rollback ]"))
+    assert host.paste(shown(world).by_hand) == ["zfs rollback flash/web@s1"]
+
+
 def test_it_touches_nothing_where_libvirt_does_not_answer(story, world, tools):
     host = tools()
     host.answers("", status=1)
