@@ -84,6 +84,23 @@ def test_a_policy_takes_the_group_of_a_domain_along_once(pair, snaporch):
     assert len(pair.pool.names()) == 2
 
 
+def test_one_that_fails_leaves_an_empty_array(pair, snaporch):
+    pair.guest("db").job = "migration out"
+    answer = snaporch("snapshot", "--group", "pair", "--json")
+    assert (answer.code, answer.json) == (ExitCode.REFUSED, [])
+
+
+def test_of_several_groups_a_policy_takes_the_first_of_the_file(pair, snaporch):
+    pair.add_guest("mail", disks={"vda": "tank/mail"})
+    with load_module.DEFAULT_PATH.open("a") as stream:
+        stream.write('[group.all]\ndomains = ["app", "db", "mail"]\n')
+    document = snaporch("snapshot", "db", "--policy", "hourly", "--json").json
+    assert {(entry["domain"], entry["group"]) for entry in document} == {
+        ("app", "pair"),
+        ("db", "pair"),
+    }
+
+
 def test_a_group_is_taken_though_nothing_changed(pair, snaporch):
     """By itself each would be found unchanged: neither of them runs."""
     for name in ("app", "db"):
