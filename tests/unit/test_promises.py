@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parents[2]
-PROMISES = tomllib.loads((TOP / "tests/promises.toml").read_text("utf-8"))["promise"]
+TABLE = tomllib.loads((TOP / "tests/promises.toml").read_text("utf-8"))
+PROMISES = TABLE["promise"]
 
 
 def words(text):
@@ -48,3 +49,14 @@ def test_all_that_readme_promises_has_a_test():
             left = left.replace(words(promise["says"]), "")
     left = re.sub(r"\*\*[^*]*\*\*:?|\(\[[^]]*\]\([^)]*\)\)", "", left)  # headings, and links alone
     assert set(left) <= set(" -."), f"promised, and without a test: {left}"
+
+
+def test_a_page_has_a_promise_or_a_reason_to_have_none():
+    pages = {str(path.relative_to(TOP)) for path in (TOP / "docs").glob("*.md")}
+    assert pages - {promise["page"] for promise in PROMISES} == set(TABLE["without"])
+    assert all(TABLE["without"].values())
+
+
+def test_a_promise_is_made_once():
+    made = [(promise["page"], words(promise["says"])) for promise in PROMISES]
+    assert len(made) == len(set(made))
