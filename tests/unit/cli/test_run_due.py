@@ -53,6 +53,14 @@ def test_a_failure_is_a_line_and_the_exit_code_and_stops_no_other(policies, snap
     assert answer.err == "snaporch: bad: hourly: no such luck\n"
 
 
+def test_a_policy_that_there_is_not_keeps_nothing_from_being_taken(policies, snaporch):
+    policies.add_guest("mail", {"vda": "tank/mail"})
+    policies.pool.set_properties(["tank/mail"], {"snaporch:policy": "dayly"})
+    answer = snaporch("run-due")
+    assert (answer.code, answer.out) == (ExitCode.CONFIG, "web@s  ram  complete\n")
+    assert "mail: snaporch:policy of tank/mail names the policy 'dayly'" in answer.err
+
+
 def test_what_failed_is_not_tried_at_once_again(policies, snaporch):
     policies.add_guest("bad")
     snaporch("run-due")
