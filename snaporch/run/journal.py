@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -67,7 +67,7 @@ class Note(StrEnum):
 
 
 _ENDS = {Note.RESUMED: Note.SUSPENDED, Note.PIVOTED: Note.PIVOTING}
-_HOLDING = frozenset({Note.SUSPENDED, Note.FREEZING, Note.SAVING})
+_HOLDING = frozenset({Note.SUSPENDED, Note.FREEZING})
 """Notes of a guest that may stand still."""
 
 _STANDING_STILL = {
@@ -99,13 +99,14 @@ def noting(note: Callable[[Note], None]) -> Told:
     return told
 
 
-def _take(notes: set[Note], event: str, what: str) -> None:
+def _take(notes: set[Note], line: Mapping[str, Any]) -> None:
     """What a line changes of the notes that hold.
 
     Some end what another says. A guest that was let go is nothing any more, until it comes to stand
     still all the same: what was asked for before may have been done later.
     """
-    if event == "note" and what in _ENDS:
+    event, what = line["event"], line.get("step") or line.get("note", "")
+    if what in _ENDS:
         notes.discard(_ENDS[Note(what)])
     elif (event, what) in (("note", Note.LET_GO), ("end", Step.RELEASE)):
         notes.discard(Note.SAVING)
@@ -226,15 +227,12 @@ class Journal:
             of: what the step is about, where it is taken several times.
         """
         about = {"of": of} if of else {}
-        _take(self.notes, "begin", step)
         self._write(event="begin", step=step.value, **about)
         yield
-        _take(self.notes, "end", step)
         self._write(event="end", step=step.value, **about)
 
     def note(self, note: Note) -> None:
         """Something that settling has to know and cannot see."""
-        _take(self.notes, "note", note)
         self._write(event="note", note=note.value)
 
     def all_notes(self) -> set[Note]:
@@ -249,6 +247,7 @@ class Journal:
         return self.notes
 
     def _write(self, **fields: Any) -> None:
+        _take(self.notes, fields)
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields}) + "\n"
         view = memoryview(line.encode())
         while view:  # a full disk may take a part of it, and refuses the rest
@@ -372,8 +371,8 @@ def list_journals(
 ) -> list[OldJournal | OtherJournal | StrangeJournal]:
     """Every journal in ``directory``, oldest first.
 
-    A line cut short by a crash counts as not written. A journal whose first
-    line was cut belongs to a run that had not touched anything yet, and with ``sweep`` is removed.
+    A line cut short by a crash counts as not written. A journal without a whole line belongs to a
+    run that had not touched anything yet, and with ``sweep`` is removed.
     """
     if not directory.is_dir():
         return []
@@ -390,7 +389,7 @@ def list_journals(
 
 
 def read_journal(path: Path) -> OldJournal | OtherJournal | StrangeJournal | None:
-    """One journal; ``None`` for one that is gone, or has no whole first line.
+    """One journal; ``None`` for one that is gone, or has no whole line.
 
     Raises:
         OSError: it cannot be read.
@@ -409,7 +408,7 @@ def _parse(path: Path, lines: list[Any]) -> OldJournal | OtherJournal | StrangeJ
             return OtherJournal(path, kind, facts["uuid"], facts["domain"], tuple(lines))
         notes: set[Note] = set()
         for line in lines:
-            _take(notes, line["event"], line.get("step") or line.get("note") or "")
+            _take(notes, line)
         return OldJournal(
             path,
             Facts.from_json(lines[0]["facts"]),
@@ -435,9 +434,6 @@ def _whole_lines(path: Path) -> list[Any]:
     except FileNotFoundError:  # its run has just ended
         return lines
     for text in raw.split(b"\n"):
-        try:
+        with suppress(ValueError):
             lines.append(json.loads(text))
-        except ValueError:
-            if not lines:
-                break
     return lines

@@ -13,6 +13,7 @@ from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import DomainState, Owner, Strategy
 from snaporch.run import journal as journal_module
+from snaporch.run import watch
 from snaporch.run.journal import (
     Facts,
     Journal,
@@ -166,6 +167,16 @@ def test_a_journal_whose_first_line_is_torn_is_of_a_run_that_touched_nothing(
     assert not path.exists()
 
 
+def test_a_journal_whose_first_line_is_damaged_and_that_goes_on_is_kept(directory, path):
+    """Its run had touched something."""
+    killed(directory, Step.PREPARE, Step.FREEZE)
+    path.write_bytes(b"?" + path.read_bytes())
+    (found,) = list_journals(directory, sweep=True)
+    assert isinstance(found, StrangeJournal)
+    assert str(path) in found.error.line()
+    assert path.exists()
+
+
 def test_zeros_after_a_power_loss_count_as_not_written(directory, path):
     killed(directory, Step.PREPARE, Step.FREEZE)
     with path.open("ab") as stream:
@@ -198,7 +209,14 @@ def test_a_reader_between_creation_and_first_line_does_not_remove_it(directory, 
 def test_other_files_are_left_alone(directory):
     killed(directory)
     (directory / "README").write_text("x")
-    assert len(read_journals(directory)) == 1
+    assert len(read_journals(directory, sweep=True)) == 1
+    assert (directory / "README").exists()
+
+
+def test_two_may_sweep_at_once(directory, path, monkeypatch):
+    directory.mkdir()
+    monkeypatch.setattr(journal_module.os, "listdir", lambda _directory: [path.name])
+    assert list_journals(directory, sweep=True) == []
 
 
 @pytest.mark.parametrize(
@@ -278,12 +296,41 @@ def test_the_guardians_notes_count_and_what_was_done_and_could_not_be_noted(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(journal_module.os, "write", full)
-    for note in (Note.SUSPENDED, Note.COMMITTED):
+    for note in (Note.SUSPENDED, Note.HELD, Note.COMMITTED):
         with suppress(OSError):
             journal.note(note)
-    assert journal.all_notes() == {Note.COMMITTED}
+    assert journal.all_notes() == {Note.HELD, Note.COMMITTED}
     monkeypatch.setattr(Path, "read_bytes", full)
-    assert journal.all_notes() == journal.notes
+    assert journal.all_notes() == journal.notes == {Note.SUSPENDED, Note.HELD, Note.COMMITTED}
+
+
+def test_a_run_knows_by_itself_what_its_journal_says(directory):
+    journal = Journal(directory, FACTS)
+    seen = []
+
+    def look():
+        assert read_journals(directory)[0].notes == journal.notes
+        seen.append(set(journal.notes))
+
+    with journal.step(Step.FREEZE):
+        look()
+    look()
+    with journal.step(Step.RELEASE):
+        look()
+    look()
+    assert seen == [{Note.SAVING}, set(), set(), {Note.LET_GO}]
+    journal.close(settled=True)
+
+
+def test_a_step_that_was_taken_and_could_not_be_noted_was_taken(directory, monkeypatch):
+    journal = Journal(directory, FACTS)
+
+    def full(*_what):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with suppress(OSError), journal.step(Step.RELEASE):
+        monkeypatch.setattr(journal_module.os, "write", full)
+    assert journal.notes == {Note.LET_GO}
 
 
 def test_a_journal_that_cannot_be_written_says_what_to_do(tmp_path):
@@ -384,6 +431,7 @@ SAID = {
         ("ram", ["freeze begins", "freeze ends", "suspended"], True),  # for its commit
         ("ram", ["freeze begins", "freeze ends", "suspended", "resumed"], False),
         ("ram", ["freeze begins", "let-go", "suspended"], True),
+        ("ram", ["freeze begins", "let-go", "suspended", "resumed"], False),
         ("manual", ["freeze begins", "freeze ends"], True),
         ("manual", ["freeze begins", "freeze ends", "let-go"], False),
         ("manual", ["freeze begins", "freeze ends", "release ends"], False),
@@ -436,6 +484,18 @@ def test_the_guardians_mark_goes_with_the_journal(directory, path):
     let_go_mark(path).touch()
     forget(path)
     assert os.listdir(directory) == []
+
+
+def test_a_journal_is_there_until_the_mark_is_gone(directory, path):
+    Journal(directory, FACTS).close(settled=False)
+    let_go_mark(path).mkdir()
+    with pytest.raises(OSError, match="let-go"):
+        forget(path)
+    assert path.exists()
+
+
+def test_the_guardian_leaves_its_mark_where_the_run_looks(path):
+    assert watch.let_go_mark(path) == let_go_mark(path)
 
 
 def test_a_journal_that_is_closed_is_open_no_more(directory):
