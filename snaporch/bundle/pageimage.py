@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -144,7 +145,7 @@ def _stream(rest: Path, begin: int, entry: PagesEntry, pages: Path, tick: Tick) 
     if not begin < entry.split < len(raw):
         raise RamImageError(str(rest), f"does not reach beyond {entry.split} bytes")
     head = _reread(raw[begin : entry.split], rest)
-    with pages.open("rb", buffering=0) as source:
+    with pages.open("rb") as source:
         reader = _Checked(source, entry, head, tick)
         yield from join(head, raw[entry.split :], reader.read)
     reader.compare()
@@ -152,16 +153,7 @@ def _stream(rest: Path, begin: int, entry: PagesEntry, pages: Path, tick: Tick) 
 
 def _reread(raw: bytes, rest: Path) -> Head:
     """The head, with everything that stands before the pages."""
-    stream = memoryview(raw)
-    place = 0
-
-    def read(count: int) -> bytes:
-        nonlocal place
-        block = bytes(stream[place : place + count])
-        place += len(block)
-        return block
-
-    head = read_head(read)
+    head = read_head(io.BytesIO(raw).read)
     if head.raw != raw:
         raise RamImageError(str(rest), "holds something unknown before its pages")
     return head
@@ -201,8 +193,7 @@ def _payload(stream: BinaryIO, compression: int) -> Read:
     if compression == Compression.NONE.image_format:
         return stream.read
     if compression == Compression.ZSTD.image_format:
-        engine = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        return engine.stream_reader(stream, read_across_frames=True).read
+        return zstandard.ZstdDecompressor().stream_reader(stream).read
     if compression == Compression.GZIP.image_format:
         return gzip.GzipFile(fileobj=stream).read
     raise StreamError(f"was compressed by libvirt (format {compression})")

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import os
 
 import pytest
 import zstandard
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.manifest import PagesEntry
 from snaporch.bundle.pagefile import CHUNK, PageFile, page_sum
-from snaporch.bundle.pageimage import PageDamageError, build_image, split_image
+from snaporch.bundle.pageimage import PageDamageError, build_image, check_image, split_image
 from snaporch.bundle.qevm import StreamError
 from snaporch.bundle.ramcopy import read_preface
 from snaporch.bundle.ramimage import RamImageError
@@ -61,6 +62,7 @@ def test_the_way_there_and_back(tmp_path, compression):
     made = put_together(tmp_path, entry)
     preface = read_preface(made)
     assert preface.xml == XML.rstrip(b"\0").decode()
+    assert read_preface(tmp_path / "rest1").header.compression == 0  # it is as it is
     payload = made.read_bytes()[preface.end :]
     assert payload.endswith(b"\x04the devices' state\x00\x06")
     again = write_image(tmp_path / "again", payload)
@@ -165,20 +167,40 @@ def replace_entry(entry, **fields):
 def test_every_cut_of_the_rest_is_an_error_in_words(tmp_path):
     _, entry = taken_apart(tmp_path)
     whole = (tmp_path / "rest1").read_bytes()
-    for end in range(0, entry.split, 7):
+    for end in (*range(0, entry.split, 7), entry.split):
         (tmp_path / "rest1").write_bytes(whole[:end])
         with pytest.raises((RamImageError, StreamError)):
             put_together(tmp_path, entry)
 
 
-def test_an_image_whose_payload_is_damaged_is_an_error_in_words(tmp_path):
-    image = write_image(tmp_path / "image1", streams.guest_stream(), 5)
-    data = bytearray(image.read_bytes())
-    data[-20] ^= 0xFF
-    for broken in (bytes(data), bytes(data[:-30])):
+@pytest.mark.parametrize("compression", [1, 5])
+def test_an_image_whose_payload_is_damaged_is_an_error_in_words(tmp_path, compression):
+    image = write_image(tmp_path / "image1", streams.guest_stream(), compression)
+    whole = image.read_bytes()
+    begin = read_preface(image).end
+    for place in (begin, begin + 40, -20, -2):
+        broken = bytearray(whole)
+        broken[place] ^= 0xFF
         image.write_bytes(broken)
-        with pytest.raises((RamImageError, StreamError)):
+        with pytest.raises(RamImageError, match=r"image1: cannot be decompressed"):
             split_image(image, tmp_path / "rest", tmp_path / "pages", nothing)
+    image.write_bytes(whole[:-30])
+    with pytest.raises((RamImageError, StreamError)):
+        split_image(image, tmp_path / "rest", tmp_path / "pages", nothing)
+
+
+@pytest.mark.parametrize("compression", [1, 5])
+def test_an_image_that_was_compressed_in_pieces_is_read_whole(tmp_path, compression):
+    """As several programs do that use all cores."""
+    stream = streams.guest_stream()
+    pack = {1: gzip.compress, 5: zstandard.ZstdCompressor().compress}[compression]
+    image = tmp_path / "image1"
+    payload = pack(stream[:9000]) + pack(stream[9000:])
+    image.write_bytes(images.image(XML, payload, compression=compression))
+    split_image(image, tmp_path / "rest1", tmp_path / "pages", nothing)
+    _, entry = taken_apart(tmp_path, stream, name="2")
+    assert (tmp_path / "rest1").read_bytes() == (tmp_path / "rest2").read_bytes()
+    assert page_sum(tmp_path / "pages", nothing) == (entry.bytes, entry.sha256)
 
 
 def test_what_libvirt_compressed_itself_is_refused(tmp_path):
@@ -197,6 +219,23 @@ def test_whoever_listens_can_stop_it(tmp_path):
     with pytest.raises(InterruptedError):
         split_image(image, tmp_path / "rest", tmp_path / "pages", stop)
     assert not (tmp_path / "rest").exists()
+
+
+def test_how_far_it_is_is_told_of_the_whole_page_file(tmp_path):
+    _, entry = taken_apart(tmp_path, streams.stream({b"pc.ram": 600}, [every_page(600), []]))
+    told = []
+    check_image(tmp_path / "rest1", entry, tmp_path / "pages", told.append)
+    assert told == [CHUNK, 2 * CHUNK, entry.bytes]
+
+
+def every_page(count):
+    return [(b"pc.ram", number, b"x" * streams.PAGE) for number in range(count)]
+
+
+def test_a_page_file_that_was_written_is_open_no_more(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    taken_apart(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_checksum_is_as_documented(tmp_path):
