@@ -6,6 +6,7 @@ from fakes import streams
 from fakes.hooks import failing, failing_once
 from fakes.replica import FakeReplica
 
+from snaporch import places
 from snaporch.config import Config
 from snaporch.errors import BusyError, InterruptedRunError, RefusedError
 from snaporch.model import BundleState, Level
@@ -13,7 +14,7 @@ from snaporch.pool import PREFIX, PoolError
 from snaporch.replicate.destination import ReplicaError
 from snaporch.replicate.ship import replication_lock_name, ship
 from snaporch.run.context import Interrupt
-from snaporch.run.lock import domain_lock
+from snaporch.run.lock import domain_lock, held_by
 from snaporch.run.pages import into_pages
 from snaporch.run.records import all_records
 from snaporch.run.snapshot import take_snapshot
@@ -117,7 +118,8 @@ def test_what_is_known_of_other_replicas_is_not_said_there(shop):
 
 def test_what_is_marked_is_not_marked_again(shop):
     shop.take("s1")
-    shop.ship()
+    shop.ship("nas")
+    shop.ship("usb")
     shop.world.hooks.log.clear()
     assert names(shop.ship(anew=True)) == ["s1"]
     assert "pool.set_properties" not in shop.world.hooks.acts()
@@ -324,6 +326,16 @@ def test_a_bookmark_stays_while_nothing_newer_has_arrived(shop):
     with pytest.raises(ReplicaError):
         shop.ship()
     assert shop.world.pool.bookmarks("tank/web") == before
+
+
+def test_what_has_arrived_is_bookmarked_before_its_copies_are_marked(shop):
+    """Retention may be next here, and the replica away for long."""
+    shop.take("s1")
+    shop.there.hooks.at["replica.mark"] = failing(ReplicaError("nas", "away"))
+    with pytest.raises(ReplicaError):
+        shop.ship()
+    assert shop.world.pool.bookmarks("tank/web")
+    assert shop.world.pool.bookmarks("flash/web")
 
 
 def test_one_dataset_that_is_behind_does_not_keep_the_others_places(shop):
@@ -593,6 +605,15 @@ def test_what_is_being_copied_or_deleted_is_busy(shop):
     with lock, pytest.raises(BusyError):
         shop.ship()
     assert names(shop.ship()) == ["s1"]
+
+
+def test_who_waits_is_told_that_it_is_being_copied(shop):
+    (record,) = shop.take("s1")
+    told = []
+    lock = replication_lock_name(record.uuid)
+    shop.there.hooks.at["replica.store"] = lambda: told.append(held_by(places.LOCKS, lock))
+    shop.ship()
+    assert [each.doing for each in told] == ["replicate"]
 
 
 def test_what_is_copied_of_one_guest_does_not_keep_another_waiting(shop):
