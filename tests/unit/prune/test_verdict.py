@@ -87,3 +87,7 @@ def test_there_is_another_word_for_each_fate_afterwards():
     words = {fate.done for fate in Fate}
     assert len(words) == len(Fate)
     assert not words & {fate.value for fate in Fate}
+
+
+def test_what_was_done_has_a_word_that_people_use():
+    assert [fate.done for fate in Fate] == ["kept", "trashed", "deleted", "put back"]
