@@ -118,14 +118,15 @@ def test_who_stands_still_at_once_comes_after_those_who_take_their_time(world):
     world.add_guest("a", agent=Agent.ANSWERS)
     world.add_guest("b")
     world.add_guest("c")
+    world.add_guest("d")
     world.add_guest("off", state=DomainState.OFF)
     configured(world, "*")
     document = world.context.config.model_dump(exclude_unset=True)
-    own = {"a": {"level": "quiesced"}, "b": {"level": "paused"}}
+    own = {"a": {"level": "quiesced"}, "b": {"level": "paused"}, "d": {"level": "crash"}}
     world.context.config = Config.model_validate(document | {"domain": own})
     outcome = take(world)
     levels = {record.domain: record.level.value for record in outcome.records}
-    assert levels == {"a": "quiesced", "b": "paused", "c": "ram", "off": "off"}
+    assert levels == {"a": "quiesced", "b": "paused", "c": "ram", "d": "crash", "off": "off"}
     acts = world.hooks.acts()
     order = [
         acts.index(f"hypervisor.{act}") for act in ("capture", "freeze_file_systems", "suspend")
