@@ -1269,6 +1269,7 @@ def test_one_that_is_at_work_keeps_nobody_from_the_others(world, monkeypatch):
     recover_leftovers(world.context)
     assert sorted(tried) == ["busy", run.facts.domain]
     assert len(read_journals(world.paths.journal)) == 1
+    assert not any(note.startswith(f"{tried[0]}:") for note in world.heard.notes)
     assert guarded == [world.context]
 
 
