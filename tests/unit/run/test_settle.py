@@ -10,6 +10,7 @@ from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 from fakes.images import qcow2
 
+from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.ramimage import read_header
 from snaporch.errors import AttentionError, BusyError, ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, Pause
@@ -1361,6 +1362,12 @@ def test_what_they_will_be_worth_is_foreseen(world, sealed, level):
     assert f"web: keep @hourly as {level}" in foresee(world.context, run.facts.uuid)
 
 
+def test_a_bundle_that_has_lost_a_part_is_worth_nothing_more(world):
+    run = KilledHolder(world).sanoid_took("tank/web@hourly").marked("tank/web@hourly")
+    run.sealed(Part(name="ram.save", role=Role.RAM, bytes=1, sha256="0" * 64))
+    assert "web: keep @hourly as crash" in foresee(world.context, run.facts.uuid)
+
+
 def test_an_overlay_that_is_missing_is_foreseen(world):
     run = Killed(world).switched()
     off(run)
@@ -1407,12 +1414,12 @@ class KilledHolder(Killed):
         self.world.pool.set_properties(names, properties)
         return self
 
-    def sealed(self):
+    def sealed(self, *parts):
         snapshots = self.world.pool.snapshots(self.facts.datasets)
         versions = self.world.hypervisor.versions(self.domain)
         now = datetime.now(UTC)
         manifest = build_manifest(
-            self.plan, Level.RAM, [], snapshots, versions, Pause(now, 1.0), now, now
+            self.plan, Level.RAM, list(parts), snapshots, versions, Pause(now, 1.0), now, now
         )
         self.bundle.seal(manifest)
         return self
