@@ -23,13 +23,22 @@ def _render(markup: str) -> str:
     return text.getvalue()
 
 
+class _InPlace:
+    """The line of the terminal in which bytes are shown."""
+
+    is_open = False
+    """Whether the cursor is still in it: whatever is printed next takes its place."""
+
+
 def _write(text: str) -> None:
     """A terminal that went away must not end a run, nor change its exit code.
 
     Not printed by rich, which ends the process when its stream is closed.
     """
+    clear = "\r\x1b[K" if _InPlace.is_open else ""
+    _InPlace.is_open = False
     try:
-        sys.stderr.write(text)
+        sys.stderr.write(clear + text)
         sys.stderr.flush()
     except (OSError, ValueError):
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
@@ -41,7 +50,6 @@ class TerminalProgress:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._in_place = sys.stderr.isatty()
-        self._open_line = False
 
     def step(self, subject: str, text: str) -> None:
         """A step, unless quiet."""
@@ -57,12 +65,11 @@ class TerminalProgress:
     def amount(self, subject: str, done: int, total: int) -> None:
         """Bytes, overwritten in place."""
         if not self._quiet and self._in_place:
-            _write(f"\r\x1b[K{one_line(subject)}  {size(done)} of {size(total)}")
-            self._open_line = True
+            _write(f"{one_line(subject)}  {size(done)} of {size(total)}")
+            _InPlace.is_open = True
 
     def _print(self, markup: str) -> None:
-        _write(("\r\x1b[K" if self._open_line else "") + _render(markup) + "\n")
-        self._open_line = False
+        _write(_render(markup) + "\n")
 
 
 def print_error(text: str) -> None:
@@ -82,6 +89,8 @@ def print_result(text: str) -> None:
 
     What cannot be written, on a full disk say, is told, and changes nothing of what was done.
     """
+    if _InPlace.is_open:
+        _write("")
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

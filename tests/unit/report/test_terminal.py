@@ -32,6 +32,31 @@ def test_bytes_are_shown_on_a_terminal_only(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    "after",
+    ["print_result('the end')", "print_error('the end')", "TerminalProgress().step('the', 'end')"],
+)
+def test_whatever_follows_takes_the_place_of_the_bytes(after):
+    code = (
+        f"from snaporch.report.terminal import *; TerminalProgress().amount('web', 1, 2); {after}"
+    )
+    shown = in_a_terminal(code)
+    assert shown.startswith("web  1 B of 2 B\r\x1b[K")
+    assert "end" in shown.partition("\x1b[K")[2]
+
+
+def in_a_terminal(code):
+    """What Python code shows when standard output and error are a terminal."""
+    ours, theirs = os.openpty()
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30, **streams)
+    os.close(theirs)
+    try:
+        return os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+
+
 def test_names_are_text_and_not_markup(capsys):
     TerminalProgress().step("[red]web[/]", "[/] \x1b[2J")
     assert capsys.readouterr().err == "[red]web[/]  [/] \\x1b[2J\n"
