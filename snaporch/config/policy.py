@@ -172,6 +172,8 @@ def _zone(name: str) -> str:
 
 PolicyName = Annotated[str, AfterValidator(_policy_name)]
 Span = Annotated[str, AfterValidator(_span_text)]
+SPANS = (_span_text, _refresh, _retry, _every)
+"""What looks at the options that are a length of time."""
 
 
 class _Section(BaseModel):

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
-from snaporch.config.policy import Group, Keep, Policy, Schedule
+from snaporch.config.policy import SPANS, Group, Keep, Policy, Schedule
 from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
 from snaporch.config.telling import Email, Metrics, Notify, Status
@@ -94,6 +94,8 @@ def _type(field: FieldInfo) -> str:
         return f"integer, {getattr(low, 'ge', '…')} to {getattr(high, 'le', '…')}"
     if annotation is bool:
         return "true or false"
+    if any(getattr(check, "func", None) in SPANS for check in field.metadata):
+        return "string, a length of time: a number and one of `s`, `m`, `h`, `d`, `w`"
     return "absolute path" if annotation is Path else "string"
 
 

@@ -157,7 +157,7 @@ class DomainSettings(_Section):
     on_unavailable: Literal["fail", "quiesced", "paused", "crash"] = Field(
         default="fail",
         description="What to do when the level cannot be had: `fail`, or take this lower level "
-        "instead. A downgrade is said aloud and recorded on the snapshot.",
+        "instead. A note names the lower level, and it is recorded on the snapshot.",
     )
     ram_strategy: Literal["auto", "overlay", "manual"] = Field(
         default="auto",
@@ -212,21 +212,22 @@ class DomainSettings(_Section):
         default=60,
         ge=1,
         le=86400,
-        description="Seconds after which a guardian process lets a guest go that stands still, "
-        "whoever hangs: frozen, paused for its snapshots or the end of its RAM, suspended by "
-        "`on_ram_budget` or for its commit.",
+        description="Seconds after which a guardian process releases a guest that a run holds "
+        "still and does not release itself: frozen, paused for its snapshots or the end of its "
+        "RAM, suspended by `on_ram_budget` or for its commit.",
     )
     hook_deadline: int = Field(
         default=90,
         ge=1,
         le=86400,
-        description="Longest time in seconds for which a guest is held for sanoid's snapshots: "
-        "between its pre and post hooks writes go to overlays that grow. It counts from when all "
-        "guests of a call are frozen; until then a guest is held for as long once more at most, "
-        "and what will not fit is refused. Past it the guest is let "
-        "go, and what sanoid takes later counts as `crash`. Guests that stand still meanwhile are "
-        "let go after `freeze_deadline` if that is less. Also how long the pre hook waits for "
-        "another run on the domain.",
+        description="Longest time in seconds for which a guest is held for sanoid's snapshots, "
+        "between sanoid's pre and post hooks; a guest on overlays writes to them meanwhile, and "
+        "they grow. The time counts from when all guests of a call are frozen. Before that a guest "
+        "is held for the same time again at most, and the pre hook refuses guests that would take "
+        "longer. After the deadline the guest is released, and snapshots that sanoid takes later "
+        "count as `crash`. Guests that are paused or frozen meanwhile are released after "
+        "`freeze_deadline` if that is less. The pre hook also waits this long for another run on "
+        "the domain.",
     )
     exclude_disks: tuple[Target, ...] = Field(
         default=(),
@@ -290,9 +291,9 @@ class DomainSettings(_Section):
     policies: tuple[PolicyName, ...] = Field(
         default=(),
         strict=False,
-        description="Its policies, by name. Those in a domain's own section are the domain's only "
-        "ones, whatever metadata, ZFS properties and `domains` say; an empty list means none. "
-        "Those in `[defaults]` are for the domains of which no other place says anything.",
+        description="Its policies, by name. In a domain's own section they are the domain's only "
+        "ones, and metadata, ZFS properties and `domains` are not asked; an empty list means none. "
+        "In `[defaults]` they are for domains to which no other place gives policies.",
     )
 
     @property

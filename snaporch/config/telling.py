@@ -133,7 +133,7 @@ class Email(_Section):
     """Notifications by e-mail."""
 
     to: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
-        default=(), strict=False, description="Who gets them; nobody when empty."
+        default=(), strict=False, description="Who gets them; no e-mail is sent when empty."
     )
     sender: Annotated[str, AfterValidator(_sender)] = Field(
         default="", description="Who they are from; `root@` and the host's name when empty."
@@ -148,7 +148,7 @@ class Email(_Section):
         description="How the connection to the mail server is encrypted. The server's certificate "
         "is checked.",
     )
-    user: str = Field(default="", description="Name to log in with; without one nobody does.")
+    user: str = Field(default="", description="Name to log in with; no login when empty.")
     password_file: PathOrNothing = Field(
         default="",
         description="File with the password in its first line. Nobody but root may read it.",
@@ -171,20 +171,21 @@ class Notify(_Section):
     on: tuple[Kind, ...] = Field(
         default=("failure", "attention", "downgrade"),
         strict=False,
-        description="What is told. `failure`: a run failed, and the guest is as it was; "
-        "`attention`: a human must look; `downgrade`: a lower level was taken than was asked for; "
-        "`success`: all others.",
+        description="Which events are notified. `failure`: a run failed, and the guest is as it "
+        "was; `attention`: a human must look; `downgrade`: a lower level was taken than was asked "
+        "for; `success`: all others.",
     )
     repeat: Span = Field(
         default="1d",
-        description="How long a policy that fails for the same reason on the same domain again and "
-        "again is not told again; `0m` to tell every time.",
+        description="How long no other notification is sent of a policy that fails again on the "
+        "same domain for the same reason; `0m` to send one every time.",
     )
     timeout: int = Field(
         default=30,
         ge=1,
         le=600,
-        description="Seconds that telling may take by each of the ways before it is given up.",
+        description="Seconds that each way of notifying (program, e-mail, apprise) may take before "
+        "it is given up.",
     )
     command: PathOrNothing = Field(
         default="",

@@ -45,6 +45,7 @@ def test_every_default_and_type_is_told():
         "Type: list of strings. Default: `[]`.",
         'Type: absolute path. Default: `"/run/snaporch"`.',
         'Type: string. Default: `"qemu:///system"`.',
+        'a length of time: a number and one of `s`, `m`, `h`, `d`, `w`. Default: `"5m"`.',
     ],
 )
 def test_types_are_in_words(text):
