@@ -397,7 +397,7 @@ def check_definition(
         raise RefusedError(
             record.domain,
             f"is called {domain.name} now",
-            f"virsh domrename {domain.name} back first",
+            f"shut it off, and run: virsh domrename {shlex.join([domain.name, record.domain])}",
         )
     for other in context.hypervisor.domains():
         if other.name == record.domain and other.uuid != record.uuid:

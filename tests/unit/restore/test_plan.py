@@ -260,8 +260,9 @@ def test_the_domain_is_undefined_and_its_bundle_gone(story, world):
 
 
 def test_the_domain_has_another_name_now(story, world):
-    world.guest().name = "web-new"
-    assert "is called web-new now" in refusal(world)
+    world.guest().name = "web new"
+    text = refusal(world)
+    assert "is called web new now; shut it off, and run: virsh domrename 'web new' web" in text
 
 
 def test_another_domain_has_its_name(story, world):
