@@ -21,7 +21,9 @@ def check_command(
     context: typer.Context,
     domains: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DOMAIN", help="Only these, by name or UUID.", show_default=False),
+        typer.Argument(
+            metavar="[DOMAIN]...", help="Only these, by name or UUID.", show_default=False
+        ),
     ] = None,
     json: JsonOption = False,
     nagios: Annotated[

@@ -16,7 +16,7 @@ from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.install import install_command, uninstall_command
 from snaporch.cli.list import list_command
-from snaporch.cli.options import ConfigOption
+from snaporch.cli.options import Command, ConfigOption
 from snaporch.cli.plan import plan_command
 from snaporch.cli.prune import prune_command
 from snaporch.cli.recover import recover_command
@@ -45,26 +45,26 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("snapshot")(snapshot_command)
-app.command("list")(list_command)
-app.command("show")(show_command)
-app.command("restore")(restore_command)
-app.command("undo")(undo_command)
-app.command("clone")(clone_command)
-app.command("verify")(verify_command)
-app.command("replicate")(replicate_command)
-app.command("extract")(extract_command)
-app.command("recover")(recover_command)
-app.command("prune")(prune_command)
-app.command("check")(check_command)
+app.command("snapshot", cls=Command)(snapshot_command)
+app.command("list", cls=Command)(list_command)
+app.command("show", cls=Command)(show_command)
+app.command("restore", cls=Command)(restore_command)
+app.command("undo", cls=Command)(undo_command)
+app.command("clone", cls=Command)(clone_command)
+app.command("verify", cls=Command)(verify_command)
+app.command("replicate", cls=Command)(replicate_command)
+app.command("extract", cls=Command)(extract_command)
+app.command("recover", cls=Command)(recover_command)
+app.command("prune", cls=Command)(prune_command)
+app.command("check", cls=Command)(check_command)
 app.add_typer(render_app, name="render")
-app.command("hook")(hook_command)
-app.command("status")(status_command)
-app.command("plan")(plan_command)
-app.command("run-due")(run_due_command)
-app.command("daemon")(daemon_command)
-app.command("install")(install_command)
-app.command("uninstall")(uninstall_command)
+app.command("hook", cls=Command)(hook_command)
+app.command("status", cls=Command)(status_command)
+app.command("plan", cls=Command)(plan_command)
+app.command("run-due", cls=Command)(run_due_command)
+app.command("daemon", cls=Command)(daemon_command)
+app.command("install", cls=Command)(install_command)
+app.command("uninstall", cls=Command)(uninstall_command)
 
 
 class Invoked:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 ConfigOption = Annotated[
     Path | None,
@@ -45,6 +46,20 @@ WaitOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+class Command(TyperCommand):
+    """A command whose help is the same with each version of typer."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Without what typer 0.15 (Debian 13) escapes for rich, which does not print it."""
+        return super().get_help(ctx).replace("\\[", "[")
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Arguments as they are written here; later versions put more brackets around them."""
+        del ctx
+        arguments = [each for each in self.params if each.param_type_name == "argument"]
+        return ["[OPTIONS]", *(each.metavar or str(each.name).upper() for each in arguments)]
 
 
 def config_path(context: typer.Context, own: Path | None) -> Path | None:

@@ -29,7 +29,8 @@ def prune_command(
     """Drop bundles whose snapshots are gone, and old safety copies.
 
     A bundle goes to the trash when the last of its ZFS snapshots is gone, and is deleted some days
-    later. Nothing goes while a pool it belongs to is not imported. ZFS snapshots are never touched.
+    later. Nothing goes while a pool it belongs to is not imported. Of ZFS snapshots it destroys
+    only those of RAM in pages that no bundle names any more.
     """
     from snaporch.cli.pruning import prune_and_tell
 

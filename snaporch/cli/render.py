@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, config_path
+from snaporch.cli.options import Command, ConfigOption, config_path
 
 render_app = typer.Typer(
     help="Print configuration for other programs.", no_args_is_help=True, rich_markup_mode=None
@@ -18,12 +18,14 @@ def render_command() -> None:
     """Print configuration for other programs."""
 
 
-@render_app.command("sanoid")
+@render_app.command("sanoid", cls=Command)
 def render_sanoid_command(
     context: typer.Context,
     domains: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DOMAIN", help="Only these, by name or UUID.", show_default=False),
+        typer.Argument(
+            metavar="[DOMAIN]...", help="Only these, by name or UUID.", show_default=False
+        ),
     ] = None,
     config: ConfigOption = None,
 ) -> int:

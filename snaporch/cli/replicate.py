@@ -13,7 +13,7 @@ def replicate_command(
     context: typer.Context,
     domains: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DOMAIN", help="Names or UUIDs.", show_default=False),
+        typer.Argument(metavar="[DOMAIN]...", help="Names or UUIDs.", show_default=False),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All domains of libvirt's that have snapshots.")

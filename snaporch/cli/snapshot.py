@@ -25,7 +25,7 @@ def snapshot_command(
     context: typer.Context,
     domains: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DOMAIN", help="Domains by name or UUID.", show_default=False),
+        typer.Argument(metavar="[DOMAIN]...", help="Domains by name or UUID.", show_default=False),
     ] = None,
     group: Annotated[
         str | None,
@@ -104,10 +104,10 @@ def snapshot_command(
 ) -> int:
     """Take a consistent snapshot of one or more domains.
 
-    A running guest goes on running: its RAM is saved live, all its disks are switched to overlays
-    in one instant, ZFS snapshots are taken of what lies beneath, and the overlays are committed
-    back. A guest that is off gets a plain snapshot. With --policy a domain takes its consistency
-    group along.
+    The RAM of a running guest is saved while it runs. Then it is paused for a moment: either until
+    its disks write to overlays, which are committed back after the ZFS snapshots, or until the ZFS
+    snapshots are there (--dry-run prints which). A guest that is off gets a plain snapshot. With
+    --policy a domain takes its consistency group along.
 
     With --all or --jobs a failure stops no other, and the exit code is that of the worst.
     """

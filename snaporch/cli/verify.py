@@ -15,7 +15,9 @@ def verify_command(
     snapshots: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="DOMAIN@SNAPSHOT", help="As `snaporch list` shows them.", show_default=False
+            metavar="[DOMAIN@SNAPSHOT]...",
+            help="As `snaporch list` shows them.",
+            show_default=False,
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All snapshots there are.")] = False,

@@ -30,6 +30,19 @@ def test_help_of_each_command(snaporch, command, flag):
     assert max(len(line) for line in answer.out.splitlines()) <= 100
 
 
+@pytest.mark.parametrize("command", ["check", "replicate", "snapshot", "status"])
+def test_help_tells_that_there_may_be_several_domains_or_none(snaporch, command):
+    assert f"Usage: snaporch {command} [OPTIONS] [DOMAIN]...\n" in snaporch(command, "--help").out
+
+
+def test_help_has_brackets_as_they_are(snaporch, monkeypatch):
+    """typer 0.15 writes them so that rich does not take them for markup."""
+    monkeypatch.setattr(
+        "typer.core.TyperArgument.get_help_record", lambda *_: ("DOMAIN", r"By name.  \[required]")
+    )
+    assert "By name.  [required]\n" in snaporch("undo", "--help").out
+
+
 def test_help_tells_the_exit_codes(snaporch):
     text = " ".join(snaporch("--help").out.split())
     for code in ("2 wrong usage", "5 refused", "9 needs attention"):
