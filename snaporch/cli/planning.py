@@ -126,6 +126,6 @@ def _when(coming: Next | Check | Shipment, now: datetime, zone: tzinfo) -> str:
 def _sum(each: Outlook) -> str:
     own = [verdict for verdict in each.verdicts if verdict.taken.policy is not None]
     doomed = len(each.doomed)
-    text = f"{len(own)} snapshots of policies, {doomed} would go"
+    text = f"{len(own)} snapshot{'' if len(own) == 1 else 's'} of policies, {doomed} would go"
     others = len(each.verdicts) - len(own)
     return f"{text}; {others} not of policies" if others else text

@@ -33,6 +33,14 @@ def test_what_is_due_and_what_would_go(policies, snaporch):
     assert policies.hooks.log == []
 
 
+def test_one_snapshot_is_counted_as_one(host, snaporch):
+    host.add_guest()
+    scheduled = Scheduled(host)
+    scheduled.configure(policy={"hourly": {}})
+    scheduled.taken(datetime.now(UTC), policy="hourly")
+    assert "web  1 snapshot of policies, 0 would go\n" in snaporch("plan").out
+
+
 def test_what_stays_is_named_when_asked_for(policies, snaporch):
     lines = snaporch("plan", "web", "--verbose").out.splitlines()
     assert any(line.endswith("stays: last 1 of 1, the last good RAM snapshot") for line in lines)
