@@ -24,7 +24,7 @@ from snaporch.schedule.units import (
 _HINTS = (
     "next: systemctl daemon-reload",
     "then: systemctl enable snaporch-recover",
-    "then: systemctl try-restart libvirtd virtqemud  # guests go on; it sees new hooks only then",
+    "then: systemctl try-restart libvirtd virtqemud  # guests go on; a host has one of the two",
     "and either: systemctl enable --now snaporch-run-due.timer",
     "or: systemctl enable --now snaporch.service",
 )
