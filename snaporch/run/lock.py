@@ -90,9 +90,8 @@ def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> Non
     try:
         patience(attempt)
     except RetryError as error:
-        raise BusyError(
-            name, f"held by {_holder(descriptor)}", "see: snaporch status; try again, or use --wait"
-        ) from error
+        step = "see: snaporch status; try again later, with --wait if the command has it"
+        raise BusyError(name, f"held by {_holder(descriptor)}", step) from error
 
 
 @contextmanager

@@ -159,6 +159,8 @@ def test_one_at_a_time(policies, snaporch):
         answer = snaporch("run-due")
     assert answer.code == ExitCode.BUSY
     assert "schedule: held by daemon" in answer.err
+    assert "or use --wait" not in answer.err, "which run-due does not have"
+    assert "--wait" not in snaporch("run-due", "--help").out
 
 
 def test_nothing_is_due(policies, snaporch):
