@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from snaporch import places
 from snaporch.bundle.manifest import Manifest
+from snaporch.bundle.store import copy_of
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.pool import PREFIX
@@ -198,10 +199,14 @@ class _Shipment:
         return found
 
     def _originals(self, record: SnapshotRecord) -> set[str]:
-        """Its datasets. Of a run whose manifest is lost, copies on this host look like them."""
+        """Its datasets. Of a run whose manifest is lost, copies on this host look like them.
+
+        They lie where the configuration says, or have the name that snaporch gives a copy.
+        """
         replicas = self._context.config.replica.values()
-        copies = tuple(f"{each.dataset}/" for each in replicas if not each.host)
-        return {each for each in record.datasets if not each.startswith(copies)}
+        places = tuple(f"{each.dataset}/" for each in replicas if not each.host)
+        copies = tuple(f"/{copy_of(each)}" for each in record.datasets if "/" in each)
+        return {e for e in record.datasets if not e.startswith(places) and not e.endswith(copies)}
 
     def _is_there(
         self,

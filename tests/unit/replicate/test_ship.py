@@ -519,15 +519,23 @@ def test_a_replica_is_asked_what_it_has_before_and_after(shop):
     assert len(asked) == 2
 
 
-def test_copies_in_a_pool_of_this_host_are_no_originals(shop):
+@pytest.mark.parametrize(
+    ("host", "copy"),
+    [
+        ("", "backup/kvm/tank/web"),
+        ("root@this-host", "backup/kvm/tank:web"),
+        ("root@nas", "backup/of-a-replica-that-was-removed/tank:web"),
+    ],
+)
+def test_copies_in_a_pool_of_this_host_are_no_originals(shop, host, copy):
     """Without a manifest they look like the guest's own: they carry the same properties."""
-    shop.configure(host="", dataset="backup/kvm")
+    shop.configure(host=host, dataset="backup/kvm")
     (record,) = shop.take("s1")
     shop.world.pool.create("backup")
-    shop.world.pool.replicate("tank/web@s1", "backup/kvm/tank/web")
+    shop.world.pool.replicate("tank/web@s1", copy)
     shutil.rmtree(record.bundle)
     (left,) = shop.records()
-    assert "backup/kvm/tank/web" in left.datasets
+    assert copy in left.datasets
     with pytest.raises(ReplicaError, match="its bundle here is not whole"):
         shop.ship()
     sent = [line for line in shop.there.hooks.log if line.startswith("replica.send")]
