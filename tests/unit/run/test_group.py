@@ -85,6 +85,23 @@ def test_one_call_for_each_pool_over_all_domains(pair):
     assert by_name["tank/app@s1"] == by_name["tank/db@s1"]
 
 
+def test_what_is_the_same_for_all_is_said_as_soon_as_they_are_there(pair, monkeypatch):
+    """The rest comes when the guests run again, and nobody may be there to say it."""
+    said, real = [], pair.pool.snapshot
+
+    def snapshot(names, properties):
+        said.append(dict(properties))
+        real(names, properties)
+
+    monkeypatch.setattr(pair.pool, "snapshot", snapshot)
+    take(pair, policy="hourly")
+    for properties in said:
+        group = properties.pop("snaporch:group")
+        assert group.startswith("pair/")
+        assert properties == {"snaporch:level": "crash", "snaporch:retention": "hourly"}  # so far
+    assert len(said) == 2
+
+
 def test_each_has_its_own_run_and_all_know_the_group(pair):
     outcome = take(pair)
     assert sorted(record.domain for record in outcome.records) == ["app", "db"]
