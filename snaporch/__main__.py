@@ -21,7 +21,7 @@ def main() -> None:
             sys.stdout.flush()
             return
     if words[:-1] == ["hook", "sanoid"] and words[-1] in _PHASES:
-        from snaporch.sanoid.hook import answer
+        from snaporch.sanoid.hooks.dispatch import answer
 
         sys.exit(answer(words[2], os.environ))
     from snaporch.cli.main import run

@@ -80,6 +80,10 @@ class RefusedError(SnaporchError):
     exit_code = ExitCode.REFUSED
 
 
+class ChangedError(RefusedError):
+    """Others changed the guest, and the plan does not fit it any more."""
+
+
 class BusyError(SnaporchError):
     """Another run holds the domain."""
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from snaporch.bundle.pace import Pace
+from snaporch.bundle.compression_tuning import Pace
 from snaporch.errors import SnaporchError
 from snaporch.model import Level, PauseParts
 
@@ -57,7 +57,7 @@ class PagesEntry(_Frozen):
 
 
 class PaceEntry(_Frozen):
-    """How RAM was saved while the guest ran; see :class:`~snaporch.bundle.pace.Pace`."""
+    """How RAM was saved while the guest ran; see :class:`~snaporch.bundle.compression_tuning.Pace`."""
 
     level: int = Field(description="of the compressor")
     seconds: float

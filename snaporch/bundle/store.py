@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from snaporch.bundle.hostfile import read_host_file
+from snaporch.bundle.compression_tuning import Pace
+from snaporch.bundle.host_file import read_host_file
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -24,7 +25,6 @@ from snaporch.bundle.manifest import (
     Role,
     read_manifest,
 )
-from snaporch.bundle.pace import Pace
 from snaporch.errors import SnaporchError, UnavailableError
 from snaporch.model import BundleState
 

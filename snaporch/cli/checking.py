@@ -6,16 +6,16 @@ import json as json_format
 from collections.abc import Sequence
 from pathlib import Path
 
+from snaporch.check.facts import Facts
+from snaporch.check.findings import Finding, Severity, worst
+from snaporch.check.gather import gather
+from snaporch.check.lint import lint
 from snaporch.cli.session import session
+from snaporch.context import Context
 from snaporch.errors import ExitCode, SnaporchError, UsageError
 from snaporch.model import Domain
-from snaporch.report.findings import NAGIOS_UNKNOWN, nagios, nagios_line, print_findings
-from snaporch.report.terminal import print_result
-from snaporch.run.context import Context
-from snaporch.sanoid.facts import Facts
-from snaporch.sanoid.findings import Finding, Severity, worst
-from snaporch.sanoid.gather import gather
-from snaporch.sanoid.lint import lint
+from snaporch.output.findings import NAGIOS_UNKNOWN, nagios, nagios_line, print_findings
+from snaporch.output.terminal import print_result
 
 _CODES = {Severity.ERROR: ExitCode.ATTENTION, Severity.WARNING: ExitCode.WARNINGS}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json as json_format
 
 from snaporch.bundle.manifest import Role
-from snaporch.report.terminal import print_result
-from snaporch.restore.clone import Clone, Wish, check_clone, check_parts, clone
-from snaporch.restore.clones import sweep
-from snaporch.restore.deletion import delete_clone
+from snaporch.clone.clone import Clone, Wish, check_clone, check_parts, clone
+from snaporch.clone.delete import delete_clone
+from snaporch.clone.registry import sweep
+from snaporch.context import Context
+from snaporch.output.terminal import print_result
 from snaporch.restore.source import records_called, whole_source
-from snaporch.run.context import Context
 
 
 def clone_one(

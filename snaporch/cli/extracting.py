@@ -8,13 +8,13 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Role
 from snaporch.cli.cloning import sweep_first
-from snaporch.report.terminal import print_result
-from snaporch.report.units import size
-from snaporch.restore.extract import choose_disks, extract
-from snaporch.restore.extracted import Extracted
-from snaporch.restore.pages import extract_ram
+from snaporch.context import Context
+from snaporch.extract.extract import choose_disks, extract
+from snaporch.output.format import size
+from snaporch.output.terminal import print_result
+from snaporch.restore.output_file import Extracted
+from snaporch.restore.ram_from_pages import extract_ram
 from snaporch.restore.source import Source, reading, records_called, whole_source
-from snaporch.run.context import Context
 
 
 def extract_all(

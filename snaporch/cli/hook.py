@@ -37,7 +37,7 @@ def hook_command(
     For pre_snapshot_script, post_snapshot_script, pre_pruning_script and pruning_script. What
     sanoid is about is in its environment. See docs/sanoid.md.
     """
-    from snaporch.sanoid.hook import answer
+    from snaporch.sanoid.hooks.dispatch import answer
 
     del caller
     told = config_path(context, config)

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from snaporch.config import load_config
-from snaporch.config.sample import sample
+from snaporch.config.example import sample
 from snaporch.errors import UsageError
-from snaporch.report.terminal import print_error, print_result
-from snaporch.schedule.units import (
+from snaporch.output.terminal import print_error, print_result
+from snaporch.systemd.units import (
     Change,
     Done,
     install,

@@ -23,12 +23,12 @@ def list_command(
     import shlex
 
     from snaporch.bundle.store import BundleStore
+    from snaporch.catalog.records import all_records
     from snaporch.config import load_config
-    from snaporch.pool import open_pool
-    from snaporch.report.tables import print_records
-    from snaporch.report.terminal import print_error, print_result
-    from snaporch.restore.copies import copies_of
-    from snaporch.run.records import all_records
+    from snaporch.output.tables import print_records
+    from snaporch.output.terminal import print_error, print_result
+    from snaporch.restore.safety_catalog import copies_of
+    from snaporch.zfs import open_pool
 
     settings = load_config(config_path(context, config))
     everything = open_pool(to_look=True).snapshots()

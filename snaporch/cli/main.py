@@ -75,7 +75,7 @@ class Invoked:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from snaporch.report.terminal import print_result
+        from snaporch.output.terminal import print_result
 
         print_result(f"snaporch {__version__}")
         raise typer.Exit
@@ -104,7 +104,7 @@ def run(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
-    from snaporch.report.terminal import outlast_stdout, print_error, print_result
+    from snaporch.output.terminal import outlast_stdout, print_error, print_result
 
     outlast_stdout()
     try:
@@ -143,6 +143,6 @@ _LOOKING = ("", "check", "list", "plan", "render", "show", "status")
 
 def _unless_lost() -> int:
     """Success, for work that was done counts whether its result could be written or not."""
-    from snaporch.report.terminal import Results
+    from snaporch.output.terminal import Results
 
     return ExitCode.FAILED if Results.lost and Invoked.command in _LOOKING else ExitCode.OK

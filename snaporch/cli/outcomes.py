@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 
 from snaporch.errors import SnaporchError
-from snaporch.report.terminal import print_error, print_result
+from snaporch.output.terminal import print_error, print_result
 
 
 class Outcomes:

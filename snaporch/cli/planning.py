@@ -6,14 +6,14 @@ import json as json_format
 from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
 
+from snaporch.context import Context
 from snaporch.errors import ExitCode, one_line
 from snaporch.model import iso
-from snaporch.report.terminal import print_error, print_result
-from snaporch.run.context import Context
-from snaporch.schedule.checks import Check
-from snaporch.schedule.outlook import Next, Outlook, look
-from snaporch.schedule.shipments import Shipment
-from snaporch.schedule.when import zone_of
+from snaporch.output.terminal import print_error, print_result
+from snaporch.schedule.forecast import Next, Outlook, look
+from snaporch.schedule.recurrence import zone_of
+from snaporch.schedule.replication_due import Shipment
+from snaporch.schedule.verification_due import Check
 
 
 def plan_and_tell(context: Context, domain: str | None, *, verbose: bool, json: bool) -> int:

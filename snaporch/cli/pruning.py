@@ -6,13 +6,13 @@ import json as json_format
 from functools import partial
 from pathlib import Path
 
-from snaporch import pool
+from snaporch import zfs
 from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode, one_line
+from snaporch.output.format import size
+from snaporch.output.terminal import print_error, print_result
+from snaporch.prune.decision import Fate, Kind, Verdict
 from snaporch.prune.prune import Pruned, prune
-from snaporch.prune.verdict import Fate, Kind, Verdict
-from snaporch.report.terminal import print_error, print_result
-from snaporch.report.units import size
 
 _GONE = (Fate.TRASH, Fate.DELETE, Fate.PUT_BACK)
 _STAYING = {
@@ -29,7 +29,7 @@ def prune_and_tell(
     config = load_config(path)
     done = prune(
         config,
-        pool.open_pool(),
+        zfs.open_pool(),
         domain=domain,
         dry_run=dry_run,
         may_be_barred=partial(may_be_barred, config),
@@ -52,7 +52,7 @@ def prune_and_tell(
 def may_be_barred(config: Config, uuid: str) -> bool:
     """Whether the guest cannot be started until an undo is finished, or libvirt does not say."""
     from snaporch.hypervisor import open_hypervisor
-    from snaporch.restore.barrier import may_have_bar
+    from snaporch.restore.start_lock import may_have_bar
 
     uri = config.libvirt_uri
     return may_have_bar(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))

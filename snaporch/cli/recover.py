@@ -8,7 +8,7 @@ import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
 from snaporch.errors import SnaporchError, UsageError
-from snaporch.run.decision import Take
+from snaporch.recovery.decision import Take
 
 
 def recover_command(

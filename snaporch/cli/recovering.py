@@ -6,17 +6,17 @@ import json as json_format
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from snaporch import places
+from snaporch import default_paths
+from snaporch.clone.registry import sweep
+from snaporch.context import Context
 from snaporch.errors import ExitCode, SnaporchError
-from snaporch.report.terminal import print_error, print_result
-from snaporch.restore.barrier import left_barred
-from snaporch.restore.clones import sweep
-from snaporch.run.context import Context
-from snaporch.run.decision import Take
-from snaporch.run.guardian import guard_leftovers
-from snaporch.run.journal import StrangeJournal, list_journals, others_of
-from snaporch.run.lock import RECOVERING, domain_lock
-from snaporch.run.settle import LOOK, SET_ASIDE, foresee, recover
+from snaporch.journal import StrangeJournal, list_journals, others_of
+from snaporch.locks import RECOVERING, domain_lock
+from snaporch.output.terminal import print_error, print_result
+from snaporch.recovery.decision import Take
+from snaporch.recovery.settle import LOOK, SET_ASIDE, foresee, recover
+from snaporch.recovery.start_guardian import guard_leftovers
+from snaporch.restore.start_lock import left_barred
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _recover_one(
 ) -> None:
     interrupt = context.interrupt
     with domain_lock(
-        places.LOCKS, name, uuid, RECOVERING, wait=wish.wait or 0, interrupt=interrupt
+        default_paths.LOCKS, name, uuid, RECOVERING, wait=wish.wait or 0, interrupt=interrupt
     ):
         kept_off = wish.autostart and not others_of(context.config.paths.journal, uuid)
         for text in (foresee if wish.dry_run else recover)(context, uuid, wish.take):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from snaporch.check.gather import gather_guests, own_command
 from snaporch.cli.checking import chosen_domains
 from snaporch.cli.session import session
 from snaporch.errors import RefusedError
-from snaporch.report.terminal import print_result
-from snaporch.sanoid.gather import gather_guests, own_command
-from snaporch.sanoid.render import render_sanoid
+from snaporch.output.terminal import print_result
+from snaporch.sanoid.config.render import render_sanoid
 
 
 def print_sanoid(config: Path | None, names: Sequence[str]) -> int:

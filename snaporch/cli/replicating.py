@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from snaporch.catalog.records import all_records
 from snaporch.cli.outcomes import Outcomes
 from snaporch.cli.watching import Watchers, watchers
+from snaporch.context import Context
 from snaporch.errors import (
     BusyError,
     InterruptedRunError,
@@ -16,18 +18,16 @@ from snaporch.errors import (
     SnaporchError,
     one_line,
 )
+from snaporch.journal import read_journals
+from snaporch.locks import domain_lock
 from snaporch.model import Domain, Level, SnapshotRecord
-from snaporch.replicate.destination import Destination, ReplicaDestination
-from snaporch.replicate.ship import Shipped, ship
-from snaporch.run.background import lower_priority
-from snaporch.run.context import Context
-from snaporch.run.journal import read_journals
-from snaporch.run.lock import domain_lock
-from snaporch.run.records import all_records
-from snaporch.schedule.assign import assign
-from snaporch.schedule.outlook import replicas_of
-from snaporch.schedule.replicating import replicate_due
-from snaporch.schedule.tries import REPLICATIONS, remember_try
+from snaporch.replication.replicate import Shipped, ship
+from snaporch.replication.target import Destination, ReplicaDestination
+from snaporch.schedule.failures import REPLICATIONS, remember_try
+from snaporch.schedule.forecast import replicas_of
+from snaporch.schedule.policy_assignment import assign
+from snaporch.schedule.run_replications import replicate_due
+from snaporch.systemd.low_priority import lower_priority
 
 REPLICATION = "replication"
 

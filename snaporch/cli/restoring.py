@@ -8,16 +8,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch import places
+from snaporch import default_paths
+from snaporch.context import Context
 from snaporch.errors import RefusedError, UsageError
+from snaporch.locks import domain_lock
 from snaporch.model import iso
-from snaporch.report.terminal import print_error, print_result
-from snaporch.restore.choosing import newest_until, others_of_group, parse_moment, split_name
+from snaporch.output.terminal import print_error, print_result
+from snaporch.recovery.settle import recover_leftovers, recover_runs
 from snaporch.restore.plan import RestorePlan, make_restore_plan
-from snaporch.restore.restore import Restored, check_as_shown, check_bundle, restore
-from snaporch.run.context import Context
-from snaporch.run.lock import domain_lock
-from snaporch.run.settle import recover_leftovers, recover_runs
+from snaporch.restore.run import Restored, check_as_shown, check_bundle, restore
+from snaporch.restore.select import newest_until, others_of_group, parse_moment, split_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def restore_one(
         _ask(context, shown, wishes)
     settings = context.config.settings(record.domain, record.uuid)
     with domain_lock(
-        places.LOCKS,
+        default_paths.LOCKS,
         record.domain,
         record.uuid,
         "restore",

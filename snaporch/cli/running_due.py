@@ -13,16 +13,16 @@ from snaporch.cli.replicating import Told as Copied
 from snaporch.cli.replicating import tell_due_replications
 from snaporch.cli.verifying import Told, tell_due
 from snaporch.cli.watching import Watchers, watchers
+from snaporch.context import Context
 from snaporch.errors import ExitCode, SnaporchError
-from snaporch.report.terminal import print_error, print_result
-from snaporch.run.context import Context
-from snaporch.run.lock import SCHEDULE, domain_lock
-from snaporch.run.settle import recover_leftovers
-from snaporch.schedule.captures import Captures, Outcome, snapshot_command
-from snaporch.schedule.due import due_captures, remember, take_all
-from snaporch.schedule.gate import Gate
-from snaporch.schedule.outlook import Outlook, carried_out, look
-from snaporch.schedule.retire import Retired, prune_daily, retire
+from snaporch.locks import SCHEDULE, domain_lock
+from snaporch.output.terminal import print_error, print_result
+from snaporch.recovery.settle import recover_leftovers
+from snaporch.schedule.apply_retention import Retired, prune_daily, retire
+from snaporch.schedule.concurrency import Gate
+from snaporch.schedule.forecast import Outlook, carried_out, look
+from snaporch.schedule.run_due import due_captures, remember, take_all
+from snaporch.schedule.subprocesses import Captures, Outcome, snapshot_command
 
 
 def run_due(

@@ -10,16 +10,16 @@ from types import FrameType
 
 from snaporch.cli.watching import watchers
 from snaporch.config import load_config
+from snaporch.context import Context
 from snaporch.hypervisor import open_hypervisor
-from snaporch.pool import open_pool
-from snaporch.report.terminal import TerminalProgress
-from snaporch.run.context import Context
-from snaporch.run.lock import SCHEDULE, domain_lock
-from snaporch.run.selftest import capture_mode
-from snaporch.run.settle import recover_leftovers
-from snaporch.schedule.captures import Captures, errand_command, snapshot_command
+from snaporch.locks import SCHEDULE, domain_lock
+from snaporch.output.terminal import TerminalProgress
+from snaporch.recovery.settle import recover_leftovers
+from snaporch.schedule.concurrency import Gate
 from snaporch.schedule.daemon import Daemon
-from snaporch.schedule.gate import Gate
+from snaporch.schedule.subprocesses import Captures, errand_command, snapshot_command
+from snaporch.snapshot.capture_selftest import capture_mode
+from snaporch.zfs import open_pool
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""From a configuration to a :class:`~snaporch.run.context.Context`; imported by commands only."""
+"""From a configuration to a :class:`~snaporch.context.Context`; imported by commands only."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from snaporch.config import load_config
+from snaporch.context import Context
 from snaporch.hypervisor import open_hypervisor
-from snaporch.pool import open_pool
-from snaporch.report.terminal import TerminalProgress
-from snaporch.run.context import Context
-from snaporch.run.journal import OtherJournal
+from snaporch.journal import OtherJournal
+from snaporch.output.terminal import TerminalProgress
+from snaporch.zfs import open_pool
 
 
 def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
@@ -21,13 +21,13 @@ def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> l
 
 
 def _strangers(datasets: Sequence[str]) -> str:
-    from snaporch.sanoid.strangers import unheld_by_hooks
+    from snaporch.sanoid.config.unhooked import unheld_by_hooks
 
     return unheld_by_hooks(datasets)
 
 
 def _held(datasets: Sequence[str]) -> frozenset[str]:
-    from snaporch.sanoid.strangers import held_by_hooks
+    from snaporch.sanoid.config.unhooked import held_by_hooks
 
     return held_by_hooks(datasets)
 

@@ -6,13 +6,13 @@ import json as json_format
 from collections.abc import Iterator
 
 from snaporch.bundle.manifest import PaceEntry
+from snaporch.context import Context
 from snaporch.errors import one_line
 from snaporch.model import SnapshotRecord
-from snaporch.report.terminal import print_result
-from snaporch.report.units import pause, size
-from snaporch.restore.show import Description, custody, describe
+from snaporch.output.format import pause, size
+from snaporch.output.terminal import print_result
 from snaporch.restore.source import records_called
-from snaporch.run.context import Context
+from snaporch.show import Description, custody, describe
 
 BY_HAND = "by hand"
 _NO_WAY = (

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snaporch.cli.snapshots import Wish, complete
+from snaporch.context import Context
 from snaporch.errors import ExitCode, NotFoundError
-from snaporch.hypervisor.rewrite import clone_of
+from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.model import Domain
-from snaporch.report.tables import print_outcomes
-from snaporch.report.terminal import print_error, print_result
-from snaporch.run.context import Context
-from snaporch.schedule.assign import datasets
-from snaporch.schedule.captures import Captures, Outcome, own_words
-from snaporch.schedule.due import burden, groups_once, take_all
-from snaporch.schedule.gate import Capture, Gate
+from snaporch.output.tables import print_outcomes
+from snaporch.output.terminal import print_error, print_result
+from snaporch.schedule.concurrency import Capture, Gate
+from snaporch.schedule.policy_assignment import datasets
+from snaporch.schedule.run_due import burden, groups_once, take_all
+from snaporch.schedule.subprocesses import Captures, Outcome, own_words
 
 
 def snapshot_side_by_side(

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from snaporch.bundle.manifest import ManifestError
 from snaporch.bundle.store import BundleError
+from snaporch.context import Context
 from snaporch.errors import (
     InterruptedRunError,
     NotFoundError,
@@ -17,19 +18,18 @@ from snaporch.errors import (
     one_line,
 )
 from snaporch.model import Domain, Reached, SnapshotRecord, Verdict
-from snaporch.report.terminal import print_error, print_result
-from snaporch.report.units import pause, size
-from snaporch.run.context import Context
-from snaporch.run.group import (
+from snaporch.output.format import pause, size
+from snaporch.output.terminal import print_error, print_result
+from snaporch.recovery.settle import recover_leftovers
+from snaporch.snapshot.group import (
     group_of,
     members_of_group,
     plan_group,
     raise_bugs,
     snapshot_group,
 )
-from snaporch.run.plan import Plan, check_snapshot_name, make_plan
-from snaporch.run.settle import recover_leftovers
-from snaporch.run.snapshot import take_snapshot
+from snaporch.snapshot.plan import Plan, check_snapshot_name, make_plan
+from snaporch.snapshot.run import take_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _read_back(context: Context, record: SnapshotRecord, policy: str | None) -> 
     try:
         context.store.verify(f"{record.uuid}/{record.run}")
     except (BundleError, ManifestError):
-        from snaporch.restore.verify import write_verdict
+        from snaporch.verify.verify import write_verdict
 
         failed = Verdict(datetime.now(UTC), passed=False, reached=Reached.NOTHING)
         write_verdict(context, record, failed)

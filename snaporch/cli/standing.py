@@ -11,15 +11,15 @@ from pathlib import Path
 from snaporch.cli.session import session
 from snaporch.config import Config
 from snaporch.errors import ExitCode, NotFoundError, SnaporchError, UsageError
-from snaporch.report.findings import NAGIOS_UNKNOWN, nagios_line
-from snaporch.report.status import nagios, print_status
-from snaporch.report.terminal import print_result
-from snaporch.schedule.outlook import Outlook, look
-from snaporch.schedule.when import zone_of
-from snaporch.status.gather import gather
-from snaporch.status.judge import judge
+from snaporch.output.findings import NAGIOS_UNKNOWN, nagios_line
+from snaporch.output.status import nagios, print_status
+from snaporch.output.terminal import print_result
+from snaporch.schedule.forecast import Outlook, look
+from snaporch.schedule.recurrence import zone_of
+from snaporch.status.collect import gather
 from snaporch.status.metrics import as_text, write_textfile
 from snaporch.status.model import Status, Trouble
+from snaporch.status.problems import judge
 
 _STANDARD_OUTPUT = Path("-")
 

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from snaporch import places
+from snaporch import default_paths
 from snaporch.cli.restoring import confirm, tell_way_back
-from snaporch.report.terminal import print_error, print_result
-from snaporch.restore.copies import MANAGED_SAVE, SafetyCopy, choose, copies_of, identity
+from snaporch.context import Context
+from snaporch.locks import domain_lock
+from snaporch.output.terminal import print_error, print_result
+from snaporch.recovery.settle import recover_leftovers, recover_runs
 from snaporch.restore.plan import RestorePlan
-from snaporch.restore.restore import Restored, check_as_shown, restore
-from snaporch.restore.taking_back import choose_last, take_back
+from snaporch.restore.run import Restored, check_as_shown, restore
+from snaporch.restore.safety_catalog import MANAGED_SAVE, SafetyCopy, choose, copies_of, identity
+from snaporch.restore.select_undo import choose_last, take_back
 from snaporch.restore.undo_plan import make_undo_plan
-from snaporch.run.context import Context
-from snaporch.run.lock import domain_lock
-from snaporch.run.settle import recover_leftovers, recover_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def undo_one(
 
     def lock() -> AbstractContextManager[object]:
         return domain_lock(
-            places.LOCKS, name, uuid, "undo", wait=longest, interrupt=context.interrupt
+            default_paths.LOCKS, name, uuid, "undo", wait=longest, interrupt=context.interrupt
         )
 
     with lock():

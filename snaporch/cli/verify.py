@@ -80,7 +80,7 @@ def verify_command(
     """
     from snaporch.cli.session import session
     from snaporch.cli.verifying import verify_several, verify_what_is_due
-    from snaporch.restore.verify import Ordeal
+    from snaporch.verify.verify import Ordeal
 
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
         raise typer.BadParameter("wanted is DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")

@@ -6,18 +6,18 @@ import json as json_format
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from snaporch.catalog.records import all_records
 from snaporch.cli.cloning import sweep_first
 from snaporch.cli.outcomes import Outcomes
 from snaporch.cli.watching import Watchers, watchers
+from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
+from snaporch.locks import domain_lock
 from snaporch.model import Reached
-from snaporch.report.terminal import print_error, print_result
+from snaporch.output.terminal import print_error, print_result
 from snaporch.restore.source import records_called
-from snaporch.restore.verify import Ordeal, Verification, check_ordeal, longest_ago, verify_all
-from snaporch.run.background import lower_priority
-from snaporch.run.context import Context
-from snaporch.run.lock import domain_lock
-from snaporch.run.records import all_records
+from snaporch.systemd.low_priority import lower_priority
+from snaporch.verify.verify import Ordeal, Verification, check_ordeal, longest_ago, verify_all
 
 VERIFICATION = "verification"
 _REACHED = {
@@ -73,7 +73,7 @@ def tell_due(context: Context, watching: Watchers, *, json: bool) -> Told:
 
     Whoever is to be notified of failures is.
     """
-    from snaporch.schedule.verifying import verify_due
+    from snaporch.schedule.run_verifications import verify_due
 
     told = Told(json=json)
     try:

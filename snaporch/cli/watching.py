@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from snaporch.config import Config
+from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.notify.notifier import Notifier, patience
-from snaporch.run.context import Context
-from snaporch.schedule.captures import Outcome
-from snaporch.schedule.outlook import Outlook
-from snaporch.status.observer import Observer
+from snaporch.schedule.forecast import Outlook
+from snaporch.schedule.subprocesses import Outcome
+from snaporch.status.metrics_exporter import Observer
 
 
 class Watchers:

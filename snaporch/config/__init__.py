@@ -1,10 +1,10 @@
 """The configuration: its schema, which is also its documentation, and its loading."""
 
 from snaporch.config.load import DEFAULT_PATH, load_config
+from snaporch.config.monitoring import Email, Metrics, Notify, Status
 from snaporch.config.policy import Keep, Policy, Schedule
 from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Paths
-from snaporch.config.telling import Email, Metrics, Notify, Status
 
 __all__ = [
     "DEFAULT_PATH",

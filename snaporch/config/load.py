@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from snaporch.config.schema import Config, DomainSettings
+from snaporch.default_paths import CONFIG
 from snaporch.errors import ConfigError
-from snaporch.places import CONFIG
 
 DEFAULT_PATH = CONFIG
 _STEP = "see docs/configuration.md"

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
+from snaporch.config.monitoring import Email, Metrics, Notify, Status
 from snaporch.config.policy import SPANS, Group, Keep, Policy, Schedule
 from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
-from snaporch.config.telling import Email, Metrics, Notify, Status
 
 _HEAD = f"""# Configuration
 

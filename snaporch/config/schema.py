@@ -16,11 +16,11 @@ from pydantic import (
     model_validator,
 )
 
+from snaporch.config.monitoring import Metrics, Notify, Status
 from snaporch.config.policy import Group, Policy, PolicyName, Schedule
 from snaporch.config.replica import Replica
-from snaporch.config.telling import Metrics, Notify, Status
+from snaporch.default_paths import BUNDLES, LIBVIRT, RUNTIME
 from snaporch.names import is_dataset
-from snaporch.places import BUNDLES, LIBVIRT, RUNTIME
 
 _LEVELS = range(-7, 20)
 

@@ -1,6 +1,6 @@
 """The only room that talks to libvirt."""
 
-from snaporch.hypervisor.protocol import (
+from snaporch.hypervisor.interface import (
     Backing,
     Blocker,
     CancelledError,
@@ -53,7 +53,7 @@ def open_hypervisor(uri: str) -> Hypervisor:
     from snaporch.errors import UnavailableError
 
     try:
-        from snaporch.hypervisor.facade import LibvirtHypervisor
+        from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
     except ImportError as error:
         raise UnavailableError(
             "libvirt",

@@ -17,7 +17,7 @@ from typing import Any
 import libvirt
 import libvirt_qemu
 
-from snaporch.hypervisor.protocol import HypervisorError, NotFrozenByUsError
+from snaporch.hypervisor.interface import HypervisorError, NotFrozenByUsError
 
 _STATUS_SECONDS = 5
 _THAW_TRIES = 3

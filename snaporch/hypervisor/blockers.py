@@ -7,9 +7,9 @@ from typing import Any
 
 import libvirt
 
-from snaporch.hypervisor import xml as domain_xml
-from snaporch.hypervisor.passthrough import unknown_argument
-from snaporch.hypervisor.protocol import Blocker
+from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor.interface import Blocker
+from snaporch.hypervisor.qemu_arguments import unknown_argument
 from snaporch.model import Disk, Domain, DomainState, Strategy
 
 _OVERLAY = frozenset({Strategy.OVERLAY})

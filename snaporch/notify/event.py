@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from snaporch.config import Config
-from snaporch.config.telling import Kind
+from snaporch.config.monitoring import Kind
 from snaporch.errors import ExitCode, SnaporchError, one_line
 from snaporch.model import Level, iso
-from snaporch.run.choice import is_lower
-from snaporch.schedule.captures import Outcome
+from snaporch.schedule.subprocesses import Outcome
+from snaporch.snapshot.choose_strategy import is_lower
 
 _SIGNAL = 128
 

@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from snaporch.config import Config
 from snaporch.config.policy import span
 from snaporch.errors import SnaporchError, one_line
+from snaporch.notify.channels import NotifyError, Way, ways
 from snaporch.notify.event import Event, event_of, event_of_error
-from snaporch.notify.told import is_news, read_told, remembered, write_told
-from snaporch.notify.ways import NotifyError, Way, ways
+from snaporch.notify.history import is_news, read_told, remembered, write_told
 from snaporch.progress import Progress
-from snaporch.schedule.captures import Outcome
+from snaporch.schedule.subprocesses import Outcome
 
 _MOST_WAITING = 1000
 _ME = "notify"

@@ -14,22 +14,22 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from snaporch import places
+from snaporch import default_paths
 from snaporch.bundle.manifest import ManifestError
 from snaporch.bundle.store import explained_store
+from snaporch.catalog.holds import let_bases_go
 from snaporch.config import Config
+from snaporch.context import Interrupt
 from snaporch.errors import AttentionError, BusyError, SnaporchError
+from snaporch.journal import OldJournal, list_journals
+from snaporch.locks import PRUNING, domain_lock
 from snaporch.model import Census
-from snaporch.pool import Pool, PoolError
 from snaporch.prune.ages import Ages, Reading
-from snaporch.prune.pages import sweep_pages
-from snaporch.prune.survey import aging, survey
+from snaporch.prune.decision import Fate, Found, Grace, Kind, Verdict, judge, worked_on
+from snaporch.prune.page_snapshots import sweep_pages
+from snaporch.prune.scan import aging, survey
 from snaporch.prune.trash import Trash, remove
-from snaporch.prune.verdict import Fate, Found, Grace, Kind, Verdict, judge, worked_on
-from snaporch.run.bases import let_bases_go
-from snaporch.run.context import Interrupt
-from snaporch.run.journal import OldJournal, list_journals
-from snaporch.run.lock import PRUNING, domain_lock
+from snaporch.zfs import Pool, PoolError
 
 
 @dataclass
@@ -218,7 +218,9 @@ def _held(found: Found) -> AbstractContextManager[None]:
     if found.kind in (Kind.TRASHED, Kind.REMAINS):
         return nullcontext()
     name = found.domain or found.uuid
-    return domain_lock(places.LOCKS, name, found.uuid, PRUNING, wait=0, interrupt=Interrupt())
+    return domain_lock(
+        default_paths.LOCKS, name, found.uuid, PRUNING, wait=0, interrupt=Interrupt()
+    )
 
 
 def _move(trash: Trash, verdict: Verdict, now: datetime) -> Path:

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.bundle.store import private_directory, sync_directory
-from snaporch.prune.survey import DELETING, STAMP, TRASH_NAME
-from snaporch.prune.verdict import Found, Kind
+from snaporch.prune.decision import Found, Kind
+from snaporch.prune.scan import DELETING, STAMP, TRASH_NAME
 
 
 class Trash:

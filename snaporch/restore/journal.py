@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from snaporch.run.journal import Journal, JournalError, OtherJournal, others_of
+from snaporch.journal import Journal, JournalError, OtherJournal, others_of
 
 KIND = "restore"
 HOLD = "snaporch-restore"

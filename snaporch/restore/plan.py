@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part, Role
+from snaporch.catalog.holds import UNDO_HOLD
+from snaporch.catalog.records import check_store, missing_of
+from snaporch.context import Context
 from snaporch.errors import RefusedError
-from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor import domain_xml
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
-from snaporch.pool.resolver import NotOnZfsError, resolve
-from snaporch.restore.barrier import as_defined
-from snaporch.restore.choosing import find_inside, find_outside, split_name
-from snaporch.restore.copies import bookmarks_since
-from snaporch.restore.fitness import (
+from snaporch.restore.journal import HOLD, Kept
+from snaporch.restore.other_files import excluded, found_in, named
+from snaporch.restore.preflight import (
     check_beneath,
     check_datasets,
     check_holders,
@@ -28,12 +29,11 @@ from snaporch.restore.fitness import (
     check_places,
     unfit_files,
 )
-from snaporch.restore.journal import HOLD, Kept
-from snaporch.restore.otherfiles import excluded, found_in, named
-from snaporch.run.bases import UNDO_HOLD
-from snaporch.run.context import Context
-from snaporch.run.plan import datasets_of, locate_disks
-from snaporch.run.records import check_store, missing_of
+from snaporch.restore.safety_catalog import bookmarks_since
+from snaporch.restore.select import find_inside, find_outside, split_name
+from snaporch.restore.start_lock import as_defined
+from snaporch.snapshot.plan import datasets_of, locate_disks
+from snaporch.zfs.resolver import NotOnZfsError, resolve
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
 _DESPITE = "use --despite-other-disks if its content is the same"

@@ -11,13 +11,16 @@ from contextlib import AbstractContextManager, nullcontext
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from snaporch import places
+from snaporch import default_paths
+from snaporch.context import Context
 from snaporch.errors import AttentionError, SnaporchError
+from snaporch.journal import OtherJournal
+from snaporch.locks import readers_lock
 from snaporch.model import DomainState
-from snaporch.restore.fate import Fate, fate_of
-from snaporch.restore.fitness import check_holders
 from snaporch.restore.journal import OldRestore, RestoreJournal, Step, read, unfinished
-from snaporch.restore.restore import half_way, undo_command
+from snaporch.restore.preflight import check_holders
+from snaporch.restore.recovery_decision import Fate, fate_of
+from snaporch.restore.run import half_way, undo_command
 from snaporch.restore.steps import (
     Work,
     check_newer_may_go,
@@ -25,9 +28,6 @@ from snaporch.restore.steps import (
     give_up,
     let_targets_go,
 )
-from snaporch.run.context import Context
-from snaporch.run.journal import OtherJournal
-from snaporch.run.lock import readers_lock
 
 _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
@@ -68,7 +68,7 @@ def _alone(context: Context, old: OldRestore, fate: Fate) -> AbstractContextMana
     if over or fate is not Fate.FORWARD:
         return nullcontext()
     return readers_lock(
-        places.LOCKS, facts.domain, facts.uuid, alone=True, interrupt=context.interrupt
+        default_paths.LOCKS, facts.domain, facts.uuid, alone=True, interrupt=context.interrupt
     )
 
 

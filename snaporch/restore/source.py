@@ -9,21 +9,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch import places
+from snaporch import default_paths
 from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
-from snaporch.errors import RefusedError, SnaporchError
-from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
-from snaporch.pool import resolver
-from snaporch.restore.choosing import records_of, split_name
-from snaporch.restore.fitness import as_named_here
-from snaporch.run.context import Context
-from snaporch.run.lock import readers_lock
-from snaporch.run.records import (
+from snaporch.catalog.records import (
     as_named_now,
     missing_of,
     one_of_each,
     run_members,
 )
+from snaporch.context import Context
+from snaporch.errors import RefusedError, SnaporchError
+from snaporch.locks import readers_lock
+from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
+from snaporch.restore.preflight import as_named_here
+from snaporch.restore.select import records_of, split_name
+from snaporch.zfs import resolver
 
 
 class NotWholeError(SnaporchError):
@@ -88,7 +88,7 @@ def reading(context: Context, record: SnapshotRecord) -> Iterator[None]:
         BusyError: it is being rolled back.
     """
     with readers_lock(
-        places.LOCKS, record.domain, record.uuid, alone=False, interrupt=context.interrupt
+        default_paths.LOCKS, record.domain, record.uuid, alone=False, interrupt=context.interrupt
     ):
         yield
 

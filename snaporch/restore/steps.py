@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from snaporch import places
-from snaporch.bundle.hostfile import put_host_file
+from snaporch import default_paths
+from snaporch.bundle.host_file import put_host_file
+from snaporch.catalog.holds import UNDO_HOLD, hold_bases
+from snaporch.context import Context
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
+from snaporch.journal import forget
 from snaporch.model import Domain
-from snaporch.pool import PoolError
-from snaporch.restore.barrier import as_defined, barred
-from snaporch.restore.fitness import check_holders
-from snaporch.restore.in_use import check_not_in_use
+from snaporch.restore.dataset_users import check_not_in_use
+from snaporch.restore.disk_changes import written_now
 from snaporch.restore.journal import (
     FRESH,
     HOLD,
@@ -30,13 +31,12 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
-from snaporch.restore.otherfiles import excluded, own_by_dataset
+from snaporch.restore.other_files import excluded, own_by_dataset
 from snaporch.restore.plan import check_destroyable, is_safety
-from snaporch.restore.safety import Safety
-from snaporch.restore.written import written_now
-from snaporch.run.bases import UNDO_HOLD, hold_bases
-from snaporch.run.context import Context
-from snaporch.run.journal import forget
+from snaporch.restore.preflight import check_holders
+from snaporch.restore.safety_copy import Safety
+from snaporch.restore.start_lock import as_defined, barred
+from snaporch.zfs import PoolError
 
 
 class Work:
@@ -90,7 +90,7 @@ class Work:
                 facts=self._facts,
                 own=self._own(domain),
                 journal=self._journal.path,
-                lock=places.LOCKS / f"{self._facts.uuid}.lock",
+                lock=default_paths.LOCKS / f"{self._facts.uuid}.lock",
                 barred=bar,
             )
         if not (self._safety is not None and self._progress is not FRESH):

@@ -11,16 +11,16 @@ import shlex
 from dataclasses import replace
 
 from snaporch.bundle.manifest import SnapshotEntry
-from snaporch.bundle.ramimage import RamImageError, read_header
+from snaporch.bundle.save_image import RamImageError, read_header
+from snaporch.catalog.records import check_names
+from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
-from snaporch.restore.barrier import as_defined, is_barred
-from snaporch.restore.copies import SafetyCopy, copies_of
-from snaporch.restore.in_use import check_unused
+from snaporch.restore.dataset_users import check_unused
 from snaporch.restore.journal import Kept
 from snaporch.restore.plan import RestorePlan, check_definition, check_plan, newer_than
-from snaporch.run.context import Context
-from snaporch.run.records import check_names
+from snaporch.restore.safety_catalog import SafetyCopy, copies_of
+from snaporch.restore.start_lock import as_defined, is_barred
 
 
 def make_undo_plan(

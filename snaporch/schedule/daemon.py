@@ -29,18 +29,18 @@ from apscheduler.triggers.base import BaseTrigger
 
 from snaporch.config import Config
 from snaporch.config.policy import span
+from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
-from snaporch.run.context import Context
-from snaporch.run.group import group_of
-from snaporch.run.guardian import guard_leftovers
-from snaporch.schedule.captures import Captures, ErrandDone, Outcome
-from snaporch.schedule.due import capture_of, remember
-from snaporch.schedule.errands import Errands
-from snaporch.schedule.gate import Capture
-from snaporch.schedule.notify import notify, watchdog_seconds
-from snaporch.schedule.outlook import Next, Outlook, carried_out, look
-from snaporch.schedule.retire import Retired, prune_daily, retire
-from snaporch.schedule.when import Times, times
+from snaporch.recovery.start_guardian import guard_leftovers
+from snaporch.schedule.apply_retention import Retired, prune_daily, retire
+from snaporch.schedule.bulk_jobs import Errands
+from snaporch.schedule.concurrency import Capture
+from snaporch.schedule.forecast import Next, Outlook, carried_out, look
+from snaporch.schedule.recurrence import Times, times
+from snaporch.schedule.run_due import capture_of, remember
+from snaporch.schedule.subprocesses import Captures, ErrandDone, Outcome
+from snaporch.snapshot.group import group_of
+from snaporch.systemd.notify import notify, watchdog_seconds
 
 _THREADS = 64
 _LOOK_SECONDS = 60

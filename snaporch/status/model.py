@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from snaporch.locks import Holder
 from snaporch.model import Level, SnapshotRecord, iso
-from snaporch.pool import ForeignMount
-from snaporch.run.lock import Holder
-from snaporch.schedule.outlook import Next
-from snaporch.schedule.shipments import Shipment
-from snaporch.status.units import CARRIERS
+from snaporch.schedule.forecast import Next
+from snaporch.schedule.replication_due import Shipment
+from snaporch.systemd.unit_state import CARRIERS
+from snaporch.zfs import ForeignMount
 
 
 class Grade(StrEnum):

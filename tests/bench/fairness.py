@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ram_writer import MAGIC, XML, header, memory_like
 
 from snaporch.bundle.compress import Compressing, Compression
-from snaporch.bundle.ramimage import RamImageWriter
-from snaporch.run.background import lower_priority
+from snaporch.bundle.save_image import RamImageWriter
+from snaporch.systemd.low_priority import lower_priority
 
 ROUNDS = 15
 SEALING = 4

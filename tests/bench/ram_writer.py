@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression
-from snaporch.bundle.ramimage import (
+from snaporch.bundle.ram_pipe import RamStream
+from snaporch.bundle.save_image import (
     HEADER_SIZE,
     MAGIC,
     PARTIAL_MAGIC,
@@ -22,7 +23,6 @@ from snaporch.bundle.ramimage import (
     Header,
     RamImageWriter,
 )
-from snaporch.bundle.stream import RamStream
 
 XML = b"<domain/>" * 100
 BLOCK = 1 << 20

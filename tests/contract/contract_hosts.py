@@ -7,9 +7,9 @@ from fakes import images
 from fakes.domain_xml import DiskSpec, domain_xml
 from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
 
+from snaporch.disks import overlay_files
 from snaporch.hypervisor import Hypervisor, OverlayDisk
 from snaporch.model import DomainState
-from snaporch.run import overlays
 
 NAME = "contract <vm> & Co"
 
@@ -75,7 +75,7 @@ class ProbeHost:
         from guests.disks import Disk
         from guests.guest import Guest
 
-        from snaporch.hypervisor.facade import LibvirtHypervisor
+        from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 
         self.guest: Any = self.make_guest(Guest, Disk("plain", str(directory / "images")))
         self.uuid: str = self.guest.domain().UUIDString()
@@ -90,11 +90,11 @@ class ProbeHost:
     def overlay(self) -> OverlayDisk:
         """An overlay for the guest's disk, ready to be used."""
         domain = self.hypervisor.domain(self.uuid)
-        overlays.make_directory(self._overlays)
+        overlay_files.make_directory(self._overlays)
         source = str(domain.disks[0].source)
         made = OverlayDisk("vda", source, "file", "raw", str(self._overlays / "vda.qcow2"))
         capacity = self.hypervisor.disk_capacity(self.uuid, "vda")
-        overlays.make_overlay(made, capacity, domain.emulator_owner)
+        overlay_files.make_overlay(made, capacity, domain.emulator_owner)
         return made
 
     def suspend(self) -> None:

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from fakes.pool import FakePool
 
 from snaporch.model import DatasetKind
-from snaporch.pool import Pool
-from snaporch.pool.resolver import volume_node
+from snaporch.zfs import Pool
+from snaporch.zfs.resolver import volume_node
 
 
 class FakeScratch:

@@ -13,10 +13,10 @@ from fakes.replica import FakeReplica
 from lab_ssh import sshd_here
 
 from snaporch.config import Replica
+from snaporch.context import Interrupt
 from snaporch.errors import InterruptedRunError, SnaporchError
-from snaporch.replicate import pace
-from snaporch.replicate.destination import ReplicaDestination, ReplicaError
-from snaporch.run.context import Interrupt
+from snaporch.replication import stall_detector
+from snaporch.replication.target import ReplicaDestination, ReplicaError
 
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 # pyzfs 2.3 on Python 3.13, when it words an error
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'maxsplit' is passed:Deprecation
 
 
 def _real_pool():
-    from snaporch.pool.command import ZfsCommand
+    from snaporch.zfs.cli import ZfsCommand
 
     return ZfsCommand.open()
 
@@ -272,9 +272,9 @@ def test_what_stands_still_is_ended_and_gone_on_with(tmp_path, monkeypatch):
 
     The lab's kernel does not count what a process reads and writes.
     """
-    monkeypatch.setattr(pace, "moved_bytes", lambda _group: 0)
-    monkeypatch.setattr(pace, "STILL_SECONDS", 5)
-    monkeypatch.setattr(pace, "_LOOK_SECONDS", 1)
+    monkeypatch.setattr(stall_detector, "moved_bytes", lambda _group: 0)
+    monkeypatch.setattr(stall_detector, "STILL_SECONDS", 5)
+    monkeypatch.setattr(stall_detector, "_LOOK_SECONDS", 1)
     scratch = ZfsScratch(_real_pool())
     replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path)
     there = ReplicaDestination("x", replica, Interrupt())

@@ -13,8 +13,8 @@ import pytest
 from contract_hosts import NAME, FakeAgentHost, FakeHost, LinuxHost, ProbeHost
 from fakes import images
 
-from snaporch.bundle.ramcopy import copy_with_xml, read_preface
-from snaporch.bundle.ramimage import read_header
+from snaporch.bundle.save_image import read_header
+from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import (
     CaptureRequest,
@@ -22,9 +22,9 @@ from snaporch.hypervisor import (
     HypervisorError,
     NotFrozenByUsError,
     Patience,
+    domain_xml,
 )
-from snaporch.hypervisor import xml as domain_xml
-from snaporch.hypervisor.rewrite import Identity, Place, rewrite
+from snaporch.hypervisor.clone_xml import Identity, Place, rewrite
 from snaporch.model import DomainState, Strategy
 
 OTHER = "11111111-2222-3333-4444-555555555555"

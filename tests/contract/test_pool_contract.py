@@ -6,21 +6,21 @@ import pytest
 from contract_pools import FakeScratch, ZfsScratch
 
 from snaporch.model import Dataset, DatasetKind
-from snaporch.pool import Pool, PoolError
+from snaporch.zfs import Pool, PoolError
 
 # pyzfs 2.3 on Python 3.13, when it words an error
 pytestmark = pytest.mark.filterwarnings("ignore:'maxsplit' is passed:DeprecationWarning")
 
 
 def _command() -> Pool:
-    from snaporch.pool.command import ZfsCommand
+    from snaporch.zfs.cli import ZfsCommand
 
     return ZfsCommand.open()
 
 
 def _lzc() -> Pool:
-    from snaporch.pool.command import ZfsCommand
-    from snaporch.pool.lzc import LibZfsCore
+    from snaporch.zfs.cli import ZfsCommand
+    from snaporch.zfs.lzc import LibZfsCore
 
     return LibZfsCore(ZfsCommand.open())
 

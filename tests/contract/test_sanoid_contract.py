@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.sanoid.conf import DEFAULTS, SanoidConfigError, load_sanoid, release_of
+from snaporch.sanoid.config.resolve import DEFAULTS, SanoidConfigError, load_sanoid, release_of
 
 pytestmark = pytest.mark.lab
 

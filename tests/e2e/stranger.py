@@ -16,7 +16,7 @@ from guests.guest import Guest
 from guests.sector import DiskContentError
 from support import must
 
-from snaporch.pool.snapmount import mounted_snapshot
+from snaporch.zfs.snapshot_mount import mounted_snapshot
 
 SLOW_BYTES = 64 << 10
 """A second, while a commit is slowed down: in the lab it would be over between two snapshots."""

@@ -11,7 +11,7 @@ from guests.guest import Guest
 from support import config, must, one_line_error, run, snaporch
 
 from snaporch.faults import Component, Need, known_faults
-from snaporch.sanoid.conf import load_sanoid
+from snaporch.sanoid.config.resolve import load_sanoid
 
 SANOID = Path("/etc/sanoid")
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")

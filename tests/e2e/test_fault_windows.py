@@ -16,8 +16,8 @@ from stranger import judge, stranger
 from support import RUNTIME, wait_for
 from support import run as command
 
+from snaporch.journal import Note
 from snaporch.model import Strategy
-from snaporch.run.journal import Note
 
 IN_LAB = [fault for fault in Fault if fault is not Fault.POWER_LOST]
 RAM = ["overlay", "manual"]

@@ -249,7 +249,9 @@ def test_a_freeze_that_comes_late_is_thawed_when_it_comes(linux, tmp_path):
 
 def guardians():
     """Processes that watch over a run."""
-    return [int(word) for word in command("pgrep", "-f", "snaporch[.]run[.]watch").out.split()]
+    return [
+        int(word) for word in command("pgrep", "-f", "snaporch[.]recovery[.]guardian").out.split()
+    ]
 
 
 # -- the agent's time limit ----------------------------------------------------------------------

@@ -18,9 +18,9 @@ from snaporch.bundle.manifest import (
 )
 from snaporch.cli.session import session
 from snaporch.model import Level
-from snaporch.pool import PREFIX
-from snaporch.schedule.outlook import look
-from snaporch.schedule.retire import retire
+from snaporch.schedule.apply_retention import retire
+from snaporch.schedule.forecast import look
+from snaporch.zfs import PREFIX
 
 CONFIG = Path("/etc/snaporch/snaporch.toml")
 ZONE = ZoneInfo("Europe/Berlin")

@@ -23,7 +23,7 @@ from support import (
     wait_for_ram_phase,
 )
 
-from snaporch.run.torn import commits_in
+from snaporch.catalog.torn import commits_in
 
 HOOK = "/usr/local/bin/snaporch hook sanoid pre"
 
@@ -98,7 +98,7 @@ def holder():
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"snaporch.sanoid.holder" in words:
+            if b"snaporch.sanoid.hold.process" in words:
                 return int(entry.name)
     raise AssertionError("nobody holds the guest")
 

@@ -19,7 +19,7 @@ from support import (
     wait_for_ram_phase,
 )
 
-from snaporch.places import LOCKS
+from snaporch.default_paths import LOCKS
 
 pytestmark = pytest.mark.timeout(180)
 NAMES = {"first": "bios", "second": "uefi"}

@@ -19,9 +19,9 @@ from support import (
 )
 
 from snaporch.cli.session import session
-from snaporch.schedule.outlook import look
-from snaporch.schedule.retire import retire
-from snaporch.schedule.units import UNITS
+from snaporch.schedule.apply_retention import retire
+from snaporch.schedule.forecast import look
+from snaporch.systemd.units import UNITS
 
 POLICIES = """
 [schedule]

@@ -66,7 +66,7 @@ def test_a_run_under_way_is_seen_and_so_is_a_killed_one(guest, tmp_path):
         assert (run["domain"], run["kind"], run["phase"]) == ("stood", "snapshot", "freezing")
         assert (run["under_way"], run["window_open"]) == (True, False)
         assert "run       stood: snapshot under way, freezing for" in snaporch("status").out
-        must("pkill", "-KILL", "-f", "snaporch.run.watch")  # the guardian
+        must("pkill", "-KILL", "-f", "snaporch.recovery.guardian")  # the guardian
         running.send_signal(signal.SIGKILL)
         running.wait(PATIENCE_SECONDS)
         open_gate(tmp_path)

@@ -16,7 +16,7 @@ from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
 
 from snaporch.config import Config
-from snaporch.schedule.when import times
+from snaporch.schedule.recurrence import times
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 YEAR = 2026

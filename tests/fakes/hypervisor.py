@@ -24,9 +24,9 @@ from fakes import images
 from fakes.hooks import Hooks
 from snaporch.errors import NotFoundError
 from snaporch.faults import Component
-from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.blockers import find_blockers
-from snaporch.hypervisor.protocol import (
+from snaporch.hypervisor.interface import (
     Backing,
     Blocker,
     CancelledError,
@@ -121,7 +121,7 @@ class FakeGuest:
 
 
 class FakeHypervisor:
-    """A :class:`~snaporch.hypervisor.protocol.Hypervisor`.
+    """A :class:`~snaporch.hypervisor.interface.Hypervisor`.
 
     Places for hooks, beside one for each act (``hypervisor.commit`` …): ``capture.writing`` when
     half of the RAM is written, ``capture.switched`` when the disks are on their overlays and the

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from fakes.hooks import Hooks
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
-from snaporch.pool.command import PROPERTIES
-from snaporch.pool.foreign import ForeignMount
-from snaporch.pool.protocol import MountedError, PoolError
+from snaporch.zfs.cli import PROPERTIES
+from snaporch.zfs.interface import MountedError, PoolError
+from snaporch.zfs.mount_users import ForeignMount
 
 _PREFIX = "snaporch:"
 _NAME = re.compile(r"[A-Za-z0-9_.: -]+")
@@ -51,7 +51,7 @@ class _Dataset:
 
 
 class FakePool:
-    """A :class:`~snaporch.pool.protocol.Pool` whose datasets hold one value each."""
+    """A :class:`~snaporch.zfs.interface.Pool` whose datasets hold one value each."""
 
     def __init__(self, *datasets: str, hooks: Hooks | None = None) -> None:
         self.hooks = hooks or Hooks()

@@ -11,11 +11,11 @@ from fakes.hooks import Hooks
 from fakes.pool import FakePool
 from snaporch.bundle.store import COPY_NAME, COPYING
 from snaporch.model import PoolSnapshot
-from snaporch.replicate.destination import ReplicaError
+from snaporch.replication.target import ReplicaError
 
 
 class FakeReplica:
-    """A :class:`~snaporch.replicate.destination.Destination` for the datasets of a fake pool."""
+    """A :class:`~snaporch.replication.target.Destination` for the datasets of a fake pool."""
 
     def __init__(self, pool: FakePool, root: Path, hooks: Hooks | None = None) -> None:
         self.hooks = hooks or Hooks()

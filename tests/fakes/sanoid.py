@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from snaporch.sanoid.conf import SanoidConfig, load_sanoid
+from snaporch.sanoid.config.resolve import SanoidConfig, load_sanoid
 
 SAMPLES = Path(__file__).parents[1] / "config-samples" / "sanoid"
 DEFAULTS = SAMPLES / "sanoid.defaults.conf"

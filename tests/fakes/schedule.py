@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from snaporch.config import Config
 from snaporch.model import iso
-from snaporch.run.snapshot import take_snapshot
+from snaporch.snapshot.run import take_snapshot
 
 NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
 HOURLY = {"every": "1h", "keep": {"hourly": 2}}

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from snaporch.locks import Holder
 from snaporch.model import BundleState, Level, SnapshotRecord
-from snaporch.run.lock import Holder
-from snaporch.schedule.outlook import Next
+from snaporch.schedule.forecast import Next
 from snaporch.status.model import (
     Carrier,
     DomainStatus,

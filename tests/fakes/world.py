@@ -16,14 +16,15 @@ from fakes.hooks import Hooks
 from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
 from fakes.pool import FakePool
 from snaporch.config import Config, Paths
+from snaporch.context import Context
+from snaporch.disks import overlay_files
 from snaporch.hypervisor import OverlayDisk
+from snaporch.journal import Facts, OtherJournal
 from snaporch.model import Dataset, DatasetKind, Domain, DomainState, Owner
-from snaporch.pool import resolver
-from snaporch.pool.resolver import NotOnZfsError
 from snaporch.restore import recovery
-from snaporch.run import overlays, plan
-from snaporch.run.context import Context
-from snaporch.run.journal import Facts, OtherJournal
+from snaporch.snapshot import plan
+from snaporch.zfs import resolver
+from snaporch.zfs.resolver import NotOnZfsError
 
 _WRITTEN = b"the guest's last writes"
 
@@ -110,23 +111,23 @@ class World:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the fake resolver and the fake qemu-img in their places; start no guardians."""
-        monkeypatch.setattr("snaporch.run.let_go._RESUME_SECONDS", 0)
-        monkeypatch.setattr("snaporch.run.snapshot.start_guardian", self.start_guardian)
-        monkeypatch.setattr("snaporch.run.guardian.start_guardian", self.start_guardian)
-        monkeypatch.setattr("snaporch.run.snapshot.await_guardian", self.await_guardian)
+        monkeypatch.setattr("snaporch.recovery.release_guest._RESUME_SECONDS", 0)
+        monkeypatch.setattr("snaporch.snapshot.run.start_guardian", self.start_guardian)
+        monkeypatch.setattr("snaporch.recovery.start_guardian.start_guardian", self.start_guardian)
+        monkeypatch.setattr("snaporch.snapshot.run.await_guardian", self.await_guardian)
         monkeypatch.setattr(plan, "resolve", self.resolve)
         monkeypatch.setattr(plan, "forgetful", self.forgetful.get)
-        monkeypatch.setattr("snaporch.sanoid.gather.forgetful", self.forgetful.get)
+        monkeypatch.setattr("snaporch.check.gather.forgetful", self.forgetful.get)
         monkeypatch.setattr(resolver, "resolve", self.resolve)
         monkeypatch.setattr(resolver, "mount_point_of", self.mount_point_of)
         monkeypatch.setattr(resolver, "volume_node", self.volume_node)
-        monkeypatch.setattr("snaporch.restore.clone.memory_available", lambda: self.memory)
-        monkeypatch.setattr("snaporch.restore.in_use.processes_on", self.processes_on)
-        monkeypatch.setattr("snaporch.hypervisor.xml.SWTPM_STATE", self.root / "swtpm")
-        monkeypatch.setattr(overlays, "make_overlay", self.make_overlay)
-        monkeypatch.setattr(overlays, "holds_writes", self.holds_writes)
-        monkeypatch.setattr(overlays, "holds_what_base_holds", self.holds_what_base_holds)
-        monkeypatch.setattr(overlays, "commit_offline", self.commit_offline)
+        monkeypatch.setattr("snaporch.clone.clone.memory_available", lambda: self.memory)
+        monkeypatch.setattr("snaporch.restore.dataset_users.processes_on", self.processes_on)
+        monkeypatch.setattr("snaporch.hypervisor.domain_xml.SWTPM_STATE", self.root / "swtpm")
+        monkeypatch.setattr(overlay_files, "make_overlay", self.make_overlay)
+        monkeypatch.setattr(overlay_files, "holds_writes", self.holds_writes)
+        monkeypatch.setattr(overlay_files, "holds_what_base_holds", self.holds_what_base_holds)
+        monkeypatch.setattr(overlay_files, "commit_offline", self.commit_offline)
 
     # -- guests ---------------------------------------------------------------------------------
 

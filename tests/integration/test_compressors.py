@@ -7,7 +7,7 @@ import pytest
 from fakes import images
 
 from snaporch.bundle.compress import Compressing, Compression
-from snaporch.bundle.ramimage import RamImageWriter, read_header
+from snaporch.bundle.save_image import RamImageWriter, read_header
 
 PROGRAMS = {Compression.ZSTD: ["zstd", "-dc"], Compression.GZIP: ["pigz", "-dc"]}
 XML = b"<domain/>\0"

@@ -64,7 +64,7 @@ def test_a_dataset_without_a_guest_costs_next_to_nothing(environment, phase, mon
     """
     code = _WHAT_IS_THERE.replace(
         "main()\n",
-        "import snaporch.sanoid.guests\nsnaporch.sanoid.guests.check_exist = lambda t: None\n"
+        "import snaporch.sanoid.hooks.guests\nsnaporch.sanoid.guests.check_exist = lambda t: None\n"
         "main()\n",
     )
     done = run(sys.executable, "-c", code, "hook", "sanoid", phase, env=environment | told(phase))

@@ -5,7 +5,7 @@ from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.errors import ExitCode, NotFoundError, UnavailableError
 from snaporch.hypervisor import HypervisorError, OverlayDisk, open_hypervisor
-from snaporch.hypervisor.inventory import DomainReader
+from snaporch.hypervisor.domain_reader import DomainReader
 from snaporch.model import DomainState
 
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"

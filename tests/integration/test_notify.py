@@ -16,8 +16,8 @@ import pytest
 from fakes.mail import MailSink
 
 from snaporch.config import Email, Notify
+from snaporch.notify.channels import NotifyError, by_apprise, by_command, by_email, ways
 from snaporch.notify.event import Event
-from snaporch.notify.ways import NotifyError, by_apprise, by_command, by_email, ways
 
 EVENT = Event(
     kind="failure",

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from fakes import hostile
 
+from snaporch.disks import overlay_files
+from snaporch.disks.qemu_img import OverlayError
 from snaporch.hypervisor import Backing, OverlayDisk
 from snaporch.model import Owner
-from snaporch.run import overlays
-from snaporch.run.images import OverlayError
 
 MIB = 1 << 20
 OWNER = Owner(64055, 64055) if os.getuid() == 0 else Owner(os.getuid(), os.getgid())
@@ -47,7 +47,7 @@ def disk(request, tmp_path):
 
 @pytest.fixture
 def overlay(disk):
-    overlays.make_overlay(disk, 8 * MIB, OWNER)
+    overlay_files.make_overlay(disk, 8 * MIB, OWNER)
     return disk.overlay
 
 
@@ -66,14 +66,14 @@ def test_the_guest_sees_its_base_through_the_overlay(disk, overlay):
 
 def test_making_an_overlay_does_not_open_the_base(disk):
     os.unlink(disk.base)
-    overlays.make_overlay(disk, 8 * MIB, OWNER)
+    overlay_files.make_overlay(disk, 8 * MIB, OWNER)
     assert os.path.exists(disk.overlay)
 
 
 def test_an_untouched_overlay_holds_no_writes(disk, overlay):
-    assert not overlays.holds_writes(disk, OWNER)
+    assert not overlay_files.holds_writes(disk, OWNER)
     qemu_io(overlay, "read -q 0 8M")
-    assert not overlays.holds_writes(disk, OWNER)
+    assert not overlay_files.holds_writes(disk, OWNER)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,15 @@ def test_an_untouched_overlay_holds_no_writes(disk, overlay):
 )
 def test_any_write_is_seen(disk, overlay, write):
     qemu_io(overlay, write)
-    assert overlays.holds_writes(disk, OWNER)
+    assert overlay_files.holds_writes(disk, OWNER)
 
 
 def test_writes_come_into_the_base(disk, overlay):
     qemu_io(overlay, "write -q -P 0x22 2M 1M")
-    overlays.commit_offline(disk, OWNER)
+    overlay_files.commit_offline(disk, OWNER)
     qemu_io(disk.base, "read -q -P 0x11 0 1M", disk.base_format)
     qemu_io(disk.base, "read -q -P 0x22 2M 1M", disk.base_format)
-    overlays.commit_offline(disk, OWNER)  # again is fine
+    overlay_files.commit_offline(disk, OWNER)  # again is fine
 
 
 @pytest.mark.parametrize("disk", ["qcow2"], indirect=True)  # of a raw one, qemu-io shares writes
@@ -111,57 +111,57 @@ def test_a_base_that_is_in_use_is_not_committed_into(disk, overlay):
         emulator.stdin.flush()
         assert "8 MiB" in emulator.stdout.readline()  # it has the image open, and locked
         with pytest.raises(OverlayError, match=r"qemu-img commit: .*lock"):
-            overlays.commit_offline(disk, OWNER)
+            overlay_files.commit_offline(disk, OWNER)
         emulator.stdin.close()
-    assert overlays.holds_writes(disk, OWNER)
+    assert overlay_files.holds_writes(disk, OWNER)
 
 
 def test_what_is_no_overlay_is_an_error(disk, tmp_path):
     (tmp_path / "text").write_text("no image")
     broken = OverlayDisk("vda", disk.base, "file", "raw", str(tmp_path / "text"))
     with pytest.raises(OverlayError):
-        overlays.commit_offline(broken, OWNER)
+        overlay_files.commit_offline(broken, OWNER)
     with pytest.raises(OverlayError):
-        overlays.holds_writes(replace(disk, overlay=str(tmp_path / "absent")), OWNER)
+        overlay_files.holds_writes(replace(disk, overlay=str(tmp_path / "absent")), OWNER)
 
 
 def test_an_overlay_that_holds_what_its_base_holds(disk, overlay):
-    assert overlays.holds_what_base_holds(disk, OWNER)
+    assert overlay_files.holds_what_base_holds(disk, OWNER)
     qemu_io(overlay, "write -q -P 0x22 0 64k")
-    assert not overlays.holds_what_base_holds(disk, OWNER)
+    assert not overlay_files.holds_what_base_holds(disk, OWNER)
     qemu_io(overlay, "write -q -P 0x11 0 64k")
-    assert overlays.holds_writes(disk, OWNER)
-    assert overlays.holds_what_base_holds(disk, OWNER)
+    assert overlay_files.holds_writes(disk, OWNER)
+    assert overlay_files.holds_what_base_holds(disk, OWNER)
 
 
 def test_a_committed_overlay_holds_what_its_base_holds(disk, overlay):
     """A block commit copies; it leaves the overlay as it was."""
     qemu_io(overlay, "write -q -P 0x22 1M 64k")
     qemu_io(disk.base, "write -q -P 0x22 1M 64k", disk.base_format)
-    assert overlays.holds_writes(disk, OWNER)
-    assert overlays.holds_what_base_holds(disk, OWNER)
+    assert overlay_files.holds_writes(disk, OWNER)
+    assert overlay_files.holds_what_base_holds(disk, OWNER)
 
 
 def test_zeros_that_were_written_over_something_are_a_difference(disk, overlay):
     qemu_io(overlay, "write -q -z 0 64k")
-    assert not overlays.holds_what_base_holds(disk, OWNER)
+    assert not overlay_files.holds_what_base_holds(disk, OWNER)
 
 
 def test_what_cannot_be_compared_is_not_the_same(disk, overlay):
     Path(overlay).write_bytes(b"no qcow2")
-    assert not overlays.holds_what_base_holds(disk, OWNER)
+    assert not overlay_files.holds_what_base_holds(disk, OWNER)
     os.unlink(overlay)
-    assert not overlays.holds_what_base_holds(disk, OWNER)
+    assert not overlay_files.holds_what_base_holds(disk, OWNER)
 
 
 def test_without_its_base_nothing_is_the_same(disk, overlay):
     os.unlink(disk.base)
-    assert not overlays.holds_what_base_holds(disk, OWNER)
+    assert not overlay_files.holds_what_base_holds(disk, OWNER)
 
 
 def test_an_overlay_that_was_set_aside_still_holds_the_writes(disk, overlay, tmp_path):
     qemu_io(overlay, "write -q -P 0x22 0 64k")
-    kept = overlays.quarantine(disk, tmp_path / "quarantine" / "run")
+    kept = overlay_files.quarantine(disk, tmp_path / "quarantine" / "run")
     assert not os.path.exists(overlay)
     assert kept.parent.stat().st_mode & 0o777 == 0o700
     qemu_io(kept, "read -q -P 0x22 0 64k")
@@ -250,10 +250,10 @@ def test_what_an_emulator_made_of_its_overlay_leads_nowhere(disk, overlay, preci
     before = Path(disk.base).read_bytes(), precious.read_bytes(), os.lstat(disk.base)
     forge(overlay, precious)
     with pytest.raises(OverlayError, match="nothing was changed"):
-        overlays.commit_offline(disk, OWNER)
-    assert not overlays.holds_what_base_holds(disk, OWNER)
+        overlay_files.commit_offline(disk, OWNER)
+    assert not overlay_files.holds_what_base_holds(disk, OWNER)
     with suppress(OverlayError):
-        assert overlays.holds_writes(disk, OWNER)
+        assert overlay_files.holds_writes(disk, OWNER)
     assert (Path(disk.base).read_bytes(), precious.read_bytes()) == before[:2]
     assert stat.S_IMODE(precious.stat().st_mode) == 0o600
     assert precious.stat().st_uid == os.getuid()
@@ -265,7 +265,7 @@ def test_images_are_the_emulators_while_qemu_img_has_them_and_never_longer(disk,
     os.chmod(disk.base, 0o600)
     qemu_io(overlay, "write -q -P 0x22 2M 1M")
     os.chown(overlay, os.getuid(), os.getgid())  # as libvirt leaves it when its guest ends
-    overlays.commit_offline(disk, OWNER)
+    overlay_files.commit_offline(disk, OWNER)
     qemu_io(disk.base, "read -q -P 0x22 2M 1M", disk.base_format)
     assert {os.stat(path).st_uid for path in (disk.base, overlay)} == {os.getuid()}
 
@@ -277,13 +277,13 @@ def test_a_base_with_a_chain_of_its_own_is_committed_into_as_the_journal_has_it(
     create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "golden.raw", base]
     subprocess.run(create, check=True, cwd=tmp_path)  # a relative name
     disk = OverlayDisk("vda", str(base), "file", "qcow2", str(tmp_path / "vda.qcow2"))
-    overlays.make_overlay(disk, 8 * MIB, OWNER)
+    overlay_files.make_overlay(disk, 8 * MIB, OWNER)
     qemu_io(disk.overlay, "write -q -P 0x22 2M 1M")
     with pytest.raises(OverlayError, match=r"golden\.raw as its backing file"):
-        overlays.commit_offline(disk, OWNER)
+        overlay_files.commit_offline(disk, OWNER)
     known = replace(disk, below=(Backing(str(golden), "file", "raw"),))
-    assert not overlays.holds_what_base_holds(known, OWNER)
-    overlays.commit_offline(known, OWNER)
+    assert not overlay_files.holds_what_base_holds(known, OWNER)
+    overlay_files.commit_offline(known, OWNER)
     qemu_io(base, "read -q -P 0x33 0 2M")
     qemu_io(base, "read -q -P 0x22 2M 1M")
     qemu_io(golden, "read -q -P 0x33 0 8M", "raw")
@@ -299,8 +299,8 @@ def test_a_forged_header_is_refused_and_touches_nothing(disk, overlay, tmp_path,
     Path(overlay).write_bytes(hostile.forged(name, Path(overlay).read_bytes(), canary))
     before = hostile.look([Path(disk.base), canary], [tmp_path])
     with suppress(OverlayError):
-        overlays.holds_writes(disk, OWNER)
-    assert not overlays.holds_what_base_holds(disk, OWNER)
+        overlay_files.holds_writes(disk, OWNER)
+    assert not overlay_files.holds_what_base_holds(disk, OWNER)
     with pytest.raises(OverlayError):
-        overlays.commit_offline(disk, OWNER)
+        overlay_files.commit_offline(disk, OWNER)
     assert hostile.look([Path(disk.base), canary], [tmp_path]) == before

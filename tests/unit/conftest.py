@@ -12,9 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fakes import sanoid
+from fakes.story import Story
 from fakes.world import World
 
-from snaporch import places
+from snaporch import default_paths
 
 # An example takes as long as the machine needs: no test asserts times. The same examples each time,
 # so that a change is not blamed for what was there before; `make test-all` looks for new ones.
@@ -35,7 +36,7 @@ hypothesis.settings.load_profile("few" if os.environ.get("FEW_EXAMPLES") else "s
 @pytest.fixture(autouse=True)
 def own_locks(tmp_path, monkeypatch):
     """The host's own place for locks is not for tests."""
-    monkeypatch.setattr(places, "LOCKS", tmp_path / "runtime")
+    monkeypatch.setattr(default_paths, "LOCKS", tmp_path / "runtime")
 
 
 @pytest.fixture
@@ -88,3 +89,18 @@ def signals_as_in_a_terminal():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def tell(world):
+    """Makes the story of a guest."""
+
+    def make(**guest):
+        return Story(world, **guest)
+
+    return make
+
+
+@pytest.fixture
+def story(tell):
+    return tell()

@@ -6,9 +6,9 @@ from snaporch.config.replica import Replica
 from snaporch.config.schema import Pages
 from snaporch.errors import UsageError
 from snaporch.names import is_dataset, is_snapshot
-from snaporch.restore.choosing import split_name
-from snaporch.run.plan import check_snapshot_name
-from snaporch.sanoid.request import read_request
+from snaporch.restore.select import split_name
+from snaporch.sanoid.hooks.request import read_request
+from snaporch.snapshot.plan import check_snapshot_name
 
 GOOD = ["s", "-x", "--name", "a.b:c_d-e", "two words", "-", "...", "x" * 255]
 BAD = ["", " x", "x ", "\n", "x\n", ".", "..", "a@b", "a/b", "a#b", "%x", "ä", "x" * 256]

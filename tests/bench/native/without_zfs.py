@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from fakes.pool import FakePool
 
 from snaporch.config import load_config
-from snaporch.hypervisor.facade import LibvirtHypervisor
+from snaporch.context import Context
+from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 from snaporch.model import Dataset, DatasetKind
-from snaporch.pool.resolver import NotOnZfsError
-from snaporch.report.terminal import TerminalProgress
-from snaporch.run import plan
-from snaporch.run.context import Context
-from snaporch.run.snapshot import take_snapshot
+from snaporch.output.terminal import TerminalProgress
+from snaporch.snapshot import plan
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs.resolver import NotOnZfsError
 
 DATASET = Dataset("bench/guest", DatasetKind.FILESYSTEM)
 

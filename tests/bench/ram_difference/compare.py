@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from snaporch.bundle.pagefile import PageFile
-from snaporch.bundle.qevm import Head, split
+from snaporch.bundle.page_file import PageFile
+from snaporch.bundle.qemu_stream import Head, split
 
 
 def measured(label: str, work: Callable[[], float]) -> None:

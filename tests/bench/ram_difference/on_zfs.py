@@ -4,7 +4,7 @@
 import subprocess
 from pathlib import Path
 
-from snaporch.bundle.pagefile import PageFile
+from snaporch.bundle.page_file import PageFile
 
 HERE = Path(__file__).resolve().parent
 WAYS = [(size, "zstd") for size in ("128K", "64K", "32K", "16K", "8K")] + [("32K", "lz4")]

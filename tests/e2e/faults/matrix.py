@@ -12,8 +12,8 @@ from datetime import date
 from enum import StrEnum
 from typing import TypeVar
 
+from snaporch.journal import Note, Step
 from snaporch.model import Strategy
-from snaporch.run.journal import Note, Step
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ import snaporch.cli.recovering
 import snaporch.cli.restoring
 import snaporch.cli.session
 import snaporch.cli.snapshots
-import snaporch.hypervisor.facade
-import snaporch.run.settle
-import snaporch.run.snapshot  # noqa: F401 - all of them for the children
+import snaporch.hypervisor.libvirt_driver
+import snaporch.recovery.settle
+import snaporch.snapshot.run  # noqa: F401 - all of them for the children
 from faults import stopping
 from snaporch.cli import main
 

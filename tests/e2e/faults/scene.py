@@ -16,7 +16,7 @@ from faults.machine import locks_held
 from faults.matrix import Case
 from faults.process import snaporch_here
 from snaporch.model import Strategy
-from snaporch.pool import PREFIX
+from snaporch.zfs import PREFIX
 
 CONFIG = Path("/etc/snaporch-faults")
 _STRANGER = "stranger"

@@ -16,12 +16,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import snaporch.run.snapshot
-from snaporch.bundle.ramimage import RamImageWriter
-from snaporch.bundle.stream import RamStream
+import snaporch.snapshot.run
+from snaporch.bundle.ram_pipe import RamStream
+from snaporch.bundle.save_image import RamImageWriter
 from snaporch.cli import main
-from snaporch.run.journal import Journal, Note
-from snaporch.run.strategies.ram import RamStrategy
+from snaporch.journal import Journal, Note
+from snaporch.snapshot.strategies.ram import RamStrategy
 
 WHILE_RAM_IS_SAVED = "during:ram"
 AT_THE_END_OF_RAM = "during:end-of-ram"
@@ -123,8 +123,8 @@ def dismiss_guardian() -> None:
     def nobody(*_arguments: Any) -> None:
         pass
 
-    snaporch.run.snapshot.start_guardian = nobody
-    snaporch.run.snapshot.await_guardian = nobody
+    snaporch.snapshot.run.start_guardian = nobody
+    snaporch.snapshot.run.await_guardian = nobody
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from faults.scene import (
     look,
     snapshot_as_stranger,
 )
+from snaporch.journal import Step
 from snaporch.model import Strategy
-from snaporch.run.journal import Step
 
 DOCUMENTED = (0, 8, 9)
 """What a run may answer that libvirtd or QEMU went away from."""

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from snaporch.bundle.compression_tuning import Pace
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     DiskEntry,
@@ -13,7 +14,6 @@ from snaporch.bundle.manifest import (
     Role,
     VersionsEntry,
 )
-from snaporch.bundle.pace import Pace
 from snaporch.bundle.store import (
     BundleError,
     BundleStore,

@@ -63,6 +63,6 @@ def host(world, monkeypatch, tmp_path):
     monkeypatch.setattr("snaporch.cli.session.open_pool", lambda **_: world.pool)
     monkeypatch.setattr("snaporch.cli.session.open_hypervisor", lambda _uri: world.hypervisor)
     monkeypatch.setattr("snaporch.cli.verifying.lower_priority", lambda _work: None)
-    monkeypatch.setattr("snaporch.pool.open_pool", lambda **_: world.pool)
+    monkeypatch.setattr("snaporch.zfs.open_pool", lambda **_: world.pool)
     monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda _uri: world.hypervisor)
     return world

@@ -11,12 +11,12 @@ from fakes.hypervisor import Agent
 from fakes.sanoid import DEFAULTS
 
 from snaporch import __version__
+from snaporch.check import gather
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.faults import Component
 from snaporch.hypervisor import HypervisorError, Unguarded
 from snaporch.model import DomainState
-from snaporch.restore import otherfiles
-from snaporch.sanoid import gather
+from snaporch.restore import other_files
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_files_that_are_no_guests(sound, check, monkeypatch):
     (sound.root / "zfs" / "tank" / "web" / "thesis").touch()
     found = check("web")[1]["shared-dataset"]
     assert "tank/web (1 other file: thesis)" in found["what"]
-    monkeypatch.setattr(otherfiles, "MOST", 1)
+    monkeypatch.setattr(other_files, "MOST", 1)
     assert "tank/web (more than 1 entries)" in check("web")[1]["shared-dataset"]["what"]
 
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from snaporch.context import Interrupt
 from snaporch.errors import ExitCode
-from snaporch.restore import life
-from snaporch.run.context import Interrupt
-from snaporch.run.lock import domain_lock
+from snaporch.locks import domain_lock
+from snaporch.verify import liveness
 
 
 @pytest.fixture
 def taken(host, snaporch, monkeypatch):
     """A guest with a snapshot ``s1``."""
-    monkeypatch.setattr(life, "_CPU_SECONDS", 0.05)
+    monkeypatch.setattr(liveness, "_CPU_SECONDS", 0.05)
     host.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     assert snaporch("snapshot", "web", "--name", "s1", "--quiet").code == 0
     return host

@@ -7,13 +7,13 @@ from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
-from snaporch import places
+from snaporch import default_paths
 from snaporch.cli import main
+from snaporch.context import Interrupt
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError
+from snaporch.locks import domain_lock
 from snaporch.model import DomainState
-from snaporch.run.context import Interrupt
-from snaporch.run.lock import domain_lock
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_who_only_looks_does_not_wait_for_libzfs_core(taken, snaporch, monkeypat
         asked.append(how)
         return taken.pool
 
-    for place in ("snaporch.pool.open_pool", "snaporch.cli.session.open_pool"):
+    for place in ("snaporch.zfs.open_pool", "snaporch.cli.session.open_pool"):
         monkeypatch.setattr(place, opened)
     snaporch(*words)
     assert asked == [{"to_look": True}]
@@ -355,7 +355,7 @@ def test_nobody_waits_for_who_thinks_about_it(taken, snaporch, thinking):
 
 def lock(world, name):
     uuid = world.hypervisor.domain(name).uuid
-    with domain_lock(places.LOCKS, name, uuid, "test", wait=0, interrupt=Interrupt()):
+    with domain_lock(default_paths.LOCKS, name, uuid, "test", wait=0, interrupt=Interrupt()):
         pass
 
 
@@ -770,7 +770,7 @@ def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monk
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("snaporch.restore.restore.give_up", die)
+        patched.setattr("snaporch.restore.run.give_up", die)
         taken.hooks.at["hypervisor.destroy"] = die
         with pytest.raises(Killed):
             snaporch("restore", "web@s1", "--yes")

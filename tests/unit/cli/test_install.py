@@ -5,8 +5,8 @@ import pytest
 
 from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode
-from snaporch.hypervisor.starthook import find_unguarded
-from snaporch.schedule.units import UNITS
+from snaporch.hypervisor.start_hook import find_unguarded
+from snaporch.systemd.units import UNITS
 
 COMMAND = ("--command", "/usr/bin/snaporch")
 FILES = len(UNITS) + 2

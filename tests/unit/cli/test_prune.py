@@ -4,7 +4,7 @@ import pytest
 
 from snaporch.cli.pruning import may_be_barred
 from snaporch.errors import ExitCode, UnavailableError
-from snaporch.restore.barrier import barred
+from snaporch.restore.start_lock import barred
 
 
 @pytest.fixture

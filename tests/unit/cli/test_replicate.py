@@ -10,10 +10,10 @@ from fakes.schedule import Scheduled
 from snaporch.cli import replicating
 from snaporch.config import Config
 from snaporch.config import load as load_module
+from snaporch.context import Interrupt
 from snaporch.errors import BusyError, ExitCode
-from snaporch.replicate.destination import ReplicaError
-from snaporch.run.context import Interrupt
-from snaporch.run.lock import domain_lock
+from snaporch.locks import domain_lock
+from snaporch.replication.target import ReplicaError
 
 AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 
@@ -22,7 +22,7 @@ AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 def there(host, monkeypatch):
     """Two replicas, one of which the policy of all guests wants, and what is at both."""
     monkeypatch.setattr("snaporch.cli.replicating.lower_priority", lambda _work: None)
-    monkeypatch.setattr("snaporch.status.gather.unit_states", dict)
+    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     host.add_guest()
     text = load_module.DEFAULT_PATH.read_text()
     place = host.root / "schedule"

@@ -7,10 +7,10 @@ from fakes.schedule import Scheduled
 
 from snaporch.cli import running_due
 from snaporch.config import load as load_module
+from snaporch.context import Interrupt
 from snaporch.errors import ExitCode
-from snaporch.run.context import Interrupt
-from snaporch.run.lock import SCHEDULE, domain_lock, held_by
-from snaporch.schedule.retire import Retired
+from snaporch.locks import SCHEDULE, domain_lock, held_by
+from snaporch.schedule.apply_retention import Retired
 
 CHILD = """
 import sys
@@ -177,7 +177,7 @@ def configure(text):
 
 @pytest.mark.parametrize("words", [(), ("--no-retention",)])
 def test_metrics_are_written_after_it(policies, snaporch, tmp_path, monkeypatch, words):
-    monkeypatch.setattr("snaporch.status.gather.unit_states", dict)
+    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     target = tmp_path / "snaporch.prom"
     configure(f'[metrics]\ntextfile = "{target}"\n')
     policies.add_guest("bad")

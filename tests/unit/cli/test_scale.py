@@ -14,7 +14,7 @@ from fakes import zfs_get
 from snaporch.bundle.manifest import Manifest, SnapshotEntry, VersionsEntry
 from snaporch.config import load as load_module
 from snaporch.model import Level
-from snaporch.pool.command import ZfsCommand
+from snaporch.zfs.cli import ZfsCommand
 
 DOMAINS, RUNS, DATASETS = 20, 100, 5
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -94,7 +94,7 @@ def zfs(crowd, host, monkeypatch):
     shutil.rmtree(host.paths.bundles, ignore_errors=True)
     host.paths.bundles.symlink_to(store)
     table = Table(rows)
-    for place in ("snaporch.pool.open_pool", "snaporch.cli.session.open_pool"):
+    for place in ("snaporch.zfs.open_pool", "snaporch.cli.session.open_pool"):
         monkeypatch.setattr(place, lambda **_: table)
     for number in range(DOMAINS):
         disks = {f"vd{'abcde'[disk]}": f"tank/vm{number}-{disk}" for disk in range(DATASETS)}

@@ -11,9 +11,9 @@ from snaporch.cli.side_by_side import worst
 from snaporch.cli.snapshots import Wish
 from snaporch.config import load as config_module
 from snaporch.errors import ExitCode
-from snaporch.hypervisor.rewrite import NAMESPACE
+from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.model import DomainState
-from snaporch.schedule.gate import Gate
+from snaporch.schedule.concurrency import Gate
 
 CHILD = """
 import json, sys

@@ -6,13 +6,13 @@ from fakes.schedule import Scheduled
 
 from snaporch.config import load as load_module
 from snaporch.errors import ExitCode
-from snaporch.schedule.tries import Failed, write_failed
+from snaporch.schedule.failures import Failed, write_failed
 
 
 @pytest.fixture
 def policies(host, monkeypatch):
     """A policy for everybody, with a snapshot that is half an hour old."""
-    monkeypatch.setattr("snaporch.status.gather.unit_states", dict)
+    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     web = host.add_guest()
     text = load_module.DEFAULT_PATH.read_text()
     place = host.root / "schedule"

@@ -7,7 +7,7 @@ import pytest
 
 from snaporch import __version__
 from snaporch.errors import ExitCode
-from snaporch.report.terminal import Results
+from snaporch.output.terminal import Results
 
 COMMANDS = ["snapshot", "list", "restore", "recover", "prune", "status"]
 

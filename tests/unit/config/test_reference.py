@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from snaporch.config.monitoring import Email, Metrics, Notify, Status
 from snaporch.config.policy import Group, Keep, Policy, Schedule
 from snaporch.config.reference import reference
 from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
-from snaporch.config.telling import Email, Metrics, Notify, Status
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 

@@ -8,7 +8,7 @@ import libvirt
 import pytest
 
 from snaporch.hypervisor import agent
-from snaporch.hypervisor.protocol import HypervisorError, NotFrozenByUsError
+from snaporch.hypervisor.interface import HypervisorError, NotFrozenByUsError
 
 
 class Failure(libvirt.libvirtError):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import libvirt
 import pytest
 
-from snaporch.hypervisor import xml as domain_xml
+from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.model import Domain, DomainState, Strategy
 

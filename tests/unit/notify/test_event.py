@@ -5,8 +5,8 @@ import pytest
 from snaporch.config import Config
 from snaporch.errors import AttentionError, SnaporchError
 from snaporch.notify.event import event_of, event_of_error
-from snaporch.schedule.captures import Outcome
-from snaporch.schedule.gate import Capture
+from snaporch.schedule.concurrency import Capture
+from snaporch.schedule.subprocesses import Outcome
 
 AT = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
 WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)

@@ -7,11 +7,11 @@ from fakes.world import Heard
 from snaporch.config import Config
 from snaporch.errors import SnaporchError
 from snaporch.notify import notifier as module
+from snaporch.notify.channels import NotifyError
+from snaporch.notify.history import read_told
 from snaporch.notify.notifier import Notifier, patience
-from snaporch.notify.told import read_told
-from snaporch.notify.ways import NotifyError
-from snaporch.schedule.captures import Outcome
-from snaporch.schedule.gate import Capture
+from snaporch.schedule.concurrency import Capture
+from snaporch.schedule.subprocesses import Outcome
 
 PATIENCE = 60
 WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)

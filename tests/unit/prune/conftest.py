@@ -9,7 +9,7 @@ import pytest
 from snaporch.config import Config
 from snaporch.prune.ages import Reading
 from snaporch.prune.prune import prune
-from snaporch.run.snapshot import take_snapshot
+from snaporch.snapshot.run import take_snapshot
 
 DAY = 86_400.0
 

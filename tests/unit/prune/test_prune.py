@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from fakes.hooks import failing
 
+from snaporch.catalog.holds import UNDO_HOLD
 from snaporch.errors import RefusedError
-from snaporch.pool import PoolError
 from snaporch.prune import prune as prune_module
 from snaporch.prune import trash as trash_module
-from snaporch.prune.verdict import Fate
-from snaporch.restore.copies import choose
+from snaporch.prune.decision import Fate
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.restore import restore
+from snaporch.restore.run import restore
+from snaporch.restore.safety_catalog import choose
 from snaporch.restore.undo_plan import make_undo_plan
-from snaporch.run.bases import UNDO_HOLD
+from snaporch.zfs import PoolError
 
 
 def contents(root):

@@ -7,22 +7,23 @@ import pytest
 from fakes.hooks import failing
 
 from snaporch.config import Config
+from snaporch.context import Context
 from snaporch.errors import AttentionError, BusyError, RefusedError, SnaporchError
 from snaporch.hypervisor import HypervisorError
+from snaporch.journal import JournalError
 from snaporch.model import DatasetKind, DomainState
-from snaporch.pool import PoolError
 from snaporch.prune.prune import prune
-from snaporch.restore import fate, fitness, steps, written
-from snaporch.restore import restore as restore_module
-from snaporch.restore.fate import Fate, Sight, decide, fate_of
+from snaporch.recovery.settle import foresee, recover
+from snaporch.restore import disk_changes, preflight, steps
+from snaporch.restore import recovery_decision as fate
+from snaporch.restore import run as restore_module
 from snaporch.restore.journal import Ending, RestoreJournal, Step, unfinished
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.restore import restore
+from snaporch.restore.recovery_decision import Fate, Sight, decide, fate_of
+from snaporch.restore.run import restore
 from snaporch.restore.source import reading, records_called
-from snaporch.run.context import Context
-from snaporch.run.journal import JournalError
-from snaporch.run.settle import foresee, recover
-from snaporch.run.snapshot import take_snapshot
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PoolError
 
 DATASETS = ("flash/web", "tank/web")
 MOMENTS = ("ahead", "before", "after")
@@ -145,7 +146,7 @@ def test_recovery_rolls_no_volume_back_beneath_the_host(story, world, kill, monk
         put_back(world)
     world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
     used = {"tank/web": "dm-3"}
-    monkeypatch.setattr(fitness.holders, "holder_of", lambda name: used.get(name, ""))
+    monkeypatch.setattr(preflight.volume_users, "holder_of", lambda name: used.get(name, ""))
     with pytest.raises(AttentionError, match="beneath this host, which uses it: dm-3"):
         recover(world.context, story.domain.uuid)
     assert story.content() == {b"now"}
@@ -319,7 +320,7 @@ def test_a_guest_that_was_redefined_and_may_have_run_is_not_rolled_back(story, w
 @pytest.fixture
 def volumes(monkeypatch):
     """The guest's disks are no files."""
-    monkeypatch.setattr(written, "_disks_in_files", lambda _facts: {})
+    monkeypatch.setattr(disk_changes, "_disks_in_files", lambda _facts: {})
 
 
 @pytest.mark.parametrize("kind", ["files", "volumes"])

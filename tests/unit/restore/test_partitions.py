@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.clone.clone import Wish, check_clone
 from snaporch.errors import RefusedError
+from snaporch.extract.extract import choose_disks
 from snaporch.model import DatasetKind, Reached
-from snaporch.pool import resolver
-from snaporch.restore.clone import Wish, check_clone
-from snaporch.restore.extract import choose_disks
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import records_called, whole_source
-from snaporch.restore.verify import Ordeal, verify
-from snaporch.run.snapshot import take_snapshot
+from snaporch.snapshot.run import take_snapshot
+from snaporch.verify.verify import Ordeal, verify
+from snaporch.zfs import resolver
 
 
 @pytest.fixture

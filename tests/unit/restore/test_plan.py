@@ -9,11 +9,11 @@ from fakes.images import qcow2
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import DomainState, Level
-from snaporch.pool import ForeignMount
 from snaporch.restore import plan as plan_module
 from snaporch.restore.plan import make_restore_plan, split_name
-from snaporch.restore.restore import check_as_shown, check_bundle, restore
-from snaporch.run.snapshot import take_snapshot
+from snaporch.restore.run import check_as_shown, check_bundle, restore
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import ForeignMount
 
 
 def plan(world, name="s1", *, domain="web", **options):

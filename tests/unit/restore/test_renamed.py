@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Level
 from snaporch.prune.prune import prune
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.restore import restore
-from snaporch.restore.show import describe
+from snaporch.restore.run import restore
 from snaporch.restore.source import records_called, whole_source
-from snaporch.restore.verify import Ordeal, verify
-from snaporch.run.records import all_records
-from snaporch.run.snapshot import take_snapshot
+from snaporch.show import describe
+from snaporch.snapshot.run import take_snapshot
+from snaporch.verify.verify import Ordeal, verify
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from fakes.images import qcow2
 
 from snaporch.errors import RefusedError
 from snaporch.model import DomainState
-from snaporch.restore.copies import copies_of
-from snaporch.run.snapshot import take_snapshot
+from snaporch.restore.safety_catalog import copies_of
+from snaporch.snapshot.run import take_snapshot
 
 from .test_undo_command import put_back, undo
 

@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 from fakes.hooks import failing
 
+from snaporch.catalog.holds import UNDO_HOLD, let_bases_go
 from snaporch.errors import AttentionError, BusyError, NotFoundError, RefusedError
 from snaporch.model import DomainState
-from snaporch.pool import PoolError
-from snaporch.restore import in_use, steps
-from snaporch.restore.barrier import left_barred
-from snaporch.restore.copies import RECORD, choose, copies_of
+from snaporch.recovery.settle import foresee, recover
+from snaporch.restore import dataset_users, steps
 from snaporch.restore.journal import HOLD, Step, unfinished
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.restore import restore
+from snaporch.restore.run import restore
+from snaporch.restore.safety_catalog import RECORD, choose, copies_of
 from snaporch.restore.source import reading
+from snaporch.restore.start_lock import left_barred
 from snaporch.restore.undo_plan import make_undo_plan
-from snaporch.restore.verify import Ordeal, verify
-from snaporch.run.bases import UNDO_HOLD, let_bases_go
-from snaporch.run.settle import foresee, recover
+from snaporch.verify.verify import Ordeal, verify
+from snaporch.zfs import PoolError
 
 from .test_cut_short import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
-from .test_restore import manage_save
+from .test_run import manage_save
 
 
 def put_back(world, name="s1", *, keep_running=False, **how):
@@ -474,27 +474,27 @@ def test_what_a_process_has_open_is_found_by_the_mount_that_it_is_on(tmp_path, m
     (process / "cmdline").write_bytes(b"qemu\0-uuid\0u-1\0")
     line = "40 1 0:50 / /tank/web rw - zfs tank/web rw\n"
     (process / "mountinfo").write_text(line)
-    found = list(in_use.processes_on(["tank/web"], "u-2", tmp_path))
+    found = list(dataset_users.processes_on(["tank/web"], "u-2", tmp_path))
     assert found == [("17", "tank/web")]
-    assert list(in_use.processes_on(["tank/web"], "u-1", tmp_path)) == []
-    assert list(in_use.processes_on(["tank/other"], "u-2", tmp_path)) == []
+    assert list(dataset_users.processes_on(["tank/web"], "u-1", tmp_path)) == []
+    assert list(dataset_users.processes_on(["tank/other"], "u-2", tmp_path)) == []
 
 
 def test_a_snapshot_that_somebody_looks_into_is_unmounted_or_in_the_way(monkeypatch):
-    mounts = [in_use.resolver.parse_mount("40 1 0:50 / /mnt/x rw - zfs tank/web@s2 rw")]
-    monkeypatch.setattr(in_use.resolver, "read_mounts", lambda: mounts)
+    mounts = [dataset_users.resolver.parse_mount("40 1 0:50 / /mnt/x rw - zfs tank/web@s2 rw")]
+    monkeypatch.setattr(dataset_users.resolver, "read_mounts", lambda: mounts)
     answers, asked = iter([0, 32]), []
 
     def run(command, **_how):
         asked.append(command)
         return subprocess.CompletedProcess(command, next(answers), "", "target is busy.\n")
 
-    monkeypatch.setattr(in_use.subprocess, "run", run)
-    in_use.check_not_in_use("web", ["tank/web@s1"])
+    monkeypatch.setattr(dataset_users.subprocess, "run", run)
+    dataset_users.check_not_in_use("web", ["tank/web@s1"])
     assert asked == []
-    in_use.check_not_in_use("web", ["tank/web@s2"])
+    dataset_users.check_not_in_use("web", ["tank/web@s2"])
     with pytest.raises(RefusedError, match=r"tank/web@s2.* is in use \(target is busy"):
-        in_use.check_not_in_use("web", ["tank/web@s2"])
+        dataset_users.check_not_in_use("web", ["tank/web@s2"])
 
 
 # -- those who read -----------------------------------------------------------------------------

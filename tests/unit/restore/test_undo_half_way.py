@@ -8,14 +8,14 @@ from fakes.hooks import failing
 from snaporch.cli.undoing import Wishes, undo_one
 from snaporch.errors import AttentionError, RefusedError
 from snaporch.model import DomainState
-from snaporch.pool import PoolError
-from snaporch.restore import restore as restore_module
+from snaporch.restore import run as restore_module
 from snaporch.restore import steps
-from snaporch.restore.barrier import left_barred
-from snaporch.restore.copies import choose, copies_of
 from snaporch.restore.journal import Step, unfinished
-from snaporch.restore.safety import Safety
+from snaporch.restore.safety_catalog import choose, copies_of
+from snaporch.restore.safety_copy import Safety
+from snaporch.restore.start_lock import left_barred
 from snaporch.restore.undo_plan import make_undo_plan
+from snaporch.zfs import PoolError
 
 from .test_cut_short import Killed, cannot_be_started, kill  # noqa: F401
 from .test_cut_short import put_back as restore_how

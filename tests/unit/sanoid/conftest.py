@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from snaporch.places import WINDOW
-from snaporch.run.context import Interrupt
-from snaporch.sanoid import holder
-from snaporch.sanoid.talk import Line, ask, call
+from snaporch.context import Interrupt
+from snaporch.default_paths import WINDOW
+from snaporch.sanoid.hold import process
+from snaporch.sanoid.hold.client import Line, ask, call
 
 
 class Talk(Line):
@@ -38,7 +38,7 @@ class Held:
         self._thread = threading.Thread(target=self._hold)
 
     def _hold(self):
-        self.code = holder.hold(self.uuid, self.door, None, self.interrupt)
+        self.code = process.hold(self.uuid, self.door, None, self.interrupt)
 
     def start(self):
         self._thread.start()
@@ -111,11 +111,11 @@ class Held:
 @pytest.fixture
 def hold(world, monkeypatch):
     """Starts a holder for a guest."""
-    monkeypatch.setattr(holder, "load_config", lambda _path: world.context.config)
-    monkeypatch.setattr(holder, "open_hypervisor", lambda _uri: world.hypervisor)
-    monkeypatch.setattr(holder, "open_pool", lambda: world.pool)
-    monkeypatch.setattr("snaporch.sanoid.awaited.lower_priority", lambda _work: None)
-    monkeypatch.setattr(holder, "_JOIN_SECONDS", 5)
+    monkeypatch.setattr(process, "load_config", lambda _path: world.context.config)
+    monkeypatch.setattr(process, "open_hypervisor", lambda _uri: world.hypervisor)
+    monkeypatch.setattr(process, "open_pool", lambda: world.pool)
+    monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.lower_priority", lambda _work: None)
+    monkeypatch.setattr(process, "_JOIN_SECONDS", 5)
     started = []
 
     def start(name="web"):

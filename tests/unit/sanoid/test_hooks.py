@@ -9,26 +9,27 @@ from pathlib import Path
 import pytest
 from fakes.hooks import failing_once
 
-from snaporch import places
-from snaporch.bundle.pace import Pace
+from snaporch import default_paths
+from snaporch.bundle.compression_tuning import Pace
 from snaporch.bundle.store import BundleStore
+from snaporch.catalog.records import all_records
+from snaporch.catalog.torn import note_commit
+from snaporch.context import Interrupt
 from snaporch.errors import AttentionError, NotFoundError, RunFailedError, SnaporchError
+from snaporch.journal import Journal
+from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
-from snaporch.pool import PoolError
+from snaporch.recovery.stale_sockets import address, only_visitor, remove_if_dead
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.restore import restore
-from snaporch.run.context import Interrupt
-from snaporch.run.doors import address, only_visitor, remove_if_dead
-from snaporch.run.journal import Journal
-from snaporch.run.lock import domain_lock
-from snaporch.run.plan import make_plan
-from snaporch.run.records import all_records
-from snaporch.run.snapshot import take_snapshot
-from snaporch.run.torn import note_commit
-from snaporch.sanoid import after, before, freezing, guests, holder
-from snaporch.sanoid.caller import Caller
-from snaporch.sanoid.hook import answer
-from snaporch.sanoid.peek import Peek
+from snaporch.restore.run import restore
+from snaporch.sanoid.hold import process
+from snaporch.sanoid.hooks import freeze, guests, post_snapshot, pre_snapshot
+from snaporch.sanoid.hooks.caller import Caller
+from snaporch.sanoid.hooks.dispatch import answer
+from snaporch.sanoid.hooks.settings import Peek
+from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PoolError
 
 DEFAULTS = """\
 [version]
@@ -59,27 +60,31 @@ class Host:
         self.threads = []
         self.interrupts = []
         peeked = Peek(None, "fake", world.paths.runtime, world.paths.overlays)
-        for module in (before, after):
+        for module in (pre_snapshot, post_snapshot):
             monkeypatch.setattr(module, "peek", lambda _environment: peeked)
-        for module in (after, freezing):
+        for module in (post_snapshot, freeze):
             monkeypatch.setattr(module, "find_sanoid", lambda: Caller(self.pid, self.conf))
-        monkeypatch.setattr(freezing, "load_config", lambda _path: world.context.config)
-        monkeypatch.setattr(freezing, "start_detached", self.start)
+        monkeypatch.setattr(freeze, "load_config", lambda _path: world.context.config)
+        monkeypatch.setattr(freeze, "start_detached", self.start)
         monkeypatch.setattr(guests, "open_hypervisor", lambda _uri: world.hypervisor)
         monkeypatch.setattr(guests, "resolve", lambda path, _mounts: world.resolve(path))
-        monkeypatch.setattr(before, "check_exist", lambda _targets: None)
-        monkeypatch.setattr("snaporch.sanoid.unheld.open_pool", lambda **_: world.pool)
-        monkeypatch.setattr("snaporch.sanoid.unheld.load_config", lambda _: world.context.config)
-        monkeypatch.setattr(holder, "load_config", lambda _path: world.context.config)
-        monkeypatch.setattr(holder, "open_hypervisor", lambda _uri: world.hypervisor)
-        monkeypatch.setattr(holder, "open_pool", lambda: world.pool)
-        monkeypatch.setattr("snaporch.sanoid.awaited.lower_priority", lambda _work: None)
+        monkeypatch.setattr(pre_snapshot, "check_exist", lambda _targets: None)
+        monkeypatch.setattr(
+            "snaporch.sanoid.hooks.record_unfrozen.open_pool", lambda **_: world.pool
+        )
+        monkeypatch.setattr(
+            "snaporch.sanoid.hooks.record_unfrozen.load_config", lambda _: world.context.config
+        )
+        monkeypatch.setattr(process, "load_config", lambda _path: world.context.config)
+        monkeypatch.setattr(process, "open_hypervisor", lambda _uri: world.hypervisor)
+        monkeypatch.setattr(process, "open_pool", lambda: world.pool)
+        monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.lower_priority", lambda _work: None)
 
     def start(self, _unit, words):
         uuid, door = words[-2:]
         self.interrupts.append(Interrupt())
         arguments = (uuid, Path(door), None, self.interrupts[-1])
-        self.threads.append(threading.Thread(target=holder.hold, args=arguments))
+        self.threads.append(threading.Thread(target=process.hold, args=arguments))
         self.threads[-1].start()
 
     def configure(self, text):
@@ -91,10 +96,10 @@ class Host:
         return {"SANOID_TARGET": target, "SANOID_SNAPNAMES": ",".join(names or ("hourly",))} | more
 
     def pre(self, target, *names):
-        return before.pre(self.environment(target, *names))
+        return pre_snapshot.pre(self.environment(target, *names))
 
     def post(self, target, *names, **more):
-        return after.post(self.environment(target, *names, **more))
+        return post_snapshot.post(self.environment(target, *names, **more))
 
     def rest(self):
         for thread in self.threads:
@@ -232,7 +237,7 @@ def test_nobody_stands_still_while_another_waits_for_its_lock(three, world):
     configured(world, web={"level": "paused"})
     uuid = world.guest("mail").uuid
     with ThreadPoolExecutor(1) as threads:
-        with domain_lock(places.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()):
+        with domain_lock(default_paths.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()):
             pre = threads.submit(three.pre, "tank")
             while len(list(world.paths.journal.glob("*"))) < 2:  # web and files have their plans
                 assert not pre.done(), pre.result()
@@ -244,10 +249,10 @@ def test_nobody_stands_still_while_another_waits_for_its_lock(three, world):
 
 def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world, monkeypatch):
     uuid = world.guest("mail").uuid
-    monkeypatch.setattr(freezing, "plan_seconds", lambda settings: 0.5 if settings.rate else 60)
+    monkeypatch.setattr(freeze, "plan_seconds", lambda settings: 0.5 if settings.rate else 60)
     configured(world, mail={"rate": 100})
     with (
-        domain_lock(places.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()),
+        domain_lock(default_paths.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()),
         pytest.raises(RunFailedError, match="is to freeze it has no plan after 0 s"),
     ):
         three.pre("tank")
@@ -308,8 +313,8 @@ def test_who_else_snapshots_them_is_no_reason_to_have_no_snapshot(
 
 def test_a_holder_that_does_not_start_is_told(host, world, monkeypatch):
     world.add_guest()
-    monkeypatch.setattr(freezing, "start_detached", lambda _unit, _words: None)
-    monkeypatch.setattr("snaporch.sanoid.talk._START_SECONDS", 0.05)
+    monkeypatch.setattr(freeze, "start_detached", lambda _unit, _words: None)
+    monkeypatch.setattr("snaporch.sanoid.hold.client._START_SECONDS", 0.05)
     with pytest.raises(RunFailedError, match="did not start"):
         host.pre("tank/web")
 
@@ -414,12 +419,12 @@ def test_an_error_is_one_line_and_its_exit_code(host, world, monkeypatch, capsys
     def fail(_targets):
         raise NotFoundError("tank/x", "no such dataset")
 
-    monkeypatch.setattr(before, "check_exist", fail)
+    monkeypatch.setattr(pre_snapshot, "check_exist", fail)
     assert answer("pre", host.environment("tank/x")) == 4
     assert capsys.readouterr().err == "snaporch: tank/x: no such dataset\n"
 
 
 def test_a_bug_is_one_line_too(host, monkeypatch, capsys):
-    monkeypatch.setattr(before, "check_exist", lambda _targets: json.loads("{"))
+    monkeypatch.setattr(pre_snapshot, "check_exist", lambda _targets: json.loads("{"))
     assert answer("pre", host.environment("tank/x")) == 1
     assert "a bug in snaporch: JSONDecodeError" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.config import Config
-from snaporch.schedule.when import times
+from snaporch.schedule.recurrence import times
 
 HOUR = timedelta(hours=1)
 ALL = bool(os.environ.get("RANDOM_EXAMPLES"))

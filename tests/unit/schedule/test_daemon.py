@@ -10,16 +10,16 @@ from fakes.hooks import failing
 from snaporch.config import Config
 from snaporch.errors import ConfigError, UnavailableError
 from snaporch.hypervisor import HypervisorError
+from snaporch.journal import Journal, Note
 from snaporch.model import Reached, Verdict
-from snaporch.run.journal import Journal, Note
-from snaporch.run.plan import make_plan
 from snaporch.schedule import daemon as daemon_module
-from snaporch.schedule.captures import Captures, ErrandDone, Outcome
+from snaporch.schedule.apply_retention import Retired
+from snaporch.schedule.concurrency import Gate, GateClosedError
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
-from snaporch.schedule.gate import Gate, GateClosedError
-from snaporch.schedule.retire import Retired
-from snaporch.schedule.tries import read_failed
-from snaporch.schedule.when import times
+from snaporch.schedule.failures import read_failed
+from snaporch.schedule.recurrence import times
+from snaporch.schedule.subprocesses import Captures, ErrandDone, Outcome
+from snaporch.snapshot.plan import make_plan
 
 PATIENCE = 60
 

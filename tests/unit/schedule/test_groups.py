@@ -6,14 +6,14 @@ import pytest
 from fakes.schedule import HOURLY, NOW
 
 from snaporch.config import Schedule
-from snaporch.run.group import snapshot_group
-from snaporch.run.snapshot import take_snapshot
-from snaporch.schedule.captures import Outcome
-from snaporch.schedule.due import changed_by, due_captures
-from snaporch.schedule.gate import Capture, Gate
-from snaporch.schedule.outlook import look
-from snaporch.schedule.retire import retire
-from snaporch.schedule.when import times
+from snaporch.schedule.apply_retention import retire
+from snaporch.schedule.concurrency import Capture, Gate
+from snaporch.schedule.forecast import look
+from snaporch.schedule.recurrence import times
+from snaporch.schedule.run_due import changed_by, due_captures
+from snaporch.schedule.subprocesses import Outcome
+from snaporch.snapshot.group import snapshot_group
+from snaporch.snapshot.run import take_snapshot
 
 GROUP = {"pair": {"domains": ["web", "mail"]}}
 

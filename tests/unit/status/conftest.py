@@ -3,13 +3,13 @@
 import pytest
 from fakes.schedule import NOW, Scheduled
 
-from snaporch.schedule.outlook import look
-from snaporch.status.gather import gather
+from snaporch.schedule.forecast import look
+from snaporch.status.collect import gather
 
 
 @pytest.fixture
 def scheduled(world, monkeypatch):
-    monkeypatch.setattr("snaporch.status.gather.unit_states", dict)
+    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     world.add_guest()
     return Scheduled(world)
 

@@ -14,9 +14,9 @@ from fakes.world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaporch.schedule.outlook import carried_out, look
-from snaporch.status.gather import gather
-from snaporch.status.judge import judge
+from snaporch.schedule.forecast import carried_out, look
+from snaporch.status.collect import gather
+from snaporch.status.problems import judge
 
 OLDEST, GRACE = timedelta(minutes=90), timedelta(minutes=30)
 EVENTS = st.one_of(
@@ -97,7 +97,7 @@ class Host:
 def test_all_is_well_only_when_there_is_what_is_promised(tmp_path_factory, events):
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(
-            "snaporch.status.gather.unit_states", lambda: {"snaporch.service": "active"}
+            "snaporch.status.collect.unit_states", lambda: {"snaporch.service": "active"}
         )
         host = Host(tmp_path_factory.mktemp("host"), monkeypatch)
         for event in events:
@@ -107,7 +107,7 @@ def test_all_is_well_only_when_there_is_what_is_promised(tmp_path_factory, event
 
 def test_all_is_well_with_what_is_promised(tmp_path, monkeypatch):
     """Or the other test would be none."""
-    monkeypatch.setattr("snaporch.status.gather.unit_states", dict)
+    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     host = Host(tmp_path, monkeypatch)
     host.happen("look", 0)
     host.happen("take", 0)

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from snaporch import __version__
 from snaporch.errors import UnavailableError
-from snaporch.schedule.outlook import Next
-from snaporch.schedule.tries import Failed
+from snaporch.schedule.failures import Failed
+from snaporch.schedule.forecast import Next
 from snaporch.status.metrics import as_text, registry, write_textfile
 from snaporch.status.model import Grade, Trouble
 

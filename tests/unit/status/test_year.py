@@ -22,14 +22,14 @@ from fakes.schedule import Scheduled
 from fakes.world import World
 
 from snaporch.errors import ExitCode, SnaporchError, UnavailableError
-from snaporch.schedule import tries
-from snaporch.schedule.captures import Outcome
-from snaporch.schedule.due import changed_by, due_captures
-from snaporch.schedule.outlook import carried_out, look
-from snaporch.schedule.retire import retire
-from snaporch.schedule.tries import read_failed, write_failed
-from snaporch.status.gather import gather
-from snaporch.status.judge import judge
+from snaporch.schedule import failures
+from snaporch.schedule.apply_retention import retire
+from snaporch.schedule.failures import read_failed, write_failed
+from snaporch.schedule.forecast import carried_out, look
+from snaporch.schedule.run_due import changed_by, due_captures
+from snaporch.schedule.subprocesses import Outcome
+from snaporch.status.collect import gather
+from snaporch.status.problems import judge
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 GRACE, REFRESH, TIMER = timedelta(minutes=30), 5, 5
@@ -91,12 +91,14 @@ class Host:
         self.taken = {name: [] for name in POLICIES}
         self.since = dict.fromkeys(POLICIES)
         self.elsewhere = root / "elsewhere"
-        monkeypatch.setattr("snaporch.status.gather.unit_states", self.units)
+        monkeypatch.setattr("snaporch.status.collect.unit_states", self.units)
         monkeypatch.setattr(
-            "snaporch.schedule.outlook.read_zone_again", lambda: None
+            "snaporch.schedule.forecast.read_zone_again", lambda: None
         )  # named above
-        write = tries._write
-        monkeypatch.setattr(tries, "_write", lambda place, *what: self.write(write, place, *what))
+        write = failures._write
+        monkeypatch.setattr(
+            failures, "_write", lambda place, *what: self.write(write, place, *what)
+        )
 
     def units(self):
         """What systemd says."""

@@ -1,0 +1,208 @@
+"""A save image as a page file and the rest, and back.
+
+The rest is a save image without its pages: header, XML and cookie, the beginning of QEMU's stream,
+and behind ``split`` the devices' state. See :mod:`snaporch.bundle.qemu_stream`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.manifest import PagesEntry
+from snaporch.bundle.page_file import CHUNK, PageFile, PageSum
+from snaporch.bundle.qemu_stream import Head, Read, StreamError, join, read_head, split
+from snaporch.bundle.save_image import HEADER_SIZE, RamImageError, RamImageWriter, read_header
+from snaporch.bundle.save_image_copy import read_preface, with_xml
+from snaporch.bundle.store import write_private
+
+Tick = Callable[[int], None]
+"""Called now and then, with the bytes done so far; may raise to stop."""
+
+
+class PageDamageError(RamImageError):
+    """A page file is not what its manifest says."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitImage:
+    """What became of a save image."""
+
+    rest_bytes: int
+    rest_sha256: str
+    split: int
+    page_file_bytes: int
+    page_sum: str
+    changed_bytes: int
+    """Of the page file, before ZFS compresses them."""
+
+
+def split_image(image: Path, rest: Path, pages: Path, tick: Tick) -> SplitImage:
+    """Bring the page file up to date with an image and write the rest; both on stable storage.
+
+    Args:
+        image: a finished save image.
+        rest: written (0600), must not exist.
+        pages: made if it is not there; only what differs is written.
+        tick: see :data:`Tick`.
+
+    Raises:
+        StreamError, RamImageError: the image cannot be taken apart.
+        OSError: something cannot be read or written.
+    """
+    header = read_header(image)
+    target: PageFile | None = None
+
+    def prepare(head: Head) -> PageFile:
+        nonlocal target
+        target = PageFile(pages, head.page_file_bytes, tick)
+        for place, length in head.gaps:  # blocks of another layout may have been there
+            target.put(place, bytes(length))
+        return target
+
+    try:
+        with image.open("rb") as stream:
+            preface = stream.read(HEADER_SIZE + header.data_length)
+            with _explained(image):
+                found = split(_payload(stream, header.compression), prepare)
+        assert target is not None
+        plain = replace(header, compression=0).pack() + preface[HEADER_SIZE:]
+        data = plain + found.head.raw + found.tail
+        write_private(rest, data)
+        return SplitImage(
+            rest_bytes=len(data),
+            rest_sha256=hashlib.sha256(data).hexdigest(),
+            split=len(plain) + len(found.head.raw),
+            page_file_bytes=target.size,
+            page_sum=target.finish(),
+            changed_bytes=target.written,
+        )
+    finally:
+        if target is not None:
+            target.close()
+
+
+def build_image(
+    rest: Path,
+    entry: PagesEntry,
+    pages: Path,
+    target: Path,
+    how: Compressing,
+    tick: Tick,
+    *,
+    xml: str | None = None,
+) -> None:
+    """Write ``target`` (0600): a save image that libvirt restores, with other XML if wanted.
+
+    The page file is compared with the manifest in passing.
+
+    Raises:
+        PageDamageError: the page file is not what the manifest says; there is no ``target``.
+        StreamError, RamImageError: the rest is not what it should be.
+        OSError: something cannot be read or written.
+    """
+    preface = read_preface(rest)
+    header, data = (preface.header, b"") if xml is None else with_xml(preface, xml)
+    writer = RamImageWriter(target, how, trailer=False)
+    try:
+        with rest.open("rb") as stream:
+            kept = stream.read(preface.end)
+        writer.write(header.pack() + (data or kept[HEADER_SIZE:]))
+        for block in _stream(rest, preface.end, entry, pages, tick):
+            writer.write(block)
+        writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def check_image(rest: Path, entry: PagesEntry, pages: Path, tick: Tick) -> None:
+    """Read what :func:`build_image` would, in the way it does, and write nothing.
+
+    Raises:
+        PageDamageError: the page file is not what the manifest says.
+        StreamError, RamImageError: the rest is not what it should be.
+        OSError: something cannot be read.
+    """
+    for _ in _stream(rest, read_preface(rest).end, entry, pages, tick):
+        pass
+
+
+def _stream(rest: Path, begin: int, entry: PagesEntry, pages: Path, tick: Tick) -> Iterator[bytes]:
+    """QEMU's stream, from the rest (which has it from ``begin`` on) and the page file."""
+    raw = rest.read_bytes()
+    if not begin < entry.split < len(raw):
+        raise RamImageError(str(rest), f"does not reach beyond {entry.split} bytes")
+    head = _reread(raw[begin : entry.split], rest)
+    with pages.open("rb") as source:
+        reader = _Checked(source, entry, head, tick)
+        yield from join(head, raw[entry.split :], reader.read)
+    reader.compare()
+
+
+def _reread(raw: bytes, rest: Path) -> Head:
+    """The head, with everything that stands before the pages."""
+    head = read_head(io.BytesIO(raw).read)
+    if head.raw != raw:
+        raise RamImageError(str(rest), "holds something unknown before its pages")
+    return head
+
+
+class _Checked:
+    """Reads a page file from end to end and sums it up in passing."""
+
+    def __init__(self, source: BinaryIO, entry: PagesEntry, head: Head, tick: Tick) -> None:
+        self._descriptor = source.fileno()
+        self._tick = tick
+        self._entry = entry
+        self._sum = PageSum()
+        size = os.fstat(self._descriptor).st_size
+        if size != head.page_file_bytes:
+            raise PageDamageError(
+                entry.full_name, f"has {size} bytes, {head.page_file_bytes} are wanted"
+            )
+
+    def read(self, place: int, count: int) -> bytes:
+        """From the beginning of a chunk; what lies between blocks is under its checksum, too."""
+        data = os.pread(self._descriptor, CHUNK, place)
+        self._sum.add(place, data)
+        self._tick(place + count)
+        return data[:count]
+
+    def compare(self) -> None:
+        """After the last page."""
+        if self._sum.hexdigest() != self._entry.sha256:
+            raise PageDamageError(
+                self._entry.full_name, "its checksum is not that of the manifest: it is damaged"
+            )
+
+
+def _payload(stream: BinaryIO, compression: int) -> Read:
+    """QEMU's stream, from where the file stands."""
+    if compression == Compression.NONE.image_format:
+        return stream.read
+    if compression == Compression.ZSTD.image_format:
+        return zstandard.ZstdDecompressor().stream_reader(stream).read
+    if compression == Compression.GZIP.image_format:
+        return gzip.GzipFile(fileobj=stream).read
+    raise StreamError(f"was compressed by libvirt (format {compression})")
+
+
+@contextmanager
+def _explained(image: Path) -> Iterator[None]:
+    """What decompressors say, as an error of the image."""
+    try:
+        yield
+    except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise RamImageError(str(image), f"cannot be decompressed ({error})") from error

@@ -1,0 +1,297 @@
+"""libvirt's save image, written in one pass with a compressed payload.
+
+Layout (``virQEMUSaveHeader`` in libvirt's qemu_saveimage.h, version 2; little endian as written on
+x86): 92 bytes of header, then ``data_length`` bytes of domain XML and cookie in the clear, then the
+QEMU stream, compressed as the header says. ``docs/bundle-format.md`` has it byte by byte.
+
+What libvirt pours into a pipe begins with an *unfinished* header (magic ``LibvirtQemudPart``) and
+ends with the finished one, which it meant for offset 0. The writer takes both kinds of input, pipe
+and regular file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from snaporch.bundle.async_writer import Behind
+from snaporch.bundle.compress import Block, Compressing, Compression, Compressor, compressor
+from snaporch.errors import SnaporchError
+
+HEADER_SIZE = 92
+MAGIC = b"LibvirtQemudSave"
+PARTIAL_MAGIC = b"LibvirtQemudPart"
+QEMU_MAGIC = b"QEVM"
+_FIELDS = struct.Struct("<16sIIII")  # magic, version, data_length, was_running, compression
+_VERSION = 2
+_SPARSE = 6
+_MAX_XML = 64 << 20
+
+
+class RamImageError(SnaporchError):
+    """What libvirt wrote is not the save image it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The fixed part of a save image."""
+
+    magic: bytes
+    version: int
+    data_length: int
+    was_running: bool
+    compression: int
+    rest: bytes
+
+    @classmethod
+    def parse(cls, raw: bytes, thing: str) -> Header:
+        """The first 92 bytes of an image.
+
+        Raises:
+            RamImageError: too short, a foreign magic, byte order or version.
+        """
+        if len(raw) < HEADER_SIZE:
+            raise RamImageError(thing, f"ends after {len(raw)} bytes, inside its header")
+        magic, version, length, running, compression = _FIELDS.unpack_from(raw)
+        if magic not in (MAGIC, PARTIAL_MAGIC):
+            raise RamImageError(thing, f"does not begin as a libvirt save image ({magic!r})")
+        if version != _VERSION:
+            raise RamImageError(thing, f"has save image version {version}, known is {_VERSION}")
+        if length > _MAX_XML:
+            raise RamImageError(thing, f"claims {length} bytes of XML, which cannot be")
+        rest = raw[_FIELDS.size : HEADER_SIZE]
+        return cls(magic, version, length, bool(running), compression, rest)
+
+    def pack(self) -> bytes:
+        """The 92 bytes."""
+        return (
+            _FIELDS.pack(
+                self.magic, self.version, self.data_length, self.was_running, self.compression
+            )
+            + self.rest
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RamImage:
+    """What was written: sizes in bytes, and the SHA-256 of the file as it lies on disk."""
+
+    payload_bytes: int
+    stored_bytes: int
+    sha256: str
+    image_format: int
+
+
+class RamImageWriter:
+    """Takes a save image in blocks of any size, writes it compressed to ``path``.
+
+    Until :meth:`finish` the file carries libvirt's magic of an unfinished image, so that a torn
+    one can never be restored by mistake.
+    """
+
+    def __init__(self, path: Path, how: Compressing, *, trailer: bool) -> None:
+        self._path = path
+        self._how = how
+        self._trailer = trailer
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
+        self._digest = hashlib.sha256()
+        self._stored = 0
+        self._payload = 0
+        self._head = bytearray()
+        self._source_header: Header | None = None
+        self._final_header: Header | None = None
+        self._compressor: Compressor | None = None
+        self._storing: Behind | None = None
+        self._held = bytearray()
+        self._broken_off = self._roomy = False
+        self.syncing = False
+        """Whether all is written, and only has to get to the disks."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the QEMU stream taken so far."""
+        return self._payload
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes taken and bytes written so far: while they grow, it goes on."""
+        return self._payload + self._stored
+
+    @property
+    def level(self) -> int:
+        """The compressor's level."""
+        return self._how.level
+
+    @property
+    def waited_for_store(self) -> float:
+        """Seconds in which the compressor could not go on because of the store."""
+        return self._storing.waited if self._storing else 0.0
+
+    def write(self, block: Block) -> None:
+        """Take the next block; it is not kept.
+
+        Raises:
+            RamImageError: it is not a save image.
+            OSError: it cannot be stored (no space, read-only, quota).
+        """
+        if self._compressor is None:
+            self._head += block
+            self._begin()
+            return
+        self._take(block)
+
+    def _begin(self) -> None:
+        """Once header, XML and the payload's magic are here: write them, start compressing."""
+        if len(self._head) < HEADER_SIZE:
+            return
+        header = Header.parse(bytes(self._head[:HEADER_SIZE]), "libvirt's RAM image")
+        start = HEADER_SIZE + header.data_length
+        if len(self._head) < start + len(QEMU_MAGIC):
+            return
+        self._source_header = header
+        plain = self._head[start : start + len(QEMU_MAGIC)] == QEMU_MAGIC
+        method = self._payload_method(header, plain=plain)
+        self._final_header = replace(header, magic=MAGIC, compression=method)
+        how = self._how if plain else Compressing(Compression.NONE)
+        # Hashing and storing are done beside, so that RAM never waits for either.
+        self._storing = Behind(self._store)
+        if self._roomy:
+            self._storing.make_room()
+        self._storing.put(bytes(self._head[HEADER_SIZE:start]))
+        self._compressor = compressor(how, self._storing.put)
+        if self._broken_off:  # while it was being started: nobody else could stop it
+            self.break_off()
+            raise RamImageError("libvirt's RAM image", "was broken off")
+        rest = memoryview(self._head[start:])
+        self._head.clear()
+        self._take(rest)
+
+    def _payload_method(self, header: Header, *, plain: bool) -> int:
+        """What the stored image's header must say.
+
+        A plain stream labelled "sparse" is libvirt 11.3's mistake with ``snapshot_image_format =
+        "sparse"``: what follows counts, not the label. Anything else was compressed by libvirt as
+        labelled and is kept as it is.
+        """
+        if plain:
+            return self._how.method.image_format
+        if header.compression in (0, _SPARSE):
+            raise RamImageError(
+                "libvirt's RAM image",
+                f"its payload is no QEMU stream (format {header.compression})",
+                'set snapshot_image_format = "raw" in qemu.conf',
+            )
+        return header.compression
+
+    def _take(self, block: Block) -> None:
+        """Compress it; of a stream with a trailer all but the last bytes, which may be that."""
+        if not self._trailer:
+            self._compress(block)
+            return
+        kept = max(len(block) - HEADER_SIZE, 0)
+        self._held += block[kept:]
+        over = max(len(self._held) - HEADER_SIZE, 0)
+        before, self._held = self._held[:over], self._held[over:]
+        self._compress(before)
+        self._compress(block[:kept])
+
+    def _compress(self, block: Block) -> None:
+        assert self._compressor is not None
+        if block:
+            self._payload += len(block)
+            self._compressor.write(block)
+
+    def _store(self, data: Block) -> None:
+        if not self._stored:
+            assert self._final_header is not None
+            self._digest.update(self._final_header.pack())
+            self._raw_write(replace(self._final_header, magic=PARTIAL_MAGIC).pack())
+        if data:
+            self._digest.update(data)
+            self._raw_write(data)
+
+    def _raw_write(self, data: Block) -> None:
+        view = memoryview(data)
+        while view:
+            written = self._file.write(view)
+            self._stored += written
+            view = view[written:]
+
+    def finish(self) -> RamImage:
+        """Check the end, make the file a finished image, and sync it.
+
+        Raises:
+            RamImageError: libvirt never finished its header.
+            OSError: it cannot be stored.
+        """
+        if self._compressor is None:
+            raise RamImageError("libvirt's RAM image", f"ends after {len(self._head)} bytes")
+        assert self._storing is not None
+        assert self._final_header is not None
+        self._check_finished()
+        self._compressor.finish()
+        self._storing.finish()
+        os.pwrite(self._file.fileno(), self._final_header.pack(), 0)
+        self.syncing = True
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._let_go()
+        return RamImage(
+            self._payload, self._stored, self._digest.hexdigest(), self._final_header.compression
+        )
+
+    def _let_go(self) -> None:
+        """Of the compressor's memory: it is part of a circle that would be long in being found."""
+        self._compressor = self._storing = None
+
+    def _check_finished(self) -> None:
+        assert self._source_header is not None
+        finished = replace(self._source_header, magic=MAGIC).pack()
+        seen = bytes(self._held) if self._trailer else self._source_header.pack()
+        if seen != finished:
+            raise RamImageError(
+                "libvirt's RAM image", "libvirt did not finish it; its closing header is missing"
+            )
+
+    def make_room(self) -> None:
+        """Let no :meth:`write` wait for the store from now on: what it cannot take is kept."""
+        self._roomy = True  # first: storing may just be beginning in another thread
+        if self._storing is not None:
+            self._storing.make_room()
+
+    def break_off(self) -> None:
+        """Make a :meth:`write` that stands still in another thread fail."""
+        self._broken_off = True  # first: a compressor that is being started looks at it
+        storing, compressor = self._storing, self._compressor  # another thread may be finishing
+        if storing is not None:
+            storing.stop()
+        if compressor is not None:
+            compressor.abandon()
+
+    def abandon(self) -> None:
+        """Stop and remove the file; waits for nobody, since a guest may stand still meanwhile."""
+        self.break_off()
+        if self._storing is None:
+            self._file.close()
+        else:
+            self._storing.afterwards(self._file.close)
+        self._path.unlink(missing_ok=True)
+        self._let_go()
+
+
+def read_header(path: Path) -> Header:
+    """The header of a stored image.
+
+    Raises:
+        RamImageError: it is no finished save image.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        header = Header.parse(stream.read(HEADER_SIZE), str(path))
+    if header.magic != MAGIC:
+        raise RamImageError(str(path), "is an unfinished save image")
+    return header

@@ -1,0 +1,115 @@
+"""A save image for another domain: the same RAM under another XML.
+
+libvirt (11.3, ``virDomainDefCheckABIStability``) refuses to change name or UUID of a saved domain,
+by ``virDomainSaveImageDefineXML`` and by the XML given to ``virDomainRestoreFlags`` alike. The XML
+lies in the clear behind the header, though, so a copy of the image can carry another. QEMU's stream
+holds neither name nor UUID nor paths.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from snaporch.bundle.save_image import HEADER_SIZE, MAGIC, PARTIAL_MAGIC, Header, RamImageError
+
+_COOKIE_OFFSET = struct.Struct("<I")  # behind the compression field, the first of Header.rest
+_COPY = 16 << 20
+_NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+@dataclass(frozen=True, slots=True)
+class Preface:
+    """What stands before the payload of a save image."""
+
+    header: Header
+    xml: str
+    cookie: bytes
+
+    @property
+    def end(self) -> int:
+        """Where the payload begins, in bytes from the beginning of the file."""
+        return HEADER_SIZE + self.header.data_length
+
+
+def read_preface(path: Path) -> Preface:
+    """Header, XML and cookie of a finished image.
+
+    Raises:
+        RamImageError: it is none, or its XML or cookie cannot be found.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        header = Header.parse(stream.read(HEADER_SIZE), str(path))
+        if header.magic != MAGIC:
+            raise RamImageError(str(path), "is an unfinished save image")
+        block = stream.read(header.data_length)
+    offset = _COOKIE_OFFSET.unpack_from(header.rest)[0]
+    if len(block) < header.data_length or offset > len(block):
+        raise RamImageError(str(path), "ends inside its XML")
+    xml, closed, _ = block.partition(b"\0")
+    if not closed:
+        raise RamImageError(str(path), "its XML has no end")
+    cookie = block[offset:].rstrip(b"\0") if offset else b""
+    return Preface(header, xml.decode("utf-8"), cookie)
+
+
+def copy_with_xml(source: Path, target: Path, xml: str) -> None:
+    """Write ``target`` (0600): the image ``source`` with other XML.
+
+    The payload keeps its place where the XML fits, so that a file system that shares blocks
+    between files can share it. Until all is there, ``target`` is marked as unfinished.
+
+    Raises:
+        RamImageError: ``source`` is no finished save image.
+        OSError: it cannot be written.
+    """
+    old = read_preface(source)
+    header, data = with_xml(old, xml)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with source.open("rb") as origin, os.fdopen(os.open(target, flags, 0o600), "wb") as made:
+        shift = header.data_length - old.header.data_length
+        _copy(origin.fileno(), made.fileno(), old.end if shift else 0, shift)
+        unfinished = replace(header, magic=PARTIAL_MAGIC).pack()
+        os.pwrite(made.fileno(), unfinished + data, 0)
+        os.pwrite(made.fileno(), header.pack(), 0)
+
+
+def with_xml(old: Preface, xml: str) -> tuple[Header, bytes]:
+    """Header, and XML and cookie, of an image with other XML; not shorter than before."""
+    text = xml.encode() + b"\0"
+    data = text + (old.cookie + b"\0" if old.cookie else b"")
+    length = max(old.header.data_length, len(data))
+    offset = _COOKIE_OFFSET.pack(len(text) if old.cookie else 0)
+    rest = offset + old.header.rest[_COOKIE_OFFSET.size :]
+    return replace(old.header, data_length=length, rest=rest), data.ljust(length, b"\0")
+
+
+def _copy(source: int, target: int, start: int, shift: int) -> None:
+    """From ``start`` to the end, ``shift`` bytes further on; by sharing blocks if possible."""
+    end = os.fstat(source).st_size
+    share = True
+    while start < end:
+        if share:
+            try:
+                start += os.copy_file_range(source, target, end - start, start, start + shift)
+                continue
+            except OSError as error:
+                if error.errno not in _NO_COPY_RANGE:
+                    raise
+                share = False
+        block = os.pread(source, _COPY, start)
+        if not block:
+            raise OSError(errno.EIO, "the image became shorter while it was copied")
+        start += _write(target, block, start + shift)
+
+
+def _write(target: int, block: bytes, offset: int) -> int:
+    view = memoryview(block)
+    while view:
+        written = os.pwrite(target, view, offset)
+        view, offset = view[written:], offset + written
+    return len(block)

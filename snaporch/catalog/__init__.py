@@ -1,0 +1,1 @@
+"""What is known of snapshots, read from ZFS and the bundle store."""

@@ -1,0 +1,61 @@
+"""The ZFS snapshots of one run: how they are marked, told from others, finished and destroyed."""
+
+from __future__ import annotations
+
+from snaporch.context import Context
+from snaporch.journal import Facts
+from snaporch.model import BundleState, PoolSnapshot
+from snaporch.zfs import PREFIX
+
+COMPLETED = "completed"
+
+
+def marks(run: str, uuid: str, domain: str, bundle: str) -> dict[str, str]:
+    """The properties that tell that snapshots are the run's."""
+    return {
+        f"{PREFIX}run": run,
+        f"{PREFIX}uuid": uuid,
+        f"{PREFIX}domain": domain,
+        f"{PREFIX}bundle": bundle,
+    }
+
+
+def finish_snapshots(context: Context, facts: Facts) -> list[str]:
+    """A bundle sealed before the run was cut short makes them what they were meant to be."""
+    reference = f"{facts.uuid}/{facts.run}"
+    own = own_snapshots(context, facts)
+    names = [snapshot.full_name for snapshot in own]
+    if any("run" not in snapshot.properties for snapshot in own):
+        context.pool.set_properties(names, marks(facts.run, facts.uuid, facts.domain, reference))
+    state, manifest = context.store.state(reference)
+    if state is not BundleState.COMPLETE or manifest is None:
+        return []
+    context.pool.set_properties(names, {f"{PREFIX}level": manifest.level.value})
+    return [f"{COMPLETED} {manifest.level} snapshot @{facts.snapshot}"]
+
+
+def destroy_snapshots(context: Context, facts: Facts) -> list[str]:
+    """Snapshots that carry this run's mark; pool by pool, as they were taken."""
+    marked = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
+    pools: dict[str, list[str]] = {}
+    for name in marked:
+        pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)
+    for names in pools.values():
+        context.pool.destroy_snapshots(names)
+    return [f"destroyed {name}" for name in marked]
+
+
+def own_snapshots(context: Context, facts: Facts) -> list[PoolSnapshot]:
+    """The snapshots that this run took, or marked as its own, or was about to mark."""
+    return [
+        found
+        for found in context.pool.snapshots(facts.datasets)
+        if (facts.awaited or found.name == facts.snapshot)
+        and found.properties.get("run", _unmarked(found, facts)) == facts.run
+    ]
+
+
+def _unmarked(found: PoolSnapshot, facts: Facts) -> str:
+    """Whose a snapshot is that was taken for a group, and has not got the marks of a run yet."""
+    of_group = facts.group and found.properties.get("group") == facts.group
+    return facts.run if of_group else ""

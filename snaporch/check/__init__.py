@@ -1,0 +1,1 @@
+"""What would make snapshots fail: facts, rules, findings."""

@@ -1,0 +1,128 @@
+"""Removing a clone that was made to last, and nothing else."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from snaporch import default_paths
+from snaporch.clone.registry import Purpose, Traces, directory_of, find_traces, remove
+from snaporch.context import Context
+from snaporch.errors import NotFoundError, RefusedError
+from snaporch.hypervisor.clone_xml import clone_of
+from snaporch.locks import domain_lock
+from snaporch.model import Domain
+from snaporch.snapshot.plan import datasets_of
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What was removed."""
+
+    name: str
+    uuid: str
+    done: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {"name": self.name, "uuid": self.uuid, "removed": list(self.done)}
+
+
+def delete_clone(context: Context, name: str) -> Deleted:
+    """Remove the clone ``name``: its domain, its datasets, its UEFI variables.
+
+    Raises:
+        NotFoundError: there is nothing of that name.
+        RefusedError: it is no clone of snaporch's, or something else depends on it.
+    """
+    uuid = _uuid_of(context, name)
+    lock = domain_lock(
+        default_paths.LOCKS, name, uuid, "clone --delete", wait=0, interrupt=context.interrupt
+    )
+    with lock:
+        _check(context, name, uuid)
+        done = remove(context, uuid)
+        (default_paths.LOCKS / f"{uuid}.lock").unlink(missing_ok=True)
+    return Deleted(name, uuid, tuple(done))
+
+
+def _uuid_of(context: Context, name: str) -> str:
+    """By the domain, or by what is left of a clone whose domain was undefined by somebody."""
+    for domain in context.hypervisor.domains():
+        if name in (domain.name, domain.uuid):
+            if not _is_marked(domain):
+                raise RefusedError(name, "is not a clone that snaporch made", "it stays as it is")
+            return domain.uuid
+    for traces in find_traces(context):
+        if name in (traces.name, traces.uuid):
+            _check_renamed(context, name, traces)
+            return traces.uuid
+    raise NotFoundError(name, "no such clone", "see `virsh list --all`")
+
+
+def _check_renamed(context: Context, name: str, traces: Traces) -> None:
+    """What is called otherwise now is not what was named: it may have become somebody's guest."""
+    domain = context.hypervisor.find(traces.uuid)
+    if domain is not None and name != traces.uuid:
+        raise RefusedError(
+            name,
+            f"is called {domain.name} now",
+            f"if that is to go: {shlex.join(['snaporch', 'clone', '--delete', domain.name])}",
+        )
+
+
+def _is_marked(domain: Domain) -> bool:
+    xml = domain.inactive_xml or domain.live_xml
+    return xml is not None and clone_of(xml) is not None
+
+
+def _check(context: Context, name: str, uuid: str) -> None:
+    traces = next((found for found in find_traces(context) if found.uuid == uuid), None)
+    if traces is None:
+        if directory_of(context, uuid).exists():
+            return
+        domain = context.hypervisor.find(uuid)
+        if domain is not None and datasets_of(domain):
+            names = ", ".join(sorted(datasets_of(domain)))
+            raise RefusedError(name, f"its disks on {names} carry no mark of a clone")
+        return
+    if traces.purpose is not Purpose.CLONE:
+        raise RefusedError(name, f"was made for {traces.purpose}", "snaporch recover removes it")
+    _check_datasets(context, name, traces)
+    _check_others(context, name, traces)
+
+
+def _check_datasets(context: Context, name: str, traces: Traces) -> None:
+    foreign = set(traces.datasets) - set(context.pool.origins(traces.datasets))
+    if foreign:
+        raise RefusedError(
+            name,
+            f"{', '.join(sorted(foreign))} is no clone any more (promoted?)",
+            "zfs inherit snaporch:clone on it if it is to stay, then try again",
+        )
+    for mount in context.pool.foreign_mounts(traces.datasets):
+        if mount.uuid != traces.uuid:
+            step = f"shut it off or end it, then snaporch clone --delete {name} again"
+            raise RefusedError(name, f"{mount.name} is mounted by {mount.holder}", step)
+    snapshots = [snapshot.full_name for snapshot in context.pool.snapshots(traces.datasets)]
+    if snapshots:
+        raise RefusedError(
+            name, f"it has snapshots: {', '.join(snapshots)}", "destroy them first with zfs destroy"
+        )
+    below = [
+        dataset.name
+        for dataset in context.pool.datasets()
+        if dataset.name not in traces.datasets
+        and any(dataset.name.startswith(f"{parent}/") for parent in traces.datasets)
+    ]
+    if below:
+        raise RefusedError(name, f"there are datasets below it: {', '.join(below)}")
+
+
+def _check_others(context: Context, name: str, traces: Traces) -> None:
+    for domain in context.hypervisor.domains():
+        shared = datasets_of(domain) & set(traces.datasets)
+        if domain.uuid != traces.uuid and shared:
+            raise RefusedError(
+                name, f"the domain {domain.name} has disks on {', '.join(sorted(shared))} too"
+            )

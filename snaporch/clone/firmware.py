@@ -1,0 +1,66 @@
+"""What a clone has of its original's firmware: a copy of the UEFI variables and the TPM's state."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from snaporch.bundle.host_file import put_host_file
+from snaporch.bundle.manifest import Part, Role
+from snaporch.hypervisor.clone_xml import Identity, SharedError
+from snaporch.hypervisor.domain_xml import parse, tpm_state
+from snaporch.model import Level
+from snaporch.restore.source import Source
+
+
+def check_tpm(source: Source, xml: str, *, resumed: bool) -> None:
+    """Refuse a clone with another TPM than the one in ``xml``, which it would start with.
+
+    Raises:
+        SharedError: it has none, or another's; a guest that never ran has none.
+    """
+    state = tpm_state(parse(xml))
+    parts = [part for part in source.manifest.parts if part.role is Role.TPM]
+    if state is None:
+        return
+    if any(not state.holds(Path(part.source or "")) for part in parts):
+        raise SharedError(
+            source.thing,
+            f"the state of its TPM is not from {state.path}, where its XML has it",
+            "snapshot it again",
+        )
+    if not parts and not resumed and source.manifest.level is not Level.OFF:
+        raise SharedError(
+            source.thing,
+            f"the state of its TPM ({state.path}) is not in the bundle",
+            "clone it with --running if it has RAM, or snapshot it again",
+        )
+
+
+def copy_firmware(source: Source, identity: Identity, xml: str) -> None:
+    """UEFI variables and TPM state; a resumed clone has them in its RAM and boots from them later.
+
+    Args:
+        xml: the clone's, which says where libvirt will look for the state of its TPM.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    state = tpm_state(parse(xml))
+    handed: dict[Path, Part] = {}
+    for part in source.manifest.parts:
+        if part.role is Role.NVRAM:
+            _put(source.directory / part.name, Path(identity.nvram), part)
+        elif part.role is Role.TPM and part.source is not None and state is not None:
+            folder = state.directory
+            place = Path(state.path) if state.is_file else folder / Path(part.source).name
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+            _put(source.directory / part.name, place, part)
+            handed[folder] = part
+    for folder, part in handed.items():  # when root has nothing to do in it any more
+        if part.uid is not None and part.gid is not None:
+            os.chown(folder, part.uid, part.gid, follow_symlinks=False)
+
+
+def _put(source: Path, target: Path, part: Part) -> None:
+    put_host_file(target, source.read_bytes(), part.uid, part.gid, part.mode)

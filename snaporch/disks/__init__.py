@@ -1,0 +1,1 @@
+"""The images of a guest: what lies beneath them, overlays, qemu-img."""

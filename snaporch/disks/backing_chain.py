@@ -1,0 +1,350 @@
+"""What lies beneath a guest's disks: backing files, and files that hold the data of an image.
+
+libvirt's definition says it where it spells the chain. Headers say the rest, and an emulator may
+have written those: they are read with bounds, and what they name is looked at, and never written.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import PurePosixPath
+from xml.etree.ElementTree import Element
+
+from snaporch.bundle.host_file import open_unmarked
+from snaporch.bundle.manifest import BeneathEntry
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor.qcow2 import (
+    MAX_CHAIN,
+    PROTOCOL,
+    Header,
+    HeaderError,
+    is_qcow2,
+    read_qcow2,
+)
+from snaporch.model import Dataset, Disk, Domain, GroupRun
+from snaporch.zfs import resolver
+
+_UNREAD = ("qcow", "qed", "vmdk")
+"""Formats whose images may name other files, in headers that nobody reads here."""
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_LOOK = "see `virsh dumpxml` and `qemu-img info -U`"
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """By what a file is known again. Not by its ctime: libvirt gives images owners and labels."""
+
+    bytes: int
+    inode: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> FileState:
+        """The state of a file now.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        return cls.told_by(os.stat(path))
+
+    @classmethod
+    def told_by(cls, status: os.stat_result) -> FileState:
+        """The same, of one that was looked at."""
+        return cls(status.st_size, status.st_ino, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Beneath:
+    """A file or device beneath a disk."""
+
+    target: str
+    path: str
+    """As what lies above it names it, made absolute; links are not resolved."""
+    dataset: Dataset | None
+    """Where it is, if it is snapshotted with the disk."""
+    state: FileState | None
+    """What it is now, if it is not and can be known again: a file that may be looked at."""
+    data: bool = False
+    """Whether it holds the data of an image, and is no image itself."""
+    format: str = "raw"
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody could tell later that it is still the same."""
+        return self.dataset is None and self.state is None
+
+
+class _Kind(Enum):
+    BACKING = "a backing file"
+    DATA = "the data of the disk's own image, which the guest writes"
+    DATA_BELOW = "the data of a backing file"
+
+
+@dataclass(frozen=True, slots=True)
+class _Image:
+    path: str
+    format: str
+    element: Element | None
+    """Its ``<disk>`` or ``<backingStore>``; ``None`` if only a header names it."""
+
+
+def is_same(noted: BeneathEntry, now: FileState) -> bool:
+    """Whether a file that was not snapshotted is what it was."""
+    return FileState(noted.bytes or 0, noted.inode or 0, noted.mtime_ns or 0) == now
+
+
+def find_beneath(
+    domain: Domain,
+    disks: Iterable[Disk],
+    datasets: Collection[Dataset],
+    domains: Callable[[], Iterable[Domain]],
+) -> tuple[Beneath, ...]:
+    """All that lies beneath some disks of a domain.
+
+    Args:
+        datasets: those that are snapshotted.
+        domains: all there are; asked only if something is not snapshotted.
+
+    Raises:
+        RefusedError: something beneath a disk could change without being snapshotted.
+    """
+    root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
+    found: list[Beneath] = []
+    for disk in disks:
+        thing = f"{domain.name}: {disk.target} ({disk.source})"
+        top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
+        try:
+            for image, kind in _walk(thing, top):
+                found.append(_look(thing, disk.target, image, datasets, domains, kind))
+        except HeaderError as error:
+            raise RefusedError(thing, str(error), _LOOK) from error
+        except OSError as error:
+            reason = f"{error.filename}, which lies beneath it: {error.strerror}"
+            raise RefusedError(thing, reason, _LOOK) from error
+    return tuple(found)
+
+
+def is_beneath(domain: Domain, disk: Disk, path: str) -> bool:
+    """Whether a file lies beneath a disk, as the definition or a header names it.
+
+    Raises:
+        RefusedError, HeaderError, OSError: the chain cannot be followed to its end.
+    """
+    root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
+    top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
+    return any(found.path == path for found, _ in _walk(disk.target, top))
+
+
+def _walk(thing: str, image: _Image) -> Iterator[tuple[_Image, _Kind]]:
+    """The files beneath an image, the nearest first."""
+    for depth in range(MAX_CHAIN):
+        if depth and _is_opaque(image):
+            return
+        header = _header(image)
+        if (data := _data_file(thing, image, header)) is not None:
+            yield _Image(data, "raw", None), _Kind.DATA_BELOW if depth else _Kind.DATA
+        below = _below(thing, image, header)
+        if below is None:
+            return
+        yield below, _Kind.BACKING
+        image = below
+    raise RefusedError(thing, f"more than {MAX_CHAIN} images lie below one another", _LOOK)
+
+
+def _look(
+    thing: str,
+    target: str,
+    image: _Image,
+    datasets: Collection[Dataset],
+    domains: Callable[[], Iterable[Domain]],
+    kind: _Kind,
+) -> Beneath:
+    path, data, state = image.path, kind is not _Kind.BACKING, None
+    try:
+        real = resolver.real_path(path)
+    except resolver.NotOnZfsError as error:  # a server or a program answers for it: not asked
+        real, where = path, error.reason
+    else:
+        dataset = _dataset_of(real)
+        if dataset in datasets and not _is_opaque(image):
+            return Beneath(target, path, dataset, None, data, image.format)
+        where = f"in {dataset.name}" if dataset is not None else "not on ZFS"
+        state = _state(image, real)
+    if kind is _Kind.DATA:
+        raise RefusedError(
+            thing,
+            f"its data is in {path}, which is {where} and would not be snapshotted with it",
+            "move it to the dataset of its image",
+        )
+    for domain in domains():
+        if domain.active and real in written_by(domain):
+            raise RefusedError(
+                thing,
+                f"{path}, which lies beneath it, is {where}, and {domain.name} writes to it",
+                "give each guest an image of its own",
+            )
+    return Beneath(target, path, None, state, data, image.format)
+
+
+def _state(image: _Image, real: str) -> FileState | None:
+    """What is known again: a file, unless it may name others that nobody looks at."""
+    status = os.stat(real)
+    if not stat.S_ISREG(status.st_mode) or _is_opaque(image):
+        return None
+    return FileState.told_by(status)
+
+
+def _dataset_of(path: str) -> Dataset | None:
+    with suppress(resolver.NotOnZfsError):
+        return resolver.resolve(path)
+    return None
+
+
+def _nobody_looks(path: str) -> bool:
+    """Whether a server or a program would have to answer."""
+    try:
+        resolver.real_path(path)
+    except resolver.NotOnZfsError:
+        return True
+    return False
+
+
+def _is_opaque(image: _Image) -> bool:
+    """Whether only libvirt's definition could tell what lies beneath it, and it does not."""
+    spelled = image.element is not None and image.element.find("backingStore") is not None
+    if image.format == "vmdk":
+        return True  # its extents are in no definition
+    return not spelled and (image.format in _UNREAD or _nobody_looks(image.path))
+
+
+def _header(image: _Image) -> Header | None:
+    """``None`` for an image that names no other, or that is all spelled in the definition."""
+    if _is_opaque(image):
+        raise HeaderError(
+            f"{image.path} is a {image.format} image, which may name files that nobody looks at"
+        )
+    if image.format != "qcow2" or _nobody_looks(image.path):
+        return None
+    if image.element is not None and image.element.find("source/slices") is not None:
+        if image.element.find("backingStore") is None:
+            raise HeaderError(f"{image.path} is a slice, whose header nobody reads")
+        return None
+    with _opened(image.path) as descriptor:
+        try:
+            return read_qcow2(descriptor)
+        except HeaderError as error:
+            raise HeaderError(f"{image.path} {error}") from error
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """A file or block device to read from; of anything else not even the driver is asked."""
+    try:
+        place = os.open(resolver.real_path(path), os.O_PATH | os.O_CLOEXEC)
+    except resolver.NotOnZfsError as error:
+        raise HeaderError(f"{path} is {error.reason}") from error
+    try:
+        mode = os.fstat(place).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            raise HeaderError(f"{path} is neither a file nor a block device")
+        descriptor = open_unmarked(f"/proc/self/fd/{place}", _OPEN)
+    finally:
+        os.close(place)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _data_file(thing: str, image: _Image, header: Header | None) -> str | None:
+    store = image.element.find("source/dataStore") if image.element is not None else None
+    if store is not None:
+        path = domain_xml.source_path(store, store.get("type", "file"))
+        if path is None:
+            raise RefusedError(thing, f"the data of {image.path} is not in a local file", _LOOK)
+        return path
+    if header is None or header.data_file is None:
+        return None
+    return _named(image, header.data_file, "data")
+
+
+def _below(thing: str, image: _Image, header: Header | None) -> _Image | None:
+    store = image.element.find("backingStore") if image.element is not None else None
+    if store is not None:
+        if store.find("source") is None:
+            return None  # an empty <backingStore/> ends the chain
+        path = domain_xml.source_path(store, store.get("type", "file"))
+        if path is None:
+            raise RefusedError(
+                thing,
+                f"what lies beneath {image.path} is not on this host, and may change",
+                "take it into the image: virsh blockpull; or see exclude_disks",
+            )
+        return _Image(path, _format(store), store)
+    if header is None or header.backing is None:
+        return None
+    path = _named(image, header.backing, "backing file")
+    form = header.backing_format or "raw"
+    if header.backing_format is None:
+        with _opened(path) as descriptor:
+            if is_qcow2(descriptor):
+                raise HeaderError(f"{image.path} does not say which format its backing file has")
+    return _Image(path, form, None)
+
+
+def _format(store: Element) -> str:
+    element = store.find("format")
+    return (element.get("type") if element is not None else None) or "raw"
+
+
+def _named(image: _Image, name: str, what: str) -> str:
+    """A name in a header, as QEMU and libvirt read it."""
+    if not name or PROTOCOL.match(name):
+        raise HeaderError(f"{image.path} names {name or 'nothing'} as its {what}, which is no path")
+    return str(PurePosixPath(image.path).parent / name)
+
+
+def written_by(domain: Domain) -> set[str]:
+    """The real paths of the files and devices that a domain writes to."""
+    found = set()
+    for disk in domain.disks:
+        if disk.source and not disk.readonly and disk.device in ("disk", "lun"):
+            real = disk.source  # as it is named, where nobody can look
+            with suppress(OSError, resolver.NotOnZfsError):
+                real = resolver.real_path(disk.source)
+            found.add(real)
+    return found
+
+
+def tell_shared(
+    domain: Domain,
+    disks: Iterable[Disk],
+    domains: Callable[[], Iterable[Domain]],
+    group: GroupRun | None,
+) -> Iterator[str]:
+    """Disks of a cluster, which a snapshot of one guest does not make stand still, in words.
+
+    Args:
+        domains: all there are; asked only if a disk is shareable.
+        group: the group it is taken with: its members stand still, too.
+    """
+    root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
+    shared = {
+        resolver.real_path(disk.source): disk.target
+        for disk in disks
+        if disk.source and domain_xml.is_shareable(root, disk.target)
+    }
+    still = {domain.uuid, *(uuid for uuid, _ in (group.members if group else ()))}
+    for other in domains() if shared else ():
+        if other.active and other.uuid not in still:
+            for path in sorted(written_by(other) & shared.keys()):
+                yield (
+                    f"{other.name} writes to {shared[path]}, too, and goes on: only a snapshot of "
+                    "both as a group is of one instant"
+                )

@@ -1,0 +1,1 @@
+"""Copying a disk out of a snapshot."""

@@ -1,0 +1,167 @@
+"""Reading disks out of a snapshot: all of a disk, or an error; never zeros for what is damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
+from typing import BinaryIO
+
+from snaporch.bundle.manifest import DiskEntry
+from snaporch.clone.clone import clone_dataset
+from snaporch.clone.registry import Purpose, workplace
+from snaporch.context import Context
+from snaporch.errors import RunFailedError
+from snaporch.model import DatasetKind
+from snaporch.restore.preflight import beneath_inside
+from snaporch.restore.safe_path import open_beneath
+from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
+from snaporch.zfs import resolver
+
+_BLOCK = 1 << 20
+
+
+@contextmanager
+def open_disk(context: Context, source: Source, disk: DiskEntry, name: str) -> Iterator[BinaryIO]:
+    """A disk as it was: a file of the snapshot itself, or a read-only clone of a volume.
+
+    Args:
+        name: of the clone, which is removed again.
+
+    Raises:
+        NotWholeError: the image is not in the snapshot.
+        LeadsOutError: a link leads out of the snapshot.
+        OSError: it cannot be opened.
+    """
+    assert disk.dataset is not None
+    if kinds(context)[disk.dataset] is DatasetKind.FILESYSTEM:
+        with _in_snapshot(context, source, disk) as reading:
+            yield reading
+        return
+    with workplace(context, name, Purpose.EXTRACT, source.thing) as uuid:
+        cloned = clone_dataset(
+            context, source, f"extract-{uuid[:8]}", Purpose.EXTRACT, uuid, disk.dataset
+        )
+        with cloned.root.open("rb", buffering=0) as reading:
+            yield reading
+
+
+@contextmanager
+def _in_snapshot(context: Context, source: Source, disk: DiskEntry) -> Iterator[BinaryIO]:
+    """The image as it was, by no link that leads out of the snapshot."""
+    home = PurePosixPath(resolver.mount_point_of(disk.dataset or ""))
+    snapshot = source.member(disk.dataset or "").full_name
+    path = PurePosixPath(path_inside(disk))
+    try:
+        with (
+            context.pool.mounted_snapshot(snapshot) as root,
+            open_beneath(root, path, home, called=snapshot) as beneath,
+            open(beneath.descriptor, "rb", buffering=0, closefd=False) as image,
+        ):
+            yield image
+    except FileNotFoundError as error:
+        raise NotWholeError(
+            f"{disk.target} ({snapshot}: {path})", "the image is not in the snapshot"
+        ) from error
+
+
+def blocks(
+    context: Context, source: Source, reading: BinaryIO, size: int
+) -> Iterator[tuple[int, bytes]]:
+    """All data of a disk, with the offset of each block; holes are left out.
+
+    Raises:
+        InterruptedRunError: a signal came.
+        OSError: something of it cannot be read.
+    """
+    for start, end in _extents(reading.fileno(), size):
+        for offset in range(start, end, _BLOCK):
+            context.interrupt.check(source.thing)
+            yield offset, _read(reading.fileno(), min(_BLOCK, end - offset), offset)
+
+
+def read_disks(context: Context, source: Source) -> tuple[int, int]:
+    """Read all disks of a snapshot, and what was snapshotted beneath them; how many, and bytes.
+
+    For at most half of the time, since guests want the same pool.
+
+    Raises:
+        NotWholeError: something is damaged, or is not there.
+        RunFailedError: it could not be found out.
+    """
+    disks = {
+        (disk.dataset, _inside(context, disk)): disk
+        for disk in (*source.disks, *beneath_inside(source.manifest))
+        if disk.dataset is not None
+    }
+    total = 0
+    for disk in disks.values():
+        context.progress.step(source.thing, f"reading {disk.source}")
+        try:
+            with open_disk(context, source, disk, f"{source.record.domain}-read") as reading:
+                total += _read_through(context, source, reading)
+        except OSError as error:
+            where = f"{disk.target} ({disk.source})"
+            if error.errno == errno.EIO:  # what ZFS says of a block that no copy gives back
+                reason = f"cannot be read ({error.strerror})"
+                raise NotWholeError(where, reason, "see `zpool status -v`") from error
+            raise RunFailedError(where, f"could not be read ({error.strerror})") from error
+    return len(disks), total
+
+
+def _inside(context: Context, disk: DiskEntry) -> str | None:
+    """What tells it from others of its dataset; of a volume all is read, partitions included."""
+    if kinds(context)[disk.dataset or ""] is DatasetKind.VOLUME:
+        return None
+    return str(path_inside(disk))
+
+
+def _read_through(context: Context, source: Source, reading: BinaryIO) -> int:
+    size, total, began = reading.seek(0, os.SEEK_END), 0, time.monotonic()
+    for offset, block in blocks(context, source, reading, size):
+        total += len(block)
+        context.progress.amount(source.thing, offset + len(block), size)
+        time.sleep(time.monotonic() - began)
+        began = time.monotonic()
+    return total
+
+
+def _read(descriptor: int, length: int, offset: int) -> bytes:
+    """All of it, or an error: a read that ends at a damaged block gives what lies before it.
+
+    Raises:
+        OSError: something of it cannot be read, or is not there.
+    """
+    block = b""
+    while len(block) < length:
+        more = os.pread(descriptor, length - len(block), offset + len(block))
+        if not more:
+            raise OSError(errno.EIO, f"nothing can be read at byte {offset + len(block)}")
+        block += more
+    return block
+
+
+def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Parts that hold data, where the file system tells (lseek(2), SEEK_DATA)."""
+    position = 0
+    while position < size:
+        start, end = position, size
+        with suppress(OSError):
+            start = _seek_data(descriptor, position, size)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE) if start < size else size
+        if start >= size:
+            return
+        yield start, end
+        position = end
+
+
+def _seek_data(descriptor: int, position: int, size: int) -> int:
+    try:
+        return os.lseek(descriptor, position, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a hole up to the end
+            return size
+        raise

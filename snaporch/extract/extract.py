@@ -1,0 +1,134 @@
+"""Copying a disk out of a snapshot, as an image, without touching the guest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from snaporch.bundle.manifest import DiskEntry
+from snaporch.bundle.store import sync_directory
+from snaporch.context import Context
+from snaporch.errors import NotFoundError, RefusedError, RunFailedError
+from snaporch.extract.disk_reader import blocks, open_disk
+from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
+from snaporch.restore.output_file import Extracted, check_destination
+from snaporch.restore.source import Source, check_whole_disks
+
+_GRAIN = 64 << 10
+"""Runs of zeros of this size become holes."""
+
+
+def choose_disks(source: Source, target: str | None, to: Path) -> list[tuple[DiskEntry, Path]]:
+    """Which disks go where.
+
+    Raises:
+        NotFoundError: no such disk in the snapshot.
+        RefusedError: the destination exists, or is too little for several disks.
+    """
+    disks = [disk for disk in source.disks if target in (None, disk.target)]
+    names = ", ".join(disk.target for disk in source.disks) or "none"
+    if not disks:
+        raise NotFoundError(f"{source.thing} {target}", f"no such disk; there are: {names}")
+    if len(disks) > 1 and not to.is_dir():
+        raise RefusedError(
+            source.thing, f"has several disks ({names})", "choose with --disk, or name a directory"
+        )
+    check_whole_disks(source.thing, disks)
+    chosen = [(disk, to / _name(source, disk) if to.is_dir() else to) for disk in disks]
+    for _, path in chosen:
+        check_destination(path)
+    return chosen
+
+
+def _name(source: Source, disk: DiskEntry) -> str:
+    return f"{source.thing}-{disk.target}.{disk.format}".replace("/", "_")
+
+
+def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extracted:
+    """Copy one disk to ``to``, sparse, byte by byte the same as in the snapshot.
+
+    An image file is read from the snapshot itself, mounted for this process alone; a volume from a
+    read-only clone, which is removed again.
+
+    Raises:
+        NotWholeError: the image is not in the snapshot.
+        LeadsOutError: a link leads out of the snapshot.
+        RunFailedError: it could not be read or written; nothing is left of it.
+    """
+    context.progress.step(source.thing, f"copying {disk.target} to {to}")
+    try:
+        with open_disk(context, source, disk, to.name) as reading:
+            _copy(context, source, reading, to)
+    except OSError as error:
+        reason = f"{error.filename or to}: {error.strerror}"
+        raise RunFailedError(
+            source.thing, f"{disk.target} could not be copied ({reason})"
+        ) from error
+    status = to.stat()
+    _warn_of_others(context, source, disk, to)
+    return Extracted(disk.target, str(to), disk.format, status.st_size, status.st_blocks * 512)
+
+
+def _copy(context: Context, source: Source, reading: BinaryIO, to: Path) -> None:
+    """Under another name until it is whole and on stable storage."""
+    partial = to.with_name(f".{to.name}.partial")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        size = reading.seek(0, os.SEEK_END)
+        _check_room(reading, size, to)
+        with os.fdopen(os.open(partial, flags, 0o600), "wb", buffering=0) as writing:
+            _copy_data(context, source, reading, writing, size)
+            writing.truncate(size)
+            os.fsync(writing.fileno())
+        partial.rename(to)
+        sync_directory(to.parent)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _check_room(reading: BinaryIO, size: int, to: Path) -> None:
+    """What an image file takes; of a volume nothing is known beforehand, so zeros may save it."""
+    taken = os.fstat(reading.fileno()).st_blocks * 512
+    free = shutil.disk_usage(to.parent).free
+    if min(taken, size) > free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to))
+
+
+def _copy_data(
+    context: Context, source: Source, reading: BinaryIO, writing: BinaryIO, size: int
+) -> None:
+    zeros = bytes(_GRAIN)
+    for offset, block in blocks(context, source, reading, size):
+        for inner in range(0, len(block), _GRAIN):
+            grain = block[inner : inner + _GRAIN]
+            if grain != zeros[: len(grain)]:
+                _write(writing.fileno(), grain, offset + inner)
+        context.progress.amount(source.thing, offset + len(block), size)
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _warn_of_others(context: Context, source: Source, disk: DiskEntry, to: Path) -> None:
+    """An image may need another."""
+    if disk.format != "qcow2":
+        return
+    with to.open("rb") as image:
+        try:
+            names = read_qcow2(image.fileno())
+        except HeaderError as error:
+            context.progress.note(source.thing, f"{to} {error}")
+            return
+    for what, name in (("backing file", names.backing), ("data file", names.data_file)):
+        if name is not None:
+            context.progress.note(
+                source.thing, f"{to} has a {what}, which is not copied; see `qemu-img info`"
+            )

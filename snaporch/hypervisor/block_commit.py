@@ -1,0 +1,239 @@
+"""Bringing overlays back into their bases, never believing an event alone.
+
+The order is that of libvirt's manual: ``blockCommit(ACTIVE|SHALLOW)``, ready, pivot, completed.
+A commit is done when the live XML and the inactive XML name the base and no job is left; only then
+may anyone think of removing an overlay (an overlay unlinked after a failed commit lost writes in
+lxc/incus#3654).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, Self
+
+import libvirt
+
+from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor.apparmor import denies_writing, is_confined
+from snaporch.hypervisor.events import DomainEvents
+from snaporch.hypervisor.interface import CommitStage, HypervisorError, OverlayDisk, Patience, Told
+
+_POLL_SECONDS = 0.1
+_ACTIVE_COMMIT = libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW
+_ACTIVE_COMMIT_JOB = libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT
+_RESTARTS = 3
+
+
+class _Progress(Enum):
+    """How far one disk has come."""
+
+    UNDER_WAY = "under way"
+    READY = "ready"
+    HOME = "home"
+
+
+def commit_overlays(
+    domain: Any,
+    events: DomainEvents,
+    disks: Sequence[OverlayDisk],
+    told: Told,
+    patience: Patience,
+) -> dict[str, HypervisorError]:
+    """Commit all ``disks`` side by side, and pivot them together when all are ready.
+
+    A running guest that writes faster than the commit copies is suspended now and then, as
+    ``patience`` says; it runs again before this returns or raises. A disk that is on neither image,
+    or whose job keeps failing, does not keep the others from theirs: errors are returned by target.
+    But where AppArmor confines the guest, nothing is pivoted then: libvirt would write the guest's
+    profile anew, in which a disk that is still on its overlay is denied its base for good.
+
+    Raises:
+        HypervisorError: such a thing happened in the pivot, or nothing moves.
+    """
+    pending = {disk.target: disk for disk in disks}
+    failed: dict[str, HypervisorError] = {}
+    starts = dict.fromkeys(pending, 0)
+    watch = _Standstill(domain, patience.stall)
+    pivoting = False
+    with _Brake(domain, told, patience) as brake:
+        while True:
+            root = domain_xml.parse(domain.XMLDesc(0))
+            jobs = domain_xml.mirrors(root)
+            found = {}
+            for disk in list(pending.values()):
+                try:
+                    found[disk.target] = _advance(domain, root, jobs, disk, starts)
+                except HypervisorError as error:
+                    if pivoting or is_confined(domain.UUIDString()):
+                        raise
+                    failed[disk.target] = error
+                    del pending[disk.target]
+            for target in [name for name, come in found.items() if come is _Progress.HOME]:
+                del pending[target], found[target]
+            if not pending:
+                return failed
+            if all(come is _Progress.READY for come in found.values()):
+                if not pivoting:
+                    told(CommitStage.PIVOTING)
+                    pivoting = True
+                for target in pending:
+                    _pivot(domain, target)
+            told(CommitStage.WAITING)
+            brake.turn()
+            watch.check(list(pending), moving=pivoting)
+            events.wait(_POLL_SECONDS)
+
+
+class _Brake:
+    """Suspends a guest that a commit cannot catch up with, for longer each time."""
+
+    def __init__(self, domain: Any, told: Told, patience: Patience) -> None:
+        self._domain = domain
+        self._told = told
+        self._pause = patience.pause
+        self._next = time.monotonic() + patience.running
+        self._still = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._still:
+            self._let_go()
+
+    def turn(self) -> None:
+        """Suspend it or let it go, if it is time to."""
+        if time.monotonic() < self._next:
+            return
+        if self._still:
+            self._let_go()
+        elif self._domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING:
+            self._told(CommitStage.SUSPENDING)
+            self._domain.suspend()
+            self._still = True
+        self._next = time.monotonic() + self._pause
+        if not self._still:
+            self._pause *= 2
+
+    def _let_go(self) -> None:
+        self._still = False
+        try:
+            self._domain.resume()
+        except libvirt.libvirtError:
+            if self._domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
+                raise
+        self._told(CommitStage.RESUMED)
+
+
+class _Standstill:
+    """Notices a commit whose jobs do not move any more: a base that hangs, a pivot never done."""
+
+    def __init__(self, domain: Any, limit: float) -> None:
+        self._domain = domain
+        self._limit = limit
+        self._seen: object = None
+        self._since = self._looked = time.monotonic()
+
+    def check(self, targets: Sequence[str], *, moving: bool) -> None:
+        """Look now and then.
+
+        Raises:
+            HypervisorError: nothing has moved for as long as the limit.
+        """
+        now = time.monotonic()
+        if now - self._looked < self._limit / 10:
+            return
+        self._looked = now
+        infos = {target: self._domain.blockJobInfo(target, 0) for target in targets}
+        seen = moving, [(name, info.get("cur"), info.get("end")) for name, info in infos.items()]
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        elif now - self._since > self._limit:
+            raise HypervisorError(
+                ", ".join(targets),
+                f"its commit has not moved for {self._limit:.0f} s",
+                "see whether the pool and the overlay directory still answer; nothing was removed",
+            )
+
+
+def _advance(
+    domain: Any,
+    root: Any,
+    jobs: dict[str, tuple[str, bool]],
+    disk: OverlayDisk,
+    starts: dict[str, int],
+) -> _Progress:
+    """See where one disk is, and start its commit if none runs."""
+    element = domain_xml.disk_element(root, disk.target)
+    if element is None:
+        raise HypervisorError(disk.target, "the disk was unplugged during the commit")
+    source = domain_xml.source_path(element, element.get("type", "file"))
+    job = jobs.get(disk.target)
+    if job is not None and (job[0] != "active-commit" or source == disk.base):
+        raise HypervisorError(disk.target, f"a foreign block job ({job[0]}) runs on it")
+    if source == disk.base:
+        return _Progress.UNDER_WAY if domain.blockJobInfo(disk.target, 0) else _Progress.HOME
+    if source != disk.overlay:
+        raise HypervisorError(
+            disk.target,
+            f"is on {source}, neither on its overlay {disk.overlay} nor on its base {disk.base}",
+            "look at `virsh domblklist` and finish by hand; nothing was removed",
+        )
+    if job is None:
+        _start(domain, root, disk, starts)
+    return _Progress.READY if job is not None and job[1] else _Progress.UNDER_WAY
+
+
+def _start(domain: Any, root: Any, disk: OverlayDisk, starts: dict[str, int]) -> None:
+    below = domain_xml.backing_source(root, disk.target)
+    if below != disk.base:
+        raise HypervisorError(
+            disk.target, f"its overlay lies on {below}, not on {disk.base}; nothing was committed"
+        )
+    starts[disk.target] += 1
+    if starts[disk.target] > _RESTARTS:
+        raise HypervisorError(
+            disk.target,
+            f"its commit ended {_RESTARTS} times without reaching the base",
+            "see libvirt's log; the guest goes on with its overlay",
+        )
+    try:
+        domain.blockCommit(disk.target, None, None, 0, _ACTIVE_COMMIT)
+    except libvirt.libvirtError as error:
+        raise HypervisorError(disk.target, _why_not(domain, disk, error)) from error
+
+
+def _why_not(domain: Any, disk: OverlayDisk, error: libvirt.libvirtError) -> str:
+    """Why a commit could not be begun.
+
+    A libvirtd that is killed just when it begins one has the job afterwards, but no mirror, so it
+    cannot be pivoted; and libvirt 11.3 crashes when it is told to abort it (seen in the lab).
+    """
+    with contextlib.suppress(libvirt.libvirtError):
+        if denies_writing(domain.UUIDString(), disk.base):
+            return (
+                f"AppArmor denies the guest to write to {disk.base}, because libvirt wrote its "
+                "profile while it was on its overlay; the overlay is whole, and is committed when "
+                "the guest is off: shut it off, recover it, then start it"
+            )
+        if domain.blockJobInfo(disk.target, 0).get("type") == _ACTIVE_COMMIT_JOB:
+            return (
+                "libvirt was killed as it began its commit, and can neither finish nor end it; "
+                "its overlay is whole, and is committed when the guest is off: shut it off"
+            )
+    return f"blockcommit: {error.get_error_message()}"
+
+
+def _pivot(domain: Any, target: str) -> None:
+    """Ask for the pivot; "not ready yet" is an answer, not a failure: the next round asks again."""
+    with contextlib.suppress(libvirt.libvirtError):
+        domain.blockJobAbort(target, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)

@@ -1,0 +1,397 @@
+"""Domain XML for a clone: the same machine under another name, on disks of its own.
+
+What the guest sees stays (addresses, models, sizes), for a clone may be resumed from RAM. What it
+would share with the original is replaced or taken away: disks, UEFI variables, TPM state, logs,
+sockets, ports, networks (:mod:`snaporch.hypervisor.clone_backends`). What is left then has to be in the
+list of what a clone may take over (:mod:`snaporch.hypervisor.clone_allowlist`).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid as uuids
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from snaporch.errors import RefusedError
+from snaporch.hypervisor.clone_allowlist import MEDIUM, foreign, foreign_in_device
+from snaporch.hypervisor.clone_backends import character_devices, displays, other_backends
+from snaporch.hypervisor.domain_xml import (
+    disk_element,
+    parse,
+    text,
+    tpm_directory,
+    tpm_state,
+    uncapturable,
+)
+from snaporch.hypervisor.qemu_arguments import receive_user_networks, unknown_argument
+
+NAMESPACE = "urn:snaporch:clone:1"
+NO_NETWORK = "none"
+ISOLATED = "isolated"
+
+_MARK = f"{{{NAMESPACE}}}clone"
+_HOW_TO_READ = ("encryption", "slices")
+_WRITES = ("disk", "lun")
+_OF_THE_GUEST = ("mac", "model", "address", "driver", "mtu", "boot", "rom", "alias", "acpi")
+_TPM_FILE = "state"
+_OTHER_CARDS = ("hostdev", "vdpa", "vhostuser")
+"""What a guest sees of these depends on what is behind them."""
+_NEEDED = ("emulator", "disk", "controller", "memory", "tpm")
+"""Without these it would be another machine."""
+_OF_THE_HOST = ("resource", "blkiotune/device", "cputune/cachetune", "cputune/memorytune")
+"""Groups and shares of the host, which the guest knows nothing of."""
+_LIBOSINFO = "{http://libosinfo.org/xmlns/libvirt/domain/1.0}"
+_SPACE = re.compile(r"\s*")
+
+ElementTree.register_namespace("snaporch", NAMESPACE)
+
+
+class SharedError(RefusedError):
+    """A clone would share something with the original, or with another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a disk of the clone is."""
+
+    path: str
+    kind: str
+    """libvirt's ``<disk type=…>``: file or block."""
+    format: str = "raw"
+    below: Place | None = None
+    """Its backing file."""
+    data: Place | None = None
+    """The file with its data, if that is another."""
+
+    @property
+    def chain(self) -> tuple[Place, ...]:
+        """All that is below it, the nearest first."""
+        return (self.below, *self.below.chain) if self.below is not None else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who the clone is."""
+
+    name: str
+    uuid: str
+    of: str
+    """``DOMAIN@SNAPSHOT``"""
+    disks: Mapping[str, Place]
+    """By target."""
+    files: str
+    """A directory for what it writes beside its disks: logs, UEFI variables."""
+    network: str
+    """:data:`NO_NETWORK`, :data:`ISOLATED`, or the name of a libvirt network."""
+    resumed: bool
+    """From RAM: every device has to stay, MAC addresses too."""
+    throw_away: bool = False
+    """Gone in a minute: takes no huge pages and no CPUs that are set aside for somebody."""
+
+    @property
+    def nvram(self) -> str:
+        """The file of its UEFI variables."""
+        return f"{self.files}/nvram.fd"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """XML, and what the clone does without."""
+
+    xml: str
+    missing: tuple[str, ...]
+
+
+def rewrite(xml: str, identity: Identity) -> Rewritten:
+    """The XML of the clone.
+
+    Raises:
+        SharedError, RefusedError: it would share something that cannot be shared, and that it
+            cannot do without.
+    """
+    root = parse(xml)
+    if (argument := unknown_argument(root)) is not None:
+        raise SharedError(
+            identity.of,
+            f"its XML passes {argument} on to QEMU, which may be in use by the original",
+            "take it out of <qemu:commandline>",
+        )
+    _name(root, identity)
+    _of_the_host(root)
+    missing = _disks(root, identity)
+    _host_memory(root, identity)
+    _firmware(root, identity)
+    character_devices(root, identity.files)
+    if identity.resumed:
+        receive_user_networks(root)
+    for interface in root.findall("devices/interface"):
+        _interface(interface, identity)
+    displays(root)
+    other_backends(root)
+    _scheduling(root, identity)
+    missing += _without_foreign(root, identity)
+    for element in root.iter():
+        if element.text is not None and _SPACE.fullmatch(element.text):
+            element.text = None
+        element.tail = None
+    return Rewritten(ElementTree.tostring(root, encoding="unicode"), tuple(missing))
+
+
+def clone_of(xml: str) -> str | None:
+    """``DOMAIN@SNAPSHOT`` that a domain is a clone of; ``None`` if snaporch did not make it.
+
+    The mark names the UUID it was made for, for metadata is copied along with domains.
+    """
+    root = parse(xml)
+    mark = root.find(f"metadata/{_MARK}")
+    if mark is None or mark.get("uuid") != text(root, "uuid"):
+        return None
+    return mark.get("of", "")
+
+
+def memory_bytes(xml: str) -> int:
+    """The most memory the domain can have."""
+    root = parse(xml)
+    units = {"b": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    element = root.find("maxMemory")
+    if element is None:
+        element = root.find("memory")
+    if element is None:
+        return 0
+    return int(element.text or 0) * units.get(element.get("unit", "KiB"), 1 << 10)
+
+
+def _name(root: Element, identity: Identity) -> None:
+    _child(root, "name").text = identity.name
+    _child(root, "uuid").text = identity.uuid
+    root.attrib.pop("id", None)
+    if (generation := root.find("genid")) is not None:
+        generation.text = str(uuids.uuid4())
+    for entry in root.findall("sysinfo/system/entry[@name='uuid']"):
+        entry.text = identity.uuid  # libvirt wants it to be the domain's
+    metadata = _child(root, "metadata")
+    for old in list(metadata):
+        if not old.tag.startswith(_LIBOSINFO):  # hooks and tools of the host go by the others
+            metadata.remove(old)
+    SubElement(metadata, _MARK, {"uuid": identity.uuid, "of": identity.of})
+
+
+def _of_the_host(root: Element) -> None:
+    """Security labels too: one that was given by hand lets into the original's files."""
+    for path in _OF_THE_HOST:
+        above, _, tag = path.rpartition("/")
+        for parent in root.findall(above or "."):
+            for element in parent.findall(tag):
+                parent.remove(element)
+    for parent in list(root.iter()):
+        for label in parent.findall("seclabel"):
+            parent.remove(label)
+
+
+def _child(root: Element, tag: str) -> Element:
+    found = root.find(tag)
+    return found if found is not None else SubElement(root, tag)
+
+
+def _disks(root: Element, identity: Identity) -> list[str]:
+    missing = []
+    devices = _child(root, "devices")
+    for element in root.findall("devices/disk"):
+        found = element.find("target")
+        target = found.get("dev", "") if found is not None else ""
+        if place := identity.disks.get(target):
+            _point_at(element, place)
+        elif _is_shareable(element):
+            _make_optional(element)
+        elif element.get("device", "disk") in ("cdrom", "floppy"):
+            _take_out(element)
+            missing.append(f"the medium in {target}")
+        elif identity.resumed:
+            raise SharedError(
+                identity.of,
+                f"its disk {target} is not in the snapshot, and a clone must not share it",
+                "clone it cold, without --running",
+            )
+        else:
+            devices.remove(element)
+            missing.append(f"the disk {target}, which is not in the snapshot")
+    absent = [target for target in identity.disks if disk_element(root, target) is None]
+    if absent:
+        raise RefusedError(identity.of, f"its XML has no disk {', '.join(absent)}")
+    return missing
+
+
+def _point_at(element: Element, place: Place) -> None:
+    element.set("type", place.kind)
+    for name in ("rawio", "sgio"):  # they are for commands to a device of the host
+        element.attrib.pop(name, None)
+    source, store = element.find("source"), element.find("backingStore")
+    for name in ("source", "backingStore", "mirror"):
+        for old in element.findall(name):
+            element.remove(old)
+    _add_source(element, place, source)
+    above = element
+    for below in place.chain:
+        above = SubElement(above, "backingStore", type=below.kind)
+        SubElement(above, "format", type=below.format)
+        source = store.find("source") if store is not None else None
+        _add_source(above, below, source)
+        store = store.find("backingStore") if store is not None else None
+    SubElement(above, "backingStore")  # nothing below that, whatever a header says
+
+
+def _add_source(element: Element, place: Place, original: Element | None) -> None:
+    """Another path, read as the original is: by its secret, from its slice."""
+    kind = "file" if place.kind == "file" else "dev"
+    source = SubElement(element, "source", {kind: place.path})
+    if original is not None:
+        source.extend(child for child in original if child.tag in _HOW_TO_READ)
+    if place.data is not None:
+        store = SubElement(source, "dataStore", type=place.data.kind)
+        SubElement(store, "format", type=place.data.format)
+        _add_source(store, place.data, None)
+
+
+def _is_shareable(element: Element) -> bool:
+    """Whether it is read-only, and nothing but a file or, for a disk, a device of the host.
+
+    A drive of the host would be opened and ejected, an image that is written to is another one by
+    now, and anything else is over a network.
+    """
+    device = element.get("device", "disk")
+    if device != "disk":
+        if element.find("source") is None and element.get("type", "file") == "file":
+            return True  # empty
+        if element.get("type", "file") != "file":
+            return False
+    if device != "cdrom" and element.find("readonly") is None:
+        return False
+    return next(foreign_in_device(element, (), MEDIUM), None) is None
+
+
+def _take_out(element: Element) -> None:
+    for name in ("source", "backingStore", "mirror", "auth", "encryption", "driver", "transient"):
+        for old in element.findall(name):
+            element.remove(old)
+    element.set("type", "file")
+
+
+def _make_optional(element: Element) -> None:
+    """A medium that has gone since is no reason not to start."""
+    source = element.find("source")
+    if source is not None and element.get("device", "disk") in ("cdrom", "floppy"):
+        source.set("startupPolicy", "optional")
+
+
+def _host_memory(root: Element, identity: Identity) -> None:
+    if root.find("devices/memory/source/path") is not None:
+        raise SharedError(identity.of, "it has memory in a file of the host")
+    for element in root.findall("devices/vsock/cid"):
+        element.attrib.clear()
+        element.set("auto", "yes")
+
+
+def _firmware(root: Element, identity: Identity) -> None:
+    """UEFI variables and TPM state of its own: what libvirt knows of them, and nothing else."""
+    for loader in root.findall("os/loader[@type='pflash']"):
+        if loader.get("readonly") != "yes":
+            raise SharedError(identity.of, f"its firmware may write to {loader.text}")
+    trouble = uncapturable(root)
+    if trouble is not None:
+        reason, step = trouble
+        raise SharedError(identity.of, reason, f"{step}, and snapshot it again")
+    nvram, store = root.find("os/nvram"), root.find("os/varstore")
+    if nvram is not None:
+        for source in nvram.findall("source"):
+            nvram.remove(source)
+        nvram.attrib.pop("type", None)
+        nvram.text = identity.nvram
+    if store is not None:
+        store.set("path", identity.nvram)
+    _tpm(root, identity)
+
+
+def _tpm(root: Element, identity: Identity) -> None:
+    """In libvirt's own directory: where the original has its own, AppArmor may keep others out."""
+    state, backend = tpm_state(root), root.find("devices/tpm/backend")
+    source = backend.find("source") if backend is not None else None
+    if state is None or backend is None or source is None:
+        return
+    place = tpm_directory(identity.uuid, backend.get("version"))
+    source.set("path", str(place / _TPM_FILE if state.is_file else place))
+
+
+def _interface(element: Element, identity: Identity) -> None:
+    if element.get("type") in _OTHER_CARDS:
+        return
+    for child in list(element):
+        if child.tag not in _OF_THE_GUEST:
+            element.remove(child)
+    for name in ("managed", "trustGuestRxFilters"):
+        element.attrib.pop(name, None)
+    mac = element.find("mac")
+    if mac is not None:
+        mac.attrib.pop("currentAddress", None)
+        if not identity.resumed:
+            mac.set("address", _new_mac())
+    if identity.network in (NO_NETWORK, ISOLATED):
+        element.set("type", "ethernet")  # a tap that is attached to nothing
+        SubElement(element, "link", state="down" if identity.network == NO_NETWORK else "up")
+    else:
+        element.set("type", "network")
+        SubElement(element, "source", network=identity.network)
+
+
+def _new_mac() -> str:
+    """QEMU's own prefix, as libvirt does."""
+    return "52:54:00:" + ":".join(f"{byte:02x}" for byte in secrets.token_bytes(3))
+
+
+def _scheduling(root: Element, identity: Identity) -> None:
+    if not identity.throw_away:
+        return
+    for name in ("cputune", "numatune"):
+        for element in root.findall(name):
+            root.remove(element)
+    if (vcpu := root.find("vcpu")) is not None:
+        vcpu.attrib.pop("cpuset", None)
+    backing = root.find("memoryBacking")
+    for name in ("hugepages", "locked"):
+        for element in backing.findall(name) if backing is not None else []:
+            _child(root, "memoryBacking").remove(element)
+
+
+def _without_foreign(root: Element, identity: Identity) -> list[str]:
+    """Refuse what is not known to be harmless; a clone that boots goes without such devices."""
+    own = {identity.files, str(tpm_directory(identity.uuid, None).parent)}
+    for place in identity.disks.values():
+        own |= {place.path, *(below.path for below in place.chain)}
+        own |= {place.data.path} if place.data is not None else set()
+    for what in foreign(root, own):
+        raise SharedError(identity.of, f"its XML has {what}, which may be of the host")
+    missing = []
+    devices = _child(root, "devices")
+    for element in list(devices):
+        found = next(_foreign_in_device(element, identity, own), None)
+        if found is None:
+            continue
+        reason = f"it has a <{element.tag}> of the host ({found})"
+        if element.tag in _NEEDED:
+            raise SharedError(identity.of, reason)
+        if identity.resumed:
+            raise SharedError(identity.of, reason, "clone it cold, without --running")
+        devices.remove(element)
+        missing.append(f"a <{element.tag}> of the host")
+    return missing
+
+
+def _foreign_in_device(element: Element, identity: Identity, own: set[str]) -> Iterator[str]:
+    target = element.find("target")
+    shared = element.tag == "disk" and (
+        target is None or target.get("dev", "") not in identity.disks
+    )
+    return foreign_in_device(element, own, MEDIUM if shared else "")

@@ -1,0 +1,372 @@
+"""Reading domain XML and writing snapshot XML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import fromstring
+
+from snaporch.errors import RefusedError
+from snaporch.hypervisor.interface import Backing, CaptureRequest, OverlayDisk
+from snaporch.model import Disk, Owner, TpmState
+
+_SOURCE_ATTRIBUTES = {"file": "file", "block": "dev", "dir": "dir"}
+_OF_THE_IMAGE = ("driver", "auth", "source", "backingStore", "mirror", "encryption")
+"""What of a ``<disk>`` is about its image, and not about the guest's device."""
+SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
+"""Where libvirt keeps the state of emulated TPMs (docs/formatdomain, "TPM device")."""
+_NO_VARIABLES = ("readonly", "stateless")
+"""Attributes of a ``<loader>`` to which nothing is written, if one is ``yes``."""
+
+
+def parse(xml: str) -> Element:
+    """A ``<domain>`` document.
+
+    Raises:
+        RefusedError: not XML, not a domain, or XML that tries to load something.
+    """
+    try:
+        root: Element = fromstring(xml, forbid_dtd=True)
+    except (ElementTree.ParseError, DefusedXmlException, ValueError) as error:
+        raise RefusedError(
+            "domain XML", f"cannot be read ({type(error).__name__}: {error})"
+        ) from error
+    if root.tag != "domain":
+        raise RefusedError("domain XML", f"is a <{root.tag}>, not a <domain>")
+    return root
+
+
+def text(root: Element, path: str) -> str:
+    """The text at ``path``, stripped; empty when absent."""
+    return (root.findtext(path) or "").strip()
+
+
+def source_path(element: Element, kind: str) -> str | None:
+    """The local path in the ``<source>`` of a disk or backing store."""
+    attribute = _SOURCE_ATTRIBUTES.get(kind)
+    source = element.find("source")
+    return source.get(attribute) if attribute and source is not None else None
+
+
+def disks(root: Element) -> list[Disk]:
+    """Every disk in the XML's own order."""
+    return [_disk(element) for element in root.findall("devices/disk")]
+
+
+def sources(xml: str | None) -> dict[str, str] | None:
+    """Path of every disk by target; ``None`` without a definition."""
+    if xml is None:
+        return None
+    return {disk.target: disk.source for disk in disks(parse(xml)) if disk.source}
+
+
+def _disk(element: Element) -> Disk:
+    kind = element.get("type", "file")
+    driver = element.find("driver")
+    target = element.find("target")
+    return Disk(
+        target=(target.get("dev") if target is not None else None) or "",
+        source=source_path(element, kind),
+        kind=kind,
+        device=element.get("device", "disk"),
+        format=(driver.get("type") if driver is not None else None) or "raw",
+        readonly=element.find("readonly") is not None,
+        cache=driver.get("cache") if driver is not None else None,
+        transient=element.find("transient") is not None,
+        discards=driver is not None and _discards(driver),
+    )
+
+
+def _discards(driver: Element) -> bool:
+    return driver.get("discard") == "unmap" or driver.get("detect_zeroes") in ("on", "unmap")
+
+
+def volume_references(root: Element) -> dict[str, tuple[str, str]]:
+    """For each ``type='volume'`` disk: target → (storage pool, volume)."""
+    found = {}
+    for element in root.findall("devices/disk[@type='volume']"):
+        source, target = element.find("source"), element.find("target")
+        if source is not None and target is not None:
+            found[target.get("dev", "")] = (source.get("pool", ""), source.get("volume", ""))
+    return found
+
+
+def nvram(root: Element) -> str | None:
+    """The file of the UEFI variables, if they are in a file."""
+    element = root.find("os/nvram")
+    if element is None:
+        store = root.find("os/varstore")
+        return store.get("path") if store is not None else None
+    if element.get("type", "file") != "file":
+        return None
+    return source_path(element, "file") or (element.text or "").strip() or None
+
+
+def tpm_directory(uuid: str, version: str | None) -> PurePosixPath:
+    """Where libvirt keeps the state of an emulated TPM unless it is told otherwise.
+
+    Its AppArmor profiles let the emulator of that domain, and of no other, write there.
+    """
+    return SWTPM_STATE / uuid / ("tpm1.2" if version == "1.2" else "tpm2")
+
+
+def tpm_state(root: Element) -> TpmState | None:
+    """Where the state of an emulated TPM is, if that can be told."""
+    backend = root.find("devices/tpm/backend[@type='emulator']")
+    if backend is None:
+        return None
+    source = backend.find("source")
+    if source is None:
+        return TpmState(str(tpm_directory(text(root, "uuid"), backend.get("version"))))
+    path, kind = source.get("path"), source.get("type")
+    return TpmState(path, is_file=kind == "file") if path and kind in ("file", "dir") else None
+
+
+def has_tpm_in_default_place(root: Element) -> bool:
+    """Whether an emulated TPM has its state where libvirt chose to keep it."""
+    backend = root.find("devices/tpm/backend[@type='emulator']")
+    return backend is not None and backend.find("source") is None
+
+
+def uncapturable(root: Element) -> tuple[str, str] | None:
+    """Why UEFI variables or TPM state cannot be copied, and what to do; ``None`` if they can."""
+    return _uncapturable_variables(root) or _uncapturable_tpm(root)
+
+
+def _uncapturable_variables(root: Element) -> tuple[str, str] | None:
+    element, store = root.find("os/nvram"), root.find("os/varstore")
+    if element is not None and store is not None:
+        return "it has both an <nvram> and a <varstore>", "take one of them out"
+    if store is not None and not store.get("path"):
+        return "its <varstore> does not say where its UEFI variables are", "give it a path"
+    if element is not None:
+        source, kind = element.find("source"), element.get("type", "file")
+        if kind != "file" or (source is not None and not source.get("file")):
+            where = f"<nvram type='{kind}'>"
+            return (
+                f"its UEFI variables ({where}) are not in a regular file, and cannot be restored",
+                "have its <nvram> name a file",
+            )
+        return None
+    loader = root.find("os/loader[@type='pflash']")
+    if store is None and loader is not None and "yes" not in map(loader.get, _NO_VARIABLES):
+        return (
+            f"its firmware is writable, and its UEFI variables are in it ({loader.text})",
+            "give it <loader readonly='yes'> and an <nvram>",
+        )
+    return None
+
+
+def _uncapturable_tpm(root: Element) -> tuple[str, str] | None:
+    found = root.findall("devices/tpm")
+    if len(found) > 1:
+        return f"it has {len(found)} TPMs, and the state of one can be captured", "leave it one"
+    if not found or tpm_state(root) is not None:
+        return None
+    backend = found[0].find("backend")
+    kind = backend.get("type") if backend is not None else None
+    source = backend.find("source") if backend is not None else None
+    what = f"<backend type='{kind}'>"
+    if kind == "emulator" and source is not None:
+        what += f" with <source type='{source.get('type')}'>"
+    return (
+        f"the state of its TPM cannot be captured ({what})",
+        "give it <backend type='emulator'> with its state in a file or a directory",
+    )
+
+
+def emulator_owner(root: Element) -> Owner | None:
+    """Who the emulator runs as, from the DAC security label of a running domain."""
+    label = text(root, "seclabel[@model='dac']/label")
+    uid, _, gid = label.replace("+", "").partition(":")
+    return Owner(int(uid), int(gid)) if uid.isdecimal() and gid.isdecimal() else None
+
+
+def huge_memory(root: Element) -> dict[int, int]:
+    """Bytes of the memory that lies on huge pages, by the size of a page in KiB.
+
+    0 stands for the host's default size. libvirt writes all sizes in KiB.
+    """
+    pages = root.findall("memoryBacking/hugepages/page")
+    if root.find("memoryBacking/hugepages") is None:
+        return {}
+    cells = {
+        cell.get("id", str(place)): int(cell.get("memory", "0")) << 10
+        for place, cell in enumerate(root.findall("cpu/numa/cell"))
+    } or {"0": int(text(root, "memory") or 0) << 10}
+    everywhere = [page.get("size", "0") for page in pages if page.get("nodeset") is None]
+    sizes = dict.fromkeys(cells, (everywhere or ["0"])[0]) if everywhere or not pages else {}
+    for page in pages:
+        for node in _nodes(page.get("nodeset", "")):
+            sizes[node] = page.get("size", "0")
+    found: dict[int, int] = {}
+    for node, size in sizes.items():
+        found[int(size)] = found.get(int(size), 0) + cells.get(node, 0)
+    return found
+
+
+def _nodes(nodeset: str) -> list[str]:
+    """``0,2-3`` as libvirt writes it."""
+    spans = [span.partition("-") for span in nodeset.split(",") if span]
+    return [str(n) for low, _, high in spans for n in range(int(low), int(high or low) + 1)]
+
+
+def backing_source(root: Element, target: str) -> str | None:
+    """The file directly below a disk's active image, as the live XML has it."""
+    element = disk_element(root, target)
+    store = element.find("backingStore") if element is not None else None
+    return source_path(store, store.get("type", "file")) if store is not None else None
+
+
+def backing_chain(root: Element, target: str) -> list[str]:
+    """Everything below a disk's active image, the nearest first."""
+    return [image.path for image in backing_images(root, target)]
+
+
+def backing_images(root: Element, target: str) -> tuple[Backing, ...]:
+    """Every image below a disk's active one, the nearest first."""
+    element = disk_element(root, target)
+    found = []
+    while element is not None and (element := element.find("backingStore")) is not None:
+        kind, form = element.get("type", "file"), element.find("format")
+        path = source_path(element, kind)
+        if path is None:
+            break
+        found.append(Backing(path, kind, (form.get("type") if form is not None else "") or ""))
+    return tuple(found)
+
+
+def disk_element(root: Element, target: str) -> Element | None:
+    """The ``<disk>`` whose target is ``target``."""
+    for element in root.findall("devices/disk"):
+        found = element.find("target")
+        if found is not None and found.get("dev") == target:
+            return element
+    return None
+
+
+def is_shareable(root: Element, target: str) -> bool:
+    """Whether other guests may have the disk at the same time."""
+    element = disk_element(root, target)
+    return element is not None and element.find("shareable") is not None
+
+
+def mirrors(root: Element) -> dict[str, tuple[str, bool]]:
+    """Block jobs that mirror, by target: (job name, ready to pivot)."""
+    found = {}
+    for element in root.findall("devices/disk"):
+        mirror, target = element.find("mirror"), element.find("target")
+        if mirror is not None and target is not None:
+            found[target.get("dev", "")] = (mirror.get("job", "copy"), mirror.get("ready") == "yes")
+    return found
+
+
+def cards(root: Element, network: str) -> set[str]:
+    """MAC addresses of the cards that are on a libvirt network, in lower case."""
+    found = set()
+    for card in root.findall("devices/interface"):
+        source, mac = card.find("source"), card.find("mac")
+        if source is not None and source.get("network") == network and mac is not None:
+            found.add(mac.get("address", "").lower())
+    return found
+
+
+def agent_connected(root: Element) -> bool:
+    """Whether a guest agent has opened its channel; libvirt tells in the live XML."""
+    channel = root.find("devices/channel/target[@name='org.qemu.guest_agent.0']")
+    return channel is not None and channel.get("state") == "connected"
+
+
+def snapshot_xml(request: CaptureRequest) -> str:
+    """``<domainsnapshot>`` for an external snapshot with memory (docs/formatsnapshot)."""
+    root = Element("domainsnapshot")
+    ElementTree.SubElement(root, "memory", snapshot="external", file=request.ram_path)
+    listing = ElementTree.SubElement(root, "disks")
+    for disk in request.disks:
+        element = ElementTree.SubElement(
+            listing, "disk", name=disk.target, snapshot="external", type="file"
+        )
+        ElementTree.SubElement(element, "driver", type="qcow2")
+        ElementTree.SubElement(element, "source", file=disk.overlay)
+    for target in request.manual:
+        ElementTree.SubElement(listing, "disk", name=target, snapshot="manual")
+    for target in request.left_out:
+        ElementTree.SubElement(listing, "disk", name=target, snapshot="no")
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def with_bases(xml: str, overlays: Iterable[OverlayDisk]) -> str | None:
+    """Domain XML with overlays replaced by their bases; ``None`` when it names no overlay."""
+    root = parse(xml)
+    changed = False
+    for disk in overlays:
+        element = disk_element(root, disk.target)
+        if element is None or source_path(element, element.get("type", "file")) != disk.overlay:
+            continue
+        _point_at(element, disk)
+        changed = True
+    return ElementTree.tostring(root, encoding="unicode") if changed else None
+
+
+def barred(xml: str, path: str) -> str:
+    """The definition with its first disk at ``path``, which must not exist: it cannot be started.
+
+    libvirt refuses with "Cannot access storage file" and that path. One without disks stays as it
+    is.
+    """
+    root = parse(xml)
+    element = root.find("devices/disk")
+    if element is None:
+        return xml
+    kind = "block" if element.get("device") == "lun" else "file"
+    for name in ("source", "backingStore", "auth", "mirror"):
+        for child in element.findall(name):
+            element.remove(child)
+    element.set("type", kind)
+    ElementTree.SubElement(element, "source", {_SOURCE_ATTRIBUTES[kind]: path})
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def names_path(xml: str, path: str) -> bool:
+    """Whether one of the disks is at ``path``."""
+    return any(disk.source == path for disk in disks(parse(xml)))
+
+
+def disk_xml(xml: str, target: str) -> str:
+    """The ``<disk>`` whose target is ``target``, by itself; empty if there is none."""
+    element = disk_element(parse(xml), target)
+    return ElementTree.tostring(element, encoding="unicode") if element is not None else ""
+
+
+def _take_back(element: Element, original: Element) -> None:
+    """All that says where a disk's bytes are and how they are read: secrets, slices, data files."""
+    element.set("type", original.get("type", "file"))
+    ours = [child for child in element if child.tag in _OF_THE_IMAGE]
+    place = min((list(element).index(child) for child in ours), default=0)
+    for child in ours:
+        element.remove(child)
+    element[place:place] = [child for child in original if child.tag in _OF_THE_IMAGE]
+
+
+def _point_at(element: Element, disk: OverlayDisk) -> None:
+    original: Element | None = fromstring(disk.xml, forbid_dtd=True) if disk.xml else None
+    if original is not None and source_path(original, original.get("type", "file")) == disk.base:
+        _take_back(element, original)
+        return
+    element.set("type", disk.base_kind)
+    source, driver, store = (
+        element.find("source"),
+        element.find("driver"),
+        element.find("backingStore"),
+    )
+    if source is None or driver is None:
+        raise RefusedError(disk.target, "its <disk> has no source or driver to point at the base")
+    source.attrib.clear()
+    source.set(_SOURCE_ATTRIBUTES[disk.base_kind], disk.base)
+    driver.set("type", disk.base_format)
+    if store is not None:
+        element.remove(store)

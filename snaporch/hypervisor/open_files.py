@@ -1,0 +1,52 @@
+"""What an emulator has open, as the kernel tells (proc(5))."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from snaporch.errors import UnavailableError
+from snaporch.hypervisor.interface import OpenFile
+
+_PROC = Path("/proc")
+
+
+def open_files_of(uuid: str, proc: Path = _PROC) -> list[OpenFile]:
+    """Everything the emulator of a domain has open.
+
+    Raises:
+        UnavailableError: there is no such process here, or it cannot be looked at.
+    """
+    try:
+        process = _emulator(uuid, proc)
+        return [
+            each
+            for number in os.listdir(process / "fd")
+            if (each := _open_file(process, number)) is not None
+        ]
+    except OSError as error:
+        raise UnavailableError(
+            uuid, f"what its emulator has open cannot be seen ({error.strerror})", "run it as root"
+        ) from error
+
+
+def _emulator(uuid: str, proc: Path) -> Path:
+    """libvirt starts QEMU with ``-uuid UUID``."""
+    wanted = f"\0-uuid\0{uuid}\0".encode()
+    for process in proc.glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if wanted in (process / "cmdline").read_bytes():
+                return process
+    raise UnavailableError(uuid, "its emulator cannot be found", "is libvirt on another host?")
+
+
+def _open_file(process: Path, number: str) -> OpenFile | None:
+    """``None`` for one that was closed meanwhile."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        link = process / "fd" / number
+        lines = (process / "fdinfo" / number).read_text().splitlines()
+        flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
+        writable = not flags & os.O_PATH and flags & os.O_ACCMODE != os.O_RDONLY
+        return OpenFile(os.readlink(link), os.stat(link), writable)
+    return None

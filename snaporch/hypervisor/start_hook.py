@@ -1,0 +1,45 @@
+"""libvirt's hook that keeps guests from being started on overlays: where it lies, and if it works.
+
+libvirt looks for hooks when it starts. From then on it calls them for each guest that it starts, or
+that it finds running when it is started anew itself. So a hook that was never called while guests
+run is one that libvirt does not know.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from snaporch.data_files import shared_file
+from snaporch.hypervisor.interface import Unguarded
+
+SOURCE = "hooks/libvirt-qemu"
+PLACE = Path("/etc/libvirt/hooks/qemu.d/snaporch")
+"""Read by libvirt 6.5 and later."""
+CALLED = Path("/run/snaporch-hook")
+"""What the hook makes whenever it is called."""
+_INSTALL = "snaporch install"
+_RESTART = "systemctl try-restart libvirtd virtqemud"
+
+
+def find_unguarded(
+    *, may_have_called: bool, place: Path = PLACE, called: Path = CALLED
+) -> Unguarded | None:
+    """What is wrong with the hook, or ``None``.
+
+    Args:
+        may_have_called: guests run, so that libvirt has called its hooks.
+
+    Raises:
+        UnavailableError: snaporch's own copy of it is not installed.
+    """
+    try:
+        text = place.read_text("utf-8", "replace")
+    except OSError:
+        return Unguarded(f"{place} is not there", _INSTALL)
+    _, _, body = shared_file(SOURCE).read_text("utf-8").partition("\n")
+    if not text.endswith(body) or not os.access(place, os.X_OK):
+        return Unguarded(f"{place} is not this snaporch's", _INSTALL)
+    if may_have_called and not called.exists():
+        return Unguarded(f"libvirt has not seen {place} yet", _RESTART)
+    return None

@@ -1,0 +1,206 @@
+"""The ways to tell somebody. Each may take its time: see :mod:`snaporch.notify.notifier`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import smtplib
+import socket
+import ssl
+import stat
+import subprocess
+from collections.abc import Callable, Sequence
+from email.message import EmailMessage
+from email.utils import format_datetime, make_msgid
+from pathlib import Path
+
+from snaporch.config import Email, Notify
+from snaporch.config.monitoring import mail_server
+from snaporch.errors import SnaporchError, one_line
+from snaporch.notify.event import Event
+
+Way = Callable[[Event], None]
+_OURS = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
+"""What systemd tells the daemon, and nobody it starts."""
+_LONGEST = 200
+
+
+class NotifyError(SnaporchError):
+    """Somebody could not be told."""
+
+
+def ways(notify: Notify) -> dict[str, Way]:
+    """The ways that are configured, by name."""
+    found: dict[str, Way] = {}
+    if notify.command:
+        found["notify.command"] = lambda event: by_command(event, notify.command, notify.timeout)
+    if notify.email.to:
+        found["notify.email"] = lambda event: by_email(event, notify.email, notify.timeout)
+    if notify.apprise:
+        found["notify.apprise"] = lambda event: by_apprise(event, Path(notify.apprise))
+    return found
+
+
+# -- a program -----------------------------------------------------------------------------------
+
+
+def by_command(event: Event, command: str, seconds: int) -> None:
+    """Give it to a program: JSON on standard input, ``SNAPORCH_…`` in the environment.
+
+    Raises:
+        NotifyError: it cannot be started, fails, or takes too long.
+    """
+    document = json.dumps(event.as_json(), ensure_ascii=False) + "\n"
+    inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
+    _run([command], document.encode("utf-8", "replace"), seconds, inherited | _variables(event))
+
+
+def _variables(event: Event) -> dict[str, str]:
+    pairs = {**event.as_json(), "title": event.title}
+    pairs.pop("notes")
+    texts = {name: "" if value is None else str(value) for name, value in pairs.items()}
+    return {f"SNAPORCH_{name.upper()}": text.replace("\0", "") for name, text in texts.items()}
+
+
+def _run(words: Sequence[str], data: bytes, seconds: int, env: dict[str, str]) -> None:
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd="/",
+            start_new_session=True,  # with all that it starts
+        )
+    except OSError as error:
+        raise NotifyError(words[0], f"cannot be started: {error.strerror}") from error
+    with process:
+        try:
+            _, err = process.communicate(data, timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the number is its own
+            raise NotifyError(words[0], f"did not end within {seconds} s") from error
+    if process.returncode != 0:
+        lines = err.decode("utf-8", "replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        told = f": {one_line(last)[:_LONGEST]}" if last else ""
+        raise NotifyError(words[0], f"ended with status {process.returncode}{told}")
+
+
+# -- e-mail --------------------------------------------------------------------------------------
+
+
+def by_email(event: Event, email: Email, seconds: int) -> None:
+    """Send it by a mail server, or by a program such as sendmail.
+
+    Raises:
+        NotifyError: nobody took it.
+    """
+    message = mail(event, email)
+    if email.smtp.startswith("/"):
+        words = [email.smtp, "-i", "-f", str(message["From"]), "--", *email.to]
+        _run(words, message.as_bytes(), seconds, dict(os.environ))
+        return
+    try:
+        with _server(email, seconds) as server:
+            if email.user:
+                server.login(email.user, secret(Path(email.password_file)))
+            server.send_message(message, to_addrs=list(email.to))
+    except (OSError, smtplib.SMTPException) as error:
+        raise NotifyError(email.smtp, _said(error)) from error
+
+
+def mail(event: Event, email: Email) -> EmailMessage:
+    """The e-mail."""
+    message = EmailMessage()
+    host = socket.getfqdn() if not email.sender else email.sender.rpartition("@")[2]
+    message["From"] = email.sender or f"root@{host}"
+    message["To"] = ", ".join(email.to)
+    message["Subject"] = event.title
+    message["Date"] = format_datetime(event.at)
+    message["Message-ID"] = make_msgid(domain=host or "localhost")
+    message["Auto-Submitted"] = "auto-generated"  # RFC 3834: no holiday notices in return
+    message.set_content(event.body)
+    return message
+
+
+def _server(email: Email, seconds: int) -> smtplib.SMTP:
+    host, port = mail_server(email.smtp)
+    if email.encryption == "tls":
+        context = ssl.create_default_context()
+        return smtplib.SMTP_SSL(host, port, timeout=seconds, context=context)
+    server = smtplib.SMTP(host, port, timeout=seconds)
+    if email.encryption == "starttls":
+        try:
+            server.starttls(context=ssl.create_default_context())
+        except BaseException:
+            server.close()
+            raise
+    return server
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, without anything that was sent: that could be a password."""
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        return f"refused {', '.join(sorted(error.recipients))}"
+    if isinstance(error, smtplib.SMTPResponseException):
+        told = error.smtp_error
+        text = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+        return f"answered {error.smtp_code} {one_line(text)[:_LONGEST]}"
+    return one_line(str(error))[:_LONGEST] or type(error).__name__
+
+
+def secret(path: Path) -> str:
+    """The first line of a file that nobody but its owner can read.
+
+    Raises:
+        NotifyError: it cannot be read, or others can.
+    """
+    private(path)
+    try:
+        return path.read_text("utf-8").split("\n", 1)[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise NotifyError(str(path), reason) from error
+
+
+def private(path: Path) -> None:
+    """See that nobody but its owner can read a file.
+
+    Raises:
+        NotifyError: others can, or it is not there.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise NotifyError(str(path), error.strerror or "cannot be read") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise NotifyError(str(path), "others can read it", f"run: chmod 600 {path}")
+
+
+# -- apprise -------------------------------------------------------------------------------------
+
+
+def by_apprise(event: Event, path: Path) -> None:
+    """Send it to every URL in a configuration file of apprise.
+
+    Raises:
+        NotifyError: apprise is not installed, or could not reach all of them.
+    """
+    private(path)
+    try:
+        import apprise
+    except ImportError as error:
+        raise NotifyError("apprise", "is not installed", "apt install apprise") from error
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # what it logs has URLs in it
+    configuration = apprise.AppriseConfig()
+    configuration.add(str(path))
+    sender = apprise.Apprise()
+    sender.add(configuration)
+    if not len(sender):
+        raise NotifyError(str(path), "has no URL that apprise understands")
+    if not sender.notify(title=event.title, body=event.body):
+        raise NotifyError(str(path), "apprise could not reach all of its URLs")

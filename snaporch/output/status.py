@@ -1,0 +1,187 @@
+"""How it stands, for people and for monitoring."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from datetime import datetime, tzinfo
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from snaporch.config import Status as Limits
+from snaporch.errors import one_line
+from snaporch.model import Level, SnapshotRecord, parse_iso
+from snaporch.output.findings import nagios_line
+from snaporch.output.format import age, size
+from snaporch.output.terminal import print_result
+from snaporch.status.model import Carrier, DomainStatus, Grade, PolicyStatus, Status, Trouble
+from snaporch.status.problems import worst
+
+_WIDEST = 100
+_PIPED_WIDTH = 100_000
+_INDENT = "  "
+_STYLES = {Grade.CRITICAL: "bold red", Grade.WARNING: "yellow"}
+_NAGIOS = {None: ("OK", 0), Grade.WARNING: ("WARNING", 1), Grade.CRITICAL: ("CRITICAL", 2)}
+
+
+def print_status(status: Status, troubles: Sequence[Trouble], zone: tzinfo) -> None:
+    """``snaporch status`` on standard output."""
+    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(highlight=False, emoji=False, soft_wrap=True, width=_PIPED_WIDTH)
+    with console.capture() as captured:
+        for line in _head(status, zone):
+            console.print(Text(one_line(line)))
+        if status.domains:
+            console.print()
+            console.print(_table(status, zone), soft_wrap=False)
+        if troubles:
+            console.print()
+        for trouble in troubles:
+            console.print(_paragraph(trouble, console))
+    print_result("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+
+
+def _head(status: Status, zone: tzinfo) -> list[str]:
+    store = status.store
+    bundles = f"{store.bundles} bundle{'' if store.bundles == 1 else 's'}"
+    room = f"{size(store.trash_bytes)} in the trash; {size(store.free_bytes)} free"
+    lines = [
+        f"policies  {_carrier(status.carrier, status.at, zone)}",
+        f"store     {size(store.bundle_bytes)} in {bundles}, {room}",
+    ]
+    for run in status.runs:
+        state = "under way" if run.held else "cut short"
+        window = ", window open" if run.window else ""
+        since = age(run.since, status.at)
+        lines.append(f"run       {run.domain}: {run.kind} {state}, {run.phase}{window} for {since}")
+    return lines
+
+
+def _carrier(carrier: Carrier, now: datetime, zone: tzinfo) -> str:
+    active = sorted(unit for unit, state in carrier.units.items() if state == "active")
+    if carrier.holder is None:
+        return f"{', '.join(active)} active" if active else "neither the daemon nor a timer"
+    since = parse_iso(carrier.holder.since)
+    return (
+        f"{carrier.holder.doing} (pid {carrier.holder.pid}) since "
+        f"{since.astimezone(zone):%Y-%m-%d %H:%M %Z}, {age(since, now)}"
+    )
+
+
+def _table(status: Status, zone: tzinfo) -> Table:
+    levels = [level for level in Level if any(level in each.newest for each in status.domains)]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("DOMAIN", overflow="fold")
+    table.add_column("POLICY", overflow="fold")
+    for name in ("LAST", "NEXT", *(level.value.upper() for level in levels)):
+        table.add_column(name, no_wrap=True)
+    for domain in status.domains:
+        newest = [_ago(domain.newest.get(level), status.at) for level in levels]
+        rows = [_policy_cells(each, status.at, zone) for each in domain.policies]
+        for place, cells in enumerate(rows or [[Text("-"), Text("-"), Text("-")]]):
+            first = place == 0
+            table.add_row(
+                Text(one_line(domain.name) if first else ""),
+                *cells,
+                *(newest if first else [""] * len(newest)),
+            )
+    return table
+
+
+def _policy_cells(policy: PolicyStatus, now: datetime, zone: tzinfo) -> list[Text]:
+    style = "red" if policy.missed or (policy.next and policy.next.failed) else ""
+    return [
+        Text(policy.policy),
+        Text(_last(policy, now)),
+        Text(_next(policy, now, zone), style=style),
+    ]
+
+
+def _last(policy: PolicyStatus, now: datetime) -> str:
+    """With when a guest that is off was last looked at: it may have run since then."""
+    taken = _ago(policy.last, now)
+    if policy.unchanged is None:
+        return taken
+    return f"{taken}, unchanged {age(policy.unchanged, now)} ago"
+
+
+def _next(policy: PolicyStatus, now: datetime, zone: tzinfo) -> str:
+    if policy.next is None:
+        return "-"
+    if policy.missed:
+        return "missed"
+    if policy.next.failed is not None:
+        return "failed"
+    if policy.next.due(now):
+        return "due"
+    local = policy.next.at.astimezone(zone)
+    same_day = local.date() == now.astimezone(zone).date()
+    return f"{local:%H:%M}" if same_day else f"{local:%m-%d %H:%M}"
+
+
+def _ago(moment: datetime | None, now: datetime) -> str:
+    return "-" if moment is None else age(moment, now)
+
+
+def _paragraph(trouble: Trouble, console: Console) -> Text:
+    word = trouble.grade.value
+    line = f"{word}  {one_line(trouble.subject)}: {one_line(trouble.text)}  [{trouble.code}]"
+    wrapped = textwrap.wrap(
+        line,
+        min(console.width, _WIDEST) if console.is_terminal else _PIPED_WIDTH,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    text = Text("\n".join(wrapped))
+    text.stylize(_STYLES[trouble.grade], 0, len(word))
+    return text
+
+
+# -- Nagios --------------------------------------------------------------------------------------
+
+
+def nagios(status: Status, troubles: Sequence[Trouble], limits: Limits) -> tuple[str, int]:
+    """The line and the exit status of a monitoring plugin (Nagios Plugin API, performance data)."""
+    word, code = _NAGIOS[worst(troubles)]
+    count = len(status.domains)
+    told = f"{count} guest{'' if count == 1 else 's'}"
+    if troubles:
+        told = f"{troubles[0].subject}: {troubles[0].text}"
+        if len(troubles) > 1:
+            told += f" (and {len(troubles) - 1} more)"
+    return f"{nagios_line(word, told)} | {_perfdata(status, limits)}", code
+
+
+def _perfdata(status: Status, limits: Limits) -> str:
+    policies = [policy for domain in status.domains for policy in domain.policies]
+    store = status.store
+    figures = {
+        "guests": f"{len(status.domains)}",
+        "missed": f"{sum(policy.missed > 0 for policy in policies)}",
+        "failed": f"{sum(bool(policy.next and policy.next.failed) for policy in policies)}",
+        "cut_short": f"{sum(not run.held for run in status.runs)}",
+        "oldest": f"{_oldest(status.domains, status.at)}s",
+        "store_bytes": f"{store.bundle_bytes + store.trash_bytes + store.other_bytes}B",
+        "store_used": f"{store.used_percent:.0f}%;{limits.store_warning};{limits.store_critical}",
+    }
+    return " ".join(f"{name}={value}" for name, value in figures.items())
+
+
+def _oldest(domains: Sequence[DomainStatus], now: datetime) -> int:
+    """Age of the newest snapshot of the domain whose newest is the oldest, in seconds.
+
+    One that still held all of a guest that was off is as old as the last look that found it so.
+    """
+    lasts = [domain.last for domain in domains if domain.last is not None]
+    return max((_seconds(last, now) for last in lasts), default=0)
+
+
+def _seconds(last: SnapshotRecord, now: datetime) -> int:
+    """Not below 0, nor by a look that is of the future: the clock went back."""
+    looked = last.unchanged
+    moment = last.created if looked is None or looked > now else looked
+    return max(int((now - moment).total_seconds()), 0)

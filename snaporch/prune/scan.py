@@ -1,0 +1,226 @@
+"""What is in the store. Nothing is followed, and what is not snaporch's is not seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, read_manifest
+from snaporch.bundle.store import (
+    COPY_NAME,
+    LEFTOVERS,
+    RAM_NAME,
+    REST_NAME,
+    RUN_NAME,
+    UUID_NAME,
+    copy_of,
+    explained_store,
+)
+from snaporch.catalog.holds import runs_of
+from snaporch.errors import RefusedError
+from snaporch.prune.decision import Found, Kind, Reference
+
+TRASH_NAME = ".trash"
+STAMP = "%Y%m%dT%H%M%SZ"
+"""How names in the trash say when: UTC, to the second."""
+DELETING = ".deleting"
+"""What the name of a thing ends with whose removal has begun."""
+
+_TRASHED = re.compile(rf"\d{{8}}T\d{{6}}Z\.({UUID_NAME})\.({RUN_NAME})")
+_REMAINS = re.compile(rf"\d{{8}}T\d{{6}}Z\.({UUID_NAME})\.(.+){re.escape(DELETING)}")
+_PARTIAL = re.compile(rf"\.({RUN_NAME})\.partial")
+_SAFETY = re.compile(r"safety-\d{8}T\d{6}\.\d{6}Z")
+_OF_A_PARTIAL = re.compile(
+    r"ram\.(save|raw)|domain(\.live)?\.xml|nvram\.fd|tpm\.\d+\.permall|manifest\.json"
+)
+_OF_A_SAFETY = re.compile(
+    r"\d{3,}\.zfs|undo\.sh|\.?undo\.json|(domain|barred)\.xml|nvram\.fd|tpm\..+"
+    r"|(running|managed)\.save"
+)
+
+
+def survey(root: Path, only: Collection[str] | None = None) -> list[Found]:
+    """Everything of snaporch's in the store at ``root``.
+
+    Args:
+        root: the store.
+        only: of the bundles, these references (``uuid/run``) alone; the trash is looked at anyway.
+
+    Raises:
+        RefusedError: the trash is not a directory.
+        UnavailableError: the store cannot be read.
+    """
+    if not root.exists():
+        return []
+    with explained_store(root):
+        found = list(_trash(root))
+        if only is not None:
+            for path in (root / reference for reference in only):
+                found += _bundle(path) if _is_directory(path) else ()
+            return _wanted(root, found)
+        for path in _directories(root):
+            if re.fullmatch(UUID_NAME, path.name):
+                found += _of_domain(path)
+        return _named(_wanted(root, found))
+
+
+def _wanted(root: Path, found: list[Found]) -> list[Found]:
+    """With the bundles marked whose snapshots an undo would, or might, bring back."""
+    runs = {uuid: _runs(root / uuid) for uuid in {each.uuid for each in found}}
+    return [
+        replace(each, wanted=(held := runs[each.uuid]) is None or each.name in held)
+        for each in found
+    ]
+
+
+def _runs(directory: Path) -> set[str] | None:
+    """The runs whose snapshots a domain's safety copies hold; ``None`` if one does not say."""
+    try:
+        return {run for copy in directory.glob("safety-*") for run in runs_of(copy)}
+    except ManifestError:
+        return None
+
+
+def aging(root: Path) -> list[Path]:
+    """What of the store at ``root`` goes by its age: bundles in the trash, and safety copies."""
+    if not root.exists():
+        return []
+    with explained_store(root):
+        trashed = [each.path for each in _trash(root) if each.kind is Kind.TRASHED]
+        domains = [path for path in _directories(root) if re.fullmatch(UUID_NAME, path.name)]
+        copies = [path for domain in domains for path in _directories(domain)]
+    return trashed + [path for path in copies if _SAFETY.fullmatch(path.name)]
+
+
+def _of_domain(directory: Path) -> Iterator[Found]:
+    for path in _directories(directory):
+        if re.fullmatch(RUN_NAME, path.name):
+            yield from _bundle(path)
+        elif match := _PARTIAL.fullmatch(path.name):
+            yield from _plain(Kind.PARTIAL, path, match[1], _OF_A_PARTIAL)
+        elif _SAFETY.fullmatch(path.name):
+            yield from _safety(path)
+
+
+def _safety(path: Path) -> Iterator[Found]:
+    """With the trouble that its record cannot be read: nobody knows what its undo needs."""
+    for found in _plain(Kind.SAFETY, path, path.name, _OF_A_SAFETY):
+        try:
+            runs_of(path)
+        except ManifestError as error:
+            yield replace(found, trouble=f"{error.thing}: {error.reason}")
+        else:
+            yield found
+
+
+def _trash(root: Path) -> Iterator[Found]:
+    trash = root / TRASH_NAME
+    if not os.path.lexists(trash):
+        return
+    if not _is_directory(trash):
+        raise RefusedError(str(trash), "is not a directory", "move it away; nothing was touched")
+    for path in _directories(trash):
+        if match := _TRASHED.fullmatch(path.name):
+            uuid, run = match.groups()
+            taken = os.path.lexists(root / uuid / run)
+            found = Found(Kind.TRASHED, path, uuid, run, place_taken=taken)
+            yield from _described(found)
+        elif match := _REMAINS.fullmatch(path.name):
+            uuid, name = match.groups()
+            yield from _looked_into(Found(Kind.REMAINS, path, uuid, name), lambda _name: True)
+
+
+def _bundle(path: Path) -> Iterator[Found]:
+    return _described(Found(Kind.BUNDLE, path, path.parent.name, path.name))
+
+
+def _described(found: Found) -> Iterator[Found]:
+    """With what its manifest says, if it is the bundle's own and accounts for all that is there."""
+    try:
+        manifest = _own_manifest(found)
+        named = _names_here(found.path)
+    except ManifestError as error:
+        for each in _looked_into(found, lambda _name: True):
+            yield replace(each, trouble=f"{error.thing}: {error.reason}")
+        return
+    known = {MANIFEST_NAME, COPY_NAME, *(part.name for part in manifest.parts)}
+    if not known.isdisjoint({RAM_NAME, REST_NAME}):
+        known |= {RAM_NAME, *LEFTOVERS}
+    said = replace(
+        found,
+        domain=manifest.domain,
+        snapshot=manifest.snapshot,
+        references=tuple(Reference(named(s.dataset), s.name, s.guid) for s in manifest.snapshots),
+    )
+    yield from _looked_into(said, known.__contains__)
+
+
+def _own_manifest(found: Found) -> Manifest:
+    path = found.path / MANIFEST_NAME
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise ManifestError(str(path), "is not a plain file")
+    manifest = read_manifest(found.path)
+    if (manifest.uuid, manifest.run) != (found.uuid, found.name):
+        raise ManifestError(str(path), f"is of another bundle ({manifest.uuid}/{manifest.run})")
+    return manifest
+
+
+def _names_here(directory: Path) -> Callable[[str], str]:
+    """What its datasets are called here: on a replica they have other names."""
+    path = directory / COPY_NAME
+    if not os.path.lexists(path):
+        return str
+    try:
+        above = json.loads(path.read_bytes())["dataset"].strip("/")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(str(path), "does not say below which dataset copies are") from error
+    return lambda dataset: f"{above}/{copy_of(dataset)}"
+
+
+def _plain(kind: Kind, path: Path, name: str, known: re.Pattern[str]) -> Iterator[Found]:
+    found = Found(kind, path, path.parent.name, name)
+    return _looked_into(found, lambda inside: known.fullmatch(inside) is not None)
+
+
+def _looked_into(found: Found, known: Callable[[str], bool]) -> Iterator[Found]:
+    """With its size, and the trouble that something in it is not snaporch's.
+
+    Nothing when it has gone meanwhile: a run has sealed it, or somebody else prunes.
+    """
+    size = 0
+    strangers = []
+    try:
+        with os.scandir(found.path) as entries:
+            for entry in entries:
+                size += entry.stat(follow_symlinks=False).st_size
+                if not (known(entry.name) and entry.is_file(follow_symlinks=False)):
+                    strangers.append(entry.name)
+    except FileNotFoundError:
+        return
+    trouble = ""
+    if strangers:
+        names = ", ".join(sorted(strangers))
+        trouble = f"{found.path} holds {names}, which snaporch did not put there"
+    yield replace(found, bytes=size, trouble=trouble)
+
+
+def _named(found: list[Found]) -> list[Found]:
+    """Things without a manifest get the name their domain has in its bundles."""
+    names = {each.uuid: each.domain for each in found if each.domain}
+    return [replace(each, domain=each.domain or names.get(each.uuid, "")) for each in found]
+
+
+def _directories(path: Path) -> list[Path]:
+    """The directories in it, by name; a link to one is none."""
+    with os.scandir(path) as entries:
+        names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
+    return [path / name for name in names]
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

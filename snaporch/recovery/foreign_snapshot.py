@@ -1,0 +1,45 @@
+"""Somebody else's snapshot over a run's overlay: the guest writes above it, and needs all beneath.
+
+Such an image is not snaporch's to commit, for whoever took it may be reading what lies below.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+
+from snaporch.disks.backing_chain import is_beneath
+from snaporch.errors import AttentionError, RefusedError
+from snaporch.hypervisor import OverlayDisk
+from snaporch.hypervisor.qcow2 import HeaderError
+from snaporch.journal import Facts
+from snaporch.model import Domain
+
+
+def check_nothing_above(domain: Domain, facts: Facts, overlays: Sequence[OverlayDisk]) -> None:
+    """See that no other image lies over one of the run's overlays, by definition or header.
+
+    Raises:
+        AttentionError: one does, and how the guest comes back onto the overlay.
+    """
+    for disk in overlays:
+        now = domain.disk(disk.target)
+        if now is None or now.source in (None, disk.base, disk.overlay):
+            continue
+        with suppress(HeaderError, RefusedError, OSError):  # then it is no image over ours
+            if is_beneath(domain, now, disk.overlay):
+                raise AttentionError(
+                    facts.domain,
+                    f"its disk {disk.target} is on {now.source}, which somebody else has put over "
+                    f"the overlay {disk.overlay}; nothing was removed",
+                    f"{_way_back(domain, facts, disk)}; then run: snaporch recover {facts.uuid}",
+                )
+
+
+def _way_back(domain: Domain, facts: Facts, disk: OverlayDisk) -> str:
+    if domain.active and domain.boot == facts.boot:
+        words = ["virsh", "blockcommit", domain.name, disk.target, "--base", disk.overlay]
+        return f"commit that: {shlex.join([*words, '--active', '--pivot', '--wait'])}"
+    first = "shut it off, and " if domain.active else ""
+    return f'{first}commit that by hand (docs/recovery.md, "Over an overlay")'

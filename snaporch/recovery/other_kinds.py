@@ -1,0 +1,43 @@
+"""Runs of other kinds than a snapshot's that were cut short, such as restores.
+
+The rooms above this one know how to finish them; a command tells by
+:attr:`~snaporch.context.Context.finishers` whom to ask.
+"""
+
+from __future__ import annotations
+
+from snaporch.context import Context
+from snaporch.errors import AttentionError
+from snaporch.journal import OtherJournal, others_of
+
+
+def finish_others(context: Context, uuid: str) -> list[str]:
+    """Finish or undo what was cut short on a domain; the caller holds its lock.
+
+    Raises:
+        AttentionError: it cannot be, or nobody here knows how to.
+    """
+    done: list[str] = []
+    for journal in others_of(context.config.paths.journal, uuid):
+        if journal.path.exists():  # finishing one may have made an older one void
+            done += _finish(context, journal, dry_run=False)
+    return done
+
+
+def foresee_others(context: Context, uuid: str) -> list[str]:
+    """What :func:`finish_others` would do."""
+    lines: list[str] = []
+    for journal in others_of(context.config.paths.journal, uuid):
+        lines += _finish(context, journal, dry_run=True)
+    return lines
+
+
+def _finish(context: Context, journal: OtherJournal, *, dry_run: bool) -> list[str]:
+    if journal.kind not in context.finishers:
+        raise AttentionError(
+            journal.domain,
+            f"a {journal.kind} of it was cut short",
+            f"run: snaporch recover {journal.uuid}",
+        )
+    texts = context.finishers[journal.kind](context, journal, dry_run)
+    return [f"{journal.domain}: {text}" for text in texts]

@@ -1,0 +1,269 @@
+"""Files in a guest's datasets that are not the guest's, and that a rollback would take back.
+
+A file that is as it was in the snapshot loses nothing. Which are is told without this host's clock:
+by inode, size and time of writing, in the dataset and in the snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from snaporch.context import Context
+from snaporch.disks.backing_chain import FileState
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import domain_xml
+from snaporch.model import DatasetKind, Domain, PoolSnapshot
+from snaporch.zfs import PoolError, resolver
+
+MOST = 100_000
+"""Entries of a dataset that are looked at."""
+_DEEPEST = 100
+_NAMED = 3
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WITHOUT_DATA = (stat.S_IFSOCK, stat.S_IFIFO)
+
+
+class TooManyError(Exception):
+    """There is more in a dataset than is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Anything but a directory."""
+
+    path: str
+    """Below where the walk began."""
+    device: int
+    state: FileState
+
+
+def guests_paths(xmls: Sequence[str]) -> set[str]:
+    """Every path that definitions of a guest name, as a device of it or to boot from."""
+    found = set()
+    for xml in xmls:
+        root = domain_xml.parse(xml)
+        parts = [part for name in ("os", "devices") for part in root.findall(name)]
+        texts = [
+            text
+            for part in parts
+            for element in part.iter()
+            for text in (element.text or "", *element.attrib.values())
+        ]
+        found |= {text.strip() for text in texts if text.strip().startswith("/")}
+    return found | tpm_states(xmls)
+
+
+def tpm_states(xmls: Sequence[str]) -> set[str]:
+    """The directories, or files, of a guest's emulated TPM."""
+    states = (domain_xml.tpm_state(domain_xml.parse(xml)) for xml in xmls)
+    return {state.path for state in states if state is not None}
+
+
+def excluded(context: Context, domain: Domain) -> list[str]:
+    """Images of the guest that the configuration leaves out of its snapshots."""
+    names = context.config.settings(domain.name, domain.uuid).exclude_disks
+    return [disk.source for disk in domain.disks if disk.target in names and disk.source]
+
+
+def own_files(paths: Iterable[str], directories: Collection[str]) -> set[tuple[int, int]]:
+    """Device and inode of each of ``paths`` that is a file, and of the files in ``directories``.
+
+    A link among the paths counts with what it leads to.
+    """
+    mounts = resolver.read_mounts()
+    found: set[tuple[int, int]] = set()
+    for path in paths:
+        with suppress(OSError, resolver.NotOnZfsError, TooManyError):
+            for place in _both(path, mounts):
+                status = os.lstat(place)
+                if not stat.S_ISDIR(status.st_mode):
+                    found.add((status.st_dev, status.st_ino))
+                elif path in directories:
+                    found |= {(each.device, each.state.inode) for each in walk(place, frozenset())}
+    return found
+
+
+def _both(path: str, mounts: list[resolver.Mount]) -> set[Path]:
+    """The real path, and that of the link that ``path`` may be."""
+    above, name = os.path.split(path)
+    return {Path(resolver.real_path(above, mounts), name), Path(resolver.real_path(path, mounts))}
+
+
+def own_by_dataset(xmls: Sequence[str], more: Iterable[str]) -> dict[str, list[str]]:
+    """Of each dataset the guest's paths in it, whether anything is there at this moment or not."""
+    mounts = resolver.read_mounts()
+    states = tpm_states(xmls)
+    found: dict[str, set[str]] = {}
+    for path in {*guests_paths(xmls), *more}:
+        with suppress(OSError, resolver.NotOnZfsError):
+            for place in _both(path, mounts):
+                if path in states or not place.is_dir():
+                    dataset = resolver.resolve_nearest(str(place), mounts).name
+                    found.setdefault(dataset, set()).add(str(place))
+    return {dataset: sorted(places) for dataset, places in found.items()}
+
+
+def other_files(root: Path, own: set[tuple[int, int]]) -> list[Found]:
+    """What a file system holds but files of the guest.
+
+    Args:
+        root: where it is mounted; what other mounts cover of it is not seen.
+        own: as :func:`own_files` says.
+
+    Raises:
+        TooManyError: not all was looked at.
+        OSError: it cannot be.
+    """
+    covered = frozenset(mount.mount_point for mount in resolver.read_mounts())
+    return [each for each in walk(root, covered) if (each.device, each.state.inode) not in own]
+
+
+def _changed(context: Context, others: list[Found], member: PoolSnapshot) -> list[str]:
+    """The paths of those that are not as they were in the snapshot."""
+    before: set[FileState] = set()
+    if others:
+        # one that cannot be looked into: then all may have changed
+        with (
+            suppress(OSError, PoolError),
+            context.pool.mounted_snapshot(member.full_name) as then,
+        ):
+            before = {each.state for each in walk(then, frozenset(), linked=True)}
+    return sorted(each.path for each in others if each.state not in before)
+
+
+def walk(root: Path, covered: frozenset[str], *, linked: bool = False) -> Iterator[Found]:
+    """Everything below a directory but directories, sockets and pipes; no link is followed.
+
+    Args:
+        covered: mount points, which are left out untouched.
+        linked: ``root`` may be a link: to a mount of one's own.
+
+    Raises:
+        TooManyError: there are too many.
+        OSError: a directory cannot be read.
+    """
+    descriptor = os.open(root, _OPEN & ~os.O_NOFOLLOW if linked else _OPEN)
+    try:
+        for count, each in enumerate(_walk(descriptor, root, PurePosixPath(), covered)):
+            if count >= MOST:
+                raise TooManyError
+            if each is not None:
+                yield each
+    finally:
+        os.close(descriptor)
+
+
+def _walk(
+    directory: int, root: Path, below: PurePosixPath, covered: frozenset[str]
+) -> Iterator[Found | None]:
+    if len(below.parts) > _DEEPEST:
+        raise TooManyError
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = below / entry.name
+            if str(root / path) in covered or str(path) == ".zfs":
+                continue
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    yield None
+                    descriptor = os.open(entry.name, _OPEN, dir_fd=directory)
+                    try:
+                        yield from _walk(descriptor, root, path, covered)
+                    finally:
+                        os.close(descriptor)
+                    continue
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # it went meanwhile
+                continue
+            if stat.S_IFMT(status.st_mode) in _WITHOUT_DATA:
+                yield None
+            else:
+                yield Found(str(path), status.st_dev, FileState.told_by(status))
+
+
+def found_in(
+    context: Context,
+    members: Iterable[PoolSnapshot],
+    xmls: Sequence[str],
+    more: Iterable[str] = (),
+    apart: Iterable[str] = (),
+) -> dict[str, list[str]]:
+    """What each file system that would be rolled back holds of others, and did not hold then.
+
+    Args:
+        members: the snapshots that would be rolled back to.
+        xmls: definitions of the guest, then and now.
+        more: other paths that are the guest's.
+        apart: those of them that were left out of the snapshot, and are no more to be taken back
+            than what is others'.
+
+    Raises:
+        RefusedError: it cannot be told of one.
+    """
+    own = _files(xmls, more) - own_files(apart, ())
+    kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
+    found = {}
+    for member in members:
+        if kinds.get(member.dataset) is not DatasetKind.FILESYSTEM:
+            continue
+        step = "use --also-roll-back if nothing but the guest's is in it"
+        try:
+            root = resolver.mount_point_of(member.dataset)
+            found[member.dataset] = _changed(context, other_files(root, own), member)
+        except resolver.NotOnZfsError as error:
+            raise RefusedError(
+                member.dataset,
+                "is not mounted, so whether others have written to it cannot be told",
+                f"zfs mount -l {member.dataset}, or {step}",
+            ) from error
+        except TooManyError as error:
+            raise RefusedError(
+                member.dataset, f"has more than the {MOST} entries that are looked at", step
+            ) from error
+        except OSError as error:
+            raise RefusedError(
+                member.dataset, f"cannot be looked through ({error.strerror})", step
+            ) from error
+    return {dataset: others for dataset, others in found.items() if others}
+
+
+def files_of(domains: Iterable[Domain]) -> set[tuple[int, int]]:
+    """Device and inode of each file of these guests."""
+    found: set[tuple[int, int]] = set()
+    for domain in domains:
+        xmls = [xml for xml in (domain.inactive_xml, domain.live_xml) if xml is not None]
+        sources = [disk.source for disk in domain.disks if disk.source is not None]
+        found |= _files(xmls, sources)
+    return found
+
+
+def _files(xmls: Sequence[str], more: Iterable[str]) -> set[tuple[int, int]]:
+    return own_files({*guests_paths(xmls), *more}, tpm_states(xmls))
+
+
+def beside(datasets: Iterable[str], own: set[tuple[int, int]]) -> list[str]:
+    """Of each of these datasets that holds more than ``own``: what, in words."""
+    found = []
+    for dataset in datasets:
+        try:
+            others = [each.path for each in other_files(resolver.mount_point_of(dataset), own)]
+        except TooManyError:
+            found.append(f"{dataset} (more than {MOST} entries)")
+        except (OSError, resolver.NotOnZfsError):  # a volume, or not mounted
+            continue
+        else:
+            found += [f"{dataset} ({named(sorted(others))})"] if others else []
+    return found
+
+
+def named(others: list[str]) -> str:
+    """Some of the files, and how many there are."""
+    some = ", ".join(others[:_NAMED])
+    more = len(others) - _NAMED
+    what = "other file" if len(others) == 1 else "other files"
+    return f"{len(others)} {what}: {some}{f' and {more} more' if more > 0 else ''}"

@@ -1,0 +1,198 @@
+"""RAM whose pages are in a page dataset: finding them, and making an image of them again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from snaporch.bundle.compress import Compressing, Compression, choose
+from snaporch.bundle.manifest import PagesEntry, Part, Role
+from snaporch.bundle.page_file import PAGES_NAME, page_sum
+from snaporch.bundle.page_image import build_image
+from snaporch.bundle.qemu_stream import StreamError
+from snaporch.bundle.save_image import RamImageError
+from snaporch.bundle.store import sha256_of, sync_directory
+from snaporch.context import Context
+from snaporch.errors import RefusedError, RunFailedError
+from snaporch.restore.output_file import Extracted, check_destination
+from snaporch.restore.source import NotWholeError, Source
+from snaporch.zfs import PoolError
+
+IMAGE_NAME = "ram.save"
+_BLOCK = 1 << 20
+_RATIO = 0.6
+"""Of an image to its pages, at worst on an ordinary guest."""
+
+
+def check_pages(context: Context, thing: str, part: Part) -> None:
+    """Read the pages of a RAM part and compare them with the manifest.
+
+    Raises:
+        NotWholeError: they are not there, or are damaged.
+    """
+    entry = _located(context, thing, _entry(part))
+    total = entry.bytes
+
+    def tick(done: int) -> None:
+        context.interrupt.check(thing)
+        context.progress.amount(thing, done, total)
+
+    try:
+        with _page_file(context, entry) as path:
+            found = page_sum(path, tick)
+    except OSError as error:
+        raise NotWholeError(entry.full_name, error.strerror or "cannot be read") from error
+    if found != (entry.bytes, entry.sha256):
+        raise NotWholeError(
+            entry.full_name, "its checksum is not that of the manifest: it is damaged"
+        )
+
+
+def make_image(
+    context: Context, thing: str, directory: Path, part: Part, target: Path, xml: str | None = None
+) -> None:
+    """Write ``target``: an image that libvirt restores, from the part and its pages.
+
+    Every byte is compared with the manifest in passing, so one that is damaged is never restored.
+
+    Args:
+        thing: whom to report to.
+        directory: the bundle's.
+        part: its RAM.
+        target: the image; must not exist.
+        xml: in place of the one in the bundle.
+
+    Raises:
+        NotWholeError: something is missing or damaged; there is no ``target``.
+        RefusedError: there is no room for it.
+        OSError: it cannot be written.
+    """
+    entry = _located(context, thing, _entry(part))
+    how = _compressing(context)
+    check_room(target.parent, part, how)
+    context.progress.step(thing, f"putting RAM together from {entry.full_name}")
+    total = entry.bytes
+
+    def tick(done: int) -> None:
+        context.interrupt.check(thing)
+        context.progress.amount(thing, done, total)
+
+    rest = directory / part.name
+    try:
+        with _page_file(context, entry) as pages:
+            build_image(rest, entry, pages, target, how, tick, xml=xml)
+    except StreamError as error:
+        raise NotWholeError(str(rest), f"its stream {error.reason}") from error
+    except RamImageError as error:
+        raise NotWholeError(error.thing, error.reason) from error
+
+
+def image_bytes(part: Part) -> int:
+    """What an image of the part takes, at worst on an ordinary guest."""
+    if part.pages is None:
+        return part.bytes
+    return int((part.payload_bytes or part.pages.bytes) * _RATIO)
+
+
+def check_room(place: Path, part: Part, how: Compressing) -> None:
+    """Refuse an image for which there is no room.
+
+    Raises:
+        RefusedError: with both figures.
+    """
+    needed = image_bytes(part)
+    if how.method is Compression.NONE:
+        needed = part.payload_bytes or needed
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise RefusedError(
+            str(place),
+            f"no room for the RAM image: about {needed >> 20} MiB needed, {free >> 20} MiB free",
+            "make room there",
+        )
+
+
+def _located(context: Context, thing: str, entry: PagesEntry) -> PagesEntry:
+    """With the name of the snapshot as it is now, in its place or a copy: it is known by its GUID.
+
+    Raises:
+        NotWholeError: it is nowhere.
+    """
+    own = entry.full_name
+    names = context.pool.census().snapshots.get(entry.guid, ())
+    if not names:
+        raise NotWholeError(thing, f"the pages of its RAM are gone: {own} (GUID {entry.guid})")
+    dataset, _, name = (own if own in names else min(names)).partition("@")
+    return entry.model_copy(update={"dataset": dataset, "name": name})
+
+
+@contextmanager
+def _page_file(context: Context, entry: PagesEntry) -> Iterator[Path]:
+    """The page file in its snapshot.
+
+    Raises:
+        NotWholeError: the snapshot cannot be mounted, or has no page file.
+    """
+    with ExitStack() as stack:
+        try:
+            root = stack.enter_context(context.pool.mounted_snapshot(entry.full_name))
+        except PoolError as error:
+            raise NotWholeError(error.thing, error.reason, error.step) from error
+        path = root / PAGES_NAME
+        if not path.is_file():
+            raise NotWholeError(entry.full_name, "the page file is not in the snapshot")
+        yield path
+
+
+def _entry(part: Part) -> PagesEntry:
+    assert part.pages is not None
+    return part.pages
+
+
+def _compressing(context: Context) -> Compressing:
+    """Something libvirt undoes; the image is read once."""
+    return Compressing(choose("auto", reads_zstd=context.hypervisor.reads_zstd()))
+
+
+def extract_ram(context: Context, source: Source, to: Path) -> Extracted:
+    """Write the RAM of a snapshot to ``to``, as an image that ``virsh restore`` resumes from.
+
+    Raises:
+        RefusedError: the destination exists, or the snapshot has no RAM.
+        NotWholeError: something is missing or damaged; nothing is left of it.
+        RunFailedError: it could not be read or written; nothing is left of it.
+    """
+    part = source.part(Role.RAM)
+    if part is None:
+        raise RefusedError(source.thing, "has no RAM")
+    target = to / f"{source.thing}-{IMAGE_NAME}".replace("/", "_") if to.is_dir() else to
+    check_destination(target)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        if part.pages is not None:
+            make_image(context, source.thing, source.directory, part, partial)
+        else:
+            _copy(source.directory / part.name, part, partial)
+        partial.rename(target)
+        sync_directory(target.parent)
+    except OSError as error:
+        reason = f"{error.filename or target}: {error.strerror}"
+        raise RunFailedError(source.thing, f"its RAM could not be copied ({reason})") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    size = target.stat()
+    return Extracted("ram", str(target), "save", size.st_size, size.st_blocks * 512)
+
+
+def _copy(image: Path, part: Part, to: Path) -> None:
+    descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with image.open("rb") as reading, os.fdopen(descriptor, "wb") as writing:
+        shutil.copyfileobj(reading, writing, _BLOCK)
+        writing.flush()
+        os.fsync(writing.fileno())
+    if sha256_of(to) != part.sha256:
+        raise NotWholeError(str(image), "its SHA-256 is not that of the manifest: it is damaged")

@@ -1,0 +1,91 @@
+"""What becomes of a restore that was cut short: a pure function of what can be seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from snaporch.context import Context
+from snaporch.restore.disk_changes import written_now
+from snaporch.restore.journal import Ending, OldRestore, Step
+from snaporch.restore.start_lock import is_barred
+from snaporch.zfs import PoolError
+
+
+class Fate(StrEnum):
+    """What is done with it."""
+
+    UNDO = "undo it: nothing was rolled back"
+    FORWARD = "finish it"
+    COMPLETE = "complete it: the guest runs on the disks of the snapshot"
+    LEAVE_OFF = "complete it: the guest ran and has ended, and its disks stay as it left them"
+    TORN = "nothing: the guest runs on disks of two instants"
+    CHANGED = "nothing: the guest was redefined or started meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the journal says and what can be seen."""
+
+    active: bool
+    barred: bool
+    """Nothing can have started the guest by mistake."""
+    untouched: bool
+    """Nothing was written to the disks since the guest was to be resumed."""
+    stopping: bool
+    """The guest was about to be stopped."""
+    rolling: bool
+    """A dataset was about to be rolled back."""
+    rolled_back: bool
+    """All were."""
+    resuming: bool
+    ending: Ending
+
+
+def decide(sight: Sight) -> Fate:
+    """The one thing to do: nothing is rolled back under a guest, nor after it may have run."""
+    if not sight.rolling:
+        return Fate.FORWARD if sight.stopping and not sight.active else Fate.UNDO
+    if not sight.rolled_back:
+        if sight.active:
+            return Fate.TORN
+        return Fate.FORWARD if sight.barred else Fate.CHANGED
+    if sight.active:
+        return Fate.COMPLETE
+    if sight.ending is not Ending.RESUME:
+        return Fate.FORWARD
+    if sight.resuming:
+        return Fate.FORWARD if sight.barred and sight.untouched else Fate.LEAVE_OFF
+    return Fate.FORWARD if sight.barred else Fate.CHANGED
+
+
+def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> Fate:
+    """Look, and decide.
+
+    Args:
+        dry_run: take no snapshot to find out what was written; ZFS may be some seconds behind.
+    """
+    facts, progress = old.facts, old.progress
+    domain = context.hypervisor.find(facts.uuid)
+    resuming = progress.has_begun(Step.RESUME)
+    return decide(
+        Sight(
+            active=domain is not None and domain.active,
+            barred=is_barred(context, domain),
+            untouched=resuming and _untouched(context, old, probing=not dry_run),
+            stopping=progress.has_begun(Step.STOP),
+            rolling=progress.has_begun(Step.ROLLBACK),
+            rolled_back=all(progress.has_ended(Step.ROLLBACK, each) for each in facts.datasets),
+            resuming=resuming,
+            ending=facts.ending,
+        )
+    )
+
+
+def _untouched(context: Context, old: OldRestore, *, probing: bool) -> bool:
+    """Nothing was written to any of the datasets since the guest was to be resumed."""
+    try:
+        now = written_now(context, old.facts, probing=probing)
+        return now == old.progress.written and now.keys() == set(old.facts.datasets)
+    except PoolError:
+        return False

@@ -1,0 +1,429 @@
+"""Carrying a restore out: safety, stop, roll back, resume or boot."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch import default_paths
+from snaporch.bundle.manifest import Role
+from snaporch.bundle.save_image import read_header
+from snaporch.bundle.store import BundleError, damage_of
+from snaporch.context import Context
+from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
+from snaporch.locks import readers_lock
+from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
+from snaporch.restore.dataset_users import check_unused
+from snaporch.restore.journal import (
+    Ending,
+    HostFile,
+    OldRestore,
+    RestoreFacts,
+    RestoreJournal,
+    Step,
+    Target,
+    unfinished,
+)
+from snaporch.restore.plan import RestorePlan, check_files_beneath, check_others_writes
+from snaporch.restore.preflight import check_named, check_places
+from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
+from snaporch.restore.recovery_decision import Fate, fate_of
+from snaporch.restore.safety_catalog import RECORD, copies_of
+from snaporch.restore.safety_copy import Safety
+from snaporch.restore.source import NotWholeError
+from snaporch.restore.start_lock import has_bar, is_barred
+from snaporch.restore.steps import (
+    Work,
+    check_newer_may_go,
+    check_nothing_new,
+    check_targets,
+    forget_restore,
+    give_up,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came of it."""
+
+    record: SnapshotRecord
+    state: DomainState
+    resumed: bool
+    """From RAM, to the very instant."""
+    clock_set: bool
+    undo: str | None
+    """The script that undoes the restore."""
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object: the snapshot's, and what was done with it."""
+        return self.record.as_json() | {
+            "domain_state": self.state.value,
+            "resumed": self.resumed,
+            "clock_set": self.clock_set,
+            "undo": self.undo,
+        }
+
+
+_PUT_BACK = (Role.INACTIVE_XML, Role.NVRAM, Role.TPM)
+
+
+def check_bundle(
+    context: Context, plan: RestorePlan, *, despite_damage: bool = False
+) -> RestorePlan:
+    """Read the whole bundle and compare it with its manifest; before anything is touched.
+
+    Args:
+        despite_damage: whether a part that is damaged may stay on the host as it is now.
+
+    Returns: the plan, knowing which parts are damaged; those are not put back.
+
+    Raises:
+        RefusedError: what the restore needs is damaged.
+    """
+    if plan.manifest is None or plan.record.bundle is None:
+        return plan
+    context.progress.step(plan.record.domain, "checking the bundle's SHA-256")
+    troubles = damage_of(Path(plan.record.bundle))
+    try:
+        if plan.ram is not None:
+            for trouble in troubles.values():
+                raise trouble
+            read_header(plan.ram)
+    except SnaporchError as error:
+        raise RefusedError(error.thing, error.reason, "boot from the disks with --cold") from error
+    wanted = {part.name for part in plan.parts if part.role in _PUT_BACK}
+    if (lost := sorted(wanted & troubles.keys())) and not despite_damage:
+        trouble = troubles[lost[0]]
+        raise RefusedError(
+            trouble.thing,
+            trouble.reason,
+            "to go on without it, so that the disks of then meet what there is now: "
+            "--despite-damage",
+        )
+    for trouble in troubles.values():
+        context.progress.note(plan.record.domain, f"{trouble}; it is not put back")
+    for name, why in plan.unfit.items():
+        context.progress.note(plan.record.domain, f"{why.reason}; its {name} stays as it is")
+    checked = replace(plan, damaged=frozenset(troubles))
+    current = plan.domain.inactive_xml if plan.domain else None
+    if plan.boot and current is None and checked.text(Role.INACTIVE_XML) is None:
+        raise RefusedError(
+            plan.record.domain, "the definition in its bundle is damaged", "define it by hand first"
+        )
+    if plan.ram is None and plan.domain is not None and checked.text(Role.INACTIVE_XML) is None:
+        check_named(plan.thing, plan.manifest, plan.domain)
+    return checked
+
+
+def check_as_shown(shown: RestorePlan, current: RestorePlan) -> None:
+    """What was consented to is what would be done now: the guest and its disks may have gone on.
+
+    Args:
+        shown: what a human was shown, while the domain was not locked.
+        current: the same, made anew under its lock.
+
+    Raises:
+        RefusedError: something else was shown; says what.
+    """
+    now = _consented(current)
+    changed = [what for what, then in _consented(shown).items() if then != now[what]]
+    if changed:
+        raise RefusedError(
+            shown.thing,
+            f"changed since it was shown: {', '.join(changed)}; nothing was touched",
+            f"{'undo' if shown.undoes else 'restore'} it again",
+        )
+
+
+def _consented(plan: RestorePlan) -> dict[str, object]:
+    domain = plan.domain
+    return {
+        "the snapshot": (plan.record.run, tuple((s.full_name, s.guid) for s in plan.snapshots)),
+        "what is newer": plan.newer,
+        "the guest": domain and (domain.boot, domain.state, domain.managed_save),
+        "its definition": domain and domain.inactive_xml,
+        "its bundle": (plan.ram, plan.damaged, tuple(plan.unfit)),
+    }
+
+
+def restore(
+    context: Context,
+    plan: RestorePlan,
+    *,
+    safety: bool,
+    keep_running: bool = False,
+    wait: int = 0,
+) -> Restored:
+    """Restore; the caller holds the domain's lock and the user's consent.
+
+    A guest that is off stays off until its disks are back; once the first dataset was rolled back
+    the only way is forward, so a signal is looked at only before that.
+
+    Args:
+        safety: keep a copy of what is discarded.
+        keep_running: keep the RAM of a running guest with it.
+        wait: seconds, for those who clone, verify or copy a snapshot of it.
+
+    Raises:
+        BusyError: they still do.
+        RunFailedError: nothing was rolled back.
+        AttentionError: the disks were, and the rest was not; says the command that finishes.
+    """
+    record, locks = plan.record, default_paths.LOCKS
+    with readers_lock(
+        locks, record.domain, record.uuid, alone=True, wait=wait, interrupt=context.interrupt
+    ):
+        return _restore(context, plan, safety=safety, keep_running=keep_running)
+
+
+def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool) -> Restored:
+    record = plan.record
+    context.interrupt.check(record.domain)
+    plan, run = _with_image(context, plan)
+    try:
+        older = _make_way(context, record.uuid)
+        facts = _facts(context, plan, run, older, safety=safety, keep_running=keep_running)
+    except BaseException:
+        context.store.discard_partial(record.uuid, run)
+        raise
+    journal = RestoreJournal(context.config.paths.journal, facts)
+    work = Work(context, facts, journal)
+    _prepare(context, plan, facts, journal, work)
+    for old in older:
+        forget_restore(context, old.path, old.facts)
+    try:
+        work.go_forward()
+    except (SnaporchError, OSError) as error:
+        journal.close(settled=False)
+        raise half_way(context, facts, error) from error
+    journal.close(settled=True)
+    context.store.discard_partial(record.uuid, run)
+    state, clock = context.hypervisor.state(record.uuid), False
+    if state is DomainState.RUNNING and plan.ram is not None:
+        clock = context.hypervisor.set_guest_clock(record.uuid)
+    undo = str(work.undo) if work.undo and not facts.half_way else None
+    return Restored(record, state, plan.ram is not None, clock, undo)
+
+
+def half_way(context: Context, facts: RestoreFacts, error: Exception) -> AttentionError:
+    """What to say of a restore that has begun to roll back and cannot go on."""
+    step = f"mend the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
+    if facts.ending is Ending.RESUME and facts.undoes:
+        again = ["snaporch", "undo", facts.domain, "--copy", facts.undoes, "--disks-only"]
+        step += f" (or leave it off: {shlex.join(again)})"
+    elif facts.ending is Ending.RESUME:
+        again = ["snaporch", "restore", "--cold", facts.thing]
+        step += f" (or boot it: {shlex.join(again)})"
+    if back := undo_command(facts):
+        step += f" (or go back: {back})"
+    state, barred = _guest(context, facts.uuid)
+    how = f"{state} and cannot be started until it is finished" if barred else state
+    what = "undo" if facts.undoes else "restore"
+    reason = f"the {what} stopped half way ({error}); the guest is {how}"
+    return AttentionError(facts.thing, reason, step)
+
+
+def undo_command(facts: RestoreFacts) -> str:
+    """What takes it back; empty if there is no safety copy."""
+    copy = Path(facts.way_back)
+    if not facts.way_back or not (copy / RECORD).exists():
+        return ""
+    return shlex.join(["snaporch", "undo", facts.domain, "--copy", copy.name])
+
+
+def _prepare(
+    context: Context, plan: RestorePlan, facts: RestoreFacts, journal: RestoreJournal, work: Work
+) -> None:
+    """All that can be undone; on any failure it is.
+
+    Raises:
+        SnaporchError: as what went wrong says, and how the guest is.
+    """
+    stopping = False
+    try:
+        with journal.step(Step.SAFETY):
+            work.save()
+        context.interrupt.check(facts.domain)
+        _check_unchanged(context, plan, facts)
+        with journal.step(Step.STOP):
+            stopping = True
+            work.stop()
+    except BaseException as error:
+        journal.close(settled=False)
+        text = give_up(context, facts, journal.path)
+        if stopping and isinstance(error, (SnaporchError, OSError)) and _is_off(context, facts):
+            raise RunFailedError(
+                facts.domain,
+                f"the restore could not begin ({error}); {text}",
+                "start it again with virsh, or mend the cause and restore it again",
+            ) from error
+        raise
+
+
+def _is_off(context: Context, facts: RestoreFacts) -> bool:
+    return bool(facts.boot) and context.hypervisor.state(facts.uuid) is DomainState.OFF
+
+
+def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -> None:
+    """What consent was given to is still what there is; before anything is stopped or destroyed.
+
+    Saving may have taken hours.
+
+    Raises:
+        RefusedError: the guest was started meanwhile, snapshots have appeared or cannot be
+            destroyed any more, a disk's path leads elsewhere, or others have written.
+    """
+    domain = context.hypervisor.find(facts.uuid)
+    boot = domain.boot if domain is not None else ""
+    if boot and boot != facts.boot:
+        raise RefusedError(plan.record.domain, "was started meanwhile", "restore it again")
+    if plan.manifest is not None:
+        check_places(plan.thing, plan.manifest)
+        check_files_beneath(plan, plan.manifest)
+    check_others_writes(context, plan)
+    if plan.undoes:
+        check_unused(plan.thing, facts.datasets, facts.uuid)
+    check_targets(context, facts.targets)
+    check_nothing_new(context, facts)
+    check_newer_may_go(context, facts)
+
+
+def _make_way(context: Context, uuid: str) -> list[OldRestore]:
+    """Restores that were cut short before: undone, or superseded by the one that begins."""
+    older = []
+    for old in unfinished(context.config.paths.journal, uuid):
+        if fate_of(context, old, dry_run=False) is Fate.UNDO:
+            give_up(context, old.facts, old.path)
+        else:
+            older.append(old)
+    return older
+
+
+def _with_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, str]:
+    """The plan with an image that libvirt can read, and the run it was made for.
+
+    It is made while the guest still runs, in a place that the run's end or the next prune clears.
+
+    Raises:
+        RefusedError, RunFailedError: it cannot be made; nothing was touched.
+    """
+    run = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+    if plan.pages is None or plan.record.bundle is None:
+        return plan, run
+    uuid, thing = plan.record.uuid, plan.record.domain
+    place = context.store.create(uuid, run).directory
+    image = place / IMAGE_NAME
+    try:
+        make_image(context, thing, Path(plan.record.bundle), plan.pages, image)
+    except BaseException as error:
+        context.store.discard_partial(uuid, run)
+        if isinstance(error, NotWholeError):
+            step = error.step or "boot from the disks with --cold"
+            raise RefusedError(error.thing, error.reason, step) from error
+        if isinstance(error, OSError):
+            raise RunFailedError(
+                plan.thing, f"its RAM could not be put together ({error}); nothing was touched"
+            ) from error
+        raise
+    return replace(plan, ram=image), run
+
+
+def _facts(
+    context: Context,
+    plan: RestorePlan,
+    run: str,
+    older: list[OldRestore],
+    *,
+    safety: bool,
+    keep_running: bool,
+) -> RestoreFacts:
+    record, domain = plan.record, plan.domain
+    runs = domain is not None and domain.active
+    if keep_running and not runs:
+        context.progress.note(record.domain, "is off, so there is no running state to keep")
+    if keep_running and not safety:
+        raise RefusedError(record.domain, "its running state is kept with the safety copy only")
+    if keep_running and domain is not None and runs:
+        _check_savable(context, plan)
+    ending = Ending.RESUME if plan.ram else Ending.BOOT if plan.boot else Ending.OFF
+    before = domain.inactive_xml if domain is not None else None
+    whole = _whole_copy(context, domain, older)
+    return RestoreFacts(
+        run=run,
+        domain=record.domain,
+        uuid=record.uuid,
+        snapshot=record.snapshot,
+        targets=tuple(
+            Target(each.dataset, each.name, each.guid)
+            for each in sorted(plan.snapshots, key=lambda each: each.dataset)
+        ),
+        newer=plan.newer,
+        ending=ending,
+        ram=str(plan.ram or ""),
+        running=plan.running,
+        boot=domain.boot if domain is not None else "",
+        ran=domain is not None and domain.state is DomainState.RUNNING,
+        before=before,
+        after=plan.text(Role.INACTIVE_XML) or before,
+        files=_files(plan),
+        safety=str(Safety.place(context, record.uuid)) if safety else "",
+        keep_running=keep_running and runs,
+        supersedes=tuple(old.facts.run for old in older),
+        kept=plan.kept,
+        undoes=plan.undoes,
+        half_way=whole is not None,
+        whole=whole or "",
+    )
+
+
+def _whole_copy(context: Context, domain: Domain | None, older: list[OldRestore]) -> str | None:
+    """Of disks of two instants: the safety copy of the time before, empty if there is none.
+
+    ``None`` if they are whole. A script that undoes a restore keeps no journal: what it leaves half
+    done is known by the bar.
+    """
+    for old in older:
+        if old.is_half_way:
+            return old.facts.way_back
+    if older or domain is None or not has_bar(context.config.paths.journal, domain):
+        return None
+    whole = [each for each in copies_of(context.store, domain.uuid) if not each.record.half_way]
+    return str(whole[-1].directory) if whole else ""
+
+
+def _check_savable(context: Context, plan: RestorePlan) -> None:
+    """What stands in the way of saving RAM is known before anything is touched."""
+    assert plan.domain is not None
+    for blocker in context.hypervisor.blockers(plan.domain):
+        if Strategy.MANUAL in blocker.strategies:
+            raise RefusedError(
+                plan.record.domain,
+                f"its running state cannot be kept: {blocker.reason}",
+                blocker.step,
+            )
+
+
+def _files(plan: RestorePlan) -> tuple[HostFile, ...]:
+    found = []
+    for part in plan.parts:
+        if part.role not in (Role.NVRAM, Role.TPM):
+            continue
+        copy = Path(plan.record.bundle or "") / part.name
+        if part.source is None:
+            raise BundleError(str(copy), "the manifest does not say where it belongs")
+        found.append(HostFile(str(copy), part.source, part.uid, part.gid, part.mode))
+    return tuple(found)
+
+
+def _guest(context: Context, uuid: str) -> tuple[str, bool]:
+    """Its state, and whether it is kept from being started."""
+    try:
+        domain = context.hypervisor.find(uuid)
+        if domain is None:
+            return "undefined", False
+        return domain.state.value, not domain.active and is_barred(context, domain)
+    except SnaporchError:
+        return "out of reach", False

@@ -1,0 +1,125 @@
+"""Finding a file below a directory, and nowhere else.
+
+The way is walked one component at a time, from descriptor to descriptor, and the links on it are
+followed here and not by the kernel: in a snapshot or a clone an absolute link still names the place
+where the original is mounted, and the kernel would go there. (``openat2`` with ``RESOLVE_BENEATH``
+and ``RESOLVE_NO_SYMLINKS`` would refuse those snapshots, and every link inside them.)
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from snaporch.hypervisor.clone_xml import SharedError
+
+_MAX_LINKS = 40
+"""As the kernel (path_resolution(7))."""
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_CLOEXEC
+
+
+class LeadsOutError(SharedError):
+    """A path, a link or the header of an image names something that is not in the snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beneath:
+    """A regular file below a directory, open for reading."""
+
+    descriptor: int
+    path: PurePosixPath
+    """Below the directory, without links."""
+
+
+@contextmanager
+def open_beneath(
+    root: Path, path: PurePosixPath, home: PurePosixPath, *, called: str = ""
+) -> Iterator[Beneath]:
+    """Open a regular file below ``root``.
+
+    Args:
+        root: the clone or the snapshot.
+        path: relative to it; links in it are followed, and stay below.
+        home: where the original of ``root`` is mounted, which its absolute links name.
+        called: the name of ``root`` in errors; its path if there is none.
+
+    Raises:
+        LeadsOutError: a component is not below ``root``, or the file is not a regular one.
+        OSError: it is not there, or cannot be read.
+    """
+    walk = _Walk(root, path, home, f"{called}: {path}" if called else str(root / path))
+    try:
+        found = walk.go()
+        descriptor = os.open(f"/proc/self/fd/{found}", _READ)
+        try:
+            yield Beneath(descriptor, PurePosixPath(*walk.done))
+        finally:
+            os.close(descriptor)
+    finally:
+        walk.close()
+
+
+class _Walk:
+    """Descriptors from the root to where one is, and the names that led there."""
+
+    def __init__(self, root: Path, path: PurePosixPath, home: PurePosixPath, thing: str) -> None:
+        self._path, self._home, self._thing = path, home, thing
+        self._open = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        self._device = os.fstat(self._open[0]).st_dev
+        self.done: list[str] = []
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        while self._open:
+            os.close(self._open.pop())
+
+    def go(self) -> int:
+        """A descriptor of the file."""
+        todo = list(reversed(self._path.parts))
+        links = 0
+        while todo:
+            name = todo.pop()
+            if name == "/" or (name == ".." and not self.done):
+                raise self._out(f"{name} leads out of it")
+            if name == "..":
+                self._back(len(self.done) - 1)
+                continue
+            descriptor = os.open(name, _LOOK, dir_fd=self._open[-1])
+            self._open.append(descriptor)
+            self.done.append(name)
+            status = os.fstat(descriptor)
+            if status.st_dev != self._device:
+                raise self._out(f"{PurePosixPath(*self.done)} is on another file system")
+            if stat.S_ISLNK(status.st_mode):
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._path))
+                todo += reversed(self._follow(name).parts)
+        if not stat.S_ISREG(os.fstat(self._open[-1]).st_mode):
+            raise self._out("is not a regular file")
+        return self._open[-1]
+
+    def _follow(self, name: str) -> PurePosixPath:
+        """Where a link leads, from where one is afterwards."""
+        self._back(len(self.done) - 1)
+        target = PurePosixPath(os.readlink(name, dir_fd=self._open[-1]))
+        if not target.is_absolute():
+            return target
+        if not target.is_relative_to(self._home):
+            raise self._out(f"the link {name} leads out of it, to {target}")
+        self._back(0)
+        return target.relative_to(self._home)
+
+    def _back(self, depth: int) -> None:
+        while len(self.done) > depth:
+            self.done.pop()
+            os.close(self._open.pop())
+
+    def _out(self, reason: str) -> LeadsOutError:
+        return LeadsOutError(self._thing, reason)

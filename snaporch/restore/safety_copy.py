@@ -1,0 +1,347 @@
+"""What a restore discards, kept as files, so that a restore can be undone.
+
+A rollback destroys every snapshot newer than its target, so a safety snapshot alone would not
+survive it. Therefore all that lies between the target and the safety snapshot is written as an
+incremental stream (``zfs send -I``, newer snapshots included) into the bundle store, with a script
+that puts it back. First while the guest still runs; after it was stopped, only what came since.
+NVRAM, TPM state, a managed save image and, if asked for, the RAM of the guest are kept beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch import __version__
+from snaporch.bundle.host_file import read_host_file, tpm_files
+from snaporch.bundle.manifest import (
+    BeneathEntry,
+    DiskEntry,
+    Manifest,
+    Part,
+    Role,
+    SnapshotEntry,
+    VersionsEntry,
+    moment,
+)
+from snaporch.bundle.save_image import RamImageError, read_header
+from snaporch.bundle.store import (
+    explained_store,
+    private_directory,
+    replace_private,
+    sync_directory,
+    write_private,
+)
+from snaporch.context import Context
+from snaporch.disks.backing_chain import find_beneath
+from snaporch.errors import RefusedError, SnaporchError
+from snaporch.model import Disk, Domain, Level
+from snaporch.restore.journal import RestoreFacts, Target
+from snaporch.restore.plan import SAFETY_PREFIX
+from snaporch.restore.safety_catalog import (
+    DIRECTORY,
+    MANAGED_SAVE,
+    RAM,
+    RECORD,
+    Record,
+    SafetyCopy,
+    kept_of,
+)
+from snaporch.restore.undo_script import TPM_PREFIX, refusing_script, undo_script
+from snaporch.snapshot.bundle_parts import beneath_entry
+from snaporch.snapshot.plan import PlannedDisk, locate_disks
+from snaporch.zfs import PoolError, resolver
+
+_MARGIN = 1.1
+
+
+@dataclass
+class Safety:
+    """The safety copy of one restore."""
+
+    context: Context
+    directory: Path
+    targets: tuple[Target, ...]
+    _last: dict[str, str] = field(default_factory=dict)
+    _streams: list[tuple[str, Path]] = field(default_factory=list)
+    _saves: int = 0
+    _parts: dict[str, Part] = field(default_factory=dict)
+
+    @classmethod
+    def place(cls, context: Context, uuid: str) -> Path:
+        """A directory for a new one, which is not made yet."""
+        stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+        return context.store.root / uuid / f"{DIRECTORY}{stamp}"
+
+    @classmethod
+    def begin(cls, context: Context, directory: Path, targets: tuple[Target, ...]) -> Safety:
+        """An empty one; what an earlier attempt left in its directory goes, but for the RAM."""
+        safety = cls(context, directory, targets)
+        safety._sweep()
+        with explained_store(context.store.root):
+            private_directory(context.store.root)
+            private_directory(directory.parent)
+            private_directory(directory)
+        safety._last = {target.dataset: target.full_name for target in targets}
+        return safety
+
+    @property
+    def ram(self) -> Path:
+        """Where the RAM of the running guest is kept."""
+        return self.directory / RAM
+
+    @property
+    def has_ram(self) -> bool:
+        """Whether it is there, and whole."""
+        try:
+            return bool(read_header(self.ram))
+        except (OSError, RamImageError):
+            return False
+
+    @property
+    def _stamp(self) -> str:
+        return self.directory.name.removeprefix(DIRECTORY)
+
+    def save(self) -> list[str]:
+        """Snapshot every dataset as it is now, and write what came since the last time.
+
+        Returns: the safety snapshots' full names.
+
+        Raises:
+            RefusedError: the store has no room for it; the safety snapshots are gone again.
+        """
+        name = f"{SAFETY_PREFIX}{self._stamp}-{self._saves}"
+        self._saves += 1
+        pools: dict[str, list[str]] = {}
+        for target in self.targets:
+            pool = target.dataset.split("/", 1)[0]
+            pools.setdefault(pool, []).append(f"{target.dataset}@{name}")
+        for names in pools.values():
+            self.context.pool.snapshot(names, {})
+        taken = [full for names in pools.values() for full in names]
+        try:
+            self._check_room(taken)
+            for full in taken:
+                self._send(full)
+        except BaseException:
+            for names in pools.values():
+                self.context.pool.destroy_snapshots(names)
+            raise
+        return taken
+
+    def _check_room(self, taken: list[str]) -> None:
+        pairs = [(self._last[full.split("@")[0]], full) for full in taken]
+        self.check_room(int(sum(self.context.pool.increment_size(*pair) for pair in pairs)))
+
+    def check_room(self, size: int) -> None:
+        """Refuse what the store has no room for.
+
+        Raises:
+            RefusedError: with both figures.
+        """
+        needed = int(size * _MARGIN)
+        free = shutil.disk_usage(self.directory).free
+        if needed > free:
+            raise RefusedError(
+                str(self.directory),
+                f"no room for the safety copy: {needed >> 20} MiB needed, {free >> 20} MiB free",
+                "make room, or give the safety up with --no-safety",
+            )
+
+    def _send(self, full: str) -> None:
+        dataset = full.split("@", 1)[0]
+        path = self.directory / f"{len(self._streams):03}.zfs"
+        self.context.pool.send_increment(self._last[dataset], full, path)
+        self._streams.append((dataset, path))
+        self._last[dataset] = full
+
+    def keep_files(self, domain: Domain | None) -> None:
+        """Copy what a restore will replace: NVRAM, TPM state, a managed save image."""
+        if domain is None:
+            return
+        if domain.nvram is not None and os.path.lexists(domain.nvram):
+            self._keep("nvram.fd", Role.NVRAM, Path(domain.nvram))
+        for path in tpm_files(domain.tpm_state):
+            name = re.sub(r"[^a-z0-9.-]", "-", path.name.lower())
+            self._keep(f"{TPM_PREFIX}{name}", Role.TPM, path)
+        image = self.context.hypervisor.managed_save_path(domain.uuid)
+        if image is not None:
+            _link_or_copy(image, self.directory / MANAGED_SAVE)
+
+    def _keep(self, name: str, role: Role, source: Path) -> None:
+        data, status = read_host_file(source)
+        mode = status.st_mode & 0o7777
+        self._write(name, role, data)
+        owned = {"uid": status.st_uid, "gid": status.st_gid, "mode": mode, "source": str(source)}
+        self._parts[name] = self._parts[name].model_copy(update=owned)
+        os.chown(self.directory / name, status.st_uid, status.st_gid)
+        (self.directory / name).chmod(mode)
+
+    def _write(self, name: str, role: Role, data: bytes) -> None:
+        """A small file of the copy, on stable storage."""
+        (self.directory / name).unlink(missing_ok=True)
+        write_private(self.directory / name, data)
+        digest = hashlib.sha256(data).hexdigest()
+        self._parts[name] = Part(name=name, role=role, bytes=len(data), sha256=digest)
+
+    def write_script(
+        self,
+        domain: Domain | None,
+        *,
+        facts: RestoreFacts,
+        own: Mapping[str, Sequence[str]],
+        journal: Path,
+        lock: Path,
+        barred: str | None,
+    ) -> Path:
+        """What the copy holds, and the script that undoes the restore; the script's path."""
+        xml = domain and (domain.inactive_xml or domain.live_xml)
+        if xml:
+            self._write("domain.xml", Role.INACTIVE_XML, xml.encode())
+        if barred:
+            write_private(self.directory / "barred.xml", barred.encode())
+        copy = SafetyCopy(self.directory, self._record(domain, facts))
+        replace_private(self.directory / RECORD, copy.record.as_json())  # others read it meanwhile
+        uri = self.context.config.libvirt_uri
+        text = (
+            refusing_script(copy)
+            if copy.record.half_way
+            else undo_script(copy, own=own, uri=uri, journal=journal, lock=lock)
+        )
+        script = self.directory / "undo.sh"
+        write_private(script, text.encode("utf-8", "surrogateescape"))
+        script.chmod(0o700)
+        sync_directory(self.directory)
+        sync_directory(self.directory.parent)
+        return script
+
+    def _record(self, domain: Domain | None, facts: RestoreFacts) -> Record:
+        pool = self.context.pool
+        names = [*(target.full_name for target in self.targets), *self._last.values()]
+        now = moment(datetime.now(UTC))
+        taken = {each.full_name: each for each in pool.snapshots(list(facts.datasets))}
+        entries = {
+            name: SnapshotEntry(
+                dataset=each.dataset, name=each.name, guid=each.guid, createtxg=each.createtxg
+            )
+            for name, each in taken.items()
+        }
+        if gone := [name for name in names if name not in entries]:
+            raise PoolError(", ".join(gone), "is gone")
+        streams: dict[str, list[str]] = {}
+        for dataset, path in self._streams:
+            streams.setdefault(dataset, []).append(path.name)
+        manifest = Manifest(
+            run=facts.run,
+            domain=facts.domain,
+            uuid=facts.uuid,
+            snapshot=facts.snapshot,
+            level=Level.RAM if self.has_ram else Level.OFF,
+            was_running=facts.ran,
+            started=now,
+            created=now,
+            finished=now,
+            snapshots=tuple(entries[target.full_name] for target in self.targets),
+            disks=disk_entries(self.context, domain, facts.datasets),
+            parts=tuple(self._parts.values()),
+            versions=VersionsEntry(
+                snaporch=__version__,
+                libvirt="",
+                emulator="",
+                machine=domain.machine if domain is not None else "",
+            ),
+        )
+        return Record(
+            manifest=manifest,
+            last=tuple(entries[name] for name in self._last.values()),
+            kept=tuple(
+                kept_of(pool, target, streams.get(target.dataset, ())) for target in self.targets
+            ),
+            sizes={path.name: path.stat().st_size for _, path in self._streams},
+            half_way=facts.half_way,
+            whole=Path(facts.whole).name,
+        )
+
+    def forget(self) -> None:
+        """The restore did not begin: leave no trace of its safety copy."""
+        self._sweep()
+        if self.directory.is_dir():
+            self.ram.unlink(missing_ok=True)
+            self.directory.rmdir()
+
+    def _sweep(self) -> None:
+        datasets = [target.dataset for target in self.targets]
+        for snapshot in self.context.pool.snapshots(datasets):
+            if snapshot.name.startswith(f"{SAFETY_PREFIX}{self._stamp}-"):
+                self.context.pool.destroy_snapshots([snapshot.full_name])
+        if not self.directory.is_dir():
+            return
+        keep = self.has_ram
+        for path in self.directory.iterdir():
+            if path != self.ram or not keep:
+                path.unlink()
+
+
+def disk_entries(
+    context: Context, domain: Domain | None, datasets: Collection[str]
+) -> tuple[DiskEntry, ...]:
+    """Where a guest's disks are, as a manifest says it, as far as they can be looked at.
+
+    Args:
+        datasets: those that are kept; a disk elsewhere is as of another instant after an undo.
+    """
+    disks = domain.disks if domain is not None else ()
+    return tuple(
+        _disk_entry(context, replace(domain, disks=(disk,)), disk, datasets)
+        for disk in disks
+        if domain is not None
+    )
+
+
+def _disk_entry(
+    context: Context, alone: Domain, disk: Disk, datasets: Collection[str]
+) -> DiskEntry:
+    entry = DiskEntry(target=disk.target, source=disk.source, format=disk.format)
+    with suppress(SnaporchError, OSError):
+        settings = context.config.settings(alone.name, alone.uuid)
+        planned, left_out = locate_disks(alone, settings.exclude_disks)
+        for out in left_out:
+            return entry.model_copy(update={"left_out": out.reason, "apart": out.matters})
+        for each in planned:
+            if each.dataset.name not in datasets:
+                continue
+            place = {
+                "dataset": each.dataset.name,
+                "inside": resolver.inside(each.path, each.dataset),
+                "partition": resolver.partition(each.path),
+                "beneath": _beneath(context, alone, each),
+            }
+            return entry.model_copy(update=place)
+    return entry.model_copy(update={"left_out": "was not rolled back", "apart": True})
+
+
+def _beneath(context: Context, alone: Domain, disk: PlannedDisk) -> tuple[BeneathEntry, ...]:
+    """What lies beneath it; if that cannot be told, something that nobody knows again."""
+    try:
+        found = find_beneath(alone, [disk.disk], {disk.dataset}, context.hypervisor.domains)
+        return tuple(map(beneath_entry, found))
+    except (SnaporchError, OSError):
+        return (BeneathEntry(path=disk.path),)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """A large file that nobody writes to any more."""
+    with suppress(OSError):
+        os.link(source, target)
+        return
+    shutil.copyfile(source, target)
+    target.chmod(0o600)
+    with target.open("rb") as stream:
+        os.fsync(stream.fileno())

@@ -1,0 +1,191 @@
+"""Which snapshot is meant: by its name, by a time, with a bundle in the store or elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from snaporch.bundle.manifest import Manifest
+from snaporch.bundle.store import state_of
+from snaporch.catalog.records import all_records, one_of_each, run_members
+from snaporch.catalog.torn import is_torn
+from snaporch.context import Context
+from snaporch.errors import NotFoundError, RefusedError, UsageError
+from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, iso
+from snaporch.restore.preflight import as_named_here
+from snaporch.snapshot.plan import check_snapshot_name
+
+Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
+"""A snapshot, its manifest if there is one, and the ZFS snapshots that it is made of."""
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """``DOMAIN@SNAPSHOT`` in two; a domain's name may hold an ``@``, a snapshot's cannot.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    domain, _, snapshot = text.rpartition("@")
+    if not domain or not snapshot:
+        raise UsageError(repr(text), "is not DOMAIN@SNAPSHOT", "see `snaporch list`")
+    check_snapshot_name(snapshot)
+    return domain, snapshot
+
+
+def parse_moment(text: str) -> datetime:
+    """A time as ISO 8601 has it; local time without an offset.
+
+    Raises:
+        UsageError: it is no such time.
+    """
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError, OSError) as error:
+        raise UsageError(
+            f"time {text!r}", "is not understood", "write it as 2026-11-21T10:00 or with +01:00"
+        ) from error
+
+
+def newest_until(context: Context, domain: str, moment: datetime) -> SnapshotRecord:
+    """The newest snapshot of a domain that was not taken after ``moment``.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    of_domain = _records(context, context.pool.snapshots(), domain)
+    whole = [record for record in of_domain if record.level is not Level.TORN]
+    found = [record for record in whole if record.created <= moment]
+    if found:
+        return found[-1]
+    if not of_domain:
+        raise NotFoundError(domain, "snaporch has no snapshot of it", "see `snaporch list`")
+    first = of_domain[0]
+    raise NotFoundError(
+        domain,
+        f"its oldest snapshot, {first.snapshot}, was taken after that, at {iso(first.created)}",
+        f"see `snaporch list {domain}`",
+    )
+
+
+def others_of_group(context: Context, record: SnapshotRecord) -> str | None:
+    """A line about the other domains of its group; ``None`` when it was taken by itself."""
+    if record.group is None:
+        return None
+    records = all_records(context.store, context.pool.snapshots())
+    others = sorted(
+        f"{other.domain}@{other.snapshot}"
+        for other in records
+        if other.group_run == record.group_run and other.uuid != record.uuid
+    )
+    if not others:
+        return f"of the group {record.group}; the others have no snapshots of that instant any more"
+    return (
+        f"of the group {record.group}: {', '.join(others)} would be of the same instant, and "
+        f"{'is' if len(others) == 1 else 'are'} not restored with it"
+    )
+
+
+def records_of(
+    context: Context, snapshots: list[PoolSnapshot], domain: str, name: str
+) -> list[SnapshotRecord]:
+    """The records of one run, by the name of its snapshots or its own, oldest first.
+
+    A name may stand for several instants: a guest that was moved to other datasets leaves its
+    snapshots behind, and there the name is free again. None of them is guessed at.
+
+    Args:
+        name: of a snapshot, or of the run that took it.
+
+    Raises:
+        NotFoundError: there is none.
+        RefusedError: there are those of several runs; it says how to name each.
+    """
+    of_domain = _records(context, snapshots, domain)
+    found = [record for record in of_domain if record.run == name]
+    found = found or [record for record in of_domain if record.snapshot == name]
+    if not found:
+        step = f"see `snaporch list {domain}`" if of_domain else "see `snaporch list`"
+        raise NotFoundError(f"{domain}@{name}", "snaporch has no such snapshot", step)
+    if len({record.run for record in found}) > 1:
+        each = [f"{one.domain}@{one.run} on {', '.join(one.datasets)}" for one in found]
+        raise RefusedError(
+            f"{domain}@{name}", "is of several instants", f"name the run: {'; '.join(each)}"
+        )
+    return found
+
+
+def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
+    """A snapshot by the marks on the ZFS snapshots, with its bundle in the store.
+
+    Raises:
+        NotFoundError, RefusedError: as :func:`records_of`.
+    """
+    del bundle
+    everything = context.pool.snapshots()
+    record = records_of(context, everything, domain, snapshot)[-1]
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    if manifest is not None:
+        manifest = as_named_here(context, record.full_name, manifest, everything)
+    own = run_members(manifest, record.run, everything)
+    return record, manifest, tuple(one_of_each(manifest, own, record.snapshot, newest=True))
+
+
+def find_outside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
+    """A snapshot by the GUIDs in the manifest of a bundle anywhere.
+
+    Raises:
+        NotFoundError: there is no bundle in that directory.
+        RefusedError: it cannot be read, or belongs to another snapshot.
+    """
+    assert bundle is not None
+    directory = bundle.absolute()
+    state, manifest = state_of(directory)
+    if state is BundleState.MISSING:
+        raise NotFoundError(str(bundle), "is not the directory of a bundle")
+    if manifest is None:
+        raise RefusedError(str(bundle), "its manifest cannot be read")
+    names = {entry.name for entry in manifest.snapshots}
+    if domain not in (manifest.domain, manifest.uuid) or snapshot not in names:
+        raise RefusedError(
+            str(bundle), f"is the bundle of {manifest.domain}@{manifest.snapshot}", "name that"
+        )
+    everything = context.pool.snapshots()
+    manifest = as_named_here(context, f"{manifest.domain}@{snapshot}", manifest, everything)
+    guids = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
+    own = [each for each in everything if (each.dataset, each.guid) in guids]
+    members = tuple(one_of_each(manifest, own, snapshot, newest=True))
+    record = _record(manifest, snapshot, directory, state)
+    if any(map(is_torn, members)):
+        record = replace(record, level=Level.TORN)
+    return record, manifest, members
+
+
+def _records(context: Context, snapshots: list[PoolSnapshot], domain: str) -> list[SnapshotRecord]:
+    return [
+        record
+        for record in all_records(context.store, snapshots, renamed_too=True)
+        if domain in (record.domain, record.uuid)
+    ]
+
+
+def _record(
+    manifest: Manifest, snapshot: str, directory: Path, state: BundleState
+) -> SnapshotRecord:
+    return SnapshotRecord(
+        domain=manifest.domain,
+        uuid=manifest.uuid,
+        snapshot=snapshot,
+        run=manifest.run,
+        level=manifest.level,
+        datasets=tuple(sorted({entry.dataset for entry in manifest.snapshots})),
+        created=manifest.created,
+        ram_bytes=manifest.ram_bytes,
+        stored_bytes=manifest.stored_bytes,
+        pause_ms=manifest.pause_ms,
+        pause_parts=manifest.pause,
+        bundle=str(directory),
+        state=state,
+        group=manifest.group.name if manifest.group else None,
+        group_run=manifest.group.run if manifest.group else None,
+    )

@@ -1,0 +1,114 @@
+"""Keeping a guest from being started while its disks are not all of one instant.
+
+Its definition gets a disk that does not exist, so ``virsh start``, autostart and every other start
+of the defined domain fail with "Cannot access storage file" and a path that tells what to do. The
+real definition is in the journal. It stays defined: autostart, snapshots' metadata, UEFI variables
+and TPM state, which undefining would take along, stay too.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from snaporch.context import Context
+from snaporch.default_paths import BAR
+from snaporch.errors import AttentionError, SnaporchError
+from snaporch.hypervisor import domain_xml
+from snaporch.journal import others_of
+from snaporch.model import Domain
+from snaporch.restore.journal import KIND, unfinished
+from snaporch.restore.safety_catalog import copies_of
+
+
+def barred(context: Context, xml: str) -> str:
+    """The definition, barred."""
+    return domain_xml.barred(xml, str(_path(context)))
+
+
+def is_barred(context: Context, domain: Domain | None) -> bool:
+    """Whether nothing can start the domain by mistake: it is barred, or not defined."""
+    if domain is None or domain.inactive_xml is None:
+        return True
+    return has_bar(context.config.paths.journal, domain)
+
+
+def has_bar(journal: Path, domain: Domain | None) -> bool:
+    """Whether the domain is defined, and barred; ``journal`` is where restores' journals are."""
+    if domain is None or domain.inactive_xml is None:
+        return False
+    return domain_xml.names_path(domain.inactive_xml, str(journal / BAR))
+
+
+def may_have_bar(journal: Path, find: Callable[[], Domain | None]) -> bool:
+    """Whether the domain that ``find`` returns is barred, or libvirt does not say."""
+    try:
+        return has_bar(journal, find())
+    except SnaporchError:
+        return True
+
+
+def as_defined(context: Context, domain: Domain | None) -> Domain | None:
+    """The domain as it is without the bar of a restore that was cut short."""
+    if domain is None or domain.inactive_xml is None or not is_barred(context, domain):
+        return domain
+    return _without_bar(context.config.paths.journal, domain)
+
+
+def as_it_was(domain: Domain) -> Domain:
+    """:func:`as_defined` for who has no configuration: the bar says where the journal is.
+
+    Raises:
+        JournalError: it cannot be understood.
+    """
+    for disk in domain.disks:
+        if disk.source is not None and disk.source.endswith(f"/{BAR}"):
+            return _without_bar(Path(disk.source.removesuffix(BAR)), domain)
+    return domain
+
+
+def _without_bar(journal: Path, domain: Domain) -> Domain:
+    olds = unfinished(journal, domain.uuid)
+    before = next((old.facts.before for old in olds if old.facts.before), None)
+    if before is None:
+        return domain
+    disks = domain.disks if domain.active else tuple(domain_xml.disks(domain_xml.parse(before)))
+    return replace(domain, inactive_xml=before, disks=disks)
+
+
+def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> list[AttentionError]:
+    """Guests that nothing can start though no restore of theirs is unfinished.
+
+    So an undo leaves them that was cut short: it forgets the restore when all is back.
+
+    Args:
+        domains: those to look at, which may have changed since; all when ``None``.
+    """
+    journal = context.config.paths.journal
+    found = []
+    for domain in context.hypervisor.domains() if domains is None else domains:
+        if not has_bar(journal, domain):
+            continue
+        if any(each.kind == KIND for each in others_of(journal, domain.uuid)):
+            continue
+        if not has_bar(journal, context.hypervisor.find(domain.uuid)):
+            continue  # a restore has just ended
+        copies = [
+            copy for copy in copies_of(context.store, domain.uuid) if not copy.record.half_way
+        ]
+        words = ["snaporch", "undo", domain.name, *(["--copy", copies[-1].name] if copies else [])]
+        found.append(
+            AttentionError(
+                domain.name,
+                "cannot be started, for undoing its restore was cut short",
+                f"{shlex.join(words) if copies else 'define it again'}, or restore it again with "
+                "snaporch restore",
+            )
+        )
+    return found
+
+
+def _path(context: Context) -> Path:
+    return context.config.paths.journal / BAR

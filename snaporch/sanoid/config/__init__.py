@@ -1,0 +1,1 @@
+"""``sanoid.conf``: read, resolved, rendered."""

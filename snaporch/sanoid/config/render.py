@@ -1,0 +1,109 @@
+"""A ``sanoid.conf`` that makes sanoid's snapshots of guests consistent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from snaporch import __version__
+from snaporch.data_files import shared_file
+from snaporch.errors import one_line
+
+TEMPLATE = "templates/sanoid.conf.j2"
+
+
+class Guest(Protocol):
+    """A domain, and the datasets its disks are on."""
+
+    @property
+    def name(self) -> str:
+        """Of the domain."""
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Each once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stanza:
+    """One section."""
+
+    dataset: str
+    recursive: bool
+    """By one recursive ZFS snapshot, of all below it too."""
+    guests: tuple[str, ...]
+
+
+def stanzas(guests: Sequence[Guest], existing: Collection[str]) -> list[Stanza]:
+    """As few sections as take every dataset of these guests, each guest's in one call if it can.
+
+    A parent is made recursive only where nothing but the guest lies below it.
+    """
+    parents: dict[str, None] = {}
+    for guest in guests:
+        parent = fitting_parent(guest.datasets, existing)
+        if parent is not None:
+            parents[parent] = None
+    outer = [p for p in parents if not any(p.startswith(f"{other}/") for other in parents)]
+
+    def place(dataset: str) -> str:
+        above = (p for p in outer if dataset == p or dataset.startswith(f"{p}/"))
+        return next(above, dataset)
+
+    owners: dict[str, list[str]] = {}
+    for guest in guests:
+        for dataset in guest.datasets:
+            names = owners.setdefault(place(dataset), [])
+            if guest.name not in names:
+                names.append(guest.name)
+    return [Stanza(name, name in outer, tuple(owners[name])) for name in sorted(owners)]
+
+
+def render_sanoid(guests: Sequence[Guest], existing: Collection[str], command: str) -> str:
+    """The text for these guests.
+
+    Args:
+        existing: every dataset of the host.
+        command: what a hook setting calls snaporch by.
+
+    Raises:
+        UnavailableError: the template is not installed.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(  # noqa: S701 - no HTML
+        undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(shared_file(TEMPLATE).read_text("utf-8"))
+    return template.render(
+        version=__version__,
+        command=command,
+        stanzas=[
+            {
+                "dataset": stanza.dataset,
+                "recursive": stanza.recursive,
+                "guests": ", ".join(map(one_line, stanza.guests)),
+            }
+            for stanza in stanzas(guests, existing)
+        ],
+        left_out=[one_line(guest.name) for guest in guests if not guest.datasets],
+    )
+
+
+def fitting_parent(wanted: Collection[str], existing: Collection[str]) -> str | None:
+    """The dataset under which one recursive snapshot takes these datasets and no others.
+
+    Never a whole pool, which a guest will not have to itself for long; and none with a blank in
+    its name, below which sanoid finds no children.
+    """
+    if len(wanted) < 2:  # noqa: PLR2004 - one needs no parent
+        return None
+    paths = [dataset.split("/") for dataset in wanted]
+    length = 0
+    while all(len(p) > length and p[length] == paths[0][length] for p in paths):
+        length += 1
+    parent = "/".join(paths[0][:length])
+    below = {dataset for dataset in existing if dataset.startswith(f"{parent}/")}
+    others = [d for d in below - set(wanted) if not any(w.startswith(f"{d}/") for w in wanted)]
+    return None if "/" not in parent or " " in parent or others else parent

@@ -1,0 +1,66 @@
+"""Whether sanoid snapshots datasets of guests that no hook of ours holds still meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from snaporch.sanoid.config.hook_command import PATH, parse_hook
+from snaporch.sanoid.config.resolve import (
+    CONFIG_DIR,
+    SanoidConfig,
+    SanoidConfigError,
+    Section,
+    hook_settings,
+    load_sanoid,
+    truth,
+)
+
+
+def unheld_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> str:
+    """The section of ``sanoid.conf`` by which sanoid does, in words; empty if there is none."""
+    config = _config(config_dir)
+    return unheld_section(config, datasets) if config is not None else ""
+
+
+def held_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> frozenset[str]:
+    """Those that sanoid snapshots only while a hook of ours holds their guests."""
+    config = _config(config_dir)
+    return held_datasets(config, datasets) if config is not None else frozenset()
+
+
+def _config(config_dir: Path) -> SanoidConfig | None:
+    """What sanoid goes by; ``None`` when there is no sanoid, or it dies of it."""
+    if shutil.which("sanoid", path=PATH) is None or not (config_dir / "sanoid.conf").exists():
+        return None
+    try:
+        return load_sanoid(config_dir)
+    except SanoidConfigError:
+        return None
+
+
+def held_datasets(config: SanoidConfig, datasets: Sequence[str]) -> frozenset[str]:
+    """As :func:`held_by_hooks`, of a configuration that was read."""
+    sections = {dataset: config.covering(dataset) for dataset in datasets}
+    return frozenset(name for name, each in sections.items() if each and _is_held(config, each))
+
+
+def unheld_section(config: SanoidConfig, datasets: Sequence[str]) -> str:
+    """As :func:`unheld_by_hooks`, of a configuration that was read."""
+    for dataset in datasets:
+        section = config.covering(dataset)
+        if section is not None and not _is_held(config, section):
+            return f"sanoid snapshots {dataset} by [{section.origin}] without holding the guest"
+    return ""
+
+
+def _is_held(config: SanoidConfig, section: Section) -> bool:
+    """Whether there is no snapshot unless our hook has frozen the guest."""
+    settings = hook_settings(config, section) or {}
+    return has_hook(settings) and truth(settings.get("no_inconsistent_snapshot"))
+
+
+def has_hook(settings: Mapping[str, str]) -> bool:
+    """Whether a section's settings have our pre hook called."""
+    return parse_hook(settings.get("pre_snapshot_script", "")).phase == "pre"

@@ -1,0 +1,1 @@
+"""What sanoid's hooks do."""

@@ -1,0 +1,320 @@
+"""What policies have in store for each domain: reads only, from ZFS, libvirt and the bundles."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from snaporch.catalog.records import marked_records
+from snaporch.config import Config
+from snaporch.config.policy import span
+from snaporch.context import Context
+from snaporch.journal import read_journals
+from snaporch.model import (
+    Domain,
+    Level,
+    PoolSnapshot,
+    SnapshotRecord,
+    Survey,
+    moment_of,
+)
+from snaporch.schedule.failures import CAPTURES, REPLICATIONS, VERIFICATIONS, Failed, read_failed
+from snaporch.schedule.first_run import note_carried, read_carried
+from snaporch.schedule.policy_assignment import Assignment, assign, datasets
+from snaporch.schedule.recurrence import Times, read_zone_again, times, verify_times, zone_of
+from snaporch.schedule.replication_due import Shipment, next_shipment
+from snaporch.schedule.retention import Taken, Verdict, judge, keep_together
+from snaporch.schedule.verification_due import Check, next_check
+from snaporch.snapshot.group import group_of
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The next snapshot of a policy on a domain."""
+
+    policy: str
+    at: datetime
+    reason: str
+    wanted: datetime | None = None
+    """The policy's own time, which a failure may have put off; ``None`` without a snapshot."""
+    failed: Failed | None = None
+    """The last try, if it failed."""
+    since: datetime | None = None
+    """When the policy was first carried out for the domain, if it is known."""
+
+    def due(self, now: datetime) -> bool:
+        """Whether its time has come."""
+        return self.at <= now
+
+    @property
+    def owed(self) -> datetime:
+        """When it is due but for the tries that failed."""
+        return self.at if self.failed is None else self.wanted or self.since or self.at
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is in store for one domain."""
+
+    domain: Domain
+    assignment: Assignment
+    nexts: tuple[Next, ...]
+    verdicts: tuple[Verdict, ...]
+    """About all its snapshots, oldest first."""
+    names: Mapping[str, tuple[str, ...]]
+    """Full names of the ZFS snapshots of each run."""
+    records: tuple[SnapshotRecord, ...] = ()
+    """All its snapshots, oldest first."""
+    finished: tuple[SnapshotRecord, ...] = ()
+    """Those of them whose run is over."""
+    checks: tuple[Check, ...] = ()
+    """Test restores that its policies want."""
+    shipments: tuple[Shipment, ...] = ()
+    """Copies elsewhere that its policies want."""
+
+    @property
+    def doomed(self) -> list[Verdict]:
+        """What retention would delete."""
+        return [verdict for verdict in self.verdicts if verdict.delete]
+
+
+def look(context: Context, now: datetime, only: str | None = None) -> list[Outlook]:
+    """What is in store for every domain, or for the one of that name or UUID.
+
+    Raises:
+        NotFoundError: there is no such domain.
+    """
+    read_zone_again()
+    hypervisor = context.hypervisor
+    own = None if only is None else hypervisor.domain(only)
+    survey = context.pool.survey()
+    snapshots: dict[str, list[PoolSnapshot]] = defaultdict(list)
+    for snapshot in survey.snapshots:
+        snapshots[snapshot.properties.get("uuid", "")].append(snapshot)
+    if own is None:
+        domains = hypervisor.domains()
+    else:
+        others = (hypervisor.find(uuid) for uuid in _members_with(snapshots, own.uuid))
+        domains = [own, *(each for each in others if each is not None)]
+    guids = frozenset(snapshot.guid for snapshot in survey.snapshots)
+    memory = _Memory.of(context)
+    outlooks = [
+        _outlook(context, domain, snapshots[domain.uuid], survey, guids, memory, now)
+        for domain in domains
+    ]
+    verdicts = keep_together({each.domain.name: each.verdicts for each in outlooks})
+    return [
+        replace(each, verdicts=tuple(verdicts[each.domain.name]))
+        for each in outlooks
+        if own in (None, each.domain)
+    ]
+
+
+def _members_with(snapshots: Mapping[str, Sequence[PoolSnapshot]], uuid: str) -> set[str]:
+    """Domains that have snapshots of the same instants as this one."""
+    instants = {
+        other: {group for each in own if (group := each.properties.get("group", ""))}
+        for other, own in snapshots.items()
+    }
+    own = instants.pop(uuid, set())
+    return {other for other, groups in instants.items() if groups & own}
+
+
+def carried_out(context: Context, outlooks: Iterable[Outlook], now: datetime) -> None:
+    """Note which policies are carried out for which domains, by whoever does it.
+
+    Raises:
+        UnavailableError: it cannot be written down.
+    """
+    keys = [f"{each.domain.uuid}/{coming.policy}" for each in outlooks for coming in each.nexts]
+    note_carried(context.config.paths.schedule, keys, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What snapshots do not tell."""
+
+    carried: Mapping[str, datetime]
+    captures: Mapping[str, Failed]
+    verifications: Mapping[str, Failed]
+    replications: Mapping[str, Failed]
+    under_way: frozenset[str]
+    """Runs that have a journal: what they took is not finished."""
+
+    @classmethod
+    def of(cls, context: Context) -> _Memory:
+        paths = context.config.paths
+        runs = frozenset(journal.facts.run for journal in read_journals(paths.journal))
+        captures, verifications, replications = (
+            read_failed(paths.schedule, name, spare=paths.runtime)
+            for name in (CAPTURES, VERIFICATIONS, REPLICATIONS)
+        )
+        return cls(read_carried(paths.schedule), captures, verifications, replications, runs)
+
+
+def _outlook(
+    context: Context,
+    domain: Domain,
+    snapshots: Sequence[PoolSnapshot],
+    survey: Survey,
+    guids: Collection[int],
+    memory: _Memory,
+    now: datetime,
+) -> Outlook:
+    config = context.config
+    assignment = assign(context, domain, survey.policies)
+    records = _records(context, domain, snapshots, guids)
+    keeps = {name: policy.keep for name, policy in config.policy.items() if policy.keep}
+    verdicts = judge(
+        (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)
+    )
+    nexts = []
+    retry = span(config.schedule.retry)
+    for name in assignment.policies:
+        taken = _names_of(record for record in records if _stands(config, name, record))
+        own = [s for s in snapshots if s.full_name in taken]
+        when = times(config, name, group_of(config, domain) or domain.uuid)
+        if when.known:
+            key = f"{domain.uuid}/{name}"
+            since = memory.carried.get(key)
+            since = since if since is None or since <= now else None  # the clock went back
+            found = replace(_next(name, when, own, now), since=since)
+            last = _last_failure(memory.captures.get(key), own, now)
+            nexts.append(_after_failure(found, last, retry, now))
+    finished = [record for record in records if record.run not in memory.under_way]
+    as_named = [record for record in finished if not record.renamed]
+    wanted = ((name, verify_times(config, name, domain.uuid)) for name in assignment.policies)
+    checks = [
+        next_check(
+            name,
+            when,
+            finished,
+            memory.verifications,
+            retry,
+            now,
+            disks=config.policy[name].verify_disks,
+        )
+        for name, when in wanted
+        if when.known
+    ]
+    shipments = [
+        next_shipment(name, policies, as_named, memory.replications, retry, now)
+        for name, policies in replicas_of(config, assignment).items()
+    ]
+    return Outlook(
+        domain,
+        assignment,
+        tuple(nexts),
+        tuple(verdicts),
+        names={record.run: _full_names(record) for record in records},
+        records=tuple(records),
+        finished=tuple(finished),
+        checks=tuple(check for check in checks if check is not None),
+        shipments=tuple(shipment for shipment in shipments if shipment is not None),
+    )
+
+
+def _records(
+    context: Context, domain: Domain, snapshots: Sequence[PoolSnapshot], guids: Collection[int]
+) -> list[SnapshotRecord]:
+    """Its snapshots; of datasets that were renamed if the domain went along.
+
+    Not of what has the old name's place otherwise: a clone that was promoted, a copy of the pool.
+    """
+    records = marked_records(context.store, snapshots, guids, renamed_too=True)
+    if not any(record.renamed for record in records):
+        return records
+    existing = {dataset.name for dataset in context.pool.datasets()}
+    own = datasets(context, domain)
+    return [
+        record
+        for record in records
+        if not record.renamed or (existing.isdisjoint(record.renamed) and own & {*record.datasets})
+    ]
+
+
+def _stands(config: Config, policy: str, record: SnapshotRecord) -> bool:
+    """Whether a time of the policy was met by it: not if its run failed, wherever it did."""
+    read_back = not (record.has_failed and config.policy[policy].reads_back)
+    return record.policy == policy and record.state.is_there and read_back
+
+
+def _names_of(records: Iterable[SnapshotRecord]) -> set[str]:
+    return {name for record in records for name in _full_names(record)}
+
+
+def replicas_of(config: Config, assignment: Assignment) -> dict[str, list[str]]:
+    """The replicas that a domain's policies want, with those policies."""
+    found: dict[str, list[str]] = {}
+    for policy in assignment.policies:
+        for name in config.policy[policy].replicate:
+            found.setdefault(name, []).append(policy)
+    return found
+
+
+def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: datetime) -> Next:
+    """When the next one is due, by the newest there is.
+
+    The newest is the one ZFS made last, whatever its time says: a clock that was set back shall not
+    stop snapshots until it has caught up.
+    """
+    newest: dict[str, PoolSnapshot] = {}
+    for snapshot in snapshots:
+        pool = snapshot.dataset.split("/", 1)[0]
+        newest[pool] = max(newest.get(pool, snapshot), snapshot, key=lambda s: s.createtxg)
+    past = [moment for each in newest.values() for moment in _met(each, now)]
+    if not past:
+        reason = "the clock went back" if newest else "there is none yet"
+        return Next(policy, now, reason)
+    at = when.after(max(past))
+    return Next(policy, at, when.rule, wanted=at)
+
+
+def _met(snapshot: PoolSnapshot, now: datetime) -> list[datetime]:
+    """When it was what a policy wanted: taken, and last found to be all there is to take.
+
+    Not what is of the future: the clock went back.
+    """
+    unchanged = moment_of(snapshot.properties.get("unchanged"))
+    return [each for each in (snapshot.created, unchanged) if each is not None and each <= now]
+
+
+def _last_failure(
+    failed: Failed | None, own: Iterable[PoolSnapshot], now: datetime
+) -> Failed | None:
+    """The failed try, unless a snapshot was taken since, or need not be, whoever asked for it."""
+    if failed is None:
+        return None
+    over = any(moment > failed.at for each in own for moment in _met(each, now))
+    return None if over else failed
+
+
+def _after_failure(found: Next, failed: Failed | None, retry: timedelta, now: datetime) -> Next:
+    if failed is None or failed.at > now:
+        return found
+    if failed.at + retry <= found.at:
+        return replace(found, failed=failed)
+    reason = f"again after it failed: {failed.reason}"
+    return replace(found, at=failed.at + retry, reason=reason, failed=failed)
+
+
+def _taken(record: SnapshotRecord, pinned: Mapping[str, str]) -> Taken:
+    pins = [pinned[name] for name in _full_names(record) if name in pinned]
+    complete = record.state.is_there
+    return Taken(
+        run=record.run,
+        snapshot=record.snapshot,
+        created=record.created,
+        policy=record.policy,
+        good_ram=complete and record.level is Level.RAM,
+        incomplete=not complete,
+        pinned=pins[0] if pins else "",
+        passed=record.verified.passed if record.verified else None,
+        group_run=record.group_run or "",
+    )
+
+
+def _full_names(record: SnapshotRecord) -> tuple[str, ...]:
+    return tuple(f"{dataset}@{record.snapshot}" for dataset in record.datasets)

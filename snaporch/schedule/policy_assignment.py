@@ -1,0 +1,91 @@
+"""Which policies a domain has, and who says so.
+
+The first place that says anything counts, alone: the domain's section of the configuration, the
+domain's metadata in libvirt, ``snaporch:policy`` of its datasets, the patterns of the policies, the
+defaults. A clone has what its own section says, and nothing else: it has its origin's metadata, and
+lies below its origin's datasets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from snaporch.config import Config
+from snaporch.context import Context
+from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor.clone_xml import clone_of
+from snaporch.model import Domain
+from snaporch.snapshot.plan import datasets_of
+
+METADATA = "{urn:snaporch}policy"
+"""The element in a domain's ``<metadata>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A domain's policies."""
+
+    policies: tuple[str, ...]
+    source: str
+    """Who says so; empty when nobody does."""
+    unknown: tuple[str, ...] = ()
+    """Names that are no policy of the configuration."""
+
+
+def assign(context: Context, domain: Domain, properties: Mapping[str, str]) -> Assignment:
+    """The policies of ``domain``; ``properties`` holds ``snaporch:policy`` by dataset."""
+    config = context.config
+    section = _section(config, domain)
+    if section is not None:
+        return _assignment(config, section, "its section of the configuration")
+    if (origin := clone_of(domain.inactive_xml or domain.live_xml or "<domain/>")) is not None:
+        return Assignment((), f"it is a clone of {origin}")
+    if (metadata := _metadata(domain)) is not None:
+        return _assignment(config, _names(metadata), "its metadata in libvirt")
+    places = {name: properties[name] for name in datasets(context, domain) if name in properties}
+    if places:
+        named = [name for text in places.values() for name in _names(text)]
+        return _assignment(config, named, f"snaporch:policy of {', '.join(sorted(places))}")
+    matching = [name for name, policy in config.policy.items() if _is_for(policy.domains, domain)]
+    if matching:
+        return _assignment(config, matching, "the policy's domains")
+    everybodys = config.defaults.policies
+    return _assignment(config, everybodys, "defaults.policies" if everybodys else "")
+
+
+def datasets(context: Context, domain: Domain) -> set[str]:
+    """Datasets of its disks; of a disk on an overlay, of what lies below that."""
+    disks = list(domain.disks)
+    if domain.active:
+        for disk in domain.disks:
+            chain = context.hypervisor.backing_chain(domain, disk.target)
+            disks += [replace(disk, source=path) for path in chain]
+    return datasets_of(replace(domain, disks=tuple(disks)))
+
+
+def _section(config: Config, domain: Domain) -> list[str] | None:
+    own = config.domain.get(domain.name) or config.domain.get(domain.uuid) or {}
+    return list(own["policies"]) if "policies" in own else None
+
+
+def _metadata(domain: Domain) -> str | None:
+    xml = domain.inactive_xml or domain.live_xml
+    element = domain_xml.parse(xml).find(f"metadata/{METADATA}") if xml else None
+    return None if element is None else element.text or ""
+
+
+def _names(text: str) -> list[str]:
+    """``hourly, nightly``; ``none`` for none."""
+    return [name for name in text.replace(",", " ").split() if name != "none"]
+
+
+def _is_for(patterns: Iterable[str], domain: Domain) -> bool:
+    return any(p == domain.uuid or fnmatchcase(domain.name, p) for p in patterns)
+
+
+def _assignment(config: Config, named: Iterable[str], source: str) -> Assignment:
+    names = list(dict.fromkeys(named))
+    known = tuple(name for name in names if name in config.policy)
+    return Assignment(known, source, tuple(name for name in names if name not in config.policy))

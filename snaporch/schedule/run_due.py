@@ -1,0 +1,138 @@
+"""Carrying policies out once: take what is due, then delete what need not stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from snaporch.context import Context
+from snaporch.errors import NotFoundError, SnaporchError
+from snaporch.model import Domain
+from snaporch.schedule.concurrency import Capture
+from snaporch.schedule.failures import Failed, read_failed, write_failed
+from snaporch.schedule.forecast import Outlook
+from snaporch.schedule.policy_assignment import datasets
+from snaporch.schedule.subprocesses import Captures, Outcome
+from snaporch.snapshot.group import group_of, members_of_group
+
+Told = Callable[[Outcome], None]
+_POLL_SECONDS = 0.2
+_MOST_WAITING = 64
+_NO_RAM = ("quiesced", "paused", "crash", "off")
+
+
+def due_captures(context: Context, outlooks: Iterable[Outlook], now: datetime) -> list[Capture]:
+    """What is due, each group once; what has waited longest comes first."""
+    due = [
+        (coming.at, each.domain.name, each.domain, coming.policy)
+        for each in outlooks
+        for coming in each.nexts
+        if coming.due(now)
+    ]
+    ordered = sorted(due, key=lambda entry: (entry[0], entry[1], entry[3]))
+    return groups_once(capture_of(context, domain, policy) for _, _, domain, policy in ordered)
+
+
+def groups_once(captures: Iterable[Capture]) -> list[Capture]:
+    """Of captures that take the same group along for the same policy, the first."""
+    unique: dict[tuple[str, str], Capture] = {}
+    for capture in captures:
+        unique.setdefault((capture.group or capture.uuid, capture.policy), capture)
+    return list(unique.values())
+
+
+def capture_of(context: Context, domain: Domain, policy: str) -> Capture:
+    """What the snapshot will burden the host with; a domain takes its group along."""
+    return burden(context, domain, policy, context.config.policy[policy].level)
+
+
+def burden(context: Context, domain: Domain, policy: str, level: str) -> Capture:
+    """What a snapshot of this level will burden the host with.
+
+    Args:
+        policy: the policy it is for, for which a domain takes its group along; empty for none.
+    """
+    group = (group_of(context.config, domain) or "") if policy else ""
+    others: list[Domain] = []
+    if group:
+        with suppress(NotFoundError):  # which the run will say
+            others = [d for d in members_of_group(context, group) if d.uuid != domain.uuid]
+    all_of_them = [domain, *others]
+    pools = {name.split("/", 1)[0] for each in all_of_them for name in datasets(context, each)}
+    ram = sum(_ram_mib(context, each, level) for each in all_of_them)
+    uuids = tuple(each.uuid for each in others)
+    return Capture(domain.uuid, domain.name, policy, frozenset(pools), ram, group, uuids)
+
+
+def _ram_mib(context: Context, domain: Domain, level: str) -> int:
+    if level == "auto":
+        level = context.config.settings(domain.name, domain.uuid).level
+    if level in _NO_RAM or not domain.active:
+        return 0
+    try:
+        return context.hypervisor.ram_in_use(domain.uuid) >> 20
+    except SnaporchError:  # it went away meanwhile, which the run will say
+        return 0
+
+
+def take_all(
+    context: Context, captures: Captures, wanted: Sequence[Capture], told: Told
+) -> list[Outcome]:
+    """Take them side by side as the limits allow; a failure stops no other.
+
+    A signal lets nothing begin any more, and those under way undo or finish themselves.
+
+    Args:
+        told: is called with each outcome as it comes.
+    """
+    outcomes: list[Outcome] = []
+    if not wanted:
+        return outcomes
+    with ThreadPoolExecutor(max_workers=min(len(wanted), _MOST_WAITING)) as threads:
+        open_ones: set[Future[Outcome]] = {threads.submit(captures.take, each) for each in wanted}
+        stopped = False
+        while open_ones:
+            done, open_ones = wait(open_ones, timeout=_POLL_SECONDS)
+            for future in done:
+                outcomes.append(future.result())
+                _tell(context, outcomes[-1])
+                told(outcomes[-1])
+            if context.interrupt.signum is not None and not stopped:
+                stopped = True
+                captures.stop()
+    return outcomes
+
+
+def remember(context: Context, outcomes: Iterable[Outcome]) -> None:
+    """Note which tries failed, for the next ones to wait a while.
+
+    Raises:
+        UnavailableError: it is not written in its place, but in the runtime directory, if at all.
+    """
+    paths = context.config.paths
+    known = read_failed(paths.schedule, spare=paths.runtime)
+    changed = changed_by(known, outcomes, datetime.now(UTC))
+    if changed != known:
+        write_failed(paths.schedule, changed, spare=paths.runtime)
+
+
+def changed_by(
+    known: Mapping[str, Failed], outcomes: Iterable[Outcome], now: datetime
+) -> dict[str, Failed]:
+    """What is to be remembered; a try that a signal cut short is none."""
+    changed = dict(known)
+    for outcome in outcomes:
+        for key in outcome.capture.keys:
+            if outcome.ok:
+                changed.pop(key, None)
+            elif outcome.status < 128:  # noqa: PLR2004 - 128 + N is signal N
+                changed[key] = Failed(now, outcome.text)
+    return changed
+
+
+def _tell(context: Context, outcome: Outcome) -> None:
+    name = outcome.capture.label
+    for text in outcome.notes:
+        context.progress.note(name, text.removeprefix(f"{name}  note: "))

@@ -1,0 +1,50 @@
+"""Copies elsewhere that policies have due: one after the other, one at a time on a host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from snaporch.context import Context
+from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.model import SnapshotRecord
+from snaporch.replication.replicate import Shipped, ship
+from snaporch.replication.target import Destination
+from snaporch.schedule.failures import REPLICATIONS, remember_try
+from snaporch.schedule.queue import one_by_one
+from snaporch.schedule.replication_due import Shipment
+
+Opened = Callable[[Context, str], Destination]
+"""Opens a replica by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What came of one: what has arrived, or why it failed."""
+
+    shipment: Shipment
+    outcome: Shipped | SnaporchError
+
+
+def replicate_due(context: Context, opened: Opened) -> Iterator[Sent]:
+    """Copy what is due, what has waited longest first; the caller sees that nobody else does.
+
+    Raises:
+        InterruptedRunError: a signal came; what had arrived stays.
+    """
+    for outlook, shipment in one_by_one(context, "replicate", lambda outlook: outlook.shipments):
+        yield _send(context, outlook.finished, shipment, opened)
+
+
+def _send(
+    context: Context, records: Sequence[SnapshotRecord], shipment: Shipment, opened: Opened
+) -> Sent:
+    try:
+        outcome = ship(context, records, shipment.replica, opened(context, shipment.replica))
+    except InterruptedRunError:
+        raise
+    except SnaporchError as error:
+        remember_try(context, shipment.key, error.line(), REPLICATIONS)
+        return Sent(shipment, error)
+    remember_try(context, shipment.key, None, REPLICATIONS)
+    return Sent(shipment, outcome)

@@ -1,0 +1,186 @@
+"""Taking snapshots in processes of their own.
+
+A run obeys signals and holds a domain's lock by its process, so several at once need several. It
+also must survive whoever asked for it: a run whose parent is killed finishes by itself (the units
+have ``KillMode=process``), and a run that is killed has its guardian.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snaporch.errors import ExitCode
+from snaporch.model import Level
+from snaporch.schedule.concurrency import Capture, Gate, GateClosedError
+
+Command = Callable[[Capture], list[str]]
+_PREFIX = "snaporch: "
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a capture ended."""
+
+    capture: Capture
+    status: int
+    """The exit code of ``snaporch snapshot``; ``128 + N`` after signal N."""
+    text: str
+    """Its result, or why there is none; one line."""
+    notes: tuple[str, ...] = ()
+    documents: tuple[Mapping[str, Any], ...] = ()
+    """The snapshot of each domain, as ``snaporch snapshot --json`` prints it."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a snapshot, as it should be."""
+        return self.status == ExitCode.OK
+
+    @property
+    def level(self) -> Level | None:
+        """The lowest level that was reached by a domain that had anything to lose."""
+        reached = [Level(each["level"]) for each in self.documents]
+        running = [level for level in reached if level is not Level.OFF]
+        return max(running or reached, key=list(Level).index, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrandDone:
+    """What ``snaporch NAME --due`` said."""
+
+    name: str
+    status: int
+    """Its exit code; ``128 + N`` after signal N."""
+    results: tuple[str, ...]
+    complaints: tuple[str, ...]
+
+
+def snapshot_command(config: Path | None) -> Command:
+    """The command line that takes a capture."""
+
+    def command(capture: Capture) -> list[str]:
+        policy = ["--policy", capture.policy, "--if-changed"]
+        return [*own_words(config), "snapshot", capture.uuid, *policy, "--json", "--quiet"]
+
+    return command
+
+
+def errand_command(config: Path | None) -> Callable[[str], list[str]]:
+    """The command line that does what policies have due of a kind: ``verify``, ``replicate``."""
+    return lambda name: [*own_words(config), name, "--due", "--quiet"]
+
+
+def own_words(config: Path | None) -> list[str]:
+    """The words that start this snaporch, with its configuration."""
+    words = [sys.executable, "-P", "-m", "snaporch"]
+    return [*words, "--config", str(config.absolute())] if config else words
+
+
+class Captures:
+    """The captures of this process, and its errands."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        command: Command,
+        errands: Callable[[str], Sequence[str]] = errand_command(None),  # noqa: B008 - pure
+    ) -> None:
+        self.gate = gate
+        self.command = command
+        self.errands = errands
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def take(self, capture: Capture) -> Outcome:
+        """Wait for room, take the snapshot, and say how it went; never raises for its failure."""
+        try:
+            with self.gate.through(capture):
+                return self._take(capture)
+        except GateClosedError:
+            return Outcome(capture, 128 + signal.SIGTERM, "not begun: asked to stop")
+
+    def errand(self, name: str) -> ErrandDone:
+        """Do what is due of a kind, and say how it went; never raises for its failure."""
+        try:
+            status, out, err = self._run(self.errands(name))
+        except GateClosedError:
+            return ErrandDone(name, 128 + signal.SIGTERM, (), ())
+        except OSError as error:
+            return ErrandDone(name, ExitCode.UNAVAILABLE, (), (f"cannot be started: {error}",))
+        return ErrandDone(name, status, tuple(out.splitlines()), tuple(_lines(err)))
+
+    def _take(self, capture: Capture) -> Outcome:
+        try:
+            return _outcome(capture, *self._run(self.command(capture)))
+        except OSError as error:
+            return Outcome(capture, ExitCode.UNAVAILABLE, f"cannot be started: {error}")
+
+    def _run(self, command: Sequence[str]) -> tuple[int, str, str]:
+        """Exit code, output and errors of a process that is told when we stop."""
+        with self._lock:
+            if self._stopped:
+                raise GateClosedError
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # a terminal's Ctrl-C is for us; we pass it on
+            )
+            self._running.add(process)
+        try:
+            out, err = process.communicate()
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        returned = process.returncode
+        return returned if returned >= 0 else 128 - returned, out, err
+
+    def stop(self) -> None:
+        """Begin nothing any more, and ask what runs to undo or finish itself."""
+        self.gate.close()
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                process.send_signal(signal.SIGTERM)
+
+
+def _lines(err: str) -> list[str]:
+    return [line.removeprefix(_PREFIX) for line in err.splitlines() if line.strip()]
+
+
+def _documents(out: str) -> tuple[Mapping[str, Any], ...]:
+    """One for each domain; a domain alone is no list."""
+    try:
+        printed = json.loads(out)
+    except ValueError:
+        return ()
+    return tuple(printed if isinstance(printed, list) else [printed])
+
+
+def _line(document: Mapping[str, Any]) -> str:
+    text = f"{document['domain']}@{document['snapshot']}  {document['level']}  {document['state']}"
+    pause = document["pause_ms"]
+    if document["unchanged"] is not None:
+        return f"{text}  unchanged, no other was taken"
+    return text if pause is None else f"{text}  paused {pause:.0f} ms"
+
+
+def _outcome(capture: Capture, status: int, out: str, err: str) -> Outcome:
+    lines = _lines(err)
+    if status == ExitCode.OK:
+        documents = _documents(out)
+        text = "\n".join(map(_line, documents)) or out.strip()
+        return Outcome(capture, status, text, tuple(lines), documents)
+    last = lines.pop() if lines else f"ended with status {status} and without a word"
+    return Outcome(capture, status, last.removeprefix(f"{capture.label}: "), tuple(lines))

@@ -1,0 +1,198 @@
+"""All there is to know of a snapshot, and how to restore it without snaporch."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch.bundle.manifest import Manifest, Part, Role
+from snaporch.catalog.records import check_names, missing_of, one_of_each, run_members
+from snaporch.clone.registry import blocked_by
+from snaporch.context import Context
+from snaporch.errors import RefusedError
+from snaporch.model import BundleState, Level, SnapshotRecord, iso
+from snaporch.restore.source import as_it_is
+
+_DEFAULT_URI = "qemu:///system"
+_LOOK = r"""stop() { echo "$*; nothing was touched" >&2; exit 1; }
+look() {
+    name=$1 guid=$2
+    shift 2
+    [ "$(zfs get -Hpo value guid "$name")" = "$guid" ] || stop "$name is another of that name"
+    newer=$(zfs list -Hpo createtxg,name -t snapshot,bookmark -d 1 "${name%@*}" |
+        awk -F'\t' -v t="$(zfs get -Hpo value createtxg "$name")" '$1 > t { print $2 }' | sort)
+    [ "$newer" = "$(printf '%s\n' "$@" | sort)" ] ||
+        stop "newer than $name is not what was when this was printed: ${newer:-nothing}"
+}"""
+"""Before anything is touched: whether all is as it was when the commands were printed.
+
+``look`` takes a snapshot, its GUID, and all that is newer. No comments: zsh knows none.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownDataset:
+    """A ZFS snapshot that belongs to it; sizes in bytes, ``None`` when it is gone."""
+
+    name: str
+    guid: int | None
+    used: int | None
+    referenced: int | None
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {
+            "name": self.name,
+            "guid": None if self.guid is None else str(self.guid),
+            "used_bytes": self.used,
+            "referenced_bytes": self.referenced,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A snapshot, shown."""
+
+    record: SnapshotRecord
+    manifest: Manifest | None
+    datasets: tuple[ShownDataset, ...]
+    clones: tuple[str, ...]
+    by_hand: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        manifest = self.manifest.model_dump(mode="json") if self.manifest else None
+        return self.record.as_json() | {
+            "snapshots": [dataset.as_json() for dataset in self.datasets],
+            "clones": list(self.clones),
+            "manifest": manifest,
+            "by_hand": list(self.by_hand),
+        }
+
+
+def describe(context: Context, record: SnapshotRecord) -> Description:
+    """Look everything up; whatever is missing is shown as missing."""
+    manifest, own = as_it_is(context, record)
+    members = one_of_each(manifest, own, record.snapshot)
+    names = [member.full_name for member in members]
+    sizes = context.pool.sizes(names)
+    shown = [
+        ShownDataset(member.full_name, member.guid, *sizes.get(member.full_name, (None, None)))
+        for member in members
+    ]
+    for dataset in missing_of(manifest, members) if manifest else ():
+        shown = [one for one in shown if one.name.split("@")[0] != dataset]
+        shown.append(ShownDataset(f"{dataset}@{record.snapshot}", None, None, None))
+    return Description(
+        record=record,
+        manifest=manifest,
+        datasets=tuple(sorted(shown, key=lambda dataset: dataset.name)),
+        clones=tuple(blocked_by(context, names)),
+        by_hand=tuple(by_hand(context, record)),
+    )
+
+
+def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
+    """The commands that restore it, with ``zfs``, ``virsh`` and coreutils alone, for a shell.
+
+    Empty when they would not bring back what they promise. What is newer is looked up, and that
+    nothing else is by the time they are run; they end with the first that fails.
+    """
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    whole = record.state is BundleState.COMPLETE and not record.has_failed
+    if manifest is None or record.bundle is None or not whole:
+        return []
+    everything = context.pool.snapshots()
+    try:
+        check_names(context.pool, record.full_name, manifest, everything)
+    except RefusedError as error:
+        return [f"# {error.reason}: {error.step}"]
+    bundle = Path(record.bundle)
+    virsh = _virsh(context)
+    looks, rollbacks = [], []
+    own = run_members(manifest, record.run, everything)
+    for member in one_of_each(manifest, own, record.snapshot, newest=True):
+        full = member.full_name
+        newer = context.pool.newer(full)
+        looks.append(shlex.join(["look", full, str(member.guid), *newer]))
+        rollbacks += [shlex.join(["echo", "destroying", *newer])] if newer else []
+        rollbacks.append(shlex.join(["zfs", "rollback", *(["-r"] if newer else []), full]))
+    files = shlex.join(str(bundle / part.name) for part in manifest.parts)
+    ram, image = manifest.part(Role.RAM), None
+    if ram is not None:
+        image = bundle / ram.name
+        if ram.pages is not None:
+            image = Path("/var/tmp") / f"{manifest.run}.save"  # noqa: S108 - for a person to choose
+    return [
+        "(",
+        "set -eu",
+        *_LOOK.splitlines(),
+        *looks,
+        f'for file in {files}; do [ -r "$file" ] || stop "$file cannot be read"; done',
+        f'running=$({virsh} list --uuid) || stop "libvirt does not answer"',
+        *([_put_together(manifest, image)] if image and ram and ram.pages else []),
+        f"case $running in *{record.uuid}*) {virsh} destroy {record.uuid} ;; esac",
+        *rollbacks,
+        *(_install(bundle, part) for part in manifest.parts if part.source is not None),
+        *_up(virsh, bundle, manifest, image),
+        ")",
+    ]
+
+
+def _virsh(context: Context) -> str:
+    uri = context.config.libvirt_uri
+    return "virsh" if uri == _DEFAULT_URI else shlex.join(["virsh", "-c", uri])
+
+
+def _install(bundle: Path, part: Part) -> str:
+    words = ["install"]
+    for option, value in (("-o", part.uid), ("-g", part.gid)):
+        words += [option, str(value)] if value is not None else []
+    words += ["-m", f"{part.mode if part.mode is not None else 0o600:o}"]
+    return shlex.join([*words, str(bundle / part.name), str(part.source)])
+
+
+def _up(virsh: str, bundle: Path, manifest: Manifest, image: Path | None) -> list[str]:
+    """Define, and resume or boot; RAM that libvirt has saved since would be resumed instead."""
+    lines = []
+    definition = manifest.part(Role.INACTIVE_XML)
+    if definition is not None:
+        lines.append(f"{virsh} define {shlex.quote(str(bundle / definition.name))}")
+        lines.append(f"{virsh} managedsave-remove {manifest.uuid}")
+    if image is not None:
+        state = "--running" if manifest.was_running else "--paused"
+        lines.append(f"{virsh} restore {shlex.quote(str(image))} {state}")
+    elif manifest.level is not Level.OFF and definition is not None:
+        lines.append(f"{virsh} start {manifest.uuid}")
+    return lines
+
+
+def _put_together(manifest: Manifest, image: Path) -> str:
+    """Pages are not what libvirt reads: this needs snaporch, or the script of the documentation."""
+    name = f"{manifest.domain}@{manifest.snapshot}"
+    return shlex.join(["snaporch", "extract", "--ram", name, str(image)])
+
+
+def custody(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[str, str]]:
+    """Who made it, with what, when, and who looked at it since; as pairs of label and text."""
+    found = [("run", record.run), ("created", iso(record.created))]
+    if manifest is not None:
+        versions = manifest.versions
+        found += [
+            ("begun", iso(manifest.started)),
+            ("sealed", iso(manifest.finished)),
+            ("made by", f"snaporch {versions.snaporch}"),
+            ("libvirt", versions.libvirt),
+            ("emulator", versions.emulator),
+            ("machine", versions.machine),
+        ]
+        if manifest.group is not None:
+            members = ", ".join(member.domain for member in manifest.group.members)
+            found.append(("group", f"{manifest.group.name}: {members}"))
+    verified = "never"
+    if record.verified is not None:
+        word = "passed" if record.verified.passed else "failed"
+        verified = f"{iso(record.verified.at)} {word}, {record.verified.reached}"
+        verified += ", disks read" if record.verified.disks else ""
+    return [*((label, text or "unknown") for label, text in found), ("verified", verified)]

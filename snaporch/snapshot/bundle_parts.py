@@ -1,0 +1,351 @@
+"""What a run puts into its bundle: the RAM, the files beside it, the manifest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.compression_tuning import Pace
+from snaporch.bundle.host_file import PERMANENT, tpm_files
+from snaporch.bundle.manifest import (
+    BeneathEntry,
+    DiskEntry,
+    GroupEntry,
+    Manifest,
+    MemberEntry,
+    PaceEntry,
+    Part,
+    PauseEntry,
+    Role,
+    SnapshotEntry,
+    VersionsEntry,
+    moment,
+)
+from snaporch.bundle.ram_pipe import RamStream
+from snaporch.bundle.rate_limit import Throttle
+from snaporch.bundle.save_image import RamImage, RamImageWriter
+from snaporch.bundle.store import RAM_NAME, PartialBundle
+from snaporch.disks.backing_chain import Beneath
+from snaporch.hypervisor import Pause
+from snaporch.model import (
+    Domain,
+    DomainState,
+    GroupRun,
+    Level,
+    PauseParts,
+    PoolSnapshot,
+    Versions,
+)
+from snaporch.snapshot.plan import Plan
+from snaporch.zfs import resolver
+
+_RAW_NAME = "ram.raw"
+_READ = 1 << 20
+_TICK_SECONDS = 0.5
+_BREAK_OFF_SECONDS = 10
+_FORMAT_NAMES = {method.image_format: method.value for method in Compression} | {
+    2: "bzip2",
+    3: "xz",
+    4: "lzop",
+}
+
+
+class _Sealing(threading.Thread):
+    """Sealing in a thread of its own, so that somebody can break it off."""
+
+    def __init__(self, finish: Callable[[], RamImage]) -> None:
+        super().__init__(name="seal", daemon=True)
+        self._finish = finish
+        self._image: RamImage | None = None
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._image = self._finish()
+        except BaseException as error:  # noqa: BLE001 - raised by `image`
+            self._failure = error
+
+    def over(self, seconds: float) -> bool:
+        """Wait for it for so long; whether it has ended."""
+        self.join(seconds)
+        return not self.is_alive()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether there is an image."""
+        return self._image is not None
+
+    def image(self) -> RamImage:
+        """What came of it."""
+        if self._failure is not None:
+            raise self._failure
+        assert self._image is not None
+        return self._image
+
+
+class Capture:
+    """Where RAM goes: through a pipe and a compressor, or into a raw file compressed later."""
+
+    def __init__(self, directory: Path, pipe: Path, how: Compressing) -> None:
+        self._directory = directory
+        self._pipe = pipe
+        self._how = how
+        self._throttle = Throttle(0)
+        self._stream: RamStream | None = None
+        self._writer: RamImageWriter | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether RAM goes through a pipe."""
+        return self._stream is not None
+
+    @property
+    def target(self) -> Path:
+        """What libvirt is told to write to."""
+        return self._pipe if self._stream else self._directory / _RAW_NAME
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes of RAM that libvirt has written so far."""
+        if self._stream is not None:
+            return self._stream.payload_bytes
+        raw = self._directory / _RAW_NAME
+        return raw.stat().st_size if raw.exists() else 0
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the stream broke, if it did."""
+        return self._stream.failure if self._stream else None
+
+    def limit(self, rate: float) -> None:
+        """Take no more than ``rate`` MiB of RAM a second; before the stream is opened."""
+        self._throttle = Throttle(rate)
+
+    def open_stream(self) -> None:
+        """Make the pipe and start reading; before libvirt is called."""
+        self._writer = writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
+        try:
+            self._stream = RamStream(self._pipe, writer, self._throttle)
+        except BaseException:
+            writer.abandon()
+            raise
+
+    @property
+    def limits(self) -> bool:
+        """Whether RAM is taken no faster than some rate."""
+        return self.streams and self._throttle.limits
+
+    def hurry(self) -> None:
+        """Take RAM as fast as it comes from now on."""
+        if self._stream is not None:
+            self._stream.hurry()
+
+    def captured(self) -> None:
+        """All of RAM was given away."""
+        if self._stream is not None:
+            self._stream.take_pace()
+
+    def make_room(self) -> None:
+        """The guest stands still: let it wait for nothing here."""
+        if self._stream is not None:
+            self._stream.make_room()
+
+    def break_off(self) -> None:
+        """Let nobody wait for us any more."""
+        if self._stream is not None:
+            self._stream.break_off()
+        elif self._writer is not None:
+            self._writer.break_off()
+
+    def seal(self, tick: Callable[[int], None]) -> Part:
+        """Finish the compressed image; what it is.
+
+        Args:
+            tick: called now and then with the bytes compressed and stored so far, until only
+                syncing is left. What it raises is raised when the image was given up, however the
+                store or the compressor stands still.
+
+        Raises:
+            RamImageError, OSError: it is not whole.
+        """
+        sealing = _Sealing(self._finish)
+        sealing.start()
+        while not sealing.over(_TICK_SECONDS):
+            if self._writer is None or self._writer.syncing:
+                continue
+            try:
+                tick(self._writer.moved_bytes)
+            except BaseException:
+                if not self._break_off_sealing(sealing):
+                    raise
+        return self._part(sealing.image())
+
+    def _break_off_sealing(self, sealing: _Sealing) -> bool:
+        """Whether it came to a good end all the same."""
+        self.break_off()
+        if not sealing.over(_BREAK_OFF_SECONDS):
+            self._stream = None  # its file is open still, and goes with the unfinished bundle
+        return sealing.succeeded
+
+    def _finish(self) -> RamImage:
+        return self._stream.finish() if self._stream else self._compress_raw()
+
+    def _part(self, image: RamImage) -> Part:
+        return Part(
+            name=RAM_NAME,
+            role=Role.RAM,
+            bytes=image.stored_bytes,
+            sha256=image.sha256,
+            payload_bytes=image.payload_bytes,
+            compression=_FORMAT_NAMES.get(image.image_format, str(image.image_format)),
+            pace=_pace_entry(self._stream.pace)
+            if self._stream and image.image_format == Compression.ZSTD.image_format
+            else None,
+        )
+
+    def _compress_raw(self) -> RamImage:
+        raw = self._directory / _RAW_NAME
+        self._writer = writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=False)
+        try:
+            with raw.open("rb") as stream:
+                while block := stream.read(_READ):
+                    writer.write(block)
+                    self._throttle.spend(len(block))
+            image = writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+        raw.unlink()
+        return image
+
+    def abandon(self) -> None:
+        """Close the pipe, so that libvirt cannot wait for a reader, and drop what was read."""
+        if self._stream is not None:
+            self._stream.abandon()
+            self._stream = None
+
+
+def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part]:
+    """XML, NVRAM and TPM state."""
+    parts = []
+    if domain.live_xml is not None:
+        parts.append(bundle.add_text("domain.live.xml", Role.LIVE_XML, domain.live_xml))
+    if domain.inactive_xml is not None:
+        parts.append(bundle.add_text("domain.xml", Role.INACTIVE_XML, domain.inactive_xml))
+    frozen = pause.began.timestamp() if pause.began else None
+    if domain.state in (DomainState.OFF, DomainState.PAUSED):
+        frozen = datetime.now(UTC).timestamp()  # nothing runs that could change them
+    if domain.nvram is not None and Path(domain.nvram).exists():
+        parts.append(bundle.add_copy("nvram.fd", Role.NVRAM, Path(domain.nvram), before=frozen))
+    for index, path in enumerate(tpm_files(domain.tpm_state, PERMANENT)):
+        parts.append(bundle.add_copy(f"tpm.{index}.permall", Role.TPM, path, before=frozen))
+    return parts
+
+
+def _pace_entry(pace: Pace | None) -> PaceEntry | None:
+    if pace is None:
+        return None
+    return PaceEntry(
+        level=pace.level,
+        seconds=round(pace.seconds, 3),
+        waited_for_ram=round(pace.waited_for_ram, 3),
+        waited_for_store=round(pace.waited_for_store, 3),
+    )
+
+
+def _pause_entry(parts: PauseParts) -> PauseEntry:
+    return PauseEntry(
+        downtime_ms=parts.downtime,
+        switch_ms=parts.switch,
+        snapshot_ms=parts.snapshot,
+        resume_ms=parts.resume,
+    )
+
+
+def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
+    """What a manifest says of the disks."""
+    held = [
+        DiskEntry(
+            target=planned.disk.target,
+            source=planned.path,
+            format=planned.disk.format,
+            dataset=planned.dataset.name,
+            inside=resolver.inside(planned.path, planned.dataset),
+            partition=resolver.partition(planned.path),
+            beneath=tuple(
+                beneath_entry(each) for each in plan.beneath if each.target == planned.disk.target
+            ),
+        )
+        for planned in plan.disks
+    ]
+    out = [
+        DiskEntry(
+            target=out.disk.target,
+            source=out.disk.source,
+            format=out.disk.format,
+            dataset=None,
+            left_out=out.reason,
+            apart=out.matters,
+        )
+        for out in plan.left_out
+    ]
+    return (*held, *out)
+
+
+def build_manifest(
+    plan: Plan,
+    level: Level,
+    parts: list[Part],
+    snapshots: list[PoolSnapshot],
+    versions: Versions,
+    pause: Pause,
+    started: datetime,
+    created: datetime,
+) -> Manifest:
+    """The manifest of a finished run."""
+    return Manifest(
+        run=plan.run,
+        domain=plan.domain.name,
+        uuid=plan.domain.uuid,
+        snapshot=plan.snapshot,
+        level=level,
+        was_running=plan.domain.state is DomainState.RUNNING,
+        started=moment(started),
+        created=moment(created),
+        finished=moment(datetime.now(UTC)),
+        pause_ms=pause.milliseconds,
+        pause_parts=None if pause.parts == PauseParts() else _pause_entry(pause.parts),
+        snapshots=tuple(
+            SnapshotEntry(dataset=s.dataset, name=s.name, guid=s.guid, createtxg=s.createtxg)
+            for s in snapshots
+        ),
+        disks=disk_entries(plan),
+        parts=tuple(parts),
+        versions=VersionsEntry(
+            snaporch=versions.snaporch,
+            libvirt=versions.libvirt,
+            emulator=versions.emulator,
+            machine=versions.machine,
+            cpu=versions.cpu,
+        ),
+        group=_group(plan.group),
+    )
+
+
+def beneath_entry(file: Beneath) -> BeneathEntry:
+    """What a manifest says of a file beneath a disk."""
+    if file.dataset is not None:
+        inside = resolver.inside(file.path, file.dataset)
+        return BeneathEntry(path=file.path, dataset=file.dataset.name, inside=inside)
+    return BeneathEntry(path=file.path, **(asdict(file.state) if file.state else {}))
+
+
+def _group(group: GroupRun | None) -> GroupEntry | None:
+    if group is None:
+        return None
+    members = tuple(MemberEntry(domain=name, uuid=uuid) for uuid, name in group.members)
+    return GroupEntry(name=group.name, run=group.run, members=members)

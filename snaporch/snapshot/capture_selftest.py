@@ -1,0 +1,138 @@
+"""Whether RAM can be streamed on this host: a small image through a real pipe and compressor.
+
+Goes the way of a guest's RAM, libvirt's two openings of the pipe included, and back through the
+program by which libvirt would decompress it. Takes a moment, and leaves nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch.bundle.compress import Compressing, Compression, choose
+from snaporch.bundle.compression_tuning import FIRST_LEVEL
+from snaporch.bundle.ram_pipe import RamStream
+from snaporch.bundle.save_image import (
+    HEADER_SIZE,
+    MAGIC,
+    PARTIAL_MAGIC,
+    QEMU_MAGIC,
+    Header,
+    RamImageWriter,
+)
+from snaporch.config import DomainSettings
+from snaporch.context import Context
+from snaporch.errors import SnaporchError
+from snaporch.snapshot.plan import existing_part
+
+_PATIENCE_SECONDS = 30
+_XML = b"<domain/>\0"
+_PAYLOAD = QEMU_MAGIC + bytes(range(256)) * 4096 + bytes(1 << 20)
+_UNDONE_BY = {Compression.ZSTD: "zstd", Compression.GZIP: "gzip"}
+"""libvirt's programs (``qemuSaveImageGetCompressionProgram`` in its qemu_saveimage.c)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureMode:
+    """How RAM travels here."""
+
+    streams: bool
+    compression: str
+    wanted: str
+    """``ram_capture`` as it is configured for all domains."""
+    reason: str = ""
+    """Why it cannot be streamed."""
+
+    def describe(self) -> str:
+        """In a line."""
+        if self.wanted == "file":
+            return "RAM goes through a file, as configured"
+        if self.streams:
+            return f"RAM is streamed (compression: {self.compression})"
+        return f"RAM cannot be streamed: {self.reason}"
+
+
+def capture_mode(context: Context) -> CaptureMode:
+    """Try it out."""
+    settings = context.config.defaults
+    try:
+        zstd = context.hypervisor.reads_zstd()
+        method = choose(settings.compression, reads_zstd=zstd)
+    except SnaporchError as error:
+        return CaptureMode(False, settings.compression, settings.ram_capture, error.reason)
+    reason = _try(existing_part(context.config.paths.runtime), settings, method)
+    return CaptureMode(not reason, method.value, settings.ram_capture, reason)
+
+
+def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
+    """Why it does not work; empty when it does."""
+    level = FIRST_LEVEL if settings.fixed_level is None else settings.fixed_level
+    how = Compressing(method, level, settings.compression_threads)
+    try:
+        with tempfile.TemporaryDirectory(prefix="snaporch-selftest-", dir=place) as name:
+            image = Path(name) / "ram.save"
+            _pass_through(Path(name) / "pipe", image, how)
+            data = image.read_bytes()[HEADER_SIZE + len(_XML) :]
+            return "" if _undone(method, data) == _PAYLOAD else "what was streamed came out changed"
+    except SnaporchError as error:
+        return error.line()
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    except subprocess.SubprocessError as error:
+        return str(error)
+
+
+def _pass_through(pipe: Path, image: Path, how: Compressing) -> None:
+    writer = RamImageWriter(image, how, trailer=True)
+    try:
+        stream = RamStream(pipe, writer)
+    except BaseException:
+        writer.abandon()
+        raise
+    # A compressor that stands still must not keep whoever asks.
+    watchdog = threading.Timer(_PATIENCE_SECONDS, stream.break_off)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        parts = [_header(PARTIAL_MAGIC) + _XML + _PAYLOAD, _header(MAGIC)]
+        feeder = threading.Thread(target=_feed, args=(pipe, parts), daemon=True)
+        feeder.start()
+        feeder.join()
+        stream.finish()
+    except BaseException:
+        stream.abandon()
+        raise
+    finally:
+        watchdog.cancel()
+
+
+def _feed(pipe: Path, parts: Iterable[bytes]) -> None:
+    with suppress(OSError):  # the reader says why
+        for part in parts:
+            with pipe.open("wb", buffering=0) as stream:
+                view = memoryview(part)
+                while view:
+                    view = view[stream.write(view) :]
+
+
+def _header(magic: bytes) -> bytes:
+    return Header(magic, 2, len(_XML), True, 0, bytes(HEADER_SIZE - 32)).pack()
+
+
+def _undone(method: Compression, data: bytes) -> bytes:
+    if method is Compression.NONE:
+        return data
+    done = subprocess.run(
+        [_UNDONE_BY[method], "-dc"],
+        input=data,
+        capture_output=True,
+        check=True,
+        timeout=_PATIENCE_SECONDS,
+    )
+    return done.stdout

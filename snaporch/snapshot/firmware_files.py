@@ -1,0 +1,58 @@
+"""Whether the UEFI variables and the TPM's state of a domain can be copied, before a run begins."""
+
+from __future__ import annotations
+
+import os
+import stat
+from urllib.parse import urlsplit
+
+from snaporch.bundle.host_file import PERMANENT, tpm_files
+from snaporch.errors import RefusedError, UnavailableError
+from snaporch.hypervisor import domain_xml
+from snaporch.model import Domain, TpmState
+
+
+def check_firmware(domain: Domain, uri: str) -> None:
+    """Refuse what could not be put back: the snapshot would be useless.
+
+    Args:
+        uri: of libvirt. That of a session keeps the state of TPMs below its user's home.
+
+    Raises:
+        RefusedError: UEFI variables or TPM state are in no file that can be copied.
+        UnavailableError: the directory of the TPM's state cannot be read.
+    """
+    for xml in (domain.live_xml, domain.inactive_xml):
+        if xml is None:
+            continue
+        root = domain_xml.parse(xml)
+        if trouble := domain_xml.uncapturable(root):
+            raise RefusedError(domain.name, *trouble)
+        if urlsplit(uri).path == "/session" and domain_xml.has_tpm_in_default_place(root):
+            raise RefusedError(
+                domain.name,
+                f"the state of its TPM is below the home directory of the user of {uri}",
+                "name a place for it: <source type='dir' path='…'/> in its <backend>",
+            )
+    tpm = domain.tpm_state
+    files = {"UEFI variables": domain.nvram, "TPM's state": tpm.path if tpm and tpm.is_file else ""}
+    for what, path in files.items():
+        if path and os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            raise RefusedError(
+                domain.name,
+                f"its {what} ({path}) cannot be restored: that is not a regular file",
+                "have its definition name a file",
+            )
+    if domain.active and tpm is not None and not _has_state(tpm):
+        raise RefusedError(
+            domain.name,
+            f"its TPM runs, and there is no state of it in {tpm.path}",
+            "see where its swtpm keeps it (`ps`), and name that in <backend><source>",
+        )
+
+
+def _has_state(tpm: TpmState) -> bool:
+    try:
+        return bool(tpm_files(tpm, PERMANENT))
+    except PermissionError as error:
+        raise UnavailableError(tpm.path, "permission denied", "run snaporch as root") from error

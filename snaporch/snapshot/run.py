@@ -1,0 +1,366 @@
+"""The run: freeze, snapshot the pools inside the frozen instant, release, seal.
+
+``PREPARE`` and ``FREEZE`` can be undone and stop for a signal. From ``POOL_SNAPSHOT`` on the run
+finishes what it began: the way forward is as short as the way back. Only RAM of which nothing more
+can be stored is not waited for when somebody wants the run to end.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from snaporch import default_paths
+from snaporch.bundle.manifest import Manifest, Part
+from snaporch.catalog.properties import COMPLETED
+from snaporch.catalog.records import record_of
+from snaporch.catalog.torn import commits_of_all, is_torn, mark_torn, torn_text
+from snaporch.context import Context
+from snaporch.errors import (
+    AttentionError,
+    ChangedError,
+    InterruptedRunError,
+    RunFailedError,
+    SnaporchError,
+    one_line,
+)
+from snaporch.hypervisor import CancelledError
+from snaporch.journal import Journal, Step, let_go_mark
+from snaporch.locks import domain_lock
+from snaporch.model import Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
+from snaporch.recovery.settle import LOOK, SET_ASIDE, recover, settle
+from snaporch.recovery.start_guardian import await_guardian, start_guardian
+from snaporch.snapshot.bundle_parts import build_manifest, side_parts
+from snaporch.snapshot.choose_strategy import is_lower
+from snaporch.snapshot.guest_changes import check_idle, check_unchanged
+from snaporch.snapshot.plan import Plan, make_plan
+from snaporch.snapshot.snapshotter import OwnSnapshots, Taker, properties_of
+from snaporch.snapshot.store_pages import into_pages
+from snaporch.snapshot.strategies import make_strategy
+from snaporch.snapshot.strategies.base import Strategy, StrategyUnavailableError, Work
+from snaporch.snapshot.unchanged_guest import find_unchanged
+from snaporch.zfs import PREFIX
+from snaporch.zfs.resolver import flush_device
+
+
+class FreezeFailedError(RunFailedError):
+    """The guest could not be made to stand still; it is on its bases, and nothing was kept."""
+
+
+def take_snapshot(
+    context: Context,
+    domain: Domain,
+    *,
+    name: str | None,
+    wait: int | None,
+    level: str | None = None,
+    taker: Taker | None = None,
+    policy: str | None = None,
+    rate: int | None = None,
+    if_changed: bool = False,
+) -> SnapshotRecord:
+    """Snapshot one domain.
+
+    Args:
+        name: of the snapshot, or ``None`` for ``snaporch_<UTC time>_manual``.
+        wait: seconds to wait for another run on the domain; ``None`` for the configured ones.
+        level: overrides the configured one.
+        taker: who takes the ZFS snapshots; the run itself when ``None``.
+        policy: the policy it is taken for: it marks the snapshots, and is in their name.
+        rate: overrides the configured one.
+        if_changed: of a guest that is off and has not changed since the policy's last snapshot,
+            none is taken: that one is returned, and says since when it is known.
+
+    Raises:
+        RefusedError, BusyError, UnavailableError: nothing was touched.
+        RunFailedError: it failed and the guest is back on its base images.
+        AttentionError: it failed and the guest may still be on overlays; says what to do.
+    """
+    settings = context.config.settings(domain.name, domain.uuid)
+    patience = settings.wait if wait is None else wait
+    taker = taker or OwnSnapshots(context)
+    seconds = taker.window_seconds if taker.awaited else None
+    with domain_lock(
+        default_paths.LOCKS,
+        domain.name,
+        domain.uuid,
+        "snapshot",
+        wait=patience,
+        interrupt=context.interrupt,
+    ):
+        for text in recover(context, domain.uuid):
+            context.progress.note(domain.name, text)
+        current = context.hypervisor.domain(domain.uuid)
+        wanted = partial(make_plan, awaited=seconds, policy=policy, group=taker.group)
+        plan = wanted(context, current, name, level)
+        if if_changed and (last := find_unchanged(context, plan)) is not None:
+            context.progress.step(domain.name, f"off, unchanged since @{last.snapshot}")
+            return last
+        if rate is not None:
+            plan = replace(plan, settings=plan.settings.model_copy(update={"rate": rate}))
+        if plan.gives_way:
+            try:
+                return _Run(context, plan, taker).execute()
+            except (FreezeFailedError, StrategyUnavailableError) as error:
+                failure = error.reason
+            current = context.hypervisor.domain(domain.uuid)
+            text = f"{plan.strategy} failed ({_and_state(failure, plan.domain, current)})"
+            context.progress.note(domain.name, f"{text}: taking overlay instead")
+            again = wanted(context, current, name, level, heed_stranger=False)
+            plan = replace(again, settings=plan.settings)
+        try:
+            return _Run(context, plan, taker).execute()
+        except (FreezeFailedError, StrategyUnavailableError) as error:
+            lower = settings.on_unavailable
+            if lower == "fail" or not is_lower(Level(lower), plan.level):
+                raise
+            failure = error.reason
+        current = context.hypervisor.domain(domain.uuid)
+        text = f"{plan.level} failed ({_and_state(failure, plan.domain, current)})"
+        reason = f"{text}: taking {lower} instead"
+        plan = wanted(context, current, name, lower)
+        return _Run(context, replace(plan, downgrade=reason), taker).execute()
+
+
+class _Run:
+    def __init__(self, context: Context, plan: Plan, taker: Taker) -> None:
+        self._context = context
+        self._plan = plan
+        self._taker = taker
+        self._domain = plan.domain
+        self._started = datetime.now(UTC)
+        self._freezing = False
+        self._touched = False
+        self._taken = False
+
+    def execute(self) -> SnapshotRecord:
+        plan, progress = self._plan, self._context.progress
+        self._announce()
+        self._context.interrupt.check(self._domain.name)
+        journal = Journal(self._context.config.paths.journal, plan.facts)
+        try:
+            start_guardian(self._context, plan.facts, journal.path)
+            record = self._forward(journal)
+        except BaseException as error:
+            outcome = self._backward(journal, error)
+            if outcome is error:
+                raise
+            raise outcome from error
+        journal.close(settled=True)
+        record = into_pages(self._context, record)
+        progress.step(plan.domain.name, f"done: {record.level} snapshot {record.snapshot}")
+        return record
+
+    def _announce(self) -> None:
+        progress, name = self._context.progress, self._domain.name
+        places = ", ".join(dataset.name for dataset in self._plan.datasets)
+        what = f"{self._plan.level} snapshot @{self._plan.snapshot} of {places}"
+        progress.step(name, f"{what} ({self._plan.strategy})")
+        if self._plan.downgrade:
+            progress.note(name, self._plan.downgrade)
+        if self._plan.facts.overlays and (missing := self._context.hypervisor.unguarded()):
+            danger = "if power is lost now, libvirt may start it on its overlays"
+            progress.note(name, f"{danger}: {missing.reason}; run: {missing.step}")
+        for out in self._plan.left_out:
+            tell = progress.note if out.matters else progress.step
+            tell(name, f"left out: {out.describe()}")
+        for text in (*_about_stranger(self._plan), *self._plan.shared):
+            progress.note(name, text)
+        for file in self._plan.beneath:
+            if file.is_unknown:
+                told = "not snapshotted, and nobody will know whether it is still the same"
+                progress.note(name, f"{told}: {file.path}, beneath {file.target}")
+            elif file.dataset is None:
+                progress.step(name, f"not snapshotted, must stay as it is: {file.path}")
+        if self._plan.level is Level.RAM and any(out.matters for out in self._plan.left_out):
+            progress.note(name, "RAM will not be of one instant with what is left out")
+
+    def _forward(self, journal: Journal) -> SnapshotRecord:
+        plan = self._plan
+        bundle = self._context.store.create(plan.domain.uuid, plan.run)
+        strategy = make_strategy(Work(self._context, plan, bundle, journal))
+        properties = properties_of(plan, bundle.reference)
+        # What prepare() opened is let go of even if the journal cannot be written any more.
+        try:
+            with journal.step(Step.PREPARE):
+                await_guardian(self._context, plan.facts, journal.path)
+                self._check_unchanged(state=True)
+                self._taker.prepare(plan)
+                strategy.prepare()
+                self._check_unchanged(state=True)
+                if plan.facts.strategy.level is Level.RAM:  # a job from now on may be the run's
+                    check_idle(self._context.hypervisor, plan.domain)
+            self._freezing = self._touched = True
+            with journal.step(Step.FREEZE):
+                strategy.freeze()
+            self._context.interrupt.check(plan.domain.name)
+            self._freezing = False
+            with journal.step(Step.POOL_SNAPSHOT):
+                self._check_unchanged()
+                self._snapshot_pools(properties)
+                level = self._reached(strategy)
+                if level not in (Level.CRASH, Level.TORN) and let_go_mark(journal.path).exists():
+                    level = strategy.disturbed(level)
+                level = self._taker.level(level)
+            with journal.step(Step.RELEASE):
+                strategy.release()
+            self._taker.released()
+            with journal.step(Step.SEAL):
+                snapshots = self._taker.taken(plan, properties)
+                if self._are_torn(snapshots):
+                    level = Level.TORN
+                parts = side_parts(bundle, plan.domain, strategy.pause)
+                self._context.progress.step(plan.domain.name, "sealing the bundle")
+                bundle.seal(self._manifest(strategy, level, parts, snapshots))
+        except BaseException:
+            strategy.abandon()
+            raise
+        with journal.step(Step.RECORD):
+            names = [snapshot.full_name for snapshot in snapshots]
+            self._context.pool.set_properties(names, {f"{PREFIX}level": level.value})
+        there = self._context.pool.snapshots(plan.facts.datasets)
+        return record_of(self._context.store, there, plan.run, snapshots[0].name)
+
+    def _check_unchanged(self, *, state: bool = False) -> None:
+        plan, hypervisor = self._plan, self._context.hypervisor
+        check_unchanged(hypervisor, plan.domain, plan.facts.overlays, state=state)
+
+    def _reached(self, strategy: Strategy) -> Level:
+        """What the snapshots are worth; who took them may have been waited for a long time."""
+        level = strategy.reached()
+        if level is Level.TORN or (level is Level.CRASH and self._plan.level is not Level.CRASH):
+            return level
+        try:
+            self._check_unchanged()
+        except ChangedError as error:
+            if level is Level.CRASH:  # of a guest that runs: they may not hold all its disks
+                raise
+            self._context.progress.note(self._domain.name, error.reason)
+            return strategy.disturbed(level)
+        return level
+
+    def _are_torn(self, snapshots: list[PoolSnapshot]) -> bool:
+        """Whether the run's own were taken during a commit: its own, or of who shares a dataset."""
+        context, datasets = self._context, self._plan.facts.datasets
+        commits = commits_of_all(context.config.paths.journal)
+        for torn in mark_torn(context.pool, datasets, commits):
+            context.progress.note(self._domain.name, torn_text(torn.full_name))
+        own = {snapshot.guid for snapshot in snapshots}
+        return any(is_torn(each) for each in context.pool.snapshots(datasets) if each.guid in own)
+
+    def _snapshot_pools(self, properties: Mapping[str, str]) -> None:
+        """Inside the frozen window: nothing here that could be done before or after it."""
+        for planned in self._plan.disks:
+            if stat.S_ISBLK(Path(planned.path).stat().st_mode):
+                flush_device(planned.path)
+        self._taker.take(self._plan, properties)
+        self._taken = True
+
+    def _manifest(
+        self, strategy: Strategy, level: Level, parts: list[Part], snapshots: list[PoolSnapshot]
+    ) -> Manifest:
+        ram = strategy.ram_part()
+        return build_manifest(
+            self._plan,
+            level,
+            [ram, *parts] if ram else parts,
+            snapshots,
+            self._context.hypervisor.versions(self._domain),
+            strategy.pause,
+            self._started,
+            strategy.pause.began or snapshots[0].created,
+        )
+
+    # -- the way back -----------------------------------------------------------------------
+
+    def _backward(self, journal: Journal, error: BaseException) -> BaseException:
+        """Settle, and say what happened; the journal stays when settling failed."""
+        name = self._domain.name
+        cancelled = isinstance(error, CancelledError) and not let_go_mark(journal.path).exists()
+        doing = "finishing the run" if self._taken else "undoing the run"
+        self._context.progress.step(name, doing)
+        try:
+            keep = self._taken or self._taker.awaited
+            notes = journal.all_notes()
+            done = settle(self._context, self._plan.facts, notes, keep_snapshots=keep, alive=True)
+        except AttentionError as trouble:
+            journal.close(settled=False)
+            reason = f"{_reason(error, name)}; then: {trouble.thing}: {trouble.reason}"
+            return AttentionError(name, reason, trouble.step)
+        except (SnaporchError, OSError) as trouble:
+            journal.close(settled=False)
+            step = f"run: snaporch recover {self._domain.uuid}"
+            return AttentionError(
+                name, f"{_reason(error, name)}; then cleaning up failed: {trouble}", step
+            )
+        journal.close(settled=True)
+        for text in done:
+            self._context.progress.note(name, text)
+        if set_aside := [text for text in done if text.startswith(SET_ASIDE)]:
+            return AttentionError(name, f"{_reason(error, name)}; {'; '.join(set_aside)}", LOOK)
+        completed = COMPLETED in " ".join(done)
+        if isinstance(error, InterruptedRunError) and self._taken:
+            reason = f"{error.reason}; {self._remains(completed=completed)}"
+            return InterruptedRunError(name, reason, error.signum)
+        if isinstance(error, InterruptedRunError) or not isinstance(error, Exception):
+            return error
+        if isinstance(error, SnaporchError) and not self._touched:
+            return error  # refused before anything was touched, with its own exit code
+        cannot = self._freezing or isinstance(error, StrategyUnavailableError)
+        kind = FreezeFailedError if cannot and not cancelled else RunFailedError
+        return kind(name, _reason(error, name), self._remains(completed=completed))
+
+    def _remains(self, *, completed: bool) -> str:
+        guest = self._how_the_guest_is()
+        if not self._taken:
+            return f"{guest} and nothing was kept"
+        kept = f"{guest}; @{self._plan.snapshot} was kept"
+        return f"{kept} and is complete" if completed else f"{kept}, but only as crash-consistent"
+
+    def _how_the_guest_is(self) -> str:
+        try:
+            now = self._context.hypervisor.find(self._domain.uuid)
+        except SnaporchError:
+            return "the guest was let go"
+        return _changed_state(self._domain, now) or "the guest is as it was"
+
+
+def _changed_state(before: Domain, now: Domain | None) -> str:
+    """How the guest is, unless it is as it was."""
+    if before.active and (now is None or now.boot != before.boot):
+        return "the guest's QEMU ended meanwhile"
+    if now is None or now.state is before.state:
+        return ""
+    state = f"the guest is {now.state}, and was {before.state}"
+    if now.state is not DomainState.SUSPENDED:
+        return state
+    return f"{state} (if `virsh dompmwakeup` does not wake it: virsh destroy, virsh start)"
+
+
+def _and_state(failure: str, before: Domain, now: Domain) -> str:
+    return "; ".join(filter(None, (failure, _changed_state(before, now))))
+
+
+def _about_stranger(plan: Plan) -> tuple[str, ...]:
+    """What somebody else who snapshots the datasets makes of the run, or it of him."""
+    if plan.gives_way:
+        return (f"{plan.stranger}: {plan.strategy}, without overlays",)
+    if plan.stranger and plan.facts.overlays:
+        return (f"{plan.stranger}; what it takes during the commit will be torn",)
+    return ()
+
+
+def _reason(error: BaseException, name: str) -> str:
+    """What a line that names the guest already says of an error."""
+    if isinstance(error, SnaporchError):
+        if error.thing == name:
+            return one_line("; ".join(filter(None, (error.reason, error.step))))
+        return str(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,205 @@
+"""RAM that costs what changed: the pages of a sealed bundle's image go into a page file.
+
+The page file lies in a dataset of its own, of which each image is a snapshot, so ZFS keeps only the
+difference. All of it happens when the run is over and its bundle whole: the image in the bundle is
+removed when the bundle's manifest names the snapshot, from which everything was read back as a
+restore will read it, and not before. So whatever goes wrong or is
+killed here, the snapshot can be restored; and a page file that is half written is no harm, because
+only its snapshots count and the next image is compared with whatever is there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from snaporch.bundle.manifest import Manifest, PagesEntry, Part, Role, read_manifest
+from snaporch.bundle.page_file import PAGES_NAME
+from snaporch.bundle.page_image import SplitImage, Tick, check_image, split_image
+from snaporch.bundle.save_image import RamImageError
+from snaporch.bundle.store import REST_NAME, replace_manifest, sha256_of, sync_directory
+from snaporch.context import Context
+from snaporch.errors import RefusedError, RunFailedError, SnaporchError
+from snaporch.model import PoolSnapshot, SnapshotRecord
+from snaporch.zfs import RAM_POOLS_PROPERTY, RAM_PROPERTY, resolver
+
+COMPRESSION = "pages"
+_MORE = 1.25
+"""What pages take beyond a whole image: small records compress less."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageDataset:
+    """The dataset that holds a domain's page file."""
+
+    name: str
+    root: Path
+
+    @property
+    def page_file(self) -> Path:
+        """The page file of the image to come."""
+        return self.root / PAGES_NAME
+
+
+def into_pages(context: Context, record: SnapshotRecord) -> SnapshotRecord:
+    """Move the RAM of a snapshot just taken into its domain's page dataset, if so configured.
+
+    The caller holds the domain's lock, and the run is over. What cannot be done is said, and the
+    image stays as it is.
+    """
+    settings = context.config.settings(record.domain, record.uuid)
+    if settings.ram_store != "pages" or record.bundle is None:
+        return record
+    directory = Path(record.bundle)
+    try:
+        manifest = read_manifest(directory)
+        ram = manifest.part(Role.RAM)
+        if ram is None or ram.pages is not None:
+            return record
+        return replace(record, stored_bytes=_move(context, directory, manifest, ram).stored_bytes)
+    except (SnaporchError, OSError) as error:
+        reason = error.line() if isinstance(error, SnaporchError) else _of_system(error)
+        context.progress.note(record.domain, f"RAM stays a whole image: {reason}")
+        return record
+
+
+def _move(context: Context, directory: Path, manifest: Manifest, ram: Part) -> Manifest:
+    dataset = page_dataset(context, manifest.uuid)
+    _check_room(dataset, ram)
+    context.progress.step(manifest.domain, f"writing what changed in RAM to {dataset.name}")
+    rest = directory / REST_NAME
+    rest.unlink(missing_ok=True)
+    total = ram.payload_bytes or 0
+
+    def tick(done: int) -> None:
+        context.interrupt.check(manifest.domain)
+        context.progress.amount(manifest.domain, min(done, total), total)
+
+    try:
+        parts = split_image(directory / ram.name, rest, dataset.page_file, tick)
+        taken, stored = _snapshot(context, dataset, manifest)
+        moved = _with_pages(manifest, ram, parts, taken, stored)
+        _read_back(context, moved, rest, tick)
+    except BaseException:
+        rest.unlink(missing_ok=True)
+        raise
+    replace_manifest(directory, moved)  # if it fails, nobody knows which manifest will be there
+    (directory / ram.name).unlink()
+    sync_directory(directory)
+    return moved
+
+
+def _read_back(context: Context, moved: Manifest, rest: Path, tick: Tick) -> None:
+    """Before the image goes: what is in its place can be restored."""
+    part = moved.part(Role.RAM)
+    assert part is not None
+    assert part.pages is not None
+    context.progress.step(moved.domain, f"reading RAM back from @{part.pages.name}")
+    with context.pool.mounted_snapshot(part.pages.full_name) as root:
+        check_image(rest, part.pages, root / PAGES_NAME, tick)
+    if sha256_of(rest) != part.sha256:
+        raise RamImageError(str(rest), "its SHA-256 is not what was written: it is damaged")
+
+
+def _check_room(dataset: PageDataset, ram: Part) -> None:
+    """All pages may have changed; the pool is the guests' too, and must not be filled."""
+    free, needed = shutil.disk_usage(dataset.root).free, int(ram.bytes * _MORE)
+    if needed > free:
+        raise RefusedError(
+            dataset.name,
+            f"pages may need {needed >> 20} MiB, {free >> 20} MiB are free",
+            "make room in the pool",
+        )
+
+
+_SNAPDIR = "snapdir"
+"""By hand pages are read from ``.zfs``, which a pool may have disabled for all of it."""
+
+
+def page_dataset(context: Context, uuid: str) -> PageDataset:
+    """The page dataset of a domain, made if there is none.
+
+    Raises:
+        RefusedError: a dataset of that name is not snaporch's.
+        PoolError: it cannot be made.
+        NotOnZfsError: it is not mounted.
+    """
+    name = f"{context.config.pages.dataset}/{uuid}"
+    if name not in {dataset.name for dataset in context.pool.datasets()}:
+        options = context.config.pages
+        context.pool.create_filesystem(
+            name,
+            {
+                "recordsize": str(options.record_kib << 10),
+                "compression": options.compression,
+                "atime": "off",
+                _SNAPDIR: "hidden",
+                RAM_PROPERTY: uuid,
+            },
+        )
+    own = context.pool.local_properties([RAM_PROPERTY, _SNAPDIR]).get(name, {})
+    if own.get(RAM_PROPERTY) != uuid:
+        raise RefusedError(
+            name, "was not made for RAM by snaporch here", f"zfs set {RAM_PROPERTY}={uuid} {name}"
+        )
+    if own.get(_SNAPDIR) not in ("hidden", "visible"):
+        context.pool.set_properties([name], {_SNAPDIR: "hidden"})
+    root = resolver.mount_point_of(name)
+    root.chmod(0o700)  # RAM holds keys and passwords; snapshots keep the mode
+    return PageDataset(name, root)
+
+
+def _snapshot(
+    context: Context, dataset: PageDataset, manifest: Manifest
+) -> tuple[PoolSnapshot, int]:
+    """Of the name of the guest's, unless one that was left over has it; and its cost in bytes."""
+    before = context.pool.snapshots([dataset.name])
+    name = manifest.snapshot
+    if name in {snapshot.name for snapshot in before}:
+        name = f"{name}_{manifest.run}"
+    full = f"{dataset.name}@{name}"
+    pools = sorted({entry.dataset.split("/", 1)[0] for entry in manifest.snapshots})
+    context.pool.snapshot(
+        [full],
+        {RAM_PROPERTY: f"{manifest.uuid}/{manifest.run}", RAM_POOLS_PROPERTY: ",".join(pools)},
+    )
+    after = context.pool.snapshots([dataset.name])
+    taken = next((snapshot for snapshot in after if snapshot.name == name), None)
+    if taken is None:
+        raise RunFailedError(full, "was destroyed as soon as it was taken")
+    if before:
+        return taken, context.pool.written_since(before[-1].full_name)
+    return taken, context.pool.sizes([full])[full][1]
+
+
+def _with_pages(
+    manifest: Manifest, ram: Part, parts: SplitImage, taken: PoolSnapshot, stored: int
+) -> Manifest:
+    entry = PagesEntry(
+        dataset=taken.dataset,
+        name=taken.name,
+        guid=taken.guid,
+        createtxg=taken.createtxg,
+        bytes=parts.page_file_bytes,
+        sha256=parts.page_sum,
+        split=parts.split,
+        stored_bytes=stored,
+    )
+    rest = Part(
+        name=REST_NAME,
+        role=Role.RAM,
+        bytes=parts.rest_bytes,
+        sha256=parts.rest_sha256,
+        payload_bytes=ram.payload_bytes,
+        compression=COMPRESSION,
+        pace=ram.pace,
+        pages=entry,
+    )
+    others = [rest if part is ram else part for part in manifest.parts]
+    return manifest.model_copy(update={"parts": tuple(others)})
+
+
+def _of_system(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"

@@ -1,0 +1,25 @@
+"""How a guest is made to stand still while its disks are snapshotted: one module per way."""
+
+from __future__ import annotations
+
+from snaporch import model
+from snaporch.snapshot.strategies.base import Strategy, Work
+from snaporch.snapshot.strategies.manual import Manual
+from snaporch.snapshot.strategies.overlay import Overlay
+from snaporch.snapshot.strategies.paused import Paused
+from snaporch.snapshot.strategies.quiesced import Quiesced
+from snaporch.snapshot.strategies.zfs_only import Untouched
+
+_KINDS: dict[model.Strategy, type[Strategy]] = {
+    model.Strategy.OVERLAY: Overlay,
+    model.Strategy.MANUAL: Manual,
+    model.Strategy.QUIESCED: Quiesced,
+    model.Strategy.PAUSED: Paused,
+    model.Strategy.CRASH: Untouched,
+    model.Strategy.OFF: Untouched,
+}
+
+
+def make_strategy(work: Work) -> Strategy:
+    """The strategy that the plan chose."""
+    return _KINDS[work.plan.strategy](work)

@@ -1,0 +1,30 @@
+"""``paused``: the guest is suspended while its disks are snapshotted; no RAM is kept.
+
+All disks are of one instant, and QEMU has flushed what it had in hand. What the guest's own kernel
+still holds in its cache is not in the snapshot.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+from snaporch.hypervisor import Pause, milliseconds
+from snaporch.journal import Note
+from snaporch.model import DomainState, PauseParts
+from snaporch.recovery.release_guest import suspend
+from snaporch.snapshot.strategies.base import StandingStill
+
+
+class Paused(StandingStill):
+    """See the module."""
+
+    def freeze(self) -> None:
+        """Suspend a running guest; QEMU flushes every disk when it stops (``vm_stop``)."""
+        self.check_unchanged()
+        self.work.journal.note(Note.SUSPENDED)
+        began, since = datetime.now(UTC), time.monotonic()
+        if self.work.domain.state is DomainState.RUNNING:
+            suspend(self.work.hypervisor, self.work.domain)
+        parts = PauseParts(switch=milliseconds(time.monotonic() - since))
+        self.pause = Pause(began, 0.0, since, parts)

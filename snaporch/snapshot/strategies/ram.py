@@ -1,0 +1,151 @@
+"""Saving RAM while the guest runs: what the strategies ``overlay`` and ``manual`` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from snaporch.bundle.manifest import Part
+from snaporch.bundle.save_image import RamImageError
+from snaporch.bundle.store import explained_store, private_directory
+from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
+from snaporch.journal import Note, let_go_mark
+from snaporch.recovery.release_guest import suspend
+from snaporch.snapshot.bundle_parts import Capture
+from snaporch.snapshot.strategies.base import Strategy, Work
+from snaporch.snapshot.strategies.ram_limits import Downtime, RamBudget, SealWatch, fair_rate
+
+
+class RamStrategy(Strategy):
+    """RAM through a pipe into the bundle, or through a file if the pipe fails."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self._pipe = Path(work.plan.facts.ram_pipe)
+        self._capture = Capture(work.bundle.directory, self._pipe, work.plan.compressing)
+        self._downtime = Downtime(work)
+        self._budget = RamBudget(work, self._capture, self._downtime, 0)
+
+    def prepare(self) -> None:
+        """Overlays, if any, and the pipe with its reader."""
+        runtime = self.work.context.config.paths.runtime
+        with explained_store(runtime):
+            private_directory(runtime)
+        self.make_overlays()
+        self._set_limits()
+        if self.work.plan.settings.ram_capture != "file":
+            self._pipe.unlink(missing_ok=True)  # of a run that left no journal
+            self._capture.open_stream()
+
+    def _set_limits(self) -> None:
+        settings = self.work.plan.settings
+        expected = self.work.hypervisor.ram_in_use(self.work.domain.uuid)
+        rate = fair_rate(settings, expected)
+        if rate > settings.rate:
+            seconds = settings.ram_budget_seconds
+            self.work.warn(f"saving RAM at {rate:.0f} MiB/s: its budget is {seconds} s")
+        self._capture.limit(rate)
+        self._budget = RamBudget(self.work, self._capture, self._downtime, expected)
+
+    def make_overlays(self) -> None:
+        """Nothing, unless the strategy uses them."""
+
+    def remove_overlays(self) -> None:
+        """Nothing, unless the strategy uses them."""
+
+    def freeze(self) -> None:
+        """Save RAM; a broken pipe is no reason to fail where a file would do."""
+        self.check_unchanged()
+        self.work.say("saving RAM while the guest runs")
+        try:
+            self._save_ram()
+        except (InterruptedRunError, CancelledError):
+            raise
+        except (HypervisorError, RamImageError) as error:
+            if not self._may_retry():
+                raise
+            self.work.warn(f"streaming RAM failed ({error}); repeating with a file")
+        else:
+            return
+        self._capture.abandon()
+        self.remove_overlays()
+        self.make_overlays()
+        self.check_unchanged()
+        self._save_ram()
+
+    def _may_retry(self) -> bool:
+        """Only when streaming was a choice of ours, and the guest still runs on its bases.
+
+        Not when the guardian ended it, because the guest stood still for too long.
+        """
+        plan = self.work.plan
+        if let_go_mark(self.work.journal.path).exists():
+            return False
+        if not self._capture.streams or plan.settings.ram_capture != "auto":
+            return False
+        live, _ = self.work.hypervisor.sources(plan.domain.uuid)
+        names = set((live or {}).values())
+        if live is None or any(disk.overlay in names for disk in plan.facts.overlays):
+            return False
+        return self.work.hypervisor.busy_with(plan.domain.uuid) is None
+
+    def _save_ram(self) -> None:
+        plan = self.work.plan
+        request = CaptureRequest(
+            uuid=plan.domain.uuid,
+            disks=plan.facts.overlays,
+            manual=() if plan.facts.overlays else tuple(d.disk.target for d in plan.disks),
+            left_out=tuple(out.disk.target for out in plan.left_out),
+            ram_path=str(self._capture.target),
+        )
+        self._budget.begin()
+        self._downtime.shorten()
+        try:
+            self.pause = self.work.hypervisor.capture(request, self._tick, self._capture.make_room)
+            self._capture.captured()
+            self._note_resumed()
+            self._hold()
+        except BaseException as error:
+            self._downtime.put_back()
+            if not isinstance(error, HypervisorError) or isinstance(error, CancelledError):
+                raise
+            if self._capture.failure is not None:  # libvirt's "broken pipe" is only its echo
+                raise self._capture.failure from None
+            raise
+
+    def _note_resumed(self) -> None:
+        """With overlays libvirt has resumed the guest, also if the budget had suspended it."""
+        facts = self.work.plan.facts
+        if not facts.overlays or not self._budget.suspended_it:
+            return
+        if self.work.hypervisor.paused_by(facts.uuid) is None:
+            self.work.journal.note(Note.RESUMED)
+
+    def _hold(self) -> None:
+        """Leave a guest suspended whose owner has suspended it meanwhile."""
+        if not self.pause.asked_for or self._budget.suspended_it:
+            return
+        self.held = True
+        self.work.journal.note(Note.HELD)
+        suspend(self.work.hypervisor, self.work.domain)  # with overlays libvirt has resumed it
+        self.work.warn("somebody suspended it while its RAM was saved: it stays suspended")
+
+    def _tick(self) -> None:
+        try:
+            self.work.context.interrupt.check(self.work.domain.name)
+            self._budget.check()
+        except SnaporchError:
+            self._capture.break_off()  # QEMU must not stay in a write to a full pipe
+            raise
+        if self._capture.failure is not None:
+            raise self._capture.failure
+
+    def ram_part(self) -> Part:
+        """The finished image."""
+        self._downtime.put_back()
+        name, interrupt = self.work.domain.name, self.work.context.interrupt
+        return self._capture.seal(SealWatch(name, interrupt).check)
+
+    def abandon(self) -> None:
+        """Close the pipe."""
+        self._capture.abandon()

@@ -1,0 +1,109 @@
+"""Whether a guest that is off is still what its policy's last snapshot holds.
+
+Then a policy needs no other one. Whatever cannot be asked counts as a change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.bundle.host_file import PERMANENT, read_host_file, tpm_files
+from snaporch.bundle.manifest import Manifest, Role
+from snaporch.catalog.records import marked_records, record_of
+from snaporch.context import Context
+from snaporch.errors import SnaporchError
+from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord, iso
+from snaporch.snapshot.bundle_parts import disk_entries
+from snaporch.snapshot.guest_changes import check_unchanged
+from snaporch.snapshot.plan import Plan
+from snaporch.zfs import PREFIX
+from snaporch.zfs.resolver import flush_device
+
+_SIDE = (Role.INACTIVE_XML, Role.NVRAM, Role.TPM)
+
+
+def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
+    """The policy's last snapshot, if the guest was off then, is off, and nothing of it changed.
+
+    That it is so is written on the ZFS snapshots, with the time, so that the policy's time counts
+    as kept. ``None`` if anything was written to its datasets, its definition, firmware variables or
+    TPM state are others, the bundle is not what was stored, or any of this cannot be asked. Nor can
+    it of what lies beneath its disks and cannot be known again.
+    """
+    domain = plan.domain
+    if plan.level is not Level.OFF or plan.policy is None or plan.group or domain.managed_save:
+        return None
+    if any(file.is_unknown for file in plan.beneath):
+        return None
+    now = datetime.now(UTC)
+    try:
+        there = context.pool.snapshots(plan.facts.datasets)
+        record = _last(context, plan, there)
+        if record is None or not record.bundle or not _is_whole(record):
+            return None
+        manifest = context.store.manifest(f"{record.uuid}/{record.run}")
+        if manifest is None or not _is_held(manifest, plan):
+            return None
+        names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+        if _is_written(context, plan, names):
+            return None
+        if context.store.damage(f"{record.uuid}/{record.run}"):
+            return None
+        check_unchanged(context.hypervisor, domain, (), state=True)
+        context.pool.set_properties(names, {f"{PREFIX}unchanged": iso(now)})
+        marked = context.pool.snapshots(plan.facts.datasets)
+        return record_of(context.store, marked, record.run, record.snapshot)
+    except (SnaporchError, OSError) as error:
+        context.progress.note(domain.name, f"cannot tell whether it changed: {error}")
+        return None
+
+
+def _last(context: Context, plan: Plan, there: list[PoolSnapshot]) -> SnapshotRecord | None:
+    """The policy's last one, by what ZFS took last, whatever the clock said."""
+    own = [each for each in there if each.properties.get("uuid") == plan.domain.uuid]
+    made = {each.full_name: each.createtxg for each in own}
+    records = marked_records(context.store, own, {each.guid for each in there})
+    taken = [each for each in records if each.policy == plan.policy]
+    return max(
+        taken,
+        key=lambda each: max(made.get(f"{d}@{each.snapshot}", 0) for d in each.datasets),
+        default=None,
+    )
+
+
+def _is_whole(record: SnapshotRecord) -> bool:
+    whole = record.state is BundleState.COMPLETE and not record.has_failed
+    return record.level is Level.OFF and whole
+
+
+def _is_held(manifest: Manifest, plan: Plan) -> bool:
+    """Whether the bundle has the guest's disks, definition, variables and TPM state of now."""
+    held = [(part.role, part.sha256) for part in manifest.parts if part.role in _SIDE]
+    return manifest.disks == disk_entries(plan) and sorted(held) == sorted(_side(plan.domain))
+
+
+def _side(domain: Domain) -> Iterator[tuple[Role, str]]:
+    if domain.inactive_xml is not None:
+        text = domain.inactive_xml.encode("utf-8", "surrogateescape")
+        yield Role.INACTIVE_XML, hashlib.sha256(text).hexdigest()
+    if domain.nvram is not None and Path(domain.nvram).exists():
+        yield Role.NVRAM, _digest(Path(domain.nvram))
+    for path in tpm_files(domain.tpm_state, PERMANENT):
+        yield Role.TPM, _digest(path)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(read_host_file(path)[0]).hexdigest()
+
+
+def _is_written(context: Context, plan: Plan, names: list[str]) -> bool:
+    """Whether ZFS has got anything since, what lies in the host's memory included."""
+    for planned in plan.disks:
+        if stat.S_ISBLK(Path(planned.path).stat().st_mode):
+            flush_device(planned.path)
+    context.pool.sync(plan.facts.datasets)
+    return any(context.pool.written_since(name) for name in names)

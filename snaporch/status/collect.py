@@ -1,0 +1,280 @@
+"""Finding out how it stands: reads only, and of ZFS one listing, however many snapshots."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch import default_paths
+from snaporch.config import Config
+from snaporch.config.policy import span
+from snaporch.context import Context
+from snaporch.errors import SnaporchError
+from snaporch.hypervisor import domain_xml
+from snaporch.journal import OldJournal, OtherJournal, Step, StrangeJournal, list_journals
+from snaporch.locks import RECOVERING, SCHEDULE, held_by
+from snaporch.model import BundleState, Domain, SnapshotRecord
+from snaporch.prune.scan import TRASH_NAME
+from snaporch.restore.start_lock import left_barred
+from snaporch.schedule.forecast import Next, Outlook, replicas_of
+from snaporch.schedule.recurrence import times
+from snaporch.schedule.replication_due import last_arrived
+from snaporch.snapshot.group import group_of
+from snaporch.status.model import (
+    Carrier,
+    DomainStatus,
+    OpenRun,
+    PolicyStatus,
+    ReplicaStatus,
+    Status,
+    StoreUsage,
+)
+from snaporch.systemd.unit_state import unit_states
+from snaporch.zfs import ForeignMount
+
+_RESTORE_PHASE = "under way"
+
+
+def gather(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Status:
+    """How it stands, by what :func:`snaporch.schedule.forecast.look` saw.
+
+    Raises:
+        UnavailableError: the journals cannot be read.
+    """
+    config = context.config
+    overlays = _directories(config.paths.overlays)  # before the journals, which outlast them
+    runs = _runs(config)
+    return Status(
+        at=now,
+        carrier=Carrier(held_by(config.paths.runtime, SCHEDULE), unit_states()),
+        domains=tuple(_domain(context, each, runs, now) for each in outlooks),
+        runs=tuple(runs),
+        overlays=_stray(overlays, runs),
+        store=usage(config.paths.bundles),
+        store_gone=_store_gone(context, outlooks),
+        unused=_unused(config, outlooks),
+        strangers=_strangers(config, outlooks),
+        mounted=_mounted(context, outlooks),
+        barred=tuple(
+            (left.thing, f"{left.reason}; {left.step}")
+            for left in left_barred(context, [each.domain for each in outlooks])
+        ),
+    )
+
+
+def _mounted(context: Context, outlooks: Sequence[Outlook]) -> tuple[ForeignMount, ...]:
+    """Also those of others' snapshots: they are in the way of a restore all the same."""
+    records = [record for each in outlooks for record in each.records]
+    datasets = {name for record in records for name in record.datasets}
+    found = context.pool.foreign_mounts()
+    return tuple(each for each in found if each.name.partition("@")[0] in datasets)
+
+
+def _unused(config: Config, outlooks: Sequence[Outlook]) -> tuple[str, ...]:
+    used = {policy for each in outlooks for policy in each.assignment.policies}
+    timed = [name for name, policy in config.policy.items() if policy.every or policy.cron]
+    return tuple(name for name in timed if name not in used)
+
+
+def _store_gone(context: Context, outlooks: Sequence[Outlook]) -> bool:
+    """Whether there are snapshots with bundles, and no store."""
+    lost = (r.state is BundleState.MISSING for each in outlooks for r in each.records)
+    return any(lost) and not context.store.is_known()
+
+
+def _strangers(config: Config, outlooks: Sequence[Outlook]) -> tuple[tuple[str, str], ...]:
+    """Names and UUIDs that policies are for, and that nobody has; patterns may mean nobody."""
+    known = {name for each in outlooks for name in (each.domain.name, each.domain.uuid)}
+    named = [(f"policy.{name}", d) for name, p in config.policy.items() for d in p.domains]
+    named += [("domain", name) for name, own in config.domain.items() if "policies" in own]
+    return tuple((where, n) for where, n in named if n not in known and not set("*?[") & set(n))
+
+
+def _domain(
+    context: Context, outlook: Outlook, runs: Sequence[OpenRun], now: datetime
+) -> DomainStatus:
+    config, domain, records = context.config, outlook.domain, outlook.records
+    verified = [record for record in records if record.verified is not None]
+    known = any(run.uuid == domain.uuid for run in runs)
+    return DomainStatus(
+        name=domain.name,
+        uuid=domain.uuid,
+        policies=_policies(config, outlook, now),
+        unknown=outlook.assignment.unknown,
+        newest={record.level: record.created for record in records},  # the newest comes last
+        counts=Counter(record.level for record in records),
+        last=records[-1] if records else None,
+        verified=max(verified, key=_verified_at, default=None),
+        replicas=_replicas(config, outlook),
+        stray=() if known else _on_overlays(context, domain),
+        lost=_lost(outlook),
+    )
+
+
+def _lost(outlook: Outlook) -> str:
+    """Somebody who wants no policy any more says so; a domain that was renamed does not."""
+    assignment = outlook.assignment
+    if assignment.policies or assignment.unknown or assignment.source:
+        return ""
+    return next((record.policy for record in reversed(outlook.records) if record.policy), "")
+
+
+def _verified_at(record: SnapshotRecord) -> datetime:
+    return record.verified.at if record.verified else datetime.min.replace(tzinfo=UTC)
+
+
+def _replicas(config: Config, outlook: Outlook) -> tuple[ReplicaStatus, ...]:
+    shipments = {shipment.replica: shipment for shipment in outlook.shipments}
+    return tuple(
+        ReplicaStatus(name, last_arrived(name, outlook.records), shipments.get(name))
+        for name in replicas_of(config, outlook.assignment)
+    )
+
+
+def _policies(config: Config, outlook: Outlook, now: datetime) -> tuple[PolicyStatus, ...]:
+    whole = [each for each in outlook.records if each.state.is_there]
+    last = {each.policy: each for each in whole}
+    nexts = {coming.policy: coming for coming in outlook.nexts}
+    return tuple(
+        PolicyStatus(
+            name,
+            last[name].created if name in last else None,
+            nexts.get(name),
+            missed(config, nexts.get(name), outlook, now),
+            None if outlook.domain.active else _found_unchanged(last.get(name), now),
+        )
+        for name in outlook.assignment.policies
+    )
+
+
+def _found_unchanged(record: SnapshotRecord | None, now: datetime) -> datetime | None:
+    """When it was last looked at; not what is of the future: the clock went back."""
+    if record is None or record.unchanged is None or record.unchanged > now:
+        return None
+    return record.unchanged
+
+
+def missed(config: Config, coming: Next | None, outlook: Outlook, now: datetime) -> int:
+    """How many times of a policy went by without a snapshot: none, one, or more (2).
+
+    One that came less than ``status.grace`` ago may still be made up for.
+    """
+    if coming is None or coming.wanted is None:
+        return 0
+    grace = span(config.status.grace)
+    if coming.wanted + grace >= now:
+        return 0
+    place = group_of(config, outlook.domain) or outlook.domain.uuid
+    second = times(config, coming.policy, place).after(coming.wanted)
+    return 1 if second + grace >= now else 2
+
+
+# -- runs and what they leave --------------------------------------------------------------------
+
+
+def _runs(config: Config) -> list[OpenRun]:
+    found = []
+    for journal in list_journals(config.paths.journal, sweep=False):
+        try:
+            since = datetime.fromtimestamp(journal.path.stat().st_mtime, UTC)
+        except FileNotFoundError:  # its run has just ended
+            continue
+        uuid = journal.uuid or ""
+        holder = held_by(default_paths.LOCKS, uuid) if uuid else None
+        guest_held = isinstance(journal, OldJournal) and journal.held
+        # one that tries to let its guest go has not done so yet
+        held = holder is not None and not (guest_held and holder.doing == RECOVERING)
+        if isinstance(journal, StrangeJournal):
+            reason = journal.error.reason
+            found.append(
+                OpenRun(uuid or "?", uuid, "", reason, False, since, held, str(journal.path))
+            )
+        else:
+            found.append(replace(_run(journal, since, held=held), guest_held=guest_held))
+    return found
+
+
+def _run(journal: OldJournal | OtherJournal, since: datetime, *, held: bool) -> OpenRun:
+    if isinstance(journal, OldJournal):
+        kind, (phase, window) = "snapshot", _phase(journal.ended)
+    else:
+        kind, phase, window = journal.kind, _RESTORE_PHASE, False
+    return OpenRun(
+        journal.domain, journal.uuid, kind, phase, window, since, held, str(journal.path)
+    )
+
+
+def _phase(ended: Collection[Step]) -> tuple[str, bool]:
+    """What a run of a snapshot is at, and whether its window is open."""
+    if Step.RELEASE in ended:
+        return "sealing", False
+    if Step.POOL_SNAPSHOT in ended:
+        return "committing", True
+    if Step.FREEZE in ended:
+        return "frozen", True
+    return ("freezing" if Step.PREPARE in ended else "preparing"), False
+
+
+def _stray(overlays: Sequence[Path], runs: Sequence[OpenRun]) -> tuple[str, ...]:
+    """Directories of overlays, which are named after their runs, without a journal."""
+    known = {Path(run.path).stem for run in runs}
+    return tuple(str(path) for path in overlays if path.name not in known and path.exists())
+
+
+def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
+    """Overlays a domain uses; what it used when it was looked at may be over by now."""
+    overlays = context.config.paths.overlays
+    xmls = (domain.live_xml, domain.inactive_xml)
+    seen = [disk.source for xml in xmls if xml for disk in domain_xml.disks(domain_xml.parse(xml))]
+    if not any(path and Path(path).is_relative_to(overlays) for path in seen):
+        return ()
+    if held_by(default_paths.LOCKS, domain.uuid) is not None:
+        return ()
+    try:
+        live, inactive = context.hypervisor.sources(domain.uuid)
+    except SnaporchError:  # it has gone, too
+        return ()
+    paths = {path for each in (live, inactive) for path in (each or {}).values()}
+    return tuple(sorted(path for path in paths if Path(path).is_relative_to(overlays)))
+
+
+# -- the store -----------------------------------------------------------------------------------
+
+
+def usage(store: Path) -> StoreUsage:
+    """What the bundle store holds, and what room it has."""
+    bundles = bundle_bytes = trash = other = 0
+    for domain in _directories(store):
+        for path in _directories(domain):
+            size = _size(path)
+            if domain.name == TRASH_NAME:
+                trash += size
+            elif path.name.startswith((".", "safety-")):
+                other += size
+            else:
+                bundles, bundle_bytes = bundles + 1, bundle_bytes + size
+    existing = next(each for each in (store, *store.parents) if each.is_dir())
+    room = os.statvfs(existing)
+    free = room.f_bavail * room.f_frsize
+    used = (room.f_blocks - room.f_bfree) * room.f_frsize
+    return StoreUsage(str(store), bundles, bundle_bytes, trash, other, free, used + free)
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def _size(directory: Path) -> int:
+    try:
+        with os.scandir(directory) as entries:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+    except FileNotFoundError:  # it went meanwhile
+        return 0

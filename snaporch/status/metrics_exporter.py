@@ -1,0 +1,68 @@
+"""Keeping Prometheus' figures up to date while policies are carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from snaporch.config import Metrics
+from snaporch.config.monitoring import listen_at
+from snaporch.context import Context
+from snaporch.errors import SnaporchError
+from snaporch.schedule.forecast import Outlook
+from snaporch.status.collect import gather
+from snaporch.status.metrics import as_text, registry, write_textfile
+from snaporch.status.model import Status, Trouble
+from snaporch.status.problems import judge
+
+_ME = "metrics"
+
+
+class Observer:
+    """Figures as of the last look; what goes wrong with them is said, and stops nothing."""
+
+    def __init__(self) -> None:
+        self._current: tuple[Status, Sequence[Trouble]] | None = None
+        self._served = False
+
+    def looked(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
+        """Take in what was seen, and write the textfile."""
+        textfile = context.config.metrics.textfile
+        if not (textfile or self._served):
+            return
+        try:
+            status = gather(context, outlooks, now)
+            troubles = judge(status, context.config.status)
+            self._current = (status, troubles)
+            if textfile:
+                write_textfile(Path(textfile), as_text(status, troubles))
+        except (SnaporchError, OSError) as error:
+            text = error.line() if isinstance(error, SnaporchError) else str(error)
+            context.progress.note(_ME, text)
+
+    @contextmanager
+    def serving(self, context: Context, metrics: Metrics) -> Iterator[None]:
+        """Answer Prometheus over HTTP, if that is configured."""
+        if not metrics.listen:
+            yield
+            return
+        address, port = listen_at(metrics.listen)
+        try:
+            figures = registry(lambda: self._current)
+            from prometheus_client import start_http_server
+
+            server, thread = start_http_server(port, address, registry=figures)
+        except (SnaporchError, OSError) as error:
+            text = error.line() if isinstance(error, SnaporchError) else error.strerror
+            context.progress.note(_ME, f"nothing is served at {metrics.listen}: {text}")
+            yield
+            return
+        self._served = True
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()

@@ -1,0 +1,1 @@
+"""What systemd is told, asked and given."""

@@ -1,0 +1,68 @@
+"""Bulk work that nobody waits for: behind everything else on the host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from snaporch.recovery.start_guardian import SYSTEMD
+
+_LOW_WEIGHT = "20"
+_NICE = 10
+_MANAGER = (
+    "org.freedesktop.systemd1",
+    "/org/freedesktop/systemd1",
+    "org.freedesktop.systemd1.Manager",
+)
+_CGROUP = Path("/proc/self/cgroup")
+
+
+def lower_priority(work: str) -> None:
+    """Step back with this process, for processor and disks alike.
+
+    Under systemd also into ``snaporch.slice``, by a scope around this process
+    (org.freedesktop.systemd1(5), ``StartTransientUnit``), unless a unit of that kind of work is
+    around it already. Not being able to is no error.
+
+    Args:
+        work: what it is about to do: ``seal``, ``verify``.
+    """
+    threads = os.listdir("/proc/self/task")  # each has a priority of its own (sched(7))
+    for thread in map(int, threads):
+        with suppress(OSError):
+            nice = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, max(nice, _NICE))
+    _try("ionice", "-c", "3", "-p", *threads)
+    if SYSTEMD.is_dir() and not _is_inside(f"snaporch-{work}"):
+        arguments = _scope(work, os.getpid())
+        _try("busctl", "--quiet", "call", *_MANAGER, "StartTransientUnit", *arguments)
+
+
+def _is_inside(unit: str) -> bool:
+    try:
+        return f"snaporch.slice/{unit}" in _CGROUP.read_text()
+    except OSError:
+        return False
+
+
+def _scope(work: str, pid: int) -> list[str]:
+    """The arguments of ``StartTransientUnit``, as busctl(1) wants them: types, then values."""
+    properties = [
+        ["PIDs", "au", "1", str(pid)],
+        ["Slice", "s", "snaporch.slice"],
+        ["CPUWeight", "t", _LOW_WEIGHT],
+        ["IOWeight", "t", _LOW_WEIGHT],
+        ["CollectMode", "s", "inactive-or-failed"],
+    ]
+    words = [word for each in properties for word in each]
+    name = f"snaporch-{work}-{pid}.scope"
+    return ["ssa(sv)a(sa(sv))", name, "fail", str(len(properties)), *words, "0"]
+
+
+def _try(*command: str) -> None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10
+        )

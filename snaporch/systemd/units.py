@@ -1,0 +1,227 @@
+"""systemd units and libvirt's hook: written beside the host's own, removed again.
+
+The first line of each, after that which names a script's shell, tells the SHA-256 of the rest. A
+file whose sum is another was edited, and is somebody's work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from snaporch import __version__
+from snaporch.bundle.store import explained_store
+from snaporch.config import Config
+from snaporch.data_files import shared_file
+from snaporch.errors import UsageError
+from snaporch.hypervisor import start_hook
+
+UNITS = (
+    "snaporch.service",
+    "snaporch-run-due.service",
+    "snaporch-run-due.timer",
+    "snaporch-replicate.service",
+    "snaporch-verify.service",
+    "snaporch-recover.service",
+    "snaporch.slice",
+)
+PLACE = Path("/etc/systemd/system")
+CONFIG_PLACE = Path("/etc/snaporch/snaporch.toml")
+_MARK = "# Made by `snaporch install`"
+_MODE = 0o644
+
+
+class Change(StrEnum):
+    """What became of a file."""
+
+    WRITTEN = "written"
+    UNCHANGED = "unchanged"
+    REPLACED = "replaced"
+    """It was of an earlier snaporch."""
+    SAVED = "replaced; the edited one is now"
+    REMOVED = "removed"
+    KEPT = "kept: it was edited"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done with one file."""
+
+    path: Path
+    change: Change
+    saved: Path | None = None
+    """Where the edited one is now."""
+
+
+def render_units(config: Config, command: Sequence[str]) -> dict[str, str]:
+    """The text of every unit.
+
+    Args:
+        command: the words that start snaporch, an absolute path first.
+
+    Raises:
+        UnavailableError: the templates are not installed.
+        UsageError: a path cannot stand in a unit.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    folder = shared_file(f"templates/{UNITS[0]}.j2").parent
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - unit files know no escapes of HTML
+    )
+    words = {
+        "command": " ".join(_word(each) for each in command),
+        "journal": _line(str(config.paths.journal)),
+    }
+    bodies = {name: environment.get_template(f"{name}.j2").render(words) for name in UNITS}
+    return {name: _marked(body) for name, body in bodies.items()}
+
+
+def _line(text: str) -> str:
+    """A path as the whole of a setting: taken as it is, but for specifiers (systemd.unit(5))."""
+    if not text.isprintable() or text != text.strip() or text.endswith("\\"):
+        raise UsageError(repr(text), "cannot stand in a systemd unit", "choose a plainer path")
+    return text.replace("%", "%%")
+
+
+def _word(text: str) -> str:
+    """A word of a command line, quoted where that changes anything (systemd.service(5))."""
+    word = _line(text).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return word if set(word).isdisjoint(" ;'\"\\") else f'"{word}"'
+
+
+def install_hook(root: Path) -> Done:
+    """Write libvirt's hook below ``root``, as :func:`install` writes units.
+
+    Raises:
+        UnavailableError: it cannot be written, or is not installed.
+    """
+    path = root / start_hook.PLACE.relative_to("/")
+    text = _marked(shared_file(start_hook.SOURCE).read_text("utf-8"))
+    with explained_store(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(path):
+            _mark(root).unlink(missing_ok=True)
+        return _write(path, text, _MODE | 0o111)
+
+
+def _mark(root: Path) -> Path:
+    """What the hook leaves when it is called; libvirt may not know of one that comes later."""
+    return root / start_hook.CALLED.relative_to("/")
+
+
+def install_config(root: Path, text: str) -> Done:
+    """Write a configuration file below ``root`` unless somebody has made or edited one.
+
+    Raises:
+        UnavailableError: it cannot be written.
+    """
+    path = root / CONFIG_PLACE.relative_to("/")
+    if os.path.lexists(path) and not _is_ours(path):
+        return Done(path, Change.KEPT)
+    with explained_store(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _write(path, _marked(text))
+
+
+def install(root: Path, units: Mapping[str, str]) -> Iterator[Done]:
+    """Write units below ``root``; one that was edited is kept beside the new one.
+
+    Raises:
+        UnavailableError: a file cannot be written.
+    """
+    place = _below(root)
+    with explained_store(place):
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in units.items():
+            yield _write(place / name, text)
+
+
+def uninstall(root: Path) -> Iterator[Done]:
+    """Remove the units, the hook and the configuration below ``root``; what was edited stays.
+
+    Raises:
+        UnavailableError: a file cannot be removed.
+    """
+    place = _below(root)
+    others = (start_hook.PLACE, CONFIG_PLACE)
+    paths = [*(place / name for name in UNITS), *(root / path.relative_to("/") for path in others)]
+    with explained_store(place):
+        for path in paths:
+            if not os.path.lexists(path):
+                continue
+            if _is_ours(path):
+                path.unlink()
+                _mark(root).unlink(missing_ok=True)
+                yield Done(path, Change.REMOVED)
+            else:
+                yield Done(path, Change.KEPT)
+
+
+def _write(path: Path, text: str, mode: int = _MODE) -> Done:
+    change, saved = Change.WRITTEN, None
+    if os.path.lexists(path):
+        if _is_ours(path):
+            if path.read_text("utf-8") == text:
+                return Done(path, Change.UNCHANGED)
+            change = Change.REPLACED
+        else:
+            change, saved = Change.SAVED, _free(path)
+            path.rename(saved)
+            if not saved.is_symlink():  # libvirt calls whatever is executable beside its hooks
+                saved.chmod(saved.stat().st_mode & ~0o111)
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.write_text(text, "utf-8")
+    fresh.chmod(mode)
+    os.replace(fresh, path)
+    return Done(path, change, saved)
+
+
+def _below(root: Path) -> Path:
+    return root / PLACE.relative_to("/")
+
+
+def _marked(text: str) -> str:
+    shell, body = _split(text)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return f"{shell}{_MARK} {__version__}; SHA-256 of the rest {digest}\n{body}"
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The line that names a script's shell, if there is one, and the rest."""
+    if not text.startswith("#!"):
+        return "", text
+    shell, _, body = text.partition("\n")
+    return f"{shell}\n", body
+
+
+def _is_ours(path: Path) -> bool:
+    """A plain file that is as some snaporch wrote it."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    _, marked = _split(path.read_bytes().decode("utf-8", "surrogateescape"))
+    head, _, body = marked.partition("\n")
+    digest = hashlib.sha256(body.encode("utf-8", "surrogateescape")).hexdigest()
+    return head.startswith(_MARK) and head.endswith(f" {digest}")
+
+
+def _free(path: Path) -> Path:
+    """A name systemd does not read, that is nobody's."""
+    candidates = (path.with_name(f"{path.name}.edited{more}") for more in _numbers())
+    return next(candidate for candidate in candidates if not os.path.lexists(candidate))
+
+
+def _numbers() -> Iterator[str]:
+    yield ""
+    number = 2
+    while True:
+        yield f".{number}"
+        number += 1

@@ -1,0 +1,1 @@
+"""The test restore: a throw-away clone, looked at for life."""

@@ -1,0 +1,408 @@
+"""The pool through the ``zfs`` command: listings for everyone, and the fallback for the rest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.errors import UnavailableError
+from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
+from snaporch.zfs.interface import PREFIX, MountedError, PoolError
+from snaporch.zfs.mount_users import ForeignMount, foreign_mounts
+from snaporch.zfs.property_listing import COLUMNS, Listing
+from snaporch.zfs.snapshot_mount import mounted_snapshot
+
+PROPERTIES = (
+    "run",
+    "level",
+    "bundle",
+    "uuid",
+    "verified",
+    "retention",
+    "group",
+    "ram",
+    "ram-pools",
+    "replicated",
+    "torn",
+    "domain",
+    "unchanged",
+)
+"""The ``snaporch:`` user properties."""
+
+_BORN = ("guid", "createtxg", "creation")
+_MARKS = tuple(PREFIX + key for key in PROPERTIES)
+
+_ARG_BYTES = 100_000
+"""Keep one command line well below the kernel's limit (execve(2), ARG_MAX)."""
+
+
+_SYNC_SECONDS = 60.0
+_HOLD_COLUMNS = 3
+_MOST_KEYS = 200
+"""Their names, which can be long, are one argument (execve(2), MAX_ARG_STRLEN)."""
+
+
+class ZfsCommand:
+    """:class:`~snaporch.zfs.interface.Pool` by running ``zfs``."""
+
+    def __init__(self, executable: str) -> None:
+        self._zfs = executable
+
+    @classmethod
+    def open(cls) -> ZfsCommand:
+        """Find ``zfs`` and see that its kernel side answers.
+
+        Raises:
+            UnavailableError: no command, no module, or no permission.
+        """
+        executable = shutil.which("zfs") or shutil.which("zfs", path="/usr/sbin:/sbin")
+        if executable is None:
+            raise UnavailableError(
+                "zfs", "the command is not installed", "apt install zfsutils-linux"
+            )
+        if not os.path.exists("/dev/zfs"):
+            raise UnavailableError("zfs", "the kernel module is not loaded", "modprobe zfs")
+        if not os.access("/dev/zfs", os.R_OK | os.W_OK):
+            raise UnavailableError("/dev/zfs", "permission denied", "run snaporch as root")
+        return cls(executable)
+
+    def _run(self, *arguments: str) -> str:
+        return self._call(self._zfs, arguments)
+
+    def _call(self, program: str, arguments: Sequence[str], seconds: float | None = None) -> str:
+        name = os.path.basename(program)
+        try:
+            done = subprocess.run(
+                [program, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                process_group=0,  # a terminal's Ctrl-C is for us, not for what we are finishing
+                env={**os.environ, "LC_ALL": "C"},
+                timeout=seconds,
+            )
+        except OSError as error:
+            raise PoolError(program, f"cannot be run: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise PoolError(f"{name} {arguments[0]}", f"takes over {seconds:.0f} s") from error
+        if done.returncode != 0:
+            reason = done.stderr.decode("utf-8", "replace").strip()
+            raise PoolError(f"{name} {arguments[0]}", reason or f"exit status {done.returncode}")
+        return done.stdout.decode("utf-8", "surrogateescape")
+
+    def sync(self, datasets: Collection[str]) -> None:
+        pools = sorted({dataset.partition("/")[0] for dataset in datasets})
+        program = os.path.join(os.path.dirname(self._zfs), "zpool")
+        self._call(program, ["sync", *pools], _SYNC_SECONDS)
+
+    def datasets(self) -> list[Dataset]:
+        lines = self._run("list", "-Hp", "-t", "filesystem,volume", "-o", "name,type").splitlines()
+        pairs = (line.split("\t") for line in lines)
+        return [Dataset(name, DatasetKind(kind)) for name, kind in pairs]
+
+    def encrypted(self) -> frozenset[str]:
+        listing = ["list", "-Hp", "-t", "filesystem,volume", "-o", "name,encryption"]
+        pairs = (line.split("\t") for line in self._run(*listing).splitlines())
+        return frozenset(name for name, cipher in pairs if cipher not in ("off", "-"))
+
+    def survey(self) -> Survey:
+        own = f"{PREFIX}policy"
+        listing = Listing((*_BORN, "userrefs", "clones"), (own, *_MARKS))
+        found: list[PoolSnapshot] = []
+        pinned: dict[str, str] = {}
+        policies: dict[str, str] = {}
+        for name, values in self._listed(listing, "-t", "filesystem,volume,snapshot"):
+            if "@" not in name:
+                if own in values:
+                    policies[name] = values[own]
+                continue
+            found.append(_snapshot(name, values))
+            if reason := _pin(values.get("userrefs", ""), values.get("clones", "")):
+                pinned[name] = reason
+        return Survey(tuple(sorted(found, key=_age)), pinned, policies)
+
+    def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
+        if datasets is None:
+            return self._snapshots()
+        try:
+            return self._snapshots("-d", "1", names=datasets) if datasets else []
+        except PoolError:
+            present = {dataset.name for dataset in self.datasets()}
+            if present.issuperset(datasets):
+                raise
+            return self.snapshots([name for name in datasets if name in present])
+
+    def census(self) -> Census:
+        listing = ("list", "-Hp", "-t", "filesystem,volume,snapshot", "-o", "name,guid")
+        pairs = [line.split("\t") for line in self._run(*listing).splitlines()]
+        pools = frozenset(name for name, _ in pairs if "/" not in name and "@" not in name)
+        if not pools:
+            raise PoolError("zfs list", "lists nothing", "is a pool imported? see `zpool list`")
+        snapshots: dict[int, tuple[str, ...]] = {}
+        for name, guid in pairs:
+            if "@" in name:
+                snapshots[int(guid)] = (*snapshots.get(int(guid), ()), name)
+        return Census(pools, snapshots)
+
+    def _snapshots(self, *options: str, names: Sequence[str] = ()) -> list[PoolSnapshot]:
+        found = self._listed(Listing(_BORN, _MARKS), "-t", "snapshot", *options, names=names)
+        return sorted((_snapshot(name, values) for name, values in found), key=_age)
+
+    def _listed(
+        self,
+        listing: Listing,
+        *options: str,
+        names: Sequence[str] = (),
+        sources: Collection[str] = (),
+    ) -> Iterator[tuple[str, dict[str, str]]]:
+        words = ("get", "-Hp", *options, "-o", COLUMNS, listing.properties, *names)
+        return listing.read(self._run(*words), sources)
+
+    def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
+        self._run("snapshot", *options, *names)
+
+    def destroy_snapshots(self, names: Sequence[str]) -> None:
+        with self._explained(names):
+            self._destroy_snapshots(names)
+
+    def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
+        return foreign_mounts(names)
+
+    @contextmanager
+    def _explained(self, names: Sequence[str]) -> Iterator[None]:
+        """Where destroying fails: who has it mounted, if that is why."""
+        try:
+            yield
+        except PoolError as error:
+            found = self.foreign_mounts(names)
+            if not found:
+                raise
+            told = ", ".join(f"{each.name} is mounted by {each.holder}" for each in found)
+            step = "it can be destroyed when that has ended; see `docs/hosts.md`, mount namespaces"
+            raise MountedError(error.thing, told, step) from error
+
+    def _destroy_snapshots(self, names: Sequence[str]) -> None:
+        present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
+        wanted = [name for name in names if name in present]
+        blocked = [name for name in wanted if self.holds(name)] + list(self.clones(wanted))
+        if blocked:
+            raise PoolError(", ".join(sorted(blocked)), "held or cloned, not destroyed")
+        for name in wanted:
+            self._run("destroy", name)
+
+    def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        pairs = ["=".join(pair) for pair in properties.items()]
+        for chunk in _chunks(names):
+            self._run("set", *pairs, *chunk)
+
+    def hold(self, names: Sequence[str], tag: str) -> None:
+        present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
+        missing = [name for name in names if name not in present]
+        if missing:
+            raise PoolError(", ".join(missing), "no such snapshot")
+        self._run("hold", tag, *names)
+
+    def release(self, names: Sequence[str], tag: str) -> None:
+        for name in names:
+            if tag in self.holds(name):
+                self._run("release", tag, name)
+
+    def holds(self, name: str) -> list[str]:
+        rows = (line.split("\t") for line in self._run("holds", "-H", name).split("\n"))
+        return [row[1] for row in rows if len(row) == _HOLD_COLUMNS and row[0] == name]
+
+    def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
+        options = [item for pair in (properties or {}).items() for item in ("-o", "=".join(pair))]
+        self._run("clone", *options, origin, dataset)
+
+    def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        listing = Listing((), names)
+        found = self._listed(listing, "-t", "filesystem,volume", sources=("local",))
+        return {name: values for name, values in found if values}
+
+    def origins(self, datasets: Sequence[str]) -> dict[str, str]:
+        found = {}
+        for chunk in _chunks(datasets):
+            for line in self._run("get", "-Hp", "-o", "name,value", "origin", *chunk).splitlines():
+                name, value = line.split("\t")
+                if value not in ("", "-"):
+                    found[name] = value
+        return found
+
+    def sizes(self, snapshots: Sequence[str]) -> dict[str, tuple[int, int]]:
+        found = {}
+        for chunk in _chunks(snapshots):
+            listing = self._run("list", "-Hp", "-o", "name,used,referenced", *chunk)
+            for line in listing.splitlines():
+                name, used, referenced = line.split("\t")
+                found[name] = int(used), int(referenced)
+        return found
+
+    def reserved(self, datasets: Sequence[str]) -> dict[str, tuple[int, int]]:
+        found = {}
+        columns = "name,refreservation,usedbydataset,available"
+        for chunk in _chunks(datasets):
+            for line in self._run("list", "-Hp", "-o", columns, *chunk).splitlines():
+                name, *figures = line.split("\t")
+                kept, used, free = (int(each) if each.isdecimal() else 0 for each in figures)
+                if kept:  # what is left of it counts as available to the dataset, not to a snapshot
+                    found[name] = min(used, kept), free - max(0, kept - used)
+        return found
+
+    def create_filesystem(self, dataset: str, properties: Mapping[str, str]) -> None:
+        options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
+        above = dataset.rpartition("/")[0]
+        if above not in {known.name for known in self.datasets()}:
+            self._run("create", "-p", above)
+        self._run("create", *options, dataset)
+
+    def destroy_dataset(self, dataset: str) -> None:
+        with self._explained([dataset]):
+            self._run("destroy", dataset)
+
+    def rollback(self, snapshot: str) -> None:
+        self._run("rollback", snapshot)
+
+    def newer(self, snapshot: str) -> list[str]:
+        dataset = snapshot.split("@", 1)[0]
+        lines = self._run(
+            "list", "-Hp", "-d", "1", "-t", "snapshot,bookmark", "-o", "name,createtxg", dataset
+        ).splitlines()
+        born = {name: int(txg) for name, txg in (line.split("\t") for line in lines)}
+        if snapshot not in born:
+            raise PoolError(snapshot, "no such snapshot")
+        return [name for name, txg in born.items() if txg > born[snapshot]]
+
+    def bookmark(self, snapshot: str, name: str) -> None:
+        self._run("bookmark", snapshot, f"{snapshot.partition('@')[0]}#{name}")
+
+    def bookmarks(self, dataset: str) -> dict[str, int]:
+        listing = ("list", "-Hp", "-d", "1", "-t", "bookmark", "-o", "name,createtxg", dataset)
+        lines = (line.split("\t") for line in self._run(*listing).splitlines())
+        return {name: int(txg) for name, txg in lines}
+
+    def destroy_bookmark(self, name: str) -> None:
+        self._run("destroy", name)
+
+    def clones(self, snapshots: Sequence[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for chunk in _chunks(snapshots):
+            for line in self._run("get", "-Hp", "-o", "name,value", "clones", *chunk).splitlines():
+                name, value = line.split("\t")
+                if value not in ("", "-"):
+                    found[name] = value.split(",")
+        return found
+
+    def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
+        with open(path, "wb", opener=_private) as stream:
+            done = subprocess.run(
+                [self._zfs, "send", *self._send_flags(origin, snapshot)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.PIPE,
+                check=False,
+                process_group=0,
+            )
+            os.fsync(stream.fileno())
+        if done.returncode != 0:
+            path.unlink()
+            raise PoolError(f"zfs send {snapshot}", done.stderr.decode("utf-8", "replace"))
+        return path.stat().st_size
+
+    def increment_size(self, origin: str, snapshot: str) -> int:
+        report = self._run("send", "-nP", *self._send_flags(origin, snapshot))
+        sizes = [line.split("\t")[1] for line in report.splitlines() if line.startswith("size\t")]
+        return int(sizes[-1])
+
+    def mounted_snapshot(self, snapshot: str) -> AbstractContextManager[Path]:
+        return mounted_snapshot(snapshot)
+
+    def written_since(self, snapshot: str) -> int:
+        dataset, _, name = snapshot.partition("@")
+        told = self._run("get", "-Hp", "-o", "value", f"written@{name}", dataset).strip()
+        if not told.isdecimal():  # "-" of a snapshot that is gone, and no error
+            reason = f"{dataset} does not say; is the snapshot gone?"
+            raise PoolError(f"zfs get written@{name}", reason)
+        return int(told)
+
+    def receive(self, dataset: str, path: Path) -> None:
+        with path.open("rb") as stream:
+            done = subprocess.run(
+                [self._zfs, "receive", "-F", dataset],
+                stdin=stream,
+                capture_output=True,
+                check=False,
+                process_group=0,
+            )
+        if done.returncode != 0:
+            raise PoolError(f"zfs receive {dataset}", done.stderr.decode("utf-8", "replace"))
+
+    def available(self, dataset: str) -> int:
+        return int(self._run("get", "-Hp", "-o", "value", "available", dataset))
+
+    def user_properties(self, snapshots: Sequence[str]) -> dict[str, dict[str, str]]:
+        sources = ("local", "received")
+        found: dict[str, dict[str, str]] = {}
+        for chunk in _chunks(snapshots):
+            columns = ("-s", ",".join(sources), "-t", "snapshot", "-o", "property")
+            told = {*self._run("get", "-Hp", *columns, "all", *chunk).splitlines()}
+            keys = sorted(key for key in told if ":" in key)
+            for start in range(0, len(keys), _MOST_KEYS):
+                listing = Listing((), keys[start : start + _MOST_KEYS])
+                listed = self._listed(listing, "-t", "snapshot", names=chunk, sources=sources)
+                for name, values in listed:
+                    if values:
+                        found.setdefault(name, {}).update(values)
+        return found
+
+    def _send_flags(self, origin: str, snapshot: str) -> list[str]:
+        """Compressed blocks as they are; raw if encrypted, so that no clear text leaves."""
+        dataset = snapshot.split("@", 1)[0]
+        encryption = self._run("get", "-Hp", "-o", "value", "encryption", dataset).strip()
+        raw = ["-w"] if encryption not in ("off", "-") else ["-L", "-c", "-e"]
+        return [*raw, "-I", origin, snapshot]
+
+
+def _pin(holds: str, clones: str) -> str:
+    """Why ``zfs destroy`` would refuse, from ``userrefs`` and ``clones`` of zfsprops(7)."""
+    if holds not in ("", "-", "0"):
+        return "held"
+    return f"cloned as {clones}" if clones not in ("", "-") else ""
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _chunks(names: Sequence[str]) -> list[list[str]]:
+    chunks: list[list[str]] = []
+    size = _ARG_BYTES
+    for name in names:
+        if size + len(name) > _ARG_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(name)
+        size += len(name) + 1
+    return chunks
+
+
+def _age(snapshot: PoolSnapshot) -> int:
+    return snapshot.createtxg
+
+
+def _snapshot(full_name: str, values: Mapping[str, str]) -> PoolSnapshot:
+    dataset, name = full_name.split("@", 1)
+    return PoolSnapshot(
+        dataset=dataset,
+        name=name,
+        guid=int(values["guid"]),
+        createtxg=int(values["createtxg"]),
+        created=datetime.fromtimestamp(int(values["creation"]), UTC),
+        properties={key: values[PREFIX + key] for key in PROPERTIES if PREFIX + key in values},
+    )

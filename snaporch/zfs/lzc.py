@@ -1,0 +1,92 @@
+"""The pool through libzfs_core (pyzfs): atomic, and without a fork inside the frozen window.
+
+libzfs_core cannot list, nor read or set properties (``lzc_list_snaps`` raises
+NotImplementedError), so those stay with the ``zfs`` command that this class is built upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import libzfs_core
+from libzfs_core import exceptions as lzc_errors
+
+from snaporch.zfs.cli import ZfsCommand
+from snaporch.zfs.interface import PoolError
+
+
+class LibZfsCore(ZfsCommand):
+    """:class:`~snaporch.zfs.interface.Pool` by libzfs_core, listings by ``zfs``.
+
+    pyzfs loads its libraries at the first call, which would be the snapshot of a guest that stands
+    still. So they are loaded here, by a call that does nothing.
+
+    Raises:
+        ImportError: they cannot be, or find no kernel side they understand.
+    """
+
+    def __init__(self, command: ZfsCommand) -> None:
+        super().__init__(command._zfs)
+        try:
+            libzfs_core.lzc_hold({})
+        except (OSError, AttributeError, lzc_errors.ZFSError) as error:
+            raise ImportError(f"libzfs_core: {error}") from error
+
+    def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        values = {key.encode(): value.encode() for key, value in properties.items()}
+        try:
+            libzfs_core.lzc_snapshot(_bytes(names), values)
+        except lzc_errors.ZFSError as error:
+            raise _pool_error("snapshot", names, error) from error
+
+    def _destroy_snapshots(self, names: Sequence[str]) -> None:
+        try:
+            libzfs_core.lzc_destroy_snaps(_bytes(names), defer=False)
+        except lzc_errors.ZFSError as error:
+            raise _pool_error("destroy", names, error) from error
+
+    def hold(self, names: Sequence[str], tag: str) -> None:
+        try:
+            missing = libzfs_core.lzc_hold({name: tag.encode() for name in _bytes(names)})
+        except lzc_errors.ZFSError as error:
+            raise _pool_error("hold", names, error) from error
+        if missing:  # the others were held all the same
+            there = [name for name in names if name.encode() not in missing]
+            self.release(there, tag)
+            raise PoolError(", ".join(name.decode() for name in missing), "no such snapshot")
+
+    def holds(self, name: str) -> list[str]:
+        try:
+            tags = libzfs_core.lzc_get_holds(name.encode())
+        except lzc_errors.ZFSError as error:
+            raise _pool_error("holds", [name], error) from error
+        return [tag.decode("utf-8", "surrogateescape") for tag in tags]
+
+    def release(self, names: Sequence[str], tag: str) -> None:
+        try:
+            libzfs_core.lzc_release({name: [tag.encode()] for name in _bytes(names)})
+        except lzc_errors.ZFSError as error:
+            raise _pool_error("release", names, error) from error
+
+    def rollback(self, snapshot: str) -> None:
+        dataset = snapshot.split("@", 1)[0]
+        try:
+            libzfs_core.lzc_rollback_to(dataset.encode(), snapshot.encode())
+        except lzc_errors.ZFSError as error:
+            raise _pool_error("rollback", [snapshot], error) from error
+
+
+def _bytes(names: Sequence[str]) -> list[bytes]:
+    return [name.encode() for name in names]
+
+
+def _pool_error(operation: str, names: Sequence[str], error: Exception) -> PoolError:
+    """The causes inside a libzfs_core failure, each with the dataset it names."""
+    causes = getattr(error, "errors", None) or [error]
+    texts = []
+    for cause in causes:
+        name = getattr(cause, "name", None)
+        subject = name.decode(errors="replace") if isinstance(name, bytes) else ", ".join(names)
+        text = getattr(cause, "message", None) or type(cause).__name__
+        texts.append(f"{subject}: {text}")
+    return PoolError(f"zfs {operation}", "; ".join(texts))

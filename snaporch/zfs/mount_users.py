@@ -1,0 +1,94 @@
+"""Who keeps a snapshot or a file system from being destroyed by having it mounted.
+
+ZFS takes its own mounts below ``.zfs/snapshot`` back to destroy a snapshot, and copies of them that
+follow this host's mounts go along. A copy in a private mount namespace stays for as long as the
+namespace does: an emulator's until its guest is shut off.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from snaporch.zfs.resolver import Mount, read_mounts
+
+_PROC = Path("/proc")
+_AUTOMOUNTS = "/.zfs/snapshot/"
+_GUEST = re.compile(r"guest=((?:[^,]|,,)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignMount:
+    """A mount that ZFS does not take back."""
+
+    name: str
+    """The dataset or the snapshot."""
+    holder: str
+    """Who has it mounted, in words."""
+    uuid: str | None = None
+    """Of the domain, if it is an emulator."""
+
+
+def foreign_mounts(names: Collection[str] | None = None, proc: Path = _PROC) -> list[ForeignMount]:
+    """Mounts that keep datasets and snapshots from being destroyed.
+
+    Args:
+        names: datasets and snapshots to look for; every snapshot when ``None``.
+    """
+    own = _namespace(proc / "self")
+    found = set()
+    for process in _one_of_each_namespace(proc):
+        with suppress(OSError):  # it has ended
+            for mount in read_mounts(process / "mountinfo"):
+                wanted = "@" in mount.source if names is None else mount.source in names
+                if mount.filesystem != "zfs" or not wanted:
+                    continue
+                if _namespace(process) != own and not mount.follows:
+                    found.add(_held_by(process, mount))
+                elif _namespace(process) == own and _mounted_by_hand(mount):
+                    found.add(ForeignMount(mount.source, f"this host, at {mount.mount_point}"))
+    return sorted(found, key=lambda each: (each.name, each.holder))
+
+
+def _mounted_by_hand(mount: Mount) -> bool:
+    """A file system's mount is ZFS's to take back, and so is a look into ``.zfs``."""
+    return "@" in mount.source and _AUTOMOUNTS not in mount.mount_point
+
+
+def _one_of_each_namespace(proc: Path) -> Iterator[Path]:
+    """A process of each mount namespace, an emulator where there is one."""
+    found: dict[int, Path] = {}
+    for process in proc.glob("[0-9]*"):
+        with suppress(OSError):
+            number = _namespace(process)
+            if number not in found or _domain(process) is not None:
+                found[number] = process
+    yield from found.values()
+
+
+def _namespace(process: Path) -> int:
+    return os.stat(process / "ns" / "mnt").st_ino
+
+
+def _held_by(process: Path, mount: Mount) -> ForeignMount:
+    domain = _domain(process)
+    if domain is not None:
+        name, uuid = domain
+        return ForeignMount(mount.source, f"the guest {name}", uuid)
+    command = (process / "comm").read_text("utf-8", "replace").strip()
+    return ForeignMount(mount.source, f"{command} (process {process.name})")
+
+
+def _domain(process: Path) -> tuple[str, str] | None:
+    """Name and UUID as libvirt gave them to an emulator: ``-name guest=NAME,… -uuid UUID``."""
+    words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    given = dict(pairwise(words))
+    match = _GUEST.match(given.get("-name", ""))
+    if match is None or "-uuid" not in given:
+        return None
+    return match[1].replace(",,", ","), given["-uuid"]

@@ -1,0 +1,40 @@
+"""A guest with snapshots, ready to be restored."""
+
+from pathlib import Path
+
+from snaporch.snapshot.run import take_snapshot
+
+
+class Story:
+    """A guest on two pools: ``s1`` is of when its datasets held ``first``; now it is ``now``."""
+
+    def __init__(self, world, **guest):
+        self.world = world
+        self.domain = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"}, **guest)
+        self.ram = world.guest().ram
+        self.record = self.snapshot("s1")
+        self.write(b"now")
+        self.world.guest().ram = b"QEVM later"
+        world.hooks.log.clear()
+
+    @property
+    def datasets(self):
+        return ("flash/web", "tank/web")
+
+    def snapshot(self, name):
+        domain = self.world.hypervisor.domain("web")
+        return take_snapshot(self.world.context, domain, name=name, wait=0)
+
+    def write(self, content):
+        """As the guest does: to its images."""
+        for disk, dataset in zip(self.domain.disks, ("tank/web", "flash/web"), strict=True):
+            self.world.pool.write(dataset, content)
+            Path(disk.source).write_bytes(content)
+
+    def content(self):
+        return {self.world.pool.read(dataset) for dataset in self.datasets}
+
+    def safety(self):
+        """What there is of safety copies: snapshots and directories."""
+        snapshots = [name for name in self.world.pool.names() if "@snaporch-safety_" in name]
+        return snapshots, list(self.world.paths.bundles.glob("*/safety-*"))

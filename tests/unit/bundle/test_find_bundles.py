@@ -1,0 +1,65 @@
+import os
+
+import pytest
+
+from snaporch.bundle.find_bundles import bundles_naming
+
+UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
+
+
+@pytest.fixture
+def shelve(tmp_path):
+    """Puts a manifest with this text into the store."""
+
+    def put(run, text, uuid=UUID):
+        path = tmp_path / uuid / run
+        path.mkdir(parents=True)
+        (path / "manifest.json").write_text(text)
+        return path
+
+    return put
+
+
+def test_bundles_that_mention_both_names_are_found(tmp_path, shelve):
+    shelve("r2", '{"dataset": "tank/web", "name": "s1"}')
+    shelve("r1", '{"name":"s1","dataset":"tank/web"}')
+    assert bundles_naming(tmp_path, "tank/web", "s1") == [f"{UUID}/r1", f"{UUID}/r2"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", '"tank/web"', '"s1"', '"tank/web2" "s1"', '"tank/web" "s11"', "tank/web s1"]
+)
+def test_others_are_not(tmp_path, shelve, text):
+    shelve("r1", text)
+    assert bundles_naming(tmp_path, "tank/web", "s1") == []
+
+
+def test_nothing_is_followed_and_nothing_hidden_is_read(tmp_path, shelve):
+    text = '"tank/web" "s1"'
+    whole = shelve("r1", text)
+    shelve(".r2.partial", text)
+    shelve("gone", text, uuid=".trash")
+    (whole.parent / "link").symlink_to(whole)
+    linked = shelve("r3", "")
+    (linked / "manifest.json").unlink()
+    (linked / "manifest.json").symlink_to(whole / "manifest.json")
+    piped = shelve("r4", "")
+    (piped / "manifest.json").unlink()
+    os.mkfifo(piped / "manifest.json")
+    assert bundles_naming(tmp_path, "tank/web", "s1") == [f"{UUID}/r1"]
+
+
+def test_a_store_that_is_not_there_has_none(tmp_path):
+    assert bundles_naming(tmp_path / "none", "tank/web", "s1") == []
+
+
+def test_what_the_engine_writes_is_found(tmp_path, world):
+    """The search reads text; this fails when manifests are written another way."""
+    from pathlib import Path
+
+    from snaporch.snapshot.run import take_snapshot
+
+    domain = world.add_guest(disks={"vda": "tank/vm one"})
+    bundle = Path(take_snapshot(world.context, domain, name="two words", wait=0).bundle)
+    reference = f"{bundle.parent.name}/{bundle.name}"
+    assert bundles_naming(world.paths.bundles, "tank/vm one", "two words") == [reference]

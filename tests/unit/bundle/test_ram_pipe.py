@@ -1,0 +1,635 @@
+import errno
+import fcntl
+import os
+import select
+import threading
+from contextlib import suppress
+
+import pytest
+from fakes import images
+
+from snaporch.bundle import ram_pipe as stream_module
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.ram_pipe import RamStream
+from snaporch.bundle.rate_limit import Throttle
+from snaporch.bundle.save_image import Header, RamImageError, RamImageWriter
+
+PATIENCE = 5
+SMALL = 1 << 16
+XML = b"<domain/>\0"
+BODY = images.image(XML, magic=images.UNFINISHED)
+CLOSING = images.header(data_length=len(XML))
+
+
+class Sink:
+    """A writer that tells when it has taken so many bytes, and fails when told to."""
+
+    level = 3
+    waited_for_store = 0.25
+
+    def __init__(self, announce=1 << 60, fail_after=1 << 60):
+        self.taken = bytearray()
+        self.reached = threading.Event()
+        self.abandoned = False
+        self.room = 0
+        self._announce, self._fail_after = announce, fail_after
+
+    def announce(self, size):
+        """Tell again, at another size."""
+        self._announce = size
+        self.reached.clear()
+
+    def write(self, block):
+        self.taken += block
+        if len(self.taken) >= self._announce:
+            self.reached.set()
+        if len(self.taken) >= self._fail_after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def finish(self):
+        return bytes(self.taken)
+
+    def make_room(self):
+        self.room += 1
+
+    @property
+    def payload_bytes(self):
+        return len(self.taken)
+
+    def break_off(self):
+        return
+
+    def abandon(self):
+        self.abandoned = True
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    return tmp_path / "ram"
+
+
+def pour(path, *parts):
+    """Like libvirt: each part with an open and a close of its own."""
+    for part in parts:
+        with open(path, "wb", buffering=0) as pipe:
+            view = memoryview(part)
+            while view:
+                view = view[pipe.write(view) :]
+
+
+def in_thread(action):
+    """Run ``action`` beside the test; daemon, so that a hang fails the test and not the run."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_what_libvirt_pours_in_two_opens_becomes_an_image(fifo, tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    stream = RamStream(fifo, writer)
+    pour(fifo, BODY, CLOSING)
+    image = stream.finish()
+    assert image.payload_bytes == len(images.qemu_stream())
+    assert (tmp_path / "ram.save").read_bytes() == images.image(XML)
+    assert not fifo.exists()
+
+
+def test_a_second_open_after_the_reader_drained_the_pipe(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    pour(fifo, CLOSING)
+    assert stream.finish() == BODY + CLOSING
+
+
+def test_a_second_open_before_the_first_was_closed(fifo):
+    stream = RamStream(fifo, Sink())
+    with open(fifo, "wb", buffering=0) as first:
+        first.write(BODY)
+        pour(fifo, CLOSING)
+    assert stream.finish() == BODY + CLOSING
+
+
+def test_what_came_just_before_the_end_is_taken(fifo, monkeypatch):
+    """A poll that was begun before may tell of the end alone."""
+    real = RamStream._poll
+
+    def poll(stream):
+        if not stream._stop.is_set():
+            assert stream._stop.wait(PATIENCE)
+            return [(stream._wake_reader, select.POLLIN)]
+        return real(stream)
+
+    monkeypatch.setattr(RamStream, "_poll", poll)
+    stream = RamStream(fifo, Sink())
+    pour(fifo, BODY, CLOSING)
+    assert stream.finish() == BODY + CLOSING
+
+
+def test_a_pipe_that_somebody_removed_is_no_failure(fifo):
+    stream = RamStream(fifo, Sink())
+    pour(fifo, BODY)
+    fifo.unlink()
+    assert stream.finish() == BODY
+
+
+def test_a_process_that_ends_waits_for_no_stream_and_hands_no_pipe_on(fifo):
+    before = set(os.listdir("/proc/self/fd"))
+    stream = RamStream(fifo, Sink())
+    new = {int(name) for name in set(os.listdir("/proc/self/fd")) - before}
+    assert not [
+        fd for fd in new if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)
+    ]
+    (thread,) = [each for each in threading.enumerate() if each.name == "ram-stream"]
+    assert thread.daemon
+    stream.abandon()
+
+
+def test_the_pipe_holds_a_block(fifo, monkeypatch):
+    monkeypatch.setattr(stream_module, "_BLOCK", 2 * SMALL)
+    stream = RamStream(fifo, Sink())
+    descriptor = os.open(fifo, os.O_WRONLY)
+    assert fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) == 2 * SMALL
+    os.close(descriptor)
+    stream.abandon()
+    assert stream_module._ROOM > stream_module._BLOCK
+
+
+def test_a_pipe_that_may_not_be_larger_does(fifo, monkeypatch):
+    """Of an unprivileged user the kernel takes so many."""
+
+    def refuse(*_what):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
+    stream = RamStream(fifo, Sink())
+    pour(fifo, BODY)
+    assert stream.finish() == BODY
+
+
+def test_all_that_is_taken_is_spent_and_counted(fifo):
+    class Counting(Throttle):
+        spent = 0
+
+        def spend(self, count):
+            self.spent += count
+
+    throttle = Counting(0)
+    stream = RamStream(fifo, Sink(), throttle)
+    pour(fifo, BODY, CLOSING)
+    stream.finish()
+    assert throttle.spent == stream.payload_bytes == len(BODY + CLOSING)
+
+
+def test_more_than_a_pipe_holds(fifo):
+    sink = Sink()
+    stream = RamStream(fifo, sink)
+    much = os.urandom(5 << 20)
+    pour(fifo, much)
+    assert stream.finish() == much
+
+
+def test_finish_takes_what_is_still_in_the_pipe(fifo):
+    gate, entered = threading.Event(), threading.Event()
+
+    class Slow(Sink):
+        def write(self, block):
+            entered.set()
+            gate.wait(PATIENCE)
+            super().write(block)
+
+    stream = RamStream(fifo, Slow())
+    pour(fifo, b"first")
+    assert entered.wait(PATIENCE)
+    pour(fifo, b" second")
+    results = []
+    finishing = in_thread(lambda: results.append(stream.finish()))
+    gate.set()
+    finishing.join(PATIENCE)
+    assert results == [b"first second"]
+
+
+def test_a_stream_nobody_wrote_to_is_no_image(fifo, tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    stream = RamStream(fifo, writer)
+    with pytest.raises(RamImageError):
+        stream.finish()
+    stream.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pipe_is_private(fifo):
+    stream = RamStream(fifo, Sink())
+    assert fifo.stat().st_mode & 0o777 == 0o600
+    stream.abandon()
+
+
+def write_for_ever(path, outcome):
+    try:
+        with open(path, "wb", buffering=0) as pipe:
+            while True:
+                pipe.write(bytes(1 << 16))
+    except OSError as error:
+        outcome.append(error.errno)
+
+
+def test_the_writer_gets_epipe_when_the_image_cannot_be_stored(fifo):
+    stream = RamStream(fifo, Sink(fail_after=1000))
+    outcome = []
+    writing = in_thread(lambda: write_for_ever(fifo, outcome))
+    writing.join(PATIENCE)
+    assert outcome == [errno.EPIPE]
+    assert stream.failure.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="No space left"):
+        stream.finish()
+    stream.abandon()
+
+
+def test_the_writer_gets_epipe_when_the_stream_is_no_image(fifo, tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    stream = RamStream(fifo, writer)
+    outcome = []
+    in_thread(lambda: write_for_ever(fifo, outcome)).join(PATIENCE)
+    assert outcome == [errno.EPIPE]
+    assert isinstance(stream.failure, RamImageError)
+    stream.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_open_after_a_failure_does_not_wait_for_a_reader_that_never_comes(fifo):
+    """The image may fail to be stored when QEMU is done and libvirt has yet to open it again."""
+    stream = RamStream(fifo, Sink(fail_after=len(BODY)))
+    pour(fifo, BODY)
+    stream._thread.join(PATIENCE)
+    assert stream.failure is not None
+
+    def open_again():
+        with suppress(OSError):
+            os.close(os.open(fifo, os.O_WRONLY))
+
+    opening = in_thread(open_again)
+    opening.join(1)
+    stuck = opening.is_alive()
+    if stuck:  # let it go
+        os.close(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))
+        opening.join(PATIENCE)
+    stream.abandon()
+    assert not stuck
+
+
+def test_the_pipe_has_no_name_any_more_when_its_reader_goes(fifo, monkeypatch):
+    """Whoever opened it after that would wait for ever."""
+    stream, named, read, real = RamStream(fifo, Sink()), [], [], os.close
+
+    def close(descriptor):
+        if descriptor in (stream._reader, stream._keeper):
+            named.append(fifo.exists())
+        if descriptor in (stream._wake_reader, stream._wake_writer):
+            read.append(stream._thread.is_alive())
+        real(descriptor)
+
+    monkeypatch.setattr(stream_module.os, "close", close)
+    stream.abandon()
+    assert named == [False, False]
+    assert read == [False, False], "a descriptor that is closed may be another's by then"
+
+
+def test_abandoning_removes_pipe_and_image(fifo):
+    class Abandoned(Sink):
+        def abandon(self):
+            assert not stream._thread.is_alive(), "it might write what is removed"
+            super().abandon()
+
+    sink = Abandoned()
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    stream.abandon()
+    assert sink.abandoned
+    assert not fifo.exists()
+
+
+def test_abandoning_twice_or_after_a_failure_is_fine(fifo):
+    stream = RamStream(fifo, Sink(fail_after=1))
+    pour(fifo, b"x")
+    stream._thread.join(PATIENCE)
+    stream.abandon()
+    stream.abandon()
+
+
+def test_abandoning_does_not_wait_for_a_writer_that_goes_on(fifo):
+    taking, go_on = threading.Event(), threading.Event()
+    go_on.set()
+
+    class NeverDrained(Sink):
+        """Takes the next block only when there is another one behind it."""
+
+        def write(self, block):
+            taking.set()
+            select.select([stream._reader], [], [], PATIENCE)
+
+    stream = RamStream(fifo, NeverDrained())
+    outcome = []
+
+    def write_while_allowed():
+        try:
+            with open(fifo, "wb", buffering=0) as pipe:
+                while go_on.is_set():
+                    pipe.write(bytes(1 << 16))
+        except BrokenPipeError:
+            outcome.append("EPIPE")
+
+    writing = in_thread(write_while_allowed)
+    assert taking.wait(PATIENCE)
+    abandoning = in_thread(stream.abandon)
+    abandoning.join(PATIENCE)
+    stuck = abandoning.is_alive()
+    if not stuck:
+        writing.join(PATIENCE)
+    go_on.clear()  # let it go
+    abandoning.join(PATIENCE)
+    writing.join(PATIENCE)
+    assert not stuck
+    assert outcome == ["EPIPE"]
+
+
+def test_breaking_off_frees_a_writer_even_when_the_compressor_stands_still(fifo):
+    class StandsStill(Sink):
+        def __init__(self):
+            super().__init__()
+            self.entered, self.broken = threading.Event(), threading.Event()
+
+        def write(self, block):
+            self.entered.set()
+            assert self.broken.wait(3 * PATIENCE)
+            raise OSError(errno.EPIPE, "Broken pipe")
+
+        def break_off(self):
+            self.broken.set()
+
+    sink, outcome = StandsStill(), []
+    stream = RamStream(fifo, sink)
+    writing = in_thread(lambda: write_for_ever(fifo, outcome))
+    assert sink.entered.wait(PATIENCE)
+    breaking = in_thread(stream.break_off)
+    breaking.join(PATIENCE)
+    assert not breaking.is_alive()
+    writing.join(PATIENCE)
+    assert outcome == [errno.EPIPE]
+    stream.abandon()
+    assert sink.abandoned
+
+
+@pytest.mark.parametrize("end", ["finish", "abandon"])
+def test_no_file_stays_open_and_no_thread_stays(fifo, end):
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    stream = RamStream(fifo, Sink())
+    pour(fifo, BODY, CLOSING)
+    getattr(stream, end)()
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert threading.active_count() == threads
+
+
+def test_a_pipe_that_exists_is_not_taken_over(fifo):
+    os.mkfifo(fifo)
+    with pytest.raises(FileExistsError):
+        RamStream(fifo, Sink())
+
+
+def test_the_stored_header_is_the_finished_one(fifo, tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=True)
+    stream = RamStream(fifo, writer)
+    pour(fifo, BODY, CLOSING)
+    stream.finish()
+    header = Header.parse((tmp_path / "ram.save").read_bytes(), "stored")
+    assert (header.magic, header.compression, header.was_running) == (images.FINISHED, 5, True)
+
+
+@pytest.mark.parametrize("end", ["finish", "break_off", "abandon"])
+def test_a_limited_stream_ends_at_once(fifo, end):
+    """A second of a terabyte is not waited for."""
+    sink = Sink(announce=len(BODY))
+    throttle = Throttle(1e-6)
+    stream = RamStream(fifo, sink, throttle)
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    ending = in_thread(getattr(stream, end))
+    ending.join(PATIENCE)
+    assert not ending.is_alive()
+    assert not fifo.exists()
+
+
+def test_who_held_it_up_is_told(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    assert stream.pace is None
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    sink.announce(2 * len(BODY))
+    threading.Event().wait(0.2)  # the guest's RAM does not come
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    stream.finish()
+    assert stream.pace.level == 3
+    assert 0.2 <= stream.pace.waited_for_ram <= stream.pace.seconds
+    assert stream.pace.waited_for_store == 0.25
+
+
+def test_only_what_was_while_the_guest_ran_counts(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    stream.make_room()
+    pace = stream.pace
+    sink.waited_for_store = 5.0
+    stream.finish()
+    assert (pace.waited_for_store, stream.pace) == (0.25, pace)
+
+
+def test_what_the_guest_keeps_back_until_the_end_counts(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    threading.Event().wait(0.2)
+    stream.make_room()
+    assert 0.1 <= stream.pace.waited_for_ram <= stream.pace.seconds
+    stream.abandon()
+
+
+def test_what_is_being_stored_is_not_waited_for_from_the_guest(fifo):
+    sink = StalledSink()
+    stream = RamStream(fifo, sink)
+    pour(fifo, BODY)
+    assert sink.stalled.wait(PATIENCE)
+    stream.make_room()
+    assert stream.pace.waited_for_ram == 0.0
+    sink.gate.set()
+    stream.abandon()
+
+
+def test_nothing_that_comes_after_a_standstill_counts(fifo):
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink)
+    stream.make_room()
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    stream.finish()
+    assert (stream.pace.seconds, stream.pace.waited_for_ram) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("eased", [False, True])
+def test_a_limited_stream_tells_nothing(fifo, eased):
+    stream = RamStream(fifo, Sink(), Throttle(1e6))
+    pour(fifo, BODY)
+    if eased:
+        stream.hurry()
+    stream.finish()
+    assert stream.pace is None
+
+
+@pytest.fixture
+def small_pipe(monkeypatch):
+    """So that making room needs no privilege: 64 KiB, and at most 1 MiB."""
+    monkeypatch.setattr(stream_module, "_BLOCK", SMALL)
+    monkeypatch.setattr(stream_module, "_ROOM", 1 << 20)
+    monkeypatch.setattr(stream_module, "_REST_SECONDS", 3600)
+
+
+class StalledSink(Sink):
+    """Stands still from the first block until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.stalled, self.gate = threading.Event(), threading.Event()
+
+    def write(self, block):
+        self.stalled.set()
+        self.gate.wait(PATIENCE)
+        super().write(block)
+
+
+def test_a_guest_that_stands_still_does_not_wait_for_the_store(fifo, small_pipe):
+    sink = StalledSink()
+    stream = RamStream(fifo, sink)
+    body = os.urandom(12 * SMALL)
+    pouring = in_thread(lambda: pour(fifo, body))
+    assert sink.stalled.wait(PATIENCE)
+    assert pouring.is_alive()  # it can give away two blocks of twelve
+    stream.make_room()
+    stream.make_room()
+    assert sink.room == 1
+    pouring.join(PATIENCE)
+    assert not pouring.is_alive()
+    sink.gate.set()
+    assert stream.finish() == body
+
+
+def test_nothing_is_taken_while_the_guest_stands_still(fifo, small_pipe):
+    sink = Sink(announce=2 * SMALL)  # it may have been waiting for a block already
+    stream = RamStream(fifo, sink)
+    stream.make_room()
+    body = os.urandom(12 * SMALL)
+    pour(fifo, body)
+    assert not sink.reached.wait(0.3)
+    assert stream.finish() == body
+
+
+def test_more_than_there_is_room_for_is_taken_all_the_same(fifo, small_pipe):
+    sink = Sink()
+    stream = RamStream(fifo, sink)
+    stream.make_room()
+    body = os.urandom(3 << 20)
+    pouring = in_thread(lambda: pour(fifo, body))
+    pouring.join(PATIENCE)
+    assert not pouring.is_alive()
+    assert stream.finish() == body
+
+
+def test_a_guest_waits_for_no_store_however_much_of_its_ram_is_left(
+    fifo, small_pipe, tmp_path, monkeypatch
+):
+    gate = threading.Event()
+    store = RamImageWriter._raw_write
+    monkeypatch.setattr(
+        RamImageWriter, "_raw_write", lambda *args: gate.wait(PATIENCE) and store(*args)
+    )
+    monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
+    writer = RamImageWriter(tmp_path / "out", Compressing(Compression.NONE), trailer=True)
+    stream = RamStream(fifo, writer)
+    ram = images.qemu_stream(40 * SMALL)
+    body = images.image(XML, ram, magic=images.UNFINISHED)
+    pouring = in_thread(lambda: pour(fifo, body, CLOSING))
+    pouring.join(0.3)
+    assert pouring.is_alive()
+    stream.make_room()
+    pouring.join(PATIENCE)
+    assert not pouring.is_alive()
+    gate.set()
+    stream.finish()
+    assert (tmp_path / "out").read_bytes() == CLOSING + body[len(CLOSING) :]
+
+
+def test_where_no_room_is_granted_the_stream_goes_on(fifo, small_pipe, monkeypatch):
+    sink = Sink(announce=100)
+    stream = RamStream(fifo, sink)
+    refused = []
+
+    def refuse(_descriptor, _what, size):
+        refused.append(size)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
+    stream.make_room()
+    assert refused == [1 << 20, 1 << 19, 1 << 18, 1 << 17]
+    pour(fifo, bytes(100))  # which there is no waiting for more after
+    assert sink.reached.wait(PATIENCE)
+    sink.announce(200)
+    pour(fifo, bytes(100))
+    assert sink.reached.wait(PATIENCE)
+    stream.finish()
+
+
+@pytest.mark.parametrize("end", ["break_off", "abandon"])
+def test_a_stream_at_rest_ends_at_once(fifo, small_pipe, end):
+    stream = RamStream(fifo, Sink())
+    stream.make_room()
+    pour(fifo, BODY)
+    ending = in_thread(getattr(stream, end))
+    ending.join(PATIENCE)
+    assert not ending.is_alive()
+    stream.make_room()  # too late, and no harm
+
+
+def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
+    """Its descriptors may be another's by now."""
+    stream = RamStream(fifo, Sink())
+    stream.abandon()
+    touched = []
+    monkeypatch.setattr(stream_module.fcntl, "fcntl", lambda *what: touched.append(what))
+    stream.make_room()
+    assert touched == []
+
+
+def test_a_limited_stream_is_limited_no_more_when_the_guest_stands_still(fifo, monkeypatch):
+    monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
+    sink = Sink(announce=len(BODY))
+    stream = RamStream(fifo, sink, Throttle(1e-6))
+    pour(fifo, BODY)
+    assert sink.reached.wait(PATIENCE)
+    sink.announce(2 * len(BODY))
+    pour(fifo, BODY)
+    stream.make_room()
+    assert sink.reached.wait(PATIENCE)
+    stream.finish()
+
+
+def test_a_limited_stream_can_be_hurried(fifo):
+    sink = Sink(announce=2 * len(BODY))
+    stream = RamStream(fifo, sink, Throttle(1e-6))
+    pour(fifo, BODY)
+    pour(fifo, BODY)
+    stream.hurry()
+    assert sink.reached.wait(PATIENCE)
+    assert stream.finish() == BODY + BODY

@@ -1,0 +1,404 @@
+import gc
+import hashlib
+import os
+import weakref
+import zlib
+
+import pytest
+import zstandard
+from fakes import images
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snaporch.bundle import save_image
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.save_image import (
+    HEADER_SIZE,
+    Header,
+    RamImageError,
+    RamImageWriter,
+    read_header,
+)
+
+PLAIN = Compressing(Compression.NONE)
+XML = b"<domain type='kvm'><name>web</name></domain>\0\0\0cookie\0"
+
+
+def write_blocks(path, blocks, how=PLAIN, *, trailer):
+    writer = RamImageWriter(path, how, trailer=trailer)
+    try:
+        for block in blocks:
+            writer.write(block)
+        return writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def write(path, source, how=PLAIN, *, trailer, block=1 << 16):
+    blocks = [source[start : start + block] for start in range(0, len(source), block)]
+    return write_blocks(path, blocks, how, trailer=trailer)
+
+
+def cut(source, sizes):
+    """Blocks of these sizes, and the rest in one."""
+    blocks = []
+    for size in sizes:
+        blocks.append(source[:size])
+        source = source[size:]
+    return [*blocks, source]
+
+
+def payload_of(path):
+    """The decompressed payload of a stored image, by its own header."""
+    raw = path.read_bytes()
+    header = Header.parse(raw, "stored")
+    body = raw[HEADER_SIZE + header.data_length :]
+    if header.compression == 5:
+        return zstandard.ZstdDecompressor().decompressobj().decompress(body)
+    return zlib.decompress(body, wbits=31) if header.compression == 1 else body
+
+
+# -- header -------------------------------------------------------------------------------------
+
+
+@given(
+    st.binary(min_size=60, max_size=60),
+    st.integers(0, 64 << 20),
+    st.booleans(),
+    st.integers(0, 6),
+    st.sampled_from([images.FINISHED, images.UNFINISHED]),
+)
+def test_a_header_survives_parsing_and_packing(rest, length, running, compression, magic):
+    raw = images.header(magic, data_length=length, running=running, compression=compression)
+    raw = raw[:32] + rest
+    header = Header.parse(raw, "x")
+    assert header.pack() == raw
+    assert (header.data_length, header.was_running) == (length, running)
+
+
+def test_what_lies_behind_a_header_is_not_its_own():
+    assert Header.parse(images.image(), "x").pack() == images.image()[:HEADER_SIZE]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "ends after 0 bytes"),
+        (images.header()[:91], "ends after 91 bytes, inside its header"),
+        (images.header(b"LibvirtQemudBoot"), "does not begin as a libvirt save image"),
+        (b"\x7fELF" + bytes(88), "does not begin as a libvirt save image"),
+        (images.header(version=3), "has save image version 3, known is 2"),
+        (images.header(version=2 << 24), "version"),
+    ],
+    ids=["nothing", "short", "magic", "elf", "version", "byte-order"],
+)
+def test_a_foreign_header_is_refused(raw, message):
+    with pytest.raises(RamImageError, match=message):
+        Header.parse(raw, "x")
+
+
+def test_an_absurd_length_is_not_blamed_on_the_version():
+    with pytest.raises(RamImageError) as caught:
+        Header.parse(images.header(data_length=(64 << 20) + 1), "x")
+    assert "version 2, known is 2" not in str(caught.value)
+
+
+# -- writing ------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_the_image_is_right_however_it_is_cut_into_blocks(tmp_path_factory, data):
+    trailer = data.draw(st.booleans(), "trailer")
+    method = data.draw(st.sampled_from([Compression.NONE, Compression.ZSTD]), "method")
+    xml = data.draw(st.binary(max_size=300), "xml")
+    stream = b"QEVM" + data.draw(st.binary(max_size=600), "stream")
+    running = data.draw(st.integers(0, 1), "running")
+    make = images.piped if trailer else images.image
+    source = make(xml, stream, running=running)
+    path = tmp_path_factory.mktemp("image") / "ram.save"
+    blocks = cut(source, data.draw(st.lists(st.integers(1, 300), max_size=30), "block sizes"))
+    result = write_blocks(path, blocks, Compressing(method, 1, 1), trailer=trailer)
+
+    stored = path.read_bytes()
+    header = read_header(path)
+    assert (header.data_length, header.was_running) == (len(xml), bool(running))
+    assert header.compression == result.image_format == method.image_format
+    assert header.rest == images.header()[32:]
+    assert stored[HEADER_SIZE : HEADER_SIZE + len(xml)] == xml
+    assert payload_of(path) == stream
+    assert result.payload_bytes == len(stream)
+    assert result.stored_bytes == len(stored)
+    assert result.sha256 == hashlib.sha256(stored).hexdigest()
+
+
+@pytest.mark.parametrize("method", Compression)
+@pytest.mark.parametrize("trailer", [True, False])
+@pytest.mark.parametrize("block", [1, 91, 92, 93, 4096])
+def test_blocks_around_the_edges(tmp_path, method, trailer, block):
+    make = images.piped if trailer else images.image
+    path = tmp_path / "ram.save"
+    how = Compressing(method, 1, 1)
+    result = write(path, make(XML), how, trailer=trailer, block=block)
+    assert payload_of(path) == images.qemu_stream()
+    assert result.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_until_it_is_finished_libvirt_would_refuse_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "ram.save"
+    before_its_header: list[bytes] = []
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        with pytest.raises(RamImageError, match="unfinished"):
+            read_header(path)
+        before_its_header.append(path.read_bytes())
+        return os_pwrite(descriptor, data, offset)
+
+    os_pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    writer = RamImageWriter(path, PLAIN, trailer=True)
+    writer.write(images.piped(XML))
+    writer.finish()
+    (unfinished,) = before_its_header
+    finished = path.read_bytes()
+    assert (unfinished[:16], finished[:16]) == (images.UNFINISHED, images.FINISHED)
+    assert unfinished[HEADER_SIZE:] == finished[HEADER_SIZE:]
+
+
+def test_it_is_on_stable_storage_with_its_header(tmp_path, to_disk):
+    write(tmp_path / "ram.save", images.piped(XML), trailer=True)
+    assert to_disk == ["ram.save written", "ram.save"]
+
+
+def test_the_file_is_private_and_never_someone_elses(tmp_path):
+    path = tmp_path / "ram.save"
+    write(path, images.image(), trailer=False)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        RamImageWriter(path, PLAIN, trailer=False)
+
+
+def test_progress_counts_the_stream_and_not_the_header(tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
+    writer.write(images.image(XML, images.qemu_stream(1000)))
+    assert writer.payload_bytes == 1000
+    writer.abandon()
+
+
+# -- what must not pass -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 1, 91, 92, 92 + len(XML), 92 + len(XML) + 3])
+@pytest.mark.parametrize("trailer", [True, False])
+def test_an_image_cut_before_its_payload_is_refused(tmp_path, length, trailer):
+    make = images.piped if trailer else images.image
+    with pytest.raises(RamImageError, match="ends after"):
+        write(tmp_path / "ram.save", make(XML)[:length], trailer=trailer)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", [1, 91, 92, 93, 3000])
+def test_a_stream_without_its_closing_header_is_refused(tmp_path, missing):
+    with pytest.raises(RamImageError, match="did not finish it"):
+        write(tmp_path / "ram.save", images.piped(XML)[:-missing], trailer=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        images.header(images.UNFINISHED, data_length=len(XML)),
+        images.header(data_length=len(XML) + 1),
+        images.header(data_length=len(XML), running=0),
+        images.header(data_length=len(XML), compression=5),
+        images.header(data_length=len(XML))[:-1] + b"?",
+    ],
+    ids=["unfinished", "length", "running", "compression", "rest"],
+)
+def test_a_closing_header_of_another_image_is_refused(tmp_path, closing):
+    source = images.image(XML, magic=images.UNFINISHED) + closing
+    with pytest.raises(RamImageError, match="did not finish it"):
+        write(tmp_path / "ram.save", source, trailer=True)
+
+
+def test_a_file_that_libvirt_did_not_finish_is_refused(tmp_path):
+    source = images.image(XML, magic=images.UNFINISHED)
+    with pytest.raises(RamImageError, match="did not finish it"):
+        write(tmp_path / "ram.save", source, trailer=False)
+
+
+def test_a_foreign_magic_is_refused_as_soon_as_it_is_seen(tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=True)
+    with pytest.raises(RamImageError, match="does not begin"):
+        writer.write(b"\0" * 92)
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("compression", [0, 6])
+def test_a_payload_that_is_no_qemu_stream_is_refused(tmp_path, compression):
+    source = images.image(XML, b"\0" * 100, compression=compression)
+    with pytest.raises(RamImageError, match="is no QEMU stream"):
+        write(tmp_path / "ram.save", source, trailer=False)
+
+
+# -- what libvirt did to the payload ------------------------------------------------------------
+
+
+def test_a_plain_stream_labelled_sparse_is_stored_as_what_it_is(tmp_path):
+    path = tmp_path / "ram.save"
+    source = images.piped(XML, compression=6)
+    result = write(path, source, Compressing(Compression.ZSTD), trailer=True)
+    assert result.image_format == 5
+    assert payload_of(path) == images.qemu_stream()
+
+
+@pytest.mark.parametrize("compression", [1, 2, 3, 4, 5])
+def test_a_payload_that_libvirt_compressed_is_kept_as_it_is(tmp_path, compression):
+    path = tmp_path / "ram.save"
+    packed = b"\x1f\x8b some other packing" * 20
+    source = images.piped(XML, packed, compression=compression)
+    result = write(path, source, Compressing(Compression.ZSTD), trailer=True)
+    assert result.image_format == read_header(path).compression == compression
+    assert path.read_bytes() == images.image(XML, packed, compression=compression)
+
+
+def test_a_plain_stream_with_a_compressing_label_is_stored_as_what_it_is(tmp_path):
+    path = tmp_path / "ram.save"
+    write(path, images.image(XML, compression=1), PLAIN, trailer=False)
+    assert read_header(path).compression == 0
+    assert payload_of(path) == images.qemu_stream()
+
+
+# -- when it cannot be stored -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", Compression)
+def test_an_abandoned_image_is_gone(tmp_path, method):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
+    writer.write(images.piped(XML)[:3000])
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("end", ["finish", "abandon"])
+def test_the_compressors_memory_is_not_kept(tmp_path, end):
+    """A process that takes several snapshots must not wait for the collector of circles."""
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=False)
+    gc.disable()
+    try:
+        writer.write(images.image())
+        kept = weakref.ref(writer._compressor)
+        getattr(writer, end)()
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("method", Compression)
+def test_a_write_error_is_told_and_leaves_nothing(tmp_path, method):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
+    writer._file.close()
+    writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - closed by abandon
+
+    def all_of_it():
+        writer.write(images.piped(XML))
+        writer.finish()
+
+    with pytest.raises(OSError, match="No space left"):
+        all_of_it()
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_short_writes_are_continued(tmp_path):
+    path = tmp_path / "ram.save"
+    writer = RamImageWriter(path, PLAIN, trailer=False)
+    real = writer._file
+
+    class Short:
+        def write(self, data):
+            return real.write(data[:7])
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    writer._file = Short()
+    writer.write(images.image(XML))
+    result = writer.finish()
+    assert path.read_bytes() == images.image(XML)
+    assert result.stored_bytes == len(images.image(XML))
+
+
+def test_the_header_of_a_missing_or_short_file(tmp_path):
+    (tmp_path / "short").write_bytes(b"Libvirt")
+    with pytest.raises(RamImageError, match="ends after 7 bytes"):
+        read_header(tmp_path / "short")
+    with pytest.raises(FileNotFoundError):
+        read_header(tmp_path / "missing")
+
+
+def test_broken_off_while_the_compressor_is_started(tmp_path, monkeypatch):
+    """Nobody has a hand on it yet, and the first write to it could last for ever."""
+    writer = RamImageWriter(tmp_path / "ram", PLAIN, trailer=False)
+    acts = []
+
+    class Stalled:
+        def write(self, block):
+            acts.append("write")
+
+        def abandon(self):
+            acts.append("abandon")
+
+    def start(how, sink):
+        writer.break_off()
+        return Stalled()
+
+    monkeypatch.setattr("snaporch.bundle.save_image.compressor", start)
+    with pytest.raises(RamImageError, match="broken off"):
+        writer.write(images.image(XML))
+    assert acts == ["abandon"]
+    writer.abandon()
+
+
+def test_it_moves_as_long_as_it_takes_or_writes(tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD, 3), trailer=False)
+    assert (writer.level, writer.waited_for_store, writer.moved_bytes) == (3, 0.0, 0)
+    seen = []
+    for block in cut(images.image(XML, b"QEVM" + bytes(5000)), [4000, 1000]):
+        writer.write(block)
+        seen.append(writer.moved_bytes)
+    made = writer.finish()
+    seen.append(writer.moved_bytes)
+    assert seen == sorted(seen)
+    assert seen[-1] == made.payload_bytes + made.stored_bytes
+
+
+@pytest.mark.parametrize("already", [False, True])
+def test_room_is_made_whenever_it_is_asked_for(tmp_path, monkeypatch, already):
+    """Also before there is anything to store."""
+    made = []
+
+    class Noting(save_image.Behind):
+        def make_room(self):
+            made.append("room")
+            super().make_room()
+
+    monkeypatch.setattr(save_image, "Behind", Noting)
+    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
+    begin, rest = cut(images.image(XML, b"QEVM" + bytes(5000)), [4000])
+    if already:
+        writer.write(begin)
+    assert made == []
+    writer.make_room()
+    if not already:
+        writer.write(begin)
+    assert made == ["room"]
+    writer.write(rest)
+    writer.finish()
+
+
+def test_what_somebody_has_removed_is_abandoned_all_the_same(tmp_path):
+    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
+    (tmp_path / "ram.save").unlink()
+    writer.abandon()

@@ -1,0 +1,160 @@
+"""Whoever else snapshots a guest's datasets, and what that makes of the choice of a strategy."""
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fakes.hooks import failing_once
+
+from snaporch.catalog import other_takers
+from snaporch.errors import SnaporchError
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DomainState, Level, Strategy
+from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.run import take_snapshot
+
+TWO = {"vda": "tank/web", "vdb": "flash/web"}
+CONFIGURED = "sanoid snapshots tank/web by [tank] without holding the guest"
+
+
+@pytest.fixture
+def guest(world):
+    world.with_defaults(ram_strategy="auto")
+    return world.add_guest("web", TWO)
+
+
+def planned(world, guest, **how):
+    return make_plan(world.context, guest, None, **how)
+
+
+def test_without_strangers_a_guest_on_two_pools_gets_overlays(world, guest):
+    assert planned(world, guest).strategy is Strategy.OVERLAY
+
+
+@pytest.mark.parametrize("awaited", [None, 60])
+@pytest.mark.parametrize(
+    "name", ["syncoid_host_2026-11-22", "zrepl_1", "zfs-auto-snap_hourly-1", "autosnap_1_hourly"]
+)
+def test_a_snapshot_of_somebody_elses_means_no_overlays(world, guest, name, awaited):
+    world.pool.snapshot([f"flash/web@{name}"], {})
+    plan = planned(world, guest, awaited=awaited)
+    assert plan.strategy is Strategy.MANUAL
+    assert plan.stranger == f"flash/web@{name} is not snaporch's"
+
+
+def test_one_of_somebody_elses_that_is_torn_is_his_all_the_same(world, guest):
+    world.pool.snapshot(["tank/web@x"], {"snaporch:level": "torn", "snaporch:torn": "yes"})
+    assert planned(world, guest).stranger
+
+
+@pytest.mark.parametrize(
+    ("name", "properties"),
+    [
+        ("before-upgrade", {"snaporch:run": "r"}),
+        ("autosnap_1_hourly", {"snaporch:run": "r"}),  # a hook held the guest for it
+        ("snaporch-safety_1", {}),
+        ("snaporch_20261122T000000Z_daily", {}),  # back from a replica
+    ],
+)
+def test_ours_and_our_hooks_are_no_strangers(world, guest, name, properties):
+    world.pool.snapshot([f"tank/web@{name}"], properties)
+    assert planned(world, guest).strategy is Strategy.OVERLAY
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("autosnap_1_hourly", "overlay"), ("syncoid_host_1", "manual")]
+)
+def test_what_sanoid_took_is_strange_only_where_our_hooks_do_not_hold_the_guest(
+    world, guest, name, strategy
+):
+    world.context.held = lambda datasets: {"tank/web"} & set(datasets)
+    world.pool.snapshot([f"tank/web@{name}"], {})
+    assert planned(world, guest, awaited=60).strategy == strategy
+    world.pool.snapshot(["flash/web@autosnap_1_hourly"], {})
+    assert planned(world, guest, awaited=60).strategy is Strategy.MANUAL
+
+
+def test_what_somebody_took_long_ago(world, guest, monkeypatch):
+    world.pool.snapshot(["tank/web@by-hand"], {})
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz or UTC) + other_takers.RECENT + timedelta(minutes=1)
+
+    monkeypatch.setattr(other_takers, "datetime", Later)
+    assert planned(world, guest).strategy is Strategy.OVERLAY
+
+
+def test_another_dataset_of_the_pool_is_not_the_guests(world, guest):
+    world.pool.create("tank/other")
+    world.pool.snapshot(["tank/other@by-hand"], {})
+    assert planned(world, guest).strategy is Strategy.OVERLAY
+
+
+def test_who_is_configured_to_need_not_have_begun(world, guest):
+    asked = []
+    world.context.strangers = lambda datasets: asked.append(set(datasets)) or CONFIGURED
+    plan = planned(world, guest)
+    assert (plan.strategy, plan.stranger) == (Strategy.MANUAL, CONFIGURED)
+    assert asked == [{"tank/web", "flash/web"}]
+
+
+@pytest.mark.parametrize("level", ["crash", "paused"])
+def test_who_needs_no_overlays_asks_nobody(world, guest, level):
+    def fail(_datasets):
+        raise AssertionError
+
+    world.context.strangers = fail
+    assert planned(world, guest, level=level).stranger == ""
+
+
+def test_why_there_are_no_overlays_is_said(world, guest):
+    world.pool.snapshot(["tank/web@by-hand"], {})
+    take_snapshot(world.context, guest, name="s1", wait=None)
+    assert "tank/web@by-hand is not snaporch's: manual, without overlays" in world.heard.notes
+
+
+def test_where_it_makes_no_difference_nothing_is_said(world):
+    world.with_defaults(ram_strategy="auto")
+    guest = world.add_guest("web", {"vda": "tank/web"})
+    world.pool.snapshot(["tank/web@by-hand"], {})
+    take_snapshot(world.context, guest, name="s1", wait=None)
+    assert not [text for text in world.heard.notes if "by-hand" in text]
+
+
+@pytest.mark.parametrize("lower", ["fail", "paused"])
+def test_where_manual_fails_there_are_overlays_after_all(world, guest, lower):
+    world.with_defaults(ram_strategy="auto", on_unavailable=lower, ram_capture="stream")
+    world.pool.snapshot(["tank/web@by-hand"], {})
+    world.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("web", "no"))
+    record = take_snapshot(world.context, guest, name="s1", wait=None)
+    assert record.level is Level.RAM
+    assert any("taking overlay instead" in text for text in world.heard.notes)
+    assert any("will be torn" in text for text in world.heard.notes)
+    assert "hypervisor.commit" in world.hooks.acts()
+
+
+def test_who_wants_overlays_all_the_same_is_told(world, guest):
+    world.with_defaults(ram_strategy="overlay")
+    world.pool.snapshot(["tank/web@by-hand"], {})
+    take_snapshot(world.context, guest, name="s1", wait=None)
+    (note,) = [text for text in world.heard.notes if "torn" in text]
+    assert note == (
+        "tank/web@by-hand is not snaporch's; what it takes during the commit will be torn"
+    )
+
+
+def test_a_guest_that_stopped_itself_is_told_of_beside_the_overlays(world, guest):
+    world.with_defaults(ram_strategy="auto", ram_capture="stream")
+    world.pool.snapshot(["tank/web@by-hand"], {})
+
+    def stop():
+        world.guest().state = DomainState.SUSPENDED
+        raise HypervisorError("web", "no")
+
+    world.hooks.at["hypervisor.capture"] = stop
+    with suppress(SnaporchError):
+        take_snapshot(world.context, guest, name="s1", wait=None)
+    (told,) = [text for text in world.heard.notes if "taking overlay instead" in text]
+    assert "; the guest is suspended, and was running" in told

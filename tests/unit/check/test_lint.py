@@ -1,0 +1,508 @@
+"""Each finding: a configuration that has it, and the same one mended."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snaporch.check.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
+from snaporch.check.findings import Severity
+from snaporch.check.lint import lint
+from snaporch.faults import FAULTS, Component, Need
+from snaporch.hypervisor import Unguarded
+from snaporch.model import Strategy
+from snaporch.sanoid.config.hook_command import parse_hook
+from snaporch.sanoid.hooks.freeze_order import Prospect
+
+GOOD = """\
+[tank/web]
+use_template = snaporch
+[template_snaporch]
+pre_snapshot_script = /usr/bin/snaporch hook sanoid pre
+post_snapshot_script = /usr/bin/snaporch hook sanoid post
+pruning_script = /usr/bin/snaporch hook sanoid prune
+script_timeout = 0
+no_inconsistent_snapshot = yes
+"""
+SPARSE = {"releases": {Component.LIBVIRT: "11.3.0"}, "needs": {Need.SPARSE: ()}}
+WEB = Guest("web", "auto", ("tank/web",))
+DATASETS = frozenset(
+    {"tank", "tank/web", "tank/db", "tank/db/log", "tank/db/data", "flash", "flash/web"}
+)
+
+
+@pytest.fixture
+def facts(sanoid_conf):
+    """Of a host on which all is well, but for what the arguments say."""
+
+    def make(text=GOOD, guests=(WEB,), programs=None, **more):
+        config = sanoid_conf(text, *DATASETS)
+        scripts = {
+            value
+            for section in config.sections.values()
+            for key, value in section.settings.items()
+            if key.endswith("_script")
+        }
+        found = {parse_hook(value).program: Program(True, True, "1.0") for value in scripts}
+        return Facts(
+            version="1.0",
+            command="/usr/bin/snaporch",
+            sanoid=Sanoid(
+                True, True, Path("/etc/sanoid"), config, programs=found | (programs or {})
+            ),
+            guests=tuple(guests),
+            store=more.pop("store", Store(Path("/store"))),
+            overlays=more.pop("overlays", Overlays(Path("/overlays"), 1000, 256)),
+            datasets=DATASETS,
+            **more,
+        )
+
+    return make
+
+
+def without(key, text=GOOD):
+    return "".join(line for line in text.splitlines(True) if not line.startswith(key))
+
+
+def told(facts):
+    return {(finding.code, finding.severity.value) for finding in lint(facts)}
+
+
+def only(facts):
+    (finding,) = lint(facts)
+    return finding
+
+
+def test_a_sound_host_has_no_findings(facts):
+    assert lint(facts()) == []
+
+
+# -- sections -----------------------------------------------------------------------------------
+
+
+def test_the_default_script_timeout_kills_sanoid(facts):
+    finding = only(facts(without("script_timeout")))
+    assert (finding.code, finding.severity) == ("script-timeout", Severity.ERROR)
+    assert finding.lines == ("script_timeout = 0",)
+    assert "5 s" in finding.what
+    assert "[tank/web] of /etc/sanoid/sanoid.conf" in finding.mend
+
+
+def test_snapshots_of_guests_that_could_not_be_frozen(facts):
+    finding = only(facts(without("no_inconsistent")))
+    assert (finding.code, finding.severity) == ("inconsistent-snapshot", Severity.WARNING)
+    assert finding.lines == ("no_inconsistent_snapshot = yes",)
+
+
+def test_a_line_that_was_told_mends_it(facts):
+    """Whatever is missing: adding the lines told to the section named makes it sound."""
+    lacking = "[tank/web]\nhourly = 3\n"
+    for _ in range(4):
+        found = [finding for finding in lint(facts(lacking)) if finding.lines]
+        if not found:
+            break
+        lacking += "".join(f"{line}\n" for finding in found for line in finding.lines)
+    assert lint(facts(lacking)) == []
+    assert "script_timeout = 0" in lacking
+
+
+TOGETHER = GOOD.replace("[tank/web]", "[tank]\nrecursive = zfs")
+
+
+@pytest.mark.parametrize(
+    ("lower", "severity"), [("fail", Severity.ERROR), ("paused", Severity.WARNING)]
+)
+def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
+    long = Prospect(Strategy.OVERLAY, 1 << 30, 60.0, 90.0)
+    guests = [
+        Guest(name, "auto", (f"tank/{name}",), prospect=long, on_unavailable=lower)
+        for name in ("web", "db", "mail")
+    ]
+    finding = only(facts(TOGETHER, guests, jobs=1))
+    assert (finding.code, finding.severity) == ("hook-deadline", severity)
+    assert "on tank: saving the RAM of all 3 guests takes about 180 s" in finding.what
+    assert "hook_deadline = 180" in finding.mend
+    assert lint(facts(TOGETHER, guests, jobs=2)) == []
+    assert lint(facts(TOGETHER, guests[:2], jobs=1)) == []
+
+
+def test_one_that_is_held_on_overlays_if_it_does_not_fit(facts):
+    long = Prospect(Strategy.MANUAL, 1 << 30, 60.0, 50.0, gives_way=True)
+    guests = [Guest(name, "auto", (f"tank/{name}",), prospect=long) for name in ("web", "db")]
+    finding = only(facts(TOGETHER, guests))
+    assert (finding.code, finding.severity) == ("hook-deadline", Severity.WARNING)
+    assert "held on overlays, and somebody else's snapshots of it may be torn" in finding.why
+
+
+@pytest.mark.parametrize(
+    ("level", "severity"), [("auto", "error"), ("quiesced", "error"), ("crash", "hint")]
+)
+def test_no_hooks(facts, level, severity):
+    guest = replace(WEB, level=level)
+    finding = only(facts("[tank/web]\nautoprune = no\n", [guest]))
+    assert (finding.code, finding.severity.value) == ("hooks-missing", severity)
+    assert finding.lines == (
+        "pre_snapshot_script = /usr/bin/snaporch hook sanoid pre",
+        "post_snapshot_script = /usr/bin/snaporch hook sanoid post",
+    )
+
+
+@pytest.mark.parametrize("phase", ["pre", "post"])
+def test_one_hook_without_the_other(facts, phase):
+    finding = only(facts(without(f"{phase}_snapshot_script")))
+    assert (finding.code, finding.severity) == (f"{phase}-missing", Severity.ERROR)
+    line = f"{phase}_snapshot_script = /usr/bin/snaporch hook sanoid {phase}"
+    assert finding.lines == (line,)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [(Program(False, False), "is not there"), (Program(True, False), "is not executable")],
+)
+def test_a_hook_that_cannot_be_called(facts, program, words):
+    found = lint(facts(programs={"/usr/bin/snaporch": program}))
+    assert {finding.code for finding in found} == {"hook-program"}
+    assert len(found) == 3
+    assert all(words in finding.what for finding in found)
+
+
+def test_a_hook_that_is_no_command(facts):
+    text = GOOD.replace("/usr/bin/snaporch hook sanoid pre", "'/usr/bin/snaporch hook")
+    assert only(facts(text)).code == "hook-program"
+
+
+def test_a_hook_of_another_installation(facts):
+    found = lint(facts(programs={"/usr/bin/snaporch": Program(True, True, "0.9")}))
+    assert {(finding.code, finding.severity.value) for finding in found} == {
+        ("hook-version", "warning")
+    }
+    assert "0.9" in found[0].what
+
+
+def test_a_hook_that_is_somebody_elses(facts):
+    finding = only(facts(GOOD.replace("snaporch hook sanoid pre", "freeze-all")))
+    assert (finding.code, finding.severity) == ("hook-foreign", Severity.WARNING)
+
+
+def test_hooks_in_each_others_places(facts):
+    text = GOOD.replace("sanoid pre\n", "sanoid x\n").replace("sanoid post\n", "sanoid pre\n")
+    assert told(facts(text.replace("sanoid x\n", "sanoid post\n"))) == {("hook-phase", "error")}
+
+
+def test_the_hooks_directory_is_as_good(facts):
+    text = GOOD.replace("/usr/bin/snaporch hook sanoid pre", '"/opt/hooks/sanoid-pre" --x')
+    assert lint(facts(text)) == []
+
+
+def test_bundles_that_nobody_prunes(facts):
+    finding = only(facts(without("pruning_script")))
+    assert (finding.code, finding.severity) == ("pruning-missing", Severity.WARNING)
+    assert lint(facts(without("pruning_script") + "autoprune = no\n")) == []
+
+
+def test_a_path_section_runs_no_hooks(facts):
+    finding = only(facts(GOOD.replace("[tank/web]", "[web]\npath = tank/web")))
+    assert (finding.code, finding.severity) == ("path-section", Severity.ERROR)
+    assert finding.lines == ("[tank/web]",)
+
+
+def test_a_path_section_beside_one_of_the_datasets_name_is_harmless(facts):
+    assert lint(facts(f"[other]\npath = tank/web\n{GOOD}")) == []
+
+
+def test_a_template_used_by_many_is_told_once_for_each_section(facts):
+    text = without("script_timeout").replace("[tank/web]", "[tank]\nrecursive = yes")
+    guests = [WEB, Guest("db", "auto", ("tank/db",))]
+    finding = only(facts(text, guests))
+    assert finding.subject == "[tank]"
+
+
+# -- guests -------------------------------------------------------------------------------------
+
+
+def test_a_guest_without_coverage(facts):
+    finding = only(facts(guests=[WEB, Guest("new vm", "auto", ("tank/db",))]))
+    assert (finding.code, finding.severity) == ("uncovered", Severity.WARNING)
+    assert finding.lines == ("snaporch render sanoid 'new vm'",)
+
+
+def test_a_guest_of_which_some_disks_are_covered(facts):
+    finding = only(facts(guests=[replace(WEB, datasets=("flash/web", "tank/web"))]))
+    assert (finding.code, finding.severity) == ("partly-covered", Severity.ERROR)
+    assert "flash/web" in finding.what
+    assert "tank/web" not in finding.what
+
+
+@pytest.mark.parametrize("datasets", [("tank/db",), ("flash/web", "tank/web")])
+@pytest.mark.parametrize("how", [{"policies": ("hourly",)}, {"opted_out": True}])
+def test_a_guest_of_a_policy_or_of_none_knowingly_need_not_be_covered(facts, how, datasets):
+    assert told(facts(guests=[WEB, Guest("db", "auto", datasets, **how)])) == set()
+
+
+ABSENT = Sanoid(False, None, Path("/etc/sanoid"), None)
+
+
+@pytest.mark.parametrize(("policies", "severity"), [(True, "warning"), (False, "hint")])
+def test_a_guest_that_nobody_snapshots(facts, policies, severity):
+    alone = replace(facts(), sanoid=ABSENT, policies=policies)
+    assert told(alone) == {("sanoid-missing", "hint"), ("uncovered", severity)}
+
+
+def test_a_level_that_a_policy_cannot_have(facts):
+    unmet = (("nightly", "no guest agent answers", ""),)
+    finding = only(facts(guests=[replace(WEB, policies=("nightly",), unmet=unmet)]))
+    assert (finding.code, finding.severity) == ("policy-level", Severity.ERROR)
+    assert finding.what == "policy nightly: no guest agent answers"
+    assert "[policy.nightly]" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("names", "severity"),
+    [(("wbe",), "warning"), (("db-*",), "hint"), (("db-*", "wbe"), "warning")],
+)
+def test_names_that_are_nobodys(facts, names, severity):
+    made = facts(nobodys={"[policy.hourly] domains": names})
+    assert told(made) == {("unknown-name", severity)}
+    assert repr(names[0]) in only(made).what
+
+
+DB = Guest("db", "auto", ("tank/db/data", "tank/db/log"))
+
+
+def test_a_guest_taken_apart_that_could_be_one_call(facts):
+    finding = only(facts(GOOD.replace("[tank/web]", "[tank/db]\nrecursive = yes"), [DB]))
+    assert (finding.code, finding.severity) == ("taken-apart", Severity.WARNING)
+    assert finding.lines == ("recursive = zfs",)
+    assert "in [tank/db], in place of its recursive line" in finding.mend
+    assert lint(facts(GOOD.replace("[tank/web]", "[tank/db]\nrecursive = zfs"), [DB])) == []
+
+
+def test_a_guest_taken_apart_by_a_section_far_above(facts):
+    text = GOOD.replace("[tank/web]", "[tank]\nrecursive = yes")
+    finding = only(facts(text, [DB]))
+    assert "below [tank]" in finding.mend
+    assert finding.lines == ("[tank/db]", "recursive = zfs")
+    assert lint(facts(f"{text}[tank/db]\nrecursive = zfs\n", [DB])) == []
+
+
+def test_a_guest_taken_apart_by_sections_of_its_own(facts):
+    template = "use_template = snaporch\n"
+    text = GOOD.replace("[tank/web]", f"[tank/db/log]\n{template}[tank/db/data]")
+    finding = only(facts(text, [DB]))
+    assert "in place of [tank/db/data] and [tank/db/log]" in finding.mend
+    assert finding.lines == ("[tank/db]", "recursive = zfs")
+
+
+def test_a_guest_on_two_pools_is_bridged_by_the_window(facts):
+    guest = replace(WEB, datasets=("flash/web", "tank/web"))
+    finding = only(facts(GOOD + "[flash/web]\nuse_template = snaporch\n", [guest]))
+    assert (finding.code, finding.severity) == ("taken-apart", Severity.HINT)
+
+
+def test_a_refusal_of_the_plan(facts):
+    guest = replace(WEB, refusal=("a pci host device cannot be saved", "detach it"))
+    finding = only(facts(guests=[guest]))
+    assert (finding.code, finding.severity) == ("no-snapshot", Severity.ERROR)
+    assert (finding.what, finding.mend) == guest.refusal
+
+
+def test_a_downgrade_of_the_plan(facts):
+    finding = only(facts(guests=[replace(WEB, downgrade="taking crash instead")]))
+    assert (finding.code, finding.severity) == ("downgrade", Severity.WARNING)
+
+
+def test_a_guest_off_zfs_is_none_of_our_business(facts):
+    guest = Guest("nas", "auto", (), ("vda: not on ZFS",), ("no disk on ZFS", ""))
+    finding = only(facts(guests=[WEB, guest]))
+    assert (finding.code, finding.severity) == ("not-on-zfs", Severity.HINT)
+
+
+def test_a_disk_off_zfs(facts):
+    finding = only(facts(guests=[replace(WEB, off_zfs=("vdb (/x): not on ZFS but on ext4",))]))
+    assert (finding.code, finding.severity) == ("disk-left-out", Severity.WARNING)
+    assert "vdb (/x)" in finding.what
+
+
+def test_an_excluded_disk_in_a_dataset_that_is_snapshotted(facts):
+    finding = only(facts(guests=[replace(WEB, excluded=("vdb (/tank/web/b): excluded",))]))
+    assert (finding.code, finding.severity) == ("excluded-disk", Severity.WARNING)
+    assert "vdb (/tank/web/b)" in finding.what
+
+
+def test_a_dataset_that_is_not_the_guests_alone(facts):
+    finding = only(facts(guests=[replace(WEB, shared=("tank/home (1 file: thesis)",))]))
+    assert (finding.code, finding.severity) == ("shared-dataset", Severity.HINT)
+    assert "tank/home (1 file: thesis)" in finding.what
+
+
+BY_HAND = "tank/web@by-hand is not snaporch's"
+
+
+@pytest.mark.parametrize(
+    ("guest", "severity"),
+    [
+        (replace(WEB, stranger=BY_HAND, overlays=True), Severity.WARNING),
+        (replace(WEB, stranger=BY_HAND), Severity.HINT),  # its hooks hold it while sanoid is at it
+    ],
+)
+def test_somebody_else_who_snapshots_a_guest(facts, guest, severity):
+    finding = only(facts(guests=[guest]))
+    assert (finding.code, finding.severity) == ("stranger", severity)
+    assert BY_HAND in finding.what
+    assert "torn" in finding.why
+
+
+def test_somebody_else_where_nobody_would_use_overlays(facts):
+    guest = replace(WEB, stranger=BY_HAND)
+    assert "stranger" not in {code for code, _ in told(facts("[tank/web]\n", [guest]))}
+    two = replace(guest, datasets=("flash/web", "tank/web"))
+    assert ("stranger", "hint") in told(facts("[tank/web]\n", [two]))
+
+
+def test_a_busy_guest(facts):
+    assert told(facts(guests=[replace(WEB, busy="snapshot (pid 7)")])) == {("busy", "hint")}
+
+
+# -- the host -----------------------------------------------------------------------------------
+
+
+def test_without_sanoid_nothing_is_said_of_sections(facts):
+    covered = facts(guests=[replace(WEB, policies=("hourly",))])
+    assert told(replace(covered, sanoid=ABSENT)) == {("sanoid-missing", "hint")}
+
+
+def test_a_sanoid_that_is_there_for_syncoid_is_no_error(facts):
+    unused = Sanoid(True, False, Path("/etc/sanoid"), None, unused=True)
+    covered = facts(guests=[replace(WEB, policies=("hourly",))])
+    assert told(replace(covered, sanoid=unused)) == {("sanoid-unused", "hint")}
+
+
+def test_a_configuration_of_which_sanoid_dies(facts):
+    refusing = Sanoid(True, True, Path("/etc/sanoid"), None, refusal="no such setting")
+    assert told(replace(facts(), sanoid=refusing)) == {("sanoid-refuses", "error")}
+
+
+@pytest.mark.parametrize(("scheduled", "codes"), [(True, 0), (None, 0), (False, 1)])
+def test_the_timer(facts, scheduled, codes):
+    made = facts()
+    found = told(replace(made, sanoid=replace(made.sanoid, scheduled=scheduled)))
+    assert len(found) == codes
+    assert found <= {("sanoid-timer", "hint")}
+
+
+def test_what_sanoid_ignores(facts):
+    assert told(facts(GOOD + "script_timeout = 5\n")) == {("sanoid-ignores", "warning")}
+
+
+def test_a_section_without_a_dataset(facts):
+    finding = only(facts(GOOD + "[tank/gone]\n"))
+    assert (finding.code, finding.subject) == ("dataset-missing", "[tank/gone]")
+
+
+def test_unfinished_runs(facts):
+    runs = (Run("r1", "web", alive=False), Run("r2", "mail", alive=True))
+    finding = only(facts(runs=runs))
+    assert (finding.code, finding.subject) == ("unfinished-run", "web")
+    assert finding.lines == ("snaporch recover",)
+
+
+@pytest.mark.parametrize(
+    ("overlays", "expected"),
+    [
+        ({"left": ("20261121T000000Z-x",)}, ("overlays-left", "warning")),
+        ({"set_aside": ("r/vda.qcow2",)}, ("overlays-set-aside", "warning")),
+        ({"free_mib": 255}, ("overlay-space", "error")),
+        ({"dataset": "tank/web"}, ("overlays-snapshotted", "warning")),
+        ({"dataset": "tank/db"}, None),
+    ],
+)
+def test_overlays(facts, overlays, expected):
+    made = facts(overlays=replace(Overlays(Path("/overlays"), 256, 256), **overlays))
+    assert told(made) == ({expected} if expected else set())
+
+
+@pytest.mark.parametrize(
+    ("store", "expected"),
+    [
+        ({"writable": False}, ("store-unwritable", "error")),
+        ({"writable": False, "exists": False}, ("store-unwritable", "error")),
+        ({"mode": 0o755}, ("store-open", "warning")),
+        ({"mode": 0o755, "exists": False}, None),
+        ({"dataset": "tank/web"}, ("store-snapshotted", "warning")),
+        ({"dataset": "tank/db"}, None),
+    ],
+)
+def test_store(facts, store, expected):
+    made = facts(store=replace(Store(Path("/store")), **store))
+    assert told(made) == ({expected} if expected else set())
+
+
+def test_ram_of_an_encrypted_guest_in_the_clear(facts):
+    secret = frozenset({"tank/web", "tank/db"})
+    finding = only(facts(encrypted=secret))
+    assert (finding.code, finding.severity) == ("store-in-clear", Severity.WARNING)
+    assert "tank/db" not in finding.what
+    assert lint(facts(encrypted=secret, store=Store(Path("/store"), encrypted=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("dataset", "encrypted", "secret", "expected"),
+    [
+        ("tank/ram", False, set(), None),
+        ("tank/ram", False, {"tank/web"}, ("pages-in-clear", "warning")),
+        ("tank/ram", False, {"tank/db"}, None),
+        ("tank/ram", True, {"tank/web"}, None),
+        ("gone/ram", False, {"tank/web"}, ("pages-missing", "error")),
+    ],
+)
+def test_ram_in_pages(facts, dataset, encrypted, secret, expected):
+    store = Store(Path("/store"), encrypted=True)
+    pages = Pages(dataset, ("web",), encrypted=encrypted)
+    made = facts(pages=pages, store=store, encrypted=frozenset(secret))
+    assert told(made) == ({expected} if expected else set())
+
+
+def test_replicas(facts):
+    finding = only(facts(replicas={"nas": "", "usb": "zfs list: cannot open 'usb': no such pool"}))
+    assert (finding.code, finding.severity) == ("replica-away", Severity.WARNING)
+    assert (finding.subject, "no such pool" in finding.what) == ("replica usb", True)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
+def test_a_known_fault_is_told_where_it_matters(facts, fault):
+    version = ".".join(map(str, fault.since or (1, 0, 0)))
+    releases = {fault.component: version}
+    finding = only(facts(releases=releases, needs={fault.need: ("web", "mail")}))
+    assert finding.code == fault.code
+    assert finding.severity is (Severity.WARNING if fault.harmful else Severity.HINT)
+    assert finding.subject == f"{fault.component} {version}"
+    assert "web and mail" in finding.why
+    assert fault.meanwhile in finding.why
+    assert lint(facts(releases=releases)) == []
+    if fault.fixed:
+        mended = {fault.component: ".".join(map(str, fault.fixed[-1]))}
+        assert lint(facts(releases=mended, needs={fault.need: ("web",)})) == []
+
+
+@pytest.mark.parametrize("version", ["", "unknown", "-", "2.x"])
+def test_a_version_that_cannot_be_read_is_no_sound_one(facts, version):
+    finding = only(facts(releases={Component.OPENZFS: version}, needs={Need.CLONING: ()}))
+    assert (finding.code, finding.subject) == ("version-unknown", "OpenZFS")
+
+
+def test_places_that_forget(facts):
+    finding = only(facts(forgetful={Path("/run/journal"): "tmpfs"}))
+    assert (finding.code, finding.severity) == ("forgetful-place", Severity.ERROR)
+    assert finding.subject == "/run/journal"
+
+
+def test_a_libvirt_that_starts_guests_on_overlays(facts):
+    finding = only(facts(unguarded=Unguarded("no hook", "snaporch install")))
+    assert (finding.code, finding.severity) == ("unguarded-start", Severity.WARNING)
+    assert (finding.what, finding.lines) == ("no hook", ("snaporch install",))
+
+
+def test_the_worst_comes_first(facts):
+    made = facts(without("script_timeout", without("pruning_script")), **SPARSE)
+    kinds = [finding.severity for finding in lint(made)]
+    assert kinds == [Severity.ERROR, Severity.WARNING, Severity.HINT]

@@ -1,0 +1,175 @@
+import errno
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fakes.images import qcow2
+
+from snaporch.disks import overlay_files
+from snaporch.disks import qemu_img as images
+from snaporch.disks.qemu_img import OverlayError
+from snaporch.errors import UnavailableError
+from snaporch.hypervisor import OverlayDisk
+from snaporch.model import Owner
+
+OWNER = Owner(os.getuid(), os.getgid())
+
+
+def disk(directory, target="vda"):
+    return OverlayDisk(target, "/base.img", "file", "raw", str(directory / f"{target}.qcow2"))
+
+
+@pytest.fixture
+def qemu_img(monkeypatch):
+    """qemu-img that answers as told."""
+
+    def answers(code=0, out="", err=""):
+        monkeypatch.setattr(
+            images.subprocess,
+            "run",
+            lambda words, **_: subprocess.CompletedProcess(words, code, out, err),
+        )
+
+    return answers
+
+
+def test_the_emulators_user_can_pass_through_the_directory_and_do_nothing_else(tmp_path):
+    overlay_files.make_directory(tmp_path / "overlays" / "run")
+    for directory in (tmp_path / "overlays", tmp_path / "overlays" / "run"):
+        assert directory.stat().st_mode & 0o777 == 0o711
+        assert directory.stat().st_uid == os.getuid()
+
+
+@pytest.mark.parametrize("plant", ["link", "dangling link", "file"])
+def test_what_is_in_the_place_of_an_overlay_is_not_touched(qemu_img, tmp_path, plant):
+    qemu_img()
+    precious, place = tmp_path / "precious", tmp_path / "vda.qcow2"
+    if plant != "dangling link":
+        precious.write_text("not the guest's")
+    if plant == "file":
+        place.write_text("somebody's")
+    else:
+        place.symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        overlay_files.make_overlay(disk(tmp_path), 1 << 20, OWNER)
+    assert os.path.lexists(place)
+    assert precious.exists() == (plant != "dangling link")
+    if precious.exists():
+        assert precious.read_text() == "not the guest's"
+
+
+def test_an_overlay_that_cannot_be_made_is_not_left(qemu_img, tmp_path):
+    qemu_img(1, err="No space left on device")
+    with pytest.raises(OverlayError):
+        overlay_files.make_overlay(disk(tmp_path), 1 << 20, None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="run snaporch as root"):
+        overlay_files.make_directory(tmp_path / "file" / "run")
+
+
+def test_removing_takes_overlays_and_directory(tmp_path):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    disks = [disk(directory), disk(directory, "vdb")]
+    (directory / "vda.qcow2").touch()
+    overlay_files.remove(directory, disks)
+    assert not directory.exists()
+    overlay_files.remove(directory, disks)
+
+
+def test_a_foreign_file_is_never_removed(tmp_path):
+    (tmp_path / "foreign").touch()
+    with pytest.raises(OSError, match="not empty"):
+        overlay_files.remove(tmp_path, [])
+    assert (tmp_path / "foreign").exists()
+
+
+def test_a_host_without_qemu_img(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OverlayError, match="apt install qemu-utils"):
+        overlay_files.make_overlay(disk(tmp_path), 1 << 20, None)
+
+
+def test_what_qemu_img_says_is_told_on_one_line(qemu_img, tmp_path):
+    qemu_img(1, err="qemu-img: Could not write\nNo space left on device\n")
+    with pytest.raises(OverlayError) as caught:
+        overlay_files.make_overlay(disk(tmp_path), 1 << 20, None)
+    assert str(caught.value).startswith("qemu-img create: ")
+    assert "No space left on device" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("regions", "written"),
+    [
+        ("[]", False),
+        ('[{"depth": 1, "present": true}]', False),
+        ('[{"depth": 0, "present": false}]', False),
+        ('[{"depth": 1}, {"depth": 0}]', True),
+        ('[{"depth": 0, "present": true, "zero": true}]', True),
+    ],
+)
+def test_writes_are_what_lies_in_the_top_image(qemu_img, tmp_path, regions, written):
+    qemu_img(out=regions)
+    overlay = disk(tmp_path)
+    Path(overlay.overlay).write_bytes(qcow2(overlay.base, overlay.base_format))
+    assert overlay_files.holds_writes(overlay, None) is written
+
+
+def test_an_overlay_of_another_base_is_not_believed_to_hold_nothing(qemu_img, tmp_path):
+    """Its header was changed, by the emulator or by a commit that believed it."""
+    qemu_img(out="[]")
+    overlay = disk(tmp_path)
+    Path(overlay.overlay).write_bytes(qcow2("/root/victim", overlay.base_format))
+    with pytest.raises(OverlayError, match="names /root/victim"):
+        overlay_files.holds_writes(overlay, None)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_what_lies_below_the_base_may_be_where_nobody_gives_it_away(monkeypatch, kept):
+    """A template on a read-only dataset, or on a server that knows no root."""
+    given = []
+
+    def give(descriptor, uid, gid):
+        if descriptor == kept:
+            raise OSError(errno.EROFS, "Read-only file system")
+        given.append(descriptor)
+
+    status = SimpleNamespace(st_uid=0, st_gid=0)
+    calls = SimpleNamespace(geteuid=lambda: 0, fstat=lambda _descriptor: status, fchown=give)
+    monkeypatch.setattr(images, "os", calls)
+    lending = images.lent(SimpleNamespace(descriptors=(0, 1, 2)), Owner(7, 7))
+    with pytest.raises(OSError, match="Read-only") if kept < 2 else lending:
+        lending.__enter__() if kept < 2 else None
+    assert sorted(given) == [0, 0, 1, 1][: 2 * kept]
+
+
+def test_who_has_a_file_open_is_found_by_its_number(tmp_path):
+    (tmp_path / "vda.qcow2").touch()
+    (tmp_path / "vdb.qcow2").touch()
+    with (tmp_path / "vda.qcow2").open():
+        assert overlay_files.open_somewhere([tmp_path / "vda.qcow2"]) == os.getpid()
+        assert overlay_files.open_somewhere([tmp_path / "vdb.qcow2"]) is None
+    assert overlay_files.open_somewhere([tmp_path / "vda.qcow2"]) is None
+
+
+def test_files_that_cannot_be_the_one_are_not_asked_for_their_status(tmp_path, monkeypatch):
+    """On a dead mount, stat(2) never returns."""
+    overlay, other = tmp_path / "vda.qcow2", tmp_path / "other"
+    overlay.touch()
+    asked, real = [], os.stat
+
+    def stat(path, **options):
+        asked.append(os.path.realpath(path))
+        return real(path, **options)
+
+    with other.open("w"):
+        monkeypatch.setattr(overlay_files.os, "stat", stat)
+        assert overlay_files.open_somewhere([overlay]) is None
+    assert str(other) not in asked

@@ -1,0 +1,138 @@
+"""How long a guest stood still, by events that may be heard of after the call's end."""
+
+import threading
+
+import libvirt
+import pytest
+
+from snaporch.hypervisor.events import DomainEvents
+from snaporch.hypervisor.interface import (
+    CancelledError,
+    CaptureRequest,
+    HypervisorError,
+    OverlayDisk,
+)
+from snaporch.hypervisor.memory_snapshot import capture
+
+LATE_SECONDS = 0.3
+
+
+class Domain:
+    """Its call is over before its events are heard of, and others come in between."""
+
+    def __init__(self, *told):
+        self.told = told
+        self.events = DomainEvents(None, self)
+
+    def state(self):
+        return libvirt.VIR_DOMAIN_RUNNING, 0
+
+    def snapshotCreateXML(self, _xml, _flags):  # noqa: N802 - libvirt has it so
+        for number in range(50):
+            threading.Timer(number * 0.005, self.events.wake).start()
+        threading.Timer(LATE_SECONDS, self.tell).start()
+
+    def tell(self):
+        for event in self.told:
+            self.events._on_lifecycle(None, self, event, 0, None)
+
+
+OVERLAY = OverlayDisk("vda", "/b/vda", "file", "raw", "/o/vda.qcow2")
+
+
+def captured(domain, *disks):
+    request = CaptureRequest("u", disks, (), (), "/run/x.ram")
+    return capture(domain, domain.events, request, lambda: None, lambda: None)
+
+
+def test_a_guest_that_stands_still_and_goes_on_doing_so():
+    pause = captured(Domain(libvirt.VIR_DOMAIN_EVENT_SUSPENDED))
+    assert pause.began is not None
+    assert pause.since is not None
+
+
+def test_a_guest_that_runs_again():
+    events = (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_RESUMED)
+    pause = captured(Domain(*events), OVERLAY)
+    assert pause.began is not None
+
+
+@pytest.mark.parametrize("disks", [(), (OVERLAY,)])
+def test_events_that_never_come_are_not_waited_for_for_long(disks, monkeypatch):
+    monkeypatch.setattr("snaporch.hypervisor.memory_snapshot._EVENT_GRACE_SECONDS", 0.1)
+    assert captured(Domain(), *disks).began is None
+
+
+class Saving:
+    """A domain that tells of what is done to it while it is saved, one thing after the other."""
+
+    def __init__(self, *happening):
+        self.happening = happening
+        self.events = DomainEvents(None, self)
+        self.now = libvirt.VIR_DOMAIN_RUNNING, 0
+        self.looked = threading.Event()
+
+    def state(self):
+        self.looked.set()
+        return self.now
+
+    def snapshotCreateXML(self, _xml, _flags):  # noqa: N802 - libvirt has it so
+        for event, state, reason in self.happening:
+            self.looked.clear()
+            self.now = state, reason
+            self.events._on_lifecycle(None, self, event, 0, None)
+            if event == libvirt.VIR_DOMAIN_EVENT_SUSPENDED:
+                assert self.looked.wait(10)
+
+
+RESUMED = libvirt.VIR_DOMAIN_EVENT_RESUMED, libvirt.VIR_DOMAIN_RUNNING, 5
+BY_QEMU = (
+    libvirt.VIR_DOMAIN_EVENT_SUSPENDED,
+    libvirt.VIR_DOMAIN_PAUSED,
+    libvirt.VIR_DOMAIN_PAUSED_UNKNOWN,
+)
+BY_SOMEBODY = (*BY_QEMU[:2], libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT)
+
+
+@pytest.mark.parametrize(
+    ("happening", "asked_for"),
+    [
+        ([BY_QEMU, RESUMED], False),
+        ([BY_SOMEBODY, RESUMED], True),
+        ([BY_SOMEBODY, RESUMED, BY_QEMU, RESUMED], False),
+    ],
+)
+@pytest.mark.parametrize("disks", [(), (OVERLAY,)])
+def test_who_stopped_it_last(happening, asked_for, disks):
+    if not disks:
+        happening = happening[:-1]
+    assert captured(Saving(*happening), *disks).asked_for == asked_for
+
+
+class Aborted:
+    """A domain whose job somebody aborts."""
+
+    def __init__(self, code):
+        self.events = DomainEvents(None, self)
+        self.code = code
+
+    def name(self):
+        return "web"
+
+    def state(self):
+        return libvirt.VIR_DOMAIN_RUNNING, 0
+
+    def snapshotCreateXML(self, _xml, _flags):  # noqa: N802 - libvirt has it so
+        error = libvirt.libvirtError("x")
+        error.err = (self.code, 0, "job 'snapshot' ended", 0, "", None, None, 0, 0)
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("code", "cancelled"),
+    [(libvirt.VIR_ERR_OPERATION_ABORTED, True), (libvirt.VIR_ERR_OPERATION_FAILED, False)],
+)
+def test_a_job_that_somebody_aborted_is_told_from_one_that_failed(code, cancelled):
+    with pytest.raises(HypervisorError, match="job 'snapshot' ended") as caught:
+        captured(Aborted(code), OVERLAY)
+    assert isinstance(caught.value, CancelledError) == cancelled

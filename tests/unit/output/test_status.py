@@ -1,0 +1,134 @@
+import re
+from dataclasses import replace
+from datetime import UTC, timedelta
+
+import pytest
+from fakes.standing import DOMAIN, NEXT, NOW, RUN, WELL, with_domain, with_policy
+
+from snaporch.config import Status as Limits
+from snaporch.output.status import nagios, print_status
+from snaporch.schedule.failures import Failed
+from snaporch.status.model import Carrier
+from snaporch.status.problems import judge
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def shown(capsys, monkeypatch):
+    """What is printed, of a terminal with 80 columns or through a pipe."""
+
+    def show(status, *, terminal=True):
+        for name in ("FORCE_COLOR", "NO_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("COLUMNS", "80")
+        if terminal:
+            monkeypatch.setenv("FORCE_COLOR", "1")
+            monkeypatch.setenv("TERM", "xterm-256color")
+        print_status(status, judge(status, Limits()), UTC)
+        return ANSI.sub("", capsys.readouterr().out).splitlines()
+
+    return show
+
+
+def test_all_is_well(shown):
+    assert shown(WELL) == [
+        "policies  daemon (pid 123) since 2026-06-09 10:30 UTC, 1d 2h",
+        "store     6.0 GiB in 24 bundles, 1.0 MiB in the trash; 900.0 GiB free",
+        "",
+        "DOMAIN  POLICY  LAST  NEXT   RAM  CRASH",
+        "web     hourly  10m   13:00  10m  3d",
+    ]
+
+
+def test_a_guest_that_is_off_says_when_it_was_found_unchanged(shown):
+    """It may have run since that look."""
+    looked = with_policy(unchanged=NOW - timedelta(minutes=4))
+    assert "web     hourly  10m, unchanged 4m ago  13:00" in shown(looked)[-1]
+
+
+def test_troubles_fit_80_columns(shown):
+    lines = shown(replace(with_policy(missed=2), runs=(replace(RUN, held=False),)))
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert "run web: snapshot cut short, frozen, window open for 0s" in text
+    assert "critical web: a snapshot was cut short" in text
+    assert "[missed]" in text
+    assert re.search(r"web +hourly +10m +missed", "\n".join(lines))
+
+
+def test_through_a_pipe_a_trouble_is_a_line(shown):
+    failed = replace(NEXT, failed=Failed(NOW, "x" * 300))
+    lines = shown(with_policy(next=failed), terminal=False)
+    assert lines[-1] == f"warning  web: hourly: {'x' * 300}  [failed]"
+
+
+@pytest.mark.parametrize(
+    ("coming", "word"),
+    [
+        (None, "-"),
+        (replace(NEXT, at=NOW), "due"),
+        (replace(NEXT, at=NOW + timedelta(days=1)), "06-11 12:30"),
+        (replace(NEXT, failed=Failed(NOW, "no")), "failed"),
+    ],
+)
+def test_the_next_one(shown, coming, word):
+    row = next(line for line in shown(with_policy(next=coming)) if line.startswith("web"))
+    assert row.split("  ")[4].strip() == word or f" {word} " in row
+
+
+def test_guests_without_policies_and_nobody(shown):
+    status = replace(WELL, carrier=Carrier(None), domains=(replace(DOMAIN, policies=()),))
+    lines = shown(status)
+    assert lines[0] == "policies  neither the daemon nor a timer"
+    assert re.fullmatch(r"web +- +- +- +10m +3d", lines[-1])
+    timer = replace(WELL, carrier=Carrier(None, {"snaporch-run-due.timer": "active"}))
+    assert shown(timer)[0] == "policies  snaporch-run-due.timer active"
+
+
+def test_names_are_text(shown):
+    status = replace(WELL, domains=(replace(DOMAIN, name="[red]a[/]\x1b[1m:x:"),))
+    assert "[red]a[/]\\x1b[1m:x:" in "\n".join(shown(status))
+
+
+@pytest.mark.parametrize(
+    ("status", "start", "code"),
+    [
+        (WELL, "SNAPORCH OK - 1 guest | guests=1 missed=0 failed=0 cut_short=0 oldest=600s ", 0),
+        (with_policy(missed=1), "SNAPORCH WARNING - web: hourly: the snapshot of ", 1),
+        (
+            replace(with_policy(missed=1), runs=(replace(RUN, held=False),)),
+            (
+                "SNAPORCH CRITICAL - web: a snapshot was cut short while frozen; run: snaporch "
+                "recover u (and 1 more) | guests=1 missed=1 failed=0 cut_short=1 "
+            ),
+            2,
+        ),
+    ],
+)
+def test_the_line_for_nagios(status, start, code):
+    line, answered = nagios(status, judge(status, Limits()), Limits())
+    assert line.startswith(start)
+    assert line.endswith("store_used=10%;85;95")
+    assert (answered, line.count("|"), line.count("\n")) == (code, 1, 0)
+
+
+def test_a_bar_in_a_name_begins_no_performance_data():
+    status = with_policy(missed=1)
+    status = replace(status, domains=(replace(status.domains[0], name="a|b=1"),))
+    line, _ = nagios(status, judge(status, Limits()), Limits())
+    assert "a/b=1" in line
+    assert line.count("|") == 1
+
+
+@pytest.mark.parametrize(
+    ("created", "unchanged", "oldest"),
+    [(600, None, 600), (600, 60, 60), (600, -60, 600), (-600, None, 0)],
+)
+def test_the_oldest_is_as_old_as_its_last_look_but_for_one_of_the_future(
+    created, unchanged, oldest
+):
+    looked = None if unchanged is None else NOW - timedelta(seconds=unchanged)
+    last = replace(DOMAIN.last, created=NOW - timedelta(seconds=created), unchanged=looked)
+    line, _ = nagios(with_domain(last=last), [], Limits())
+    assert f" oldest={oldest}s " in line

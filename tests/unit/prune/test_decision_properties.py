@@ -1,0 +1,147 @@
+"""What no store, no pool and no clock may bring pruning to do."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snaporch.model import Census
+from snaporch.prune.decision import Fate, Found, Grace, Kind, Reference, judge, living_as
+
+POOLS = ("tank", "flash", "backup")
+RUNS = ("r1", "r2")
+GUIDS = st.integers(1, 6)
+BUNDLES = (Kind.BUNDLE, Kind.TRASHED)
+
+moments = st.integers(0, 3650 * 24).map(
+    lambda hours: datetime(2020, 1, 1, tzinfo=UTC) + timedelta(hours=hours)
+)
+references = st.builds(
+    Reference,
+    dataset=st.builds("{}/{}".format, st.sampled_from(POOLS), st.sampled_from("ab")),
+    name=st.sampled_from(("s1", "s2")),
+    guid=GUIDS,
+)
+
+
+@st.composite
+def censuses(draw):
+    """A listing: snapshots are of pools that were listed."""
+    pools = draw(st.frozensets(st.sampled_from(POOLS), min_size=1))
+    names = st.lists(
+        st.builds("{}/x@s{}".format, st.sampled_from(sorted(pools)), st.integers(0, 9)),
+        min_size=1,
+        max_size=2,
+    ).map(tuple)
+    return Census(pools, draw(st.dictionaries(GUIDS, names)))
+
+
+things = st.builds(
+    Found,
+    kind=st.sampled_from(Kind),
+    path=st.just(Path("/store/x")),
+    uuid=st.just("u"),
+    name=st.sampled_from(RUNS),
+    references=st.lists(references, max_size=3).map(tuple),
+    age=st.integers(0, 40).map(lambda days: timedelta(days=days)),
+    trouble=st.sampled_from(("", "", "it is torn")),
+    place_taken=st.booleans(),
+)
+graces = st.builds(
+    Grace,
+    trash=st.integers(0, 30).map(lambda days: timedelta(days=days)),
+    safety=st.integers(0, 30).map(lambda days: timedelta(days=days)),
+)
+journals = st.frozensets(st.sampled_from(RUNS))
+
+
+def alive(found, census):
+    return any(reference.guid in census.snapshots for reference in found.references)
+
+
+def hidden(found, census):
+    return any(reference.pool not in census.pools for reference in found.references)
+
+
+@given(things, censuses(), graces, moments)
+def test_a_bundle_with_a_living_snapshot_never_goes(found, census, grace, now):
+    verdict = judge(found, census, (), grace, now)
+    if found.kind in BUNDLES and alive(found, census):
+        assert verdict.fate in (Fate.KEEP, Fate.PUT_BACK)
+        assert living_as(found, census) != ""
+
+
+@given(things, censuses(), graces, moments)
+def test_nothing_is_concluded_about_a_pool_that_does_not_answer(found, census, grace, now):
+    verdict = judge(found, census, (), grace, now)
+    if found.kind in BUNDLES and hidden(found, census) and not alive(found, census):
+        assert verdict.fate is Fate.KEEP
+        assert not verdict.usual
+
+
+@given(things, censuses(), graces, moments)
+def test_a_bundle_goes_exactly_when_all_its_snapshots_are_known_to_be_gone(
+    found, census, grace, now
+):
+    found = replace(found, kind=Kind.BUNDLE)
+    verdict = judge(found, census, (), grace, now)
+    lost = bool(found.references) and not alive(found, census) and not hidden(found, census)
+    goes = verdict.fate in (Fate.TRASH, Fate.DELETE)
+    assert goes == (lost and not found.trouble)
+    if goes:
+        assert (verdict.fate is Fate.DELETE) == (grace.trash == timedelta())
+
+
+@given(things, censuses(), journals, graces, moments)
+def test_what_a_run_works_with_and_what_cannot_be_read_stays(found, census, runs, grace, now):
+    verdict = judge(found, census, runs, grace, now)
+    if found.trouble or found.name in runs:
+        assert verdict.fate is Fate.KEEP
+        assert not verdict.usual
+
+
+@given(things, censuses(), graces, moments)
+def test_nothing_is_deleted_before_its_time(found, census, grace, now):
+    verdict = judge(found, census, (), grace, now)
+    stays = {Kind.TRASHED: grace.trash, Kind.SAFETY: grace.safety}
+    if found.kind in stays and verdict.fate is Fate.DELETE:
+        assert found.age >= stays[found.kind]
+
+
+around = st.sampled_from(
+    [timedelta(days=-1), timedelta(microseconds=-1), timedelta(), timedelta(microseconds=1)]
+)
+
+
+@given(st.sampled_from([Kind.TRASHED, Kind.SAFETY]), moments, graces, around)
+def test_it_is_deleted_from_the_very_moment_on_in_which_its_time_is_over(kind, now, grace, offset):
+    lost = (Reference("tank/a", "s1", 1),)
+    stays = grace.trash if kind is Kind.TRASHED else grace.safety
+    found = Found(kind, Path("/store/x"), "u", "r1", references=lost, age=stays + offset)
+    census = Census(frozenset(POOLS), {})
+    verdict = judge(found, census, (), grace, now)
+    assert verdict.fate is (Fate.KEEP if offset < timedelta() else Fate.DELETE)
+
+
+@given(things, censuses(), censuses(), graces, moments)
+def test_two_listings_together_take_nothing_that_either_would_leave(found, one, other, grace, now):
+    both = judge(found, one.agreed(other), (), grace, now).fate
+    if found.kind in BUNDLES and both in (Fate.TRASH, Fate.DELETE):
+        assert judge(found, one, (), grace, now).fate is both
+        assert judge(found, other, (), grace, now).fate is both
+
+
+@given(censuses(), censuses())
+def test_which_listing_came_first_does_not_matter(one, other):
+    first, second = one.agreed(other), other.agreed(one)
+    assert first.pools == second.pools
+    assert {guid: set(names) for guid, names in first.snapshots.items()} == {
+        guid: set(names) for guid, names in second.snapshots.items()
+    }
+
+
+@given(things, censuses(), graces, moments)
+def test_every_verdict_says_why(found, census, grace, now):
+    assert judge(found, census, (), grace, now).reason

@@ -1,0 +1,206 @@
+"""Pages go with their bundle, and never while anything could need them."""
+
+import os
+from pathlib import Path
+
+import pytest
+from fakes import streams
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snaporch.bundle.manifest import read_manifest
+from snaporch.locks import domain_lock
+from snaporch.prune.decision import Fate
+from snaporch.prune.page_snapshots import Facts, Standing, judge_pages
+from snaporch.zfs import ForeignMount
+
+FACTS = st.builds(
+    Facts,
+    standing=st.sampled_from(Standing),
+    store_there=st.booleans(),
+    pools_there=st.booleans(),
+    living=st.sampled_from(["", "tank/web@s1"]),
+)
+
+
+@pytest.fixture
+def pages(shelf):
+    """Two snapshots of a guest, both with their RAM in pages; the names of the page snapshots."""
+    shelf.world.with_pages()
+    shelf.take("s1")
+    shelf.world.guest().ram = streams.guest_stream(seed=5, changed=(1, 2))
+    shelf.take("s2")
+    return shelf
+
+
+def dataset(shelf):
+    return f"tank/ram/{shelf.world.hypervisor.domain('web').uuid}"
+
+
+def names(shelf):
+    return [s.name for s in shelf.pool.snapshots([dataset(shelf)])]
+
+
+def lose(shelf, name):
+    shelf.lose(name, "tank/web", "flash/web")
+
+
+def fate(shelf, name, **options):
+    return shelf.fates(**options)[f"{dataset(shelf)}@{name}"]
+
+
+@given(FACTS)
+def test_pages_that_a_bundle_names_or_might_name_stay(facts):
+    fate, reason = judge_pages(facts)
+    assert reason
+    if facts.standing in (Standing.NAMED, Standing.UNREADABLE):
+        assert fate is Fate.KEEP
+    if facts.standing is Standing.NONE and (
+        facts.living or not facts.store_there or not facts.pools_there
+    ):
+        assert fate is Fate.KEEP
+
+
+def test_pages_without_bundle_and_snapshots_go():
+    assert judge_pages(Facts(Standing.NONE, True, True, ""))[0] is Fate.DELETE
+    assert judge_pages(Facts(Standing.OTHER, True, True, "tank/web@s1"))[0] is Fate.DELETE
+
+
+def test_as_long_as_the_snapshot_lives_nothing_happens(pages):
+    assert fate(pages, "s1") == ("keep", "its bundle needs it")
+    assert names(pages) == ["s1", "s2"]
+
+
+def test_pages_stay_while_their_bundle_is_in_the_trash(pages):
+    lose(pages, "s1")
+    pages.prune()
+    assert len(pages.trashed()) == 1
+    assert names(pages) == ["s1", "s2"]
+
+
+def test_pages_go_with_the_bundle_and_no_others(pages):
+    lose(pages, "s1")
+    assert fate(pages, "s1", trash_days=0) == ("delete", "its bundle and its snapshots are gone")
+    assert names(pages) == ["s2"]
+
+
+def test_a_dry_run_destroys_nothing(pages):
+    lose(pages, "s1")
+    assert fate(pages, "s1", trash_days=0, dry_run=True)[0] == "delete"
+    assert fate(pages, "s2", trash_days=0, dry_run=True)[0] == "keep"
+    assert names(pages) == ["s1", "s2"]
+
+
+def test_pages_go_when_retention_deletes_the_bundle(pages):
+    lose(pages, "s1")
+    (bundle,) = [p for p in pages.root.glob("*/*") if read_manifest(p).snapshot == "s1"]
+    pages.prune(trash_days=0, only=[f"{bundle.parent.name}/{bundle.name}"])
+    assert names(pages) == ["s2"]
+
+
+def test_pages_of_a_bundle_that_names_others_go(pages):
+    """As a run leaves them that was killed before the manifest named them."""
+    (first,) = [p for p in pages.root.glob("*/*") if read_manifest(p).snapshot == "s1"]
+    reference = f"{first.parent.name}/{first.name}"
+    pages.pool.snapshot(
+        [f"{dataset(pages)}@left"], {"snaporch:ram": reference, "snaporch:ram-pools": "tank,flash"}
+    )
+    assert fate(pages, "left") == ("delete", "its bundle has its RAM elsewhere")
+    assert names(pages) == ["s1", "s2"]
+
+
+def test_snapshots_that_others_take_of_the_dataset_stay(pages):
+    pages.pool.snapshot([f"{dataset(pages)}@autosnap"], {})
+    pages.prune()
+    assert "autosnap" in names(pages)
+
+
+def test_an_empty_place_where_the_store_was_is_no_proof(pages):
+    lose(pages, "s1")
+    pages.root.rename(pages.root.with_name("elsewhere"))
+    pages.root.mkdir()
+    assert fate(pages, "s1", trash_days=0)[0] == "keep"
+    assert names(pages) == ["s1", "s2"]
+
+
+def test_a_bundle_that_was_deleted_by_hand_keeps_pages_while_the_snapshot_lives(pages):
+    (first,) = [p for p in pages.root.glob("*/*") if read_manifest(p).snapshot == "s1"]
+    for path in first.iterdir():
+        path.unlink()
+    first.rmdir()
+    assert fate(pages, "s1")[0] == "keep"
+    lose(pages, "s1")
+    assert fate(pages, "s1")[0] == "delete"
+
+
+def test_an_exported_pool_is_no_proof(pages):
+    lose(pages, "s1")
+    pages.prune(trash_days=0, dry_run=True)
+    for path in pages.root.glob("*/*"):
+        if read_manifest(path).snapshot == "s1":
+            path.rename(path.with_name("gone"))
+    (stray,) = pages.root.glob("*/gone")
+    stray.rename(pages.root.parent / "gone")
+    pages.pool.exported.add("flash")
+    assert fate(pages, "s1")[0] == "keep"
+    pages.pool.exported.clear()
+    assert fate(pages, "s1")[0] == "delete"
+
+
+def test_held_pages_stay_and_are_told_of(pages):
+    pages.pool.hold([f"{dataset(pages)}@s1"], "syncoid")
+    lose(pages, "s1")
+    done = pages.prune(trash_days=0)
+    assert names(pages) == ["s1", "s2"]
+    assert [failure.reason for failure in done.failures] == ["dataset is busy"]
+
+
+def test_pages_of_a_busy_domain_wait(pages):
+    lose(pages, "s1")
+    pages.prune(trash_days=0, dry_run=True)
+    world = pages.world
+    uuid, interrupt = world.hypervisor.domain("web").uuid, world.context.interrupt
+    with domain_lock(world.paths.runtime, "web", uuid, "snapshot", wait=0, interrupt=interrupt):
+        pages.prune(trash_days=0)
+        assert names(pages) == ["s1", "s2"]
+    pages.prune(trash_days=0)
+    assert names(pages) == ["s2"]
+
+
+def test_what_a_killed_move_left_is_deleted(pages):
+    (first,) = [p for p in pages.root.glob("*/*") if read_manifest(p).snapshot == "s1"]
+    (first / "ram.save").write_bytes(b"the image that pages took the place of")
+    (first / "manifest.json.new").write_bytes(b"{")
+    done = pages.prune()
+    assert not any(verdict.found.trouble for verdict in done.verdicts)
+    assert sorted(os.listdir(first)) == [
+        "domain.live.xml", "domain.xml", "manifest.json", "ram.rest",
+    ]  # fmt: skip
+
+
+def test_an_image_beside_what_a_killed_move_left_stays(shelf):
+    shelf.world.with_defaults()
+    shelf.world.guest().ram = streams.guest_stream()
+    bundle = Path(shelf.take("s1"))
+    (bundle / "ram.rest").write_bytes(b"half")
+    shelf.prune()
+    assert sorted(os.listdir(bundle)) == [
+        "domain.live.xml", "domain.xml", "manifest.json", "ram.save",
+    ]  # fmt: skip
+
+
+def test_another_domain_alone_is_not_looked_at(pages):
+    lose(pages, "s1")
+    pages.prune(trash_days=0, domain="other")
+    assert names(pages) == ["s1", "s2"]
+
+
+def test_pages_that_somebody_has_mounted_go_the_next_time(pages):
+    lose(pages, "s1")
+    pages.pool.foreign = [ForeignMount(f"{dataset(pages)}@s1", "the guest db")]
+    held = f"{dataset(pages)}@s1 is mounted by the guest db"
+    assert fate(pages, "s1", trash_days=0) == ("keep", held)
+    assert pages.prune(trash_days=0).failures == []
+    pages.pool.foreign.clear()
+    pages.prune()
+    assert names(pages) == ["s2"]

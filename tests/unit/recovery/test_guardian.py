@@ -1,0 +1,1096 @@
+"""The guardian's own loop, with a real process to watch over and a real journal."""
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fakes.hooks import failing
+from fakes.hypervisor import Agent
+
+from snaporch.catalog.torn import commits_in
+from snaporch.disks import overlay_files
+from snaporch.errors import UnavailableError
+from snaporch.hypervisor import HypervisorError
+from snaporch.journal import Journal, Note, Step, let_go_mark, read_journals
+from snaporch.model import DomainState, Strategy
+from snaporch.recovery import guardian as watch
+from snaporch.recovery.release_guest import is_ours_to_resume
+from snaporch.snapshot.plan import make_plan
+from snaporch.zfs import PoolError
+
+URI = "qemu:///system"
+LEVELS = {"manual": "ram", "overlay": "ram", "paused": "paused", "quiesced": "quiesced"}
+STILL = ["manual", "paused", "quiesced"]
+
+
+class Recovered(BaseException):
+    """The guardian began ``snaporch recover``."""
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0.01)
+
+
+@pytest.fixture
+def process():
+    """What takes the run's place; ends with its standard input."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as made:
+        yield made
+        with suppress(BrokenPipeError):
+            made.stdin.close()
+        made.wait()
+
+
+class Run:
+    """A run of a strategy, as far as its journal tells."""
+
+    def __init__(self, world, strategy, **guest):
+        world.add_guest(agent=Agent.ANSWERS, **guest)
+        way = strategy if LEVELS[strategy] == "ram" else "auto"
+        context = world.with_defaults(ram_strategy=way)
+        plan = make_plan(context, world.hypervisor.domain("web"), "s1", LEVELS[strategy])
+        assert plan.strategy == strategy
+        self.world, self.facts = world, plan.facts
+        self.journal = Journal(world.paths.journal, plan.facts)
+        self.path = self.journal.path
+
+    def write(self, event, step):
+        self.journal._write(event=event, step=step.value)
+        return self
+
+    def frozen(self):
+        """In the window."""
+        for step in (Step.PREPARE, Step.FREEZE):
+            self.write("begin", step).write("end", step)
+        if self.facts.overlays:
+            Path(self.facts.overlay_dir).mkdir(parents=True, exist_ok=True)
+            for disk in self.facts.overlays:
+                Path(disk.overlay).touch()
+        return self
+
+    def over(self):
+        """The run ends well."""
+        with suppress(FileNotFoundError):
+            self.journal.close(settled=True)
+
+
+@pytest.fixture
+def begin(world, monkeypatch):
+    made = []
+
+    def make(strategy="manual", **guest):
+        made.append(Run(world, strategy, **guest))
+        return made[-1]
+
+    yield make
+    for run in made:
+        with suppress(OSError):
+            run.journal.close(settled=False)
+
+
+@pytest.fixture
+def recovering(monkeypatch):
+    """The recoveries that the guardian began."""
+    commands = []
+
+    def recover(words, *_how):
+        commands.append(words)
+        raise Recovered
+
+    monkeypatch.setattr(watch, "_run", recover)
+    return commands
+
+
+@pytest.fixture
+def let_go(monkeypatch):
+    """What to do when the guardian lets go of a guest whose run is alive, and how often it did."""
+
+    class LetGo:
+        times = 0
+        then = staticmethod(lambda: None)
+
+        def __call__(self, window, lines, uri, journal, *, run_ended=False):
+            self.times += 1
+            self.window = window
+            self.then()
+            return True
+
+    made = LetGo()
+    monkeypatch.setattr(watch, "_let_go", made)
+    monkeypatch.setattr(watch._Guardian, "_let_go_first", lambda *_what: None)
+    return made
+
+
+def lines_of(run):
+    return watch._Guardian(run.path, 60, URI)._read()
+
+
+def guard(run, pid, deadline="60", *config):
+    with suppress(Recovered):
+        watch.main([str(pid), str(run.path), deadline, URI, *config])
+
+
+def looking(monkeypatch, times, then):
+    """After so many looks, something happens; until then the guardian must only look."""
+    real, left = watch._window, [times]
+
+    def look(lines):
+        left[0] -= 1
+        if left[0] == 0:
+            then()
+        return real(lines)
+
+    monkeypatch.setattr(watch, "_window", look)
+
+
+# -- the end of the run -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_it_ends_when_the_journal_is_gone(begin, process, recovering, monkeypatch, frozen):
+    run = begin()
+    if frozen:
+        run.frozen()
+    looking(monkeypatch, 3, run.over)
+    guard(run, process.pid)
+    assert recovering == []
+    assert process.poll() is None
+
+
+def test_a_run_that_was_killed_is_recovered(begin, process, recovering, monkeypatch):
+    run = begin().frozen()
+    looking(monkeypatch, 2, process.kill)
+    guard(run, process.pid)
+    (command,) = recovering
+    assert command[:4] == [sys.executable, "-P", "-m", "snaporch"]
+    assert command[4:] == ["recover", "--wait", "600", "--notify", run.facts.uuid]
+
+
+def test_it_is_recovered_with_the_same_configuration(begin, process, recovering, monkeypatch):
+    run = begin()
+    looking(monkeypatch, 1, process.kill)
+    guard(run, process.pid, "60", "/etc/other.toml")
+    (command,) = recovering
+    assert command[4:6] == ["--config", "/etc/other.toml"]
+
+
+def test_a_run_that_is_dead_already_is_recovered(begin, process, recovering):
+    run = begin()
+    process.kill()
+    process.wait()
+    guard(run, process.pid)
+    assert len(recovering) == 1
+
+
+def test_a_run_that_ended_before_the_guardian_began(begin, process, recovering):
+    run = begin()
+    run.over()
+    process.kill()
+    process.wait()
+    guard(run, process.pid)
+    assert recovering == []
+
+
+def test_a_zombie_is_dead(begin, process, recovering):
+    """Nobody may have waited for the run yet."""
+    run = begin()
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    guard(run, process.pid)
+    assert len(recovering) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 512])
+def test_a_journal_without_facts_is_left_to_the_next_run(begin, process, recovering, content):
+    run = begin()
+    run.path.write_bytes(content)
+    process.kill()
+    guard(run, process.pid)
+    assert recovering == []
+
+
+def test_the_recovery_is_a_command_that_there_is(begin, process, recovering, monkeypatch):
+    """Its words are understood: without a host it fails later than at its usage."""
+    from typer.testing import CliRunner
+
+    from snaporch.cli.main import app
+
+    run = begin()
+    looking(monkeypatch, 1, process.kill)
+    guard(run, process.pid, "60", str(run.path))
+    words = recovering[0][4:]
+    seen = {}
+    monkeypatch.setattr(
+        "snaporch.cli.session.load_config", lambda path: seen.update(path=path) or 1 / 0
+    )
+    answer = CliRunner().invoke(app, words)
+    assert isinstance(answer.exception, ZeroDivisionError)
+    assert seen["path"] == run.path
+
+
+# -- letting the guest go -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STILL)
+def test_a_guest_that_stands_still_too_long_is_let_go_once(
+    begin, process, recovering, let_go, monkeypatch, strategy
+):
+    run = begin(strategy).frozen()
+    looking(monkeypatch, 10, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 1
+
+
+def test_the_time_counts_from_the_first_look_at_the_window(begin, process, let_go, monkeypatch):
+    run = begin("paused").frozen()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=itertools.count(1).__next__))
+    looking(monkeypatch, 30, run.over)
+    guard(run, process.pid, "10")
+    assert let_go.times == 1
+
+
+def test_the_mark_is_there_before_the_guest_is_let_go(begin, process, recovering, let_go):
+    """The run may look in that very moment: a guest that runs must not seem its own doing."""
+    run, marked = begin("paused").frozen(), []
+    let_go.then = lambda: (marked.append(let_go_mark(run.path).exists()), process.kill())
+    guard(run, process.pid, "0")
+    assert marked == [True]
+
+
+@pytest.mark.parametrize("strategy", [*STILL, "overlay"])
+def test_within_the_deadline_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
+    run = begin(strategy).frozen()
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "60")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize("strategy", [*STILL, "overlay"])
+def test_before_the_freeze_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
+    run = begin(strategy).write("begin", Step.PREPARE).write("end", Step.PREPARE)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize("strategy", [*STILL, "overlay"])
+def test_after_the_release_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
+    run = begin(strategy).frozen()
+    for step in (Step.POOL_SNAPSHOT, Step.RELEASE):
+        run.write("begin", step).write("end", step)
+    run.write("begin", Step.SEAL)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 0
+
+
+class Time:
+    """A clock that goes on when somebody sleeps or looks at it."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        self.now += 0.001
+        return self.now
+
+    def sleep(self, _seconds):
+        self.now += 1.0
+
+
+def test_a_guest_that_cannot_be_let_go_is_tried_again_later_each_time(
+    begin, process, let_go, monkeypatch
+):
+    run, clock, tries = begin("paused").frozen(), Time(), []
+    monkeypatch.setattr(watch, "time", clock)
+
+    def fail(*_what):
+        tries.append(clock.now)
+        if len(tries) == 9:
+            run.over()
+        return False
+
+    def look(lines):
+        clock.sleep(1)
+        return real(lines)
+
+    real = watch._window
+    monkeypatch.setattr(watch, "_window", look)
+    monkeypatch.setattr(watch, "_let_go", fail)
+    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0)
+    guard(run, process.pid, "0")
+    waited = [round(after - before) for before, after in itertools.pairwise(tries)]
+    assert waited == sorted(waited)
+    assert waited[0] <= 3
+    assert waited[-1] in (60, 61)
+
+
+@pytest.mark.parametrize(("notes", "longest"), [(["suspended"], 60), (["let-go"], 3600)])
+def test_a_recovery_is_tried_again_soon_for_a_guest_that_may_stand_still(
+    begin, monkeypatch, notes, longest
+):
+    run, clock, tries = begin("paused").frozen(), Time(), []
+    for note in notes:
+        run.journal.note(Note(note))
+    monkeypatch.setattr(watch, "time", clock)
+
+    def recover(_words, *_how):
+        tries.append(clock.now)
+        if len(tries) == 14:
+            run.over()
+        return b""
+
+    monkeypatch.setattr(watch, "_run", recover)
+    watch.main(["0", str(run.path), "60", URI])
+    waited = [after - before for before, after in itertools.pairwise(tries)]
+    assert waited == sorted(waited) or max(waited) < longest * 1.1
+    assert longest <= max(waited) <= longest * 1.1 + 2
+
+
+def test_a_recovery_that_hangs_is_ended_and_has_longer_the_next_time(begin, monkeypatch, capsys):
+    run, limits = begin("paused").frozen(), []
+    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
+
+    def recover(words, timeout, _look):
+        limits.append(timeout)
+        if len(limits) == 3:
+            run.over()
+        raise subprocess.TimeoutExpired(words, timeout)
+
+    monkeypatch.setattr(watch, "_run", recover)
+    watch.main(["0", str(run.path), "60", URI])
+    assert limits == [3600, 7200, 14400]
+    assert "timed out" in capsys.readouterr().err
+
+
+def test_a_recovery_says_what_it_says_and_is_ended_in_time():
+    looks = []
+    says = [sys.executable, "-c", "import sys; sys.stderr.write('no pool')"]
+    assert watch._run(says, 60, lambda: looks.append(1)) == b"no pool"
+    with pytest.raises(subprocess.TimeoutExpired):
+        watch._run(["sleep", "60"], 0.05, lambda: looks.append(1))
+    assert looks
+
+
+def test_a_guest_that_a_recovery_suspends_is_watched(begin, host, monkeypatch):
+    """One that hangs, or is killed, while its commit has the guest suspended."""
+    run = begin("overlay").frozen()
+    guest = host.guest()
+
+    def recover(_words, _limit, look):
+        look()
+        run.journal.note(Note.SUSPENDED)
+        guest.state, guest.paused_reason = DomainState.PAUSED, "user"
+        look()
+        run.over()
+        return b""
+
+    monkeypatch.setattr(watch, "_run", recover)
+    watch.main(["0", str(run.path), "0", URI])
+    assert guest.state is DomainState.RUNNING
+
+
+def test_a_recovery_that_commits_is_left_to_it(begin, host, let_go, monkeypatch):
+    host.paths = host.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
+    run = begin("overlay").frozen()
+
+    def recover(_words, _limit, look):
+        look()
+        look()
+        run.over()
+        return b""
+
+    monkeypatch.setattr(watch, "_run", recover)
+    watch.main(["0", str(run.path), "0", URI])
+    assert let_go.times == 0
+
+
+def test_the_same_is_said_again_only_later_each_time(monkeypatch, capsys):
+    clock, said = Time(), watch._Said()
+    monkeypatch.setattr(watch, "time", clock)
+    for _second in range(100):
+        said.say(b"busy\n")
+        clock.sleep(1)
+    assert 5 <= capsys.readouterr().err.count("busy") <= 8
+    said.say(b"other\n")
+    said.say(b"")
+    said.say(b"busy\n")
+    assert capsys.readouterr().err == "other\nbusy\n"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "frozen", "note", "reason"),
+    [
+        ("paused", False, "suspended", "user"),
+        ("quiesced", False, "freezing", None),
+        ("manual", True, None, "snapshot"),
+        ("manual", False, "suspended", "user"),
+        ("overlay", True, "suspended", "user"),
+    ],
+)
+def test_a_guest_is_let_go_before_anything_else_is_asked_for(
+    begin, host, recovering, monkeypatch, strategy, frozen, note, reason
+):
+    """A recovery opens the configuration and ZFS first."""
+    monkeypatch.setattr("snaporch.zfs.open_pool", lambda **_how: pytest.fail("no pool"))
+    run = begin(strategy)
+    run = run.frozen() if frozen else run.write("begin", Step.FREEZE)
+    if note:
+        run.journal.note(Note(note))
+    guest = host.guest()
+    guest.frozen = note == "freezing"
+    if reason:
+        guest.state, guest.paused_reason = DomainState.PAUSED, reason
+    guard(run, 0)
+    assert len(recovering) == 1
+    assert guest.state is DomainState.RUNNING
+    assert not guest.frozen
+    (journal,) = read_journals(host.paths.journal)
+    assert not journal.held
+    assert not let_go_mark(run.path).exists()
+    guest.state, guest.paused_reason = DomainState.PAUSED, "user"
+    guard(run, 0)
+    assert guest.state is DomainState.PAUSED
+
+
+def test_a_run_on_its_overlays_is_left_to_its_recovery(begin, host, recovering):
+    """Which has the domain's lock."""
+    run = begin("overlay").frozen()
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    guard(run, 0)
+    assert len(recovering) == 1
+    assert not host.on_bases()
+
+
+def test_nobody_is_waited_for_when_the_run_is_gone(begin, recovering):
+    """Process 0 is nobody's."""
+    run = begin("paused").frozen()
+    guard(run, 0)
+    assert len(recovering) == 1
+
+
+@pytest.mark.parametrize("strategy", STILL)
+def test_a_guest_that_was_let_go_is_not_in_the_window(begin, strategy):
+    """A freeze or a pause from then on is somebody else's."""
+    run = begin(strategy).frozen()
+    run.journal.note(Note.FREEZING)
+    assert watch._window(lines_of(run)) is watch._Window.STILL
+    run.journal.note(Note.LET_GO)
+    assert watch._window(lines_of(run)) is None
+
+
+@pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
+def test_one_that_came_to_stand_still_after_it_was_let_go_is_in_the_window(begin, strategy, note):
+    run = begin(strategy).write("begin", Step.FREEZE)
+    run.journal.note(Note(note))
+    run.journal.note(Note.LET_GO)
+    assert watch._window(lines_of(run)) is None
+    run.write("end", Step.FREEZE)
+    assert watch._window(lines_of(run)) is watch._Window.STILL
+    (journal,) = read_journals(run.world.paths.journal)
+    assert journal.held
+    run.journal.note(Note.LET_GO)
+    assert watch._window(lines_of(run)) is None
+
+
+def test_a_guest_that_is_paused_only_after_it_was_let_go_is_resumed(
+    begin, host, process, recovering, monkeypatch
+):
+    """libvirt may take its time for a suspend, or QEMU."""
+    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
+    run = begin("paused").write("begin", Step.FREEZE)
+    run.journal.note(Note.SUSPENDED)
+
+    def late():
+        host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+        host.hooks.at["hypervisor.resume"] = process.kill
+
+    looking(monkeypatch, 10, late)
+    guard(run, process.pid, "0")
+    assert host.guest().state is DomainState.RUNNING
+
+
+def test_a_guest_that_is_paused_just_after_it_was_let_go_is_let_go_again(
+    begin, process, recovering, let_go, monkeypatch
+):
+    """Between two looks."""
+    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
+    run = begin("paused").write("begin", Step.FREEZE)
+    run.journal.note(Note.SUSPENDED)
+
+    def then():
+        run.journal.note(Note.LET_GO)
+        run.write("end", Step.FREEZE)
+        let_go.then = process.kill
+
+    let_go.then = then
+    looking(monkeypatch, 40, process.kill)
+    guard(run, process.pid, "0")
+    assert let_go.times == 2
+
+
+@pytest.mark.parametrize("strategy", STILL)
+def test_a_release_that_hangs_is_no_reason_to_stand_still(
+    begin, process, let_go, monkeypatch, strategy
+):
+    run = begin(strategy).frozen()
+    run.write("begin", Step.POOL_SNAPSHOT).write("end", Step.POOL_SNAPSHOT)
+    run.write("begin", Step.RELEASE)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 1
+
+
+@pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
+def test_a_run_that_hangs_while_it_freezes_is_in_the_window(
+    begin, process, let_go, monkeypatch, strategy, note
+):
+    run = begin(strategy).write("begin", Step.FREEZE)
+    run.journal.note(Note(note))
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 1
+
+
+@pytest.mark.parametrize(("notes", "times"), [(["suspended"], 1), (["suspended", "resumed"], 0)])
+def test_a_guest_suspended_for_its_commit_is_let_go(
+    begin, process, let_go, monkeypatch, notes, times
+):
+    run = begin("overlay").frozen().write("begin", Step.RELEASE)
+    for note in notes:
+        run.journal.note(Note(note))
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == times
+
+
+def test_a_guest_suspended_for_its_commit_is_only_resumed(begin, host):
+    """The run's own commit goes on without it."""
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    run.journal.note(Note.SUSPENDED)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    watch._let_go(watch._Window.COMMITTING, lines_of(run), URI, run.path)
+    assert host.guest().state is DomainState.RUNNING
+    assert not host.on_bases()
+
+
+def test_a_commit_under_way_is_not_begun_a_second_time(begin, process, let_go, monkeypatch, world):
+    world.paths = world.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
+    run = begin("overlay").frozen()
+    run.write("begin", Step.RELEASE)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "let"),
+    [
+        ({"overlay_floor_mib": 1 << 30}, 1),
+        ({"overlay_max_mib": 1}, 1),
+        ({"overlay_max_mib": 100}, 0),
+        ({}, 0),
+    ],
+)
+def test_overlays_have_limits(begin, process, let_go, monkeypatch, world, limits, let):
+    world.paths = world.paths.model_copy(update=limits)
+    run = begin("overlay").frozen()
+    Path(run.facts.overlays[0].overlay).write_bytes(b"x" * (3 << 20))
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == let
+
+
+@pytest.mark.parametrize(("seconds", "let"), [(90, False), (119, False), (121, True)])
+def test_a_window_held_for_others_has_an_end(begin, world, seconds, let):
+    """Should its holder hang; else it had ended by itself."""
+    facts = asdict(begin("overlay").frozen().facts)
+    window = watch._Window.ON_OVERLAYS
+    assert not watch._too_much(window, facts, 1e6, 60)
+    assert watch._too_much(window, facts | {"window_seconds": 90}, seconds, 60) is let
+
+
+def test_overlays_that_are_gone_already_do_not_end_the_guardian(
+    begin, process, recovering, monkeypatch
+):
+    """A run that failed commits and removes them while its journal is still there."""
+    run = begin("overlay").frozen()
+    overlay_files.remove(Path(run.facts.overlay_dir), run.facts.overlays)
+    looking(monkeypatch, 3, process.kill)
+    guard(run, process.pid, "0")
+    assert len(recovering) == 1
+
+
+def test_a_run_that_dies_after_the_guest_was_let_go_is_recovered(
+    begin, process, recovering, let_go
+):
+    run = begin("paused").frozen()
+    let_go.then = process.kill
+    guard(run, process.pid, "0")
+    assert (let_go.times, len(recovering)) == (1, 1)
+
+
+def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
+    run = begin("paused").frozen()
+    whole = run.path.read_bytes()
+    run.write("begin", Step.POOL_SNAPSHOT)
+    longer = run.path.read_bytes()
+    for cut in range(len(whole), len(longer)):
+        run.path.write_bytes(longer[:cut])
+        lines = watch._Guardian(run.path, 60, URI)._read()
+        assert watch._window(lines) is watch._Window.STILL
+        assert lines[0]["facts"]["uuid"] == run.facts.uuid
+
+
+# -- how it lets go -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def host(world, monkeypatch):
+    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda uri: world.hypervisor)
+    monkeypatch.setattr("snaporch.zfs.open_pool", lambda **_how: world.pool)
+    return world
+
+
+def let_it_go(run):
+    strategy = run.facts.strategy
+    window = watch._Window.ON_OVERLAYS if strategy == "overlay" else watch._Window.STILL
+    return watch._let_go(window, lines_of(run), URI, run.path)
+
+
+@pytest.mark.parametrize(("strategy", "reason"), [("manual", "snapshot"), ("paused", "user")])
+def test_a_paused_guest_is_resumed(begin, host, strategy, reason):
+    run = begin(strategy)
+    if reason == "user":
+        run.journal.note(Note.SUSPENDED)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
+    let_it_go(run)
+    assert host.guest().state is DomainState.RUNNING
+
+
+@pytest.mark.parametrize("strategy", ["manual", "overlay"])
+def test_a_guest_that_its_owner_has_paused_meanwhile_is_not(begin, host, strategy):
+    run = begin(strategy)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    let_it_go(run)
+    assert host.guest().state is DomainState.PAUSED
+
+
+@pytest.mark.parametrize("strategy", ["manual", "paused"])
+def test_a_guest_that_was_paused_before_is_not(begin, host, strategy):
+    run = begin(strategy, state=DomainState.PAUSED)
+    let_it_go(run)
+    assert host.guest().state is DomainState.PAUSED
+    assert host.hooks.log == []
+
+
+def test_a_guest_that_runs_already_is_not_touched(begin, host):
+    run = begin("manual")
+    let_it_go(run)
+    assert host.hooks.log == []
+
+
+def test_a_frozen_guest_is_thawed_and_what_comes_then_is_somebody_elses(begin, host):
+    run = begin("quiesced").frozen()
+    run.journal.note(Note.FREEZING)
+    host.guest().frozen = True
+    let_it_go(run)
+    assert not host.guest().frozen
+    assert watch._window(lines_of(run)) is None
+    (journal,) = read_journals(host.paths.journal)
+    assert not journal.held
+
+
+def test_one_that_was_not_thawed_is_noted_as_nothing_else(begin, host):
+    run = begin("quiesced").frozen()
+    run.journal.note(Note.FREEZING)
+    host.guest().agent = Agent.SILENT
+    assert not let_it_go(run)
+    (journal,) = read_journals(host.paths.journal)
+    assert journal.held
+
+
+def test_overlays_are_committed(begin, host):
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    let_it_go(run)
+    assert host.on_bases()
+
+
+def test_a_guest_is_not_suspended_for_a_commit_of_the_guardians(begin, host):
+    """Should the guardian be killed then, nobody would know whose pause it is."""
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    host.guest().writes_fast = True
+    suspended = []
+    host.hooks.at["commit.suspended"] = lambda: suspended.append(True)
+    let_it_go(run)
+    assert host.on_bases()
+    assert suspended == []
+
+
+@pytest.mark.parametrize("job", ["backup", "snapshot revert"])
+def test_a_job_of_somebody_elses_holds_nobody_up(saving, host, job):
+    run = saving("manual")
+    run.journal.note(Note.SUSPENDED)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    host.guest().job = job
+    assert watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
+    assert (host.guest().job, host.guest().state) == (job, DomainState.RUNNING)
+
+
+@pytest.mark.parametrize("strategy", [*STILL, "overlay"])
+def test_another_emulator_than_the_runs_is_left_alone(begin, host, strategy):
+    run = begin(strategy)
+    run.journal.note(Note.SUSPENDED)
+    host.guest().boot += 1
+    host.guest().frozen = True
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "migration"
+    assert let_it_go(run)
+    assert host.hooks.log == []
+
+
+@pytest.mark.parametrize("strategy", ["paused", "manual", "overlay"])
+def test_what_libvirt_saved_of_a_paused_guest_is_left_to_its_recovery(
+    begin, host, recovering, strategy
+):
+    """Whether it is off or runs from it by now: only a recovery has it run."""
+    run = begin(strategy).write("begin", Step.FREEZE)
+    run.journal.note(Note.SUSPENDED)
+    host.guest().boot += 1
+    guard(run, 0)
+    host.hypervisor.destroy(run.facts.uuid)
+    guard(run, 0)
+    (journal,) = read_journals(host.paths.journal)
+    assert Note.LET_GO not in journal.notes
+    assert journal.held
+
+
+def test_a_guest_that_is_gone_is_let_go(begin, host):
+    run = begin("quiesced")
+    host.hypervisor.guests.clear()
+    assert let_it_go(run)
+
+
+def test_a_guest_that_cannot_be_let_go_does_not_end_the_guardian(begin, host, monkeypatch):
+    run = begin("manual")
+    host.guest().paused_reason = "snapshot"
+    host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "no"))
+    let_it_go(run)
+
+    def absent(_uri):
+        raise UnavailableError(URI, "does not answer")
+
+    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", absent)
+    let_it_go(run)
+
+
+# -- while RAM is saved --------------------------------------------------------------------------
+
+
+SAVING = ["manual", "overlay"]
+
+
+@pytest.fixture
+def saving(begin, host):
+    """A run that saves the RAM of a guest."""
+
+    def make(strategy, **guest):
+        return begin(strategy, **guest).write("begin", Step.FREEZE)
+
+    return make
+
+
+@pytest.mark.parametrize("strategy", SAVING)
+def test_a_guest_that_runs_has_its_ram_saved_for_as_long_as_it_takes(
+    saving, process, let_go, monkeypatch, strategy
+):
+    run = saving(strategy)
+    looking(monkeypatch, 60, run.over)
+    guard(run, process.pid, "0.4")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize("strategy", SAVING)
+def test_a_guest_that_is_suspended_while_its_ram_is_saved_is_let_go(
+    saving, host, process, recovering, let_go, strategy
+):
+    run = saving(strategy)
+    run.journal.note(Note.SUSPENDED)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    let_go.then = process.kill
+    guard(run, process.pid, "0.1")
+    assert (let_go.times, let_go.window) == (1, watch._Window.SAVING)
+
+
+def test_a_guest_that_libvirt_does_not_answer_for_is_let_go(
+    saving, host, process, recovering, let_go
+):
+    """It holds the domain while it waits for a reader of the pipe, with the guest paused."""
+    run, asked = saving("manual"), threading.Event()
+    host.hypervisor.paused_by = lambda _uuid: asked.wait()
+    let_go.then = process.kill
+    guard(run, process.pid, "0.1")
+    asked.set()
+    assert let_go.times == 1
+
+
+@pytest.mark.parametrize("strategy", SAVING)
+@pytest.mark.parametrize("reason", ["user", "snapshot"])
+def test_a_guest_that_its_owner_suspends_may_stand_still(
+    saving, host, process, let_go, monkeypatch, strategy, reason
+):
+    run = saving(strategy)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
+    looking(monkeypatch, 40, run.over)
+    guard(run, process.pid, "0.1")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "noted", "state"),
+    [
+        ("snapshot", [], DomainState.PAUSED),
+        ("snapshot", [Note.SUSPENDED], DomainState.RUNNING),
+        ("unknown", [], DomainState.RUNNING),  # QEMU's own, for the end
+        ("migration", [], DomainState.RUNNING),
+    ],
+)
+@pytest.mark.parametrize("strategy", SAVING)
+def test_whose_pause_it_is_while_ram_is_saved(
+    saving, host, recovering, strategy, reason, noted, state
+):
+    run = saving(strategy)
+    for note in noted:
+        run.journal.note(note)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
+    (journal,) = read_journals(host.paths.journal)
+    ours = is_ours_to_resume(host.context, run.facts, journal.notes)
+    assert ours is (state is DomainState.RUNNING)
+    watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
+    assert host.guest().state is state
+
+
+@pytest.mark.parametrize("reason", ["unknown", "migration"])
+def test_a_pause_for_the_end_of_ram_has_an_end(saving, host, process, recovering, let_go, reason):
+    run = saving("manual")
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
+    let_go.then = process.kill
+    guard(run, process.pid, "0.1")
+    assert let_go.times == 1
+
+
+@pytest.mark.parametrize("strategy", SAVING)
+@pytest.mark.parametrize("reason", ["snapshot", "user"])
+def test_a_guest_that_is_held_for_its_owner_stays_so(saving, host, recovering, strategy, reason):
+    run = saving(strategy)
+    run.journal.note(Note.HELD)
+    run.write("end", Step.FREEZE)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
+    if strategy == "manual":
+        assert watch._window(lines_of(run)) is None
+    let_it_go(run)
+    guard(run, 0)
+    assert host.guest().state is DomainState.PAUSED
+    (journal,) = read_journals(host.paths.journal)
+    assert not journal.held
+
+
+def test_what_is_taken_while_the_guardian_commits_is_torn_and_nothing_else(begin, host):
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    host.pool.snapshot(["tank/web@before"], {})
+    host.hooks.at["commit.pivoting"] = lambda: host.pool.snapshot(["tank/web@meanwhile"], {})
+    let_it_go(run)
+    host.pool.snapshot(["tank/web@later"], {})
+    (commit,) = commits_in(run.path)
+    torn = {each.name: commit.tears(each) for each in host.pool.snapshots(["tank/web"])}
+    assert torn == {"before": False, "meanwhile": True, "later": False}
+
+
+def test_a_pool_that_does_not_answer_keeps_no_guest_on_its_overlays(begin, host):
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    host.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
+    let_it_go(run)
+    assert host.on_bases()
+
+
+def test_a_pivot_of_the_guardians_is_noted(begin, host):
+    """Cut short then, nobody could tell which is the newer, and has to know that."""
+    run = begin("overlay")
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+    let_it_go(run)
+    assert "pivoting" in [line.get("note") for line in lines_of(run)]
+
+
+def test_a_full_disk_keeps_no_guest_on_its_overlays(begin, host, monkeypatch):
+    run = begin("overlay").frozen()
+    disk = run.facts.overlays[0]
+    host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
+
+    def full(*_what, **_how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("snaporch.journal.append_line", full)
+    monkeypatch.setattr("snaporch.catalog.torn.append_line", full)
+    assert let_it_go(run)
+    assert host.on_bases()
+
+
+def test_a_guest_suspended_for_a_commit_on_the_way_back_is_in_the_window(begin):
+    run = begin("overlay").frozen()
+    run.journal.note(Note.SUSPENDED)
+    assert watch._window(lines_of(run)) is watch._Window.COMMITTING
+
+
+def test_a_guest_that_was_paused_before_may_stand_still(saving, process, let_go, monkeypatch):
+    run = saving("manual", state=DomainState.PAUSED)
+    looking(monkeypatch, 5, run.over)
+    guard(run, process.pid, "0")
+    assert let_go.times == 0
+
+
+@pytest.mark.parametrize("strategy", SAVING)
+def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
+    run = saving(strategy)
+    run.journal.note(Note.SUSPENDED)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    host.guest().job = "snapshot"
+    watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
+    assert host.guest().job is None
+    assert host.guest().state is DomainState.RUNNING
+
+
+def test_the_time_goes_on_when_the_freeze_has_ended(saving, host, process, let_go, monkeypatch):
+    """Paused for the end of its RAM, then for its snapshots: one deadline for both."""
+    run, now = saving("manual"), [100.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    guardian = watch._Guardian(run.path, 60, URI)
+    monkeypatch.setattr(watch._Pulse, "start", lambda _pulse: None)
+    guardian._look()
+    now[0] = 150.0
+    run.write("end", Step.FREEZE)
+    guardian._look()
+    now[0] = 161.0
+    guardian._look()
+    assert let_go.times == 1
+
+
+# -- what goes wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("strategy", ["manual", "paused"])
+def test_a_guest_is_let_go_although_nothing_can_be_written(
+    begin, host, process, recovering, monkeypatch, number, strategy
+):
+    run = begin(strategy).frozen()
+    run.journal.note(Note.SUSPENDED)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+
+    def full(*_what, **_how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "touch", full)
+    host.hooks.at["hypervisor.resume"] = process.kill
+    guard(run, process.pid, "0")
+    assert host.guest().state is DomainState.RUNNING
+    assert len(recovering) == 1
+
+
+def test_a_fault_of_its_own_does_not_end_it(begin, process, recovering, monkeypatch, capsys):
+    run, real, looks = begin("paused").frozen(), watch._window, itertools.count()
+
+    def faulty(lines):
+        if next(looks) < 3:
+            raise ValueError("a fault")
+        process.kill()
+        return real(lines)
+
+    monkeypatch.setattr(watch, "_window", faulty)
+    guard(run, process.pid)
+    assert len(recovering) == 1
+    assert capsys.readouterr().err == "snaporch: guardian: a fault\n" * 3
+
+
+def test_a_journal_that_cannot_be_read_any_more_is_the_one_that_was_read(
+    begin, process, let_go, recovering, monkeypatch
+):
+    run, failed = begin("paused").frozen(), []
+
+    def unreadable(*_what, **_how):
+        failed.append(True)
+        raise OSError(errno.EIO, "Input/output error")
+
+    def break_off():
+        monkeypatch.setattr(Path, "read_text", unreadable)
+        monkeypatch.setattr(os, "lstat", unreadable)
+
+    monkeypatch.setattr(watch, "_too_much", lambda *_what: bool(failed))
+    let_go.then = process.kill
+    looking(monkeypatch, 2, break_off)
+    guard(run, process.pid)
+    assert (let_go.times, len(recovering)) == (1, 1)
+
+
+def test_a_recovery_that_fails_is_tried_again(begin, process, monkeypatch):
+    run, tries = begin("paused").frozen(), []
+    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.02)
+
+    def recover(words, *_how):
+        tries.append(words)
+        if len(tries) == 2:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        if len(tries) == 3:
+            run.over()
+        return b""
+
+    monkeypatch.setattr(watch, "_run", recover)
+    process.kill()
+    process.wait()
+    watch.main([str(process.pid), str(run.path), "60", URI])
+    assert len(tries) == 3
+
+
+# -- as a process -------------------------------------------------------------------------------
+
+
+def test_as_a_process_it_ends_with_the_run(begin, process):
+    run = begin()
+    words = [sys.executable, "-P", "-m", "snaporch.recovery.guardian"]
+    words += [str(process.pid), str(run.path), "60", URI]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as guardian:
+        run.over()
+        process.kill()
+        assert guardian.wait(20) == 0
+        assert guardian.stderr.read() == b""
+
+
+def test_it_imports_little_until_there_is_something_to_do():
+    code = "import sys; import snaporch.recovery.guardian; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"libvirt", "pydantic", "typer", "snaporch.hypervisor"} & set(done.stdout.split())
+
+
+def test_every_strategy_is_known():
+    assert set(watch._STANDING_STILL) | {"overlay", "crash", "off"} == set(Strategy)

@@ -1,0 +1,672 @@
+import shutil
+from contextlib import suppress
+
+import pytest
+from fakes import streams
+from fakes.hooks import failing, failing_once
+from fakes.replica import FakeReplica
+
+from snaporch import default_paths
+from snaporch.catalog.records import all_records
+from snaporch.config import Config
+from snaporch.context import Interrupt
+from snaporch.errors import BusyError, InterruptedRunError, RefusedError
+from snaporch.locks import domain_lock, held_by
+from snaporch.model import BundleState, Level
+from snaporch.replication.replicate import replication_lock_name, ship
+from snaporch.replication.target import ReplicaError
+from snaporch.snapshot.run import take_snapshot
+from snaporch.snapshot.store_pages import into_pages
+from snaporch.zfs import PREFIX, PoolError
+
+TWO = {"vda": "tank/web", "vdb": "flash/web"}
+
+
+class Shop:
+    """A guest with two disks in two pools, and a replica."""
+
+    def __init__(self, world):
+        self.world = world
+        self.world.add_guest(disks=TWO)
+        self.there = FakeReplica(world.pool, world.root / "there")
+        self.configure()
+
+    @property
+    def context(self):
+        return self.world.context
+
+    def configure(self, **more):
+        replicas = {
+            name: {"host": "nas", "dataset": "backup/kvm", "bundles": f"/backup/{name}"} | more
+            for name in ("nas", "usb")
+        }
+        document = self.context.config.model_dump() | {"replica": replicas}
+        self.context.config = Config.model_validate(document)
+
+    def take(self, *names, **more):
+        domain = self.context.hypervisor.domain("web")
+        return [take_snapshot(self.context, domain, name=n, wait=0, **more) for n in names]
+
+    def records(self):
+        return all_records(self.context.store, self.world.pool.snapshots())
+
+    def ship(self, name="nas", **more):
+        return ship(self.context, self.records(), name, self.there, **more)
+
+    def replicated(self):
+        return {record.snapshot: record.replicated for record in self.records()}
+
+    def bundles(self):
+        return sorted(path.name for path in (self.there.root).glob("*/*"))
+
+
+@pytest.fixture
+def shop(world):
+    return Shop(world)
+
+
+def names(shipped):
+    return [record.snapshot for record in shipped.arrived]
+
+
+def test_the_replica_gets_snapshots_properties_and_bundles(shop):
+    first, second = shop.take("s1", "s2")
+    more = {PREFIX + key: key for key in ("verified", "retention", "group")}
+    shop.world.pool.set_properties(["tank/web@s1"], more)
+    shipped = shop.ship()
+    assert (names(shipped), shipped.missing) == (["s1", "s2"], ())
+    assert sorted(shop.there.names()) == sorted(shop.world.pool.names())
+    assert shop.bundles() == sorted([first.run, second.run])
+    ours = {s.full_name: s for s in shop.world.pool.snapshots(["tank/web", "flash/web"])}
+    for copy in shop.there.snapshots(["tank/web", "flash/web"]):
+        wanted = dict(ours[copy.full_name].properties)
+        assert wanted.pop("replicated") == "nas"
+        assert dict(copy.properties) == wanted
+        assert copy.properties["level"] == "ram"
+    assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+
+
+def test_the_next_time_only_what_is_new_goes(shop):
+    shop.take("s1")
+    shop.ship()
+    (new,) = shop.take("s2")
+    shop.there.hooks.log.clear()
+    assert names(shop.ship()) == ["s2"]
+    assert shop.there.hooks.log[-1] == f"replica.store {new.uuid}/{new.run}"
+    assert shop.there.hooks.acts().count("replica.store") == 1
+    assert "replica.go_on" not in shop.there.hooks.acts(), "both have a snapshot to go on from"
+    marked = [line for line in shop.there.hooks.log if line.startswith("replica.mark")]
+    assert marked == ["replica.mark flash/web@s2 tank/web@s2"]
+    assert names(shop.ship()) == []
+
+
+def test_each_dataset_and_bundle_is_told_of(shop):
+    shop.take("s1")
+    shop.world.heard.steps.clear()
+    shop.ship()
+    told = "; ".join(shop.world.heard.steps)
+    assert all(word in told for word in ("flash/web", "tank/web", "bundle of @s1"))
+
+
+def test_what_is_known_of_other_replicas_is_not_said_there(shop):
+    shop.take("s1")
+    shop.ship("nas")
+    shop.ship("usb")
+    copies = shop.there.snapshots(["tank/web", "flash/web"])
+    assert not any("replicated" in copy.properties for copy in copies)
+
+
+def test_what_is_marked_is_not_marked_again(shop):
+    shop.take("s1")
+    shop.ship("nas")
+    shop.ship("usb")
+    shop.world.hooks.log.clear()
+    assert names(shop.ship(anew=True)) == ["s1"]
+    assert "pool.set_properties" not in shop.world.hooks.acts()
+
+
+def test_one_bundle_of_two_snapshots_of_a_run_goes_once(shop):
+    """As where sanoid takes an hourly and a daily one at the same instant."""
+    shop.take("s1")
+    pool = shop.world.pool
+    for each in pool.snapshots(["tank/web", "flash/web"]):
+        marks = {PREFIX + key: value for key, value in each.properties.items()}
+        pool.snapshot([f"{each.dataset}@daily"], marks)
+    assert len(shop.records()) == 2
+    assert sorted(names(shop.ship())) == ["daily", "s1"]
+    assert shop.there.hooks.acts().count("replica.store") == 1
+
+
+def test_each_replica_counts_for_itself(shop):
+    shop.take("s1")
+    shop.ship("nas")
+    assert names(shop.ship("usb")) == ["s1"]
+    assert shop.replicated() == {"s1": ("nas", "usb")}
+
+
+def test_a_signal_ends_it_at_once(shop):
+    shop.take("s1")
+    tried = []
+
+    def send(dataset, raw):
+        tried.append(dataset)
+        raise InterruptedRunError("nas", "SIGTERM", 15)
+
+    shop.there.send = send
+    with pytest.raises(InterruptedRunError):
+        shop.ship()
+    assert len(tried) == 1
+
+
+def test_encrypted_datasets_go_raw(shop):
+    shop.world.add_guest("secret", {"vda": "tank/secret"})
+    shop.world.pool.create("tank/secret", encrypted=True)
+    take_snapshot(shop.context, shop.context.hypervisor.domain("secret"), name="s1", wait=0)
+    records = [record for record in shop.records() if record.domain == "secret"]
+    ship(shop.context, records, "nas", shop.there)
+    assert "replica.send tank/secret raw" in shop.there.hooks.log
+
+
+def test_they_go_raw_from_a_bookmark_too(shop):
+    shop.world.add_guest("secret", {"vda": "tank/secret"})
+    shop.world.pool.create("tank/secret", encrypted=True)
+    secret = shop.context.hypervisor.domain("secret")
+
+    def take_and_ship(name):
+        take_snapshot(shop.context, secret, name=name, wait=0)
+        ship(shop.context, shop.records(), "nas", shop.there)
+
+    take_and_ship("s1")
+    take_and_ship("s2")
+    shop.world.pool.destroy_snapshots(["tank/secret@s2"])
+    take_and_ship("s3")
+    (line,) = [line for line in shop.there.hooks.log if line.startswith("replica.go_on")]
+    assert line.endswith("tank/secret@s3 raw")
+
+
+def test_pages_of_ram_go_with_the_bundle_that_needs_them(shop):
+    shop.world.with_pages()
+    shop.configure()
+    (record,) = shop.take("s1")
+    manifest = shop.context.store.state(f"{record.uuid}/{record.run}")[1]
+    assert names(shop.ship()) == ["s1"]
+    (copy,) = shop.there.snapshots([manifest.pages.dataset])
+    assert copy.guid == manifest.pages.guid
+    assert copy.properties["ram"] == f"{record.uuid}/{record.run}"
+    assert copy.properties["ram-pools"] == "flash,tank"
+
+
+def test_without_its_pages_nothing_has_arrived(shop):
+    shop.world.with_pages()
+    shop.configure()
+    (record,) = shop.take("s1")
+    pages = shop.context.store.state(f"{record.uuid}/{record.run}")[1].pages
+    send = shop.there.send
+    shop.there.send = lambda dataset, raw: (
+        None if dataset == pages.dataset else send(dataset, raw=raw)
+    )
+    with pytest.raises(ReplicaError, match="did not arrive"):
+        shop.ship()
+    assert shop.replicated() == {"s1": ()}
+    assert shop.bundles() == []
+
+
+@pytest.mark.parametrize("place", ["replica.send", "replica.mark", "replica.snapshots"])
+def test_what_is_cut_short_does_not_count_and_goes_on(shop, place):
+    shop.take("s1", "s2")
+    shop.there.hooks.at[place] = failing_once(ReplicaError("nas", "away"))
+    with pytest.raises(ReplicaError, match="nas: away"):
+        shop.ship()
+    assert shop.replicated() == {"s1": (), "s2": ()}
+    assert names(shop.ship()) == ["s1", "s2"]
+    assert len(shop.bundles()) == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [("replica.store", ReplicaError("nas", "away")), ("replica.stored", OSError(28, "No space"))],
+)
+def test_a_bundle_that_fails_does_not_keep_the_others(shop, place, error):
+    shop.take("s1", "s2")
+    shop.there.hooks.at[place] = failing_once(error)
+    with pytest.raises(ReplicaError):
+        shop.ship()
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
+    assert shop.world.pool.bookmarks("tank/web")
+    assert names(shop.ship()) == ["s1"]
+    assert len(shop.bundles()) == 2
+
+
+def test_a_dataset_that_fails_does_not_keep_the_others(shop):
+    shop.take("s1")
+    shop.there.hooks.at["replica.send"] = failing_once(ReplicaError("nas", "away"))
+    with pytest.raises(ReplicaError, match="nas: away"):
+        shop.ship()
+    assert shop.there.names() == ["tank/web@s1"]
+
+
+def test_a_failure_here_does_not_count_either(shop):
+    shop.take("s1")
+    shop.world.hooks.at["pool.set_properties"] = failing(PoolError("tank", "is suspended"))
+    with pytest.raises(PoolError):
+        shop.ship()
+    del shop.world.hooks.at["pool.set_properties"]
+    assert names(shop.ship()) == ["s1"]
+
+
+def test_a_signal_between_two_datasets(shop):
+    shop.take("s1")
+    interrupt = shop.context.interrupt
+    shop.there.hooks.at["replica.send"] = lambda: setattr(interrupt, "signum", 15)
+    with pytest.raises(InterruptedRunError):
+        shop.ship()
+    assert shop.there.hooks.acts() == ["replica.send"]
+    assert shop.replicated() == {"s1": ()}
+
+
+def test_a_signal_between_two_bundles(shop):
+    shop.take("s1", "s2")
+    interrupt = shop.context.interrupt
+    shop.there.hooks.at["replica.store"] = lambda: setattr(interrupt, "signum", 15)
+    with pytest.raises(InterruptedRunError):
+        shop.ship()
+    assert shop.there.hooks.acts().count("replica.store") == 1
+    assert shop.replicated() == {"s1": ("nas",), "s2": ()}
+
+
+# -- bookmarks ----------------------------------------------------------------------------------
+
+
+def test_what_both_have_is_bookmarked_so_that_it_may_be_deleted_here(shop):
+    shop.take("s1")
+    shop.ship()
+    shop.take("s2", "s3")
+    shop.world.pool.destroy_snapshots(["tank/web@s1"])
+    shop.world.pool.destroy_snapshots(["flash/web@s1"])
+    assert names(shop.ship()) == ["s2", "s3"]
+
+
+def test_it_goes_on_from_the_bookmark_although_both_have_an_older_one(shop):
+    """As retention leaves it: the newest hourly is gone here, and a daily is still there."""
+    shop.take("s1", "s2")
+    shop.ship()
+    for dataset in ("tank/web", "flash/web"):
+        shop.world.pool.destroy_snapshots([f"{dataset}@s2"])
+    shop.take("s3", "s4")
+    shop.there.hooks.at["replica.send"] = failing_once(ReplicaError("nas", "away"))
+    with pytest.raises(ReplicaError, match="nas: away"):
+        shop.ship()
+    assert names(shop.ship()) == ["s4"]  # the one before had arrived when the failure came
+    assert shop.replicated() == dict.fromkeys(["s1", "s3", "s4"], ("nas",))
+    for dataset in ("tank/web", "flash/web"):
+        assert [n for n in shop.there.names() if n.startswith(dataset)] == [
+            f"{dataset}@{name}" for name in ("s1", "s2", "s3", "s4")
+        ]
+
+
+def test_a_place_is_given_up_only_for_a_newer_one(shop):
+    shop.take("s1")
+    shop.ship()
+    bookmarks = shop.world.pool.bookmarks
+    before = [bookmarks(dataset) for dataset in ("tank/web", "flash/web")]
+    shop.take("s2")
+    shop.world.hooks.at["pool.bookmark"] = failing(PoolError("tank", "is suspended"))
+    with pytest.raises(PoolError):
+        shop.ship()
+    assert [bookmarks(dataset) for dataset in ("tank/web", "flash/web")] == before
+
+
+def test_a_bookmark_stays_while_nothing_newer_has_arrived(shop):
+    shop.take("s1", "s2")
+    shop.ship()
+    before = shop.world.pool.bookmarks("tank/web")
+    shop.world.pool.destroy_snapshots(["tank/web@s2"])
+    shop.take("s3")
+    shop.there.hooks.at["replica.go_on"] = failing(ReplicaError("nas", "away"))
+    with pytest.raises(ReplicaError):
+        shop.ship()
+    assert shop.world.pool.bookmarks("tank/web") == before
+
+
+def test_what_has_arrived_is_bookmarked_before_its_copies_are_marked(shop):
+    """Retention may be next here, and the replica away for long."""
+    shop.take("s1")
+    shop.there.hooks.at["replica.mark"] = failing(ReplicaError("nas", "away"))
+    with pytest.raises(ReplicaError):
+        shop.ship()
+    assert shop.world.pool.bookmarks("tank/web")
+    assert shop.world.pool.bookmarks("flash/web")
+
+
+def test_one_dataset_that_is_behind_does_not_keep_the_others_places(shop):
+    shop.take("s1", "s2")
+    shop.ship()
+    behind = shop.world.pool.bookmarks("flash/web")
+    shop.world.pool.destroy_snapshots(["flash/web@s2"])
+    shop.take("s3")
+    shop.there.hooks.at["replica.go_on"] = failing(ReplicaError("nas", "away"))
+    with pytest.raises(ReplicaError):
+        shop.ship()
+    assert shop.world.pool.bookmarks("flash/web") == behind
+    (guid,) = {s.guid for s in shop.world.pool.snapshots(["tank/web"]) if s.name == "s3"}
+    assert list(shop.world.pool.bookmarks("tank/web")) == [f"tank/web#snaporch-nas-{guid}"]
+
+
+def test_nothing_is_gone_on_with_from_a_place_that_is_not_known(shop):
+    shop.take("s1", "s2")
+    shop.ship()
+    pool = shop.world.pool
+    for mark in list(pool.bookmarks("tank/web")):
+        pool.destroy_bookmark(mark)
+    pool.destroy_snapshots(["tank/web@s2"])
+    shop.take("s3")
+    with pytest.raises(ReplicaError):
+        shop.ship()
+    assert "replica.go_on" not in shop.there.hooks.acts()
+
+
+def test_there_is_one_bookmark_for_each_replica(shop):
+    pool = shop.world.pool
+    pool.snapshot(["tank/web@x"], {})
+    pool.bookmark("tank/web@x", "snaporch-nas-mine")
+    pool.bookmark("tank/web@x", "somebodys")
+    shop.take("s1")
+    shop.ship("nas")
+    shop.ship("usb")
+    shop.take("s2")
+    shop.ship("nas")
+    guids = {each.full_name: each.guid for each in pool.snapshots(["tank/web"])}
+    assert sorted(pool.bookmarks("tank/web")) == sorted(
+        [
+            f"tank/web#snaporch-nas-{guids['tank/web@s2']}",
+            f"tank/web#snaporch-usb-{guids['tank/web@s1']}",
+            "tank/web#snaporch-nas-mine",
+            "tank/web#somebodys",
+        ]
+    )
+
+
+# -- what cannot be there as a whole ------------------------------------------------------------
+
+
+def test_a_bundle_that_is_not_whole_is_not_copied(shop):
+    broken, good = shop.take("s1", "s2")
+    (shop.context.store.path(f"{broken.uuid}/{broken.run}") / "ram.save").unlink()
+    shipped = shop.ship()
+    assert names(shipped) == ["s2"]
+    assert [record.snapshot for record in shipped.missing] == ["s1"]
+    assert shop.bundles() == [good.run]
+
+
+def test_a_bundle_that_is_pruned_meanwhile_is_no_failure(shop):
+    pruned, _ = shop.take("s1", "s2")
+
+    def prune():
+        shop.there.hooks.at.clear()
+        shutil.rmtree(shop.context.store.path(f"{pruned.uuid}/{pruned.run}"))
+        raise ReplicaError("nas", "file has vanished")
+
+    shop.there.hooks.at["replica.store"] = prune
+    shipped = shop.ship()
+    assert names(shipped) == ["s2"]
+    assert [record.snapshot for record in shipped.missing] == ["s1"]
+
+
+def test_a_bundle_that_is_lost_here_is_no_bundle_that_never_was(shop):
+    """The store may only not be mounted."""
+    first, _ = shop.take("s1", "s2")
+    away = shop.world.paths.bundles.rename(shop.world.root / "away")
+    with pytest.raises(ReplicaError, match=r"web@s[12]: its bundle here is not whole"):
+        shop.ship()
+    assert shop.bundles() == []
+    away.rename(shop.world.paths.bundles)
+    assert shop.replicated() == {"s1": (), "s2": ()}
+    assert names(shop.ship()) == ["s1", "s2"]
+    assert first.run in shop.bundles()
+
+
+def test_a_snapshot_that_never_had_a_bundle_has_none_to_copy(shop):
+    (record,) = shop.take("s1")
+    shutil.rmtree(shop.context.store.path(f"{record.uuid}/{record.run}"))
+    for name in shop.world.pool.names():
+        shop.world.pool.inherit(name, "snaporch:bundle")
+    (left,) = shop.records()
+    assert (left.state, left.level) == (BundleState.MISSING, Level.CRASH)
+    assert names(shop.ship()) == ["s1"]
+    assert shop.bundles() == []
+    shop.take("s2")
+    assert names(shop.ship()) == ["s2"], "nothing is missed of what it never had"
+
+
+@pytest.mark.parametrize("unmarked", ["tank/web", "flash/web"])
+def test_a_bundle_that_not_all_snapshots_tell_of_is_copied(shop, unmarked):
+    (record,) = shop.take("s1")
+    shop.world.pool.inherit(f"{unmarked}@s1", "snaporch:bundle")
+    assert names(shop.ship()) == ["s1"]
+    assert shop.bundles() == [record.run]
+
+
+def test_a_bundle_whose_snapshots_have_lost_all_their_marks_is_copied(shop):
+    """Its manifest knows them."""
+    (record,) = shop.take("s1")
+    for each in shop.world.pool.snapshots(["tank/web", "flash/web"]):
+        for key in each.properties:
+            shop.world.pool.inherit(each.full_name, PREFIX + key)
+    assert names(shop.ship()) == ["s1"]
+    assert shop.bundles() == [record.run]
+
+
+def test_a_replica_that_has_lost_its_bundles_is_told_and_filled_anew(shop):
+    shop.take("s1")
+    shop.ship()
+    shutil.rmtree(shop.there.root)
+    shop.there.root.mkdir()
+    shop.take("s2")
+    shop.there.hooks.log.clear()
+    with pytest.raises(ReplicaError) as caught:
+        shop.ship()
+    assert "web@s1: its bundle is not there any more; is the file system" in str(caught.value)
+    assert "snaporch replicate web --to nas --anew" in str(caught.value)
+    assert shop.there.hooks.log == []
+    assert names(shop.ship(anew=True)) == ["s1", "s2"]
+    assert len(shop.bundles()) == 2
+
+
+def test_what_a_run_is_still_at_waits(shop):
+    """Its bundle may yet change: RAM is moved into pages when everything else is done."""
+    first, second = shop.take("s1", "s2")
+    with domain_lock(
+        shop.context.config.paths.runtime, "web", second.uuid, "snapshot", wait=0,
+        interrupt=Interrupt(),
+    ):  # fmt: skip
+        assert names(shop.ship()) == ["s1"]
+        assert shop.bundles() == [first.run]
+        assert names(shop.ship()) == []
+    assert names(shop.ship()) == ["s2"]
+
+
+def test_guests_that_share_a_dataset_do_not_count_for_each_other(shop):
+    shop.world.add_guest("db", {"vda": "tank/web"})
+    shop.take("s1")
+    db = shop.context.hypervisor.domain("db")
+    take_snapshot(shop.context, db, name="d1", wait=0)
+    records = [record for record in shop.records() if record.domain == "db"]
+    ship(shop.context, records, "nas", shop.there)
+    assert shop.replicated() == {"s1": (), "d1": ("nas",)}
+
+
+def test_a_snapshot_that_another_guests_run_marked_says_nothing_of_this_ones_copies(shop):
+    """As where sanoid takes one snapshot of a dataset for both of them."""
+    pool = shop.world.pool
+    shop.world.add_guest("db", {"vda": "tank/db", "vdb": "tank/web"})
+    taken = take_snapshot(shop.context, shop.context.hypervisor.domain("db"), name="d1", wait=0)
+    (web,) = shop.take("s1")
+    pool.set_properties(
+        ["tank/web@d1"], {PREFIX + key: getattr(web, key) for key in ("run", "uuid", "domain")}
+    )
+    records = [record for record in shop.records() if record.run == taken.run]
+    ship(shop.context, records, "nas", shop.there)
+    marks = {s.full_name: s.properties.get("replicated") for s in pool.snapshots()}
+    assert (marks["tank/db@d1"], marks["tank/web@d1"]) == ("nas", None)
+
+
+def test_a_replica_is_asked_what_it_has_before_and_after(shop):
+    """Each question is a connection to another machine."""
+    asked = []
+    shop.there.hooks.at["replica.snapshots"] = lambda: asked.append("once")
+    shop.take("s1")
+    shop.ship()
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "copy"),
+    [
+        ("", "backup/kvm/tank/web"),
+        ("root@this-host", "backup/kvm/tank:web"),
+        ("root@nas", "backup/of-a-replica-that-was-removed/tank:web"),
+    ],
+)
+def test_copies_in_a_pool_of_this_host_are_no_originals(shop, host, copy):
+    """Without a manifest they look like the guest's own: they carry the same properties."""
+    shop.configure(host=host, dataset="backup/kvm")
+    (record,) = shop.take("s1")
+    shop.world.pool.create("backup")
+    shop.world.pool.replicate("tank/web@s1", copy)
+    shutil.rmtree(record.bundle)
+    (left,) = shop.records()
+    assert copy in left.datasets
+    with pytest.raises(ReplicaError, match="its bundle here is not whole"):
+        shop.ship()
+    sent = [line for line in shop.there.hooks.log if line.startswith("replica.send")]
+    assert sent == ["replica.send flash/web", "replica.send tank/web"]
+
+
+def test_of_a_snapshot_that_has_lost_a_part_the_rest_goes(shop):
+    shop.take("s1", "s2")
+    shop.world.pool.destroy_snapshots(["flash/web@s1"])
+    assert names(shop.ship()) == ["s1", "s2"]
+    assert sorted(shop.there.names()) == ["flash/web@s2", "tank/web@s1", "tank/web@s2"]
+
+
+@pytest.mark.parametrize(("lost", "left"), [("s1", ["s2"]), ("s2", ["s1"])])
+def test_what_is_deleted_meanwhile_has_not_arrived_and_is_no_trouble(shop, lost, left):
+    shop.take("s1", "s2")
+    records = shop.records()
+    shop.world.pool.destroy_snapshots([f"flash/web@{lost}"])
+    assert names(ship(shop.context, records, "nas", shop.there)) == left
+
+
+def test_what_the_replica_dropped_is_not_sent_again_and_no_trouble(shop):
+    """It prunes by its own rules: only the newest must be there."""
+    shop.take("s1")
+    shop.ship()
+    shop.take("s2")
+    shop.ship()
+    shop.there.drop("tank/web@s1")
+    shop.take("s3")
+    assert names(shop.ship()) == ["s3"]
+
+
+def test_the_newest_that_did_not_arrive_is_a_failure(shop):
+    shop.take("s1")
+    shop.there.send = lambda dataset, raw: None
+    with pytest.raises(ReplicaError, match="web@s1: did not arrive; see: zfs get -r syncoid:sync"):
+        shop.ship()
+
+
+@pytest.mark.parametrize("dataset", ["tank/web", "tank/web/copies"])
+def test_a_copy_below_its_original_is_refused(shop, dataset):
+    shop.configure(host="", dataset=dataset)
+    shop.take("s1")
+    with pytest.raises(RefusedError, match="lies in tank/web"):
+        shop.ship()
+    assert shop.there.hooks.log == []
+
+
+def test_a_dataset_of_the_same_name_on_another_machine_is_none_of_this_one(shop):
+    shop.configure(dataset="tank")
+    shop.take("s1")
+    assert names(shop.ship()) == ["s1"]
+    assert shop.there.names() == ["flash/web@s1", "tank/web@s1"]
+
+
+def test_a_name_that_only_begins_like_it_is_none(shop):
+    shop.configure(host="", dataset="tank/web-copies")
+    shop.take("s1")
+    assert names(shop.ship()) == ["s1"]
+
+
+# -- two at once --------------------------------------------------------------------------------
+
+
+def test_what_is_being_copied_or_deleted_is_busy(shop):
+    (record,) = shop.take("s1")
+    lock = domain_lock(
+        shop.context.config.paths.runtime,
+        "web",
+        replication_lock_name(record.uuid),
+        "replicate",
+        wait=0,
+        interrupt=Interrupt(),
+    )
+    with lock, pytest.raises(BusyError):
+        shop.ship()
+    assert names(shop.ship()) == ["s1"]
+
+
+def test_who_waits_is_told_that_it_is_being_copied(shop):
+    (record,) = shop.take("s1")
+    told = []
+    lock = replication_lock_name(record.uuid)
+    shop.there.hooks.at["replica.store"] = lambda: told.append(held_by(default_paths.LOCKS, lock))
+    shop.ship()
+    assert [each.doing for each in told] == ["replicate"]
+
+
+def test_what_is_copied_of_one_guest_does_not_keep_another_waiting(shop):
+    shop.take("s1")
+    runtime = shop.context.config.paths.runtime
+    with domain_lock(
+        runtime, "db", replication_lock_name("4b1d2f0e"), "replicate", wait=0, interrupt=Interrupt()
+    ):
+        assert names(shop.ship()) == ["s1"]
+
+
+def test_snapshots_are_taken_meanwhile(shop):
+    shop.take("s1")
+    shop.there.hooks.at["replica.store"] = lambda: (
+        shop.there.hooks.at.clear(),
+        shop.take("s2"),
+    )
+    assert names(shop.ship()) == ["s1"]
+    assert names(shop.ship()) == ["s2"]
+
+
+def test_nothing_of_the_journal_or_the_guest_is_touched(shop):
+    shop.take("s1")
+    shop.there.hooks.at["replica.store"] = failing(ReplicaError("nas", "away"))
+    with suppress(ReplicaError):
+        shop.ship()
+    assert shop.world.is_as_it_was()
+
+
+def test_a_bundle_that_went_into_pages_meanwhile_is_not_there_yet(shop):
+    """The copy has no snapshot of the pages: those were not wanted when it began."""
+    shop.world.guest().ram = streams.guest_stream()
+    (record,) = shop.take("s1")
+    shop.world.with_pages()
+    shop.configure()
+    real = shop.there.store
+
+    def meanwhile(source, reference):
+        into_pages(shop.context, shop.records()[0])
+        real(source, reference)
+
+    shop.there.store = meanwhile
+    assert names(shop.ship()) == []
+    assert shop.replicated() == {"s1": ()}
+    del shop.there.store
+    assert names(shop.ship()) == ["s1"]
+    pages = f"tank/ram/{record.uuid}@s1"
+    assert pages in shop.there.names()

@@ -1,0 +1,155 @@
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from snaporch.replication import stall_detector
+from snaporch.replication.stall_detector import Pace, moved_bytes
+
+BLOCK = 1 << 16
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds on the monotonic clock, and bytes moved so far."""
+
+    class Clock:
+        now, moved, looks = 1000.0, 1 << 30, 0
+
+        def look(self, _group):
+            self.looks += 1
+            return self.moved
+
+        def passes(self, seconds, moving=0):
+            """Half a minute at a time."""
+            for _ in range(seconds // 30):
+                self.now += 30
+                self.moved += moving
+
+    clock = Clock()
+    monkeypatch.setattr(stall_detector.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(stall_detector, "moved_bytes", clock.look)
+    return clock
+
+
+def begun(clock):
+    """A transfer that moved something half a minute after its start, and not since."""
+    transfer = Pace(1)
+    clock.passes(30)
+    assert not transfer.stands_still()
+    return transfer
+
+
+def test_nothing_for_an_hour_is_standing_still(clock):
+    transfer = begun(clock)
+    clock.passes(3570)
+    assert not transfer.stands_still()
+    clock.passes(30)
+    assert transfer.stands_still()
+
+
+def test_it_is_looked_at_now_and_then(clock):
+    """However often one asks: each look goes through all processes of the host."""
+    transfer = Pace(1)
+    for _ in range(600):
+        clock.now += 0.1
+        assert not transfer.stands_still()
+    assert clock.looks in (1, 2)
+
+
+def test_a_connection_that_is_only_kept_alive_stands_still(clock):
+    transfer = begun(clock)
+    for _ in range(119):
+        clock.passes(30, moving=100)
+        assert not transfer.stands_still()
+    clock.passes(30, moving=100)
+    assert transfer.stands_still()
+
+
+@pytest.mark.parametrize("moved", [1 << 20, -(1 << 20)])
+def test_what_moves_now_and_then_does_not(clock, moved):
+    """Of what has ended the bytes are not known any more."""
+    transfer = begun(clock)
+    for _ in range(5):
+        clock.passes(3600)
+        clock.moved += moved
+        assert not transfer.stands_still()
+
+
+def test_where_it_is_not_told_nothing_is_known(clock, monkeypatch):
+    transfer = Pace(1)
+    clock.moved = None
+    clock.now += 7200
+    assert not transfer.stands_still()
+
+
+def test_a_host_that_does_not_tell(monkeypatch):
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    try:
+        monkeypatch.setattr(stall_detector, "_moved_by", lambda _path: 0)
+        assert moved_bytes(process.pid) is None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def put(proc, name, group, read=None, written=0):
+    """A process as proc(5) has it; without what it moved when it ends before that is asked for."""
+    process = proc / name
+    process.mkdir()
+    (process / "stat").write_text(f"7 (a (b) c) S 1 {group} 99 0\n")
+    if read is not None:
+        (process / "io").write_text(f"rchar: {read}\nwchar: {written}\nsyscr: 5\n")
+
+
+def test_members_come_and_go_while_they_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(stall_detector, "Path", lambda _proc: tmp_path)
+    put(tmp_path, "11", 10, 300, 20)
+    put(tmp_path, "12", 10, 0, 0)  # has only just begun
+    put(tmp_path, "13", 10)
+    put(tmp_path, "14", 99, 7, 7)
+    put(tmp_path, "self", 10, 300, 20)
+    (tmp_path / "15").mkdir()
+    assert moved_bytes(10) == 320
+    assert moved_bytes(15) == 0, "nobody is left of it"
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError, FileNotFoundError])
+def test_what_of_a_process_cannot_be_read_any_more_is_nothing(tmp_path, monkeypatch, error):
+    """It may end between the opening of a file of it and the reading."""
+    monkeypatch.setattr(stall_detector, "Path", lambda _proc: tmp_path)
+    for name in ("11", "12", "13"):
+        put(tmp_path, name, 10, 300, 20)
+    away, real = (tmp_path / "12" / "stat", tmp_path / "13" / "io"), Path.read_text
+
+    def read_text(path):
+        if path in away:
+            raise error
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert moved_bytes(10) == 320
+
+
+def test_all_of_a_group_counts_and_nothing_else():
+    process = subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+    )
+    moved = 2 * 30 * BLOCK
+    try:
+        for _ in range(30):
+            process.stdin.write(bytes(BLOCK))
+            process.stdin.flush()
+            left = BLOCK
+            while left:
+                left -= len(os.read(process.stdout.fileno(), left))
+        end = time.monotonic() + 60
+        while moved_bytes(process.pid) < moved and time.monotonic() < end:
+            pass  # what is written is counted after it has been read
+        assert 0 <= moved_bytes(process.pid) - moved < BLOCK, "what it read to start is less"
+    finally:
+        process.kill()
+        process.communicate()
+    assert moved_bytes(process.pid) == 0

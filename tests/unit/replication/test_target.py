@@ -1,0 +1,481 @@
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from snaporch.config import Replica
+from snaporch.context import Interrupt
+from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
+from snaporch.model import PoolSnapshot
+from snaporch.remote_host import SSH_OPTIONS, CommandError, ssh
+from snaporch.replication import target as destination
+from snaporch.replication.stall_detector import Pace
+from snaporch.replication.target import ReplicaDestination, ReplicaError, why_not
+
+SLOW_TO_END = """#!/bin/sh
+(trap 'sleep 1; touch {place}/ended; exit' TERM
+ touch {place}/begun
+ while :; do sleep 0.1; done) &
+wait
+"""
+
+
+def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeypatch):
+    """syncoid ends at once; ``zfs receive`` goes on writing down where it got to."""
+    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 1000)  # it is not waited for longer
+    script = tmp_path / "transfer"
+    script.write_text(SLOW_TO_END.format(place=tmp_path))
+    script.chmod(0o755)
+    interrupt = Interrupted(tmp_path / "begun")
+    there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), interrupt)
+    with pytest.raises(InterruptedRunError):
+        there._run([str(script)], counted=False)
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_transfer_that_stands_still_is_ended_and_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pace, "stands_still", lambda _self: True)
+    replica = Replica(host="nas", dataset="b/k", bundles=tmp_path)
+    there = ReplicaDestination("nas", replica, Interrupt())
+    with pytest.raises(
+        ReplicaError, match=r"nothing moved for 60 minutes.*see: zpool status, on nas"
+    ):
+        there._run(["sleep", "1000"], counted=True)
+
+
+def test_a_transfer_that_moves_may_take_its_time(tmp_path):
+    assert to(tmp_path)._run(["sleep", "0.5"], counted=True) == (0, [])
+
+
+def test_nothing_is_known_of_what_moves_in_the_kernel_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pace, "stands_still", lambda _self: True)
+    there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), Interrupt())
+    assert there._run(["sleep", "1"], counted=False) == (0, [])
+
+
+SYNC = """#!/bin/sh
+printf 'sync %s' "$(basename "$2")" >>{log}
+test ! -e {final} || printf ', final there' >>{log}
+test ! -e {store}/.run-1.copying/copy.json || printf ', marked' >>{log}
+echo >>{log}
+"""
+RSYNC = """#!/bin/sh
+for place; do before=$last last=$place; done
+mkdir "$last" && cp -r "$before." "$last"
+"""
+"""Neither a real disk nor a real rsync: what counts is the order."""
+
+
+def test_a_copy_gets_its_name_when_it_is_on_stable_storage(tmp_path, monkeypatch):
+    there, bundle, tools = (tmp_path / name for name in ("there", "bundle", "tools"))
+    for directory in (there, bundle, tools):
+        directory.mkdir()
+    (bundle / "manifest.json").write_bytes(b"{}")
+    store, log = there / "uuid", tmp_path / "log"
+    final = store / "run-1"
+    for name, text in (("sync", SYNC), ("rsync", RSYNC)):
+        (tools / name).write_text(text.format(log=log, store=store, final=final))
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    destination = ReplicaDestination("nas", Replica(dataset="b/k", bundles=there), Interrupt())
+    destination.store(bundle, "uuid/run-1")
+    assert log.read_text().splitlines() == [
+        "sync .run-1.copying, marked",
+        "sync uuid, final there",
+    ]
+    assert sorted(path.name for path in final.iterdir()) == ["copy.json", "manifest.json"]
+
+
+class Tools:
+    """Commands that note with what they are called, and do as told."""
+
+    def __init__(self, directory: Path, monkeypatch) -> None:
+        self._directory, self._log = directory, directory / "log"
+        monkeypatch.setenv("PATH", str(directory), prepend=":")
+
+    def put(self, name, script=""):
+        # One line, one write: several of them run at once in a pipe.
+        note = f'call="$(printf {name}; printf "|%s" "$@")"; printf "%s\\n" "$call" >>{self._log}'
+        path = self._directory / name
+        path.write_text(f"#!/bin/sh\n{note}\n{script}\n")
+        path.chmod(0o755)
+
+    def called(self, name):
+        """The words of each call."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return [line.split("|")[1:] for line in lines if line.split("|")[0] == name]
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    directory = tmp_path / "tools"
+    directory.mkdir()
+    made = Tools(directory, monkeypatch)
+    made.put("zfs")
+    made.put("syncoid")
+    made.put("mbuffer", "cat")
+    made.put("ssh", 'for last; do :; done; exec sh -c "$last"')  # the other machine is this one
+    return made
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """For each transfer, whether what it moves is watched."""
+    seen = []
+    real = ReplicaDestination._run
+
+    def run(self, command, *, counted):
+        seen.append(counted)
+        return real(self, command, counted=counted)
+
+    monkeypatch.setattr(ReplicaDestination, "_run", run)
+    return seen
+
+
+def without(command, monkeypatch):
+    """It is not installed."""
+    real = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: real(name) if name != command else None)
+
+
+def to(tmp_path, *, interrupt=None, **more):
+    bundles = tmp_path / "bundles"
+    bundles.mkdir(exist_ok=True)
+    replica = Replica(dataset="backup/kvm", bundles=bundles, **more)
+    return ReplicaDestination("nas", replica, interrupt or Interrupt())
+
+
+def test_datasets_are_named_as_here(tmp_path, monkeypatch):
+    asked = []
+
+    def snapshots(names):
+        asked.extend(names)
+        return [PoolSnapshot("backup/kvm/tank:web", "s1", 7, 1, {})]
+
+    monkeypatch.setattr(
+        destination, "ZfsElsewhere", lambda _host: SimpleNamespace(snapshots=snapshots)
+    )
+    (found,) = to(tmp_path).snapshots(["tank/web"])
+    assert asked == ["backup/kvm/tank:web"]
+    assert found == PoolSnapshot("tank/web", "s1", 7, 1, {})
+
+
+def test_properties_are_set_on_the_copies(tmp_path, tools):
+    to(tmp_path).mark({"tank/web@s1": {"level": "ram"}})
+    assert tools.called("zfs") == [["set", "snaporch:level=ram", "backup/kvm/tank:web@s1"]]
+
+
+def test_the_dataset_of_copies_is_made_once(tmp_path, tools):
+    there = to(tmp_path)
+    there.send("tank/web", raw=False)
+    there.send("flash/web", raw=False)
+    assert tools.called("zfs") == [["create", "-p", "backup/kvm"]]
+    assert [words[-2:] for words in tools.called("syncoid")] == [
+        ["tank/web", "backup/kvm/tank:web"],
+        ["flash/web", "backup/kvm/flash:web"],
+    ]
+
+
+def test_syncoid_makes_no_snapshot_and_takes_nothing_back(tmp_path, tools):
+    to(tmp_path).send("tank/web", raw=False)
+    (words,) = tools.called("syncoid")
+    assert words == [
+        "--no-sync-snap",
+        "--no-rollback",
+        "--no-privilege-elevation",
+        "--compress=none",
+        "--quiet",
+        "--sendoptions=Lce",
+        "--recvoptions=u o readonly=on",
+        *(f"--sshoption={option}" for option in SSH_OPTIONS),
+        "tank/web",
+        "backup/kvm/tank:web",
+    ]
+
+
+@pytest.mark.parametrize(("raw", "options"), [(True, "w"), (False, "Lce")])
+def test_what_is_encrypted_is_sent_as_it_lies(tmp_path, tools, raw, options):
+    to(tmp_path).send("tank/web", raw=raw)
+    (words,) = tools.called("syncoid")
+    assert f"--sendoptions={options}" in words
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--source-bwlimit=5M"])])
+def test_syncoid_is_told_how_fast_and_where(tmp_path, tools, rate, limit):
+    to(tmp_path, host="root@nas", rate=rate).send("tank/web", raw=False)
+    (words,) = tools.called("syncoid")
+    assert words[-1] == "root@nas:backup/kvm/tank:web"
+    assert [word for word in words if "bwlimit" in word] == limit
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_syncoid_moves_is_watched_where_mbuffer_moves_it(
+    tmp_path, tools, counted, monkeypatch, installed
+):
+    if not installed:
+        without("mbuffer", monkeypatch)
+    to(tmp_path).send("tank/web", raw=False)
+    assert counted == [installed]
+
+
+def test_what_is_to_be_installed_is_told(tmp_path, tools, monkeypatch):
+    without("syncoid", monkeypatch)
+    with pytest.raises(UnavailableError, match="apt install sanoid"):
+        to(tmp_path).send("tank/web", raw=False)
+    assert "apt install sanoid" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path))
+
+
+def test_words_that_syncoid_says_when_all_is_well_are_none(tmp_path, tools):
+    tools.put("syncoid", "echo NEWEST SNAPSHOT: s1")
+    to(tmp_path).send("tank/web", raw=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("a;CRITICAL ERROR: b;cannot receive: c;d", "cannot receive: c"),
+        ("a;CRITICAL ERROR: b;d", "CRITICAL ERROR: b"),
+        ("a;;  ;d", "d"),
+        ("", "syncoid failed without a word"),
+    ],
+)
+def test_why_syncoid_failed(tmp_path, tools, said, reason):
+    tools.put("syncoid", f"echo '{said}' | tr ';' '\\n'; exit 2")
+    with pytest.raises(ReplicaError) as caught:
+        to(tmp_path).send("tank/web", raw=False)
+    assert (caught.value.thing, caught.value.reason) == ("nas: tank/web", reason)
+    assert caught.value.step == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "cannot receive: destination has been modified",
+        "cannot receive: most recent snapshot does not match",
+        "CRITICAL ERROR: there are no snapshots matching",
+    ],
+)
+def test_a_copy_that_has_gone_another_way_is_told_with_its_place(tmp_path, tools, said):
+    tools.put("syncoid", f"echo {said}; echo end; exit 2")
+    with pytest.raises(ReplicaError) as caught:
+        to(tmp_path, host="root@nas").send("tank/web", raw=False)
+    assert "backup/kvm/tank:web on root@nas has gone another way" in caught.value.step
+
+
+# -- from a bookmark ----------------------------------------------------------------------------
+
+TOKEN = 'case "$1" in get) echo "{token}" ;; send) echo stream ;; receive) cat >{got} ;; esac'
+
+
+def go_on(tmp_path, tools, *, token="-", raw=False, **more):
+    got = tmp_path / "received"
+    tools.put("zfs", TOKEN.format(token=token, got=got))
+    there = to(tmp_path, **more)
+    tools.put("mbuffer", "cat")
+    there.go_on("tank/web#place", "tank/web@s2", raw=raw)
+    return got
+
+
+@pytest.mark.parametrize(("raw", "flags"), [(True, ["-w"]), (False, ["-L", "-c", "-e"])])
+def test_one_snapshot_goes_from_a_bookmark(tmp_path, tools, counted, raw, flags):
+    assert go_on(tmp_path, tools, raw=raw).read_text() == "stream\n"
+    asked, *ends = tools.called("zfs")
+    assert asked[-1] == "backup/kvm/tank:web"
+    assert sorted(ends) == [
+        ["receive", "-u", "-o", "readonly=on", "backup/kvm/tank:web"],
+        ["send", *flags, "-i", "tank/web#place", "tank/web@s2"],
+    ]
+    assert (tools.called("mbuffer"), counted) == ([], [False])
+
+
+def test_it_goes_no_faster_than_it_may(tmp_path, tools, counted):
+    assert go_on(tmp_path, tools, rate=5, host="root@nas").read_text() == "stream\n"
+    assert tools.called("mbuffer") == [["-q", "-m", "16M", "-R", "5M"]]
+    assert counted == [True]
+
+
+def test_without_mbuffer_it_goes_as_fast_as_it_can(tmp_path, tools, counted, monkeypatch):
+    without("mbuffer", monkeypatch)
+    assert go_on(tmp_path, tools, rate=5).read_text() == "stream\n"
+    assert (tools.called("mbuffer"), counted) == ([], [False])
+
+
+def test_what_was_cut_short_is_syncoids_to_finish(tmp_path, tools):
+    assert not go_on(tmp_path, tools, token="1-abc").exists()
+    assert len(tools.called("zfs")) == 1
+
+
+def test_a_snapshot_that_does_not_go_is_named(tmp_path, tools):
+    tools.put("zfs", 'test "$1" = get && echo - && exit; echo cannot do that >&2; exit 1')
+    with pytest.raises(ReplicaError) as caught:
+        to(tmp_path).go_on("tank/web#place", "tank/web@s2", raw=False)
+    assert (caught.value.thing, caught.value.reason) == ("nas: tank/web@s2", "cannot do that")
+
+
+# -- bundles ------------------------------------------------------------------------------------
+
+
+def test_bundles_are_those_that_are_whole(tmp_path):
+    there = to(tmp_path)
+    assert there.bundles("u") == frozenset()
+    store = tmp_path / "bundles" / "u"
+    for name in ("run-1", "run-2", ".run-3.copying", "some thing"):
+        (store / name).mkdir(parents=True)
+    assert there.bundles("u") == {"run-1", "run-2"}
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--bwlimit=5M"])])
+def test_a_bundle_goes_where_and_as_fast_as_it_may(tmp_path, tools, counted, rate, limit):
+    tools.put("rsync", 'for last; do :; done; last="${last#*:}"; mkdir "$last"')
+    (tmp_path / "bundle").mkdir()
+    to(tmp_path, rate=rate, host="root@nas").store(tmp_path / "bundle", "u/run-1")
+    words = next(words for words in tools.called("rsync") if words)
+    place = tmp_path / "bundles" / "u" / ".run-1.copying"
+    options = ["-rlptgo", "--numeric-ids", "--inplace", "--delete", "-e", shlex.join(ssh())]
+    assert words == [*options, *limit, f"{tmp_path}/bundle/", f"root@nas:{place}/"]
+    assert counted == [True]
+    copied = json.loads((place.parent / "run-1" / "copy.json").read_bytes())
+    assert copied == {"dataset": "backup/kvm"}
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("first;rsync: write failed;last", "rsync: write failed"),
+        ("first;last", "first"),
+        ("", "rsync ended with status 3"),
+    ],
+)
+def test_a_bundle_that_does_not_arrive_gets_no_name(tmp_path, tools, said, reason):
+    tools.put("rsync", f"echo '{said}' | tr ';' '\\n'; exit 3")
+    (tmp_path / "bundle").mkdir()
+    there = to(tmp_path)
+    with pytest.raises(ReplicaError) as caught:
+        there.store(tmp_path / "bundle", "u/run-1")
+    assert (caught.value.thing, caught.value.reason) == ("nas: bundle u/run-1", reason)
+    assert there.bundles("u") == frozenset()
+
+
+def test_a_directory_for_bundles_that_is_missing_is_not_made(tmp_path, tools):
+    """Its file system may not be mounted, and what lies below be in the clear."""
+    tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
+    (tmp_path / "bundle").mkdir()
+    there = ReplicaDestination(
+        "nas", Replica(dataset="b/k", bundles=tmp_path / "away" / "vm1"), Interrupt()
+    )
+    with pytest.raises(CommandError, match="away/vm1"):
+        there.store(tmp_path / "bundle", "u/run-1")
+    assert not (tmp_path / "away").exists()
+
+
+def test_a_bundle_never_goes_into_what_has_its_name(tmp_path, tools):
+    tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
+    (tmp_path / "bundle").mkdir()
+    final = tmp_path / "bundles" / "u" / "run-1"
+    there = to(tmp_path)
+    final.mkdir(parents=True)
+    there.store(tmp_path / "bundle", "u/run-1")
+    assert os.listdir(final) == ["copy.json"]
+    (final / "copy.json").write_text("another")
+    with pytest.raises(SnaporchError, match="not empty"):
+        there.store(tmp_path / "bundle", "u/run-1")
+    assert (final / "copy.json").read_text() == "another"
+    assert os.listdir(final) == ["copy.json"]
+
+
+def test_what_was_given_up_goes_with_the_next_one_that_arrives(tmp_path, tools):
+    tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
+    (tmp_path / "bundle").mkdir()
+    there = to(tmp_path)
+    left = tmp_path / "bundles" / "u" / ".run-0.copying"
+    left.mkdir(parents=True)
+    there.store(tmp_path / "bundle", "u/run-1")
+    assert os.listdir(left.parent) == ["run-1"]
+
+
+# -- whether anything could be copied -----------------------------------------------------------
+
+
+def test_what_could_be_copied_to_has_no_trouble(tmp_path, tools):
+    tools.put("rsync")
+    (tmp_path / "b").mkdir()
+    assert why_not(Replica(dataset="backup/kvm/x", bundles=tmp_path / "b")) == ""
+    assert tools.called("rsync") == [["--version"]]
+    assert tools.called("zfs") == [["list", "-H", "-o", "name", "backup"]]
+
+
+def test_without_rsync_it_is_told_what_to_install(tmp_path, tools, monkeypatch):
+    without("rsync", monkeypatch)
+    assert "apt install rsync" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path))
+
+
+def test_trouble_is_told_before_anything_is_copied(tmp_path, tools):
+    tools.put("rsync")
+    assert "away" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path / "away"))
+    (tmp_path / "b").mkdir()
+    there = Replica(dataset="backup/kvm", bundles=tmp_path / "b")
+    tools.put("zfs", "echo no such pool >&2; exit 1")
+    assert "no such pool" in why_not(there)
+    tools.put("rsync", "exit 1")
+    assert "rsync" in why_not(there)
+
+
+# -- the end of a transfer ----------------------------------------------------------------------
+
+
+def test_a_transfer_that_does_not_end_when_asked_is_made_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 0.3)
+    script = tmp_path / "transfer"
+    script.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >{tmp_path}/begun\nexec sleep 1000\n")
+    script.chmod(0o755)
+    there = to(tmp_path, interrupt=Interrupted(tmp_path / "begun"))
+    with pytest.raises(InterruptedRunError):
+        there._run([str(script)], counted=False)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "begun").read_text()), 0)
+
+
+def test_one_that_has_just_ended_needs_no_end(monkeypatch):
+    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 0)
+    ended = subprocess.Popen(["true"], start_new_session=True)
+    ended.wait()
+    destination._end(SimpleNamespace(pid=ended.pid, poll=lambda: None))
+
+
+def test_a_transfer_asks_nobody_and_speaks_plainly(tmp_path, tools):
+    """What it says is looked through for words; it may name files by any bytes."""
+    say = "printf 'failed: \\377 %s %s'"
+    tools.put("rsync", f'{say} "$LC_ALL" "$(readlink /proc/$$/fd/0)"; exit 3')
+    (tmp_path / "bundle").mkdir()
+    reader, writer = os.pipe()
+    kept = os.dup(0)
+    os.dup2(reader, 0)  # as of whoever called
+    try:
+        with pytest.raises(ReplicaError) as caught:
+            to(tmp_path).store(tmp_path / "bundle", "u/run-1")
+    finally:
+        os.dup2(kept, 0)
+        for descriptor in (kept, reader, writer):
+            os.close(descriptor)
+    assert caught.value.reason == "failed: \ufffd C /dev/null"
+
+
+class Interrupted(Interrupt):
+    """A signal comes as soon as the file is there."""
+
+    def __init__(self, begun: Path) -> None:
+        super().__init__()
+        self._begun = begun
+
+    def check(self, thing: str) -> None:
+        end = time.monotonic() + 60
+        while not self._begun.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        self.signum = 15
+        super().check(thing)

@@ -1,0 +1,237 @@
+"""The ways back from RAM in pages."""
+
+from pathlib import Path
+
+import pytest
+from fakes import streams
+from fakes.hooks import failing
+
+from snaporch.bundle.manifest import Role
+from snaporch.bundle.save_image import read_header
+from snaporch.catalog.records import all_records
+from snaporch.clone.clone import Wish, check_clone, clone
+from snaporch.errors import AttentionError, RefusedError, RunFailedError
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import BundleState, Level
+from snaporch.recovery.settle import recover
+from snaporch.restore import ram_from_pages as pages_module
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.ram_from_pages import check_pages, extract_ram
+from snaporch.restore.run import check_bundle, restore
+from snaporch.restore.source import NotWholeError, records_called, whole_source
+from snaporch.show import describe
+from snaporch.snapshot.run import take_snapshot
+from snaporch.verify.verify import Ordeal, verify
+
+
+@pytest.fixture
+def paged(world):
+    """A guest with a snapshot ``s1`` whose RAM is in pages; it has gone on since."""
+    world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    world.with_pages()
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    world.then = world.guest().ram
+    world.guest().ram = streams.guest_stream(seed=9, changed=(2, 3))
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s2", wait=0)
+    world.hooks.log.clear()
+    return world
+
+
+def source(world, name="s1"):
+    return whole_source(world.context, records_called(world.context, f"web@{name}")[-1])
+
+
+def go_back(world, name="s1", **options):
+    plan = make_restore_plan(world.context, "web", name, discard_newer=True, **options)
+    return restore(world.context, check_bundle(world.context, plan), safety=False)
+
+
+def page_file(world, name="s1"):
+    uuid = world.hypervisor.domain("web").uuid
+    return world.root / "zfs/tank/ram" / uuid / ".zfs/snapshot" / name / "pages"
+
+
+def spoil(path):
+    with path.open("r+b") as stream:
+        stream.seek(5000)
+        byte = stream.read(1)[0]
+        stream.seek(5000)
+        stream.write(bytes([byte ^ 1]))
+
+
+def same_memory(one, other):
+    """The same pages and devices; what differs is the order of sections."""
+    return streams.contents(one) == streams.contents(other)
+
+
+def test_a_restore_resumes_what_was_captured(paged):
+    restored = go_back(paged)
+    assert restored.resumed
+    assert same_memory(paged.guest().ram, paged.then)
+    assert not same_memory(paged.guest().ram, streams.guest_stream(seed=9, changed=(2, 3)))
+    assert paged.leftovers() == []
+
+
+def test_each_snapshot_has_its_own_pages(paged):
+    go_back(paged, "s2")
+    assert same_memory(paged.guest().ram, streams.guest_stream(seed=9, changed=(2, 3)))
+
+
+def test_damaged_pages_are_found_before_anything_is_touched(paged):
+    spoil(page_file(paged))
+    with pytest.raises(RefusedError, match=r"damaged.*--cold"):
+        go_back(paged)
+    assert paged.hooks.acts() == []
+    assert paged.leftovers() == []
+
+
+def test_a_damaged_rest_is_found_before_anything_is_touched(paged):
+    spoil_rest(paged)
+    with pytest.raises(RefusedError, match="SHA-256"):
+        go_back(paged)
+    assert paged.hooks.acts() == []
+
+
+def spoil_rest(world):
+    path = Path(source(world).directory) / "ram.rest"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_no_room_for_the_image_is_known_before_anything_is_touched(paged, monkeypatch):
+    monkeypatch.setattr(pages_module.shutil, "disk_usage", lambda _path: Usage())
+    with pytest.raises(RefusedError, match="no room"):
+        go_back(paged)
+    assert paged.hooks.acts() == []
+    assert paged.leftovers() == []
+
+
+class Usage:
+    """A full file system."""
+
+    free = 0
+
+
+def test_a_store_that_cannot_be_written_is_an_error_in_words(paged, monkeypatch):
+    def full(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pages_module, "build_image", full)
+    with pytest.raises(RunFailedError, match="nothing was touched"):
+        go_back(paged)
+    assert paged.leftovers() == []
+
+
+def test_a_restore_that_fails_half_way_keeps_its_image_for_the_next_try(paged):
+    paged.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "no"))
+    with pytest.raises(AttentionError):
+        go_back(paged)
+    assert list(paged.paths.bundles.glob("*/.*.partial/ram.save"))
+    paged.hooks.at.clear()
+    recover(paged.context, paged.hypervisor.domain("web").uuid)
+    assert same_memory(paged.guest().ram, paged.then)
+    assert paged.leftovers() == []
+
+
+def test_a_restore_that_is_undone_leaves_no_image(paged):
+    paged.hooks.at["hypervisor.destroy"] = failing(HypervisorError("web", "no"))
+    with pytest.raises((RunFailedError, HypervisorError)):
+        go_back(paged)
+    assert paged.leftovers() == []
+
+
+def test_booting_from_the_disks_needs_no_pages(paged):
+    spoil(page_file(paged))
+    go_back(paged, cold=True)
+    assert paged.guest().live is not None
+
+
+def test_without_its_pages_a_snapshot_has_no_ram(paged):
+    entry = source(paged).manifest.pages
+    paged.pool.destroy_snapshots([f"{entry.dataset}@{entry.name}"])
+    (record,) = [
+        r for r in all_records(paged.context.store, paged.pool.snapshots()) if r.snapshot == "s1"
+    ]
+    assert (record.state, record.level) == (BundleState.INCOMPLETE, Level.CRASH)
+    with pytest.raises(RefusedError, match="--cold"):
+        go_back(paged)
+    with pytest.raises(NotWholeError, match="are gone"):
+        source(paged)
+
+
+def test_pages_are_found_in_a_replica(paged):
+    entry = source(paged).manifest.pages
+    full = f"{entry.dataset}@{entry.name}"
+    paged.pool.replicate(full, "flash/copy")
+    target = paged.root / "zfs/flash/copy/.zfs/snapshot/s1"
+    target.mkdir(parents=True)
+    page_file(paged).rename(target / "pages")
+    paged.pool.destroy_snapshots([full])
+    go_back(paged)
+    assert same_memory(paged.guest().ram, paged.then)
+
+
+def test_a_clone_resumes_under_its_own_name(paged):
+    wish = Wish("test", resumed=True)
+    check_clone(paged.context, source(paged), wish)
+    made = clone(paged.context, source(paged), wish)
+    assert made.resumed
+    guest = paged.guest("test")
+    assert same_memory(guest.ram, paged.then)
+    assert "<name>test</name>" in guest.live
+
+
+def test_verify_reads_every_page(paged):
+    record = records_called(paged.context, "web@s1")[-1]
+    assert verify(paged.context, record, Ordeal(run=False)).passed
+    spoil(page_file(paged))
+    outcome = verify(paged.context, record, Ordeal(run=False))
+    assert not outcome.passed
+    assert "damaged" in outcome.failure.line()
+
+
+def test_a_page_file_that_cannot_be_read_is_an_error_in_words(paged, monkeypatch):
+    def broken(*_arguments):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(pages_module, "page_sum", broken)
+    with pytest.raises(NotWholeError, match="Input/output"):
+        check_pages(paged.context, "web@s1", source(paged).part(Role.RAM))
+
+
+def test_extracting_ram_gives_an_image_for_libvirt(paged, tmp_path):
+    done = extract_ram(paged.context, source(paged), tmp_path)
+    path = tmp_path / "web@s1-ram.save"
+    assert (done.target, done.path) == ("ram", str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_header(path).was_running
+    with pytest.raises(RefusedError, match="exists"):
+        extract_ram(paged.context, source(paged), tmp_path)
+
+
+def test_extracting_ram_that_is_an_image_copies_it(paged, tmp_path):
+    paged.with_defaults()
+    take_snapshot(paged.context, paged.hypervisor.domain("web"), name="s3", wait=0)
+    extract_ram(paged.context, source(paged, "s3"), tmp_path / "image")
+    kept = source(paged, "s3").directory / "ram.save"
+    assert (tmp_path / "image").read_bytes() == kept.read_bytes()
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    with pytest.raises(NotWholeError, match="SHA-256"):
+        extract_ram(paged.context, source(paged, "s3"), tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir() if "image" in path.name) == ["image"]
+    assert not (tmp_path / "other").exists()
+
+
+def test_damaged_pages_are_not_extracted(paged, tmp_path):
+    spoil(page_file(paged))
+    with pytest.raises(NotWholeError, match="damaged"):
+        extract_ram(paged.context, source(paged), tmp_path / "image")
+    assert not list(tmp_path.glob("*image*"))
+
+
+def test_by_hand_says_how_to_get_an_image(paged):
+    record = records_called(paged.context, "web@s2")[-1]
+    lines = describe(paged.context, record).by_hand
+    made = next(line for line in lines if "extract --ram" in line)
+    image = made.split()[4]
+    assert f"virsh restore {image} --running" in lines[-2]

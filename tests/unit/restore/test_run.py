@@ -1,0 +1,638 @@
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing
+from fakes.hypervisor import Agent
+
+from snaporch.bundle import host_file
+from snaporch.bundle import store as store_module
+from snaporch.errors import (
+    AttentionError,
+    ExitCode,
+    InterruptedRunError,
+    RefusedError,
+    SnaporchError,
+)
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import DomainState
+from snaporch.prune.decision import Kind
+from snaporch.prune.scan import survey
+from snaporch.recovery.settle import recover
+from snaporch.restore import safety_copy as safety_module
+from snaporch.restore import steps
+from snaporch.restore.journal import HostFile
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.run import check_bundle, restore
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PoolError
+
+
+def plan(world, name="s1", **more):
+    return make_restore_plan(world.context, "web", name, discard_newer=True, **more)
+
+
+def put_back(world, name="s1", *, cold=False, safety=True):
+    return restore(world.context, plan(world, name, cold=cold), safety=safety)
+
+
+# -- the way through ----------------------------------------------------------------------------
+
+
+def test_everything_in_order(story, world):
+    put_back(world)
+    acts = world.hooks.acts()
+    assert acts[: acts.index("pool.rollback")] == [
+        "pool.hold",  # the targets
+        "pool.hold",
+        "pool.snapshot",  # safety, one pool after the other
+        "pool.snapshot",
+        "pool.send_increment",
+        "pool.send_increment",
+        "hypervisor.define",  # barred
+        "hypervisor.destroy",
+        "pool.snapshot",  # what came until the guest was off
+        "pool.snapshot",
+        "pool.send_increment",
+        "pool.send_increment",
+        "hypervisor.drop_managed_save",
+        "pool.destroy_snapshots",
+    ]
+    assert acts.count("pool.rollback") == 2
+    after = acts[len(acts) - acts[::-1].index("pool.rollback") :]
+    assert [act for act in after if act.startswith("hypervisor.")] == [
+        "hypervisor.restore",
+        "hypervisor.define",
+        "hypervisor.set_guest_clock",
+    ]
+    assert world.leftovers() == []
+
+
+def test_the_guest_goes_on_where_it_was(story, world):
+    restored = put_back(world)
+    assert world.guest().ram == story.ram
+    assert story.content() == {b"first"}
+    assert (restored.state, restored.resumed) == (DomainState.RUNNING, True)
+    assert restored.clock_set is False
+
+
+def test_the_clock_is_set_where_an_agent_answers(story, world):
+    world.guest().agent = Agent.ANSWERS
+    assert put_back(world).clock_set
+
+
+def test_a_paused_guest_comes_back_paused(tell, world):
+    tell(state=DomainState.PAUSED)
+    restored = put_back(world)
+    assert restored.state is DomainState.PAUSED
+    assert "hypervisor.set_guest_clock" not in world.hooks.acts()
+
+
+def test_a_guest_that_was_off_is_rolled_back_and_stays_off(tell, world):
+    story = tell(state=DomainState.OFF)
+    restored = put_back(world)
+    assert (restored.state, restored.resumed) == (DomainState.OFF, False)
+    assert story.content() == {b"first"}
+    assert "hypervisor.destroy" not in world.hooks.acts()
+
+
+def test_a_cold_restore_boots(story, world):
+    restored = put_back(world, cold=True)
+    assert (restored.state, restored.resumed) == (DomainState.RUNNING, False)
+    assert "hypervisor.start" in world.hooks.acts()
+    assert "hypervisor.restore" not in world.hooks.acts()
+
+
+def manage_save(world):
+    """``virsh managedsave``."""
+    guest = world.guest()
+    image = world.root / "web.save"
+    world.hypervisor.save(guest.uuid, image)
+    guest.managed_save = True
+    world.hypervisor.managed_saves[guest.uuid] = image
+    world.hooks.log.clear()
+
+
+def test_a_managed_save_is_dropped_before_it_could_be_resumed(story, world):
+    manage_save(world)
+    put_back(world, cold=True)
+    acts = world.hooks.acts()
+    assert acts.index("hypervisor.drop_managed_save") < acts.index("hypervisor.start")
+    assert not world.guest().managed_save
+
+
+def test_the_record_of_a_copy_is_there_whole_or_not_at_all(story, world, monkeypatch):
+    """A prune that found a part of it would take it for one that is damaged."""
+    written, real = [], os.fsync
+
+    def fsync(descriptor):
+        written.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real(descriptor)
+
+    monkeypatch.setattr(store_module.os, "fsync", fsync)
+    put_back(world)
+    assert ".undo.json" in written
+    assert "undo.json" not in written
+    (copy,) = [each for each in survey(world.paths.bundles) if each.kind is Kind.SAFETY]
+    (copy.path / ".undo.json").touch()  # of one that was killed
+    (copy,) = [each for each in survey(world.paths.bundles) if each.kind is Kind.SAFETY]
+    assert copy.trouble == ""
+
+
+def test_an_undefined_domain_comes_back(story, world):
+    world.hypervisor.guests.clear()
+    assert put_back(world).state is DomainState.RUNNING
+    assert world.guest().inactive == story.domain.inactive_xml
+
+
+def test_the_definition_is_that_of_the_snapshot(story, world):
+    changed = world.guest().inactive.replace("16384", "32768")
+    world.hypervisor.define(changed)
+    put_back(world)
+    assert world.guest().inactive == story.domain.inactive_xml
+
+
+def test_newer_snapshots_and_bookmarks_go_before_the_rollback(story, world):
+    story.snapshot("s2")
+    world.pool.bookmark("tank/web@s2", "sent")
+    put_back(world)
+    assert sorted(n for n in world.pool.names()) == ["flash/web@s1", "tank/web@s1"]
+    assert world.pool.newer("tank/web@s1") == []
+
+
+def test_nvram_and_tpm_state_come_back_as_they_were(tell, world):
+    vars_fd = world.root / "vars.fd"
+    vars_fd.write_bytes(b"then")
+    vars_fd.chmod(0o640)
+    state = world.root / "tpm2"
+    state.mkdir()
+    (state / "tpm2-00.permall").write_bytes(b"secret")
+    tell(nvram=str(vars_fd), tpm=str(state))
+    vars_fd.write_bytes(b"now")
+    vars_fd.chmod(0o600)
+    shutil.rmtree(state)
+    put_back(world)
+    assert vars_fd.read_bytes() == b"then"
+    assert vars_fd.stat().st_mode & 0o777 == 0o640
+    assert (state / "tpm2-00.permall").read_bytes() == b"secret"
+    assert [p.name for p in state.iterdir()] == ["tpm2-00.permall"]
+
+
+def test_tpm_state_in_one_file_comes_back_and_may_be_undone(tell, world):
+    state = world.root / "tpm" / "state"
+    state.parent.mkdir()
+    state.write_bytes(b"then")
+    state.chmod(0o640)
+    tell(tpm=str(state))
+    state.write_bytes(b"now")
+    script = Path(put_back(world).undo)
+    assert state.read_bytes() == b"then"
+    assert state.stat().st_mode & 0o777 == 0o640
+    assert (script.parent / "tpm.state").read_bytes() == b"now"
+    shutil.rmtree(state.parent)
+    lines = its_files(script.read_text())
+    subprocess.run(["sh", "-e"], input="\n".join(lines), cwd=script.parent, text=True, check=True)
+    assert state.read_bytes() == b"now"
+
+
+def its_files(text):
+    """What the script does about files, and the functions that it does it with."""
+    head = text.partition("mkdir -p -m 700")[0]
+    files = [line for line in text.splitlines() if line.startswith(("sound /", "put "))]
+    return [head.partition('cd "$(dirname')[0], head.partition('"$0")"\n')[2], *files]
+
+
+def test_the_tpm_of_a_transient_guest_is_kept_before_it_ends(tell, world):
+    """With its end libvirt deletes the state."""
+    state, vars_fd = world.root / "state", world.root / "vars.fd"
+    state.write_bytes(b"then")
+    vars_fd.write_bytes(b"then")
+    tell(tpm=str(state), nvram=str(vars_fd), persistent=False)
+    state.write_bytes(b"now")
+    vars_fd.write_bytes(b"now")
+    kept = Path(put_back(world).undo).parent
+    assert state.read_bytes() == b"then"
+    assert (kept / "tpm.state").read_bytes() == b"now"
+    assert (kept / "nvram.fd").read_bytes() == b"now"
+
+
+def test_secrets_are_never_readable_by_others_on_their_way_back(tell, world, monkeypatch):
+    state = world.root / "tpm2"
+    state.mkdir()
+    (state / "tpm2-00.permall").write_bytes(b"secret")
+    (state / "tpm2-00.permall").chmod(0o600)
+    tell(tpm=str(state))
+    modes = []
+    real = os.fchown
+
+    def fchown(descriptor, uid, gid):
+        modes.append(os.fstat(descriptor).st_mode & 0o077)
+        real(descriptor, uid, gid)
+
+    monkeypatch.setattr(host_file.os, "fchown", fchown)
+    before = os.umask(0o022)
+    try:
+        put_back(world, safety=False)
+    finally:
+        os.umask(before)
+    assert modes == [0]
+
+
+# -- the safety copy ----------------------------------------------------------------------------
+
+
+def test_the_restore_can_be_undone_by_a_script(story, world):
+    restored = put_back(world)
+    script = Path(restored.undo)
+    assert script.stat().st_mode & 0o777 == 0o700
+    text = script.read_text()
+    for dataset in story.datasets:
+        assert f"zfs rollback -r {dataset}@s1\n" in text
+        assert text.count(f"zfs receive -F {dataset} < ") == 2
+    assert "virsh define domain.xml\n" in text
+    streams = sorted(path.name for path in script.parent.glob("*.zfs"))
+    assert streams == ["000.zfs", "001.zfs", "002.zfs", "003.zfs"]
+    assert all((script.parent / name).exists() for name in streams)
+
+
+def test_the_second_copy_goes_on_where_the_first_ended(story, world):
+    put_back(world)
+    sent = [line.split()[1:] for line in world.hooks.log if line.startswith("pool.send_increment")]
+    for dataset in story.datasets:
+        first, second = [pair for pair in sent if pair[0].startswith(f"{dataset}@")]
+        assert first[0] == f"{dataset}@s1"
+        assert second[0] == first[1]
+
+
+def test_the_script_is_shell(story, world):
+    restored = put_back(world)
+    subprocess.run(["sh", "-n", restored.undo], check=True)
+
+
+def test_the_script_marks_newer_snapshots_as_snaporchs_again(story, world):
+    """Streams carry no properties, so without it they would be nobody's after the undo."""
+    newer = story.snapshot("s2")
+    world.pool.snapshot(["tank/web@foreign"], {})
+    text = Path(put_back(world).undo).read_text()
+    for dataset in story.datasets:
+        (line,) = [row for row in text.splitlines() if row.endswith(f" {dataset}@s2")]
+        assert line.startswith("zfs set ")
+        assert f" snaporch:run={newer.run} " in line
+        assert " snaporch:level=ram " in line
+        assert text.index(line) > text.rindex(f"zfs receive -F {dataset}")
+    assert "@s1\n" not in text.partition("zfs receive")[2]
+    assert "foreign" not in text
+
+
+def test_names_are_quoted_in_the_script(world):
+    world.add_guest(disks={"vda": "tank/vm one's"})
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    text = Path(put_back(world).undo).read_text()
+    assert """zfs rollback -r 'tank/vm one'"'"'s@s1'\n""" in text
+
+
+def test_without_safety_nothing_is_copied(story, world):
+    restored = put_back(world, safety=False)
+    assert restored.undo is None
+    assert story.safety() == ([], [])
+    assert "pool.send_increment" not in world.hooks.acts()
+
+
+def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(story, world, monkeypatch):
+    full = shutil.disk_usage("/")._replace(free=0)
+    monkeypatch.setattr(safety_module.shutil, "disk_usage", lambda _path: full)
+    with pytest.raises(RefusedError, match="--no-safety"):
+        put_back(world)
+    assert_untouched(story, world)
+
+
+def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
+    vars_fd, state = world.root / "vars.fd", world.root / "tpm2"
+    vars_fd.write_bytes(b"then")
+    state.mkdir()
+    (state / "tpm2-00.permall").write_bytes(b"secret then")
+    tell(nvram=str(vars_fd), tpm=str(state))
+    vars_fd.write_bytes(b"now")
+    (state / "tpm2-00.permall").write_bytes(b"secret now")
+    (state / "tpm2-00.volatilestate").write_bytes(b"volatile now")
+    manage_save(world)
+    script = Path(put_back(world).undo)
+    kept = script.parent
+    assert (kept / "nvram.fd").read_bytes() == b"now"
+    assert (kept / "tpm.tpm2-00.permall").read_bytes() == b"secret now"
+    assert (kept / "tpm.tpm2-00.volatilestate").read_bytes() == b"volatile now"
+    assert (kept / "managed.save").read_bytes().endswith(b"QEVM later")
+    text = script.read_text()
+    assert f"put nvram.fd {vars_fd.parent} {vars_fd.name}\n" in text
+    assert f"put tpm.tpm2-00.permall {state} tpm2-00.permall\n" in text
+    assert "its managed save image: virsh restore $PWD/managed.save" in text
+    files = its_files(text)
+    precious = world.root / "precious"
+    precious.write_text("the host's")
+    vars_fd.unlink()
+    vars_fd.symlink_to(precious)
+    subprocess.run(["sh", "-e"], input="\n".join(files), cwd=kept, text=True, check=True)
+    assert precious.read_text() == "the host's"
+    assert not vars_fd.is_symlink()
+    assert vars_fd.read_bytes() == b"now"
+    assert (state / "tpm2-00.permall").read_bytes() == b"secret now"
+    elsewhere = world.root / "elsewhere"
+    state.rename(elsewhere)
+    (elsewhere / "tpm2-00.permall").write_bytes(b"the host's")
+    state.symlink_to(elsewhere)
+    done = subprocess.run(["sh", "-e"], input="\n".join(files), cwd=kept, text=True, check=False)
+    assert done.returncode == 5
+    assert (elsewhere / "tpm2-00.permall").read_bytes() == b"the host's"
+    state.unlink()
+    elsewhere.rename(state)
+    made = plan(world)
+    restore(world.context, made, safety=True, keep_running=True)
+    found = [each for each in survey(world.paths.bundles) if each.kind is Kind.SAFETY]
+    assert [each.trouble for each in found] == ["", ""], "prune must know every file of it"
+    assert any((each.path / "running.save").exists() for each in found)
+
+
+def test_the_script_bars_the_guest_until_all_is_back(story, world):
+    text = Path(put_back(world).undo).read_text()
+    order = ["flock -n 9", "virsh define barred.xml", "zfs rollback", "zfs receive", "rm -f "]
+    places = [text.index(word) for word in [*order, "virsh define domain.xml"]]
+    assert places == sorted(places)
+    kept = Path(story.safety()[1][0])
+    assert "run-snaporch-recover-first" in (kept / "barred.xml").read_text()
+    assert (kept / "domain.xml").read_text() == story.domain.inactive_xml
+
+
+# -- failures before the rollback ---------------------------------------------------------------
+
+
+def assert_untouched(story, world, *, state=DomainState.RUNNING):
+    assert story.content() == {b"now"}
+    assert world.guest().state is state
+    assert "pool.rollback" not in world.hooks.acts()
+    assert story.safety() == ([], [])
+
+
+@pytest.mark.parametrize("place", ["pool.snapshot", "pool.snapshot tank", "pool.send_increment"])
+def test_a_safety_copy_that_fails_leaves_the_guest_running(story, world, place):
+    world.hooks.at[place] = failing(PoolError("zfs", "trouble"))
+    with pytest.raises(SnaporchError, match="trouble"):
+        put_back(world)
+    assert_untouched(story, world)
+
+
+def test_a_signal_during_the_safety_copy_leaves_the_guest_running(story, world):
+    def come():
+        world.context.interrupt.signum = 2
+
+    world.hooks.at["pool.send_increment"] = come
+    with pytest.raises(InterruptedRunError):
+        put_back(world)
+    assert_untouched(story, world)
+
+
+def test_a_guest_that_cannot_be_stopped_leaves_no_trace(story, world):
+    world.hooks.at["hypervisor.destroy"] = failing(HypervisorError("web", "device busy"))
+    with pytest.raises(SnaporchError, match="device busy") as caught:
+        put_back(world)
+    assert caught.value.exit_code == ExitCode.FAILED
+    assert_untouched(story, world)
+
+
+def test_a_safety_copy_that_cannot_be_completed_says_that_the_guest_is_off(story, world):
+    def fail_once_off():
+        if world.guest().state is DomainState.OFF:
+            raise PoolError("zfs send", "trouble")
+
+    world.hooks.at["pool.send_increment"] = fail_once_off
+    with pytest.raises(SnaporchError, match="the guest is off, its disks are as they were"):
+        put_back(world)
+    assert_untouched(story, world, state=DomainState.OFF)
+
+
+# -- failures after it --------------------------------------------------------------------------
+
+AFTER = {
+    "pool.rollback": PoolError("zfs rollback", "dataset is busy"),
+    "hypervisor.drop_managed_save": HypervisorError("web", "no"),
+    "hypervisor.restore": HypervisorError("web", "restore: no such CPU"),
+}
+
+
+@pytest.mark.parametrize(("place", "error"), AFTER.items(), ids=AFTER)
+def test_a_failure_after_the_guest_was_stopped_tells_the_command_that_finishes(
+    story, world, place, error
+):
+    world.hooks.at[place] = failing(error)
+    with pytest.raises(AttentionError) as caught:
+        put_back(world)
+    message = str(caught.value)
+    assert error.reason in message
+    assert "the guest is off" in message
+    assert "mend the cause, then: snaporch recover web (or boot it: snaporch restore" in message
+    assert caught.value.exit_code == ExitCode.ATTENTION
+
+
+@pytest.mark.parametrize("place", AFTER)
+@pytest.mark.parametrize("way", ["recover", "restore"])
+def test_that_command_finishes_it_and_so_does_another_restore(story, world, place, way):
+    world.hooks.at[place] = failing(AFTER[place])
+    with pytest.raises(AttentionError):
+        put_back(world)
+    with pytest.raises(HypervisorError, match="run-snaporch-recover-first"):
+        world.hypervisor.start(story.domain.uuid, paused=False)
+    del world.hooks.at[place]
+    if way == "recover":
+        assert recover(world.context, story.domain.uuid)
+    else:
+        put_back(world, safety=False)
+    assert world.guest().ram == story.ram
+    assert story.content() == {b"first"}
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert world.leftovers() == []
+
+
+def test_a_definition_that_cannot_be_put_back_is_put_back_later(story, world):
+    def fail():
+        if world.guest().ram == story.ram:
+            raise HypervisorError("domain XML", "define: no")
+
+    world.hooks.at["hypervisor.define"] = fail
+    with pytest.raises(AttentionError, match="the guest is running"):
+        put_back(world)
+    del world.hooks.at["hypervisor.define"]
+    recover(world.context, story.domain.uuid)
+    assert world.guest().inactive == story.domain.inactive_xml
+    assert world.guest().state is DomainState.RUNNING
+    assert world.leftovers() == []
+
+
+def test_a_guest_that_cannot_be_booted_can_be_started_by_hand(story, world):
+    world.hooks.at["hypervisor.start"] = failing(HypervisorError("web", "no"))
+    with pytest.raises(AttentionError, match="the guest is off; mend the cause") as caught:
+        put_back(world, cold=True)
+    assert "cannot be started" not in str(caught.value)
+    del world.hooks.at["hypervisor.start"]
+    world.hypervisor.start(story.domain.uuid, paused=False)
+    recover(world.context, story.domain.uuid)
+    assert world.hooks.acts().count("hypervisor.start") == 2
+    assert world.leftovers() == []
+
+
+def test_odd_names_are_quoted_in_that_command(story, world):
+    story.snapshot("two words")
+    world.hooks.at["pool.rollback"] = failing(PoolError("zfs rollback", "busy"))
+    with pytest.raises(AttentionError, match="restore --cold 'web@two words'"):
+        put_back(world, "two words")
+
+
+def test_a_signal_after_the_rollback_began_is_too_late(story, world):
+    def come():
+        world.context.interrupt.signum = 15
+
+    world.hooks.at["pool.rollback"] = come
+    assert put_back(world).resumed
+
+
+def test_a_snapshot_that_appeared_meanwhile_is_not_destroyed(story, world):
+    made = plan(world)
+
+    def appear():
+        world.pool.snapshot(["tank/web@hourly"], {})
+
+    world.hooks.at["hypervisor.destroy"] = appear
+    with pytest.raises(SnaporchError, match="tank/web@hourly appeared meanwhile"):
+        restore(world.context, made, safety=True)
+    assert "tank/web@hourly" in world.pool.names()
+
+
+def test_a_guest_that_was_started_meanwhile_is_not_stopped(tell, world):
+    """What would be lost is not what consent was given to."""
+    tell()
+    guest = world.guest()
+
+    def start():
+        guest.boot += 1
+
+    world.hooks.at["pool.send_increment"] = start
+    with pytest.raises(RefusedError, match="was started meanwhile"):
+        put_back(world)
+    assert guest.state is DomainState.RUNNING
+    assert not {"hypervisor.destroy", "pool.rollback"} & set(world.hooks.acts())
+    assert world.leftovers() == []
+
+
+def test_a_snapshot_that_appeared_meanwhile_is_told_before_the_guest_is_stopped(story, world):
+    made = plan(world)
+    world.hooks.at["pool.send_increment"] = lambda: appear(world)
+    with pytest.raises(RefusedError, match="tank/web@hourly appeared meanwhile"):
+        restore(world.context, made, safety=True)
+    assert_untouched(story, world)
+
+
+def test_a_path_that_leads_elsewhere_meanwhile_is_told_before_the_guest_is_stopped(story, world):
+    """Saving may have taken hours."""
+    image, other = Path(story.domain.disks[0].source), world.image("flash/moved", "web.img")
+
+    def lead_elsewhere():
+        if not image.is_symlink():
+            image.unlink()
+            image.symlink_to(other)
+
+    world.hooks.at["pool.send_increment"] = lead_elsewhere
+    with pytest.raises(RefusedError, match=r"and leads to flash/moved web[.]img now"):
+        put_back(world)
+    assert_untouched(story, world)
+
+
+def appear(world):
+    if "tank/web@hourly" not in world.pool.names():
+        world.pool.snapshot(["tank/web@hourly"], {})
+
+
+def test_what_is_put_back_has_its_name_on_stable_storage(tmp_path, to_disk):
+    copy, place = tmp_path / "copy", tmp_path / "nvram" / "web.fd"
+    copy.write_bytes(b"then")
+    steps._put_back(HostFile(str(copy), str(place), None, None, None))
+    assert place.read_bytes() == b"then"
+    fresh = to_disk[0]
+    assert fresh.startswith(".snaporch.")
+    assert to_disk == [fresh, f"{fresh} -> web.fd", "nvram"]
+
+
+def test_the_script_is_on_stable_storage_before_anything_is_rolled_back(story, world, to_disk):
+    synced = []
+    world.hooks.at["pool.rollback"] = lambda: synced.append(list(to_disk))
+    restored = put_back(world)
+    directory = Path(restored.undo).parent
+    written = synced[0][: len(synced[0]) - synced[0][::-1].index("undo.sh")]
+    after = synced[0][len(written) :]
+    assert after[:2] == [directory.name, directory.parent.name]
+
+
+# -- the bundle ---------------------------------------------------------------------------------
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_in_ram_is_found_before_anything_is_touched(story, world):
+    flip(Path(story.record.bundle) / "ram.save")
+    with pytest.raises(RefusedError, match=r"damaged; boot from the disks with --cold"):
+        check_bundle(world.context, plan(world))
+    assert world.hooks.log == []
+
+
+def test_a_cold_restore_does_not_need_ram(story, world):
+    flip(Path(story.record.bundle) / "ram.save")
+    check_bundle(world.context, plan(world, cold=True))
+    assert "damaged" in world.heard.notes[-1]
+
+
+@pytest.mark.parametrize("part", ["domain.xml", "nvram.fd"])
+@pytest.mark.parametrize("how", [{"cold": True}, {"disks_only": True}])
+def test_what_would_be_put_back_and_is_damaged_is_refused_until_told(world, tmp_path, part, how):
+    (tmp_path / "vars.fd").write_bytes(b"boot order")
+    world.add_guest(nvram=str(tmp_path / "vars.fd"))
+    domain = world.hypervisor.domain("web")
+    record = take_snapshot(world.context, domain, name="s1", wait=0)
+    flip(Path(record.bundle) / part)
+    world.hooks.log.clear()
+    with pytest.raises(RefusedError, match=r"damaged; .* --despite-damage"):
+        check_bundle(world.context, plan(world, **how))
+    assert world.hooks.log == []
+    checked = check_bundle(world.context, plan(world, **how), despite_damage=True)
+    assert part not in {each.name for each in checked.parts}
+    assert f"{part}: its SHA-256" in world.heard.notes[-1]
+    assert world.heard.notes[-1].endswith("it is not put back")
+
+
+def test_a_definition_that_stays_may_be_damaged(story, world):
+    flip(Path(story.record.bundle) / "domain.xml")
+    check_bundle(world.context, plan(world, cold=True, keep_definition=True))
+
+
+def test_ram_is_not_resumed_despite_damage(story, world):
+    flip(Path(story.record.bundle) / "domain.xml")
+    with pytest.raises(RefusedError, match="--cold"):
+        check_bundle(world.context, plan(world), despite_damage=True)
+
+
+def test_a_whole_bundle_passes(story, world):
+    check_bundle(world.context, plan(world))
+    assert world.hooks.log == []
+
+
+def test_what_came_of_it_as_json(story, world):
+    restored = put_back(world)
+    document = restored.as_json()
+    assert document == story.record.as_json() | {
+        "domain_state": "running",
+        "resumed": True,
+        "clock_set": False,
+        "undo": restored.undo,
+    }

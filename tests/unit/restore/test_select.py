@@ -1,0 +1,222 @@
+"""Which snapshot is meant: by time, or with a bundle elsewhere."""
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.cli.restoring import Wishes
+from snaporch.errors import NotFoundError, RefusedError, UsageError
+from snaporch.model import BundleState, DomainState
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.run import check_bundle, restore
+from snaporch.restore.select import newest_until, parse_moment
+from snaporch.restore.source import records_called
+
+
+def utc(hour):
+    return datetime(2026, 11, 21, hour, tzinfo=UTC)
+
+
+def date(record, moment):
+    """Have a snapshot be of another time."""
+    path = Path(record.bundle) / MANIFEST_NAME
+    manifest = json.loads(path.read_text())
+    manifest["created"] = moment.isoformat()
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.fixture
+def three(story):
+    """s1 of ten, s2 of eleven, s3 of twelve o'clock."""
+    records = [story.record, story.snapshot("s2"), story.snapshot("s3")]
+    for hour, record in enumerate(records, start=10):
+        date(record, utc(hour))
+    story.world.hooks.log.clear()
+    return story
+
+
+@pytest.mark.parametrize(
+    ("moment", "name"),
+    [
+        (utc(10), "s1"),
+        (utc(11) - timedelta(milliseconds=1), "s1"),
+        (utc(11), "s2"),
+        (utc(23), "s3"),
+    ],
+)
+@pytest.mark.parametrize("by", ["name", "uuid"])
+def test_the_newest_that_is_not_after_it(three, world, moment, name, by):
+    domain = getattr(three.domain, by)
+    assert newest_until(world.context, domain, moment).snapshot == name
+
+
+def test_before_the_first_there_is_none(three, world):
+    with pytest.raises(NotFoundError, match=r"its oldest snapshot, s1, was taken after that"):
+        newest_until(world.context, "web", utc(9))
+    with pytest.raises(NotFoundError, match="no snapshot of it"):
+        newest_until(world.context, "mail", utc(9))
+
+
+def test_a_time_is_local_without_an_offset(monkeypatch):
+    import time
+
+    monkeypatch.setenv("TZ", "Etc/GMT-3")
+    time.tzset()
+    try:
+        assert parse_moment("2026-11-21T13:00") == utc(10)
+        assert parse_moment("2026-11-21T13:00+01:00") == utc(12)
+        assert parse_moment("2026-11-21T13:00Z") == utc(13)
+        assert parse_moment("2026-11-21 13:00:00") == utc(10)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "10:00", "2026-13-01", "0001-01-01T00:00"])
+def test_what_is_no_time_is_wrong_usage(text):
+    with pytest.raises(UsageError):
+        parse_moment(text)
+
+
+@pytest.fixture
+def twice(story, world):
+    """Its guest was moved, and a name used again; the records, the older first."""
+    world.add_guest(disks={"vda": "tank/moved"})
+    records = [story.record, story.snapshot("s1")]
+    for hour, record in enumerate(records, start=10):
+        date(record, utc(hour))
+    return records
+
+
+def test_a_name_of_two_instants_is_not_guessed_at(twice, world):
+    for choose in (
+        lambda: make_restore_plan(world.context, "web", "s1"),
+        lambda: records_called(world.context, "web@s1"),
+    ):
+        with pytest.raises(RefusedError, match="is of several instants; name the run") as refused:
+            choose()
+        for record in twice:
+            assert f"web@{record.run} on {', '.join(record.datasets)}" in refused.value.step
+
+
+def test_each_of_them_can_be_named_by_its_run(twice, world):
+    for record in twice:
+        (found,) = records_called(world.context, f"web@{record.run}")
+        made = make_restore_plan(world.context, "web", record.run)
+        for one in (found, made.record):
+            assert (one.run, one.datasets) == (record.run, record.datasets)
+
+
+@pytest.mark.parametrize(("hour", "index"), [(10, 0), (11, 1)])
+def test_a_time_chooses_a_run_and_not_a_name(twice, world, hour, index):
+    wishes = Wishes("web", f"{utc(hour)}", *[False] * 3, None, *[False] * 3)
+    assert wishes.choose(world.context) == (twice[index].uuid, twice[index].run)
+
+
+# -- a bundle elsewhere -------------------------------------------------------------------------
+
+
+def plan(world, bundle, name="s1", *, domain="web", **how):
+    return make_restore_plan(world.context, domain, name, discard_newer=True, bundle=bundle, **how)
+
+
+@pytest.fixture
+def elsewhere(story, world):
+    place = world.root / "elsewhere"
+    shutil.move(story.record.bundle, place)
+    return place
+
+
+def test_the_guest_is_resumed_from_it(story, world, elsewhere):
+    made = check_bundle(world.context, plan(world, elsewhere))
+    assert restore(world.context, made, safety=True).resumed
+    assert world.guest().ram == story.ram
+    assert story.content() == {b"first"}
+
+
+def test_it_need_not_be_marked_on_the_snapshots(story, world, elsewhere):
+    """As after a replication without properties."""
+    for dataset in story.datasets:
+        world.pool._find(f"{dataset}@s1")[1].properties.clear()
+    assert plan(world, elsewhere).ram == elsewhere / "ram.save"
+
+
+def test_no_bundle_makes_a_torn_snapshot_whole(story, world, elsewhere):
+    world.pool.set_properties(["tank/web@s1"], {"snaporch:torn": "yes"})
+    with pytest.raises(RefusedError, match="its disks are of no instant"):
+        plan(world, elsewhere)
+
+
+def test_a_relative_path_becomes_absolute(story, world, elsewhere, monkeypatch):
+    """libvirtd has another working directory."""
+    monkeypatch.chdir(elsewhere.parent)
+    assert plan(world, Path("elsewhere")).ram == elsewhere / "ram.save"
+
+
+@pytest.mark.parametrize(("domain", "name"), [("web", "s2"), ("mail", "s1")])
+def test_it_must_be_of_the_snapshot_that_was_named(story, world, elsewhere, domain, name):
+    story.snapshot("s2")
+    with pytest.raises(RefusedError, match="is the bundle of web@s1"):
+        plan(world, elsewhere, name, domain=domain)
+
+
+def test_its_guids_must_be_those_of_the_snapshots(story, world, elsewhere):
+    world.pool.remake("tank/web@s1")
+    with pytest.raises(RefusedError, match="its snapshots are not all there: tank/web@s1 is gone"):
+        plan(world, elsewhere)
+
+
+def test_it_must_be_complete(story, world, elsewhere):
+    (elsewhere / "ram.save").unlink()
+    with pytest.raises(RefusedError, match=f"the bundle is {BundleState.INCOMPLETE}"):
+        plan(world, elsewhere)
+    assert plan(world, elsewhere, cold=True).boot
+
+
+def test_its_checksums_count(story, world, elsewhere):
+    data = bytearray((elsewhere / "ram.save").read_bytes())
+    data[-1] ^= 1
+    (elsewhere / "ram.save").write_bytes(data)
+    with pytest.raises(RefusedError, match="damaged"):
+        check_bundle(world.context, plan(world, elsewhere))
+
+
+def test_what_is_no_bundle(story, world):
+    with pytest.raises(NotFoundError):
+        plan(world, world.root / "nothing")
+    (world.root / "empty").mkdir()
+    with pytest.raises(RefusedError, match="manifest cannot be read"):
+        plan(world, world.root / "empty")
+
+
+# -- endings ------------------------------------------------------------------------------------
+
+
+def test_paused_is_resumed_and_does_not_run(story, world):
+    made = make_restore_plan(world.context, "web", "s1", paused=True)
+    restored = restore(world.context, made, safety=False)
+    assert (restored.state, restored.resumed) == (DomainState.PAUSED, True)
+    assert world.guest().ram == story.ram
+
+
+def test_paused_without_ram_is_refused(tell, world):
+    tell(state=DomainState.OFF)
+    with pytest.raises(RefusedError, match="has no RAM to resume from; use --cold"):
+        make_restore_plan(world.context, "web", "s1", paused=True)
+
+
+def test_only_the_disks_leave_it_off_and_defined(story, world):
+    made = make_restore_plan(world.context, "web", "s1", disks_only=True)
+    restored = restore(world.context, made, safety=False)
+    assert (restored.state, restored.resumed) == (DomainState.OFF, False)
+    assert story.content() == {b"first"}
+    assert world.guest().inactive == story.domain.inactive_xml
+
+
+def test_only_the_disks_need_no_ram(story, world):
+    (Path(story.record.bundle) / "ram.save").unlink()
+    assert not make_restore_plan(world.context, "web", "s1", disks_only=True).boot

@@ -1,0 +1,396 @@
+"""The script that undoes a restore: it looks at everything before it touches anything."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fakes.domain_xml import DiskSpec
+from fakes.images import qcow2
+
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.run import restore
+from snaporch.restore.source import reading
+from snaporch.restore.start_lock import left_barred
+from snaporch.snapshot.run import take_snapshot
+
+_TOOL = """#!{python}
+import json, os, sys
+from pathlib import Path
+
+here = Path({here!r})
+facts = json.loads((here / "facts.json").read_text())
+tool, asked = Path(sys.argv[0]).name, sys.argv[1:]
+if tool == "zfs" and asked[0] == "get":
+    key, name = asked[3].partition("@")[0], asked[4]
+    if name not in facts:
+        sys.exit(1)
+    print(facts[name][key])
+elif tool == "zfs" and asked[0] == "holds":
+    print(*(f"{{asked[2]}}\\t{{tag}}\\tnow" for tag in facts["tags"]), sep="\\n")
+elif tool == "zfs" and asked[0] == "list":
+    print("\\n".join(facts["newer"]))
+elif tool == "findmnt":
+    print(facts["mounts"].get(asked[-1], ""))
+    sys.exit(asked[-1] not in facts["mounts"])
+elif tool == "unshare":
+    os.execvp(asked[1], asked[1:])
+elif tool == "mount":  # -t zfs -o ro SNAPSHOT DIRECTORY
+    dataset, _, snapshot = asked[4].partition("@")
+    os.rmdir(asked[5])
+    os.symlink(Path(facts["mounts"][dataset]) / ".zfs/snapshot" / snapshot, asked[5])
+elif tool == "stat" and asked[:2] == ["-c", "%d"]:
+    print(facts["device"])
+elif tool == "stat":
+    os.execv({stat!r}, ["stat", *asked])
+elif tool == "virsh" and asked[0] in ("domstate", "dominfo", "list"):
+    if asked[0] in facts["down"] or os.environ["LIBVIRT_DEFAULT_URI"] != facts["uri"]:
+        sys.exit(1)
+    said = {{"domstate": facts["state"], "dominfo": facts["info"], "list": facts["known"]}}
+    print(said[asked[0]])
+else:
+    with (here / "done").open("a") as log:
+        print(tool, *asked, file=log)
+"""
+
+
+class Host:
+    """Stand-ins for zfs, virsh, findmnt, stat, unshare and mount, which say what ``facts`` has."""
+
+    def __init__(self, here, story, script):
+        self.here, self.script = here, script
+        text = _TOOL.format(python=sys.executable, here=str(here), stat=shutil.which("stat"))
+        for tool in ("zfs", "virsh", "findmnt", "stat", "unshare", "mount"):
+            (here / tool).write_text(text)
+            (here / tool).chmod(0o755)
+        self.facts = {
+            "newer": [],
+            "tags": ["backup", "snaporch-undo"],
+            "mounts": {name: str(story.world.root / "zfs" / name) for name in story.datasets},
+            "device": 0,
+            "state": "shut off",
+            "info": "Managed save:   no",
+            "down": [],
+            "uri": "qemu:///system",
+            "known": story.domain.uuid,
+        }
+        for snapshot in story.world.pool.snapshots():
+            self.facts[snapshot.full_name] = {"guid": snapshot.guid, "createtxg": 100}
+            self.facts[snapshot.dataset] = {
+                "available": 1 << 30,
+                "written": 0,
+                "type": "filesystem",
+            }
+
+    def undo(self, *options):
+        """Its status, what it said, and what it did."""
+        (self.here / "facts.json").write_text(json.dumps(self.facts))
+        path = {**os.environ, "PATH": f"{self.here}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["sh", self.script, *options], env=path, capture_output=True, text=True, check=False
+        )
+        log = self.here / "done"
+        return done.returncode, done.stderr, log.read_text() if log.exists() else ""
+
+
+@pytest.fixture
+def host(story, world, tmp_path_factory):
+    plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
+    script = restore(world.context, plan, safety=True).undo
+    return Host(tmp_path_factory.mktemp("host"), story, script)
+
+
+def refused(host, *words):
+    status, said, done = host.undo()
+    assert (status, done) == (5, "")
+    for word in (*words, "nothing was touched"):
+        assert word in said
+
+
+def test_nothing_in_the_way(host):
+    status, said, done = host.undo()
+    assert (status, said) == (0, "")
+    lines = done.splitlines()
+    assert lines[0] == "virsh define barred.xml"
+    assert lines.count("zfs rollback -r tank/web@s1") == lines.count("virsh define domain.xml") == 1
+    assert not [line for line in lines if "managedsave-remove" in line]
+
+
+@pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
+def test_a_target_that_is_gone_or_another(host, dataset):
+    """Whichever it is: before the first is rolled back."""
+    host.facts[f"{dataset}@s1"]["guid"] += 1
+    refused(host, f"{dataset}@s1 is gone, or is another of that name")
+    del host.facts[f"{dataset}@s1"]
+    refused(host, f"{dataset}@s1 is gone, or is another of that name")
+
+
+@pytest.mark.parametrize(("holds", "clones"), [("1", "-"), ("0", "tank/test")])
+def test_what_cannot_be_destroyed(host, holds, clones):
+    host.facts["newer"] = ["99\t1\ttank/x\ttank/web@old", f"101\t{holds}\t{clones}\ttank/web@new"]
+    refused(host, "tank/web@new")
+
+
+def test_what_another_copy_follows_upon_may_go(host):
+    """snaporch's own holds are let go of before ZFS has to destroy it."""
+    host.facts["newer"] = ["101\t2\t-\ttank/web@new"]
+    host.facts["tags"] = ["snaporch-restore", "snaporch-undo"]
+    status, said, done = host.undo()
+    assert (status, said) == (0, "")
+    lines = done.splitlines()
+    rollback = lines.index("zfs rollback -r tank/web@s1")
+    assert lines.index("zfs release snaporch-undo tank/web@new") < rollback
+    assert lines.index("zfs release snaporch-restore tank/web@new") < rollback
+
+
+def test_no_room(host):
+    host.facts["flash/web"]["available"] = 3
+    refused(host, "flash/web has no room")
+    host.facts["flash/web"]["written"] = 1 << 20
+    assert host.undo()[0] == 0
+
+
+def test_disks_that_somebody_uses(host):
+    """Under whatever name: their files are open."""
+    with (host.here / "image").open("w"):
+        host.facts["device"] = host.here.stat().st_dev
+        refused(host, "is in use: /proc/")
+
+
+@pytest.fixture
+def there(host):
+    """What the script sees of the kernel: ``flash/web`` is a volume with a partition."""
+    place = host.here / "kernel"
+    block = place / "sys" / "class" / "block"
+    for device, number in ((block / "zd16", "230:16"), (block / "zd16" / "zd16p1", "230:17")):
+        (device / "holders").mkdir(parents=True)
+        (device / "dev").write_text(f"{number}\n")
+        (place / device.name).touch()
+    (block / "zd16" / "zd16p1" / "partition").write_text("1\n")
+    (block / "zd16p1").symlink_to(block / "zd16" / "zd16p1")
+    (place / "swaps").write_text("Filename Type Size Used Priority\n")
+    (place / "mountinfo").touch()
+    script = Path(host.script)
+    text = (
+        script.read_text()
+        .replace("/sys/", f"{place}/sys/")
+        .replace("/proc/swaps", f"{place}/swaps")
+        .replace("find /proc/[0-9]*/mountinfo -exec cat {} +", f"cat {place}/mountinfo")
+    )
+    script.write_text(text.replace("/dev/zvol/flash/web", str(place / "zd16")))
+    host.facts["flash/web"]["type"] = "volume"
+    return place
+
+
+def mapped(place):
+    (place / "sys/class/block/zd16p1/holders/dm-3").touch()
+    return "dm-3"
+
+
+def swapped_to(place):
+    (place / "swaps").write_text(f"Filename Type\n{place}/zd16p1 partition 1 0 -2\n")
+    return "swap"
+
+
+def mounted(place):
+    line = "36 25 230:17 / /srv rw shared:1 master:2 - ext4 /dev/disk/by-uuid/1a rw\n"
+    (place / "mountinfo").write_text(line)
+    return "a mount at /srv"
+
+
+def mounted_with_a_number_of_its_own(place):
+    """As btrfs is."""
+    (place / "zvol").symlink_to(place / "zd16p1")
+    (place / "mountinfo").write_text(f"36 25 0:45 /@ /srv rw - btrfs {place}/zvol rw\n")
+    return "a mount at /srv"
+
+
+def in_a_pool(place):
+    tool = place.parent / "zpool"
+    tool.write_text(f"#!/bin/sh\nprintf 'other\\t1G\\n\\t%s\\t1G\\n' {place}/zd16p1\n")
+    tool.chmod(0o755)
+    return "a pool"
+
+
+def looped(place, over="zd16p1"):
+    (place / "sys/block/loop7/loop").mkdir(parents=True)
+    (place / "sys/block/loop7/loop/backing_file").write_text(f"{place / over}\n")
+    return "/sys/block/loop7"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [mapped, swapped_to, mounted, mounted_with_a_number_of_its_own, in_a_pool, looped],
+)
+def test_a_volume_that_the_host_uses(host, there, use):
+    """Or a partition of it: no process has it open."""
+    refused(host, "flash/web", use(there))
+
+
+def test_a_volume_that_nothing_uses(host, there):
+    mapped_elsewhere = there / "sys/class/block/zd32/holders/dm-3"
+    mapped_elsewhere.parent.mkdir(parents=True)
+    mapped_elsewhere.touch()
+    others = f"36 25 0:45 / /srv rw - btrfs {there}/zd32 rw\n37 25 0:46 / /x rw - tmpfs zd16 rw\n"
+    others += "38 25 0:47 / /y rw - tmpfs this rw\n"
+    (there / "mountinfo").write_text(others)
+    (there / "swaps").write_text("Filename Type\n/dev/zd1 partition 1 0 -2\n")
+    assert host.undo()[:2] == (0, "")
+
+
+def test_a_volume_of_which_the_kernel_does_not_tell(host, there):
+    shutil.rmtree(there / "sys")
+    refused(host, "who uses", "cannot be told")
+
+
+def test_an_image_that_a_loop_device_lies_over(host, there):
+    """On a file system of which nobody has anything open."""
+    looped(there, "/sys/kernel")
+    host.facts["flash/web"]["type"] = "filesystem"
+    host.facts["device"] = os.stat("/sys/kernel").st_dev
+    refused(host, "is in use: ", "/sys/block/loop7")
+
+
+@pytest.fixture
+def over_a_base(world):
+    """A guest on ``tank/web`` over an image that is in no snapshot."""
+    base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
+    top.write_bytes(qcow2(str(base), "raw"))
+    world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    return base
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_backing_file_that_was_changed_since(over_a_base, world, tmp_path_factory, keep):
+    """The image would not be what it was, with and without RAM."""
+    plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
+    script = restore(world.context, plan, safety=True, keep_running=keep).undo
+    story = SimpleNamespace(world=world, datasets=["tank/web"], domain=world.guest())
+    host = Host(tmp_path_factory.mktemp("host"), story, script)
+    status, said, done = host.undo()
+    assert (status, said) == (0, "")
+    assert ("virsh restore" in done) is keep
+    (host.here / "done").unlink()
+    over_a_base.write_bytes(b"committed")
+    refused(host, f"{over_a_base}, which lies beneath a disk", "was changed", "--disks-only")
+    assert host.undo("--disks-only")[0] == 0
+    assert "virsh restore" not in host.undo("--disks-only")[2]
+
+
+def test_snapshots_that_somebody_reads(host, story, world):
+    with reading(world.context, story.record):
+        assert host.undo() == (6, "a snapshot of the guest is being read\n", "")
+    assert host.undo()[0] == 0
+
+
+@pytest.mark.parametrize("asked", ["list", "domstate", "dominfo"])
+def test_a_libvirt_that_does_not_answer(host, asked):
+    """It may run the guest all the same."""
+    host.facts["down"] = [asked]
+    refused(host, "libvirt does not")
+
+
+def test_it_is_the_libvirt_that_snaporch_asks(host):
+    host.facts["uri"] = "test:///elsewhere"
+    refused(host, "libvirt does not answer")
+
+
+def test_a_guest_that_is_undefined_since(host):
+    host.facts["known"], host.facts["down"] = "", ["domstate", "dominfo"]
+    assert host.undo()[0] == 0
+
+
+@pytest.fixture
+def shared(story, world, tmp_path_factory):
+    """Restored, with a note of the administrator's in one of the datasets."""
+    place = world.root / "zfs" / "tank" / "web"
+    (place / "note").write_text("of a stranger")
+    then = place / ".zfs" / "snapshot" / "s1"
+    then.mkdir(parents=True)
+    os.link(place / "note", then / "note")
+    plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
+    script = restore(world.context, plan, safety=True).undo
+    host = Host(tmp_path_factory.mktemp("host"), story, script)
+    host.place = place
+    return host
+
+
+def test_a_file_of_others_that_is_as_it_was(shared):
+    (shared.place / "web-vda.img").write_text("the guest has written")
+    assert shared.undo()[0] == 0
+
+
+def test_what_others_wrote_since_the_restore(shared):
+    (shared.place / "sub").mkdir()
+    for name in ("sub/new one", "d", "c", "b"):
+        (shared.place / name).write_text("new")
+    words = ("tank/web would be rolled back with 4 files", "b,c,d;", "--also-roll-back")
+    refused(shared, *words)
+    assert not list(Path(shared.script).parent.glob("others*"))
+    assert shared.undo("--also-roll-back")[0] == 0
+
+
+def test_a_dataset_that_is_not_mounted(shared):
+    del shared.facts["mounts"]["tank/web"]
+    refused(shared, "is not mounted", "zfs mount -l")
+    assert shared.undo("--also-roll-back")[0] == 0
+
+
+def test_an_option_that_there_is_not(host):
+    status, said, done = host.undo("--all")
+    assert (status, done) == (5, "")
+    assert "usage: " in said
+
+
+def test_a_managed_save_made_since_goes(host):
+    """A start would resume it on disks that it is not of."""
+    host.facts["info"] = "Managed save:   yes"
+    _, _, done = host.undo()
+    lines = done.splitlines()
+    (place,) = [index for index, line in enumerate(lines) if "managedsave-remove" in line]
+    assert place < lines.index("zfs rollback -r tank/web@s1")
+
+
+@pytest.fixture
+def came_back(story, world, tmp_path_factory):
+    """Restored, when it was not defined: the copy has no definition of it."""
+    world.hypervisor.destroy(story.domain.uuid)
+    world.hypervisor.undefine(story.domain.uuid)
+    plan = make_restore_plan(world.context, story.domain.uuid, "s1", discard_newer=True)
+    script = restore(world.context, plan, safety=True).undo
+    assert not (Path(script).parent / "domain.xml").exists()
+    return Host(tmp_path_factory.mktemp("host"), story, script)
+
+
+def test_a_guest_that_was_not_defined_keeps_its_definition(came_back):
+    status, said, done = came_back.undo()
+    assert (status, said) == (0, "")
+    assert "zfs rollback -r tank/web@s1" in done
+    assert "virsh" not in done
+
+
+def test_a_guest_that_is_not_off(host):
+    host.facts["state"] = "running"
+    refused(host, "the guest is running; shut it off first")
+
+
+def test_a_guest_that_was_not_defined_is_off_as_well(came_back):
+    came_back.facts["state"] = "paused"
+    refused(came_back, "the guest is paused; shut it off first")
+
+
+def test_a_guest_that_was_not_defined_loses_a_managed_save_as_well(came_back):
+    test_a_managed_save_made_since_goes(came_back)
+
+
+def test_a_guest_left_barred_by_an_undo_is_told_of(host, story, world):
+    assert left_barred(world.context) == []
+    world.guest().inactive = (Path(host.script).parent / "barred.xml").read_text()
+    (error,) = left_barred(world.context)
+    assert f"snaporch undo web --copy {Path(host.script).parent.name}" in error.line()
+    assert "snaporch restore" in error.line()

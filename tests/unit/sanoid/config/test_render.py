@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import pytest
+
+from snaporch.check.facts import Facts, Guest, Overlays, Program, Sanoid, Store
+from snaporch.check.lint import lint
+from snaporch.sanoid.config.render import Stanza, render_sanoid, stanzas
+
+TREE = (
+    *("flash", "flash/v", "tank", "tank/db", "tank/db/data", "tank/db/log", "tank/vm"),
+    *("tank/vm/a-1", "tank/vm/a-2", "tank/vm/b", "tank/odd name", "tank/odd name/1"),
+)
+DB = Guest("db", "auto", ("tank/db/data", "tank/db/log"))
+
+
+def test_a_guest_with_one_dataset():
+    assert stanzas([Guest("b", "auto", ("tank/vm/b",))], TREE) == [
+        Stanza("tank/vm/b", False, ("b",))
+    ]
+
+
+def test_a_guest_with_a_parent_of_its_own_is_one_call():
+    assert stanzas([DB], TREE) == [Stanza("tank/db", True, ("db",))]
+
+
+def test_no_guest_gets_anothers_datasets():
+    guests = [
+        Guest("a", "auto", ("tank/vm/a-1", "tank/vm/a-2")),
+        Guest("b", "auto", ("tank/vm/b",)),
+    ]
+    assert [stanza.dataset for stanza in stanzas(guests, TREE)] == [
+        "tank/vm/a-1",
+        "tank/vm/a-2",
+        "tank/vm/b",
+    ]
+
+
+def test_a_dataset_of_two_guests_has_one_section():
+    guests = [Guest(name, "auto", ("flash/v",)) for name in ("x", "y")]
+    assert stanzas(guests, TREE) == [Stanza("flash/v", False, ("x", "y"))]
+
+
+def test_what_lies_below_a_recursive_parent_has_none_of_its_own():
+    guests = [DB, Guest("reader", "auto", ("tank/db/log",))]
+    assert stanzas(guests, TREE) == [Stanza("tank/db", True, ("db", "reader"))]
+
+
+GUESTS = {
+    "one": [Guest("b", "auto", ("tank/vm/b",))],
+    "parent": [DB],
+    "two pools": [Guest("p", "auto", ("flash/v", "tank/vm/b"))],
+    "blank": [Guest("o", "auto", ("tank/odd name", "tank/odd name/1"))],
+    "all": [
+        DB,
+        Guest("a", "auto", ("tank/vm/a-1", "tank/vm/a-2")),
+        Guest("reader", "auto", ("tank/db/log", "flash/v")),
+        Guest("nas", "auto", (), refusal=("no disk on ZFS", "")),
+    ],
+}
+
+
+@pytest.mark.parametrize("guests", GUESTS.values(), ids=GUESTS.keys())
+def test_what_is_rendered_has_nothing_to_mend(guests, sanoid_conf):
+    text = render_sanoid(guests, TREE, "/usr/bin/snaporch")
+    program = {"/usr/bin/snaporch": Program(True, True, "1.0")}
+    found = Sanoid(True, True, Path("/etc/sanoid"), sanoid_conf(text, *TREE), programs=program)
+    facts = Facts(
+        version="1.0",
+        command="/usr/bin/snaporch",
+        sanoid=found,
+        guests=tuple(guests),
+        store=Store(Path("/s")),
+        overlays=Overlays(Path("/o"), 2, 1),
+        datasets=frozenset(TREE),
+    )
+    assert {finding.severity.value for finding in lint(facts)} <= {"hint"}
+    assert found.config.complaints == ()
+    assert all(found.config.covering(d) for guest in guests for d in guest.datasets)
+
+
+def test_a_guest_off_zfs_is_named_in_a_comment(sanoid_conf):
+    text = render_sanoid(GUESTS["all"], TREE, "snaporch")
+    assert "# nas has no disk on ZFS.\n" in text
+    assert set(sanoid_conf(text).written) == {
+        *("flash/v", "tank/db", "tank/vm/a-1", "tank/vm/a-2", "template_snaporch")
+    }
+
+
+def test_a_hostile_name_stays_in_its_comment(sanoid_conf):
+    guest = Guest("x\n[tank]\nhourly = 1", "auto", ("flash/v",))
+    assert sanoid_conf(render_sanoid([guest], TREE, "snaporch")).written == (
+        "flash/v",
+        "template_snaporch",
+    )

@@ -1,0 +1,79 @@
+"""Which sections of sanoid.conf take snapshots that no hook of ours holds the guest still for."""
+
+import shutil
+
+import pytest
+from fakes.sanoid import DEFAULTS
+
+from snaporch.sanoid.config import unhooked
+from snaporch.sanoid.config.unhooked import held_by_hooks, unheld_by_hooks, unheld_section
+
+HOOKS = """\
+pre_snapshot_script = /usr/bin/snaporch hook sanoid pre
+post_snapshot_script = /usr/bin/snaporch hook sanoid post
+"""
+HELD = f"[tank/web]\n{HOOKS}no_inconsistent_snapshot = yes\n"
+FOREIGN = "[tank/web]\npre_snapshot_script = /bin/true\nno_inconsistent_snapshot = yes\n"
+WEB = "sanoid snapshots tank/web by [{}] without holding the guest"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (HELD, ""),
+        ("[tank/other]\n", ""),
+        ("[tank/web]\nautosnap = no\n", ""),
+        ("[tank/web]\n", WEB.format("tank/web")),
+        ("[tank]\nrecursive = yes\n", WEB.format("tank")),
+        ("[tank]\nrecursive = zfs\n", WEB.format("tank")),
+        (f"[tank/web]\n{HOOKS}", WEB.format("tank/web")),  # taken all the same when pre fails
+        (FOREIGN, WEB.format("tank/web")),
+        (HELD.replace("[tank/web]", "[x]\npath = tank/web"), WEB.format("x")),
+    ],
+)
+def test_sections(sanoid_conf, text, expected):
+    config = sanoid_conf(text, "tank", "tank/web", "tank/other")
+    assert unheld_section(config, ["flash/web", "tank/web"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (HELD, {"tank/web"}),
+        (HELD.replace("[tank/web]", "[tank]\nrecursive = zfs"), {"tank/web", "tank/other"}),
+        ("[tank/web]\n", set()),
+        (f"[tank/web]\n{HOOKS}", set()),
+        (FOREIGN, set()),
+        ("[tank/web]\nautosnap = no\n", set()),
+    ],
+)
+def test_sections_by_which_the_guest_is_held(host, sanoid_conf, text, expected):
+    sanoid_conf(text, "tank", "tank/web", "tank/other")
+    assert held_by_hooks(["tank/web", "tank/other"], host) == expected
+    (host / "sanoid").unlink()
+    assert held_by_hooks(["tank/web", "tank/other"], host) == frozenset()
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    (tmp_path / "sanoid").write_text("#!/bin/sh\n")
+    (tmp_path / "sanoid").chmod(0o755)
+    shutil.copy(DEFAULTS, tmp_path / "sanoid.defaults.conf")
+    monkeypatch.setattr(unhooked, "PATH", str(tmp_path))
+    return tmp_path
+
+
+def test_what_sanoid_reads_on_this_host(host, sanoid_conf):
+    sanoid_conf("[tank/web]\n", "tank/web")
+    assert unheld_by_hooks(["tank/web"], host) == WEB.format("tank/web")
+    assert unheld_by_hooks(["tank/db"], host) == ""
+
+
+def test_without_sanoid_or_with_one_that_refuses_there_is_none(host, sanoid_conf):
+    assert unheld_by_hooks(["tank/web"], host / "none") == ""
+    sanoid_conf("[tank/web]\n", "tank/web")
+    (host / "sanoid.conf").write_text("[tank/web]\nno_such_setting = 1\n")
+    assert unheld_by_hooks(["tank/web"], host) == ""
+    (host / "sanoid.conf").write_text("[tank/web]\n")
+    (host / "sanoid").unlink()
+    assert unheld_by_hooks(["tank/web"], host) == ""

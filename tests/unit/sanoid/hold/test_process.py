@@ -1,0 +1,551 @@
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from fakes.hooks import failing
+from fakes.hypervisor import Agent
+
+from snaporch.catalog.records import all_records
+from snaporch.errors import RefusedError, RunFailedError, SnaporchError
+from snaporch.hypervisor import HypervisorError
+from snaporch.model import BundleState, DomainState, Level
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.run import restore
+from snaporch.sanoid.hold.client import Line, ask, call
+from snaporch.sanoid.hooks import freeze, guests
+from snaporch.snapshot.strategies.overlay import Overlay
+from snaporch.zfs import PoolError
+
+TWO = {"vda": "tank/web", "vdb": "flash/web"}
+
+
+def records(world):
+    return all_records(world.context.store, world.pool.snapshots())
+
+
+@pytest.fixture
+def sanoid():
+    """A process that is sanoid to the holder."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_guest_is_held_from_pre_to_post(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter(names=["hourly", "daily"])
+    assert not world.on_bases()
+    held.snapshot("tank/web@daily", "tank/web@hourly")
+    assert held.leave() == {"ok": True, "notes": []}
+    assert world.on_bases()
+    assert held.end() == 0
+    daily, hourly = sorted(records(world), key=lambda record: record.snapshot)
+    assert (daily.snapshot, hourly.snapshot) == ("daily", "hourly")
+    assert daily.bundle == hourly.bundle
+    assert {daily.level, hourly.level} == {Level.RAM}
+    assert {daily.state, hourly.state} == {BundleState.COMPLETE}
+    assert world.is_as_it_was()
+
+
+def test_the_manifest_names_all_the_snapshots(world, hold):
+    world.add_guest(disks=TWO)
+    held = hold()
+    held.enter("tank/web", datasets=["flash/web", "tank/web"], names=["hourly", "daily"])
+    wanted = [f"{dataset}@{name}" for dataset in TWO.values() for name in ("daily", "hourly")]
+    held.snapshot(*wanted)
+    held.leave()
+    held.end()
+    record = records(world)[0]
+    manifest = world.context.store.manifest(f"{record.uuid}/{record.run}")
+    told = {(f"{entry.dataset}@{entry.name}", entry.guid) for entry in manifest.snapshots}
+    assert told == {(snapshot.full_name, snapshot.guid) for snapshot in world.pool.snapshots()}
+
+
+def test_dataset_by_dataset_it_is_one_window(world, hold):
+    world.add_guest(disks=TWO)
+    held = hold()
+    both = list(TWO.values())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        held.enter("tank/web", process.pid, promised=both, names=["t1"])
+        held.snapshot("tank/web@t1")
+        assert held.leave("tank/web", process.pid) == {"ok": True, "notes": []}
+        assert not world.on_bases()
+        held.enter("flash/web", process.pid, promised=both, names=["t2"])
+        held.snapshot("flash/web@t2")
+        assert held.leave("flash/web", process.pid)["ok"]
+        assert world.on_bases()
+        process.communicate()
+    assert held.end() == 0
+    assert world.hooks.acts().count("hypervisor.capture") == 1
+    for record in records(world):
+        assert record.datasets == ("flash/web", "tank/web")
+        assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+
+
+def test_a_sanoid_that_ends_is_not_waited_for(world, hold, sanoid):
+    world.add_guest(disks=TWO)
+    held = hold()
+    held.enter("tank/web", sanoid.pid, promised=list(TWO.values()))
+    held.snapshot("tank/web@hourly")
+    held.leave("tank/web", sanoid.pid)
+    sanoid.kill()
+    assert held.end() == 0
+    (record,) = records(world)
+    assert (record.level, record.state) == (Level.CRASH, BundleState.INCOMPLETE)
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("reached", [Level.TORN, Level.OFF, Level.RAM])
+def test_a_dataset_without_a_snapshot_makes_no_level_better(world, hold, monkeypatch, reached):
+    """Somebody has committed the overlays meanwhile, and nobody noted when."""
+    monkeypatch.setattr(Overlay, "reached", lambda _: reached)
+    world.add_guest(disks=TWO)
+    held = hold()
+    held.enter("tank/web", datasets=["tank/web"])
+    held.snapshot("tank/web@hourly")
+    held.leave("tank/web")
+    assert held.end() == 0
+    (record,) = records(world)
+    assert record.level is (Level.CRASH if reached is Level.RAM else reached)
+
+
+def test_a_sanoid_that_was_killed_before_it_took_anything(world, hold, sanoid):
+    world.add_guest()
+    held = hold()
+    held.enter("tank/web", sanoid.pid)
+    sanoid.kill()
+    assert held.end() == 8
+    assert world.is_as_it_was()
+    assert records(world) == []
+    assert list(world.paths.bundles.glob("*/*")) == []
+
+
+def test_a_hook_that_is_killed_while_it_waits_undoes_the_freeze(world, hold):
+    world.add_guest()
+    lines = []
+
+    def hang_up():
+        while not lines:
+            pass
+        lines[0].close()
+        while held.interrupt.signum is None:
+            pass
+
+    world.hooks.at["capture.writing"] = hang_up
+    held = hold()
+    lines.append(held.join())
+    assert held.end() == 8 or held.code is not None
+    assert world.is_as_it_was()
+    assert "hypervisor.commit" not in world.hooks.acts()
+
+
+def test_what_others_could_not_do_is_called_off(world, hold):
+    world.add_guest()
+    held = hold()
+    line = held.join()
+    assert line.outcome()["ok"]
+    line.say(held.message("withdraw"))
+    assert line.outcome()["withdrawn"]
+    assert world.is_as_it_was()
+    assert held.end() == 8
+    line.close()
+
+
+def entered(world, held, name):
+    """A hook's end of the window of a guest that was frozen."""
+    line = held.join(f"tank/{name}")
+    assert line.outcome()["ok"]
+    return visit(world, held, line, name, frozen=True)
+
+
+def visit(world, held, line, name, **more):
+    guest = guests.Guest(world.hypervisor.domain(held.uuid), {})
+    return freeze.Visit(freeze.Entry(guest, held.message("", f"tank/{name}")), line, **more)
+
+
+def test_a_sanoid_that_ends_before_the_word_is_given(world, hold, sanoid):
+    """Its hook lives on, and waits for others."""
+    world.add_guest()
+    held = hold()
+    line = held.knock(sanoid=sanoid.pid)
+    assert "prospect" in line.hear()
+    sanoid.kill()
+    assert held.end() != 0
+    assert world.is_as_it_was()
+    assert "hypervisor.capture" not in world.hooks.acts()
+
+
+def test_one_of_two_sanoids_that_ends_before_the_word_is_given(world, hold, sanoid):
+    world.add_guest()
+    held = hold()
+    first = held.knock(sanoid=sanoid.pid)
+    assert "prospect" in first.hear()
+    second = held.join()
+    sanoid.kill()
+    assert second.outcome()["ok"]
+    second.say(held.message("go"))
+    assert second.outcome() == {"begun": True}
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    assert held.end() == 0
+
+
+def test_a_hook_that_gives_no_word_does_not_have_the_guest_for_ever(world, hold, monkeypatch):
+    monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.word_seconds", lambda _config: 0)
+    world.add_guest()
+    held = hold()
+    line = held.knock()
+    assert held.end() == 8
+    assert "no hook has given the word to freeze it" in line.outcome()["line"]
+    assert world.is_as_it_was()
+
+
+def test_a_holder_that_does_not_answer_is_not_waited_for(world):
+    world.add_guest()
+    here, there = socket.socketpair()
+    entry = freeze.Entry(guests.Guest(world.hypervisor.domain("web"), {}), {}, seconds=0.1)
+    with there, pytest.raises(RunFailedError, match="web: its holder has not answered for 0 s"):
+        freeze.freeze_together([freeze.Visit(entry, Line(here))], jobs=4)
+
+
+@pytest.mark.parametrize("first", ["web", "db"])
+def test_one_that_is_let_go_before_all_are_frozen_calls_all_off(world, hold, first):
+    """Its snapshot would be taken while its overlays are committed."""
+    world.add_guest("web")
+    world.add_guest("db")
+    world.context.config = world.context.config.model_copy(
+        update={"domain": {"web": {"hook_deadline": 1}}}
+    )
+    holders = {name: hold(name) for name in ("web", "db")}
+    lines = {name: entered(world, held, name) for name, held in holders.items()}
+    assert holders["web"].end() == 8
+    order = sorted(lines, key=lambda name: name != first)
+    with pytest.raises(SnaporchError, match="web: its window: ended before all guests were"):
+        freeze.freeze_together([lines[name] for name in order], jobs=4)
+    assert holders["db"].end() == 8
+    assert world.is_as_it_was("web")
+    assert world.is_as_it_was("db")
+
+
+class Clock:
+    """The time of a window, which goes by when it is told to."""
+
+    def __init__(self):
+        self._now = self._seen = 1000.0
+        self._read = threading.Condition()
+
+    def monotonic(self):
+        with self._read:
+            self._seen = self._now
+            self._read.notify_all()
+            return self._now
+
+    def advance(self, seconds):
+        """Let so much time go by; back when somebody has seen it."""
+        with self._read:
+            self._now += seconds
+            assert self._read.wait_for(lambda: self._seen == self._now, 30)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("snaporch.sanoid.hold.server.time", made)
+    return made
+
+
+def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, clock):
+    world.add_guest()
+    held = hold()
+    line = held.join()
+    assert line.outcome()["ok"]
+    clock.advance(80)  # of 90
+    line.say(held.message("go"))
+    assert line.outcome() == {"begun": True}
+    line.close()
+    clock.advance(80)
+    held.snapshot("tank/web@hourly")
+    assert held.leave() == {"ok": True, "notes": []}
+    held.end()
+    assert {record.level for record in records(world)} == {Level.RAM}
+
+
+def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world, hold, clock):
+    """Its turn is then after all whose RAM is saved."""
+    world.add_guest()
+    world.with_defaults(ram_strategy="manual", on_unavailable="paused", freeze_deadline=60)
+    held = hold()
+    line = held.join()
+    assert line.outcome()["ok"]
+    clock.advance(58)
+    reply = line.hear()
+    assert (reply["prospect"]["strategy"], reply["ordered"]) == ("paused", False)
+    assert world.guest().state is DomainState.RUNNING
+    line.say(held.message("freeze", attempt=reply["attempt"]))
+    assert line.outcome()["ok"]
+    assert world.guest().state is DomainState.PAUSED
+    line.say(held.message("go"))
+    assert line.outcome() == {"begun": True}
+    line.close()
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    held.end()
+    assert {record.level for record in records(world)} == {Level.PAUSED}
+
+
+def test_one_that_stops_in_the_middle_of_a_message_holds_up_no_one(world, hold):
+    world.add_guest()
+    world.with_defaults(hook_deadline=1)
+    held = hold()
+    held.enter()
+    line = call(held.door)
+    line.connection.sendall(b'{"do": "lea')
+    held.snapshot("tank/web@hourly")
+    assert held.end() == 0
+    assert world.is_as_it_was()
+    line.close()
+
+
+def test_one_whose_holder_is_gone_calls_all_off(world, hold):
+    world.add_guest("db")
+    held = hold("db")
+    gone, other = socket.socketpair()
+    other.close()
+    lost = visit(world, held, Line(gone), "db", frozen=True)
+    line = entered(world, held, "db")
+    with pytest.raises(RunFailedError, match="was let go"):
+        freeze.freeze_together([line, lost], jobs=4)
+    assert held.end() == 8
+    assert world.is_as_it_was("db")
+
+
+def test_one_whose_holder_talks_nonsense_calls_all_off(world, hold):
+    world.add_guest("db")
+    held = hold("db")
+    line = entered(world, held, "db")
+    mad, other = socket.socketpair()
+    Line(other).say({"prospect": {"strategy": "magic"}})
+    with pytest.raises(RunFailedError, match="was let go"):
+        freeze.freeze_together([line, visit(world, held, Line(mad), "db")], jobs=4)
+    other.close()
+    assert held.end() == 8
+    assert world.is_as_it_was("db")
+
+
+def test_a_guest_that_cannot_be_frozen_is_told_to_the_hook(world, hold):
+    world.add_guest()
+    world.hooks.at["hypervisor.capture"] = failing(HypervisorError("web", "no"))
+    held = hold()
+    reply = held.join().outcome()
+    assert not reply["ok"]
+    assert reply["code"] == 8
+    assert "the guest is as it was and nothing was kept" in reply["line"]
+    assert held.end() == 8
+
+
+def test_sanoid_took_nothing(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    reply = held.leave()
+    assert (reply["ok"], reply["code"]) == (False, 8)
+    assert "web: sanoid: has taken none of its snapshots" in reply["line"]
+    held.end()
+    assert world.is_as_it_was()
+    assert list(world.paths.bundles.glob("*/*")) == []
+
+
+def test_a_snapshot_of_before_is_not_of_the_window(world, hold):
+    world.add_guest()
+    world.pool.snapshot(["tank/web@hourly"], {})
+    held = hold()
+    held.enter(names=["hourly", "daily"])
+    held.snapshot("tank/web@daily")
+    reply = held.leave()
+    assert "sanoid has not taken tank/web@hourly" in reply["notes"][0]
+    held.end()
+    (record,) = records(world)
+    assert (record.snapshot, record.level) == ("daily", Level.RAM)
+
+
+def test_in_the_hour_that_comes_twice_the_name_is_another(world, hold):
+    world.add_guest()
+    world.pool.snapshot(["tank/web@autosnap_1_hourly"], {})
+    held = hold()
+    held.enter(names=["autosnap_1_hourly"])
+    held.snapshot("tank/web@autosnap_1dst_hourly")
+    assert held.leave() == {"ok": True, "notes": []}
+    held.end()
+    assert [record.snapshot for record in records(world)] == ["autosnap_1dst_hourly"]
+
+
+def test_past_the_deadline_the_guest_is_let_go(world, hold):
+    world.add_guest()
+    world.with_defaults(hook_deadline=1)
+    held = hold()
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    assert held.end() == 0
+    assert world.is_as_it_was()
+    assert held.leave() is None
+    (record,) = records(world)
+    assert record.level is Level.RAM
+
+
+def test_a_signal_ends_the_window(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    held.interrupt.signum = 15
+    assert held.end() == 8
+    assert world.is_as_it_was()
+
+
+def test_who_knocks_too_late_is_told(world, hold):
+    world.add_guest()
+    late = []
+    held = hold()
+
+    def knock():
+        late.append(held.door.exists())
+
+    world.hooks.at["hypervisor.commit"] = knock
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    held.leave()
+    held.end()
+    assert late == [False]
+
+
+def test_nonsense_at_the_door_is_answered_and_does_no_harm(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    assert ask(held.door, {"do": "dance"})["ok"] is False
+    assert held.leave("tank/other")["unknown"]
+    line = call(held.door)
+    line.connection.sendall(b"\xff\x00{\n")
+    assert line.hear() is None
+    line.close()
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    assert held.end() == 0
+
+
+def test_two_sanoids_share_the_window(world, hold, sanoid):
+    world.add_guest()
+    held = hold()
+    held.enter("tank/web", sanoid.pid, names=["daily"])
+    held.enter("tank/web", os.getpid(), names=["hourly"])
+    held.snapshot("tank/web@daily")
+    assert held.leave("tank/web", sanoid.pid)["ok"]
+    assert not world.on_bases()
+    held.snapshot("tank/web@hourly")
+    assert held.leave("tank/web", os.getpid())["ok"]
+    held.end()
+    assert world.hooks.acts().count("hypervisor.capture") == 1
+    assert {record.level for record in records(world)} == {Level.RAM}
+
+
+@pytest.mark.parametrize("level", ["quiesced", "paused", "crash"])
+def test_every_level_can_be_held(world, hold, level):
+    world.add_guest(agent=Agent.ANSWERS)
+    world.with_defaults(level=level)
+    held = hold()
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    held.end()
+    (record,) = records(world)
+    assert (record.level, record.state) == (Level(level), BundleState.COMPLETE)
+    assert world.is_as_it_was()
+
+
+def test_a_guest_that_is_off(world, hold):
+    world.add_guest(state=DomainState.OFF)
+    held = hold()
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    assert held.leave()["ok"]
+    held.end()
+    assert records(world)[0].level is Level.OFF
+
+
+def test_properties_that_cannot_be_written_do_not_hold_the_guest(world, hold):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    held.snapshot("tank/web@hourly")
+    world.hooks.at["pool.set_properties"] = failing(PoolError("zfs set", "pool is suspended"))
+    assert held.leave()["ok"]
+    assert world.on_bases()
+    held.end()
+    assert "hourly" in world.pool.names()[0]
+
+
+def test_auto_takes_overlays_so_that_the_guest_runs_meanwhile(world, hold):
+    world.add_guest()
+    world.with_defaults(ram_strategy="auto")
+    held = hold()
+    held.enter()
+    assert world.guest().state is DomainState.RUNNING
+    held.snapshot("tank/web@hourly")
+    held.leave()
+    held.end()
+    assert "hypervisor.commit" in world.hooks.acts()
+
+
+def test_without_anybody_at_the_door_nothing_is_touched(world, hold, monkeypatch):
+    world.add_guest()
+    monkeypatch.setattr("snaporch.sanoid.hold.process._JOIN_SECONDS", 0.05)
+    assert hold().end() == 0
+    assert world.hooks.log == []
+
+
+# -- and back -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def a_round(world, hold):
+    """daily and hourly of two datasets that held ``first``; now they hold ``now``."""
+    world.add_guest(disks=TWO)
+    held = hold()
+    held.enter("tank/web", datasets=["flash/web", "tank/web"], names=["daily", "hourly"])
+    for name in ("daily", "hourly"):
+        held.snapshot(f"tank/web@{name}", f"flash/web@{name}")
+    held.leave()
+    held.end()
+    for dataset in TWO.values():
+        world.pool.write(dataset, b"now")
+    world.hooks.log.clear()
+
+
+@pytest.mark.parametrize("name", ["daily", "hourly"])
+@pytest.mark.parametrize("gone", [None, "tank/web@hourly", "flash/web@daily"])
+def test_either_of_a_round_leads_back_and_costs_no_other(world, a_round, name, gone):
+    if gone:
+        world.pool.destroy_snapshots([gone])
+    there = world.pool.names()
+    plan = make_restore_plan(world.context, "web", name, cold=False, discard_newer=False)
+    assert plan.newer == ()
+    assert plan.ram is not None
+    restore(world.context, plan, safety=False)
+    assert {world.pool.read(dataset) for dataset in TWO.values()} == {b"first"}
+    assert world.pool.names() == there
+
+
+def test_what_was_taken_after_the_round_is_newer(world, a_round):
+    world.pool.snapshot(["tank/web@later"], {})
+    with pytest.raises(RefusedError, match="tank/web@later"):
+        make_restore_plan(world.context, "web", "daily", cold=False, discard_newer=False)
+
+
+def test_a_dataset_without_any_of_the_round_is_told(world, a_round):
+    world.pool.destroy_snapshots(["tank/web@daily", "tank/web@hourly"])
+    with pytest.raises(RefusedError, match="tank/web@hourly is gone"):
+        make_restore_plan(world.context, "web", "hourly", cold=True, discard_newer=False)

@@ -1,0 +1,236 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from snaporch.sanoid.hold.window import Join, Phase, Window
+
+A, B = frozenset({"tank/a"}), frozenset({"tank/b"})
+
+
+def join(target="tank/a", sanoid=1, datasets=None, promised=A | B, names=("hourly",)):
+    wanted = frozenset({target}) if datasets is None else datasets
+    return Join(sanoid, target, wanted, promised, names)
+
+
+@pytest.fixture
+def window():
+    made = Window()
+    assert made.join(join())
+    made.opened()
+    return made
+
+
+def test_it_waits_for_the_post(window):
+    window.leave((1, "tank/a"))
+    alone = Window()
+    alone.join(join(promised=A))
+    alone.opened()
+    assert not alone.over
+    assert alone.leave((1, "tank/a"))
+    assert alone.over
+
+
+def test_it_waits_for_the_datasets_that_are_promised(window):
+    window.leave((1, "tank/a"))
+    assert window.awaited == B
+    assert not window.over
+    assert window.join(join("tank/b", names=("x",)))
+    assert not window.over
+    window.leave((1, "tank/b"))
+    assert window.over
+    assert window.expected == {"tank/a": {"hourly"}, "tank/b": {"x"}}
+
+
+def test_nobody_waits_for_a_sanoid_that_has_ended(window):
+    window.ended(1)
+    assert window.over
+
+
+def test_a_sanoid_that_nobody_knows_promises_nothing():
+    window = Window()
+    window.join(join(sanoid=0))
+    window.opened()
+    window.leave((0, "tank/a"))
+    assert window.over
+
+
+def test_two_sanoids_are_waited_for_each(window):
+    window.join(join(sanoid=2, promised=A))
+    window.ended(1)
+    assert not window.over
+    assert window.leave((2, "tank/a"))
+    assert window.over
+
+
+def test_one_sanoid_keeps_the_promise_of_another(window):
+    window.join(join("tank/b", sanoid=2, promised=A | B))
+    window.leave((1, "tank/a"))
+    window.leave((2, "tank/b"))
+    assert window.over
+
+
+def test_a_recursive_snapshot_takes_all_at_once():
+    window = Window()
+    window.join(join("tank", datasets=A | B))
+    window.opened()
+    window.leave((1, "tank"))
+    assert window.over
+    assert set(window.expected) == A | B
+
+
+def test_a_post_without_its_pre_is_not_known(window):
+    assert not window.leave((1, "tank/b"))
+    assert not window.leave((2, "tank/a"))
+    assert not window.over
+
+
+def test_when_all_have_withdrawn_it_is_deserted(window):
+    window.join(join(sanoid=2))
+    assert window.withdraw((1, "tank/a"))
+    assert not window.deserted
+    assert window.withdraw((2, "tank/a"))
+    assert window.deserted
+    assert not window.withdraw((2, "tank/a"))
+
+
+def test_when_all_have_ended_it_is_abandoned(window):
+    """Those who have withdrawn are not asked."""
+    window.join(join(sanoid=2))
+    window.join(join(sanoid=3))
+    window.ended(1)
+    assert not window.abandoned
+    window.withdraw((2, "tank/a"))
+    assert not window.abandoned
+    window.ended(3)
+    assert window.abandoned
+
+
+def test_while_it_is_frozen_again_nothing_is_over(window):
+    window.ended(1)
+    assert window.over
+    window.opening()
+    assert window.phase is Phase.OPENING
+    assert not window.over
+    window.opened()
+    assert window.over
+
+
+def test_it_opens_no_more_once_it_is_too_late(window):
+    window.close()
+    window.opening()
+    assert not window.join(join("tank/b"))
+
+
+def test_it_can_be_too_late(window):
+    window.close()
+    assert not window.join(join("tank/b"))
+
+
+class Story:
+    """What was told to a window; what follows from it is looked up from the beginning each time."""
+
+    def __init__(self):
+        self.told = []
+
+    def tell(self, what, key, promised=frozenset()):
+        self.told.append((what, key, promised))
+
+    def _after(self, place, what, key):
+        return any((w, k) == (what, key) for w, k, _ in self.told[place + 1 :])
+
+    def _joins(self):
+        """Those that were not withdrawn."""
+        return [
+            (place, key, promised)
+            for place, (what, key, promised) in enumerate(self.told)
+            if what == "join" and not self._after(place, "withdraw", key)
+        ]
+
+    def _has_ended(self, sanoid):
+        """It joins as long as it lives."""
+        last = max(
+            place
+            for place, (what, key, _) in enumerate(self.told)
+            if what == "join" and key[0] == sanoid
+        )
+        return self._after(last, "end", sanoid)
+
+    @property
+    def deserted(self):
+        return not self._joins()
+
+    @property
+    def inside(self):
+        """Who joined and has not gone since."""
+        return {
+            key
+            for place, key, _ in self._joins()
+            if not self._after(place, "leave", key) and not self._after(place, "end", key[0])
+        }
+
+    @property
+    def awaited(self):
+        joins = self._joins()
+        promised = {
+            dataset
+            for _, key, datasets in joins
+            if key[0] != 0 and not self._has_ended(key[0])
+            for dataset in datasets
+        }
+        return promised - {key[1] for _, key, _ in joins}
+
+
+class Anything(RuleBasedStateMachine):
+    """Whatever comes in whatever order, a window waits for whom it should and for nobody else."""
+
+    def __init__(self):
+        super().__init__()
+        self.window = Window()
+        self.story = Story()
+
+    sanoids = st.integers(0, 1)  # few, so that they come again
+    keys = st.tuples(sanoids, st.sampled_from(["tank/a", "tank/b"]))
+
+    @rule(key=keys, promised=st.sets(st.sampled_from(["tank/a", "tank/b"])))
+    def enter(self, key, promised):
+        closed = self.window.phase is Phase.CLOSED
+        joined = self.window.join(join(key[1], key[0], promised=frozenset(promised)))
+        assert joined is not closed
+        if joined:
+            self.story.tell("join", key, frozenset(promised))
+
+    @rule()
+    def opened(self):
+        if self.window.phase is Phase.OPENING:
+            self.window.opened()
+
+    @rule(key=keys)
+    def leave(self, key):
+        self.window.leave(key)
+        self.story.tell("leave", key)
+
+    @rule(key=keys)
+    def withdraw(self, key):
+        self.window.withdraw(key)
+        self.story.tell("withdraw", key)
+
+    @rule(sanoid=sanoids)
+    def end(self, sanoid):
+        self.window.ended(sanoid)
+        self.story.tell("end", sanoid)
+
+    @rule()
+    def close(self):
+        self.window.close()
+
+    @invariant()
+    def it_is_over_when_nobody_is_inside_or_awaited(self):
+        assert self.window.awaited == self.story.awaited
+        assert self.window.deserted is self.story.deserted
+        waits = self.story.inside or self.story.awaited
+        assert self.window.over is (self.window.phase is Phase.OPEN and not waits)
+
+
+TestAnything = Anything.TestCase
+TestAnything.settings = settings(max_examples=200, stateful_step_count=25)

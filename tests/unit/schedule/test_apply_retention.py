@@ -1,0 +1,258 @@
+import errno
+import json
+import os
+import shutil
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing
+from fakes.schedule import NOW
+
+from snaporch.catalog.records import all_records
+from snaporch.context import Interrupt
+from snaporch.errors import ExitCode
+from snaporch.locks import domain_lock
+from snaporch.model import BundleState
+from snaporch.prune.ages import Ages, Reading
+from snaporch.prune.decision import Fate
+from snaporch.replication.replicate import replication_lock_name
+from snaporch.schedule import apply_retention as retire_module
+from snaporch.schedule.apply_retention import prune_daily, retire
+from snaporch.schedule.forecast import look
+from snaporch.zfs import ForeignMount, PoolError
+
+
+def clean_up(scheduled, outlooks=None):
+    return retire(scheduled.context, outlooks or look(scheduled.context, NOW), NOW)
+
+
+def prune_store(scheduled, stopped=lambda: False):
+    return prune_daily(scheduled.context, stopped)
+
+
+def remaining(scheduled):
+    return [r.run for r in all_records(scheduled.context.store, scheduled.world.pool.snapshots())]
+
+
+def test_snapshots_go_in_every_pool_and_their_bundles_with_them(scheduled):
+    scheduled.world.add_guest("two", {"vda": "tank/two", "vdb": "flash/two"})
+    old, *new = scheduled.hours_ago(3, 2, 1, guest="two")
+    done = clean_up(scheduled)
+    assert [(domain, verdict.taken.run) for domain, verdict in done.deleted] == [("two", old.run)]
+    assert remaining(scheduled) == [record.run for record in new]
+    assert scheduled.context.store.state(f"{old.uuid}/{old.run}")[0] is BundleState.MISSING
+    assert (done.failures, done.busy) == ([], [])
+
+
+def test_a_second_time_nothing_is_left_to_do(scheduled):
+    scheduled.hours_ago(3, 2, 1)
+    clean_up(scheduled)
+    assert clean_up(scheduled).deleted == []
+
+
+def test_what_a_restore_has_rolled_away_meanwhile_changes_the_verdict(scheduled):
+    old, _, newest = scheduled.hours_ago(3, 2, 1)
+    foreseen = look(scheduled.context, NOW)
+    scheduled.world.pool.destroy_snapshots([f"tank/web@{newest.snapshot}"])
+    shutil.rmtree(newest.bundle)
+    assert clean_up(scheduled, foreseen).deleted == []
+    assert old.run in remaining(scheduled)
+
+
+def test_a_domain_somebody_works_with_waits(scheduled):
+    old, *_ = scheduled.hours_ago(3, 2, 1)
+    runtime = scheduled.context.config.paths.runtime
+    with domain_lock(runtime, "web", old.uuid, "restore", wait=0, interrupt=Interrupt()):
+        done = clean_up(scheduled)
+    assert (done.deleted, done.busy) == ([], ["web"])
+    assert old.run in remaining(scheduled)
+
+
+def test_snapshots_that_are_being_copied_wait(scheduled):
+    """Whatever ZFS would say: those in the middle of a stream are needed too."""
+    old, *_ = scheduled.hours_ago(3, 2, 1)
+    runtime, name = scheduled.context.config.paths.runtime, replication_lock_name(old.uuid)
+    with domain_lock(runtime, "web", name, "replicate", wait=0, interrupt=Interrupt()):
+        done = clean_up(scheduled)
+    assert (done.deleted, done.busy) == ([], ["web"])
+    assert old.run in remaining(scheduled)
+    assert [domain for domain, _ in clean_up(scheduled).deleted] == ["web"]
+
+
+def test_a_snapshot_that_somebody_has_mounted_waits(scheduled):
+    old, *_ = scheduled.hours_ago(3, 2, 1)
+    pool = scheduled.world.pool
+    pool.foreign = [ForeignMount(f"tank/web@{old.snapshot}", "the guest db")]
+    done = clean_up(scheduled)
+    assert (done.deleted, done.failures) == ([], [])
+    assert [error.reason for error in done.mounted] == [
+        f"tank/web@{old.snapshot} is mounted by the guest db"
+    ]
+    assert old.run in remaining(scheduled)
+    pool.foreign.clear()
+    assert [verdict.taken.run for _, verdict in clean_up(scheduled).deleted] == [old.run]
+
+
+def test_a_snapshot_that_cannot_be_destroyed_does_not_keep_others(scheduled):
+    world = scheduled.world
+    world.add_guest("mail")
+    for guest in ("web", "mail"):
+        scheduled.hours_ago(5, 4, 2, 1, guest=guest)
+    error = PoolError("tank", "dataset is busy")
+    world.hooks.at["pool.destroy_snapshots"] = failing(error)
+    assert len(clean_up(scheduled).failures) == 4
+    del world.hooks.at["pool.destroy_snapshots"]
+    assert len(clean_up(scheduled).deleted) == 4
+
+
+def test_no_policys_snapshot_is_touched_but_its_own(scheduled):
+    hand = scheduled.hours_ago(9, policy=None)
+    world = scheduled.world
+    world.pool.snapshot(["tank/web@autosnap_2026-01-01_00:00:00_hourly"], {})
+    scheduled.hours_ago(3, 2, 1)
+    clean_up(scheduled)
+    assert hand[0].run in remaining(scheduled)
+    assert "tank/web@autosnap_2026-01-01_00:00:00_hourly" in world.pool.names()
+
+
+def test_a_domain_that_libvirt_does_not_know_keeps_its_snapshots(scheduled):
+    taken = scheduled.hours_ago(3, 2, 1)
+    foreseen = look(scheduled.context, NOW)
+    scheduled.world.hypervisor.guests.clear()
+    assert look(scheduled.context, NOW) == []
+    clean_up(scheduled, foreseen)
+    assert remaining(scheduled) == [record.run for record in taken]
+
+
+def test_the_lock_is_not_held_for_long(scheduled, monkeypatch):
+    """A snapshot that is due waits for it, and not for ever."""
+    scheduled.hours_ago(6, 5, 4, 3, 2, 1)
+    clock = iter(range(0, 10_000, 40))
+    monkeypatch.setattr(retire_module.time, "monotonic", lambda: next(clock))
+    done = clean_up(scheduled)
+    assert (len(done.deleted), done.busy) == (1, ["web"])
+    done = clean_up(scheduled)
+    assert (len(done.deleted), done.busy) == (1, ["web"])
+
+
+# -- datasets that were renamed ------------------------------------------------------------------
+
+
+def test_snapshots_of_a_renamed_dataset_expire_and_count(scheduled):
+    scheduled.hours_ago(3, 2, 1)
+    world = scheduled.world
+    world.pool.rename("tank/web", "tank/web2")
+    world.named = {"tank/web": "tank/web2"}
+    (outlook,) = look(scheduled.context, NOW)
+    assert outlook.nexts[0].wanted is not None
+    done = retire(scheduled.context, [outlook], NOW)
+    assert [verdict.taken.created for _, verdict in done.deleted] == [NOW - timedelta(hours=3)]
+    assert len(world.pool.names()) == 2
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_the_domain_did_not_go_along_with_is_left_alone(scheduled, taken):
+    """A clone that was promoted has the snapshots now; or a copy of the pool was imported."""
+    scheduled.hours_ago(3, 2, 1)
+    world = scheduled.world
+    world.pool.rename("tank/web", "tank/web2")
+    if taken:
+        world.named = {"tank/web": "tank/web2"}
+        world.pool.create("tank/web")
+    (outlook,) = look(scheduled.context, NOW)
+    assert (outlook.records, outlook.doomed) == ((), [])
+
+
+# -- the rest of the store, once a day ------------------------------------------------------------
+
+
+@pytest.fixture
+def aged(scheduled):
+    """A safety copy that prune has seen for eight days."""
+    scheduled.hours_ago(1)
+    store = scheduled.world.paths.bundles
+    copy = store / scheduled.world.guest().uuid / "safety-20260601T000000.000000Z"
+    copy.mkdir()
+    (copy / "undo.sh").touch()
+    Ages(store, Reading.now()).write([copy])
+    ages = json.loads((store / "ages.json").read_text())
+    ages["seconds"] = {str(copy.relative_to(store)): 8 * 86400.0}
+    (store / "ages.json").write_text(json.dumps(ages))
+    return copy
+
+
+def test_safety_copies_go_without_a_prune_by_hand(scheduled, aged):
+    done = prune_store(scheduled)
+    assert (done.failures, aged.exists()) == ([], False)
+    assert [(each.fate, each.found.path) for each in done.pruned] == [(Fate.DELETE, aged)]
+
+
+def test_what_goes_to_the_trash_and_comes_back_is_told(scheduled):
+    (record,) = scheduled.hours_ago(1)
+    pool, mark = scheduled.world.pool, scheduled.context.config.paths.schedule / "pruned"
+    pool.replicate(f"tank/web@{record.snapshot}", "backup/web")
+    pool.exported.add("backup")
+    pool.destroy_snapshots([f"tank/web@{record.snapshot}"])
+    assert [each.fate for each in prune_store(scheduled).pruned] == [Fate.TRASH]
+    assert not Path(record.bundle).exists()
+    mark.unlink()
+    pool.exported.clear()
+    assert [each.fate for each in prune_store(scheduled).pruned] == [Fate.PUT_BACK]
+    assert Path(record.bundle).exists()
+
+
+def test_what_cannot_be_moved_or_judged_is_a_failure(scheduled, aged, monkeypatch):
+    def refuse(_path):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("snaporch.prune.prune.remove", refuse)
+    stranger = aged.parent / "20260601T100000Z-0123abcd"
+    stranger.mkdir()
+    failed, unjudged = prune_store(scheduled).failures
+    assert "Read-only file system" in failed.reason
+    assert str(stranger) in unjudged.reason
+    assert unjudged.exit_code == ExitCode.ATTENTION
+
+
+def test_that_is_done_once_a_day_whatever_the_clock_does(scheduled, aged):
+    mark = scheduled.context.config.paths.schedule / "pruned"
+    mark.parent.mkdir()
+    mark.touch()
+    prune_store(scheduled)
+    assert aged.exists()
+    for seconds in (-86_400, 3600):
+        aged.mkdir(exist_ok=True)
+        moment = time.time() + seconds
+        os.utime(mark, (moment, moment))
+        prune_store(scheduled)
+        assert abs(mark.stat().st_mtime - time.time()) < 60
+
+
+def test_a_store_that_cannot_be_judged_is_told_once_a_day(scheduled, aged):
+    scheduled.world.hooks.at["pool.census"] = failing(PoolError("zfs list", "lists nothing"))
+    assert [error.reason for error in prune_store(scheduled).failures] == ["lists nothing"]
+    assert prune_store(scheduled).failures == []
+    assert aged.exists()
+
+
+def test_a_copy_stays_while_its_guest_may_need_it(scheduled, aged):
+    scheduled.world.hooks.at["hypervisor.find"] = failing(PoolError("libvirt", "away"))
+    prune_store(scheduled)
+    assert aged.exists()
+
+
+def test_it_ends_between_two_things_when_it_is_to_stop(scheduled, aged):
+    other = aged.with_name(".20260601T100000Z-0123abcd.partial")
+    other.mkdir()
+    asked = iter([False, False, True])
+    done = prune_store(scheduled, lambda: next(asked, True))
+    assert (len(done.pruned), done.failures) == (1, [])
+    assert aged.exists() != other.exists()
+
+
+def test_retention_by_itself_leaves_the_rest_of_the_store_alone(scheduled, aged):
+    """It is done while others wait."""
+    clean_up(scheduled)
+    assert aged.exists()

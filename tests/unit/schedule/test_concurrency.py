@@ -1,0 +1,124 @@
+import threading
+
+import pytest
+
+from snaporch.config import Schedule
+from snaporch.schedule.concurrency import Capture, Gate, GateClosedError
+
+
+def capture(name, *pools, ram=0, policy="p"):
+    return Capture(name, name, policy, frozenset(pools or {"tank"}), ram)
+
+
+class Crowd:
+    """Captures that come to a gate one after the other, each in a thread; none leaves by itself."""
+
+    def __init__(self, **limits):
+        self.gate = Gate(Schedule(**limits))
+        self.threads = {}
+        self.leave = {}
+        self.turned_away = []
+
+    def come(self, each):
+        self.leave[each.key] = threading.Event()
+        arrived = threading.Event()
+        thread = threading.Thread(target=self._pass, args=(each, arrived), daemon=True)
+        self.threads[each.key] = thread
+        thread.start()
+        assert arrived.wait(30)
+
+    def _pass(self, each, arrived):
+        condition = self.gate._changed
+        wait_for = condition.wait_for
+
+        def told(predicate):
+            arrived.set()  # it has the lock: whoever looks at the gate now sees what came of it
+            return wait_for(predicate)
+
+        condition.wait_for = told
+        try:
+            with self.gate.through(each):
+                self.leave[each.key].wait(30)
+        except GateClosedError:
+            self.turned_away.append(each.key)
+
+    def go(self, each):
+        self.leave[each.key].set()
+        self.threads[each.key].join(30)
+
+    def inside(self):
+        return sorted(each.domain for each in self.gate.inside)
+
+    def await_inside(self, *names):
+        with self.gate._changed:
+            sure = self.gate._changed.__class__.wait_for(
+                self.gate._changed,
+                lambda: sorted(e.domain for e in self.gate._inside) == [*names],
+                30,
+            )
+        assert sure, self.inside()
+
+
+def test_no_more_than_jobs_at_once():
+    crowd = Crowd(jobs=2, jobs_per_pool=9)
+    a, b, c = (capture(name) for name in "abc")
+    for each in (a, b, c):
+        crowd.come(each)
+    assert crowd.inside() == ["a", "b"]
+    crowd.go(a)
+    crowd.await_inside("b", "c")
+    crowd.gate.close()
+
+
+def test_no_more_than_its_jobs_in_a_pool_while_others_go_on():
+    crowd = Crowd(jobs=9, jobs_per_pool=1)
+    for each in (capture("a", "tank"), capture("b", "tank", "flash"), capture("c", "flash")):
+        crowd.come(each)
+    assert crowd.inside() == ["a", "c"]
+
+
+def test_one_domain_is_never_taken_twice_at_once():
+    crowd = Crowd(jobs=9, jobs_per_pool=9)
+    crowd.come(capture("a", policy="p"))
+    crowd.come(capture("a", policy="q"))
+    assert crowd.inside() == ["a"]
+
+
+def test_ram_in_flight_is_limited_and_a_plain_snapshot_is_not():
+    crowd = Crowd(jobs=9, jobs_per_pool=9, ram_in_flight_mib=100)
+    for each in (capture("a", ram=60), capture("b", ram=60), capture("c"), capture("d", ram=40)):
+        crowd.come(each)
+    assert crowd.inside() == ["a", "c", "d"]
+
+
+def test_a_guest_larger_than_the_limit_is_taken_alone_of_its_kind():
+    crowd = Crowd(jobs=9, jobs_per_pool=9, ram_in_flight_mib=100)
+    crowd.come(capture("big", ram=500))
+    crowd.come(capture("small", ram=1))
+    assert crowd.inside() == ["big"]
+
+
+def test_who_waits_at_a_gate_that_closes_is_told():
+    crowd = Crowd(jobs=1)
+    first, second = capture("a"), capture("b")
+    crowd.come(first)
+    crowd.come(second)
+    crowd.gate.close()
+    crowd.threads[second.key].join(30)
+    assert crowd.turned_away == [second.key]
+    assert crowd.inside() == ["a"]
+
+
+def test_nobody_enters_a_closed_gate():
+    gate = Gate(Schedule())
+    gate.close()
+    with pytest.raises(GateClosedError), gate.through(capture("a")):
+        pass
+
+
+def test_other_limits_count_at_once():
+    crowd = Crowd(jobs=1, jobs_per_pool=9)
+    crowd.come(capture("a"))
+    crowd.come(capture("b"))
+    crowd.gate.limit(Schedule(jobs=2, jobs_per_pool=9))
+    crowd.await_inside("a", "b")

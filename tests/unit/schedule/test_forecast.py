@@ -1,0 +1,238 @@
+import shutil
+from datetime import timedelta
+
+import pytest
+from fakes.schedule import HOURLY, NOW
+
+from snaporch.errors import NotFoundError, UnavailableError
+from snaporch.model import DomainState, Reached, Verdict, iso
+from snaporch.schedule.failures import Failed, read_failed, write_failed
+from snaporch.schedule.forecast import look
+from snaporch.snapshot.run import take_snapshot
+from snaporch.verify.verify import write_verdict
+
+
+def the_next(scheduled, now=NOW):
+    ((found,),) = [each.nexts for each in look(scheduled.context, now)]
+    return found
+
+
+def test_without_any_snapshot_the_first_is_due(scheduled):
+    found = the_next(scheduled)
+    assert (found.due(NOW), found.reason) == (True, "there is none yet")
+
+
+def test_the_next_follows_the_newest(scheduled):
+    scheduled.hours_ago(2, 0)
+    found = the_next(scheduled)
+    assert found.at == NOW + timedelta(minutes=30)
+    assert not found.due(NOW)
+
+
+def test_missed_ones_are_due_once(scheduled):
+    scheduled.hours_ago(30)
+    assert the_next(scheduled).due(NOW)
+    scheduled.hours_ago(0)
+    assert not the_next(scheduled).due(NOW)
+
+
+def test_snapshots_by_hand_do_not_count(scheduled):
+    scheduled.hours_ago(0, policy=None)
+    assert the_next(scheduled).due(NOW)
+
+
+def test_a_name_alone_is_no_mark_nor_is_a_property(scheduled):
+    scheduled.configure(policy={"manual-ish": HOURLY}, defaults={"policies": ["manual-ish"]})
+    scheduled.world.pool.set_properties(["tank/web"], {"snaporch:retention": "manual-ish"})
+    scheduled.hours_ago(0, policy=None)
+    (each,) = look(scheduled.context, NOW)
+    assert [v.taken.policy for v in each.verdicts] == [None]
+    assert each.nexts[0].due(NOW)
+
+
+def test_a_clock_that_went_back_does_not_stop_snapshots(scheduled):
+    scheduled.hours_ago(3, 2, 1, 0)
+    earlier = NOW - timedelta(hours=2)
+    found = the_next(scheduled, earlier)
+    assert (found.due(earlier), found.reason) == (True, "the clock went back")
+    scheduled.hours_ago(2)
+    assert the_next(scheduled, earlier).at == earlier + timedelta(minutes=30)
+    assert the_next(scheduled, earlier + timedelta(minutes=31)).due(earlier + timedelta(minutes=31))
+
+
+def test_a_failed_try_is_made_again_later(scheduled):
+    uuid = scheduled.context.hypervisor.domain("web").uuid
+    directory = scheduled.context.config.paths.schedule
+    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=4), "no agent")})
+    found = the_next(scheduled)
+    assert found.at == NOW + timedelta(minutes=6)
+    assert found.reason == "again after it failed: no agent"
+    assert the_next(scheduled, found.at).due(found.at)
+
+
+def test_a_failed_try_from_the_future_is_nobodys(scheduled):
+    uuid = scheduled.context.hypervisor.domain("web").uuid
+    directory = scheduled.context.config.paths.schedule
+    write_failed(directory, {f"{uuid}/hourly": Failed(NOW + timedelta(days=1), "later")})
+    assert the_next(scheduled).due(NOW)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": ["x", "y"]}'])
+def test_what_is_remembered_may_be_damaged(tmp_path, text):
+    (tmp_path / "failed.json").write_text(text)
+    assert read_failed(tmp_path) == {}
+
+
+def test_what_is_remembered_comes_back(tmp_path):
+    known = {"u/p": Failed(NOW, "why")}
+    write_failed(tmp_path / "new", known)
+    write_failed(tmp_path / "new", known)
+    assert read_failed(tmp_path / "new") == known
+
+
+def test_retention_is_foreseen_with_names(scheduled):
+    old, *_ = scheduled.hours_ago(3, 2, 1)
+    (each,) = look(scheduled.context, NOW)
+    assert [v.taken.run for v in each.doomed] == [old.run]
+    assert each.names[old.run] == (f"tank/web@{old.snapshot}",)
+
+
+def test_held_cloned_and_incomplete_ones_stay_with_their_reason(scheduled):
+    held, cloned, torn, *_ = scheduled.hours_ago(7, 6, 5, 2, 1, 0)
+    pool = scheduled.world.pool
+    pool.hold([f"tank/web@{held.snapshot}"], "mine")
+    pool.clone(f"tank/web@{cloned.snapshot}", "tank/copy")
+    shutil.rmtree(torn.bundle)
+    (each,) = look(scheduled.context, NOW)
+    reasons = {v.taken.run: v.reason for v in each.verdicts if not v.delete}
+    assert reasons[held.run] == "held, though not in hourly=2"
+    assert reasons[cloned.run] == "cloned as tank/copy, though not in hourly=2"
+    assert reasons[torn.run].startswith("incomplete")
+
+
+def test_one_that_is_torn_counts_for_nothing(scheduled):
+    """Neither is it what the policy wanted, nor does it take another one's place."""
+    _, second, first, torn = scheduled.hours_ago(3, 2, 1, 0)
+    full = f"tank/web@{torn.snapshot}"
+    scheduled.world.pool.set_properties([full], {"snaporch:torn": "yes"})
+    (each,) = look(scheduled.context, NOW)
+    reasons = {v.taken.run: v.reason for v in each.verdicts if not v.delete}
+    assert set(reasons) == {second.run, first.run, torn.run}
+    assert reasons[torn.run].startswith("incomplete")
+    assert the_next(scheduled).due(NOW)
+
+
+def test_a_policy_without_keep_deletes_nothing(scheduled):
+    scheduled.configure(policy={"hourly": {"every": "1h"}}, defaults={"policies": ["hourly"]})
+    scheduled.hours_ago(9, 8, 7)
+    assert look(scheduled.context, NOW)[0].doomed == []
+
+
+def test_one_listing_however_many_domains(scheduled):
+    scheduled.world.add_guest("mail")
+    scheduled.hours_ago(1)
+    listings = []
+    scheduled.world.hooks.at["pool.survey"] = lambda: listings.append(1)
+    assert [each.domain.name for each in look(scheduled.context, NOW)] == ["mail", "web"]
+    assert len(listings) == 1
+    assert [each.domain.name for each in look(scheduled.context, NOW, "mail")] == ["mail"]
+
+
+def test_a_domain_that_there_is_not(scheduled):
+    with pytest.raises(NotFoundError):
+        look(scheduled.context, NOW, "wbe")
+
+
+def test_a_run_that_failed_after_its_zfs_snapshots_is_tried_again(scheduled):
+    uuid = scheduled.context.hypervisor.domain("web").uuid
+    scheduled.hours_ago(2)
+    (failed,) = scheduled.hours_ago(0.25)
+    shutil.rmtree(failed.bundle)
+    assert the_next(scheduled).due(NOW)
+    directory = scheduled.context.config.paths.schedule
+    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=14), "store full")})
+    found = the_next(scheduled)
+    assert (found.at, found.failed.reason) == (NOW - timedelta(minutes=4), "store full")
+
+
+def test_one_that_did_not_read_back_is_tried_again(scheduled):
+    policy = {"hourly": HOURLY | {"verify": True}}
+    scheduled.configure(policy=policy, defaults={"policies": ["hourly"]})
+    (failed,) = scheduled.hours_ago(0)
+    write_verdict(scheduled.context, failed, Verdict(NOW, passed=False, reached=Reached.NOTHING))
+    assert the_next(scheduled).due(NOW)
+
+
+def test_a_test_restore_that_failed_asks_for_no_snapshot_before_its_time(scheduled):
+    (failed,) = scheduled.hours_ago(0)
+    write_verdict(scheduled.context, failed, Verdict(NOW, passed=False, reached=Reached.CHECKED))
+    assert the_next(scheduled).at == NOW + timedelta(minutes=30)
+    ((verdict,),) = [each.verdicts for each in look(scheduled.context, NOW)]
+    assert verdict.taken.passed is False
+
+
+def test_what_could_not_be_written_in_its_place_is_known_until_it_can(tmp_path):
+    place, spare = tmp_path / "place", tmp_path / "spare"
+    place.write_text("no directory")
+    known = {"u/p": Failed(NOW, "disk full")}
+    with pytest.raises(UnavailableError):
+        write_failed(place, known, spare=spare)
+    assert read_failed(place, spare=spare) == known
+    place.unlink()
+    write_failed(place, {}, spare=spare)
+    assert (read_failed(place, spare=spare), list(spare.iterdir())) == ({}, [])
+
+
+def found_unchanged(scheduled, record, moment):
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    scheduled.world.pool.set_properties(names, {"snaporch:unchanged": iso(moment)})
+
+
+def test_a_time_is_kept_where_nothing_was_there_to_take(scheduled):
+    (record,) = scheduled.hours_ago(30)
+    found_unchanged(scheduled, record, NOW - timedelta(minutes=15))
+    assert the_next(scheduled).at == NOW + timedelta(minutes=30)
+    later = NOW + timedelta(minutes=30)
+    assert the_next(scheduled, later).due(later)
+
+
+def test_a_look_from_the_future_keeps_no_time(scheduled):
+    (record,) = scheduled.hours_ago(30)
+    found_unchanged(scheduled, record, NOW + timedelta(hours=9))
+    assert the_next(scheduled).due(NOW)
+
+
+def test_a_failed_try_is_over_when_nothing_is_there_to_take(scheduled):
+    uuid = scheduled.context.hypervisor.domain("web").uuid
+    directory = scheduled.context.config.paths.schedule
+    (record,) = scheduled.hours_ago(30)
+    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=16), "no zfs")})
+    found_unchanged(scheduled, record, NOW - timedelta(minutes=15))
+    assert the_next(scheduled).failed is None
+
+
+def test_a_look_from_the_future_ends_no_failed_try(scheduled):
+    uuid = scheduled.context.hypervisor.domain("web").uuid
+    directory = scheduled.context.config.paths.schedule
+    (record,) = scheduled.hours_ago(30)
+    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=16), "no zfs")})
+    found_unchanged(scheduled, record, NOW + timedelta(hours=9))
+    assert the_next(scheduled).failed.reason == "no zfs"
+
+
+def test_what_a_guest_had_when_it_was_shut_off_stays(scheduled):
+    """Hourly looks for a month that find nothing new push nothing out."""
+    scheduled.hours_ago(900, 899, 720)
+    scheduled.world.guest().live, scheduled.world.guest().state = None, DomainState.OFF
+    (off,) = scheduled.hours_ago(719)
+    for hours in range(718, 0, -24):
+        now = NOW - timedelta(hours=hours)
+        domain = scheduled.context.hypervisor.domain("web")
+        record = take_snapshot(
+            scheduled.context, domain, name=None, wait=0, policy="hourly", if_changed=True
+        )
+        assert record.run == off.run
+        found_unchanged(scheduled, record, now)
+        (each,) = look(scheduled.context, now)
+        kept = [v.taken.created for v in each.verdicts if not v.delete]
+        assert kept[-2:] == [NOW - timedelta(hours=720), NOW - timedelta(hours=719)]

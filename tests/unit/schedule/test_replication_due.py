@@ -1,0 +1,99 @@
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from fakes.schedule import NOW
+from fakes.standing import RECORD
+
+from snaporch.model import BundleState, Level
+from snaporch.schedule.failures import Failed
+from snaporch.schedule.replication_due import last_arrived, next_shipment
+
+RETRY = timedelta(minutes=10)
+
+
+def taken(hours, *replicated, policy="hourly"):
+    created = NOW - timedelta(hours=hours)
+    return replace(RECORD, created=created, policy=policy, replicated=replicated)
+
+
+def wanted(records, failed=None, policies=("hourly",)):
+    return next_shipment("nas", policies, records, failed or {}, RETRY, NOW)
+
+
+def test_nothing_while_there_are_no_snapshots():
+    assert wanted([]) is None
+    assert wanted([taken(1, policy="other"), taken(0, policy=None)]) is None
+
+
+def test_at_once_when_nothing_has_arrived():
+    found = wanted([taken(3), taken(2, "usb")])
+    assert (found.at, found.last, found.since) == (NOW, None, NOW - timedelta(hours=3))
+    assert found.reason == "nothing is there yet"
+    assert found.due(NOW)
+
+
+def test_nothing_once_all_are_there():
+    assert wanted([taken(3, "nas"), taken(2, "nas", "usb")]) is None
+
+
+def test_an_older_one_that_did_not_arrive_is_still_wanted():
+    found = wanted([taken(4), taken(3, "nas"), taken(2), taken(1, policy="other"), taken(1)])
+    assert found.reason == "3 not there yet"
+    assert found.last == NOW - timedelta(hours=3)
+    assert found.since == NOW - timedelta(hours=4)
+    found = wanted([taken(3), taken(2, "nas")])
+    assert (found.reason, found.since) == ("1 not there yet", NOW - timedelta(hours=3))
+
+
+def test_an_older_one_that_is_not_whole_can_never_arrive():
+    torn = replace(taken(3), state=BundleState.MISSING)
+    assert wanted([torn, taken(2, "nas")]) is None
+    assert wanted([taken(3, "nas"), replace(taken(2), state=BundleState.MISSING)]) is not None
+
+
+def test_one_that_is_torn_is_not_wanted():
+    torn = replace(taken(2), level=Level.TORN, state=BundleState.INCOMPLETE)
+    assert wanted([torn]) is None
+    assert wanted([taken(3, "nas"), torn]) is None
+    assert wanted([taken(3), torn]).reason == "nothing is there yet"
+
+
+def test_another_policys_newest_is_no_reason():
+    assert wanted([taken(3, "nas"), taken(1, policy="other")]) is None
+
+
+def test_of_several_policies_all_count():
+    records = [taken(3, "nas"), taken(1, policy="other")]
+    assert wanted(records, policies=("hourly", "other")).reason == "1 not there yet"
+
+
+@pytest.mark.parametrize(
+    ("ago", "at"),
+    [
+        (timedelta(minutes=4), NOW + timedelta(minutes=6)),
+        (timedelta(minutes=10), NOW),
+        (timedelta(days=1), NOW),
+    ],
+)
+def test_after_a_failure_it_waits_a_while(ago, at):
+    records = [taken(3, "nas"), taken(2)]
+    failed = {f"{RECORD.uuid}/nas": Failed(NOW - ago, "nas: away")}
+    found = wanted(records, failed)
+    assert (found.at, found.failed.reason) == (at, "nas: away")
+    assert found.due(NOW) == (at == NOW)
+
+
+def test_a_failure_of_the_future_or_of_another_is_none():
+    failed = {
+        f"{RECORD.uuid}/nas": Failed(NOW + timedelta(hours=1), "the clock went back"),
+        f"{RECORD.uuid}/usb": Failed(NOW, "away"),
+    }
+    found = wanted([taken(1)], failed)
+    assert (found.at, found.failed) == (NOW, None)
+
+
+def test_the_newest_that_has_arrived():
+    records = [taken(3, "nas"), taken(2, "nas", "usb"), taken(1)]
+    assert last_arrived("nas", records) == NOW - timedelta(hours=2)
+    assert last_arrived("away", records) is None

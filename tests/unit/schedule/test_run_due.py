@@ -1,0 +1,105 @@
+from datetime import timedelta
+
+from fakes.hypervisor import Agent
+from fakes.schedule import NOW
+
+from snaporch.model import DomainState
+from snaporch.schedule.concurrency import Capture, Gate
+from snaporch.schedule.failures import Failed, read_failed
+from snaporch.schedule.forecast import look
+from snaporch.schedule.run_due import capture_of, changed_by, due_captures, remember, take_all
+from snaporch.schedule.subprocesses import Captures, Outcome
+
+WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
+
+
+class Taker(Captures):
+    """Says of each domain what it was told to."""
+
+    def __init__(self, context, **statuses):
+        super().__init__(Gate(context.config.schedule), lambda _: [])
+        self.statuses = statuses
+        self.context = context
+        self.taken = []
+
+    def _take(self, capture):
+        self.taken.append(capture.domain)
+        status = self.statuses.get(capture.domain, 0)
+        return Outcome(capture, status, f"status {status}")
+
+
+def test_what_has_waited_longest_comes_first(scheduled):
+    world = scheduled.world
+    for name in ("mail", "new"):
+        world.add_guest(name)
+    scheduled.hours_ago(3, guest="web")
+    scheduled.hours_ago(9, guest="mail")
+    found = due_captures(scheduled.context, look(scheduled.context, NOW), NOW)
+    assert [(each.domain, each.policy) for each in found] == [
+        ("mail", "hourly"),
+        ("web", "hourly"),
+        ("new", "hourly"),
+    ]
+
+
+def test_a_capture_knows_its_burden(scheduled):
+    world = scheduled.world
+    domain = world.add_guest("two", {"vda": "tank/two", "vdb": "flash/two"})
+    world.guest("two").ram = b"x" * (3 << 20)
+    capture = capture_of(scheduled.context, domain, "hourly")
+    assert (capture.pools, capture.ram_mib) == ({"tank", "flash"}, 3)
+
+
+def test_only_ram_snapshots_of_running_guests_burden_ram(scheduled):
+    world = scheduled.world
+    scheduled.configure(
+        policy={"crash": {"level": "crash"}, "auto": {}}, domain={"quiet": {"level": "quiesced"}}
+    )
+    big = b"x" * (3 << 20)
+    quiet = world.add_guest("quiet", agent=Agent.ANSWERS)
+    off = world.add_guest("off", state=DomainState.OFF)
+    for name in ("web", "quiet"):
+        world.guest(name).ram = big
+    web = scheduled.context.hypervisor.domain("web")
+    burden = [
+        capture_of(scheduled.context, domain, policy).ram_mib
+        for domain, policy in ((web, "auto"), (web, "crash"), (quiet, "auto"), (off, "auto"))
+    ]
+    assert burden == [3, 0, 0, 0]
+
+
+def test_a_failure_stops_no_other_and_is_remembered(scheduled):
+    scheduled.world.add_guest("mail")
+    context = scheduled.context
+    wanted = due_captures(context, look(context, NOW), NOW)
+    taker = Taker(context, mail=8)
+    told = []
+    outcomes = take_all(context, taker, wanted, told.append)
+    assert told == outcomes
+    assert sorted(taker.taken) == ["mail", "web"]
+    assert {outcome.capture.domain: outcome.status for outcome in outcomes} == {"mail": 8, "web": 0}
+    remember(context, outcomes)
+    mail = context.hypervisor.domain("mail").uuid
+    assert set(read_failed(context.config.paths.schedule)) == {f"{mail}/hourly"}
+
+
+def test_nothing_due_writes_nothing(scheduled):
+    remember(
+        scheduled.context, take_all(scheduled.context, Taker(scheduled.context), [], [].append)
+    )
+    assert not scheduled.context.config.paths.schedule.exists()
+
+
+def test_a_signal_lets_nothing_begin(scheduled):
+    scheduled.context.interrupt.signum = 15
+    taker = Taker(scheduled.context)
+    taker.gate.close()
+    (outcome,) = take_all(scheduled.context, taker, [WEB], [].append)
+    assert (outcome.status, taker.taken) == (143, [])
+
+
+def test_what_is_remembered_of_a_try():
+    before = {WEB.key: Failed(NOW - timedelta(hours=1), "old")}
+    assert changed_by(before, [Outcome(WEB, 0, "done")], NOW) == {}
+    assert changed_by({}, [Outcome(WEB, 6, "busy")], NOW) == {WEB.key: Failed(NOW, "busy")}
+    assert changed_by(before, [Outcome(WEB, 143, "stopped")], NOW) == before

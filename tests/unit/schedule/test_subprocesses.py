@@ -1,0 +1,140 @@
+import json
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.standing import RECORD
+
+from snaporch.config import Schedule
+from snaporch.model import Level
+from snaporch.schedule.concurrency import Capture, Gate
+from snaporch.schedule.subprocesses import (
+    Captures,
+    ErrandDone,
+    errand_command,
+    snapshot_command,
+)
+
+WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
+OBEDIENT = """
+import signal, sys
+def stop(*_):
+    print("snaporch: web: stopped by SIGTERM", file=sys.stderr)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+with open(sys.argv[1], "w") as ready:
+    ready.write("x")
+signal.pause()
+"""
+
+
+def captures(script, *arguments, jobs=1):
+    return Captures(Gate(Schedule(jobs=jobs)), lambda _: [sys.executable, "-c", script, *arguments])
+
+
+def test_the_command_names_everything(tmp_path):
+    words = snapshot_command(tmp_path / "c.toml")(WEB)
+    assert words[1:5] == ["-P", "-m", "snaporch", "--config"]
+    assert words[5:] == [
+        str(tmp_path / "c.toml"), "snapshot", "u", "--policy", "hourly", "--if-changed",
+        "--json", "--quiet",
+    ]  # fmt: skip
+    assert "--config" not in snapshot_command(None)(WEB)
+
+
+def test_a_result_comes_back():
+    outcome = captures("print('web@s  ram')").take(WEB)
+    assert (outcome.ok, outcome.text) == (True, "web@s  ram")
+
+
+def test_a_failure_has_its_last_line_as_the_reason():
+    script = "import sys; print('web  note: first', file=sys.stderr); sys.exit('snaporch: web: no')"
+    outcome = captures(script).take(WEB)
+    assert (outcome.status, outcome.text) == (1, "no")
+    assert outcome.notes == ("web  note: first",)
+
+
+def test_one_that_is_killed_is_128_and_the_signal():
+    outcome = captures("import os; os.kill(os.getpid(), 9)").take(WEB)
+    assert (outcome.status, outcome.text) == (137, "ended with status 137 and without a word")
+
+
+def test_one_that_cannot_be_started():
+    outcome = Captures(Gate(Schedule()), lambda _: ["/nonexistent/python"]).take(WEB)
+    assert not outcome.ok
+    assert outcome.text.startswith("cannot be started")
+
+
+def running_errands(*command):
+    return Captures(Gate(Schedule()), lambda _: [], lambda _: command)
+
+
+def test_an_errand_is_told_line_by_line():
+    script = "import sys; print('a@s  FAILED'); sys.exit('snaporch: verification failed: a')"
+    done = running_errands(sys.executable, "-c", script).errand("verify")
+    assert done == ErrandDone("verify", 1, ("a@s  FAILED",), ("verification failed: a",))
+    assert errand_command(None)("verify")[-3:] == ["verify", "--due", "--quiet"]
+    assert errand_command(None)("replicate")[-3:] == ["replicate", "--due", "--quiet"]
+    assert running_errands("/nonexistent/python").errand("verify").status == 7
+    stopped = running_errands(sys.executable, "-c", script)
+    stopped.stop()
+    assert stopped.errand("verify").status == 143
+
+
+def test_stopping_asks_what_runs_to_end_and_begins_nothing(tmp_path):
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    made = captures(OBEDIENT, str(ready))
+    outcomes = {}
+    other = Capture("v", "mail", "hourly", frozenset({"tank"}), 0)
+    threads = [
+        threading.Thread(target=lambda each=each: outcomes.update({each.domain: made.take(each)}))
+        for each in (WEB, other)
+    ]
+    threads[0].start()
+    assert Path(ready).read_text() == "x"
+    threads[1].start()
+    made.stop()
+    for thread in threads:
+        thread.join(60)
+    assert (outcomes["web"].status, outcomes["web"].text) == (143, "stopped by SIGTERM")
+    assert outcomes["mail"].text == "not begun: asked to stop"
+    assert outcomes["mail"].status == 128 + signal.SIGTERM
+
+
+def test_nothing_begins_after_the_stop():
+    made = captures("print('begun')")
+    made.stop()
+    assert made.take(WEB).text == "not begun: asked to stop"
+
+
+def printed(tmp_path, *levels, single=False):
+    """What a child prints that has snapshotted a domain of each level."""
+    documents = [
+        replace(RECORD, domain=f"d{n}", level=level).as_json() for n, level in enumerate(levels)
+    ]
+    place = tmp_path / "printed"
+    place.write_text(json.dumps(documents[0] if single else documents))
+    return captures("import sys; print(open(sys.argv[1]).read())", str(place)).take(WEB)
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_the_level_is_read_from_what_a_snapshot_prints(tmp_path, level):
+    outcome = printed(tmp_path, level, single=True)
+    assert outcome.level is level
+    assert outcome.text == f"d0@{RECORD.snapshot}  {level}  complete  paused 250 ms"
+
+
+def test_the_level_of_a_group_is_the_worst_of_those_that_ran(tmp_path):
+    outcome = printed(tmp_path, Level.RAM, Level.CRASH, Level.OFF, Level.QUIESCED)
+    assert outcome.level is Level.CRASH
+    assert len(outcome.text.splitlines()) == 4
+    assert printed(tmp_path, Level.OFF, Level.OFF).level is Level.OFF
+
+
+def test_without_a_document_there_is_no_level():
+    assert captures("print('web@s  ram  complete')").take(WEB).level is None

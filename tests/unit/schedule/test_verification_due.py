@@ -1,0 +1,177 @@
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from fakes.schedule import HOURLY, NOW
+
+from snaporch.journal import Journal
+from snaporch.model import Reached, Verdict
+from snaporch.restore.source import records_called
+from snaporch.schedule import run_verifications
+from snaporch.schedule.failures import VERIFICATIONS, Failed, read_failed, write_failed
+from snaporch.schedule.forecast import look
+from snaporch.snapshot.plan import make_plan
+from snaporch.verify import liveness
+from snaporch.verify.verify import verify
+
+DAY = timedelta(days=1)
+NEXT_MONDAY = NOW.replace(day=15, hour=0, minute=0)
+
+
+@pytest.fixture(autouse=True)
+def weekly(scheduled, monkeypatch):
+    policy = HOURLY | {"verify": "weekly", "keep": {"last": 9}}
+    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
+    monkeypatch.setattr(liveness, "_POLL_SECONDS", 0.001)
+    return scheduled
+
+
+def said(scheduled, record, at, *, passed=True, disks=False):
+    """A verdict on a snapshot."""
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    text = Verdict(at, passed, Reached.RESUMED, disks).as_text()
+    scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
+
+
+def the_check(scheduled, now=NOW):
+    ((found,),) = [each.checks for each in look(scheduled.context, now)]
+    return found
+
+
+def test_without_a_snapshot_there_is_nothing_to_verify(weekly):
+    ((found),) = [each.checks for each in look(weekly.context, NOW)]
+    assert found == ()
+
+
+def test_the_newest_is_due_when_none_was_verified(weekly):
+    _, newest = weekly.hours_ago(2, 1)
+    found = the_check(weekly)
+    assert (found.record.snapshot, found.due(NOW)) == (newest.snapshot, True)
+
+
+def test_an_older_one_that_passed_counts_until_its_time_is_over(weekly):
+    old, newest = weekly.hours_ago(2, 1)
+    said(weekly, old, NOW - timedelta(hours=1))
+    found = the_check(weekly)
+    assert (found.at, found.record.snapshot) == (NEXT_MONDAY, newest.snapshot)
+    assert the_check(weekly, NEXT_MONDAY).due(NEXT_MONDAY)
+
+
+def test_where_disks_are_to_be_read_only_that_counts(scheduled):
+    policy = HOURLY | {"verify": "weekly", "verify_disks": True}
+    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
+    old, _ = scheduled.hours_ago(2, 1)
+    said(scheduled, old, NOW - timedelta(hours=1))
+    found = the_check(scheduled)
+    assert (found.at, found.disks) == (NOW, True)
+    said(scheduled, old, NOW - timedelta(hours=1), disks=True)
+    assert the_check(scheduled).at == NEXT_MONDAY
+
+
+def test_one_that_failed_waits_for_a_newer_one_or_its_time(weekly):
+    (old,) = weekly.hours_ago(2)
+    said(weekly, old, NOW - timedelta(hours=1), passed=False)
+    assert the_check(weekly).at == NEXT_MONDAY
+    (newer,) = weekly.hours_ago(0)
+    found = the_check(weekly)
+    assert (found.record.snapshot, found.due(NOW)) == (newer.snapshot, True)
+
+
+def test_a_verdict_from_the_future_is_none(weekly):
+    (old,) = weekly.hours_ago(2)
+    said(weekly, old, NOW + DAY)
+    assert the_check(weekly).due(NOW)
+
+
+def test_snapshots_by_hand_and_of_other_policies_are_not_meant(weekly):
+    weekly.hours_ago(1, policy=None)
+    assert [each.checks for each in look(weekly.context, NOW)] == [()]
+
+
+def test_what_is_still_being_made_is_not_looked_at(weekly):
+    (record,) = weekly.hours_ago(1)
+    plan = make_plan(weekly.context, weekly.context.hypervisor.domain("web"), None)
+    Journal(weekly.world.paths.journal, replace(plan.facts, run=record.run))
+    assert [each.checks for each in look(weekly.context, NOW)] == [()]
+
+
+def test_what_could_not_be_found_out_is_tried_again_later(weekly):
+    weekly.hours_ago(1)
+    key = the_check(weekly).key
+    place = weekly.context.config.paths.schedule
+    write_failed(place, {key: Failed(NOW, "no memory")}, VERIFICATIONS)
+    found = the_check(weekly)
+    assert (found.at, found.reason) == (
+        NOW + timedelta(minutes=10),
+        "again after it failed: no memory",
+    )
+    assert read_failed(place) == {}
+
+
+# -- carrying it out ----------------------------------------------------------------------------
+
+
+def all_due(scheduled):
+    return [
+        (checked.check.record.snapshot, checked.outcome)
+        for checked in run_verifications.verify_due(scheduled.context)
+    ]
+
+
+def test_what_is_due_is_verified_once(weekly):
+    weekly.world.add_guest("mail")
+    _, web = weekly.hours_ago(2, 1)
+    (mail,) = weekly.hours_ago(3, guest="mail")
+    done = all_due(weekly)
+    assert sorted(name for name, _ in done) == sorted([web.snapshot, mail.snapshot])
+    assert all(outcome.passed for _, outcome in done)
+    assert all_due(weekly) == []
+
+
+def test_the_disks_are_read_where_the_policy_wants_it(scheduled):
+    """The fakes show no files in a snapshot."""
+    policy = HOURLY | {"verify": "weekly", "verify_disks": True}
+    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
+    scheduled.hours_ago(1)
+    ((_, outcome),) = all_due(scheduled)
+    assert "the image is not in the snapshot" in outcome.failure.reason
+
+
+def test_a_failure_is_a_verdict_and_stops_no_other(weekly):
+    weekly.world.add_guest("mail")
+    (web,) = weekly.hours_ago(1)
+    weekly.hours_ago(3, guest="mail")
+    (weekly.world.paths.bundles / web.uuid / web.run / "ram.save").write_bytes(b"")
+    assert [outcome.passed for _, outcome in all_due(weekly)] in ([False, True], [True, False])
+    assert not records_called(weekly.context, f"web@{web.snapshot}")[0].verified.passed
+    assert all_due(weekly) == []
+
+
+def test_no_memory_is_remembered_and_forgotten_again(weekly):
+    weekly.hours_ago(1)
+    weekly.world.memory = 0
+    ((_, error),) = all_due(weekly)
+    assert "MiB of memory" in error.reason
+    place = weekly.context.config.paths.schedule
+    (failed,) = read_failed(place, VERIFICATIONS).values()
+    assert "MiB of memory" in failed.reason
+    assert all_due(weekly) == []
+    write_failed(place, {k: Failed(f.at - DAY, f.reason) for k, f in
+                         read_failed(place, VERIFICATIONS).items()}, VERIFICATIONS)  # fmt: skip
+    weekly.world.memory = 1 << 40
+    ((_, outcome),) = all_due(weekly)
+    assert outcome.passed
+    assert read_failed(place, VERIFICATIONS) == {}
+
+
+def test_a_newer_one_that_comes_meanwhile_is_not_verified_too(weekly, monkeypatch):
+    weekly.hours_ago(5)
+
+    def and_another(context, record, ordeal):
+        outcome = verify(context, record, ordeal)
+        weekly.hours_ago(0)
+        return outcome
+
+    monkeypatch.setattr(run_verifications, "verify", and_another)
+    assert len(all_due(weekly)) == 1
+    assert all_due(weekly) == []

@@ -1,0 +1,268 @@
+import os
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fakes import images
+
+from snaporch.bundle import save_image as ramimage_module
+from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.host_file import HostFileError
+from snaporch.bundle.manifest import Role
+from snaporch.bundle.save_image import RamImageError, RamImageWriter
+from snaporch.bundle.store import BundleStore
+from snaporch.hypervisor import Pause
+from snaporch.model import DomainState
+from snaporch.snapshot import bundle_parts as parts_module
+from snaporch.snapshot.bundle_parts import Capture, side_parts
+
+PLAIN = Compressing(Compression.NONE)
+PATIENCE = 60
+UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
+
+
+@pytest.fixture
+def capture(tmp_path):
+    return Capture(tmp_path, tmp_path / "ram.pipe", PLAIN)
+
+
+def nothing(_stored):
+    pass
+
+
+def names(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_ram_by_file_is_compressed_afterwards_and_the_raw_file_goes(capture, tmp_path):
+    assert not capture.streams
+    capture.target.write_bytes(images.image())
+    part = capture.seal(nothing)
+    assert (part.name, part.compression, part.payload_bytes) == ("ram.save", "none", 5000)
+    assert names(tmp_path) == ["ram.save"]
+
+
+def test_a_raw_file_that_is_no_image_leaves_no_compressed_one(capture, tmp_path):
+    capture.target.write_bytes(b"\0" * 200)
+    with pytest.raises(RamImageError):
+        capture.seal(nothing)
+    assert "ram.save" not in names(tmp_path)
+
+
+def test_ram_by_pipe(capture, tmp_path):
+    capture.open_stream()
+    assert capture.streams
+    assert capture.target == tmp_path / "ram.pipe"
+    with capture.target.open("wb") as pipe:
+        pipe.write(images.piped())
+    assert capture.seal(nothing).bytes == len(images.image())
+    assert names(tmp_path) == ["ram.save"]
+
+
+def test_giving_the_pipe_up_leaves_room_for_a_file(capture, tmp_path):
+    capture.open_stream()
+    capture.abandon()
+    assert not capture.streams
+    assert capture.failure is None
+    assert names(tmp_path) == []
+    capture.target.write_bytes(images.image())
+    assert capture.seal(nothing).payload_bytes == 5000
+
+
+def test_a_pipe_that_cannot_be_made_leaves_nothing(capture, tmp_path):
+    capture.target.touch()
+    (tmp_path / "ram.pipe").touch()
+    with pytest.raises(FileExistsError):
+        capture.open_stream()
+    assert "ram.save" not in names(tmp_path)
+
+
+@pytest.mark.parametrize(("label", "name"), [(1, "gzip"), (2, "bzip2"), (3, "xz"), (9, "9")])
+def test_what_libvirt_compressed_is_named(capture, label, name):
+    capture.target.write_bytes(images.image(payload=b"packed" * 9, compression=label))
+    assert capture.seal(nothing).compression == name
+
+
+class StuckStore:
+    """A file that takes nothing from the second write on, until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.gate, self.stuck = threading.Event(), threading.Event()
+        write = RamImageWriter._raw_write
+
+        def stand_still(writer, data):
+            self.writer = writer
+            if writer._stored > 92:  # the header and the XML are written beforehand
+                self.stuck.set()
+                self.gate.wait(PATIENCE)
+            write(writer, data)
+
+        monkeypatch.setattr(RamImageWriter, "_raw_write", stand_still)
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    store = StuckStore(monkeypatch)
+    yield store
+    store.gate.set()
+    for thread in threading.enumerate():
+        if thread.name in ("store", "seal"):
+            thread.join(PATIENCE)
+    if not store.writer._file.closed:  # only its sealing thread was stuck in it
+        store.writer._file.close()
+
+
+def poured(capture, way):
+    if way == "stream":
+        capture.open_stream()
+        capture.target.write_bytes(images.piped())
+    else:
+        capture.target.write_bytes(images.image())
+
+
+@pytest.mark.parametrize("way", ["stream", "file"])
+def test_sealing_can_be_given_up_while_the_store_stands_still(
+    capture, tmp_path, stuck, monkeypatch, way
+):
+    monkeypatch.setattr(parts_module, "_BREAK_OFF_SECONDS", 0.1)
+    poured(capture, way)
+    seen = []
+
+    def tick(stored):
+        assert stuck.stuck.wait(PATIENCE)
+        seen.append(stored)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        capture.seal(tick)
+    assert seen[0] == seen[1] > 92
+    capture.abandon()  # and nobody is waited for
+
+
+def test_syncing_may_take_its_time(capture, monkeypatch):
+    """However long: a kernel has much to write for it, and it cannot be told from a standstill."""
+    poured(capture, "stream")
+    synced, looks = threading.Event(), []
+    monkeypatch.setattr(ramimage_module.os, "fsync", lambda _: synced.wait(PATIENCE))
+    monkeypatch.setattr(parts_module, "_TICK_SECONDS", 0.01)
+    threading.Timer(0.3, synced.set).start()
+
+    def tick(moved):
+        looks.append(moved)
+        assert not capture._writer.syncing
+
+    assert capture.seal(tick).payload_bytes == 5000
+    assert len(looks) < 10
+
+
+def test_a_header_that_cannot_be_stored_holds_up_nobody(capture, monkeypatch):
+    """QEMU would stay in its write to the pipe."""
+    gate = threading.Event()
+    monkeypatch.setattr(RamImageWriter, "_raw_write", lambda *_: gate.wait(PATIENCE))
+    capture.open_stream()
+    capture.target.write_bytes(images.piped())
+    ending = threading.Thread(target=capture.abandon, daemon=True)
+    ending.start()
+    ending.join(10)
+    assert not ending.is_alive()
+    gate.set()
+
+
+@pytest.mark.parametrize("way", ["stream", "file"])
+def test_a_store_that_goes_on_after_all_leaves_nothing(capture, tmp_path, stuck, way):
+    poured(capture, way)
+
+    def tick(_stored):
+        assert stuck.stuck.wait(PATIENCE)
+        threading.Timer(0.1, stuck.gate.set).start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        capture.seal(tick)
+    capture.abandon()
+    assert "ram.save" not in names(tmp_path)
+
+
+# -- files beside RAM ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    return BundleStore(tmp_path / "bundles").create(UUID, "run")
+
+
+@pytest.fixture
+def variables(tmp_path):
+    path = tmp_path / "vars.fd"
+    path.write_bytes(b"nvram")
+    return path
+
+
+def exact(bundle, domain, pause):
+    return [part.exact for part in side_parts(bundle, domain, pause) if part.role is Role.NVRAM]
+
+
+@pytest.mark.parametrize(("seconds", "known"), [(-10, True), (10, False)])
+def test_a_running_guests_nvram_is_exact_if_it_did_not_change_since(
+    world, bundle, variables, seconds, known
+):
+    freeze = datetime.now(UTC)
+    changed = (freeze + timedelta(seconds=seconds)).timestamp()
+    os.utime(variables, (changed, changed))
+    domain = world.add_guest(nvram=str(variables))
+    assert exact(bundle, domain, Pause(freeze, 1.0)) == [known]
+
+
+def test_a_running_guests_nvram_is_not_known_without_the_moment(world, bundle, variables):
+    domain = world.add_guest(nvram=str(variables))
+    assert exact(bundle, domain, Pause(None, 0.0)) == [None]
+
+
+def test_the_nvram_of_a_guest_that_is_off_is_exact(world, bundle, variables):
+    domain = world.add_guest(nvram=str(variables), state=DomainState.OFF)
+    assert exact(bundle, domain, Pause(None, 0.0)) == [True]
+
+
+def test_files_that_do_not_exist_yet_are_no_parts(world, bundle, tmp_path):
+    domain = world.add_guest(nvram=str(tmp_path / "absent"), tpm=str(tmp_path / "no-tpm"))
+    roles = [part.role for part in side_parts(bundle, domain, Pause(None, 0.0))]
+    assert roles == [Role.LIVE_XML, Role.INACTIVE_XML]
+
+
+def test_a_transient_guest_has_no_definition(world, bundle):
+    domain = world.add_guest(persistent=False)
+    roles = [part.role for part in side_parts(bundle, domain, Pause(None, 0.0))]
+    assert roles == [Role.LIVE_XML]
+
+
+def test_the_state_of_a_tpm_in_one_file_is_kept(world, bundle, tmp_path):
+    state = tmp_path / "any-name"
+    state.write_bytes(b"secret")
+    domain = world.add_guest(tpm=str(state))
+    (part,) = [
+        each for each in side_parts(bundle, domain, Pause(None, 0.0)) if each.role is Role.TPM
+    ]
+    assert part.source == str(state)
+    assert (bundle.directory / part.name).read_bytes() == b"secret"
+
+
+def test_the_state_of_a_tpm_is_not_read_through_a_link(world, bundle, tmp_path):
+    (tmp_path / "state").touch()
+    domain = world.add_guest(tpm=str(tmp_path / "state"))
+    (tmp_path / "state").unlink()
+    (tmp_path / "state").symlink_to("/etc/hostname")
+    with pytest.raises(HostFileError, match="regular file"):
+        side_parts(bundle, domain, Pause(None, 0.0))
+
+
+def test_only_the_permanent_state_of_a_tpm_is_kept(world, bundle, tmp_path):
+    state = tmp_path / "tpm2"
+    state.mkdir()
+    for name in ("tpm2-00.permall", "tpm2-00.volatilestate", ".lock"):
+        (state / name).write_bytes(b"x")
+    domain = world.add_guest(tpm=str(state))
+    parts = side_parts(bundle, domain, Pause(None, 0.0))
+    assert [part.source for part in parts if part.role is Role.TPM] == [
+        str(state / "tpm2-00.permall")
+    ]

@@ -1,0 +1,72 @@
+import os
+from unittest import mock
+
+import pytest
+from fakes.world import World
+
+from snaporch.bundle import compress
+from snaporch.snapshot import capture_selftest
+from snaporch.snapshot.capture_selftest import CaptureMode, capture_mode
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip", "none"])
+def test_what_works_is_said_and_nothing_is_left(world, tmp_path, compression):
+    mode = capture_mode(world.with_defaults(compression=compression))
+    assert mode == CaptureMode(True, compression, "auto")
+    assert mode.describe() == f"RAM is streamed (compression: {compression})"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_pipes(world):
+    refusal = OSError(1, "Operation not permitted", "/run/x")
+    with mock.patch.object(os, "mkfifo", side_effect=refusal):
+        mode = capture_mode(world.with_defaults(compression="none"))
+    assert (mode.streams, mode.reason) == (False, "/run/x: Operation not permitted")
+    assert "cannot be streamed" in mode.describe()
+
+
+def test_a_compressor_that_is_not_there(world, monkeypatch):
+    monkeypatch.setattr(compress.shutil, "which", lambda _name: None)
+    mode = capture_mode(world.with_defaults(compression="gzip"))
+    assert (mode.streams, mode.reason) == (False, "pigz is not installed")
+
+
+def test_a_compressor_that_does_not_work(world, tmp_path, monkeypatch):
+    broken = tmp_path / "bin" / "pigz"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\ncat >/dev/null\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
+    mode = capture_mode(world.with_defaults(compression="gzip"))
+    assert not mode.streams
+    assert "pigz failed with status 3" in mode.reason
+
+
+@pytest.mark.parametrize("takes", ["cat >/dev/null; ", ""])
+def test_a_compressor_that_stands_still(world, tmp_path, monkeypatch, takes):
+    stuck = tmp_path / "bin" / "pigz"
+    stuck.parent.mkdir()
+    os.mkfifo(tmp_path / "never")
+    stuck.write_text(f"#!/bin/sh\n{takes}read -r _ <{tmp_path}/never\n")
+    stuck.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stuck.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(capture_selftest, "_PATIENCE_SECONDS", 0.5)
+    mode = capture_mode(world.with_defaults(compression="gzip"))
+    assert not mode.streams
+    assert mode.reason
+
+
+def test_what_comes_out_is_compared(world, monkeypatch):
+    monkeypatch.setattr(capture_selftest, "_undone", lambda _method, data: data[:-1])
+    mode = capture_mode(world.with_defaults(compression="none"))
+    assert mode.reason == "what was streamed came out changed"
+
+
+def test_a_wish_for_files_is_told_as_such(world):
+    mode = capture_mode(world.with_defaults(ram_capture="file", compression="none"))
+    assert mode.describe() == "RAM goes through a file, as configured"

@@ -1,0 +1,191 @@
+"""Which strategy, by level, blockers, pools and state."""
+
+import itertools
+
+import pytest
+
+from snaporch.config import DomainSettings
+from snaporch.errors import ExitCode, RefusedError
+from snaporch.hypervisor import Blocker
+from snaporch.model import Domain, DomainState, Level, Strategy
+from snaporch.snapshot.choose_strategy import Choice, choose_strategy, is_lower
+
+RAM = frozenset({Strategy.OVERLAY, Strategy.MANUAL})
+ONE, TWO = {"tank"}, {"tank", "flash"}
+LEVELS = ["auto", "ram", "quiesced", "paused", "crash", "off"]
+ACTIVE = [state for state in DomainState if state is not DomainState.OFF]
+
+
+def domain(state=DomainState.RUNNING):
+    return Domain(
+        name="web",
+        uuid="u",
+        state=state,
+        disks=(),
+        live_xml=None if state is DomainState.OFF else "<domain/>",
+        inactive_xml="<domain/>",
+        nvram=None,
+        tpm_state=None,
+        machine="pc",
+        managed_save=False,
+        emulator_owner=None,
+        boot="",
+    )
+
+
+def test_nobody_stands_still_for_somebody_who_may_take_his_time():
+    settings = DomainSettings(ram_strategy="auto")
+    assert choose_strategy(domain(), settings, (), ONE).strategy is Strategy.MANUAL
+    awaited = choose_strategy(domain(), settings, (), ONE, at_once=False)
+    assert awaited.strategy is Strategy.OVERLAY
+    wished = DomainSettings(ram_strategy="manual")
+    assert choose_strategy(domain(), wished, (), ONE, at_once=False).strategy is Strategy.MANUAL
+
+
+def blocked(*strategies, reason="because", step="do this"):
+    return Blocker(frozenset(strategies), reason, step)
+
+
+def choose(level="auto", *blockers, pools=ONE, state=DomainState.RUNNING, once=None, **settings):
+    chosen = DomainSettings(level=level, **({"ram_strategy": "auto"} | settings))
+    return choose_strategy(domain(state), chosen, blockers, pools, once)
+
+
+# -- what is asked for and possible -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "pools", "strategy"),
+    [
+        ("auto", ONE, Strategy.MANUAL),
+        ("auto", TWO, Strategy.OVERLAY),
+        ("ram", ONE, Strategy.MANUAL),
+        ("ram", TWO, Strategy.OVERLAY),
+        ("quiesced", ONE, Strategy.QUIESCED),
+        ("paused", TWO, Strategy.PAUSED),
+        ("crash", ONE, Strategy.CRASH),
+    ],
+)
+def test_a_running_guest_with_nothing_in_the_way(level, pools, strategy):
+    assert choose(level, pools=pools) == Choice(strategy)
+
+
+@pytest.mark.parametrize("wished", ["overlay", "manual"])
+@pytest.mark.parametrize("pools", [ONE, TWO])
+def test_a_wish_for_one_way_is_granted(wished, pools):
+    assert choose(ram_strategy=wished, pools=pools).strategy == wished
+
+
+@pytest.mark.parametrize("wished", ["auto", "overlay", "manual"])
+@pytest.mark.parametrize("pools", [ONE, TWO])
+def test_a_paused_guest_has_only_one_way(wished, pools):
+    made = choose(ram_strategy=wished, pools=pools, state=DomainState.PAUSED)
+    assert made == Choice(Strategy.MANUAL)
+
+
+@pytest.mark.parametrize("pools", [ONE, TWO])
+@pytest.mark.parametrize(
+    ("gone", "other"),
+    [(Strategy.OVERLAY, Strategy.MANUAL), (Strategy.MANUAL, Strategy.OVERLAY)],
+)
+def test_when_one_way_to_ram_is_blocked_the_other_is_no_downgrade(pools, gone, other):
+    assert choose("ram", blocked(gone), pools=pools) == Choice(other)
+
+
+@pytest.mark.parametrize("wished", ["overlay", "manual"])
+def test_a_wished_way_is_not_replaced_by_the_other(wished):
+    with pytest.raises(RefusedError, match="because"):
+        choose("ram", blocked(Strategy(wished)), ram_strategy=wished)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("once", [None, "ram", "crash"])
+def test_a_guest_that_is_off_is_off_whatever_is_asked(level, once):
+    everything = blocked(*Strategy)
+    made = choose(level, everything, state=DomainState.OFF, once=once)
+    assert made == Choice(Strategy.OFF)
+
+
+@pytest.mark.parametrize("state", ACTIVE)
+def test_only_while_it_is_off_means_that(state):
+    with pytest.raises(RefusedError, match="only while it is off"):
+        choose("off", state=state)
+
+
+@pytest.mark.parametrize("configured", LEVELS)
+@pytest.mark.parametrize("once", ["auto", "ram", "quiesced", "paused", "crash"])
+def test_a_level_for_once_overrides_the_configured_one(configured, once):
+    assert choose(configured, once=once) == choose(once)
+
+
+# -- what is in the way -------------------------------------------------------------------------
+
+
+def test_a_refusal_names_every_reason_and_the_first_step():
+    first = blocked(*RAM, reason="a hostdev", step="detach it")
+    second = blocked(Strategy.OVERLAY, reason="a checkpoint", step="delete it")
+    other = blocked(Strategy.QUIESCED, reason="no agent", step="install one")
+    with pytest.raises(RefusedError) as caught:
+        choose("ram", first, second, other)
+    assert str(caught.value) == (
+        "web: no ram snapshot is possible: a hostdev; a checkpoint; detach it"
+    )
+    assert caught.value.exit_code == ExitCode.REFUSED
+
+
+@pytest.mark.parametrize("lower", ["quiesced", "paused", "crash"])
+def test_a_lower_level_that_is_allowed_is_taken_and_explained(lower):
+    made = choose("ram", blocked(*RAM, reason="a hostdev"), on_unavailable=lower)
+    assert made.strategy == lower
+    assert made.downgrade == f"no ram snapshot (a hostdev): taking {lower} instead"
+
+
+def test_a_lower_level_that_is_blocked_too_is_refused_for_the_first_reason():
+    reasons = [blocked(*RAM, reason="a hostdev"), blocked(Strategy.QUIESCED, reason="no agent")]
+    with pytest.raises(RefusedError, match="no ram snapshot is possible: a hostdev"):
+        choose("ram", *reasons, on_unavailable="quiesced")
+
+
+@pytest.mark.parametrize(
+    ("level", "other"),
+    [("paused", "quiesced"), ("crash", "paused"), ("crash", "quiesced"), ("paused", "paused")],
+)
+def test_instead_of_a_level_no_better_one_is_taken(level, other):
+    with pytest.raises(RefusedError, match="because"):
+        choose(level, blocked(Strategy(level)), on_unavailable=other)
+
+
+def test_every_combination_is_a_possible_strategy_or_a_refusal():
+    subsets = [
+        frozenset(chosen)
+        for size in range(len(Strategy) + 1)
+        for chosen in itertools.combinations(Strategy, size)
+    ]
+    lowers = ["fail", "quiesced", "paused", "crash"]
+    for level, lower, away, pools, state, wished in itertools.product(
+        LEVELS, lowers, subsets, [ONE, TWO], ACTIVE, ["auto", "overlay", "manual"]
+    ):
+        settings = DomainSettings.model_construct(
+            level=level, on_unavailable=lower, ram_strategy=wished
+        )
+        blockers = [Blocker(away, "because", "")]
+        asked = Level.RAM if level == "auto" else Level(level)
+        try:
+            made = choose_strategy(domain(state), settings, blockers, pools)
+        except RefusedError:
+            assert level == "off" or away
+            continue
+        assert made.strategy not in away
+        assert made.strategy is not Strategy.OFF
+        if made.downgrade:
+            assert made.strategy.level == lower
+            assert is_lower(made.strategy.level, asked)
+        else:
+            assert made.strategy.level is asked
+
+
+def test_levels_have_an_order():
+    assert is_lower(Level.CRASH, Level.RAM)
+    assert is_lower(Level.PAUSED, Level.QUIESCED)
+    assert not is_lower(Level.RAM, Level.RAM)
+    assert not is_lower(Level.QUIESCED, Level.PAUSED)

@@ -1,0 +1,635 @@
+"""Consistency groups: all frozen before any pool is snapshotted, all or none."""
+
+import concurrent.futures
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from fakes.hooks import failing_once
+from fakes.hypervisor import Agent
+
+from snaporch.bundle.manifest import read_manifest
+from snaporch.catalog.records import all_records
+from snaporch.config import Config
+from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, RunFailedError
+from snaporch.hypervisor import HypervisorError
+from snaporch.journal import Journal
+from snaporch.model import DomainState, GroupRun, Level, Strategy
+from snaporch.recovery.settle import recover
+from snaporch.restore.select import others_of_group
+from snaporch.snapshot import group as groups
+from snaporch.snapshot import group_barrier
+from snaporch.snapshot.group import group_of, members_of_group, raise_bugs, snapshot_group
+from snaporch.snapshot.group_barrier import CalledOffError, Member, SharedProgress, Window
+from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PoolError
+
+PATIENCE = 10
+"""Seconds after which a thread hangs."""
+
+
+@pytest.fixture
+def pair(world):
+    """Two guests on two pools, in a group."""
+    world.add_guest("app", disks={"vda": "tank/app", "vdb": "flash/app"})
+    world.add_guest("db", disks={"vda": "tank/db"})
+    return configured(world)
+
+
+def configured(world, *domains, **defaults):
+    context = world.with_defaults(**({"ram_strategy": "auto"} | defaults))
+    document = context.config.model_dump(exclude_unset=True)
+    wanted = {"group": {"pair": {"domains": list(domains or ("app", "db"))}}}
+    context.config = Config.model_validate(document | wanted)
+    return world
+
+
+def take(world, **options):
+    wish = {"name": "s1", "wait": 0, "level": None, "policy": None} | options
+    return snapshot_group(world.context, "pair", **wish)
+
+
+def records(world):
+    return all_records(world.context.store, world.pool.snapshots())
+
+
+def as_it_was(world):
+    return all(world.is_as_it_was(name) for name in ("app", "db")) and world.pool.names() == []
+
+
+# -- the way through ----------------------------------------------------------------------------
+
+
+def test_all_are_frozen_before_any_pool_is_snapshotted_and_go_on_after_it(pair):
+    seen = []
+    pair.hooks.at["pool.snapshot"] = lambda: seen.append(
+        {guest.state for guest in pair.hypervisor.guests.values()}
+    )
+    outcome = take(pair)
+    assert raise_bugs(outcome) == []
+    acts = [act for act in pair.hooks.acts() if act != "pool.set_properties"]
+    assert acts == ["hypervisor.capture"] * 2 + ["pool.snapshot"] * 2 + ["hypervisor.resume"] * 2
+    assert seen == [{DomainState.PAUSED}] * 2
+    assert all(pair.is_as_it_was(name) for name in ("app", "db"))
+
+
+def test_one_call_for_each_pool_over_all_domains(pair):
+    take(pair)
+    calls = [line for line in pair.hooks.log if line.startswith("pool.snapshot")]
+    assert calls == ["pool.snapshot flash/app@s1", "pool.snapshot tank/app@s1 tank/db@s1"]
+    by_name = {s.full_name: s.createtxg for s in pair.pool.snapshots()}
+    assert by_name["tank/app@s1"] == by_name["tank/db@s1"]
+
+
+def test_what_is_the_same_for_all_is_said_as_soon_as_they_are_there(pair, monkeypatch):
+    """The rest comes when the guests run again, and nobody may be there to say it."""
+    said, real = [], pair.pool.snapshot
+
+    def snapshot(names, properties):
+        said.append(dict(properties))
+        real(names, properties)
+
+    monkeypatch.setattr(pair.pool, "snapshot", snapshot)
+    take(pair, policy="hourly")
+    for properties in said:
+        group = properties.pop("snaporch:group")
+        assert group.startswith("pair/")
+        assert properties == {"snaporch:level": "crash", "snaporch:retention": "hourly"}  # so far
+    assert len(said) == 2
+
+
+def test_each_has_its_own_run_and_all_know_the_group(pair):
+    outcome = take(pair)
+    assert sorted(record.domain for record in outcome.records) == ["app", "db"]
+    assert records(pair) == sorted(outcome.records, key=lambda r: (r.created, r.run))
+    assert {record.level for record in outcome.records} == {Level.RAM}
+    assert len({record.run for record in outcome.records}) == 2
+    assert {(r.group, r.group_run) for r in outcome.records} == {
+        ("pair", outcome.records[0].group_run)
+    }
+    for record in outcome.records:
+        told = read_manifest(pair.context.store.path(f"{record.uuid}/{record.run}")).group
+        assert told.run == record.group_run
+        assert [member.domain for member in told.members] == ["app", "db"]
+
+
+def test_a_name_of_its_own_is_the_same_for_all(pair):
+    pair.pool.snapshot(["tank/db@x"], {})
+    first = take(pair, name=None)
+    assert len({record.snapshot for record in first.records}) == 1
+    assert first.records[0].snapshot.endswith("_manual")
+
+
+def test_overlays_if_that_is_what_a_domain_wants(pair):
+    configured(pair, ram_strategy="overlay")
+    outcome = take(pair)
+    assert {record.level for record in outcome.records} == {Level.RAM}
+    assert pair.hooks.acts().count("hypervisor.commit") == 2
+
+
+def test_who_stands_still_at_once_comes_after_those_who_take_their_time(world):
+    world.add_guest("a", agent=Agent.ANSWERS)
+    world.add_guest("b")
+    world.add_guest("c")
+    world.add_guest("d")
+    world.add_guest("off", state=DomainState.OFF)
+    configured(world, "*")
+    document = world.context.config.model_dump(exclude_unset=True)
+    own = {"a": {"level": "quiesced"}, "b": {"level": "paused"}, "d": {"level": "crash"}}
+    world.context.config = Config.model_validate(document | {"domain": own})
+    outcome = take(world)
+    levels = {record.domain: record.level.value for record in outcome.records}
+    assert levels == {"a": "quiesced", "b": "paused", "c": "ram", "d": "crash", "off": "off"}
+    acts = world.hooks.acts()
+    order = [
+        acts.index(f"hypervisor.{act}") for act in ("capture", "freeze_file_systems", "suspend")
+    ]
+    assert order == sorted(order)
+    assert acts.index("hypervisor.suspend") < acts.index("pool.snapshot")
+
+
+# -- all or none --------------------------------------------------------------------------------
+
+
+def test_one_that_cannot_be_frozen_lets_all_go(pair):
+    pair.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("x", "no luck"))
+    configured(pair, ram_capture="file")
+    outcome = take(pair)
+    assert outcome.records == []
+    (error,) = raise_bugs(outcome)
+    assert "no luck" in error.reason
+    assert as_it_was(pair)
+    assert records(pair) == []
+
+
+def test_one_that_is_refused_stops_all_before_anything(pair):
+    pair.guest("db").job = "migration out"
+    with pytest.raises(RefusedError, match="migration out"):
+        take(pair)
+    assert pair.hooks.acts() == []
+
+
+def test_one_that_may_be_downgraded_does_not_stop_the_others(pair):
+    configured(pair, ram_capture="file", on_unavailable="paused")
+    pair.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("x", "no luck"))
+    outcome = take(pair)
+    assert raise_bugs(outcome) == []
+    assert sorted(record.level.value for record in outcome.records) == ["paused", "ram"]
+    assert any("taking paused instead" in note for note in pair.heard.notes)
+
+
+def test_the_one_that_is_called_off_takes_no_lower_level_instead(pair):
+    document = configured(pair, ram_capture="file").context.config.model_dump(exclude_unset=True)
+    own = {"app": {"on_unavailable": "crash"}}
+    pair.context.config = Config.model_validate(document | {"domain": own})
+
+    def fail_db():
+        if pair.hooks.log[-1] == "hypervisor.capture db":
+            raise HypervisorError("db", "no luck")
+
+    pair.hooks.at["hypervisor.capture"] = fail_db
+    outcome = take(pair)
+    assert outcome.records == []
+    assert [error.thing for error in raise_bugs(outcome)] == ["db"]
+    assert as_it_was(pair)
+
+
+def test_a_pool_that_refuses_leaves_none_in_the_other(pair):
+    def refuse_tank():
+        if "tank" in pair.hooks.log[-1]:
+            raise PoolError("tank", "is full")
+
+    pair.hooks.at["pool.snapshot"] = refuse_tank
+    outcome = take(pair)
+    assert outcome.records == []
+    (error,) = raise_bugs(outcome)
+    assert "is full" in error.reason
+    assert as_it_was(pair)
+
+
+def test_one_that_others_change_while_it_waits_ends_it_for_all(pair):
+    """Saving another's RAM takes its time, and a backup tool takes a snapshot meanwhile."""
+    document = configured(pair).context.config.model_dump(exclude_unset=True)
+    own = {"db": {"level": "paused"}}
+    pair.context.config = Config.model_validate(document | {"domain": own})
+    guest = pair.guest("db")
+    tool = pair.image("tank/db", "db-vda.tool")
+
+    def act():
+        guest.live = guest.live.replace("db-vda.img", tool.name)
+
+    pair.hooks.at["capture.writing"] = act
+    outcome = take(pair)
+    (failure,) = raise_bugs(outcome)
+    assert isinstance(failure, RefusedError)
+    assert f"its disk vda is on {tool}" in failure.reason
+    assert as_it_was(pair)
+
+
+def test_a_signal_undoes_all(pair):
+    def come():
+        pair.context.interrupt.signum = 15
+
+    pair.hooks.at["hypervisor.capture"] = come
+    outcome = take(pair)
+    assert outcome.records == []
+    assert all(isinstance(error, InterruptedRunError) for error in raise_bugs(outcome))
+    assert outcome.failures
+    assert as_it_was(pair)
+
+
+def test_what_fails_after_the_snapshots_is_one_members_own(pair):
+    def fail_app():
+        if pair.hooks.log[-1] == "hypervisor.resume app":
+            raise HypervisorError("app", "libvirt is away")
+
+    pair.hooks.at["hypervisor.resume"] = fail_app
+    outcome = take(pair)
+    assert [record.domain for record in outcome.records] == ["db"]
+    assert [error.thing for error in raise_bugs(outcome)] == ["app"]
+    assert len(pair.pool.names()) == 3
+
+
+def test_a_bug_is_not_taken_for_a_refusal(pair, monkeypatch):
+    monkeypatch.setattr(groups, "take_snapshot", failing_with(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        raise_bugs(take(pair))
+
+
+def failing_with(error):
+    def fail(*_arguments, **_options):
+        raise error
+
+    return fail
+
+
+# -- whose domains ------------------------------------------------------------------------------
+
+
+def test_names_uuids_and_patterns(pair):
+    db = pair.hypervisor.domain("db")
+    pair.add_guest("db-2")
+    configured(pair, "db*", "app")
+    assert [d.name for d in members_of_group(pair.context, "pair")] == ["app", "db", "db-2"]
+    configured(pair, db.uuid)
+    assert [d.name for d in members_of_group(pair.context, "pair")] == ["db"]
+    assert group_of(pair.context.config, db) == "pair"
+    assert group_of(pair.context.config, pair.hypervisor.domain("app")) is None
+
+
+def test_a_clone_is_not_meant_by_a_pattern(pair, monkeypatch):
+    configured(pair, "db", "a*")
+    monkeypatch.setattr(groups, "clone_of", lambda _xml: "app@s1")
+    assert [d.name for d in members_of_group(pair.context, "pair")] == ["db"]
+
+
+@pytest.mark.parametrize(
+    ("domains", "words"),
+    [(("app", "bd"), "no such domain"), (("x*",), "no domain matches")],
+)
+def test_who_is_not_there(pair, domains, words):
+    configured(pair, *domains)
+    with pytest.raises(NotFoundError, match=words):
+        take(pair)
+
+
+def test_no_such_group(pair):
+    with pytest.raises(NotFoundError, match="there are pair"):
+        snapshot_group(pair.context, "pear", name=None, wait=0, level=None, policy=None)
+
+
+def test_disks_on_one_dataset_are_refused(pair):
+    pair.add_guest("mail", disks={"vda": "tank/db"})
+    configured(pair, "mail", "db")
+    with pytest.raises(RefusedError, match="a dataset of its own"):
+        take(pair)
+    assert pair.hooks.acts() == []
+
+
+# -- killed -------------------------------------------------------------------------------------
+
+
+def killed(world, name, mark):
+    """A run that was killed when the snapshots were there, and had no marks but the group's."""
+    group = GroupRun("pair", "r", ())
+    domain = world.hypervisor.domain(name)
+    plan = make_plan(world.context, domain, "s1", group=group)
+    Journal(world.paths.journal, replace(plan.facts, group=mark))
+    return plan
+
+
+def test_killed_before_the_marks_it_is_a_crash_snapshot_of_its_domain(pair):
+    plan = killed(pair, "app", "pair/r")
+    pair.pool.snapshot(["tank/app@s1", "tank/db@s1"], {"snaporch:group": "pair/r"})
+    pair.pool.snapshot(["flash/app@s1"], {"snaporch:group": "pair/r"})
+    recover(pair.context, plan.domain.uuid)
+    (record,) = records(pair)
+    assert (record.domain, record.level, record.group) == ("app", Level.CRASH, "pair")
+    assert record.datasets == ("flash/app", "tank/app")
+    assert len(pair.pool.names()) == 3
+
+
+def test_killed_between_two_pools_what_there_is_goes(pair):
+    plan = killed(pair, "app", "pair/r")
+    pair.pool.snapshot(["flash/app@s1"], {"snaporch:group": "pair/r"})
+    pair.pool.snapshot(["tank/app@s1"], {"snaporch:group": "pair/other"})
+    recover(pair.context, plan.domain.uuid)
+    assert pair.pool.names() == ["tank/app@s1"]
+
+
+def test_a_snapshot_of_that_name_without_any_mark_is_not_touched(pair):
+    plan = killed(pair, "db", "")
+    pair.pool.snapshot(["tank/db@s1"], {})
+    recover(pair.context, plan.domain.uuid)
+    assert pair.pool.names() == ["tank/db@s1"]
+    assert records(pair) == []
+
+
+# -- the window ---------------------------------------------------------------------------------
+
+
+class WaitsError(Exception):
+    """It would have to wait."""
+
+
+def waits(_name):
+    raise WaitsError
+
+
+@pytest.fixture
+def window(pair):
+    domains = [pair.hypervisor.domain(name) for name in ("app", "db")]
+    pair.guest("app").ram = b"x" * 5000
+    pair.guest("db").ram = b"x" * 1000
+    group = GroupRun("pair", "r", tuple((d.uuid, d.name) for d in domains))
+    made = Window(pair.context, group)
+    made.plans = {d.name: make_plan(pair.context, d, "s1", group=group) for d in domains}
+    made.turn = lambda name: made.await_turn(made.plans[name].domain.uuid, made.plans[name], waits)
+    return made
+
+
+def test_nobody_begins_before_all_are_ready(window):
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    with pytest.raises(WaitsError):
+        window.turn("db")  # its turn comes later
+    window.turn("app")
+
+
+def test_the_smaller_begins_when_the_larger_has_as_little_left(window, pair):
+    whole = pair.hypervisor.ram_in_use(window.plans["app"].domain.uuid)
+    small = pair.hypervisor.ram_in_use(window.plans["db"].domain.uuid)
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    with pytest.raises(WaitsError):
+        window.turn("db")
+    window.arrives("app", whole - small - 1, whole)
+    with pytest.raises(WaitsError):
+        window.turn("db")
+    window.arrives("app", whole - small, whole)
+    window.turn("db")
+
+
+def test_who_stands_still_at_once_waits_for_those_who_do_not(window, pair):
+    as_paused(window, "db")
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    with pytest.raises(WaitsError):
+        window.turn("db")
+    with frozen(window, "app"):
+        window.turn("db")
+        window.fail(window.plans["db"].domain.uuid, RunFailedError("db", "over"))
+
+
+def test_who_saves_no_ram_after_all_keeps_nobody_waiting(window):
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    with pytest.raises(WaitsError):
+        window.turn("db")
+    as_paused(window, "app")
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    window.turn("db")
+
+
+def test_who_waits_is_woken_when_its_turn_comes(window, pair, monkeypatch):
+    goes_on_only_when_told(monkeypatch)
+    app, db = (window.plans[name] for name in ("app", "db"))
+    whole = pair.hypervisor.ram_in_use(app.domain.uuid)
+    with ThreadPoolExecutor(2) as threads:
+        large = threads.submit(window.await_turn, app.domain.uuid, app, lambda _name: None)
+        assert not concurrent.futures.wait([large], 0.1).done
+        small = threads.submit(window.await_turn, db.domain.uuid, db, lambda _name: None)
+        large.result(PATIENCE)
+        assert not concurrent.futures.wait([small], 0.1).done
+        window.arrives("app", whole, whole)
+        small.result(PATIENCE)
+
+
+def test_a_domain_that_has_gone_is_left_to_its_run(window, pair, monkeypatch):
+    real, app = pair.hypervisor.ram_in_use, window.plans["app"].domain.uuid
+
+    def ram_in_use(uuid):
+        if uuid == app:
+            raise NotFoundError("app", "no such domain")
+        return real(uuid)
+
+    monkeypatch.setattr(pair.hypervisor, "ram_in_use", ram_in_use)
+    with pytest.raises(WaitsError):
+        window.turn("app")
+    window.turn("db")
+
+
+def test_what_all_save_is_told_as_one_sum(window, pair):
+    as_paused(window, "db")
+    ready(window)
+    whole = pair.hypervisor.ram_in_use(window.plans["app"].domain.uuid)
+    progress = SharedProgress(pair.heard, window, "pair")
+    for done in (0, whole - 1, whole, whole + 5):
+        progress.amount("app", done, whole)
+    assert pair.heard.amounts == [(0, whole), (whole - 1, whole), (whole, whole), (whole, whole)]
+
+
+def test_what_two_save_is_told_as_one_sum(window, pair):
+    ready(window)
+    large, small = (
+        pair.hypervisor.ram_in_use(window.plans[name].domain.uuid) for name in ("app", "db")
+    )
+    assert window.arrives("app", 70, large) == (70, large + small)
+    assert window.arrives("db", 7, small) == (77, large + small)
+
+
+def test_the_first_failure_is_the_one_that_is_told(window):
+    app, db = (window.plans[name].domain.uuid for name in ("app", "db"))
+    early = RunFailedError("app", "early")
+    window.fail(app, early)
+    window.fail(db, RunFailedError("db", "late"))
+    assert window.failed == ("app", early)
+    with pytest.raises(CalledOffError) as caught:
+        window.check(db)
+    assert caught.value.signum == 0, "no signal came"
+
+
+@contextmanager
+def frozen(window, name):
+    """The member stands still and waits for the others, in a thread; its future."""
+    waiting, plan = threading.Event(), window.plans[name]
+
+    def check(_name):
+        window.check(plan.domain.uuid)
+        waiting.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(window.take, plan.domain.uuid, plan, {}, check)
+        assert waiting.wait(PATIENCE)
+        yield future
+
+
+def as_paused(window, name):
+    plan = window.plans[name]
+    window.plans[name] = replace(plan, facts=replace(plan.facts, strategy=Strategy.PAUSED))
+
+
+def ready(window):
+    for plan in window.plans.values():
+        with pytest.raises(WaitsError):
+            window.await_turn(plan.domain.uuid, plan, waits)
+
+
+def goes_on_only_when_told(monkeypatch):
+    monkeypatch.setattr(group_barrier, "_LOOK_SECONDS", 2 * PATIENCE)
+
+
+def take_as_a_member(window, name, check=None):
+    plan = window.plans[name]
+    window.take(plan.domain.uuid, plan, {}, check or (lambda _name: window.check(plan.domain.uuid)))
+
+
+def impatient(window, name):
+    plan = window.plans[name]
+    settings = plan.settings.model_copy(update={"freeze_deadline": 1})
+    window.plans[name] = replace(plan, settings=settings)
+
+
+def test_who_stands_still_for_too_long_ends_it_for_all(window, pair):
+    """From that moment: it has not gone back yet, and another may arrive before it has."""
+    ready(window)
+    impatient(window, "app")
+    with pytest.raises(RunFailedError, match="stood still for 1 s, and db still was not frozen"):
+        take_as_a_member(window, "app")
+    with pytest.raises(CalledOffError, match="because app failed"):
+        take_as_a_member(window, "db")
+    assert pair.pool.names() == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "deadline", "seconds"),
+    [
+        (Strategy.MANUAL, 30, 28),
+        (Strategy.PAUSED, 30, 28),
+        (Strategy.QUIESCED, 30, 28),
+        (Strategy.QUIESCED, 2, 1),
+        (Strategy.OVERLAY, 30, math.inf),  # it goes on meanwhile
+        (Strategy.CRASH, 30, math.inf),
+        (Strategy.OFF, 30, math.inf),
+    ],
+)
+def test_who_stands_still_gives_up_before_its_guardian_lets_it_go(
+    window, strategy, deadline, seconds
+):
+    plan = window.plans["app"]
+    settings = plan.settings.model_copy(update={"freeze_deadline": deadline})
+    facts = replace(plan.facts, strategy=strategy)
+    assert group_barrier._patience(replace(plan, settings=settings, facts=facts)) == seconds
+
+
+def test_who_is_asked_to_stop_while_it_stands_still_ends_it_for_all(window, pair):
+    ready(window)
+    with pytest.raises(InterruptedRunError):
+        take_as_a_member(window, "app", failing_with(InterruptedRunError("app", "SIGTERM", 15)))
+    with pytest.raises(CalledOffError, match="because app failed"):
+        take_as_a_member(window, "db")
+    assert pair.pool.names() == []
+
+
+def test_nothing_is_taken_while_one_is_let_go_that_others_were_too_late_for(pair):
+    """The snapshots would be of a guest that runs."""
+    configured(pair, freeze_deadline=1, ram_strategy="manual")
+    letting_go, over = threading.Event(), threading.Event()
+
+    def before_db():
+        if pair.hooks.log[-1] == "hypervisor.capture db":
+            assert letting_go.wait(PATIENCE)
+
+    def resume():
+        if pair.hooks.log[-1] == "hypervisor.resume app":
+            letting_go.set()
+            assert over.wait(PATIENCE)
+
+    def step(subject, text):
+        if (subject, text) == ("db", "undoing the run"):
+            over.set()
+
+    pair.heard.step = step
+    pair.hooks.at |= {
+        "hypervisor.capture": before_db,
+        "hypervisor.resume": resume,
+        "pool.snapshot": over.set,
+    }
+    outcome = take(pair)
+    assert outcome.records == []
+    assert [error.thing for error in raise_bugs(outcome)] == ["app"]
+    assert as_it_was(pair)
+
+
+def test_after_the_snapshots_no_failure_calls_anybody_off(window, pair, monkeypatch):
+    ready(window)
+    goes_on_only_when_told(monkeypatch)
+    app, db = (window.plans[name] for name in ("app", "db"))
+    with frozen(window, "app") as future:
+        Member(pair.context, window, db.domain.uuid).take(db, {})
+        future.result(PATIENCE)
+    window.fail(app.domain.uuid, RunFailedError("app", "late"))
+    window.check(db.domain.uuid)
+    assert window.failed is None
+
+
+def test_before_them_a_failure_calls_the_others_off_at_once(window, monkeypatch):
+    ready(window)
+    goes_on_only_when_told(monkeypatch)
+    with frozen(window, "db") as future:
+        window.fail(window.plans["app"].domain.uuid, RunFailedError("app", "early"))
+        with pytest.raises(CalledOffError, match="because app failed"):
+            future.result(PATIENCE)
+
+
+def test_a_pool_that_fails_calls_all_off_at_once(window, pair, monkeypatch):
+    """Not when the run that took the snapshots has undone itself: the others stand still."""
+    pair.hooks.at["pool.snapshot"] = failing_with(PoolError("tank", "is full"))
+    ready(window)
+    goes_on_only_when_told(monkeypatch)
+    with frozen(window, "app") as future:
+        with pytest.raises(PoolError):
+            take_as_a_member(window, "db")
+        with pytest.raises(CalledOffError, match="because db failed"):
+            future.result(PATIENCE)
+
+
+# -- afterwards ---------------------------------------------------------------------------------
+
+
+def test_a_restore_says_who_would_belong_to_it(pair):
+    take(pair)
+    app, db = sorted(records(pair), key=lambda record: record.domain)
+    assert others_of_group(pair.context, db) == (
+        "of the group pair: app@s1 would be of the same instant, and is not restored with it"
+    )
+    for dataset in app.datasets:
+        pair.pool.destroy_snapshots([f"{dataset}@s1"])
+    assert "have no snapshots of that instant any more" in others_of_group(pair.context, db)
+    alone = take_snapshot(pair.context, pair.hypervisor.domain("db"), name="s2", wait=0)
+    assert others_of_group(pair.context, alone) is None

@@ -1,0 +1,117 @@
+"""libvirt's hook, called as libvirt does; and whether it is there."""
+
+import subprocess
+from xml.sax.saxutils import escape
+
+import pytest
+from fakes.domain_xml import DiskSpec, domain_xml
+
+from snaporch.data_files import shared_file
+from snaporch.hypervisor.start_hook import SOURCE, find_unguarded
+from snaporch.snapshot.plan import make_plan
+
+UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
+MARK = "/run/snaporch-hook"
+OTHERS = ("start", "started", "stopped", "release", "migrate", "restore", "reconnect", "attach")
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """The hook, which leaves its mark below a directory of the test's."""
+    path = tmp_path / "hook"
+    text = shared_file(SOURCE).read_text()
+    assert MARK in text
+    path.write_text(text.replace(MARK, str(tmp_path / "mark")))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def call(installed):
+    def run(path, operation="prepare", name="web"):
+        xml = domain_xml(name, UUID, [DiskSpec("vda", "/tank/a.img"), DiskSpec("vdb", str(path))])
+        xml = xml.replace('"', "'")  # as libvirt writes it
+        return subprocess.run(
+            [installed, name, operation, "begin", "-"],
+            input=xml,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def overlay(world):
+    plan = make_plan(world.with_defaults(), world.add_guest(), None)
+    return plan.facts.overlays[0].overlay
+
+
+@pytest.mark.parametrize("name", ["web", 'a guest\'s "name"'])
+def test_a_guest_on_an_overlay_of_a_run_is_not_started(call, overlay, name):
+    done = call(escape(overlay), name=name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert f"snaporch: {name} stays off" in done.stderr
+    assert "run: snaporch recover" in done.stderr
+
+
+@pytest.mark.parametrize("operation", OTHERS)
+def test_nothing_else_is_kept_from_it_or_changed(call, overlay, operation):
+    """What a hook prints for some of these is the definition that libvirt goes on with."""
+    done = call(overlay, operation)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_all_other_guests_are_started(call, world, overlay):
+    aside = overlay.replace("/overlays/", "/overlays/quarantine/")
+    for path in ("/tank/b.img", "/tank/20261121T093310Z/b.qcow2", aside, f"{overlay}.img"):
+        done = call(path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_it_leaves_a_mark_and_does_without_one(call, tmp_path):
+    call("/tank/b.img", "reconnect")
+    assert (tmp_path / "mark").exists()
+    (tmp_path / "mark").unlink()
+    (tmp_path / "mark").mkdir()
+    assert call("/tank/b.img").returncode == 0
+
+
+# -- whether it is there ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def find(tmp_path):
+    """What is found of a hook in a directory."""
+    places = {"place": tmp_path / "snaporch", "called": tmp_path / "called"}
+    places["place"].write_text(shared_file(SOURCE).read_text())
+    places["place"].chmod(0o755)
+    places["called"].touch()
+    return lambda may_have_called=True: find_unguarded(may_have_called=may_have_called, **places)
+
+
+def test_a_hook_that_is_called_guards(find):
+    assert find() is None
+
+
+def test_one_that_is_not_there(find, tmp_path):
+    (tmp_path / "snaporch").unlink()
+    assert find().step == "snaporch install"
+
+
+def test_one_that_libvirt_would_not_call(find, tmp_path):
+    (tmp_path / "snaporch").chmod(0o644)
+    assert find().step == "snaporch install"
+
+
+def test_one_of_another_snaporch(find, tmp_path):
+    (tmp_path / "snaporch").write_text("#!/bin/sh\nexit 0\n")
+    assert find().step == "snaporch install"
+
+
+def test_one_that_libvirt_has_not_seen(find, tmp_path):
+    (tmp_path / "called").unlink()
+    assert "has not seen" in find().reason
+    assert find(may_have_called=False) is None

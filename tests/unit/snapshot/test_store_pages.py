@@ -1,0 +1,324 @@
+"""RAM of a run just over goes into pages, or stays what it is."""
+
+import errno
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from fakes import streams
+from fakes.hooks import failing
+
+from snaporch.bundle import page_image
+from snaporch.bundle import store as store_module
+from snaporch.bundle.manifest import Role, read_manifest
+from snaporch.bundle.store import replace_manifest
+from snaporch.catalog.records import all_records
+from snaporch.model import BundleState, Level
+from snaporch.schedule.forecast import look
+from snaporch.snapshot import store_pages as pages_module
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import RAM_PROPERTY, PoolError
+from snaporch.zfs.resolver import NotOnZfsError
+
+SECOND = 2
+
+
+@pytest.fixture
+def paged(world):
+    """A guest whose RAM goes into pages below ``tank/ram``."""
+    world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    return world.with_pages()
+
+
+def snapshot(world, name="s1"):
+    domain = world.hypervisor.domain("web")
+    return take_snapshot(world.context, domain, name=name, wait=0)
+
+
+def ram(record):
+    return read_manifest(Path(record.bundle)).part(Role.RAM)
+
+
+def dataset(world):
+    return f"tank/ram/{world.hypervisor.domain('web').uuid}"
+
+
+def files(record):
+    return sorted(os.listdir(record.bundle))
+
+
+def test_the_image_gives_way_to_pages_and_the_rest(paged):
+    record = snapshot(paged)
+    part = ram(record)
+    assert (part.name, part.compression) == ("ram.rest", "pages")
+    assert part.pace is not None
+    assert files(record) == ["domain.live.xml", "domain.xml", "manifest.json", "ram.rest"]
+    assert (part.pages.dataset, part.pages.name) == (dataset(paged), "s1")
+    (taken,) = paged.pool.snapshots([dataset(paged)])
+    assert (taken.guid, taken.createtxg) == (part.pages.guid, part.pages.createtxg)
+    assert taken.properties["ram"] == f"{record.uuid}/{record.run}"
+    assert taken.properties["ram-pools"] == "flash,tank"
+    assert paged.context.store.verify(f"{record.uuid}/{record.run}")
+    assert paged.is_as_it_was()
+
+
+def test_the_record_is_as_good_as_any(paged):
+    record = snapshot(paged)
+    assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+    (listed,) = all_records(paged.context.store, paged.pool.snapshots())
+    assert listed == record
+    assert record.datasets == ("flash/web", "tank/web")
+
+
+def test_policies_see_it_as_good_as_any(paged):
+    """Its pages are in a snapshot that is none of the domain's own."""
+    snapshot(paged)
+    (outlook,) = look(paged.context, datetime.now(UTC))
+    assert [record.state for record in outlook.records] == [BundleState.COMPLETE]
+
+
+def test_the_dataset_is_made_once_and_as_configured(paged):
+    snapshot(paged)
+    paged.guest().ram = streams.guest_stream(seed=4, changed=(7,))
+    snapshot(paged, "s2")
+    assert paged.hooks.acts().count("pool.create_filesystem") == 1
+    names = ["recordsize", "compression", "atime", "snapdir", RAM_PROPERTY]
+    assert paged.pool.local_properties(names) == {
+        dataset(paged): {
+            "recordsize": "16384",
+            "snapdir": "hidden",
+            "compression": "zstd",
+            "atime": "off",
+            RAM_PROPERTY: paged.hypervisor.domain("web").uuid,
+        }
+    }
+
+
+def test_the_page_file_and_its_directory_are_private(paged):
+    snapshot(paged)
+    root = paged.root / "zfs" / dataset(paged)
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert (root / "pages").stat().st_mode & 0o777 == 0o600
+
+
+def test_images_stay_what_they_are_unless_asked_for(world):
+    world.add_guest()
+    record = snapshot(world)
+    assert ram(record).name == "ram.save"
+    assert "tank/ram" not in {d.name for d in world.pool.datasets()}
+
+
+def test_levels_without_ram_are_not_touched(paged):
+    paged.with_defaults(ram_store="pages", level="paused")
+    record = snapshot(paged)
+    assert record.level is Level.PAUSED
+    assert ram(record) is None
+    assert paged.heard.notes == []
+
+
+def test_a_name_that_a_killed_run_left_is_no_trouble(paged):
+    first = snapshot(paged)
+    paged.pool.destroy_snapshots(["tank/web@s1"])
+    paged.pool.destroy_snapshots(["flash/web@s1"])
+    second = snapshot(paged)
+    assert ram(second).pages.name == f"s1_{second.run}"
+    assert ram(first).pages.name == "s1"
+
+
+def test_a_dataset_that_cannot_be_made_leaves_the_image(paged):
+    paged.hooks.at["pool.create_filesystem"] = failing(PoolError("zfs create", "no such pool"))
+    stays(paged, snapshot(paged), "no such pool")
+
+
+def test_a_snapshot_that_cannot_be_taken_leaves_the_image(paged, monkeypatch):
+    def no(*_arguments):
+        raise PoolError("zfs snapshot", "out of space")
+
+    monkeypatch.setattr(pages_module, "_snapshot", no)
+    stays(paged, snapshot(paged), "out of space")
+
+
+def stays(world, record, words):
+    """The whole image is in the bundle, which is complete, and somebody was told."""
+    assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+    assert ram(record).name == "ram.save"
+    assert files(record) == ["domain.live.xml", "domain.xml", "manifest.json", "ram.save"]
+    world.context.store.verify(f"{record.uuid}/{record.run}")
+    (note,) = [text for text in world.heard.notes if "stays a whole image" in text]
+    assert words in note
+
+
+def test_a_stream_that_is_not_understood_leaves_the_image(paged):
+    paged.guest().ram = streams.guest_stream().replace(b"\x03ram", b"\x03rom")
+    stays(paged, snapshot(paged), "where memory should begin")
+
+
+def test_a_full_disk_leaves_the_image(paged, monkeypatch):
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tank/ram/pages")
+
+    monkeypatch.setattr(page_image.PageFile, "put", full)
+    stays(paged, snapshot(paged), "/tank/ram/pages: No space left on device")
+
+
+def test_a_pool_that_pages_could_fill_is_left_alone(paged, monkeypatch):
+    """The guests write to it, too."""
+    monkeypatch.setattr(pages_module.shutil, "disk_usage", lambda _path: Usage())
+    stays(paged, snapshot(paged), "make room in the pool")
+    assert not (paged.root / "zfs" / dataset(paged) / "pages").exists()
+
+
+class Usage:
+    """A full pool."""
+
+    free = 0
+
+
+def test_a_dataset_that_is_not_mounted_leaves_the_image(paged, monkeypatch):
+    def nowhere(name):
+        raise NotOnZfsError(name, "is not mounted", f"zfs mount {name}")
+
+    monkeypatch.setattr("snaporch.zfs.resolver.mount_point_of", nowhere)
+    stays(paged, snapshot(paged), "zfs mount")
+
+
+def test_somebody_elses_dataset_is_left_alone(paged):
+    paged.pool.create(dataset(paged))
+    stays(paged, snapshot(paged), f"zfs set {RAM_PROPERTY}=")
+    assert not (paged.root / "zfs" / dataset(paged)).exists()
+
+
+def test_a_signal_stops_the_move_and_not_the_run(paged, monkeypatch):
+    real = page_image.PageFile.put
+
+    def come(self, place, data):
+        paged.context.interrupt.signum = 15
+        real(self, place, data)
+
+    monkeypatch.setattr(page_image.PageFile, "put", come)
+    stays(paged, snapshot(paged), "SIGTERM")
+
+
+class KilledError(BaseException):
+    """Nothing after this happens."""
+
+
+@pytest.mark.parametrize(
+    ("place", "image_is_named"), [("write", True), ("snapshot", True), ("unlink", False)]
+)
+def test_a_run_killed_at_any_point_leaves_a_whole_snapshot(
+    paged, monkeypatch, place, image_is_named
+):
+    def die(*_arguments, **_options):
+        raise KilledError
+
+    if place == "write":
+        monkeypatch.setattr(page_image.PageFile, "finish", die)
+    elif place == "snapshot":
+        monkeypatch.setattr(pages_module, "replace_manifest", die)
+    else:
+        monkeypatch.setattr(pages_module, "sync_directory", die)
+        monkeypatch.setattr(Path, "unlink", unlink_unless("ram.save"))
+    with pytest.raises(KilledError):
+        snapshot(paged)
+    monkeypatch.undo()
+    paged.install(monkeypatch)
+    (record,) = all_records(paged.context.store, paged.pool.snapshots())
+    assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+    paged.context.store.verify(f"{record.uuid}/{record.run}")
+    assert (ram(record).name == "ram.save") is image_is_named
+    assert (Path(record.bundle) / "ram.save").exists()
+    second = snapshot(paged, "s2")
+    assert ram(second).name == "ram.rest"
+
+
+def unlink_unless(name):
+    real = Path.unlink
+
+    def unlink(self, *arguments, **options):
+        if self.name != name:
+            real(self, *arguments, **options)
+
+    return unlink
+
+
+def test_a_manifest_that_may_have_been_replaced_finds_all_its_parts(paged, monkeypatch):
+    """The disk fails when the new name is to be made safe: either manifest may be there later."""
+    real, calls = store_module.sync_directory, []
+
+    def fail_second(path):
+        calls.append(path)
+        if len(calls) == SECOND:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        real(path)
+
+    def arm(*arguments):
+        monkeypatch.setattr(store_module, "sync_directory", fail_second)
+        replace_manifest(*arguments)
+
+    monkeypatch.setattr(pages_module, "replace_manifest", arm)
+    record = snapshot(paged)
+    assert "Input/output error" in paged.heard.notes[-1]
+    assert {"ram.save", "ram.rest"} <= set(files(record))
+    assert paged.context.store.verify(f"{record.uuid}/{record.run}")
+
+
+def test_what_the_second_costs_is_asked_of_zfs(paged):
+    first = snapshot(paged)
+    assert (
+        ram(first).pages.stored_bytes
+        == paged.pool.sizes([f"{dataset(paged)}@s1"])[f"{dataset(paged)}@s1"][1]
+    )
+    paged.pool.write(dataset(paged), b"x" * 777)
+    assert ram(snapshot(paged, "s2")).pages.stored_bytes == 777
+    assert first.stored_bytes == sum(
+        part["bytes"] + (part.get("pages") or {"stored_bytes": 0})["stored_bytes"]
+        for part in json.loads((Path(first.bundle) / "manifest.json").read_text())["parts"]
+    )
+
+
+def test_pages_that_cannot_be_read_back_leave_the_image(paged, monkeypatch):
+    """What the snapshot holds counts, not what was written."""
+
+    def differently(name, snapshot):
+        paged.snapshotted(name, snapshot)
+        for pages in (paged.root / "zfs" / name).glob(f".zfs/snapshot/{snapshot}/pages"):
+            pages.write_bytes(pages.read_bytes().replace(b"\x07\x09", b"\x07\x08", 1))
+
+    monkeypatch.setattr(paged.pool, "snapshotted", differently)
+    stays(paged, snapshot(paged), "it is damaged")
+
+
+def test_a_rest_that_cannot_be_read_back_leaves_the_image(paged, monkeypatch):
+    real = pages_module.split_image
+
+    def and_damage(image, rest, *more):
+        parts = real(image, rest, *more)
+        rest.write_bytes(rest.read_bytes()[:-1] + b"?")
+        return parts
+
+    monkeypatch.setattr(pages_module, "split_image", and_damage)
+    stays(paged, snapshot(paged), "it is damaged")
+
+
+def test_a_snapshot_of_pages_that_is_gone_at_once_leaves_the_image(paged, monkeypatch):
+    real = paged.pool.snapshot
+
+    def and_destroy(names, properties):
+        real(names, properties)
+        if names == [f"{dataset(paged)}@s1"]:
+            paged.pool.destroy_snapshots(names)
+
+    monkeypatch.setattr(paged.pool, "snapshot", and_destroy)
+    stays(paged, snapshot(paged), "destroyed as soon as it was taken")
+
+
+@pytest.mark.parametrize(("was", "now"), [("", "hidden"), ("disabled", "hidden"), ("visible",) * 2])
+def test_pages_can_be_read_where_a_pool_has_snapdir_disabled(paged, was, now):
+    """Whether it is inherited by a dataset of an earlier snaporch, or set on it."""
+    snapshot(paged)
+    paged.pool.set_properties([dataset(paged)], {"snapdir": was})
+    snapshot(paged, "s2")
+    assert paged.pool.local_properties(["snapdir"])[dataset(paged)] == {"snapdir": now}

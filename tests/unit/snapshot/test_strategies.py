@@ -1,0 +1,1420 @@
+"""Runs by every strategy: the way through, failures and signals everywhere, levels, downgrades."""
+
+import json
+import os
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from unittest import mock
+from xml.etree.ElementTree import fromstring, tostring
+
+import pytest
+from fakes.domain_xml import DiskSpec, domain_xml
+from fakes.hooks import failing, failing_once
+from fakes.hypervisor import Agent
+from fakes.leftovers import nothing_left_open
+
+from snaporch.bundle.ram_pipe import RamStream
+from snaporch.bundle.save_image import RamImageWriter
+from snaporch.catalog.records import all_records
+from snaporch.errors import (
+    AttentionError,
+    InterruptedRunError,
+    RefusedError,
+    RunFailedError,
+    SnaporchError,
+    UnavailableError,
+)
+from snaporch.hypervisor import HypervisorError, Patience
+from snaporch.journal import Journal, Note, Step, let_go_mark, read_journals
+from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
+from snaporch.recovery.guardian import _Window, _window
+from snaporch.recovery.settle import recover
+from snaporch.snapshot import bundle_parts as parts
+from snaporch.snapshot import run as snapshot_module
+from snaporch.snapshot.bundle_parts import Capture
+from snaporch.snapshot.run import take_snapshot
+from snaporch.snapshot.strategies import quiesced as quiesced_module
+from snaporch.snapshot.strategies.ram_limits import SealWatch
+from snaporch.zfs import PoolError
+
+TWO = {"vda": "tank/web", "vdb": "flash/web"}
+POOLS = ["pool.snapshot", "pool.snapshot"]
+RECORD = ["pool.set_properties"]
+
+
+@dataclass
+class Way:
+    """A strategy, what makes a run take it, and what it does to the guest."""
+
+    strategy: Strategy
+    freeze: list[str] = field(default_factory=list)
+    release: list[str] = field(default_factory=list)
+    settings: dict[str, object] = field(default_factory=dict)
+    guest: dict[str, object] = field(default_factory=dict)
+    inside: list[str] = field(default_factory=list)
+    """Places on the way to the pool snapshot that are no acts."""
+
+    @property
+    def state(self):
+        return self.guest.get("state", DomainState.RUNNING)
+
+    @property
+    def before(self):
+        """Places where failing means that nothing is kept."""
+        return [*dict.fromkeys(self.freeze), *self.inside, "pool.snapshot tank"]
+
+    @property
+    def after(self):
+        """Places where failing means that the ZFS snapshots are kept."""
+        return [*self.release, "hypervisor.versions"]
+
+
+MAKE = ["overlays.make", "overlays.make"]
+CAPTURED = ["capture.writing", "capture.switched"]
+PAUSED = {"state": DomainState.PAUSED}
+WAYS = {
+    "overlay": Way(
+        Strategy.OVERLAY,
+        [*MAKE, "hypervisor.capture"],
+        ["hypervisor.commit"],
+        {"ram_strategy": "overlay"},
+        inside=CAPTURED,
+    ),
+    "manual": Way(
+        Strategy.MANUAL,
+        ["hypervisor.capture"],
+        ["hypervisor.resume"],
+        {"ram_strategy": "manual"},
+        inside=CAPTURED,
+    ),
+    "manual, paused before": Way(
+        Strategy.MANUAL, ["hypervisor.capture"], guest=PAUSED, inside=CAPTURED
+    ),
+    "quiesced": Way(
+        Strategy.QUIESCED,
+        ["hypervisor.freeze_file_systems"],
+        ["hypervisor.thaw_file_systems"],
+        {"level": "quiesced"},
+        {"agent": Agent.ANSWERS},
+        inside=["agent.frozen"],
+    ),
+    "paused": Way(
+        Strategy.PAUSED, ["hypervisor.suspend"], ["hypervisor.resume"], {"level": "paused"}
+    ),
+    "paused, paused before": Way(Strategy.PAUSED, settings={"level": "paused"}, guest=PAUSED),
+    "crash": Way(Strategy.CRASH, settings={"level": "crash"}),
+    "off": Way(Strategy.OFF, guest={"state": DomainState.OFF}),
+}
+PLACES_BEFORE = [(name, place) for name, way in WAYS.items() for place in way.before]
+PLACES_AFTER = [(name, place) for name, way in WAYS.items() for place in way.after]
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@pytest.fixture
+def ready(world):
+    """A guest on two pools, and settings, for one of the ways."""
+
+    def make(way, **settings):
+        way = WAYS[way] if isinstance(way, str) else way
+        world.add_guest(disks=TWO, **way.guest)
+        world.with_defaults(**{"ram_capture": "stream"} | way.settings | settings)
+        return way
+
+    return make
+
+
+def snapshot(world, name="s1", **options):
+    return take_snapshot(
+        world.context, world.hypervisor.domain("web"), name=name, wait=0, **options
+    )
+
+
+def journal_of(world):
+    (path,) = world.paths.journal.glob("*.jsonl")
+    return path
+
+
+def notes(world):
+    (journal,) = read_journals(world.paths.journal)
+    return set(journal.notes)
+
+
+def records(world):
+    return all_records(world.context.store, world.pool.snapshots())
+
+
+def interrupt(world):
+    def come():
+        world.context.interrupt.signum = 15
+
+    return come
+
+
+class Clock:
+    """A clock that a test winds on, in place of the ``time`` module."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+# -- the way through ----------------------------------------------------------------------------
+
+
+@every_way
+def test_acts_in_order(world, ready, way):
+    ready(way)
+    record = snapshot(world)
+    assert world.hooks.acts() == [*way.freeze, *POOLS, *way.release, *RECORD]
+    assert world.is_as_it_was(state=way.state)
+    assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
+    assert records(world) == [record]
+    assert {s.properties["level"] for s in world.pool.snapshots()} == {way.strategy.level.value}
+
+
+@every_way
+def test_the_guest_stands_still_while_its_disks_are_snapshotted(world, ready, way):
+    ready(way)
+    seen = []
+
+    def look():
+        guest = world.guest()
+        seen.append((world.on_bases(), guest.state is DomainState.RUNNING, guest.frozen))
+
+    world.hooks.at["pool.snapshot tank"] = look
+    snapshot(world)
+    assert seen == [
+        {
+            Strategy.OVERLAY: (False, True, False),
+            Strategy.MANUAL: (True, False, False),
+            Strategy.QUIESCED: (True, True, True),
+            Strategy.PAUSED: (True, False, False),
+            Strategy.CRASH: (True, True, False),
+            Strategy.OFF: (True, False, False),
+        }[way.strategy]
+    ]
+
+
+@every_way
+def test_nothing_is_listed_while_the_guest_stands_still(world, ready, way):
+    """A listing of a pool with many snapshots takes seconds."""
+    ready(way)
+    listed = []
+    world.hooks.at["pool.snapshot flash"] = lambda: world.hooks.at.update(
+        {"pool.snapshots": lambda: listed.append(list(world.hooks.acts()))}
+    )
+    snapshot(world)
+    assert listed
+    if way.strategy is not Strategy.OVERLAY:  # that guest runs while it is on its overlays
+        assert all(set(way.release) <= set(acts) for acts in listed)
+
+
+@every_way
+def test_the_manifest_tells_the_level_and_the_pause(world, ready, way):
+    ready(way)
+    record = snapshot(world)
+    manifest = world.context.store.verify(f"{record.uuid}/{record.run}")
+    assert manifest.level is way.strategy.level
+    assert manifest.was_running == (way.state is DomainState.RUNNING)
+    assert manifest.pause_ms >= 0
+    assert (manifest.ram_bytes is not None) == (way.strategy.level is Level.RAM)
+
+
+@every_way
+def test_the_guardian_is_there_before_the_guest_is_touched(world, ready, way):
+    ready(way)
+    world.hooks.at["guardian.start"] = lambda: world.hooks.log.append("guardian")
+    snapshot(world)
+    (facts,) = world.guarded
+    assert facts.strategy is way.strategy
+    assert world.hooks.log[0] == "guardian"
+
+
+def test_a_guest_without_a_guardian_is_not_touched(world, ready):
+    ready("overlay")
+    world.hooks.at["guardian.watching"] = failing(UnavailableError("web", "did not begin"))
+    with pytest.raises(UnavailableError):
+        snapshot(world)
+    assert world.is_as_it_was()
+    assert not {"hypervisor.capture", "pool.snapshot"} & set(world.hooks.acts())
+
+
+def test_one_pool_needs_no_overlays(world):
+    world.add_guest()
+    world.with_defaults(ram_strategy="auto")
+    assert snapshot(world).level is Level.RAM
+    assert "overlays.make" not in world.hooks.acts()
+    assert "hypervisor.resume" in world.hooks.acts()
+
+
+def test_two_pools_get_overlays(world):
+    world.add_guest(disks=TWO)
+    world.with_defaults(ram_strategy="auto")
+    assert snapshot(world).level is Level.RAM
+    assert "hypervisor.commit" in world.hooks.acts()
+
+
+def test_a_pause_is_measured_to_its_end(world, ready, monkeypatch):
+    ready("quiesced")
+    clock = Clock()
+    monkeypatch.setattr(quiesced_module, "time", clock)
+    world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + 0.25)
+    world.hooks.at["hypervisor.thaw_file_systems"] = lambda: setattr(clock, "now", clock.now + 0.5)
+    taken = snapshot(world)
+    assert taken.pause_ms == 750
+    assert taken.pause_parts == PauseParts(switch=0, snapshot=250, resume=500)
+
+
+def test_only_the_mount_points_that_were_asked_for_are_frozen(world, ready):
+    ready("quiesced", quiesce_mountpoints=["/srv", "/var/lib/db"])
+    snapshot(world)
+    assert "hypervisor.freeze_file_systems /srv /var/lib/db" in world.hooks.log
+    assert "froze 2 file systems" in world.heard.steps
+
+
+# -- failure at each step -----------------------------------------------------------------------
+
+
+def error_at(place):
+    return PoolError(place, "no") if place.startswith("pool") else HypervisorError(place, "no")
+
+
+@pytest.mark.parametrize(("way", "place"), PLACES_BEFORE)
+def test_failing_before_the_pool_snapshot_leaves_no_trace(world, ready, way, place):
+    way = ready(way)
+    world.hooks.at[place] = failing_once(error_at(place))
+    with pytest.raises(SnaporchError) as caught:
+        snapshot(world)
+    assert not isinstance(caught.value, AttentionError)
+    assert place in str(caught.value)
+    assert world.is_as_it_was(state=way.state)
+    assert world.pool.names() == []
+    assert list(world.paths.bundles.glob("*/*")) == []
+
+
+@pytest.mark.parametrize(("way", "place"), PLACES_AFTER)
+def test_failing_after_the_pool_snapshot_keeps_it_as_a_crash(world, ready, way, place):
+    way = ready(way)
+    world.hooks.at[place] = failing_once(error_at(place))
+    with pytest.raises(RunFailedError, match="@s1 was kept, but only as crash-consistent"):
+        snapshot(world)
+    assert world.is_as_it_was(state=way.state)
+    (record,) = records(world)
+    assert (record.level, record.datasets) == (Level.CRASH, ("flash/web", "tank/web"))
+
+
+@every_way
+@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("event", ["begin", "end"])
+def test_a_full_disk_under_the_journal(world, ready, monkeypatch, way, step, event):
+    ready(way)
+    real = Journal._write
+
+    def write(journal, **fields):
+        if (fields.get("event"), fields.get("step")) == (event, step.value):
+            raise OSError(28, "No space left on device")
+        real(journal, **fields)
+
+    monkeypatch.setattr(Journal, "_write", write)
+    with nothing_left_open(), pytest.raises(RunFailedError, match="No space left"):
+        snapshot(world)
+    assert world.is_as_it_was(state=way.state)
+
+
+@pytest.mark.parametrize("way", ["paused", "quiesced"])
+def test_a_full_disk_under_a_note(world, ready, monkeypatch, way):
+    """What cannot be noted is not done."""
+    ready(way)
+
+    def full(journal, note):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "note", full)
+    with pytest.raises(RunFailedError, match="No space left"):
+        snapshot(world)
+    assert world.hooks.acts() == ["hypervisor.rebase_inactive"]
+    assert world.is_as_it_was()
+
+
+@every_way
+def test_a_bug_is_undone_too(world, ready, way):
+    ready(way)
+    world.hooks.at["pool.snapshot flash"] = failing(ZeroDivisionError("a bug"))
+    with pytest.raises(RunFailedError, match="ZeroDivisionError: a bug"):
+        snapshot(world)
+    assert world.is_as_it_was(state=way.state)
+    assert world.pool.names() == []
+
+
+# -- signals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("way", "place"), [(n, p) for n, p in PLACES_BEFORE if not p.startswith("pool")]
+)
+def test_a_signal_before_the_pool_snapshot_undoes_the_run(world, ready, way, place):
+    way = ready(way)
+    world.hooks.at[place] = interrupt(world)
+    with pytest.raises(InterruptedRunError):
+        snapshot(world)
+    assert "pool.snapshot" not in world.hooks.acts()
+    assert world.is_as_it_was(state=way.state)
+
+
+@every_way
+@pytest.mark.parametrize("place", ["pool.snapshot flash", "pool.set_properties"])
+def test_a_signal_from_the_pool_snapshot_on_lets_the_run_finish(world, ready, way, place):
+    ready(way)
+    world.hooks.at[place] = interrupt(world)
+    record = snapshot(world)
+    assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
+    assert world.is_as_it_was(state=way.state)
+
+
+def test_a_freeze_is_never_cut_off_half_way(world, ready):
+    ready("quiesced")
+    seen = []
+    world.hooks.at["hypervisor.freeze_file_systems"] = interrupt(world)
+    world.hooks.at["agent.frozen"] = lambda: seen.append(world.guest().frozen)
+    with pytest.raises(InterruptedRunError):
+        snapshot(world)
+    assert seen == [True]
+    assert world.hooks.acts()[:2] == [
+        "hypervisor.freeze_file_systems",
+        "hypervisor.thaw_file_systems",
+    ]
+
+
+# -- killed, then recovered ---------------------------------------------------------------------
+
+
+def kill(monkeypatch):
+    """Runs end as if killed: nobody settles them."""
+
+    def die(_run, journal, error):
+        journal.close(settled=False)
+        return error
+
+    monkeypatch.setattr(snapshot_module._Run, "_backward", die)
+
+
+@pytest.mark.parametrize(("way", "place"), PLACES_BEFORE + PLACES_AFTER)
+def test_a_run_killed_anywhere_is_recovered(world, ready, monkeypatch, way, place):
+    way = ready(way)
+    kill(monkeypatch)
+    world.hooks.at[place] = failing_once(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(world)
+    recover(world.context, world.guest().uuid)
+    assert world.is_as_it_was(state=way.state)
+    taken = (way, place) in [(WAYS[name], after) for name, after in PLACES_AFTER]
+    assert [record.level for record in records(world)] == ([Level.CRASH] if taken else [])
+
+
+@every_way
+def test_a_run_killed_when_its_bundle_was_sealed_is_completed(world, ready, monkeypatch, way):
+    ready(way)
+    kill(monkeypatch)
+    world.hooks.at["pool.set_properties"] = failing_once(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(world)
+    assert {s.properties["level"] for s in world.pool.snapshots()} == {"crash"}
+    said = recover(world.context, world.guest().uuid)
+    assert any(f"completed {way.strategy.level} snapshot @s1" in text for text in said)
+    (record,) = records(world)
+    assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
+    assert world.is_as_it_was(state=way.state)
+    assert read_journals(world.paths.journal) == []
+
+
+# -- what others do to the guest meanwhile ------------------------------------------------------
+
+
+def attach(world):
+    """Somebody attaches a disk, for good."""
+    guest, disk = world.guest(), DiskSpec("vdz", str(world.image("tank/new", "new.img")))
+    added = fromstring(domain_xml("x", guest.uuid, [disk])).find("devices/disk")
+    for which in ("live", "inactive"):
+        if (text := getattr(guest, which)) is not None:
+            root = fromstring(text)
+            root.find("devices").append(added)
+            setattr(guest, which, tostring(root, encoding="unicode"))
+
+
+def restart(world):
+    world.guest().boot += 1
+
+
+ACTS = {"a disk attached": attach, "another emulator": restart}
+
+
+@every_way
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_a_guest_that_others_changed_before_the_freeze_is_not_touched(world, ready, way, act):
+    way = ready(way)
+    if act is restart and way.strategy is Strategy.OFF:
+        world.hooks.at["guardian.watching"] = partial(
+            world.hypervisor.start, world.guest().uuid, paused=False
+        )
+    else:
+        world.hooks.at["guardian.watching"] = partial(act, world)
+    with pytest.raises(RefusedError, match=r"meanwhile.*run it again"):
+        snapshot(world)
+    assert world.leftovers() == []
+    assert world.pool.names() == []
+    assert world.on_bases()
+    assert not set(way.freeze) & set(world.hooks.acts())
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name != "off"])
+def test_a_guest_that_its_owner_suspended_or_resumed_before_the_freeze_is_left_so(
+    world, ready, way
+):
+    """An overlay over a suspended guest could not be committed."""
+    way = ready(way)
+    guest, running = world.guest(), way.state is DomainState.RUNNING
+    act = world.hypervisor.suspend if running else world.hypervisor.resume
+    world.hooks.at["guardian.watching"] = partial(act, guest.uuid)
+    with pytest.raises(RefusedError, match=r"when the run was planned|agent does not answer"):
+        snapshot(world)
+    assert world.is_as_it_was(state=DomainState.PAUSED if running else DomainState.RUNNING)
+    assert world.pool.names() == []
+
+
+@pytest.fixture
+def last_moment(world, monkeypatch):
+    """Has something happen when the journal says that the freeze begins."""
+
+    def arrange(act):
+        original = Journal.step
+
+        @contextmanager
+        def step(journal, name):
+            with original(journal, name):
+                if name is Step.FREEZE:
+                    act()
+                yield
+
+        monkeypatch.setattr(Journal, "step", step)
+
+    return arrange
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
+def test_a_guest_that_its_owner_suspends_in_the_last_moment_is_left_so(
+    world, ready, last_moment, way
+):
+    ready(way)
+    last_moment(partial(world.hypervisor.suspend, world.guest().uuid))
+    with pytest.raises(RunFailedError, match=r"^web: it is paused, and was r.*nothing was kept"):
+        snapshot(world)
+    assert world.is_as_it_was(state=DomainState.PAUSED)
+    assert world.pool.names() == []
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
+def test_no_overlay_is_put_over_what_others_changed_in_the_last_moment(
+    world, ready, last_moment, way
+):
+    way = ready(way)
+    last_moment(partial(attach, world))
+    with pytest.raises(RunFailedError, match=r"^web: the disk vdz was attached.*nothing was kept"):
+        snapshot(world)
+    assert set(way.freeze) & set(world.hooks.acts()) <= {"overlays.make"}
+    assert world.is_as_it_was()
+    assert world.pool.names() == []
+
+
+BETWEEN = [
+    ("overlay", "capture.switched"),
+    ("manual", "capture.switched"),
+    ("manual, paused before", "capture.switched"),
+    ("quiesced", "agent.frozen"),
+    ("paused", "hypervisor.suspend"),
+]
+
+
+@pytest.mark.parametrize(("way", "place"), BETWEEN)
+def test_a_guest_that_others_changed_while_it_was_frozen_is_let_go(world, ready, way, place):
+    way = ready(way)
+    world.hooks.at[place] = partial(attach, world)
+    with pytest.raises(RunFailedError, match=r"vdz was attached.*nothing was kept"):
+        snapshot(world)
+    assert world.is_as_it_was(state=way.state)
+    assert world.pool.names() == []
+
+
+def test_one_that_was_restarted_just_before_it_was_suspended_runs(world, ready):
+    """The pause is the run's doing, though the emulator is not the run's."""
+    ready("paused")
+    world.hooks.at["hypervisor.suspend"] = partial(restart, world)
+    with pytest.raises(RunFailedError, match=r"started anew meanwhile.*nothing was kept"):
+        snapshot(world)
+    assert world.is_as_it_was()
+    assert world.pool.names() == []
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name not in ("crash", "off")])
+def test_a_guest_that_others_changed_inside_the_window_is_worth_a_crash(world, ready, way):
+    way = ready(way)
+    world.hooks.at["pool.snapshot tank"] = partial(attach, world)
+    assert_worth_a_crash(world)
+    assert any("the disk vdz was attached" in text for text in world.heard.notes)
+    assert world.is_as_it_was(state=way.state)
+
+
+def test_one_that_runs_then_has_no_snapshot_of_all_its_disks(world, ready):
+    ready("crash")
+    world.hooks.at["pool.snapshot tank"] = partial(attach, world)
+    with pytest.raises(RunFailedError, match="vdz was attached"):
+        snapshot(world)
+
+
+BY_RAM = [name for name, way in WAYS.items() if way.strategy.level is Level.RAM]
+WHILE_IT_RUNS = ["overlay", "manual"]
+
+
+@pytest.mark.parametrize("way", WHILE_IT_RUNS)
+def test_a_guest_that_its_owner_suspends_while_its_ram_is_saved_stays_so(world, ready, way):
+    way = ready(way)
+    world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
+    record = snapshot(world)
+    assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
+    assert world.is_as_it_was(state=DomainState.PAUSED)
+    assert any("it stays suspended" in text for text in world.heard.notes)
+
+
+@pytest.mark.parametrize("way", WHILE_IT_RUNS)
+@pytest.mark.parametrize("killed", [False, True])
+def test_it_stays_so_when_the_run_does_not_come_to_its_end(world, ready, way, killed):
+    way = ready(way)
+    world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
+    if killed:
+        with mock.patch.object(snapshot_module._Run, "_backward", lambda _s, _j, error: error):
+            world.hooks.at["pool.snapshot tank"] = failing(KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                snapshot(world)
+        recover(world.context, world.guest().uuid)
+    else:
+        world.hooks.at["pool.snapshot tank"] = failing(PoolError("tank", "is full"))
+        with pytest.raises(RunFailedError):
+            snapshot(world)
+    assert world.is_as_it_was(state=DomainState.PAUSED)
+
+
+@pytest.mark.parametrize("way", WHILE_IT_RUNS)
+def test_a_guest_that_its_owner_let_go_again_goes_on(world, ready, way):
+    way = ready(way)
+    uuid = world.guest().uuid
+    world.hooks.at["capture.writing"] = lambda: (
+        world.hypervisor.suspend(uuid),
+        world.hypervisor.resume(uuid),
+    )
+    assert snapshot(world).level is Level.RAM
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("way", BY_RAM)
+@pytest.mark.parametrize("capture", ["stream", "auto"])
+def test_a_run_whose_job_somebody_aborts_ends(world, ready, way, capture):
+    """It is neither tried again with a file, nor at a lower level."""
+    way = ready(way, ram_capture=capture, on_unavailable="crash")
+    world.hooks.at["capture.writing"] = partial(world.hypervisor.abort_job, world.guest().uuid)
+    with pytest.raises(RunFailedError, match="canceled by client"):
+        snapshot(world)
+    assert world.hooks.acts().count("hypervisor.capture") == 1
+    assert world.pool.names() == []
+    assert world.is_as_it_was(state=way.state)
+
+
+def test_a_job_that_the_guardian_aborts_may_be_followed_by_a_lower_level(world, ready):
+    ready("manual", on_unavailable="crash")
+
+    def abort():
+        let_go_mark(journal_of(world)).touch()
+        world.hypervisor.abort_job(world.guest().uuid)
+
+    world.hooks.at["capture.writing"] = abort
+    assert snapshot(world).level is Level.CRASH
+
+
+@pytest.mark.parametrize("way", WHILE_IT_RUNS)
+def test_a_capture_is_not_repeated_of_a_guest_that_others_changed_meanwhile(world, ready, way):
+    ready(way, ram_capture="auto")
+
+    def fail():
+        attach(world)
+        raise HypervisorError("web", "no luck")
+
+    world.hooks.at["hypervisor.capture"] = fail
+    with pytest.raises(RunFailedError, match="vdz was attached"):
+        snapshot(world)
+    assert world.hooks.acts().count("hypervisor.capture") == 1
+
+
+# -- what was reached ---------------------------------------------------------------------------
+
+
+def assert_worth_a_crash(world, note="did not stay as it was", level=Level.CRASH):
+    record = snapshot(world)
+    assert record.level is level
+    assert {s.properties["level"] for s in world.pool.snapshots()} == {level}
+    manifest = world.context.store.manifest(f"{record.uuid}/{record.run}")
+    assert manifest.level is level
+    assert any(note in text for text in world.heard.notes)
+
+
+@pytest.mark.parametrize(
+    "way", ["manual", "manual, paused before", "paused", "paused, paused before"]
+)
+def test_a_guest_that_someone_resumed_inside_the_window(world, ready, way):
+    ready(way)
+    world.hooks.at["pool.snapshot tank"] = lambda: world.hypervisor.resume(world.guest().uuid)
+    assert_worth_a_crash(world)
+    assert world.is_as_it_was()
+
+
+def test_a_guest_that_someone_thawed_inside_the_window(world, ready):
+    ready("quiesced")
+    world.hooks.at["pool.snapshot tank"] = lambda: setattr(world.guest(), "frozen", False)
+    assert_worth_a_crash(world)
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize(("late", "level"), [(0.4, Level.QUIESCED), (0.6, Level.CRASH)])
+def test_a_freeze_has_a_budget(world, ready, monkeypatch, late, level):
+    ready("quiesced", quiesce_budget_ms=500)
+    clock = Clock()
+    monkeypatch.setattr(quiesced_module, "time", clock)
+    world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + late)
+    assert snapshot(world).level is level
+    told = any("more than 500 ms" in text for text in world.heard.notes)
+    assert told == (level is Level.CRASH)
+    assert world.is_as_it_was()
+
+
+def test_the_budget_counts_from_before_the_freeze(world, ready, monkeypatch):
+    """The first file system may be frozen long before the agent has frozen the last."""
+    ready("quiesced", quiesce_budget_ms=500)
+    clock = Clock()
+    monkeypatch.setattr(quiesced_module, "time", clock)
+    world.hooks.at["agent.frozen"] = lambda: setattr(clock, "now", clock.now + 1)
+    assert snapshot(world).level is Level.CRASH
+
+
+def test_overlays_that_the_guardian_committed_inside_the_window(world, ready):
+    ready("overlay")
+
+    def commit():
+        facts = world.guarded[0]
+        world.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, Patience())
+
+    world.hooks.at["pool.snapshot flash"] = commit
+    assert_worth_a_crash(world, level=Level.TORN)
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize(
+    "way", [name for name, way in WAYS.items() if name not in ("crash", "off")]
+)
+def test_what_the_guardian_let_go_is_worth_a_crash_whatever_it_looks_like(world, ready, way):
+    """It may have let the guest go and somebody have stopped it again."""
+    way = ready(way)
+    world.hooks.at["pool.snapshot tank"] = lambda: let_go_mark(journal_of(world)).touch()
+    assert_worth_a_crash(world)
+    assert world.is_as_it_was(state=way.state)
+
+
+def test_a_commit_that_someone_began_inside_the_window(world, ready):
+    ready("overlay")
+    world.hooks.at["pool.snapshot tank"] = lambda: world.guest().committing.add("vda")
+    assert_worth_a_crash(world, level=Level.TORN)
+
+
+def test_a_commit_is_noted_when_it_is_done(world, ready):
+    """What is noted as committed is removed without a look into it."""
+    ready("overlay")
+    noted = []
+    world.hooks.at["hypervisor.commit"] = lambda: noted.append(notes(world))
+    snapshot(world)
+    assert noted == [set()]
+
+
+def test_an_overlay_that_somebody_came_to_use_is_not_removed_after_the_commit(world, ready):
+    ready("overlay")
+
+    def use():
+        disk = world.guarded[0].overlays[0]
+        world.add_guest("other", more=(DiskSpec("vdb", disk.overlay, format="qcow2"),))
+
+    world.hooks.at["commit.pivoting"] = use
+    with pytest.raises(AttentionError, match="the domain other still uses"):
+        snapshot(world)
+    assert Path(world.guarded[0].overlays[0].overlay).exists()
+
+
+@every_way
+def test_volumes_are_flushed_while_the_guest_stands_still(world, ready, way, monkeypatch):
+    """What QEMU wrote may still be in the host's cache of the device."""
+    way = ready(way)
+    monkeypatch.setattr(snapshot_module.stat, "S_ISBLK", lambda _mode: True)
+    flush = "flush"
+    monkeypatch.setattr(
+        snapshot_module, "flush_device", lambda path: world.hooks.act(flush, Path(path).name)
+    )
+    snapshot(world)
+    flushed = [line for line in world.hooks.log if line.startswith(flush)]
+    assert flushed == ["flush web-vda.img", "flush web-vdb.img"]
+    acts = world.hooks.acts()
+    inside = acts[acts.index(flush) :]
+    assert not set(way.freeze) & set(inside)
+    assert inside[:4] == [flush, flush, *POOLS]
+
+
+def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, ready):
+    ready("quiesced")
+    world.hooks.at["pool.snapshot tank"] = lambda: setattr(world.guest(), "agent", Agent.SILENT)
+    with pytest.raises(AttentionError, match="snaporch recover"):
+        snapshot(world)
+    assert [record.level for record in records(world)] == [Level.CRASH]
+    assert len(read_journals(world.paths.journal)) == 1
+    world.guest().agent = Agent.ANSWERS
+    said = recover(world.context, world.guest().uuid)
+    assert any("thawed the guest" in text for text in said)
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual", "quiesced", "paused"])
+def test_a_guest_that_went_off_inside_the_window(world, ready, way):
+    """No RAM, no freeze that held: but the disks of the moment are there."""
+    ready(way)
+    world.hooks.at["pool.snapshot tank"] = lambda: world.hypervisor.destroy(world.guest().uuid)
+    with suppress(RunFailedError):
+        snapshot(world)
+    assert world.is_as_it_was(state=DomainState.OFF)
+    assert [record.level for record in records(world)] in ([Level.CRASH], [Level.RAM])
+    if way in ("manual", "quiesced", "paused"):
+        assert records(world)[0].level is Level.CRASH
+
+
+def test_a_guest_that_writes_faster_than_the_commit_runs_afterwards(world, ready):
+    ready("overlay")
+    world.guest().writes_fast = True
+    seen = []
+    world.hooks.at["commit.suspended"] = lambda: seen.append(world.guest().state)
+    assert snapshot(world).level is Level.RAM
+    assert seen == [DomainState.PAUSED]
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("step", ["hypervisor.commit", "pool.snapshot tank"])
+def test_a_guest_that_ended_is_not_said_to_be_as_it_was(world, ready, step):
+    ready("overlay")
+
+    def end():
+        world.guest().live, world.guest().state = None, DomainState.OFF
+        raise HypervisorError("web", "domain is not running")
+
+    world.hooks.at[step] = end
+    with pytest.raises(SnaporchError) as caught:
+        snapshot(world)
+    assert "QEMU ended" in str(caught.value)
+    assert "as it was" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (DomainState.SUSPENDED, "the guest is suspended, and was running .*dompmwakeup"),
+        (DomainState.CRASHED, "the guest is crashed, and was running"),
+    ],
+)
+def test_a_guest_that_stopped_itself_is_not_said_to_be_as_it_was(world, ready, state, said):
+    """While its RAM is saved: libvirt does not resume it then."""
+    ready("manual")
+
+    def stop():
+        world.guest().state, world.guest().paused_reason = state, None
+        raise HypervisorError("web", "domain is not paused")
+
+    world.hooks.at["hypervisor.resume"] = stop
+    with pytest.raises(RunFailedError, match=said) as caught:
+        snapshot(world)
+    assert "as it was" not in str(caught.value)
+    assert "@s1 was kept, but only as crash-consistent" in str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+@pytest.mark.parametrize("job", ["backup", "snapshot"])
+def test_no_ram_is_saved_beside_a_job_that_came_after_the_plan(world, ready, way, job):
+    """libvirt would wait half a minute for its end, and again to have the downtime put back."""
+    ready(way)
+
+    def begin():
+        world.guest().job = job
+
+    world.hooks.at["guardian.watching"] = begin
+    with pytest.raises(RefusedError, match=rf"libvirt is busy with it \({job}\)"):
+        snapshot(world)
+    assert not {"hypervisor.capture", "hypervisor.abort_job"} & set(world.hooks.acts())
+    assert world.guest().job == job
+    assert world.guest().state is DomainState.RUNNING
+
+
+def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, ready, monkeypatch):
+    ready("overlay")
+    world.guest().writes_fast = True
+    kill(monkeypatch)
+    world.hooks.at["commit.suspended"] = failing_once(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(world)
+    assert world.guest().state is DomainState.PAUSED
+    recover(world.context, world.guest().uuid)
+    assert world.is_as_it_was()
+
+
+# -- the RAM budget -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_ram(world, monkeypatch):
+    """Saving RAM takes longer than its budget."""
+    from snaporch.snapshot.strategies import ram_limits
+
+    clock = Clock()
+    monkeypatch.setattr(ram_limits, "time", clock)
+    world.hooks.at["capture.writing"] = lambda: setattr(clock, "now", clock.now + 60)
+    return clock
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_guest_that_dirties_ram_too_fast_is_suspended(world, ready, slow_ram, way):
+    ready(way, ram_budget_seconds=30)
+    assert snapshot(world).level is Level.RAM
+    assert world.hooks.acts().count("hypervisor.suspend") == 1
+    assert any("more than 30 s: suspending" in text for text in world.heard.notes)
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_or_the_run_is_given_up(world, ready, slow_ram, way):
+    ready(way, ram_budget_seconds=30, on_ram_budget="abort")
+    with pytest.raises(RunFailedError, match="more than 30 s"):
+        snapshot(world)
+    assert "hypervisor.suspend" not in world.hooks.acts()
+    assert world.is_as_it_was()
+    assert world.pool.names() == []
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_run_that_fails_after_it_suspended_the_guest_resumes_it(world, ready, slow_ram, way):
+    ready(way, ram_budget_seconds=30)
+    world.hooks.at["hypervisor.suspend"] = interrupt(world)
+    with pytest.raises(InterruptedRunError):
+        snapshot(world)
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
+    world, ready, slow_ram, way
+):
+    ready(way, ram_budget_seconds=30)
+    world.hooks.at["hypervisor.suspend"] = partial(restart, world)
+    with pytest.raises(RunFailedError, match="started anew meanwhile"):
+        snapshot(world)
+    assert world.guest().state is DomainState.RUNNING
+    assert world.pool.names() == []
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
+    """Killed in between, nobody would know later whose pause it is."""
+    ready(way, ram_budget_seconds=30)
+    noted = []
+    world.hooks.at["hypervisor.suspend"] = lambda: noted.append(notes(world))
+    snapshot(world)
+    assert noted == [{Note.SAVING, Note.SUSPENDED}]
+
+
+@pytest.mark.parametrize(
+    ("way", "suspended", "window"),
+    [("overlay", False, _Window.ON_OVERLAYS), ("manual", True, _Window.STILL)],
+)
+def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
+    world, ready, slow_ram, way, suspended, window
+):
+    ready(way, ram_budget_seconds=30)
+    seen = []
+
+    def look():
+        (path,) = world.paths.journal.glob("*.jsonl")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        seen.append((Note.SUSPENDED in notes(world), _window(lines)))
+
+    world.hooks.at["pool.snapshot tank"] = look
+    assert snapshot(world).level is Level.RAM
+    assert seen == [(suspended, window)]
+    assert world.is_as_it_was()
+
+
+def test_if_libvirt_has_not_resumed_it_that_is_not_noted(world, ready, slow_ram, monkeypatch):
+    """Then a recovery does."""
+    ready("overlay", ram_budget_seconds=30)
+    let_run, missed = world.hypervisor._let_run, []
+    monkeypatch.setattr(
+        world.hypervisor, "_let_run", lambda guest: let_run(guest) if missed else missed.append(1)
+    )
+    seen = []
+    world.hooks.at["pool.snapshot tank"] = lambda: seen.append(notes(world))
+    with pytest.raises(RunFailedError):
+        snapshot(world)
+    assert Note.SUSPENDED in seen[0]
+    assert world.is_as_it_was()
+
+
+def test_no_budget_is_no_limit(world, ready, slow_ram):
+    ready("overlay", ram_budget_seconds=0)
+    snapshot(world)
+    assert "hypervisor.suspend" not in world.hooks.acts()
+
+
+def test_a_budget_of_bytes(world, ready):
+    ready("overlay", ram_budget_mib=1)
+    world.guest().ram = b"QEVM" + bytes(5 << 20)
+    assert snapshot(world).level is Level.RAM
+    assert world.hooks.acts().count("hypervisor.suspend") == 1
+    assert any("more than 1 MiB" in text for text in world.heard.notes)
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_ram_that_does_not_arrive_is_not_waited_for_for_ever(world, ready, slow_ram, way):
+    ready(way, ram_budget_seconds=0)
+    world.hooks.at["capture.writing"] = lambda: setattr(slow_ram, "now", slow_ram.now + 200)
+    with mock.patch.object(Capture, "arrived_bytes", 0), pytest.raises(RunFailedError) as caught:
+        snapshot(world)
+    assert "no RAM has arrived for 120 s" in str(caught.value)
+    assert world.is_as_it_was()
+    assert world.pool.names() == []
+
+
+# -- sealing ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sealing(world, monkeypatch):
+    """A store that takes nothing more; time passes at every look, and the looks are counted."""
+    from snaporch.snapshot.strategies import ram_limits
+
+    clock, looks = Clock(), []
+    monkeypatch.setattr(ram_limits, "time", clock)
+    monkeypatch.setattr(parts, "_TICK_SECONDS", 0)
+
+    class Stuck:
+        succeeded = False
+
+        def __init__(self, _finish):
+            pass
+
+        def start(self):
+            pass
+
+        def over(self, _seconds):
+            looks.append(clock.now)
+            clock.now += 10
+            return False
+
+    monkeypatch.setattr(parts, "_Sealing", Stuck)
+    return looks
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_store_that_takes_nothing_is_not_waited_for_for_ever(world, ready, sealing, way):
+    ready(way)
+    with pytest.raises(RunFailedError, match="has taken nothing for 600 s") as caught:
+        snapshot(world)
+    assert sealing[-1] - sealing[0] == pytest.approx(610, abs=20)
+    assert "only as crash-consistent" in str(caught.value)
+    assert world.is_as_it_was()
+    assert world.pool.names() == ["flash/web@s1", "tank/web@s1"]
+
+
+def test_who_wants_it_to_end_waits_less(world, ready, sealing):
+    ready("overlay")
+    world.hooks.at["hypervisor.commit"] = interrupt(world)
+    with pytest.raises(InterruptedRunError) as caught:
+        snapshot(world)
+    assert "stopped by SIGTERM; the guest is as it was; @s1 was kept" in str(caught.value)
+    assert "only as crash-consistent" in str(caught.value)
+    assert caught.value.signum == 15
+    assert sealing[-1] - sealing[0] == pytest.approx(40, abs=20)
+    assert world.is_as_it_was()
+
+
+def test_a_guest_does_not_stand_still_for_a_store_that_does(world, ready, monkeypatch):
+    """When the run fails in its window."""
+    ready("manual", compression="none")
+    gate, stuck_at, resumed_at = threading.Event(), [], []
+    monkeypatch.setattr(RamImageWriter, "_raw_write", lambda *_: gate.wait(60))
+
+    def fail():
+        stuck_at.append(time.monotonic())
+        raise PoolError("tank", "is suspended")
+
+    world.hooks.at["pool.snapshot tank"] = fail
+    world.hooks.at["hypervisor.resume"] = lambda: resumed_at.append(time.monotonic())
+    with pytest.raises(RunFailedError):
+        snapshot(world)
+    gate.set()
+    assert resumed_at[0] - stuck_at[0] < 5
+
+
+def test_the_pace_ends_with_the_capture(world, ready, monkeypatch):
+    """What the guest's disks wait for afterwards tells nothing of the compressor."""
+    ready("overlay")
+    paces = []
+    real = RamStream.take_pace
+
+    def take_pace(stream):
+        real(stream)
+        paces.append((len(world.hooks.acts()), stream.pace))
+
+    monkeypatch.setattr(RamStream, "take_pace", take_pace)
+    monkeypatch.setattr(RamStream, "make_room", lambda _: None)  # as nobody told of a standstill
+    snapshot(world)
+    first, last = paces[0], paces[-1]
+    assert first[0] < last[0]
+    assert first[1] == last[1]
+
+
+def test_what_is_being_stored_may_come_to_its_end(world, ready, monkeypatch):
+    """However long it takes, and whatever signal came."""
+    ready("overlay")
+    watch = SealWatch("web", world.context.interrupt)
+    interrupt(world)()
+    for stored in range(100):
+        watch.check(stored)
+    monkeypatch.setattr(watch, "_moved", watch._moved - 31)
+    with pytest.raises(InterruptedRunError):
+        watch.check(99)
+
+
+@pytest.mark.parametrize("leftover", [os.mkfifo, Path.touch])
+def test_a_pipe_that_somebody_left_is_in_nobodys_way(world, ready, leftover):
+    ready("manual")
+    runtime = world.context.config.paths.runtime
+    runtime.mkdir(exist_ok=True)
+    leftover(runtime / f"{world.hypervisor.domain('web').uuid}.ram")
+    assert snapshot(world).level is Level.RAM
+
+
+# -- limits while RAM is saved -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+def test_a_pause_is_told_in_its_parts(world, ready, way):
+    ready(way)
+    taken = snapshot(world)
+    parts = taken.pause_parts.as_json()
+    told = [part for part, value in parts.items() if value is not None]
+    with_snapshot = ["downtime_ms", "switch_ms", "snapshot_ms", "resume_ms"]
+    assert told == (with_snapshot if way == "manual" else with_snapshot[:2])
+    total = sum(value for value in parts.values() if value is not None)
+    assert total == pytest.approx(taken.pause_ms, abs=0.5)
+    assert taken.as_json()["pause_parts"] == parts
+
+
+@pytest.mark.parametrize("way", ["overlay", "manual"])
+@pytest.mark.parametrize("failing_place", [None, "capture.writing", "hypervisor.capture"])
+def test_the_emulator_gets_its_own_downtime_limit_back(world, ready, way, failing_place):
+    ready(way, downtime_ms=40, ram_capture="stream")
+    seen = []
+
+    def look():
+        seen.append(world.guest().downtime_limit)
+        if failing_place == "capture.writing":
+            raise HypervisorError("web", "odd thing")
+
+    world.hooks.at["capture.writing"] = look
+    if failing_place == "hypervisor.capture":
+        world.hooks.at[failing_place] = failing(HypervisorError("web", "odd thing"))
+    with suppress(RunFailedError):
+        snapshot(world)
+    assert seen == ([] if failing_place == "hypervisor.capture" else [40])
+    assert world.guest().downtime_limit == 300
+
+
+def test_a_downtime_limit_of_none_is_left_alone(world, ready):
+    ready("overlay", downtime_ms=0)
+    world.hooks.at["capture.writing"] = lambda: seen.append(world.guest().downtime_limit)
+    seen: list[int] = []
+    snapshot(world)
+    assert seen == [300]
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Every throttle that RAM went through."""
+    made = []
+    real = Capture.limit
+
+    def limit(capture, rate):
+        real(capture, rate)
+        made.append((rate, capture))
+
+    monkeypatch.setattr(Capture, "limit", limit)
+    return made
+
+
+def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
+    ready("overlay", rate=1)
+    limits = []
+    for place in ("capture.writing", "capture.switched"):
+        world.hooks.at[place] = lambda: limits.append(streams[0][1].limits)
+    snapshot(world)  # the fake stops the guest in the middle of its RAM, as a suspension would
+    assert limits == [True, False]
+
+
+def test_a_rate_on_the_command_line(world, ready, streams):
+    ready("overlay", rate=1)
+    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=None, rate=0)
+    assert [rate for rate, _ in streams] == [0]
+
+
+def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
+    ready("overlay", rate=1, ram_budget_seconds=10)
+    monkeypatch.setattr(world.hypervisor, "ram_in_use", lambda _uuid: 100 << 20)
+    snapshot(world)
+    assert [rate for rate, _ in streams] == [20]
+    assert any("saving RAM at 20 MiB/s" in text for text in world.heard.notes)
+
+
+def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready, streams):
+    ready("overlay", rate=1000, downtime_ms=40)
+    hurried = []
+    real = Capture.hurry
+
+    def hurry(capture):
+        hurried.append(world.guest().job)
+        real(capture)
+
+    with (
+        mock.patch.object(Capture, "arrived_bytes", 1 << 40),
+        mock.patch.object(Capture, "hurry", hurry),
+    ):
+        snapshot(world)
+    assert len(hurried) == 1
+    assert any("changes faster than the rate" in text for text in world.heard.notes)
+    assert world.guest().downtime_limit == 300
+
+
+# -- a lower level instead ----------------------------------------------------------------------
+
+
+def test_what_is_known_before_downgrades_the_plan(world):
+    world.add_guest()
+    world.with_defaults(level="quiesced", on_unavailable="paused")
+    record = snapshot(world)
+    assert record.level is Level.PAUSED
+    assert any("no guest agent is connected" in text for text in world.heard.notes)
+    assert world.guarded[0].strategy is Strategy.PAUSED
+
+
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        ("overlay", "hypervisor.capture"),
+        ("overlay", "capture.switched"),
+        ("manual", "capture.switched"),
+        ("quiesced", "hypervisor.freeze_file_systems"),
+        ("quiesced", "agent.frozen"),
+        ("paused", "hypervisor.suspend"),
+    ],
+)
+def test_a_freeze_that_fails_is_followed_by_a_lower_level(world, ready, way, place):
+    ready(way, on_unavailable="crash")
+    world.hooks.at[place] = failing_once(HypervisorError("web", "odd thing"))
+    record = snapshot(world)
+    assert (record.level, record.state) == (Level.CRASH, BundleState.COMPLETE)
+    assert any("odd thing" in text and "crash" in text for text in world.heard.notes)
+    assert world.is_as_it_was()
+    assert len(records(world)) == 1
+
+
+@pytest.mark.parametrize("state", [DomainState.SUSPENDED, DomainState.RUNNING])
+def test_a_guest_that_stopped_itself_is_told_of_beside_the_lower_level(world, ready, state):
+    ready("paused", on_unavailable="crash")
+
+    def stop():
+        world.guest().state = state
+        raise HypervisorError("web", "odd thing")
+
+    world.hooks.at["hypervisor.suspend"] = stop
+    snapshot(world)
+    (told,) = [text for text in world.heard.notes if "taking crash instead" in text]
+    assert "odd thing" in told
+    stopped = "; the guest is suspended, and was running (if `virsh dompmwakeup` does not wake it"
+    assert (stopped in told) == (state is DomainState.SUSPENDED)
+    assert ("the guest is" in told) == (state is DomainState.SUSPENDED)
+
+
+def test_a_slow_agent_is_followed_by_a_lower_level(world, ready):
+    ready("quiesced", on_unavailable="crash")
+    world.guest().agent = Agent.SLOW
+    assert snapshot(world).level is Level.CRASH
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_freeze_of_somebody_elses_is_left_to_them(world, ready, when):
+    ready("quiesced", on_unavailable="paused" if when == "meanwhile" else "fail")
+    if when == "before":
+        world.guest().frozen = True
+        with pytest.raises(RefusedError, match="frozen already, and not by snaporch"):
+            snapshot(world)
+        assert records(world) == []
+    else:  # between the last look and the freeze
+        world.hooks.at["hypervisor.freeze_file_systems"] = lambda: setattr(
+            world.guest(), "frozen", True
+        )
+        assert snapshot(world).level is Level.PAUSED
+        assert any("somebody else has" in text for text in world.heard.notes)
+    assert world.guest().frozen
+    assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
+    world.guest().frozen = False
+    assert world.is_as_it_was()
+
+
+def test_a_freeze_of_somebody_elses_while_a_group_waits_is_left_to_them(world, ready):
+    ready("quiesced")
+    world.hooks.at["guardian.start"] = lambda: None
+    seen = iter([False, True])
+    world.hypervisor.file_systems_frozen = lambda _uuid: next(seen)
+    with pytest.raises(RunFailedError, match="frozen already, and not by snaporch"):
+        snapshot(world)
+    assert "hypervisor.freeze_file_systems" not in world.hooks.acts()
+    assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
+
+
+def test_an_agent_that_does_not_say_whether_they_are_frozen(world, ready):
+    ready("quiesced")
+    world.guest().agent = Agent.DUMB
+    with pytest.raises(RefusedError, match="does not say whether its file systems are frozen"):
+        snapshot(world)
+    assert "hypervisor.freeze_file_systems" not in world.hooks.acts()
+
+
+def test_a_freeze_that_comes_late_is_thawed_by_who_asks_later(world, ready):
+    ready("quiesced")
+    world.guest().agent = Agent.LATE
+    with pytest.raises(AttentionError, match="snaporch recover"):
+        snapshot(world)
+    (journal,) = read_journals(world.paths.journal)
+    assert journal.held
+    world.guest().agent = Agent.ANSWERS
+    assert world.guest().frozen
+    recover(world.context, world.guest().uuid)
+    assert world.is_as_it_was()
+
+
+def test_a_freeze_after_the_release_is_not_ours_to_thaw(world, ready):
+    """The run is killed while its bundle is sealed; a backup tool freezes the guest meanwhile."""
+    ready("quiesced")
+    world.hooks.at |= dict.fromkeys(
+        ["hypervisor.versions", "hypervisor.find"], failing(KeyboardInterrupt())
+    )
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(world)
+    world.hooks.at.clear()
+    world.guest().frozen = True
+    recover(world.context, world.guest().uuid)
+    assert world.guest().frozen
+
+
+def test_a_silent_agent_is_never_asked_to_freeze(world, ready):
+    """What it does not do now it might do later."""
+    ready("quiesced", on_unavailable="paused")
+    world.guest().agent = Agent.SILENT
+    assert snapshot(world).level is Level.PAUSED
+    assert "hypervisor.freeze_file_systems" not in world.hooks.acts()
+    assert world.is_as_it_was()
+
+
+def test_a_silent_agent_without_a_lower_level_is_a_refusal(world, ready):
+    ready("quiesced")
+    world.guest().agent = Agent.SILENT
+    with pytest.raises(RefusedError, match="does not answer within 10 s"):
+        snapshot(world)
+    assert world.hooks.acts() in ([], ["hypervisor.rebase_inactive"])
+    assert world.is_as_it_was()
+
+
+@pytest.mark.parametrize(
+    ("way", "lower"),
+    [("quiesced", "fail"), ("quiesced", "quiesced"), ("paused", "quiesced"), ("paused", "paused")],
+)
+def test_no_lower_level_no_second_try(world, ready, way, lower):
+    ready(way, on_unavailable=lower)
+    world.hooks.at[WAYS[way].freeze[0]] = failing_once(HypervisorError("web", "odd thing"))
+    with pytest.raises(RunFailedError, match="odd thing"):
+        snapshot(world)
+    assert world.is_as_it_was()
+    assert records(world) == []
+
+
+@pytest.mark.parametrize("place", ["pool.snapshot tank", "hypervisor.resume"])
+def test_failing_later_is_no_reason_for_a_lower_level(world, ready, place):
+    ready("paused", on_unavailable="crash")
+    world.hooks.at[place] = failing_once(error_at(place))
+    with pytest.raises(RunFailedError):
+        snapshot(world)
+    assert world.hooks.acts().count("pool.snapshot") == 2
+    assert world.is_as_it_was()
+
+
+def test_a_signal_is_no_reason_for_a_lower_level(world, ready):
+    ready("overlay", on_unavailable="crash")
+    world.hooks.at["capture.writing"] = interrupt(world)
+    with pytest.raises(InterruptedRunError):
+        snapshot(world)
+    assert records(world) == []
+    assert world.is_as_it_was()
+
+
+def test_the_lower_level_may_fail_too(world, ready):
+    ready("overlay", on_unavailable="paused")
+    world.hooks.at["hypervisor.capture"] = failing(HypervisorError("web", "first"))
+    world.hooks.at["hypervisor.suspend"] = failing(HypervisorError("web", "second"))
+    with pytest.raises(RunFailedError, match="second"):
+        snapshot(world)
+    assert world.is_as_it_was()
+    assert records(world) == []
+
+
+# -- a level for once ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["ram", "quiesced", "paused", "crash"])
+def test_a_level_overrides_the_configured_one(world, level):
+    world.add_guest(agent=Agent.ANSWERS)
+    world.with_defaults(level="paused" if level == "crash" else "crash")
+    assert snapshot(world, level=level).level == level
+
+
+def test_a_level_for_a_guest_that_is_off_is_off(world):
+    world.add_guest(state=DomainState.OFF)
+    assert snapshot(world, level="ram").level is Level.OFF
+
+
+def test_a_level_that_cannot_be_had_touches_nothing(world):
+    world.add_guest()
+    with pytest.raises(RefusedError, match="no quiesced snapshot is possible: no guest agent"):
+        snapshot(world, level="quiesced")
+    assert world.hooks.log == []
+    assert world.leftovers() == []

@@ -1,0 +1,278 @@
+"""A policy's time is kept by what there is, if a guest that is off has not changed at all."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fakes.domain_xml import DiskSpec
+from fakes.hooks import failing
+from fakes.images import qcow2
+
+from snaporch.bundle.host_file import read_host_file
+from snaporch.catalog.records import all_records
+from snaporch.config import Config
+from snaporch.errors import SnaporchError
+from snaporch.model import DomainState, Level, Reached, Verdict
+from snaporch.snapshot.run import take_snapshot
+from snaporch.verify.verify import write_verdict
+from snaporch.zfs import PoolError
+
+DISKS = {"vda": "tank/web", "vdb": "flash/web"}
+
+
+@pytest.fixture
+def off(world, tmp_path):
+    nvram = tmp_path / "web.fd"
+    nvram.write_bytes(b"boot order")
+    tpm = tmp_path / "tpm2-00.permall"
+    tpm.write_bytes(b"sealed")
+    world.add_guest(disks=DISKS, state=DomainState.OFF, nvram=str(nvram), tpm=str(tpm))
+    policy = {"hourly": {"every": "1h"}, "nightly": {"every": "1d"}}
+    world.context.config = Config.model_validate(
+        {"paths": world.paths.model_dump(), "policy": policy}
+    )
+    return world
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A run's names have seconds; each run of a test is a second later."""
+
+    class Clock(datetime):
+        passed = 0
+
+        @classmethod
+        def now(cls, tz=None):
+            cls.passed += 1
+            return datetime.fromtimestamp(1_800_000_000 + cls.passed, tz or UTC)
+
+    monkeypatch.setattr("snaporch.snapshot.plan.datetime", Clock)
+
+
+def take(world, policy="hourly", **more):
+    domain = world.hypervisor.domain("web")
+    more = {"if_changed": True} | more
+    return take_snapshot(world.context, domain, name=None, wait=0, policy=policy, **more)
+
+
+def count(world):
+    return len(all_records(world.context.store, world.pool.snapshots()))
+
+
+def test_one_is_enough_while_nothing_changes(off, clock):
+    first = take(off)
+    before = datetime.now(UTC).replace(microsecond=0)
+    again = take(off)
+    assert (again.run, count(off)) == (first.run, 1)
+    assert first.unchanged is None
+    assert again.unchanged >= before
+    assert off.leftovers() == []
+
+
+def test_who_asks_without_the_condition_gets_one(off, clock):
+    assert take(off, if_changed=False).run != take(off, if_changed=False).run
+
+
+def test_each_policy_has_its_own(off, clock):
+    assert take(off).run != take(off, "nightly").run
+
+
+def _write(world):
+    world.pool.write("flash/web", b"by the host")
+
+
+def _define(world):
+    guest = world.guest()
+    guest.inactive = guest.inactive.replace("</domain>", "<title>x</title></domain>")
+
+
+def _set_variables(world):
+    Path(world.hypervisor.domain("web").nvram).write_bytes(b"other order")
+
+
+def _set_tpm(world):
+    Path(world.hypervisor.domain("web").tpm_state.path).write_bytes(b"unseal")
+
+
+def _relink(world):
+    """The definition says the same, and means another image of the same dataset."""
+    path = world.root / "zfs/tank/web/web-vda.img"
+    path.rename(path.with_name("other.img"))
+    path.symlink_to("other.img")
+
+
+def _lose_variables(world):
+    Path(world.hypervisor.domain("web").nvram).unlink()
+
+
+def _start(world):
+    world.hypervisor.start(world.guest().uuid, paused=False)
+
+
+def _save(world):
+    world.guest().managed_save = True
+
+
+def _fail(at):
+    def fail(world):
+        world.hooks.at[at] = failing(PoolError("zfs", "does not say"))
+
+    return fail
+
+
+def _verdict(world):
+    (record,) = all_records(world.context.store, world.pool.snapshots())
+    failed = Verdict(datetime.now(UTC), passed=False, reached=Reached.NOTHING)
+    write_verdict(world.context, record, failed)
+
+
+def _lose_a_part(world):
+    (record,) = all_records(world.context.store, world.pool.snapshots())
+    (Path(record.bundle) / "nvram.fd").unlink()
+
+
+def _spoil_a_part(world):
+    """A flipped bit: its size stays."""
+    (record,) = all_records(world.context.store, world.pool.snapshots())
+    part = Path(record.bundle) / "nvram.fd"
+    part.write_bytes(part.read_bytes().swapcase())
+
+
+def _lose_a_disk(world):
+    (record,) = all_records(world.context.store, world.pool.snapshots())
+    world.pool.destroy_snapshots([f"flash/web@{record.snapshot}"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _write,
+        _define,
+        _set_variables,
+        _set_tpm,
+        _relink,
+        _lose_variables,
+        _start,
+        _save,
+        _fail("pool.written_since"),
+        _fail("pool.sync"),
+        _verdict,
+        _lose_a_part,
+        _spoil_a_part,
+        _lose_a_disk,
+    ],
+)
+def test_whatever_changed_or_cannot_be_asked_makes_another_one(off, clock, change):
+    first = take(off)
+    change(off)
+    assert take(off).run != first.run
+
+
+def test_one_that_ran_when_it_was_taken_is_not_what_it_has_now(off, clock):
+    off.hypervisor.start(off.guest().uuid, paused=False)
+    first = take(off)
+    assert first.level is not Level.OFF
+    off.guest().live, off.guest().state = None, DomainState.OFF
+    assert take(off).run != first.run
+
+
+def test_the_last_one_is_what_zfs_took_last_whatever_the_clock_said(off, clock):
+    first = take(off)
+    off.pool.write("flash/web", b"later")
+    second = take(off)
+    for dataset in second.datasets:
+        off.pool.age(f"{dataset}@{second.snapshot}", datetime(2020, 1, 1, tzinfo=UTC))
+    off.pool.write("flash/web", b"first")  # as in the first again
+    assert take(off).run not in (first.run, second.run)
+
+
+def test_it_was_so_when_the_look_began(off, clock, monkeypatch):
+    """What is written while it is looked at is a change since."""
+    began = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+    class Clock(datetime):
+        at = began
+
+        @classmethod
+        def now(cls, tz=None):
+            return cls.at
+
+    def go_on():
+        Clock.at = began + timedelta(hours=1)
+
+    take(off)
+    monkeypatch.setattr("snaporch.snapshot.unchanged_guest.datetime", Clock)
+    off.hooks.at["pool.sync"] = go_on
+    assert take(off).unchanged == began
+
+
+def test_volumes_are_flushed_before_zfs_is_asked(off, clock, monkeypatch):
+    """What others wrote may still be in the host's cache of the device."""
+    take(off)
+    off.hooks.log.clear()
+    monkeypatch.setattr("snaporch.snapshot.unchanged_guest.stat.S_ISBLK", lambda _mode: True)
+    monkeypatch.setattr(
+        "snaporch.snapshot.unchanged_guest.flush_device",
+        lambda path: off.hooks.act("flush", Path(path).name),
+    )
+    off.hooks.at["pool.sync"] = lambda: off.hooks.act("sync")
+    off.hooks.at["pool.written_since"] = lambda: off.hooks.act("ask")
+    take(off)
+    flush = ["flush web-vda.img", "flush web-vdb.img"]
+    assert [line for line in off.hooks.log if line in (*flush, "sync", "ask")] == [
+        *flush,
+        "sync",
+        "ask",
+        "ask",
+    ]
+
+
+def test_it_is_asked_again_at_the_end_whether_it_is_off(off, clock):
+    first = take(off)
+    off.hooks.at["pool.written_since"] = lambda: off.guest().live or _start(off)
+    with pytest.raises(SnaporchError, match="started or stopped"):
+        take(off)
+    assert count(off) == 1
+    assert all("unchanged" not in each.properties for each in off.pool.snapshots())
+    assert first.unchanged is None
+
+
+def test_the_look_itself_writes_nothing(off, clock):
+    """ZFS counts a new access time as written."""
+    base, top = off.image("tank/over", "base.img"), off.image("tank/over", "top.img")
+    base.write_bytes(qcow2())
+    top.write_bytes(qcow2(str(base), "qcow2"))
+    nvram = Path(off.hypervisor.domain("web").nvram)
+    over = (DiskSpec("vda", str(top), format="qcow2"),)
+    off.add_guest("web", {}, state=DomainState.OFF, more=over, nvram=str(nvram))
+    first = take(off)
+    moment = 10**18
+    for path in (base, top, nvram):
+        os.utime(path, ns=(moment, path.stat().st_mtime_ns))
+    assert take(off).run == first.run
+    assert {path.stat().st_atime_ns for path in (base, top, nvram)} == {moment}
+
+
+def test_a_file_whose_access_time_only_its_owner_may_keep_is_read_all_the_same(
+    tmp_path, monkeypatch
+):
+    path, real = tmp_path / "image", os.open
+    path.write_bytes(b"data")
+
+    def refuse(path, flags, **more):
+        if flags & os.O_NOATIME:
+            raise PermissionError
+        return real(path, flags, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert read_host_file(path)[0] == b"data"
+
+
+def test_what_lies_beneath_a_disk_and_cannot_be_known_again_may_have_changed(off, clock):
+    """A device, or a vmdk: its entry in the manifest equals itself, whatever was written to it."""
+    base, top = off.image("flash/golden", "base.vmdk"), off.image("tank/over", "top.img")
+    top.write_bytes(qcow2(str(base), "vmdk"))
+    over = (DiskSpec("vda", str(top), format="qcow2"),)
+    off.add_guest("web", {}, state=DomainState.OFF, more=over)
+    assert take(off).run != take(off).run

@@ -1,0 +1,398 @@
+import os
+import shutil
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fakes.schedule import HOURLY, NOW
+
+from snaporch.config import Status as Limits
+from snaporch.context import Interrupt
+from snaporch.journal import Journal, Note, Step
+from snaporch.locks import domain_lock
+from snaporch.model import DomainState, Level, iso
+from snaporch.restore.start_lock import barred
+from snaporch.schedule.failures import Failed, write_failed
+from snaporch.schedule.forecast import carried_out, look
+from snaporch.schedule.recurrence import times
+from snaporch.snapshot.plan import make_plan
+from snaporch.status.collect import gather, usage
+from snaporch.status.problems import judge
+from snaporch.zfs import ForeignMount
+
+
+def policy(status, domain=0):
+    (found,) = status.domains[domain].policies
+    return found
+
+
+def test_last_and_next_of_each_policy(scheduled, standing):
+    scheduled.taken(NOW - timedelta(minutes=10))
+    found = policy(standing())
+    assert (found.policy, found.missed) == ("hourly", 0)
+    assert found.last == NOW - timedelta(minutes=10)
+    assert found.next.at == NOW + timedelta(minutes=30)
+
+
+def test_the_newest_of_each_level(scheduled, standing):
+    scheduled.hours_ago(5, 3)
+    scheduled.hours_ago(2, 1, level="crash", policy=None)
+    (web,) = standing().domains
+    hour = timedelta(hours=1)
+    assert web.newest == {Level.RAM: NOW - 3 * hour, Level.CRASH: NOW - hour}
+    assert web.counts == {Level.RAM: 2, Level.CRASH: 2}
+    assert web.last.level is Level.CRASH
+
+
+@pytest.mark.parametrize(
+    ("minutes", "missed"),
+    # the snapshot is of 12:20; 13:00 may come until 13:30, and 14:00 until 14:30
+    [(0, 0), (30, 0), (59, 0), (60, 0), (61, 1), (119, 1), (120, 1), (121, 2), (9999, 2)],
+)
+def test_times_that_went_by(scheduled, standing, minutes, missed):
+    scheduled.taken(NOW - timedelta(minutes=10))
+    assert policy(standing(NOW + timedelta(minutes=minutes))).missed == missed
+
+
+def test_nothing_is_missed_before_the_first_one(standing):
+    assert policy(standing()).missed == 0
+    assert policy(standing()).last is None
+
+
+def test_a_failure_puts_the_time_off_but_what_was_missed_stays_missed(scheduled, standing):
+    scheduled.taken(NOW - timedelta(hours=5))
+    key = f"{scheduled.world.guest().uuid}/hourly"
+    write_failed(scheduled.context.config.paths.schedule, {key: Failed(NOW, "no such luck")})
+    found = policy(standing())
+    assert found.next.failed.reason == "no such luck"
+    assert found.next.at > NOW
+    assert found.missed == 2
+
+
+def test_a_snapshot_since_then_undoes_a_failure(scheduled, standing):
+    key = f"{scheduled.world.guest().uuid}/hourly"
+    before = NOW - timedelta(minutes=20)
+    write_failed(scheduled.context.config.paths.schedule, {key: Failed(before, "no such luck")})
+    scheduled.taken(NOW - timedelta(minutes=10))
+    assert policy(standing()).next.failed is None
+
+
+def test_a_policy_that_does_not_exist_is_told(scheduled, standing):
+    scheduled.world.pool.set_properties(["tank/web"], {"snaporch:policy": "dayly"})
+    assert standing().domains[0].unknown == ("dayly",)
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(scheduled):
+    """The journal of a run of web that has come to a step."""
+
+    def make(*steps):
+        context = scheduled.context
+        plan = make_plan(context, context.hypervisor.domain("web"), None, None)
+        journal = Journal(context.config.paths.journal, plan.facts)
+        for step in steps:
+            with journal.step(step):
+                pass
+        return journal
+
+    return make
+
+
+def held(scheduled, doing="snapshot"):
+    web, runtime = scheduled.world.guest(), scheduled.context.config.paths.runtime
+    return domain_lock(runtime, web.name, web.uuid, doing, wait=0, interrupt=Interrupt())
+
+
+@pytest.mark.parametrize(
+    ("steps", "phase", "window"),
+    [
+        ((), "preparing", False),
+        ((Step.PREPARE,), "freezing", False),
+        ((Step.PREPARE, Step.FREEZE), "frozen", True),
+        ((Step.PREPARE, Step.FREEZE, Step.POOL_SNAPSHOT), "committing", True),
+        ((Step.PREPARE, Step.FREEZE, Step.POOL_SNAPSHOT, Step.RELEASE), "sealing", False),
+    ],
+)
+def test_a_run_under_way(scheduled, standing, opened, steps, phase, window):
+    opened(*steps)
+    with held(scheduled):
+        (run,) = standing().runs
+    assert (run.domain, run.kind, run.phase, run.window) == ("web", "snapshot", phase, window)
+    assert run.held
+    assert run.since - datetime.now(UTC) < timedelta(seconds=1)
+
+
+def test_a_run_cut_short_and_one_nobody_understands(scheduled, standing, opened):
+    opened(Step.PREPARE)
+    strange = scheduled.context.config.paths.journal / "zz.jsonl"
+    strange.write_text('{"format": 99}\n')
+    run, other = standing().runs
+    assert not run.held
+    assert (other.kind, other.path) == ("", str(strange))
+
+
+@pytest.mark.parametrize("doing", [None, "recover", "snapshot"])
+def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
+    """Whoever tries to let it go has not done so yet."""
+    opened(Step.PREPARE).note(Note.SUSPENDED)
+    with held(scheduled, doing) if doing else nullcontext():
+        (run,) = standing().runs
+    assert (run.guest_held, run.held) == (True, doing == "snapshot")
+
+
+def test_a_guest_that_an_undo_has_left_barred(scheduled, standing):
+    guest = scheduled.world.guest()
+    guest.live, guest.state = None, DomainState.OFF
+    whole, guest.inactive = guest.inactive, barred(scheduled.context, guest.inactive)
+    ((name, text),) = standing().barred
+    assert (name, "cannot be started" in text) == ("web", True)
+    seen = look(scheduled.context, NOW)
+    guest.inactive = whole  # its restore has just ended
+    assert gather(scheduled.context, seen, NOW).barred == ()
+
+
+def test_overlays_of_no_run(scheduled, standing, opened):
+    journal = opened(Step.PREPARE)
+    overlays = scheduled.context.config.paths.overlays
+    (overlays / journal.path.stem).mkdir(parents=True)
+    (overlays / "20200101T000000Z-0badcafe").mkdir()
+    assert standing().overlays == (str(overlays / "20200101T000000Z-0badcafe"),)
+
+
+def test_overlays_that_go_between_two_looks_leave_no_alarm(scheduled, standing, monkeypatch):
+    directory = scheduled.context.config.paths.overlays / "20200101T000000Z-0badcafe"
+    directory.mkdir(parents=True)
+
+    def ended(*_, **__):
+        directory.rmdir()
+        return []
+
+    monkeypatch.setattr("snaporch.status.collect.list_journals", ended)
+    assert standing().overlays == ()
+
+
+def on_overlay(scheduled):
+    web = scheduled.world.guest()
+    overlay = scheduled.context.config.paths.overlays / "gone" / "vda.qcow2"
+    (base,) = web.sources()[0].values()
+    web.live = web.live.replace(base, str(overlay))
+    return overlay, base
+
+
+def test_a_guest_on_an_overlay_of_no_run(scheduled, standing, opened):
+    overlay, _ = on_overlay(scheduled)
+    assert standing().domains[0].stray == (str(overlay),)
+    with held(scheduled):
+        assert standing().domains[0].stray == ()
+
+
+def test_a_run_that_ends_between_two_looks_leaves_no_alarm(scheduled, standing, monkeypatch):
+    overlay, base = on_overlay(scheduled)
+    web = scheduled.world.guest()
+    ask = scheduled.world.hypervisor.sources
+
+    def settled(uuid):
+        web.live = web.live.replace(str(overlay), base)
+        return ask(uuid)
+
+    monkeypatch.setattr(scheduled.world.hypervisor, "sources", settled)
+    assert standing().domains[0].stray == ()
+
+
+# -- who does it, and the store ------------------------------------------------------------------
+
+
+def test_who_carries_policies_out(scheduled, standing):
+    assert not standing().carrier.there
+    runtime = scheduled.context.config.paths.runtime
+    with domain_lock(runtime, "schedule", "schedule", "daemon", wait=0, interrupt=Interrupt()):
+        carrier = standing().carrier
+    assert (carrier.holder.doing, carrier.holder.pid) == ("daemon", os.getpid())
+    assert carrier.there
+
+
+def test_the_store_is_measured(tmp_path):
+    store = tmp_path / "bundles"
+    for name, size in (
+        ("u/r1/ram.save", 100),
+        ("u/r1/manifest.json", 11),
+        ("v/r2/manifest.json", 5),
+        ("u/.r3.partial/ram.save", 20),
+        ("u/safety-x/000.zfs", 30),
+        (".trash/t.u.r0/ram.save", 7),
+    ):
+        path = store / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+    found = usage(store)
+    assert (found.bundles, found.bundle_bytes) == (2, 116)
+    assert (found.other_bytes, found.trash_bytes) == (50, 7)
+    assert 0 < found.free_bytes < found.size_bytes
+
+
+def test_a_store_that_is_not_there_yet_has_the_room_it_will_have(tmp_path):
+    found = usage(tmp_path / "not" / "yet")
+    assert found.bundles == 0
+    assert found.size_bytes == usage(Path(tmp_path)).size_bytes
+
+
+def test_zfs_is_listed_once(scheduled, standing, monkeypatch):
+    scheduled.hours_ago(5, 4, 3, 2, 1)
+    calls = []
+    found = scheduled.world.pool.survey()
+    monkeypatch.setattr(scheduled.world.pool, "survey", lambda: calls.append(1) or found)
+    for name in ("snapshots", "holds", "clones", "sizes", "census", "datasets"):
+        monkeypatch.setattr(scheduled.world.pool, name, lambda *_: pytest.fail("a listing more"))
+    standing()
+    assert calls == [1]
+
+
+# -- nothing is taken, and nobody said so ----------------------------------------------------------
+
+
+def codes(scheduled, status):
+    return [each.code for each in judge(status, scheduled.context.config.status)]
+
+
+def test_a_policy_that_never_took_anything(scheduled, standing):
+    assert "never" in codes(scheduled, standing())
+    carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    later = NOW + timedelta(minutes=30)
+    assert "never" not in codes(scheduled, standing(later))
+    assert "never" in codes(scheduled, standing(later + timedelta(seconds=1)))
+
+
+def test_since_when_it_is_carried_out_does_not_move(scheduled, standing):
+    for minutes in (0, 5, 31):
+        moment = NOW + timedelta(minutes=minutes)
+        carried_out(scheduled.context, look(scheduled.context, moment), moment)
+    assert "never" in codes(scheduled, standing(moment))
+
+
+def test_a_clock_that_went_back_excuses_no_longer_than_another_beginning(scheduled, standing):
+    later = NOW + timedelta(days=3)
+    carried_out(scheduled.context, look(scheduled.context, later), later)
+    assert "never" in codes(scheduled, standing())
+    carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    assert "never" not in codes(scheduled, standing())
+
+
+def test_the_newest_snapshot_of_the_future_is_none(scheduled, standing):
+    carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    scheduled.taken(NOW + timedelta(days=3))
+    assert codes(scheduled, standing(NOW + timedelta(hours=1))) == ["never", "nobody"]
+
+
+def test_snapshots_that_are_not_whole_are_none(scheduled, standing):
+    (record,) = scheduled.hours_ago(0)
+    shutil.rmtree(record.bundle)
+    status = standing()
+    assert policy(status).last is None
+    assert "never" in codes(scheduled, status)
+
+
+def test_a_domain_that_was_renamed_out_of_its_policy(scheduled, standing):
+    scheduled.configure(policy={"hourly": HOURLY | {"domains": ["we*"]}})
+    scheduled.hours_ago(0)
+    assert codes(scheduled, standing()) == []
+    scheduled.world.guest().inactive = scheduled.world.guest().inactive.replace(
+        "<name>web</name>", "<name>shop</name>"
+    )
+    scheduled.world.guest().name = "shop"
+    assert codes(scheduled, standing()) == ["no-policy", "unused-policy"]
+
+
+def test_a_configuration_that_is_gone(scheduled, standing):
+    scheduled.hours_ago(0)
+    scheduled.configure()
+    assert codes(scheduled, standing()) == ["no-policy"]
+
+
+def test_a_domain_that_shall_have_no_policy_any_more(scheduled, standing):
+    scheduled.hours_ago(0)
+    scheduled.configure(domain={"web": {"policies": []}})
+    assert codes(scheduled, standing()) == []
+
+
+def test_a_name_in_a_policy_that_nobody_has(scheduled, standing):
+    domains = {"hourly": HOURLY | {"domains": ["web", "wbe", "x-*"]}}
+    scheduled.configure(policy=domains, domain={"shop-x": {"policies": ["hourly"]}})
+    scheduled.hours_ago(0)
+    found = judge(standing(), scheduled.context.config.status)
+    assert [(each.code, each.subject) for each in found] == [
+        ("no-such-domain", "policy.hourly"),
+        ("no-such-domain", "domain"),
+    ]
+
+
+def test_what_was_missed_goes_by_the_place_of_the_group_in_stagger(scheduled, standing):
+    """Not by the domain's own, which may be earlier: then the next one would be missed too soon."""
+    staggered = {"hourly": {"every": "1h", "stagger": "1h"}}
+    scheduled.configure(
+        policy=staggered, defaults={"policies": ["hourly"]}, group={"g": {"domains": ["web"]}}
+    )
+    scheduled.taken(NOW)
+    when = times(scheduled.context.config, "hourly", "g")
+    own = times(scheduled.context.config, "hourly", scheduled.world.guest().uuid)
+    first = when.after(NOW)
+    second = when.after(first)
+    assert own.after(first) != second
+    grace = timedelta(minutes=30)
+    assert policy(standing(second + grace)).missed == 1
+    assert policy(standing(second + grace + timedelta(seconds=1))).missed == 2
+
+
+def test_a_store_that_is_not_mounted(scheduled, standing):
+    scheduled.hours_ago(1)
+    assert not standing().store_gone
+    bundles, elsewhere = scheduled.world.paths.bundles, scheduled.world.root / "elsewhere"
+    bundles.rename(elsewhere)
+    assert standing().store_gone
+    bundles.mkdir()
+    assert standing().store_gone
+    (bundles / ".snaporch-store").touch()
+    assert not standing().store_gone
+
+
+def test_snapshots_that_are_mounted_elsewhere(scheduled, standing):
+    scheduled.hours_ago(1)
+    ours = ForeignMount("tank/web@of-others", "the guest db")
+    scheduled.world.pool.foreign = [ours, ForeignMount("tank/home@x", "backup (process 7)")]
+    assert standing().mounted == (ours,)
+    assert standing().as_json()["mounted"] == [
+        {"snapshot": "tank/web@of-others", "by": "the guest db"}
+    ]
+
+
+def test_a_guest_that_is_off_and_unchanged_is_no_trouble_and_says_since_when(scheduled, standing):
+    (record,) = scheduled.hours_ago(300)
+    scheduled.world.guest().live, scheduled.world.guest().state = None, DomainState.OFF
+    looked = NOW - timedelta(minutes=10)
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    scheduled.world.pool.set_properties(names, {"snaporch:unchanged": iso(looked)})
+    found = policy(standing())
+    assert (found.missed, found.unchanged) == (0, looked)
+    assert found.last == NOW - timedelta(hours=300)
+    assert [t for t in judge(standing(), Limits()) if t.subject == "web"] == []
+    (told,) = standing().as_json()["domains"]
+    assert told["policies"][0]["unchanged"] == iso(looked)
+
+
+def test_a_look_of_the_future_says_nothing(scheduled, standing):
+    (record,) = scheduled.hours_ago(1)
+    scheduled.world.guest().live, scheduled.world.guest().state = None, DomainState.OFF
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    future = iso(NOW + timedelta(seconds=1))
+    scheduled.world.pool.set_properties(names, {"snaporch:unchanged": future})
+    assert policy(standing()).unchanged is None
+
+
+def test_a_guest_that_was_started_is_not_called_unchanged(scheduled, standing):
+    (record,) = scheduled.hours_ago(1)
+    names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
+    scheduled.world.pool.set_properties(names, {"snaporch:unchanged": iso(NOW)})
+    assert policy(standing()).unchanged is None

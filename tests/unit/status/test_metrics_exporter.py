@@ -1,0 +1,58 @@
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+from fakes.schedule import NOW
+
+from snaporch.config import Metrics
+from snaporch.schedule.forecast import look
+from snaporch.status.metrics_exporter import Observer
+
+
+@pytest.fixture
+def place():
+    """A free address of the loopback, for as long as nobody else takes it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def scrape(place):
+    with urllib.request.urlopen(f"http://{place}/metrics", timeout=60) as answer:
+        return answer.read().decode()
+
+
+def looked(observer, context):
+    observer.looked(context, look(context, NOW), NOW)
+
+
+def test_figures_are_served_as_of_the_last_look(scheduled, place):
+    observer = Observer()
+    with observer.serving(scheduled.context, Metrics(listen=place)):
+        assert "snaporch_snapshots" not in scrape(place)
+        looked(observer, scheduled.context)
+        assert 'snaporch_snapshots{domain="web"' not in scrape(place)
+        scheduled.hours_ago(1)
+        looked(observer, scheduled.context)
+        assert 'snaporch_snapshots{domain="web",level="ram"} 1.0' in scrape(place)
+    with pytest.raises(urllib.error.URLError):
+        scrape(place)
+    assert scheduled.world.heard.notes == []
+
+
+def test_an_address_that_is_taken_is_a_note(scheduled, place):
+    first, second = Observer(), Observer()
+    with (
+        first.serving(scheduled.context, Metrics(listen=place)),
+        second.serving(scheduled.context, Metrics(listen=place)),
+    ):
+        (note,) = scheduled.world.heard.notes
+    assert note == f"nothing is served at {place}: Address already in use"
+
+
+def test_unless_configured_nothing_is_looked_at(scheduled, monkeypatch):
+    monkeypatch.setattr("snaporch.status.metrics_exporter.gather", lambda *_: pytest.fail("looked"))
+    observer = Observer()
+    with observer.serving(scheduled.context, Metrics()):
+        looked(observer, scheduled.context)

@@ -1,0 +1,161 @@
+import re
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from fakes.standing import NEXT, NOW, RECORD, RUN, WELL, with_domain, with_policy
+
+from snaporch.config import Status as Limits
+from snaporch.model import BundleState, Reached, Verdict
+from snaporch.schedule.failures import Failed
+from snaporch.schedule.replication_due import Shipment
+from snaporch.status.model import Carrier, Grade, ReplicaStatus
+from snaporch.status.problems import judge, worst
+from snaporch.zfs import ForeignMount
+
+FAILED = replace(NEXT, failed=Failed(NOW, "no such luck"))
+DUE = replace(NEXT, at=NOW - timedelta(minutes=31))
+JUST_DUE = replace(NEXT, at=NOW - timedelta(minutes=30))
+FIRST = replace(NEXT, at=NOW, wanted=None, since=NOW - timedelta(minutes=30))
+LONG = replace(FIRST, since=NOW - timedelta(minutes=30, seconds=1))
+NOBODY = Carrier(None, {"snaporch.service": "inactive"})
+HALF = replace(RECORD, state=BundleState.MISSING)
+BROKEN = replace(RECORD, verified=Verdict(NOW, passed=False, reached=Reached.CHECKED))
+FINE = replace(RECORD, verified=Verdict(NOW, passed=True, reached=Reached.RESUMED))
+
+
+MOUNT = ForeignMount("tank/web@s", "the guest db")
+TRIED = Failed(NOW, "nas: away")
+
+
+def with_replica(last=None, since=NOW, failed=None):
+    waiting = Shipment("web", "u", "nas", NOW, "why", last, since, failed)
+    return with_domain(replicas=(ReplicaStatus("nas", last, waiting),))
+
+
+def filled(percent):
+    store = WELL.store
+    return replace(WELL, store=replace(store, free_bytes=store.size_bytes * (100 - percent) // 100))
+
+
+def codes(status, **limits):
+    return [(each.code, each.grade.value) for each in judge(status, Limits(**limits))]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        WELL,
+        replace(WELL, runs=(RUN,)),
+        replace(WELL, carrier=NOBODY),  # nothing is due
+        replace(with_policy(next=DUE), carrier=Carrier(None, {"snaporch-run-due.timer": "active"})),
+        replace(with_policy(next=JUST_DUE), carrier=NOBODY),
+        with_policy(next=FIRST),
+        replace(with_domain(last=HALF), runs=(RUN,)),  # it is being sealed
+        with_domain(verified=FINE),
+        with_domain(replicas=(ReplicaStatus("nas", NOW, None),)),
+        with_replica(),
+        with_replica(since=NOW - timedelta(days=1)),
+        with_domain(policies=(), last=None),
+        filled(84),
+    ],
+)
+def test_nothing_needs_attention(status):
+    assert codes(status) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (with_policy(missed=1), ("missed", "warning")),
+        (with_policy(missed=2), ("missed", "critical")),
+        (with_policy(next=FAILED), ("failed", "warning")),
+        (with_policy(next=FAILED, last=None), ("failed", "critical")),
+        (with_domain(unknown=("dayly",)), ("unknown-policy", "warning")),
+        (with_domain(stray=("/o/vda",)), ("on-overlay", "critical")),
+        (replace(WELL, store_gone=True), ("no-store", "critical")),
+        (with_replica(failed=TRIED), ("replica-failed", "critical")),
+        (with_replica(last=NOW, failed=TRIED), ("replica-failed", "warning")),
+        (with_replica(since=NOW - timedelta(days=1, seconds=1)), ("replica-late", "warning")),
+        (with_domain(last=HALF), ("incomplete", "warning")),
+        (with_domain(verified=BROKEN), ("verify-failed", "critical")),
+        (replace(WELL, runs=(replace(RUN, held=False),)), ("cut-short", "critical")),
+        (replace(WELL, runs=(replace(RUN, kind=""),)), ("strange-journal", "critical")),
+        (replace(WELL, barred=(("web", "cannot be started"),)), ("barred", "critical")),
+        (replace(WELL, overlays=("/o/r",)), ("stray-overlay", "warning")),
+        (replace(with_policy(next=DUE), carrier=NOBODY), ("nobody", "warning")),
+        (replace(with_policy(next=FIRST), carrier=NOBODY), ("nobody", "warning")),
+        (with_policy(next=LONG), ("never", "critical")),
+        (with_policy(next=replace(FIRST, since=None)), ("never", "critical")),
+        (with_domain(lost="hourly"), ("no-policy", "critical")),
+        (replace(WELL, unused=("hourly",)), ("unused-policy", "warning")),
+        (replace(WELL, strangers=(("policy.p", "wbe"),)), ("no-such-domain", "warning")),
+        (
+            replace(
+                WELL, carrier=Carrier(WELL.carrier.holder, {"snaporch-run-due.service": "failed"})
+            ),
+            ("unit-failed", "warning"),
+        ),
+        (
+            replace(WELL, carrier=Carrier(None, {"snaporch.service": "failed"})),
+            ("unit-failed", "critical"),
+        ),
+        (replace(WELL, mounted=(MOUNT, MOUNT)), ("mounted", "warning")),
+        (filled(85), ("store-full", "warning")),
+        (filled(95), ("store-full", "critical")),
+    ],
+)
+def test_each_trouble(status, expected):
+    assert codes(status) == [expected]
+
+
+def test_limits_are_the_configured_ones():
+    assert codes(filled(60), store_warning=50, store_critical=70) == [("store-full", "warning")]
+
+
+def test_the_critical_comes_first():
+    status = replace(with_policy(missed=1), runs=(replace(RUN, held=False),))
+    troubles = judge(status, Limits())
+    assert [each.grade for each in troubles] == [Grade.CRITICAL, Grade.WARNING]
+    assert worst(troubles) is Grade.CRITICAL
+    assert worst(troubles[1:]) is Grade.WARNING
+    assert worst([]) is None
+
+
+def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
+    held = replace(RUN, guest_held=True)
+    assert judge(replace(WELL, runs=(held,)), Limits()) == []  # it is just at it
+    (trouble,) = judge(replace(WELL, runs=(replace(held, held=False),)), Limits())
+    assert (trouble.code, trouble.grade) == ("held", Grade.CRITICAL)
+    assert "while frozen, and the guest may still be paused or frozen" in trouble.text
+    assert trouble.text.endswith("run: snaporch recover u")
+
+
+def test_what_to_do_is_said():
+    (trouble,) = judge(replace(WELL, runs=(replace(RUN, held=False),)), Limits())
+    assert trouble.text == "a snapshot was cut short while frozen; run: snaporch recover u"
+    wanted = replace(NEXT, wanted=NOW - timedelta(hours=2))
+    (missed,) = judge(with_policy(missed=2, next=wanted), Limits())
+    assert missed.text.startswith("hourly: the snapshot of 2026-06-10 10:30 UTC was missed, and")
+
+
+def test_snapshots_that_are_mounted_are_counted():
+    (trouble,) = judge(replace(WELL, mounted=(MOUNT, MOUNT)), Limits())
+    assert (trouble.subject, trouble.text.split(",")[0]) == (
+        "the guest db",
+        "has 2 snapshots mounted",
+    )
+
+
+def test_every_code_is_documented():
+    page = (Path(__file__).parents[3] / "docs" / "status.md").read_text("utf-8")
+    source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
+    found = set(re.findall(r'Trouble\("([a-z-]+)"', source))
+    assert len(found) == 22
+    for code in found:
+        assert f"`{code}`" in page
+
+
+def test_what_the_timer_starts_is_nobody_who_carries_policies_out():
+    assert not Carrier(None, {"snaporch-run-due.service": "active"}).there

@@ -1,0 +1,252 @@
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from snaporch.clone.clone import Wish, clone
+from snaporch.model import DomainState, Verdict
+from snaporch.restore.source import NotWholeError, records_called, whole_source
+from snaporch.show import custody, describe
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PoolError
+
+
+def shown(world, text="web@s1"):
+    return describe(world.context, records_called(world.context, text)[-1])
+
+
+class Tools:
+    """``zfs`` and ``virsh`` of a host, which note what they are told to do."""
+
+    def __init__(self, directory, world):
+        self.directory, self.done = directory / "bin", directory / "done"
+        self.directory.mkdir()
+        self._write(
+            "zfs",
+            "case $1 in",
+            'get) case "$5" in',
+            *(f"'{s.full_name}') [ $4 = guid ] && echo {s.guid};;" for s in world.pool.snapshots()),
+            "esac ;;",
+            "list) ;;",
+            f'*) echo "zfs $*" >>{self.done} ;;',
+            "esac",
+            "exit 0",
+        )
+        self.answers("")
+
+    def _write(self, name, *lines):
+        program = self.directory / name
+        program.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+        program.chmod(0o755)
+
+    def answers(self, running, status=0):
+        """What ``virsh list --uuid`` says, or that libvirt does not answer."""
+        noted = f'echo "virsh $*" >>{self.done}'
+        listing = f"[ $1 != list ] || {{ echo {running}; exit {status}; }}"
+        self._write("virsh", listing, noted)
+
+    def paste(self, lines):
+        """Run the lines; what was done."""
+        environment = {"PATH": f"{self.directory}:/usr/bin:/bin"}
+        subprocess.run(["sh"], input="\n".join(lines), text=True, env=environment, check=False)
+        return self.done.read_text().splitlines() if self.done.exists() else []
+
+
+@pytest.fixture
+def tools(tmp_path_factory, world):
+    return lambda: Tools(tmp_path_factory.mktemp("tools"), world)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_the_way_back_by_hand(story, world, tools, running):
+    bundle, uuid = story.record.bundle, story.domain.uuid
+    host = tools()
+    host.answers(uuid if running else "")
+    assert host.paste(shown(world).by_hand) == [
+        *([f"virsh destroy {uuid}"] if running else []),
+        "zfs rollback flash/web@s1",
+        "zfs rollback tank/web@s1",
+        f"virsh define {bundle}/domain.xml",
+        f"virsh managedsave-remove {uuid}",
+        f"virsh restore {bundle}/ram.save --running",
+    ]
+
+
+def test_it_ends_with_the_first_command_that_fails(story, world, tools):
+    """RAM of then is not resumed on disks of now."""
+    host = tools()
+    zfs = host.directory / "zfs"
+    zfs.write_text(zfs.read_text().replace("exit 0", "[ $1 != rollback ]"))
+    assert host.paste(shown(world).by_hand) == ["zfs rollback flash/web@s1"]
+
+
+def test_it_touches_nothing_where_libvirt_does_not_answer(story, world, tools):
+    host = tools()
+    host.answers("", status=1)
+    assert host.paste(shown(world).by_hand) == []
+
+
+def test_it_touches_nothing_without_the_bundle(story, world, tools):
+    lines = shown(world).by_hand
+    (Path(story.record.bundle) / "ram.save").unlink()
+    assert tools().paste(lines) == []
+
+
+def test_it_touches_nothing_when_a_snapshot_is_another(story, world, tools):
+    lines = shown(world).by_hand
+    world.pool.destroy_snapshots(["tank/web@s1"])
+    world.pool.snapshot(["tank/web@s1"], {})
+    assert tools().paste(lines) == []
+
+
+def test_what_is_newer_is_named_before_it_is_destroyed(story, world):
+    story.snapshot("s2")
+    lines = shown(world).by_hand
+    index = lines.index("zfs rollback -r tank/web@s1")
+    assert lines[index - 1] == "echo destroying tank/web@s2"
+    (look,) = [line for line in lines if line.startswith("look tank/web@s1")]
+    assert look.endswith(" tank/web@s2")
+
+
+def test_a_paused_guest_is_resumed_paused(tell, world):
+    tell(state=DomainState.PAUSED)
+    assert shown(world).by_hand[-2].endswith(" --paused")
+
+
+@pytest.mark.parametrize(
+    ("state", "last"), [(DomainState.OFF, "managedsave-remove"), (None, "start")]
+)
+def test_without_ram_it_is_booted_or_stays_off(world, state, last):
+    world.add_guest("cold", state=state or DomainState.RUNNING)
+    level = "crash" if state is None else None
+    take_snapshot(world.context, world.hypervisor.domain("cold"), name="s1", wait=0, level=level)
+    assert shown(world, "cold@s1").by_hand[-2].split()[1] == last
+
+
+def test_uefi_variables_are_put_back_whose_they_were(world, tmp_path):
+    variables = tmp_path / "my VARS.fd"
+    variables.write_bytes(b"x")
+    variables.chmod(0o640)
+    world.add_guest("efi", nvram=str(variables))
+    record = take_snapshot(world.context, world.hypervisor.domain("efi"), name="s1", wait=0)
+    (line,) = [line for line in shown(world, "efi@s1").by_hand if line.startswith("install")]
+    owner = variables.stat()
+    assert line == (
+        f"install -o {owner.st_uid} -g {owner.st_gid} -m 640 {record.bundle}/nvram.fd '{variables}'"
+    )
+
+
+def test_another_libvirt_is_named(story, world):
+    config = world.context.config.model_copy(update={"libvirt_uri": "qemu:///session"})
+    world.context.config = config
+    lines = [line for line in shown(world).by_hand if "virsh" in line]
+    assert len(lines) == 5
+    assert all("virsh -c qemu:///session " in line for line in lines)
+
+
+@pytest.mark.parametrize("what", ["snapshot", "part", "bundle"])
+def test_there_is_no_way_by_hand_to_what_is_not_whole(story, world, what):
+    bundle = Path(story.record.bundle)
+    if what == "snapshot":
+        world.pool.destroy_snapshots(["tank/web@s1"])
+    elif what == "part":
+        (bundle / "ram.save").unlink()
+    else:
+        bundle.rename(bundle.with_name("elsewhere"))
+    description = shown(world)
+    assert description.by_hand == ()
+    if what == "snapshot":
+        (gone,) = [d for d in description.datasets if d.name == "tank/web@s1"]
+        assert (gone.used, gone.referenced) == (None, None)
+
+
+def test_clones_are_named(story, world):
+    world.pool.clone("tank/web@s1", "tank/copy")
+    assert shown(world).clones == ("tank/copy",)
+
+
+def test_the_document(story, world):
+    document = json.loads(json.dumps(shown(world).as_json()))
+    assert document["snapshot"] == "s1"
+    assert document["manifest"]["run"] == story.record.run
+    assert [d["name"] for d in document["snapshots"]] == ["flash/web@s1", "tank/web@s1"]
+    assert all(d["guid"].isdecimal() for d in document["snapshots"])
+    assert document["by_hand"] == list(shown(world).by_hand)
+
+
+def test_custody_tells_who_looked_at_it(story, world):
+    assert dict(custody(story.record, None))["verified"] == "never"
+    text = "2026-01-02T03:04:05Z passed resumed"
+    world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
+    description = shown(world)
+    assert Verdict.parse(text) == description.record.verified
+    told = dict(custody(description.record, description.manifest))
+    assert told["verified"] == "2026-01-02T03:04:05Z passed, resumed"
+    assert told["made by"] == "snaporch 0.0"
+
+
+def test_a_pool_that_fails_is_an_error(story, world):
+    def fail():
+        raise PoolError("zfs list", "I/O error")
+
+    world.hooks.at["pool.snapshots"] = fail
+    with pytest.raises(PoolError):
+        shown(world)
+
+
+# -- one instant, several names -----------------------------------------------------------------
+
+
+@pytest.fixture
+def hourly(story, world):
+    """A second name for the same instant, as sanoid gives them."""
+    known = {s.dataset: s for s in world.pool.snapshots() if s.name == "s1"}
+    for dataset, first in known.items():
+        marks = {f"snaporch:{key}": value for key, value in first.properties.items()}
+        world.pool.write(dataset, b"first")
+        world.pool.snapshot([f"{dataset}@hourly"], marks)
+    manifest = Path(story.record.bundle) / "manifest.json"
+    told = json.loads(manifest.read_text())
+    told["snapshots"] += [
+        {"dataset": s.dataset, "name": s.name, "guid": s.guid, "createtxg": s.createtxg}
+        for s in world.pool.snapshots()
+        if s.name == "hourly"
+    ]
+    manifest.write_text(json.dumps(told))
+    return story
+
+
+def test_each_dataset_is_rolled_back_once_to_the_latest_of_its_names(hourly, world):
+    for name in ("s1", "hourly"):
+        lines = shown(world, f"web@{name}").by_hand
+        assert [line for line in lines if "rollback" in line] == [
+            "zfs rollback flash/web@hourly",
+            "zfs rollback tank/web@hourly",
+        ]
+
+
+def test_each_name_is_shown_with_its_own_snapshots(hourly, world):
+    for name in ("s1", "hourly"):
+        names = [dataset.name for dataset in shown(world, f"web@{name}").datasets]
+        assert names == [f"flash/web@{name}", f"tank/web@{name}"]
+
+
+def test_another_name_of_the_same_instant_stands_in(hourly, world):
+    world.pool.destroy_snapshots(["flash/web@hourly"])
+    description = shown(world, "web@hourly")
+    assert [d.name for d in description.datasets] == ["flash/web@s1", "tank/web@hourly"]
+    source = whole_source(world.context, description.record)
+    made = clone(world.context, source, Wish("test", resumed=True))
+    origins = world.pool.origins(list(made.datasets.values()))
+    assert set(origins.values()) == {"flash/web@s1", "tank/web@hourly"}
+
+
+def test_without_any_of_a_dataset_it_is_not_whole(hourly, world):
+    for name in ("s1", "hourly"):
+        world.pool.destroy_snapshots([f"flash/web@{name}"])
+    description = shown(world, "web@hourly")
+    assert description.by_hand == ()
+    assert [d.guid is None for d in description.datasets] == [True, False]
+    with pytest.raises(NotWholeError, match="flash/web@hourly is gone"):
+        whole_source(world.context, description.record)

@@ -1,0 +1,600 @@
+import errno
+import fcntl
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from fakes import streams
+from fakes.domain_xml import DiskSpec
+from fakes.hooks import failing
+from fakes.hypervisor import Agent
+from fakes.images import qcow2
+
+from snaporch import default_paths
+from snaporch.bundle import store
+from snaporch.bundle.manifest import MANIFEST_NAME, BeneathEntry, read_manifest
+from snaporch.bundle.store import BundleStore
+from snaporch.catalog.records import all_records
+from snaporch.errors import (
+    BusyError,
+    InterruptedRunError,
+    RefusedError,
+    RunFailedError,
+    UnavailableError,
+)
+from snaporch.extract import disk_reader
+from snaporch.hypervisor import HypervisorError, LostLibvirtError
+from snaporch.model import BundleState, DatasetKind, DomainState, Level, Reached
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.source import records_called
+from snaporch.show import describe
+from snaporch.snapshot.run import take_snapshot
+from snaporch.snapshot.store_pages import into_pages
+from snaporch.verify import liveness
+from snaporch.verify.verify import Ordeal, check_ordeal, longest_ago, verify, verify_all
+from snaporch.zfs import PoolError
+
+
+def record(world, text="web@s1"):
+    return records_called(world.context, text)[-1]
+
+
+def check(world, text="web@s1", **ordeal):
+    return verify(world.context, record(world, text), Ordeal(**ordeal))
+
+
+def taken(world, name, level=None, **guest):
+    """Another guest with a snapshot ``s1``."""
+    world.add_guest(name, **guest)
+    domain = world.hypervisor.domain(name)
+    return take_snapshot(world.context, domain, name="s1", wait=0, level=level)
+
+
+def nothing_of_it(world):
+    clones = list(world.paths.clones.glob("*")) if world.paths.clones.exists() else []
+    datasets = [d.name for d in world.pool.datasets() if "verify" in d.name]
+    domains = [guest.name for guest in world.hypervisor.guests.values() if "verify" in guest.name]
+    return clones == datasets == domains == []
+
+
+@pytest.fixture(autouse=True)
+def original(story, monkeypatch):
+    monkeypatch.setattr(liveness, "_CPU_SECONDS", 0.05)
+    monkeypatch.setattr(liveness, "_AGENT_SECONDS", 0.05)
+    monkeypatch.setattr(liveness, "_POLL_SECONDS", 0.001)
+    return story
+
+
+@pytest.mark.parametrize("level", [None, "crash"])
+def test_the_original_keeps_the_state_of_its_tpm(world, tmp_path, level):
+    """libvirt deletes what the XML of a transient domain names, when it ends."""
+    (tmp_path / "state").write_bytes(b"then")
+    taken(world, "tpm", level, tpm=str(tmp_path / "state"))
+    outcome = check(world, "tpm@s1")
+    assert outcome.passed, outcome.failure
+    assert outcome.reached in (Reached.RESUMED, Reached.BOOTED)
+    assert (tmp_path / "state").read_bytes() == b"then"
+    assert list((world.root / "swtpm").iterdir()) == []
+
+
+# -- passing ------------------------------------------------------------------------------------
+
+
+def test_a_whole_snapshot_passes_and_nothing_stays(original, world):
+    outcome = check(world)
+    assert (outcome.passed, outcome.reached, outcome.failure) == (True, Reached.RESUMED, None)
+    assert nothing_of_it(world)
+    assert world.guest("web").state is DomainState.RUNNING
+    assert original.content() == {b"now"}
+
+
+def test_the_clone_was_resumed_from_its_ram_without_a_network(original, world):
+    seen = []
+    world.hypervisor.restored = lambda guest: seen.append((guest.name, guest.ram, guest.inactive))
+    check(world)
+    ((name, ram, inactive),) = seen
+    assert name.startswith("web-verify-")
+    assert (ram, inactive) == (original.ram, None)
+
+
+def test_the_verdict_is_on_every_snapshot_and_in_the_list(world):
+    outcome = check(world)
+    texts = {s.properties["verified"] for s in world.pool.snapshots() if s.name == "s1"}
+    assert texts == {outcome.verdict.as_text()}
+    assert record(world).verified.reached is Reached.RESUMED
+
+
+def test_a_snapshot_that_carries_another_guests_marks_gets_no_verdict(original, world):
+    """Of a dataset that two share: its `verified` is the other's."""
+    world.pool.set_properties(
+        ["flash/web@s1"], {"snaporch:run": "another", "snaporch:verified": "x"}
+    )
+    assert verify(world.context, original.record, Ordeal()).passed
+    found = {each.dataset: each.properties.get("verified", "") for each in world.pool.snapshots()}
+    assert "passed resumed" in found["tank/web"]
+    assert found["flash/web"] == "x"
+
+
+def test_a_guest_that_was_paused_has_to_run(world):
+    taken(world, "still", state=DomainState.PAUSED)
+    assert check(world, "still@s1").reached is Reached.RESUMED
+
+
+@pytest.mark.parametrize("level", ["crash", "paused"])
+def test_without_ram_a_clone_is_booted(world, level):
+    taken(world, "cold", level=level)
+    outcome = check(world, "cold@s1")
+    assert (outcome.passed, outcome.reached) == (True, Reached.BOOTED)
+    assert nothing_of_it(world)
+
+
+def test_a_guest_that_was_off_is_booted(world):
+    taken(world, "off", state=DomainState.OFF)
+    assert check(world, "off@s1").reached is Reached.BOOTED
+
+
+def test_checksums_alone_run_nothing(world):
+    outcome = check(world, run=False)
+    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert "hypervisor.restore" not in world.hooks.acts()
+    assert "pool.clone" not in world.hooks.acts()
+
+
+@pytest.fixture
+def shown(world):
+    """The files of ``s1`` as the mounted datasets show them; each image with this content."""
+
+    def show(content):
+        for dataset, name in (("tank/web", "web-vda.img"), ("flash/web", "web-vdb.img")):
+            folder = world.root / "zfs" / dataset / ".zfs" / "snapshot" / "s1"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+
+    return show
+
+
+@pytest.mark.parametrize("run", [True, False])
+def test_all_data_of_the_disks_is_read_if_asked_for(world, shown, run):
+    shown(b"x" * (3 << 20))
+    outcome = check(world, run=run, disks=True)
+    assert (outcome.passed, outcome.disks) == (True, True)
+    assert "all data of 2 disks and backing files was read (6144 KiB)" in outcome.proof
+    assert record(world).verified.disks
+    assert not check(world, run=run).disks
+    assert not record(world).verified.disks
+
+
+def test_a_volume_is_read_from_a_clone_that_goes_again(world):
+    world.pool.create("tank/vol", DatasetKind.VOLUME)
+    world.pool.write("tank/vol", b"x" * 4096)
+    taken(world, "vol", disks={"vda": "tank/vol"})
+    outcome = check(world, "vol@s1", run=False, disks=True)
+    assert "all data of 1 disks and backing files was read (4 KiB)" in outcome.proof
+    assert nothing_of_it(world)
+
+
+def test_a_damaged_disk_fails(world, shown, monkeypatch):
+    shown(b"x")
+
+    def damaged(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    assert check(world, run=False).passed
+    monkeypatch.setattr(disk_reader.os, "pread", damaged)
+    outcome = check(world, disks=True)
+    assert (outcome.passed, outcome.disks, outcome.reached) == (False, False, Reached.CHECKED)
+    assert "cannot be read (Input/output error)" in outcome.failure.line()
+    assert not record(world).verified.passed
+    assert (record(world).level, record(world).state) == (Level.RAM, BundleState.COMPLETE)
+    assert "pool.clone" not in world.hooks.acts()
+
+
+def test_an_image_that_is_not_in_the_snapshot_fails(world):
+    assert "the image is not in the snapshot" in check(world, disks=True).failure.line()
+
+
+def test_what_hinders_reading_is_no_verdict(world, shown, monkeypatch):
+    shown(b"x")
+
+    def hindered(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(disk_reader.os, "pread", hindered)
+    with pytest.raises(RunFailedError, match="Cannot allocate memory"):
+        check(world, disks=True)
+    assert record(world).verified is None
+
+
+def test_reading_obeys_a_signal(world, shown):
+    shown(b"x")
+
+    def signal(*_):
+        world.context.interrupt.signum = 2
+
+    world.heard.step = lambda _subject, text: signal() if text.startswith("reading") else None
+    with pytest.raises(InterruptedRunError):
+        check(world, disks=True)
+    assert record(world).verified is None
+
+
+@pytest.mark.parametrize("level", ["ram", "paused", "crash"])
+def test_with_a_disk_that_is_not_in_the_snapshot_it_stays_on_paper(world, level):
+    """A boot without a disk it had proves nothing, and may fail for just that."""
+    (world.root / "z.img").touch()
+    taken(world, "more", level, more=(DiskSpec("vdz", str(world.root / "z.img")),))
+    outcome = check(world, "more@s1")
+    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert any("vdz is not in the snapshot" in line for line in outcome.proof)
+    assert "pool.clone" not in world.hooks.acts()
+
+
+def test_the_agent_of_a_guest_that_had_one_has_to_answer(world):
+    taken(world, "talks", agent=Agent.ANSWERS)
+    silent = check(world, "talks@s1")
+    assert not silent.passed
+    assert "agent does not answer" in silent.failure.line()
+
+    def wake(guest):
+        guest.agent = Agent.ANSWERS
+
+    world.hypervisor.restored = wake
+    assert "the guest's agent answers" in check(world, "talks@s1").proof
+
+
+def test_a_picture_is_kept(world, tmp_path):
+    def show(guest):
+        guest.screen = b"picture"
+
+    world.hypervisor.restored = show
+    outcome = check(world, screenshots=tmp_path)
+    assert Path(outcome.screenshot) == tmp_path / "web@s1.png"
+    assert Path(outcome.screenshot).read_bytes() == b"picture"
+
+
+def test_a_guest_without_a_screen_passes_all_the_same(world, tmp_path):
+    outcome = check(world, screenshots=tmp_path)
+    assert (outcome.passed, outcome.screenshot) == (True, None)
+
+
+# -- failing ------------------------------------------------------------------------------------
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def break_bundle(original, how):
+    bundle = Path(original.record.bundle)
+    if how == "flipped":
+        flip(bundle / "ram.save")
+    elif how == "short":
+        (bundle / "ram.save").write_bytes(b"LibvirtQemudSave")
+    elif how == "gone":
+        (bundle / "domain.xml").unlink()
+    elif how == "manifest":
+        (bundle / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize("how", ["flipped", "short", "gone", "manifest"])
+def test_a_broken_bundle_fails(original, world, how):
+    break_bundle(original, how)
+    outcome = check(world)
+    assert (outcome.passed, outcome.reached) == (False, Reached.NOTHING)
+    assert outcome.failure
+    assert "pool.clone" not in world.hooks.acts()
+    assert not record(world).verified.passed
+
+
+@pytest.mark.parametrize("how", ["gone", "other"])
+def test_a_missing_or_wrong_zfs_snapshot_fails(world, how):
+    if how == "gone":
+        world.pool.destroy_snapshots(["flash/web@s1"])
+    else:
+        world.pool.remake("flash/web@s1")
+    outcome = check(world)
+    assert not outcome.passed
+    assert "flash/web@s1" in outcome.failure.line()
+
+
+def test_a_failed_verdict_follows_a_passed_one(original, world):
+    assert check(world).passed
+    break_bundle(original, "flipped")
+    check(world)
+    assert not record(world).verified.passed
+
+
+def test_what_was_found_damaged_is_not_shown_as_ram_until_it_passes(original, world):
+    kept = (Path(original.record.bundle) / "ram.save").read_bytes()
+    break_bundle(original, "flipped")
+    assert (record(world).level, record(world).state) == (Level.RAM, BundleState.COMPLETE)
+    check(world)
+    assert (record(world).level, record(world).state) == (Level.CRASH, BundleState.DAMAGED)
+    assert describe(world.context, record(world)).by_hand == ()
+    (Path(original.record.bundle) / "ram.save").write_bytes(kept)
+    assert check(world, run=False).passed
+    assert (record(world).level, record(world).state) == (Level.RAM, BundleState.COMPLETE)
+
+
+def test_what_could_not_be_resumed_has_no_way_by_hand_that_resumes_it(original, world):
+    assert describe(world.context, record(world)).by_hand
+    world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
+    assert check(world).reached is Reached.CHECKED
+    assert record(world).state is BundleState.COMPLETE
+    assert describe(world.context, record(world)).by_hand == ()
+
+
+def test_what_libvirt_cannot_resume_fails(world):
+    world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
+    outcome = check(world)
+    assert (outcome.passed, outcome.reached) == (False, Reached.CHECKED)
+    assert "could not be resumed (load of migration)" in outcome.failure.line()
+    assert nothing_of_it(world)
+
+
+def test_cpus_that_do_nothing_fail(world):
+    def hang(guest):
+        guest.hangs = True
+
+    world.hypervisor.restored = hang
+    outcome = check(world)
+    assert "CPUs did nothing" in outcome.failure.line()
+    assert outcome.reached is Reached.CHECKED
+    assert nothing_of_it(world)
+
+
+def test_a_guest_that_crashes_fails(world):
+    def crash():
+        for guest in world.hypervisor.guests.values():
+            if "verify" in guest.name:
+                guest.state = DomainState.CRASHED
+
+    world.hooks.at["hypervisor.vitals"] = crash
+    assert "does not run but is crashed" in check(world).failure.line()
+    assert nothing_of_it(world)
+
+
+def test_an_emulator_that_ends_fails(world):
+    def vanish():
+        for uuid, guest in list(world.hypervisor.guests.items()):
+            if "verify" in guest.name:
+                del world.hypervisor.guests[uuid]
+
+    world.hooks.at["hypervisor.vitals"] = vanish
+    assert "its emulator ended" in check(world).failure.line()
+    assert nothing_of_it(world)
+
+
+def test_an_emulator_that_ends_before_it_was_let_run_fails(world):
+    def vanish():
+        for uuid, guest in list(world.hypervisor.guests.items()):
+            if "verify" in guest.name:
+                del world.hypervisor.guests[uuid]
+
+    world.hooks.at["hypervisor.resume"] = vanish
+    assert "could not be resumed" in check(world).failure.line()
+    assert nothing_of_it(world)
+
+
+# -- what would be shared ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["hypervisor.restore", "hypervisor.resume"])
+def test_a_clone_that_has_a_disk_of_the_original_open_does_not_run(original, world, place):
+    """Whatever led it there, and whether QEMU opens it before or after it was let run."""
+    disk = original.domain.disks[0].source
+
+    def open_it():
+        for guest in world.hypervisor.guests.values():
+            if "verify" in guest.name:
+                guest.opened = [disk]
+
+    world.hypervisor.restored = lambda _guest: open_it() if place.endswith("restore") else None
+    world.hooks.at[place] = open_it
+    outcome = check(world)
+    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert [text for text in outcome.proof if disk in text and text.startswith("not run: ")]
+    assert nothing_of_it(world)
+    assert ("hypervisor.vitals" in world.hooks.acts()) is False
+    assert ("hypervisor.resume" in world.hooks.acts()) is (place == "hypervisor.resume")
+
+
+def test_an_emulator_that_cannot_be_looked_at_proves_nothing(world, monkeypatch):
+    def hidden(uuid):
+        raise UnavailableError(uuid, "its emulator cannot be found")
+
+    monkeypatch.setattr(world.hypervisor, "open_files", hidden)
+    with pytest.raises(UnavailableError):
+        check(world)
+    assert record(world).verified is None
+    assert nothing_of_it(world)
+
+
+# -- the user's script ---------------------------------------------------------------------------
+
+
+def script(tmp_path, text):
+    path = tmp_path / "check"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_script_is_told_all_it_needs(world, tmp_path):
+    wanted = "$SNAPORCH_DOMAIN $SNAPORCH_SNAPSHOT $SNAPORCH_LEVEL $SNAPORCH_RESUMED"
+    path = script(
+        tmp_path, f'echo "{wanted} $SNAPORCH_CLONE $SNAPORCH_CLONE_UUID" > {tmp_path}/out'
+    )
+    outcome = check(world, script=path)
+    words = (tmp_path / "out").read_text().split()
+    assert outcome.passed
+    assert words[:4] == ["web", "s1", "ram", "1"]
+    assert words[4].startswith("web-verify-")
+    assert len(words[5]) == 36
+
+
+def test_a_script_that_says_no_fails_the_snapshot(world, tmp_path):
+    outcome = check(world, script=script(tmp_path, "exit 3"))
+    assert (outcome.passed, outcome.reached) == (False, Reached.RESUMED)
+    assert "ended with 3" in outcome.failure.line()
+    assert nothing_of_it(world)
+
+
+def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
+    path = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; wait")
+    outcome = check(world, script=path, script_seconds=1)
+    assert "did not end within 1 s" in outcome.failure.line()
+    child = int((tmp_path / "child").read_text())
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("what", ["absent", "plain", "pictures"])
+def test_what_is_missing_is_said_first(tmp_path, what):
+    (tmp_path / "plain").write_text("")
+    ordeals = {
+        "absent": Ordeal(script=tmp_path / "absent"),
+        "plain": Ordeal(script=tmp_path / "plain"),
+        "pictures": Ordeal(screenshots=tmp_path / "absent"),
+    }
+    with pytest.raises(RefusedError):
+        check_ordeal(ordeals[what])
+
+
+# -- what is not the snapshot's fault ------------------------------------------------------------
+
+
+def test_without_memory_there_is_no_verdict(world):
+    world.memory = 0
+    with pytest.raises(RefusedError, match="of memory"):
+        check(world)
+    assert record(world).verified is None
+
+
+def test_a_pool_that_fails_is_no_verdict(world):
+    world.hooks.at["pool.clone"] = failing(PoolError("zfs", "no space"))
+    with pytest.raises(PoolError):
+        check(world)
+    assert record(world).verified is None
+    assert nothing_of_it(world)
+
+
+@pytest.mark.parametrize("place", [f"hypervisor.{act}" for act in ("restore", "resume", "vitals")])
+def test_a_libvirt_that_went_away_is_no_verdict(world, place):
+    world.hooks.at[place] = failing(LostLibvirtError("ram", "end of file"))
+    with pytest.raises(UnavailableError, match="end of file"):
+        check(world)
+    assert record(world).verified is None
+    assert nothing_of_it(world)
+
+
+def test_a_signal_is_no_verdict(world):
+    def signal():
+        world.context.interrupt.signum = 2
+
+    world.hooks.at["hypervisor.restore"] = signal
+    with pytest.raises(InterruptedRunError):
+        check(world)
+    assert record(world).verified is None
+    assert nothing_of_it(world)
+
+
+def test_one_that_cannot_be_found_out_does_not_stop_the_others(original, world):
+    original.snapshot("s2")
+    records = [record(world), record(world, "web@s2")]
+    world.hooks.at["pool.clone"] = failing_first(PoolError("zfs", "no"))
+    first, second = verify_all(world.context, records, Ordeal())
+    assert isinstance(first, PoolError)
+    assert second.passed
+
+
+def failing_first(error):
+    left = [error]
+
+    def fail():
+        if left:
+            raise left.pop()
+
+    return fail
+
+
+# -- choosing -----------------------------------------------------------------------------------
+
+
+def test_those_verified_longest_ago_come_first(original, world):
+    for name in ("s2", "s3"):
+        original.snapshot(name)
+    check(world, "web@s1")
+    check(world, "web@s2")
+    old = record(world, "web@s2").verified
+    text = type(old)(old.at - timedelta(days=1), old.passed, old.reached).as_text()
+    world.pool.set_properties(["tank/web@s2", "flash/web@s2"], {"snaporch:verified": text})
+    records = all_records(world.context.store, world.pool.snapshots())
+    assert [r.snapshot for r in longest_ago(records, None)] == ["s3", "s2", "s1"]
+    assert [r.snapshot for r in longest_ago(records, 2)] == ["s3", "s2"]
+
+
+# -- what is not found out ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["sums", "header"])
+def test_no_verdict_while_its_ram_is_put_into_pages(world, monkeypatch, moment):
+    """Whenever that comes: a whole snapshot would be called damaged."""
+    world.guest().ram = streams.guest_stream()
+    moves = [take_snapshot(world.context, world.hypervisor.domain("web"), name="s2", wait=0)]
+    world.with_pages()
+    read, damage = store.sha256_of, BundleStore.damage
+
+    def move():
+        while moves:
+            into_pages(world.context, moves.pop())
+
+    if moment == "sums":
+        monkeypatch.setattr(store, "sha256_of", lambda path: (move(), read(path))[1])
+    else:
+        monkeypatch.setattr(BundleStore, "damage", lambda own, ref: (damage(own, ref), move())[0])
+    with pytest.raises((BusyError, UnavailableError), match="verify it again"):
+        check(world, "web@s2")
+    assert not moves
+    assert record(world, "web@s2").verified is None
+    assert check(world, "web@s2").passed
+
+
+def test_no_verdict_of_what_is_damaged_while_somebody_works_on_the_guest(original, world):
+    (Path(original.record.bundle) / "ram.save").unlink()
+    lock = default_paths.LOCKS / f"{original.record.uuid}.lock"
+    lock.write_text(json.dumps({"doing": "snapshot", "pid": os.getppid(), "since": "now"}))
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BusyError, match="verify it again"):
+            check(world)
+    assert not check(world).passed
+
+
+def test_no_verdict_where_a_backing_file_cannot_be_looked_at(original, world):
+    path = Path(original.record.bundle) / MANIFEST_NAME
+    manifest = read_manifest(path.parent)
+    far = BeneathEntry(path="/far/away/base.qcow2", inode=5, bytes=1000, mtime_ns=5)
+    first, *others = manifest.disks
+    disks = (first.model_copy(update={"beneath": (far,)}), *others)
+    path.write_text(manifest.model_copy(update={"disks": disks}).model_dump_json())
+    with pytest.raises(UnavailableError, match=r"base\.qcow2.*cannot be looked at"):
+        check(world)
+    assert record(world).verified is None
+
+
+def test_a_backing_file_that_was_changed_fails_and_leaves_the_bundle_its_ram(world):
+    """`damaged` would take away the RAM by no option of a restore, for a file that is no part."""
+    base, top = world.image("flash/golden", "base.img"), world.image("tank/over", "top.img")
+    top.write_bytes(qcow2(str(base), "raw"))
+    taken(world, "over", disks={}, more=(DiskSpec("vda", str(top), format="qcow2"),))
+    base.write_bytes(b"committed by somebody")
+    outcome = check(world, "over@s1")
+    assert (outcome.passed, outcome.reached) == (False, Reached.CHECKED)
+    assert f"{base}, which lies beneath vda" in outcome.failure.line()
+    found = record(world, "over@s1")
+    assert (found.level, found.state) == (Level.RAM, BundleState.COMPLETE)
+    assert make_restore_plan(world.context, "over", "s1", apart=True).ram is not None

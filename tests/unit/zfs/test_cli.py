@@ -1,0 +1,404 @@
+import subprocess
+from datetime import UTC, datetime
+
+import pytest
+from fakes import zfs_get
+
+from snaporch.errors import UnavailableError
+from snaporch.model import Dataset, DatasetKind
+from snaporch.zfs import cli
+from snaporch.zfs.cli import ZfsCommand, _chunks
+from snaporch.zfs.interface import PoolError
+from snaporch.zfs.property_listing import Listing
+
+
+@pytest.fixture
+def zfs(monkeypatch):
+    """A ``zfs`` that answers by its first words, else from a table; unasked ones fail the test."""
+    answers, asked, table = {}, [], {}
+
+    def run(words, **_options):
+        asked.append(words[1:])
+        for start, answer in answers.items():
+            if " ".join(words[1:]).startswith(start):
+                code, text = answer if isinstance(answer, tuple) else (0, answer)
+                out, err = (text, "") if code == 0 else ("", text)
+                return subprocess.CompletedProcess(words, code, out.encode(), err.encode())
+        text = zfs_get.answer(words[1:], table)
+        return subprocess.CompletedProcess(words, 0, text.encode("utf-8", "surrogateescape"), b"")
+
+    monkeypatch.setattr(cli.subprocess, "run", run)
+    pool = ZfsCommand("zfs")
+    return pool, answers, asked, table
+
+
+def line(*values):
+    return "\t".join(map(str, values))
+
+
+def born(guid=1, txg=2, creation=3, **marks):
+    """A snapshot's properties, as ``zfs`` has them."""
+    own = {f"snaporch:{key.replace('_', '-')}": value for key, value in marks.items()}
+    return {"guid": str(guid), "createtxg": str(txg), "creation": str(creation)} | own
+
+
+def test_a_snapshot_with_all_properties(zfs):
+    pool, _, _, table = zfs
+    marks = {
+        "run": "run-1",
+        "level": "ram",
+        "bundle": "u/r",
+        "uuid": "u",
+        "verified": "when",
+        "retention": "hourly",
+        "group": "pair/r",
+        "ram": "u/r",
+        "ram-pools": "tank",
+        "replicated": "nas,usb",
+        "torn": "yes",
+        "domain": "Bär x",
+        "unchanged": "2026-01-02T03:04:05Z",
+    }
+    assert sorted(marks) == sorted(cli.PROPERTIES)
+    table["tank/vm one@s 1"] = born(2**64 - 1, 77, 1748779200, **marks)
+    (found,) = pool.snapshots()
+    assert (found.dataset, found.name, found.full_name) == ("tank/vm one", "s 1", "tank/vm one@s 1")
+    assert (found.guid, found.createtxg) == (2**64 - 1, 77)
+    assert found.created == datetime(2025, 6, 1, 12, tzinfo=UTC)
+    assert found.properties == marks
+
+
+def test_properties_that_are_not_set_are_absent(zfs):
+    pool, _, _, table = zfs
+    table["tank@s"] = born()
+    assert pool.snapshots()[0].properties == {}
+
+
+HOSTILE = (
+    "two\nlines",
+    "tab\there",
+    "\n",
+    "\t\t\t\n\n",
+    "carriage\rreturn \x0b\x0c\x1c\x85\u2028 \udcff",
+    "-\nt/a@victim\t7\t8\t9\tforged",
+    "x\nt/a@victim\tsnaporch:verified\tlocal\tpassed\nt/a@phantom\tguid\t-\t1",
+    "x\nt/a@mine\tsnaporch:0123456789abcdef0123456789abcdef\t-\t-",
+    "x\t-\t-\n" * 40,
+)
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("key", ["run", "verified", "domain", "policy"])
+def test_a_received_value_neither_drops_nor_makes_up_another(zfs, key, value):
+    pool, _, _, table = zfs
+    table["t/a"] = {"snaporch:policy": value}
+    table["t/a@mine"] = born(7, 8) | {f"snaporch:{key}": (value, "received")}
+    table["t/a@victim"] = born(8, 9, run="r", verified="never")
+    expected = {"t/a@mine": {key: value}, "t/a@victim": {"run": "r", "verified": "never"}}
+    if key == "policy":
+        expected["t/a@mine"] = {}
+    survey = pool.survey()
+    for snapshots in (pool.snapshots(), pool.snapshots(["t/a"]), survey.snapshots):
+        assert {each.full_name: each.properties for each in snapshots} == expected
+        assert [each.guid for each in snapshots] == [7, 8]
+    assert survey.policies == {"t/a": value}
+    assert pool.local_properties(["snaporch:policy", "x:y"]) == {"t/a": {"snaporch:policy": value}}
+    own = {name: {f"snaporch:{k}": v for k, v in each.items()} for name, each in expected.items()}
+    if key == "policy":
+        own["t/a@mine"] = {"snaporch:policy": value}
+    assert pool.user_properties(["t/a@mine", "t/a@victim"]) == own
+
+
+def test_an_answer_to_another_question_is_an_error():
+    listing = Listing(("guid",), ("a:b",))
+    mark = listing.properties.split(",")[1]
+    right = f"t@s\tguid\t-\t1\nt@s\t{mark}\t-\t-\nt@s\ta:b\tlocal\tx\ny\nt@s\t{mark}\t-\t-\n"
+    assert list(listing.read(right)) == [("t@s", {"guid": "1", "a:b": "x\ny"})]
+    for wrong in (
+        right[:-4],
+        right + "t@s\tguid\t-\t1\n",
+        right.replace("guid", "createtxg"),
+        right.replace("a:b", "a:c"),
+        right.replace(f"t@s\t{mark}", f"t@r\t{mark}", 1),
+        "t@s\tguid\t-\t1\n" + right,
+    ):
+        with pytest.raises(PoolError, match="zfs get: answers what it was not asked"):
+            list(listing.read(wrong))
+
+
+def test_nobody_can_know_what_is_asked_for_between():
+    assert Listing((), ("a:b",)).properties != Listing((), ("a:b",)).properties
+
+
+def test_datasets_with_their_kinds(zfs):
+    pool, answers, _, _ = zfs
+    answers["list"] = "tank\tfilesystem\ntank/vm one\tfilesystem\ntank/vol\tvolume\n"
+    assert pool.datasets() == [
+        Dataset("tank", DatasetKind.FILESYSTEM),
+        Dataset("tank/vm one", DatasetKind.FILESYSTEM),
+        Dataset("tank/vol", DatasetKind.VOLUME),
+    ]
+
+
+def test_a_survey_is_one_command(zfs):
+    pool, _, asked, table = zfs
+    table |= {
+        "tank/a": born() | {"snaporch:policy": "hourly"},
+        "tank/a@free": born(1, 5, run="r", retention="hourly", domain="web") | {"userrefs": "0"},
+        "tank/a@held": born(2, 6) | {"userrefs": "2", "clones": ""},
+        "tank/b": born(),
+        "tank/b@cloned": born(3, 4) | {"userrefs": "0", "clones": "tank/x,tank/y"},
+    }
+    table["tank/a@free"]["snaporch:policy"] = ("hourly", "inherited from tank/a")
+    found = pool.survey()
+    assert [s.full_name for s in found.snapshots] == ["tank/b@cloned", "tank/a@free", "tank/a@held"]
+    assert found.snapshots[1].properties == {"run": "r", "retention": "hourly", "domain": "web"}
+    assert found.pinned == {"tank/a@held": "held", "tank/b@cloned": "cloned as tank/x,tank/y"}
+    assert found.policies == {"tank/a": "hourly"}
+    assert len(asked) == 1
+
+
+def test_a_pool_without_datasets_lists_none(zfs):
+    pool, answers, _, _ = zfs
+    answers["list"] = ""
+    assert pool.datasets() == []
+    assert pool.snapshots() == []
+
+
+def test_a_failed_listing_is_an_error_and_no_empty_list(zfs):
+    pool, answers, _, _ = zfs
+    answers["get"] = (1, "cannot open 'tank': I/O error\n")
+    with pytest.raises(PoolError, match="zfs get: cannot open 'tank': I/O error"):
+        pool.snapshots()
+
+
+def test_a_failure_without_words_tells_its_status(zfs):
+    pool, answers, _, _ = zfs
+    answers["rollback"] = (2, "")
+    with pytest.raises(PoolError, match="zfs rollback: exit status 2"):
+        pool.rollback("tank@a")
+
+
+def test_snapshots_of_datasets_that_exist_take_one_command(zfs):
+    pool, _, asked, table = zfs
+    table["tank/a@s"] = born()
+    assert [s.full_name for s in pool.snapshots(["tank/a"])] == ["tank/a@s"]
+    assert [words[2:6] for words in asked] == [["-t", "snapshot", "-d", "1"]]
+
+
+def test_snapshots_of_no_datasets_take_none(zfs):
+    pool, _, asked, _ = zfs
+    assert pool.snapshots([]) == []
+    assert asked == []
+
+
+class Absent(ZfsCommand):
+    """It knows tank/a only, and fails when asked for anything else."""
+
+    def _run(self, *arguments):
+        if "gone" in arguments:
+            raise PoolError("zfs get", "no such dataset")
+        if arguments[0] == "list":
+            return "tank/a\tfilesystem\n"
+        return zfs_get.answer(arguments, {"tank/a@s": born()})
+
+
+@pytest.fixture
+def absent():
+    return Absent("zfs")
+
+
+def test_snapshots_of_absent_datasets_are_none(absent):
+    assert absent.snapshots(["gone"]) == []
+
+
+def test_absent_datasets_do_not_hide_the_others(absent):
+    assert [s.full_name for s in absent.snapshots(["gone", "tank/a"])] == ["tank/a@s"]
+
+
+def test_a_failure_that_is_not_about_absence_is_no_empty_list(zfs):
+    pool, answers, _, _ = zfs
+    answers["list -Hp -t filesystem"] = "tank/a\tfilesystem\n"
+    answers["get -Hp -t snapshot"] = (1, "I/O error")
+    with pytest.raises(PoolError, match="I/O error"):
+        pool.snapshots(["tank/a"])
+
+
+def test_newer_are_snapshots_and_bookmarks_born_later(zfs):
+    pool, answers, _, _ = zfs
+    answers["list"] = "t/a@old\t5\nt/a@s\t6\nt/a@new one\t7\nt/a#mark\t8\nt/a#before\t5\n"
+    assert pool.newer("t/a@s") == ["t/a@new one", "t/a#mark"]
+
+
+def test_newer_than_an_absent_snapshot_is_an_error(zfs):
+    pool, answers, _, _ = zfs
+    answers["list"] = "t/a@old\t5\n"
+    with pytest.raises(PoolError, match="t/a@s: no such snapshot"):
+        pool.newer("t/a@s")
+
+
+def test_holds_are_their_tags(zfs):
+    pool, answers, _, _ = zfs
+    answers["holds"] = "t@s\tkeep\tSun Jun  1 12:00 2025\nt@s\ttwo words\tSun Jun  1 12:00 2025\n"
+    assert pool.holds("t@s") == ["keep", "two words"]
+
+
+def test_clones_are_listed_for_snapshots_that_have_any(zfs):
+    pool, answers, _, _ = zfs
+    answers["get"] = "t@a\tt/x,t/y z\nt@b\t\nt@c\t-\n"
+    assert pool.clones(["t@a", "t@b", "t@c"]) == {"t@a": ["t/x", "t/y z"]}
+
+
+def test_no_snapshots_no_question(zfs):
+    pool, _, asked, _ = zfs
+    assert pool.clones([]) == {}
+    assert asked == []
+
+
+def test_the_size_of_an_increment_is_the_total(zfs):
+    pool, answers, _, _ = zfs
+    answers["get"] = "off\n"
+    answers["send -nP"] = "incremental\ta\tt@b\t1000\nincremental\tb\tt@c\t24\nsize\t1024\n"
+    assert pool.increment_size("t@a", "t@c") == 1024
+
+
+@pytest.mark.parametrize(("encryption", "flags"), [("off", "-L -c -e"), ("aes-256-gcm", "-w")])
+def test_encrypted_datasets_are_sent_raw(zfs, encryption, flags):
+    pool, answers, asked, _ = zfs
+    answers["get"] = f"{encryption}\n"
+    answers["send -nP"] = "size\t1\n"
+    pool.increment_size("t@a", "t@b")
+    assert " ".join(asked[-1]) == f"send -nP {flags} -I t@a t@b"
+
+
+def test_what_was_written_since_a_snapshot_that_is_gone_is_an_error_and_no_number(zfs):
+    """``zfs get`` says ``-`` of it, and that all is well."""
+    pool, answers, _, _ = zfs
+    answers["get -Hp -o value written@a tank/web"] = "512\n"
+    answers["get -Hp -o value written@gone tank/web"] = "-\n"
+    assert pool.written_since("tank/web@a") == 512
+    with pytest.raises(PoolError, match="written@gone: tank/web does not say"):
+        pool.written_since("tank/web@gone")
+
+
+def test_held_or_cloned_snapshots_stop_the_destruction_of_all(zfs):
+    pool, answers, asked, table = zfs
+    answers["list -Hp -t filesystem"] = "t\tfilesystem\n"
+    table |= {f"t@{name}": born() for name in "ab"}
+    answers["holds -H t@a"] = ""
+    answers["holds -H t@b"] = "t@b\tkeep\tnow\n"
+    answers["get -Hp -o name,value clones"] = "t@a\t\nt@b\t\n"
+    with pytest.raises(PoolError, match="t@b: held or cloned"):
+        pool.destroy_snapshots(["t@a", "t@b"])
+    assert not [words for words in asked if words[0] == "destroy"]
+
+
+def test_long_lists_are_cut_below_the_kernels_limit():
+    names = [f"tank/{'x' * 200}@{number}" for number in range(5000)]
+    chunks = _chunks(names)
+    assert [name for chunk in chunks for name in chunk] == names
+    assert len(chunks) > 1
+    assert all(sum(len(name) + 1 for name in chunk) <= 101_000 for chunk in chunks)
+
+
+def test_no_names_no_chunks():
+    assert _chunks([]) == []
+
+
+@pytest.mark.parametrize(
+    ("which", "device", "permitted", "message"),
+    [
+        (None, True, True, "apt install zfsutils-linux"),
+        ("/sbin/zfs", False, True, "modprobe zfs"),
+        ("/sbin/zfs", True, False, "run snaporch as root"),
+    ],
+)
+def test_a_host_without_zfs_is_told_what_is_missing(monkeypatch, which, device, permitted, message):
+    monkeypatch.setattr(cli.shutil, "which", lambda *_args, **_options: which)
+    monkeypatch.setattr(cli.os.path, "exists", lambda _path: device)
+    monkeypatch.setattr(cli.os, "access", lambda *_args: permitted)
+    with pytest.raises(UnavailableError, match=message):
+        ZfsCommand.open()
+
+
+def test_a_command_that_cannot_be_run_is_an_error(tmp_path):
+    with pytest.raises(PoolError, match="cannot be run: Permission denied"):
+        ZfsCommand(str(tmp_path)).datasets()
+
+
+def test_words_of_zfs_are_always_english(tmp_path, monkeypatch):
+    script = tmp_path / "zfs"
+    script.write_text('#!/bin/sh\nprintf "%s\\tfilesystem\\n" "$LC_ALL"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert ZfsCommand(str(script)).datasets() == [Dataset("C", DatasetKind.FILESYSTEM)]
+
+
+def test_an_increment_goes_to_a_private_file(tmp_path):
+    script = tmp_path / "zfs"
+    script.write_text("#!/bin/sh\ncase $1 in get) echo off;; send) printf stream;; esac\n")
+    script.chmod(0o755)
+    path = tmp_path / "000.zfs"
+    assert ZfsCommand(str(script)).send_increment("t@a", "t@b", path) == 6
+    assert path.read_bytes() == b"stream"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_increment_is_on_stable_storage(tmp_path, to_disk):
+    """What it holds is destroyed next."""
+    script = tmp_path / "zfs"
+    script.write_text("#!/bin/sh\ncase $1 in get) echo off;; *) printf stream;; esac\n")
+    script.chmod(0o755)
+    ZfsCommand(str(script)).send_increment("t@a", "t@b", tmp_path / "000.zfs")
+    assert to_disk == ["000.zfs"]
+
+
+def test_an_increment_that_fails_leaves_no_file(tmp_path):
+    script = tmp_path / "zfs"
+    script.write_text("#!/bin/sh\ncase $1 in get) echo off;; *) echo broken >&2; exit 1;; esac\n")
+    script.chmod(0o755)
+    with pytest.raises(PoolError, match="zfs send t@b: broken"):
+        ZfsCommand(str(script)).send_increment("t@a", "t@b", tmp_path / "000.zfs")
+    assert not (tmp_path / "000.zfs").exists()
+
+
+def test_local_properties_are_neither_inherited_nor_received(zfs):
+    pool, _, asked, table = zfs
+    table |= {
+        "t/a": {"snaporch:clone": "u", "snaporch:clone-name": "a\tb", "other:x": "y"},
+        "t/a/b": {"snaporch:clone": ("u", "inherited from t/a")},
+        "t/b": {"snaporch:clone": "v", "snaporch:clone-name": ("c", "received")},
+    }
+    assert pool.local_properties(["snaporch:clone", "snaporch:clone-name"]) == {
+        "t/a": {"snaporch:clone": "u", "snaporch:clone-name": "a\tb"},
+        "t/b": {"snaporch:clone": "v"},
+    }
+    assert len(asked) == 1
+
+
+def test_user_properties_are_local_or_received(zfs):
+    pool, _, _, table = zfs
+    many = {f"org:{'x' * 200}-{number}": f"{number}\n" for number in range(1000)}
+    table |= {
+        "t/a@s": born() | {"org:x": "1", "org:y": ("2", "received"), "org:z": ("3", "inherited")},
+        "t/a@t": born(),
+        "t/a@u": born() | many,
+    }
+    assert pool.user_properties(["t/a@s", "t/a@t", "t/a@u"]) == {
+        "t/a@s": {"org:x": "1", "org:y": "2"},
+        "t/a@u": many,
+    }
+
+
+def test_no_argument_of_a_command_is_too_long_for_the_kernel(zfs):
+    pool, _, asked, table = zfs
+    table["t@s"] = born() | {f"org:{number:0250}": "1" for number in range(1000)}
+    assert len(pool.user_properties(["t@s"])["t@s"]) == 1000
+    assert max(len(word) for words in asked for word in words) < 131072
+
+
+def test_a_hold_whose_tag_is_of_several_lines_is_no_other(zfs):
+    """Tags arrive with streams too; without libzfs_core they cannot be told for certain."""
+    pool, answers, _, _ = zfs
+    answers["holds"] = "t@s\tkeep\tnow\nt@s\ttwo\nlines\tnow\nt@s\ta\tb\tnow\n"
+    assert pool.holds("t@s") == ["keep"]

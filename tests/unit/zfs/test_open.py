@@ -1,0 +1,55 @@
+import sys
+from types import ModuleType
+from unittest.mock import Mock
+
+import pytest
+
+from snaporch.zfs import open_pool
+from snaporch.zfs.cli import ZfsCommand
+
+
+class ZFSError(Exception):
+    """As pyzfs has it."""
+
+
+@pytest.fixture
+def lzc(monkeypatch):
+    """A libzfs_core that can be imported, on a host with a ``zfs``."""
+    monkeypatch.setattr(ZfsCommand, "open", lambda: ZfsCommand("zfs"))
+    monkeypatch.delitem(sys.modules, "snaporch.zfs.lzc", raising=False)
+    library = ModuleType("libzfs_core")
+    library.exceptions = ModuleType("libzfs_core.exceptions")
+    library.exceptions.ZFSError = ZFSError
+    library.lzc_hold = loaded = Mock()
+    monkeypatch.setitem(sys.modules, "libzfs_core", library)
+    monkeypatch.setitem(sys.modules, "libzfs_core.exceptions", library.exceptions)
+    return loaded
+
+
+def test_libzfs_core_is_used_by_who_changes_something(lzc):
+    assert type(open_pool()).__name__ == "LibZfsCore"
+    lzc.assert_called_once_with({})  # which loads the libraries, and holds nothing
+
+
+def test_and_not_imported_by_who_looks(lzc):
+    assert type(open_pool(to_look=True)) is ZfsCommand
+    assert "snaporch.zfs.lzc" not in sys.modules
+
+
+def test_without_it_the_command_does(lzc, monkeypatch):
+    monkeypatch.setitem(sys.modules, "libzfs_core", None)
+    assert type(open_pool()) is ZfsCommand
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        OSError("cannot load library 'libzfs_core.so.6': cannot open shared object file"),
+        AttributeError("function/symbol 'lzc_hold' not found in library"),
+        ZFSError("libzfs_core initialization failed"),
+    ],
+)
+def test_where_its_libraries_cannot_be_loaded_the_command_does(lzc, trouble):
+    """Which pyzfs finds out at the first call: that is made before any guest stands still."""
+    lzc.side_effect = trouble
+    assert type(open_pool()) is ZfsCommand

@@ -1,0 +1,400 @@
+import os
+import re
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snaporch.model import Dataset, DatasetKind
+from snaporch.zfs import resolver
+from snaporch.zfs.resolver import Mount, NotOnZfsError, parse_mount, read_mounts, resolve
+
+LINE = "42 28 0:37 / /tank/web rw,relatime shared:1 - zfs tank/web rw,xattr,posixacl"
+
+
+def escaped(name):
+    """As the kernel's mangle() writes a name: some bytes in octal, the others as they are."""
+    return b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes([byte]) for byte in name)
+
+
+def test_a_line_is_device_place_type_and_source():
+    assert parse_mount(LINE) == Mount("0:37", "/tank/web", "zfs", "tank/web")
+
+
+@pytest.mark.parametrize("optional", ["", "shared:1 ", "shared:1 master:2 propagate_from:3 "])
+def test_any_number_of_optional_fields(optional):
+    line = f"42 28 0:37 / /tank rw {optional}- zfs tank rw"
+    assert parse_mount(line).source == "tank"
+    assert parse_mount(line).follows == bool(optional)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (r"tank/vm\040one", "tank/vm one"),
+        (r"a\011b\012c\134d", "a\tb\nc\\d"),
+        (r"hash\043", "hash#"),
+        (r"\134040", r"\040"),
+        ("tank/Bär", "tank/Bär"),
+    ],
+)
+def test_escapes_are_undone(written, name):
+    found = parse_mount(f"42 28 0:37 / /{written} rw - zfs {written} rw")
+    assert (found.mount_point, found.source) == (f"/{name}", name)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
+def test_any_name_arrives_as_it_is(tmp_path_factory, name):
+    table = tmp_path_factory.mktemp("proc") / "mountinfo"
+    raw = escaped(name.encode())
+    table.write_bytes(b"42 28 0:37 / /" + raw + b" rw - zfs " + raw + b" rw\n")
+    (found,) = read_mounts(table)
+    assert (found.mount_point, found.source) == (f"/{name}", name)
+
+
+def test_names_that_are_not_utf8_keep_their_bytes(tmp_path):
+    table = tmp_path / "mountinfo"
+    table.write_bytes(
+        b"42 28 0:37 / /b\xe4r rw - zfs tank rw\n43 28 0:38 / /x rw - ext4 /dev/x rw\n"
+    )
+    first, second = read_mounts(table)
+    assert os.fsencode(first.mount_point) == b"/b\xe4r"
+    assert second == Mount("0:38", "/x", "ext4", "/dev/x")
+
+
+def test_this_machines_own_mounts_can_be_read():
+    assert any(mount.mount_point == "/" for mount in read_mounts())
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "disk.img"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def mounted(image, monkeypatch):
+    """Says on what the image's device number is mounted."""
+
+    def say(filesystem, source):
+        number = image.stat().st_dev
+        device = f"{os.major(number)}:{os.minor(number)}"
+        mounts = [Mount("0:1", "/", "ext4", "/dev/x"), Mount(device, "/m", filesystem, source)]
+        monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
+
+    return say
+
+
+def test_a_file_is_on_the_dataset_its_device_number_is_mounted_from(image, mounted):
+    mounted("zfs", "tank/vm one")
+    assert resolve(str(image)) == Dataset("tank/vm one", DatasetKind.FILESYSTEM)
+
+
+def test_a_link_is_followed_to_where_the_bytes_are(image, mounted, tmp_path):
+    mounted("zfs", "tank/web")
+    (tmp_path / "link").symlink_to(image)
+    assert resolve(str(tmp_path / "link")).name == "tank/web"
+
+
+def test_a_file_elsewhere_is_told_what_it_is_on(image, mounted):
+    mounted("btrfs", "/dev/sda1")
+    with pytest.raises(NotOnZfsError, match="not on ZFS but on btrfs"):
+        resolve(str(image))
+
+
+def test_a_file_in_a_snapshot_cannot_be_snapshotted(image, mounted):
+    mounted("zfs", "tank/web@yesterday")
+    with pytest.raises(NotOnZfsError, match="read-only snapshot tank/web@yesterday"):
+        resolve(str(image))
+
+
+def test_a_file_whose_file_system_is_mounted_by_the_look_at_it(image, mounted):
+    mounted("zfs", "tank/web")
+    before = [Mount("0:1", "/", "ext4", "/dev/x")]
+    assert resolve(str(image), before).name == "tank/web"
+
+
+def test_a_file_whose_mount_is_not_seen(image, monkeypatch):
+    monkeypatch.setattr(resolver, "read_mounts", list)
+    with pytest.raises(NotOnZfsError, match="no mount has its device number"):
+        resolve(str(image))
+
+
+def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        resolve(str(tmp_path / "absent"))
+
+
+# -- what may never answer ----------------------------------------------------------------------
+
+
+def mount(number, parent, place, filesystem="zfs", source="tank/x", root="/"):
+    return Mount(f"0:{number}", str(place), filesystem, source, number, parent, root)
+
+
+@pytest.fixture
+def touched(monkeypatch, tmp_path):
+    """Whatever is asked of what lies at or below ``dead``."""
+    seen = []
+
+    def watch(name):
+        real = getattr(os, name)
+
+        def call(path, *more, **options):
+            if str(path).startswith(str(tmp_path / "dead")):
+                seen.append(str(path))
+            return real(path, *more, **options)
+
+        monkeypatch.setattr(resolver.os, name, call)
+
+    for name in ("stat", "lstat", "readlink", "open"):
+        watch(name)
+    return seen
+
+
+KINDS = ["nfs4", "fuse", "fuse.sshfs", "fuseblk", "cifs", "9p"]
+
+
+@pytest.mark.parametrize("filesystem", KINDS)
+@pytest.mark.parametrize("find", [resolve, resolver.resolve_nearest])
+def test_what_a_server_answers_for_is_not_asked(tmp_path, touched, filesystem, find):
+    (tmp_path / "dead").mkdir()
+    (tmp_path / "dead" / "disk.img").touch()
+    (tmp_path / "link").symlink_to("dead/disk.img")
+    touched.clear()
+    table = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path / "dead", filesystem)]
+    for path in (tmp_path / "dead" / "disk.img", tmp_path / "link", tmp_path / "dead" / "gone"):
+        with pytest.raises(NotOnZfsError, match=f"not on ZFS but on {re.escape(filesystem)}"):
+            find(str(path), table)
+    assert touched == []
+
+
+def test_what_lies_over_or_hides_it_counts(image, tmp_path):
+    """The last mount on a place is seen, and nothing of what another mount covers."""
+    device = f"{os.major(image.stat().st_dev)}:{os.minor(image.stat().st_dev)}"
+    zfs = Mount(device, str(tmp_path), "zfs", "tank/web", 3, 2)
+    over = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path, "nfs"), zfs]
+    assert resolve(str(image), over).name == "tank/web"
+    hidden = [
+        mount(1, 0, "/", "ext4"),
+        mount(2, 1, tmp_path / "disk.img", "nfs"),
+        Mount(device, str(tmp_path), "zfs", "tank/web", 3, 1),
+    ]
+    assert resolve(str(image), hidden).name == "tank/web"
+
+
+@pytest.mark.parametrize("filesystem", ["nfs4", "fuse"])
+def test_what_is_mounted_below_a_server_s_file_system_decides(tmp_path, touched, filesystem):
+    image = tmp_path / "dead" / "some" / "vm" / "disk.img"
+    image.parent.mkdir(parents=True)
+    image.touch()
+    device = f"{os.major(image.stat().st_dev)}:{os.minor(image.stat().st_dev)}"
+    zfs = Mount(device, str(image.parent), "zfs", "tank/web", 3, 2)
+    table = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path / "dead", filesystem), zfs]
+    assert resolve(str(image), table).name == "tank/web"
+    assert resolver.real_path(str(image), table) == str(image)
+    touched.clear()
+    for other in ("dead/some", "dead/some/other/disk.img", "dead/some/../some/vm/disk.img"):
+        with pytest.raises(NotOnZfsError, match=f"not on ZFS but on {filesystem}"):
+            resolver.real_path(str(tmp_path / other), table)
+    deeper = Mount("9:9", str(image.parent / "more"), filesystem, "server:/", 4, 3)
+    with pytest.raises(NotOnZfsError, match=f"not on ZFS but on {filesystem}"):
+        resolver.real_path(str(image.parent / "more" / "x"), [*table, deeper])
+    assert not [path for path in touched if not Path(path).is_relative_to(image.parent)]
+
+
+def test_a_real_path_is_the_kernels(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "up").symlink_to("../a/./b/..")
+    (tmp_path / "round").symlink_to(tmp_path / "a" / "up" / "b")
+    for name in ("round", "a/up/b/../up", "round/../../a", "none/at/all", "round/none/../x"):
+        path = str(tmp_path / name)
+        assert resolver.real_path(path) == os.path.realpath(path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        resolver.real_path(str(tmp_path / "loop"))
+
+
+def test_an_image_that_is_gone_would_be_where_its_directory_is(image, mounted, tmp_path):
+    mounted("zfs", "tank/web")
+    assert resolver.resolve_nearest(str(tmp_path / "none" / "disk.img")).name == "tank/web"
+
+
+# -- block devices ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(image, monkeypatch):
+    """Makes the image look like a block device that answers the question for its volume."""
+
+    def answers(name):
+        status = SimpleNamespace(st_mode=stat.S_IFBLK | 0o660, st_rdev=os.makedev(230, 16))
+        monkeypatch.setattr(resolver.os, "stat", lambda _path: status)
+        monkeypatch.setattr(resolver, "_whole_disk", lambda _rdev: None)
+
+        def ioctl(_descriptor, request, _buffer):
+            assert request == 0x8100127D
+            if name is None:
+                raise OSError(25, "Inappropriate ioctl for device")
+            return name.encode().ljust(256, b"\0")
+
+        monkeypatch.setattr(resolver.fcntl, "ioctl", ioctl)
+
+    return answers
+
+
+def test_a_device_says_which_volume_it_is(image, device):
+    device("tank/vm one")
+    assert resolve(str(image)) == Dataset("tank/vm one", DatasetKind.VOLUME)
+
+
+def test_a_device_that_does_not_understand_the_question_is_no_volume(image, device):
+    device(None)
+    with pytest.raises(NotOnZfsError, match="not a ZFS volume"):
+        resolve(str(image))
+
+
+def test_the_device_of_a_snapshot_cannot_be_snapshotted(image, device):
+    device("tank/vol@old")
+    with pytest.raises(NotOnZfsError, match="read-only snapshot tank/vol@old"):
+        resolve(str(image))
+
+
+def test_a_partition_is_on_its_whole_disk(monkeypatch, tmp_path):
+    disk = tmp_path / "devices" / "zd16"
+    (disk / "zd16p1").mkdir(parents=True)
+    (disk / "zd16p1" / "partition").touch()
+    (tmp_path / "230:17").symlink_to(disk / "zd16p1")
+    (tmp_path / "230:16").symlink_to(disk)
+    monkeypatch.setattr(
+        resolver, "Path", lambda path: tmp_path / Path(path).name if "/sys" in path else Path(path)
+    )
+    assert resolver._whole_disk(os.makedev(230, 17)) == "/dev/zd16"
+    assert resolver._whole_disk(os.makedev(230, 16)) is None
+
+
+def test_it_is_the_whole_disk_that_is_asked(image, monkeypatch, tmp_path):
+    """A partition's node does not understand the question."""
+    whole = tmp_path / "whole"
+    whole.touch()
+
+    def ioctl(descriptor, _request, _buffer):
+        asked = os.readlink(f"/proc/self/fd/{descriptor}")
+        return f"tank/{os.path.basename(asked)}".encode()
+
+    monkeypatch.setattr(resolver.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(resolver, "_whole_disk", lambda _rdev: str(whole))
+    assert resolver._volume_name(str(image), os.makedev(230, 17)) == "tank/whole"
+
+
+def test_flushing_reaches_the_device(image, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(
+        resolver.os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    resolver.flush_device(str(image))
+    assert flushed == [str(image)]
+
+
+# -- from a dataset to its place -----------------------------------------------------------------
+
+
+def test_a_mount_point_is_that_of_the_dataset_itself(monkeypatch):
+    mounts = [
+        Mount("0:1", "/tank", "zfs", "tank"),
+        Mount("0:2", "/srv/my images", "zfs", "tank/web"),
+        Mount("0:3", "/elsewhere", "tmpfs", "tank/other"),
+    ]
+    monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
+    assert str(resolver.mount_point_of("tank/web")) == "/srv/my images"
+    for name in ("tank/other", "tank/w"):
+        with pytest.raises(NotOnZfsError, match="is not mounted; zfs mount"):
+            resolver.mount_point_of(name)
+
+
+def test_a_bind_mount_of_a_part_is_not_where_a_dataset_is_mounted(monkeypatch):
+    mounts = [
+        mount(2, 1, "/srv/part", source="tank/web", root="/images"),
+        mount(3, 1, "/tank/web", source="tank/web"),
+    ]
+    monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
+    assert str(resolver.mount_point_of("tank/web")) == "/tank/web"
+    for path in ("/tank/web/images/disk.img", "/srv/part/disk.img"):
+        dataset = Dataset("tank/web", DatasetKind.FILESYSTEM)
+        assert resolver.inside(path, dataset) == "images/disk.img"
+    mounts.pop()
+    with pytest.raises(NotOnZfsError, match="is not mounted"):
+        resolver.mount_point_of("tank/web")
+
+
+@pytest.fixture
+def links(tmp_path, monkeypatch):
+    """A directory of links to nodes; what a node says it is, by its link's name."""
+    said = {}
+    monkeypatch.setattr(resolver, "_LINKS", tmp_path)
+    monkeypatch.setattr(resolver, "_NODE_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(resolver, "_settle_udev", lambda _seconds: None)
+    monkeypatch.setattr(resolver.Path, "is_block_device", lambda path: path.exists())
+    monkeypatch.setattr(resolver, "resolve", lambda path: said[path])
+    (tmp_path / "tank").mkdir()
+
+    def link(name, volume):
+        (tmp_path / name).touch()
+        said[str(tmp_path / name)] = Dataset(volume, DatasetKind.VOLUME)
+
+    return link
+
+
+def test_the_node_of_a_volume(links):
+    links("tank/vm+one", "tank/vm one")
+    assert resolver.volume_node("tank/vm one", seconds=5).name == "vm+one"
+
+
+def test_a_node_that_is_anothers_does_not_count(links):
+    links("tank/vol", "tank/old")
+    with pytest.raises(NotOnZfsError, match="no device node after 0 s"):
+        resolver.volume_node("tank/vol", seconds=0.05)
+
+
+def test_a_node_that_comes_late_is_waited_for(links, monkeypatch):
+    asked = []
+
+    def sleep(_seconds):
+        asked.append(1)
+        if len(asked) == 3:
+            links("tank/vol", "tank/vol")
+
+    monkeypatch.setattr(resolver.time, "sleep", sleep)
+    assert resolver.volume_node("tank/vol", seconds=60).name == "vol"
+
+
+def test_a_link_that_goes_and_comes_again_is_waited_for(links, monkeypatch):
+    links("tank/vol", "tank/vol")
+    path = resolver._LINKS / "tank" / "vol"
+    settled = []
+
+    def settle(_seconds):
+        settled.append(1)
+        if len(settled) == 1:
+            path.unlink()
+
+    monkeypatch.setattr(resolver, "_settle_udev", settle)
+    monkeypatch.setattr(resolver.time, "sleep", lambda _seconds: path.touch())
+    assert resolver.volume_node("tank/vol", seconds=60) == path
+    assert len(settled) == 2
+
+
+@pytest.mark.parametrize(("kind", "told"), [("tmpfs", "tmpfs"), ("ramfs", "ramfs"), ("ext4", "")])
+def test_file_systems_that_a_power_loss_empties(monkeypatch, tmp_path, kind, told):
+    device = os.stat(tmp_path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts = [Mount("0:9", "/else", "tmpfs", "x"), Mount(number, "/", kind, "y")]
+    monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
+    assert resolver.forgetful(tmp_path) == told
