@@ -69,7 +69,8 @@ class Context:
     """The configuration's file, for processes that are to work with the same one."""
     finishers: Mapping[str, Callable[[Context, Any, bool], list[str]]] = field(default_factory=dict)
     """Who finishes runs of other kinds than snapshots, by the kind in their journal: called with
-    the journal, and whether only to say what would be done. See :mod:`snaporch.recovery.other_kinds`."""
+    the journal, and whether only to say what would be done. See
+    :mod:`snaporch.recovery.other_kinds`."""
     strangers: Callable[[Sequence[str]], str] = lambda _datasets: ""
     """By what others are configured to snapshot datasets without holding their guests still, in
     words; empty if by nothing. See :mod:`snaporch.catalog.other_takers`."""

@@ -144,7 +144,7 @@ class AnyFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """All that finishing or undoing a run needs to know."""
 
     run: str
@@ -174,7 +174,7 @@ class Facts:
     """The user and group the emulator runs as, if libvirt tells."""
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Facts:
+    def from_json(cls, value: dict[str, Any]) -> RunFacts:
         """The facts as the first line of a journal has them.
 
         Raises:
@@ -242,7 +242,7 @@ class Journal:
         """
         with suppress(OSError):
             there = read_journal(self.path)
-            if isinstance(there, OldJournal):
+            if isinstance(there, SnapshotJournal):
                 return set(there.notes) | (self.notes & {Note.HELD, Note.COMMITTED})
         return self.notes
 
@@ -289,11 +289,11 @@ def append_line(journal: Path, **fields: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class OldJournal:
+class SnapshotJournal:
     """A journal found on disk."""
 
     path: Path
-    facts: Facts
+    facts: RunFacts
     ended: frozenset[Step]
     notes: frozenset[Note]
 
@@ -320,7 +320,7 @@ class OldJournal:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherJournal:
+class ForeignJournal:
     """A journal of another kind of run; see :mod:`snaporch.recovery.other_kinds`."""
 
     path: Path
@@ -331,7 +331,7 @@ class OtherJournal:
 
 
 @dataclass(frozen=True, slots=True)
-class StrangeJournal:
+class UnreadableJournal:
     """A journal that a later snaporch wrote, or that says what no snaporch writes."""
 
     path: Path
@@ -340,12 +340,14 @@ class StrangeJournal:
     error: JournalError
 
 
-def read_journals(directory: Path, *, sweep: bool = False) -> list[OldJournal]:
+def read_journals(directory: Path, *, sweep: bool = False) -> list[SnapshotJournal]:
     """Every journal in ``directory`` that can be read, oldest first; see :func:`list_journals`."""
-    return [each for each in list_journals(directory, sweep=sweep) if isinstance(each, OldJournal)]
+    return [
+        each for each in list_journals(directory, sweep=sweep) if isinstance(each, SnapshotJournal)
+    ]
 
 
-def journals_of(directory: Path, uuid: str, *, sweep: bool = False) -> list[OldJournal]:
+def journals_of(directory: Path, uuid: str, *, sweep: bool = False) -> list[SnapshotJournal]:
     """The journals about one domain.
 
     Raises:
@@ -353,22 +355,22 @@ def journals_of(directory: Path, uuid: str, *, sweep: bool = False) -> list[OldJ
     """
     found = []
     for each in list_journals(directory, sweep=sweep):
-        if isinstance(each, OldJournal):
+        if isinstance(each, SnapshotJournal):
             found += [each] if each.facts.uuid == uuid else []
-        elif isinstance(each, StrangeJournal) and each.uuid == uuid:
+        elif isinstance(each, UnreadableJournal) and each.uuid == uuid:
             raise each.error
     return found
 
 
-def others_of(directory: Path, uuid: str) -> list[OtherJournal]:
+def others_of(directory: Path, uuid: str) -> list[ForeignJournal]:
     """The journals of other kinds about one domain, oldest first."""
     found = list_journals(directory, sweep=False)
-    return [each for each in found if isinstance(each, OtherJournal) and each.uuid == uuid]
+    return [each for each in found if isinstance(each, ForeignJournal) and each.uuid == uuid]
 
 
 def list_journals(
     directory: Path, *, sweep: bool
-) -> list[OldJournal | OtherJournal | StrangeJournal]:
+) -> list[SnapshotJournal | ForeignJournal | UnreadableJournal]:
     """Every journal in ``directory``, oldest first.
 
     A line cut short by a crash counts as not written. A journal without a whole line belongs to a
@@ -376,7 +378,7 @@ def list_journals(
     """
     if not directory.is_dir():
         return []
-    found: list[OldJournal | OtherJournal | StrangeJournal] = []
+    found: list[SnapshotJournal | ForeignJournal | UnreadableJournal] = []
     with explained_store(directory):
         names = sorted(os.listdir(directory))
     for path in (directory / name for name in names if name.endswith(".jsonl")):
@@ -388,7 +390,7 @@ def list_journals(
     return found
 
 
-def read_journal(path: Path) -> OldJournal | OtherJournal | StrangeJournal | None:
+def read_journal(path: Path) -> SnapshotJournal | ForeignJournal | UnreadableJournal | None:
     """One journal; ``None`` for one that is gone, or has no whole line.
 
     Raises:
@@ -398,26 +400,26 @@ def read_journal(path: Path) -> OldJournal | OtherJournal | StrangeJournal | Non
     return _parse(path, lines) if lines else None
 
 
-def _parse(path: Path, lines: list[Any]) -> OldJournal | OtherJournal | StrangeJournal:
+def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | ForeignJournal | UnreadableJournal:
     try:
         if lines[0]["format"] != FORMAT:
             reason = f"has format {lines[0]['format']}, known is {FORMAT}"
-            return StrangeJournal(path, _uuid(lines[0]), JournalError(str(path), reason, _LATER))
+            return UnreadableJournal(path, _uuid(lines[0]), JournalError(str(path), reason, _LATER))
         if (kind := str(lines[0].get("kind", _SNAPSHOT))) != _SNAPSHOT:
             facts = lines[0]["facts"]
-            return OtherJournal(path, kind, facts["uuid"], facts["domain"], tuple(lines))
+            return ForeignJournal(path, kind, facts["uuid"], facts["domain"], tuple(lines))
         notes: set[Note] = set()
         for line in lines:
             _take(notes, line)
-        return OldJournal(
+        return SnapshotJournal(
             path,
-            Facts.from_json(lines[0]["facts"]),
+            RunFacts.from_json(lines[0]["facts"]),
             frozenset(Step(line["step"]) for line in lines if line["event"] == "end"),
             frozenset(notes),
         )
     except (KeyError, TypeError, ValueError) as error:
         strange = JournalError(str(path), f"cannot be understood ({error!r})", _LATER)
-        return StrangeJournal(path, _uuid(lines[0]), strange)
+        return UnreadableJournal(path, _uuid(lines[0]), strange)
 
 
 def _uuid(first: Any) -> str | None:

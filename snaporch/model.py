@@ -264,7 +264,7 @@ class PauseParts:
         }
 
 
-class Reached(StrEnum):
+class VerifyDepth(StrEnum):
     """How far a verification came."""
 
     NOTHING = "nothing"
@@ -277,12 +277,12 @@ class Reached(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerificationResult:
     """What the last verification of a snapshot said."""
 
     at: datetime
     passed: bool
-    reached: Reached
+    reached: VerifyDepth
     disks: bool = False
     """Whether all of its disks was read."""
 
@@ -295,12 +295,12 @@ class Verdict:
         return " ".join([*words, "disks"] if self.disks else words)
 
     @classmethod
-    def parse(cls, text: str | None) -> Verdict | None:
+    def parse(cls, text: str | None) -> VerificationResult | None:
         """What :meth:`as_text` wrote; ``None`` for anything else."""
         match (text or "").split(" "):
             case [at, ("passed" | "failed") as word, reached, *rest] if rest in ([], ["disks"]):
                 try:
-                    return cls(parse_iso(at), word == "passed", Reached(reached), bool(rest))
+                    return cls(parse_iso(at), word == "passed", VerifyDepth(reached), bool(rest))
                 except ValueError:
                     return None
         return None
@@ -308,7 +308,7 @@ class Verdict:
     @property
     def is_damage(self) -> bool:
         """Whether what is stored is not what was stored."""
-        return not self.passed and self.reached is Reached.NOTHING
+        return not self.passed and self.reached is VerifyDepth.NOTHING
 
     def as_json(self) -> dict[str, object]:
         """Fields of the documented JSON objects."""
@@ -336,7 +336,7 @@ class SnapshotRecord:
     pause_ms: float | None
     bundle: str | None
     state: BundleState
-    verified: Verdict | None = None
+    verified: VerificationResult | None = None
     policy: str | None = None
     """The policy it was taken for, and by whose rules it may be deleted."""
     group: str | None = None

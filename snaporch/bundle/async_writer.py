@@ -15,7 +15,7 @@ _ROOMY_DEPTH = 1024
 """When nobody is to wait: a GiB at most."""
 
 
-class Behind:
+class AsyncWriter:
     """Calls ``act`` with every block that was put; what it raises, a later call raises."""
 
     def __init__(self, act: Callable[[Block], None]) -> None:

@@ -20,7 +20,7 @@ _SHORTEST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RamSaveTimes:
     """How RAM was saved while the guest ran; times in seconds."""
 
     level: int
@@ -31,7 +31,7 @@ class Pace:
     """In which the compressor could not go on, because the store had not taken what came before."""
 
 
-def next_level(pace: Pace | None) -> int:
+def next_level(pace: RamSaveTimes | None) -> int:
     """What the level should be for a guest whose RAM was saved like that.
 
     A step up if the store was too slow for what it got; a step down if the compressor was, and

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from snaporch.bundle.compression_tuning import Pace
+from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.errors import SnaporchError
 from snaporch.model import Level, PauseParts
 
@@ -56,8 +56,8 @@ class PagesEntry(_Frozen):
         return f"{self.dataset}@{self.name}"
 
 
-class PaceEntry(_Frozen):
-    """How RAM was saved while the guest ran; see :class:`~snaporch.bundle.compression_tuning.Pace`."""
+class RamSaveTimesEntry(_Frozen):
+    """How RAM was saved while the guest ran; see :mod:`snaporch.bundle.compression_tuning`."""
 
     level: int = Field(description="of the compressor")
     seconds: float
@@ -76,7 +76,9 @@ class Part(_Frozen):
         default=None, description="RAM only: size of the QEMU stream before compression"
     )
     compression: str | None = Field(default=None, description="RAM only: none, gzip, zstd, …")
-    pace: PaceEntry | None = Field(default=None, description="RAM only: who held up saving it")
+    pace: RamSaveTimesEntry | None = Field(
+        default=None, description="RAM only: who held up saving it"
+    )
     pages: PagesEntry | None = Field(default=None, description="RAM only: where its pages are")
     source: str | None = Field(default=None, description="where the file lay on the host")
     uid: int | None = None
@@ -98,7 +100,7 @@ class SnapshotEntry(_Frozen):
     createtxg: int
 
 
-class BeneathEntry(_Frozen):
+class BackingFileEntry(_Frozen):
     """A file or device beneath a disk: a backing file, or one with the data of an image."""
 
     path: str = Field(description="as what lies above it names it, made absolute")
@@ -133,7 +135,7 @@ class DiskEntry(_Frozen):
         description="of one that is left out: the guest can write to it, so that RAM and it are of "
         "different instants after a restore",
     )
-    beneath: tuple[BeneathEntry, ...] | None = Field(
+    beneath: tuple[BackingFileEntry, ...] | None = Field(
         default=None, description="what lies beneath it, the nearest first"
     )
 
@@ -216,12 +218,12 @@ class Manifest(_Frozen):
         return ram.pages if ram else None
 
     @property
-    def pace(self) -> Pace | None:
+    def pace(self) -> RamSaveTimes | None:
         """How its RAM was saved, if the manifest says so."""
         ram = self.part(Role.RAM)
         if ram is None or ram.pace is None:
             return None
-        return Pace(**ram.pace.model_dump())
+        return RamSaveTimes(**ram.pace.model_dump())
 
     @property
     def pause(self) -> PauseParts | None:

@@ -22,8 +22,8 @@ import zstandard
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.manifest import PagesEntry
 from snaporch.bundle.page_file import CHUNK, PageFile, PageSum
-from snaporch.bundle.qemu_stream import Head, Read, StreamError, join, read_head, split
-from snaporch.bundle.save_image import HEADER_SIZE, RamImageError, RamImageWriter, read_header
+from snaporch.bundle.qemu_stream import Read, StreamError, StreamHead, join, read_head, split
+from snaporch.bundle.save_image import HEADER_SIZE, SaveImageError, SaveImageWriter, read_header
 from snaporch.bundle.save_image_copy import read_preface, with_xml
 from snaporch.bundle.store import write_private
 
@@ -31,7 +31,7 @@ Tick = Callable[[int], None]
 """Called now and then, with the bytes done so far; may raise to stop."""
 
 
-class PageDamageError(RamImageError):
+class PageDamageError(SaveImageError):
     """A page file is not what its manifest says."""
 
 
@@ -64,7 +64,7 @@ def split_image(image: Path, rest: Path, pages: Path, tick: Tick) -> SplitImage:
     header = read_header(image)
     target: PageFile | None = None
 
-    def prepare(head: Head) -> PageFile:
+    def prepare(head: StreamHead) -> PageFile:
         nonlocal target
         target = PageFile(pages, head.page_file_bytes, tick)
         for place, length in head.gaps:  # blocks of another layout may have been there
@@ -114,7 +114,7 @@ def build_image(
     """
     preface = read_preface(rest)
     header, data = (preface.header, b"") if xml is None else with_xml(preface, xml)
-    writer = RamImageWriter(target, how, trailer=False)
+    writer = SaveImageWriter(target, how, trailer=False)
     try:
         with rest.open("rb") as stream:
             kept = stream.read(preface.end)
@@ -143,7 +143,7 @@ def _stream(rest: Path, begin: int, entry: PagesEntry, pages: Path, tick: Tick) 
     """QEMU's stream, from the rest (which has it from ``begin`` on) and the page file."""
     raw = rest.read_bytes()
     if not begin < entry.split < len(raw):
-        raise RamImageError(str(rest), f"does not reach beyond {entry.split} bytes")
+        raise SaveImageError(str(rest), f"does not reach beyond {entry.split} bytes")
     head = _reread(raw[begin : entry.split], rest)
     with pages.open("rb") as source:
         reader = _Checked(source, entry, head, tick)
@@ -151,18 +151,18 @@ def _stream(rest: Path, begin: int, entry: PagesEntry, pages: Path, tick: Tick) 
     reader.compare()
 
 
-def _reread(raw: bytes, rest: Path) -> Head:
+def _reread(raw: bytes, rest: Path) -> StreamHead:
     """The head, with everything that stands before the pages."""
     head = read_head(io.BytesIO(raw).read)
     if head.raw != raw:
-        raise RamImageError(str(rest), "holds something unknown before its pages")
+        raise SaveImageError(str(rest), "holds something unknown before its pages")
     return head
 
 
 class _Checked:
     """Reads a page file from end to end and sums it up in passing."""
 
-    def __init__(self, source: BinaryIO, entry: PagesEntry, head: Head, tick: Tick) -> None:
+    def __init__(self, source: BinaryIO, entry: PagesEntry, head: StreamHead, tick: Tick) -> None:
         self._descriptor = source.fileno()
         self._tick = tick
         self._entry = entry
@@ -205,4 +205,4 @@ def _explained(image: Path) -> Iterator[None]:
     try:
         yield
     except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise RamImageError(str(image), f"cannot be decompressed ({error})") from error
+        raise SaveImageError(str(image), f"cannot be decompressed ({error})") from error

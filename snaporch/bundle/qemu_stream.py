@@ -60,7 +60,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class StreamHead:
     """What stands before the pages."""
 
     raw: bytes
@@ -84,10 +84,10 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class StreamRest:
     """Everything but the pages."""
 
-    head: Head
+    head: StreamHead
     tail: bytes
     """The devices' state, to the end of the stream."""
     stream_bytes: int
@@ -165,7 +165,7 @@ class _Recorder:
         raise StreamError(f"{what} at byte {self.source.at}")
 
 
-def read_head(read: Read) -> Head:
+def read_head(read: Read) -> StreamHead:
     """The head alone, from a stream or from the rest of one.
 
     Raises:
@@ -174,7 +174,7 @@ def read_head(read: Read) -> Head:
     return _head(_Recorder(_Source(read)))
 
 
-def split(read: Read, prepare: Callable[[Head], Sink]) -> Rest:
+def split(read: Read, prepare: Callable[[StreamHead], Sink]) -> StreamRest:
     """Take a stream apart in one pass.
 
     Args:
@@ -201,10 +201,10 @@ def split(read: Read, prepare: Callable[[Head], Sink]) -> Rest:
         _footer(source, head.section)
     pages.finish()
     tail = _tail(source)
-    return Rest(Head(bytes(recorder.raw), head.section, head.blocks), tail, source.at)
+    return StreamRest(StreamHead(bytes(recorder.raw), head.section, head.blocks), tail, source.at)
 
 
-def join(head: Head, tail: bytes, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
+def join(head: StreamHead, tail: bytes, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
     """A stream with the same memory and devices; pages come in the order of the page file.
 
     Args:
@@ -221,7 +221,7 @@ def join(head: Head, tail: bytes, read: Callable[[int, int], bytes]) -> Iterator
     yield tail
 
 
-def _head(source: _Recorder) -> Head:
+def _head(source: _Recorder) -> StreamHead:
     magic, version = _MAGIC.unpack(source.take(_MAGIC.size))
     if (magic, version) != (_QEVM, _VERSION):
         source.refuse(f"not a stream of version {_VERSION} ({magic!r}, {version})")
@@ -246,7 +246,7 @@ def _head(source: _Recorder) -> Head:
     while source.source.comes(_COMMAND):
         source.take(1)
         _command(source)
-    return Head(bytes(source.raw), section, blocks)
+    return StreamHead(bytes(source.raw), section, blocks)
 
 
 def _blocks(source: _Recorder) -> tuple[Block, ...]:
@@ -293,7 +293,7 @@ def _tail(source: _Source) -> bytes:
 class _Pages:
     """Gathers pages into runs, and sees to it that every page comes at least once."""
 
-    def __init__(self, head: Head, sink: Sink) -> None:
+    def __init__(self, head: StreamHead, sink: Sink) -> None:
         self._sink = sink
         self._blocks = {block.name: block for block in head.blocks}
         self._seen = bytearray(head.page_file_bytes // PAGE)

@@ -22,9 +22,9 @@ import threading
 import time
 from pathlib import Path
 
-from snaporch.bundle.compression_tuning import Pace
-from snaporch.bundle.rate_limit import Throttle
-from snaporch.bundle.save_image import RamImage, RamImageWriter
+from snaporch.bundle.compression_tuning import RamSaveTimes
+from snaporch.bundle.rate_limit import RateLimit
+from snaporch.bundle.save_image import SaveImage, SaveImageWriter
 
 _BLOCK = 1 << 20
 _ROOM = 128 << 20
@@ -33,21 +33,21 @@ _REST_SECONDS = 0.5
 _REST_LOOK_MS = 2
 
 
-class RamStream:
+class RamPipe:
     """A FIFO at ``path`` whose content goes to ``writer``, read by a thread of its own."""
 
     def __init__(
-        self, path: Path, writer: RamImageWriter, throttle: Throttle | None = None
+        self, path: Path, writer: SaveImageWriter, throttle: RateLimit | None = None
     ) -> None:
         self._path = path
         self._writer = writer
-        self._throttle = throttle or Throttle(0)
+        self._throttle = throttle or RateLimit(0)
         self._limited = self._throttle.limits
         self._stop = threading.Event()
         self._broken = False
         self._began = self._asked = 0.0
         self._waited_for_ram = 0.0
-        self._pace: Pace | None = None
+        self._pace: RamSaveTimes | None = None
         self._roomy = False
         self._resting_until = 0.0
         self._failure: BaseException | None = None
@@ -121,7 +121,7 @@ class RamStream:
         return poll.poll(0 if self._stop.is_set() else None)
 
     @property
-    def pace(self) -> Pace | None:
+    def pace(self) -> RamSaveTimes | None:
         """How RAM was taken while the guest ran; nothing to go by if there was a limit."""
         return self._pace
 
@@ -132,9 +132,9 @@ class RamStream:
             began = self._began or now
             waiting = now - asked if asked and self._began else 0.0
             ram, stored = self._waited_for_ram + waiting, self._writer.waited_for_store
-            self._pace = Pace(self._writer.level, now - began, ram, stored)
+            self._pace = RamSaveTimes(self._writer.level, now - began, ram, stored)
 
-    def finish(self) -> RamImage:
+    def finish(self) -> SaveImage:
         """After libvirt's call returned: drain, close, and seal the image.
 
         Raises:

@@ -10,7 +10,7 @@ _BURST_SECONDS = 0.05
 _MIB = 1 << 20
 
 
-class Throttle:
+class RateLimit:
     """``rate`` MiB a second on average; 0 for no limit.
 
     What was not used is not saved up for more than a moment: a stream that stood still goes on at

@@ -17,7 +17,7 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snaporch.bundle.async_writer import Behind
+from snaporch.bundle.async_writer import AsyncWriter
 from snaporch.bundle.compress import Block, Compressing, Compression, Compressor, compressor
 from snaporch.errors import SnaporchError
 
@@ -31,12 +31,12 @@ _SPARSE = 6
 _MAX_XML = 64 << 20
 
 
-class RamImageError(SnaporchError):
+class SaveImageError(SnaporchError):
     """What libvirt wrote is not the save image it should be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SaveImageHeader:
     """The fixed part of a save image."""
 
     magic: bytes
@@ -47,21 +47,21 @@ class Header:
     rest: bytes
 
     @classmethod
-    def parse(cls, raw: bytes, thing: str) -> Header:
+    def parse(cls, raw: bytes, thing: str) -> SaveImageHeader:
         """The first 92 bytes of an image.
 
         Raises:
             RamImageError: too short, a foreign magic, byte order or version.
         """
         if len(raw) < HEADER_SIZE:
-            raise RamImageError(thing, f"ends after {len(raw)} bytes, inside its header")
+            raise SaveImageError(thing, f"ends after {len(raw)} bytes, inside its header")
         magic, version, length, running, compression = _FIELDS.unpack_from(raw)
         if magic not in (MAGIC, PARTIAL_MAGIC):
-            raise RamImageError(thing, f"does not begin as a libvirt save image ({magic!r})")
+            raise SaveImageError(thing, f"does not begin as a libvirt save image ({magic!r})")
         if version != _VERSION:
-            raise RamImageError(thing, f"has save image version {version}, known is {_VERSION}")
+            raise SaveImageError(thing, f"has save image version {version}, known is {_VERSION}")
         if length > _MAX_XML:
-            raise RamImageError(thing, f"claims {length} bytes of XML, which cannot be")
+            raise SaveImageError(thing, f"claims {length} bytes of XML, which cannot be")
         rest = raw[_FIELDS.size : HEADER_SIZE]
         return cls(magic, version, length, bool(running), compression, rest)
 
@@ -76,7 +76,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class RamImage:
+class SaveImage:
     """What was written: sizes in bytes, and the SHA-256 of the file as it lies on disk."""
 
     payload_bytes: int
@@ -85,7 +85,7 @@ class RamImage:
     image_format: int
 
 
-class RamImageWriter:
+class SaveImageWriter:
     """Takes a save image in blocks of any size, writes it compressed to ``path``.
 
     Until :meth:`finish` the file carries libvirt's magic of an unfinished image, so that a torn
@@ -102,10 +102,10 @@ class RamImageWriter:
         self._stored = 0
         self._payload = 0
         self._head = bytearray()
-        self._source_header: Header | None = None
-        self._final_header: Header | None = None
+        self._source_header: SaveImageHeader | None = None
+        self._final_header: SaveImageHeader | None = None
         self._compressor: Compressor | None = None
-        self._storing: Behind | None = None
+        self._storing: AsyncWriter | None = None
         self._held = bytearray()
         self._broken_off = self._roomy = False
         self.syncing = False
@@ -148,7 +148,7 @@ class RamImageWriter:
         """Once header, XML and the payload's magic are here: write them, start compressing."""
         if len(self._head) < HEADER_SIZE:
             return
-        header = Header.parse(bytes(self._head[:HEADER_SIZE]), "libvirt's RAM image")
+        header = SaveImageHeader.parse(bytes(self._head[:HEADER_SIZE]), "libvirt's RAM image")
         start = HEADER_SIZE + header.data_length
         if len(self._head) < start + len(QEMU_MAGIC):
             return
@@ -158,19 +158,19 @@ class RamImageWriter:
         self._final_header = replace(header, magic=MAGIC, compression=method)
         how = self._how if plain else Compressing(Compression.NONE)
         # Hashing and storing are done beside, so that RAM never waits for either.
-        self._storing = Behind(self._store)
+        self._storing = AsyncWriter(self._store)
         if self._roomy:
             self._storing.make_room()
         self._storing.put(bytes(self._head[HEADER_SIZE:start]))
         self._compressor = compressor(how, self._storing.put)
         if self._broken_off:  # while it was being started: nobody else could stop it
             self.break_off()
-            raise RamImageError("libvirt's RAM image", "was broken off")
+            raise SaveImageError("libvirt's RAM image", "was broken off")
         rest = memoryview(self._head[start:])
         self._head.clear()
         self._take(rest)
 
-    def _payload_method(self, header: Header, *, plain: bool) -> int:
+    def _payload_method(self, header: SaveImageHeader, *, plain: bool) -> int:
         """What the stored image's header must say.
 
         A plain stream labelled "sparse" is libvirt 11.3's mistake with ``snapshot_image_format =
@@ -180,7 +180,7 @@ class RamImageWriter:
         if plain:
             return self._how.method.image_format
         if header.compression in (0, _SPARSE):
-            raise RamImageError(
+            raise SaveImageError(
                 "libvirt's RAM image",
                 f"its payload is no QEMU stream (format {header.compression})",
                 'set snapshot_image_format = "raw" in qemu.conf',
@@ -221,7 +221,7 @@ class RamImageWriter:
             self._stored += written
             view = view[written:]
 
-    def finish(self) -> RamImage:
+    def finish(self) -> SaveImage:
         """Check the end, make the file a finished image, and sync it.
 
         Raises:
@@ -229,7 +229,7 @@ class RamImageWriter:
             OSError: it cannot be stored.
         """
         if self._compressor is None:
-            raise RamImageError("libvirt's RAM image", f"ends after {len(self._head)} bytes")
+            raise SaveImageError("libvirt's RAM image", f"ends after {len(self._head)} bytes")
         assert self._storing is not None
         assert self._final_header is not None
         self._check_finished()
@@ -240,7 +240,7 @@ class RamImageWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         self._let_go()
-        return RamImage(
+        return SaveImage(
             self._payload, self._stored, self._digest.hexdigest(), self._final_header.compression
         )
 
@@ -253,7 +253,7 @@ class RamImageWriter:
         finished = replace(self._source_header, magic=MAGIC).pack()
         seen = bytes(self._held) if self._trailer else self._source_header.pack()
         if seen != finished:
-            raise RamImageError(
+            raise SaveImageError(
                 "libvirt's RAM image", "libvirt did not finish it; its closing header is missing"
             )
 
@@ -283,7 +283,7 @@ class RamImageWriter:
         self._let_go()
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> SaveImageHeader:
     """The header of a stored image.
 
     Raises:
@@ -291,7 +291,7 @@ def read_header(path: Path) -> Header:
         OSError: it cannot be read.
     """
     with path.open("rb") as stream:
-        header = Header.parse(stream.read(HEADER_SIZE), str(path))
+        header = SaveImageHeader.parse(stream.read(HEADER_SIZE), str(path))
     if header.magic != MAGIC:
-        raise RamImageError(str(path), "is an unfinished save image")
+        raise SaveImageError(str(path), "is an unfinished save image")
     return header

@@ -14,7 +14,13 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snaporch.bundle.save_image import HEADER_SIZE, MAGIC, PARTIAL_MAGIC, Header, RamImageError
+from snaporch.bundle.save_image import (
+    HEADER_SIZE,
+    MAGIC,
+    PARTIAL_MAGIC,
+    SaveImageError,
+    SaveImageHeader,
+)
 
 _COOKIE_OFFSET = struct.Struct("<I")  # behind the compression field, the first of Header.rest
 _COPY = 16 << 20
@@ -22,10 +28,10 @@ _NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @dataclass(frozen=True, slots=True)
-class Preface:
+class SaveImagePreface:
     """What stands before the payload of a save image."""
 
-    header: Header
+    header: SaveImageHeader
     xml: str
     cookie: bytes
 
@@ -35,7 +41,7 @@ class Preface:
         return HEADER_SIZE + self.header.data_length
 
 
-def read_preface(path: Path) -> Preface:
+def read_preface(path: Path) -> SaveImagePreface:
     """Header, XML and cookie of a finished image.
 
     Raises:
@@ -43,18 +49,18 @@ def read_preface(path: Path) -> Preface:
         OSError: it cannot be read.
     """
     with path.open("rb") as stream:
-        header = Header.parse(stream.read(HEADER_SIZE), str(path))
+        header = SaveImageHeader.parse(stream.read(HEADER_SIZE), str(path))
         if header.magic != MAGIC:
-            raise RamImageError(str(path), "is an unfinished save image")
+            raise SaveImageError(str(path), "is an unfinished save image")
         block = stream.read(header.data_length)
     offset = _COOKIE_OFFSET.unpack_from(header.rest)[0]
     if len(block) < header.data_length or offset > len(block):
-        raise RamImageError(str(path), "ends inside its XML")
+        raise SaveImageError(str(path), "ends inside its XML")
     xml, closed, _ = block.partition(b"\0")
     if not closed:
-        raise RamImageError(str(path), "its XML has no end")
+        raise SaveImageError(str(path), "its XML has no end")
     cookie = block[offset:].rstrip(b"\0") if offset else b""
-    return Preface(header, xml.decode("utf-8"), cookie)
+    return SaveImagePreface(header, xml.decode("utf-8"), cookie)
 
 
 def copy_with_xml(source: Path, target: Path, xml: str) -> None:
@@ -78,7 +84,7 @@ def copy_with_xml(source: Path, target: Path, xml: str) -> None:
         os.pwrite(made.fileno(), header.pack(), 0)
 
 
-def with_xml(old: Preface, xml: str) -> tuple[Header, bytes]:
+def with_xml(old: SaveImagePreface, xml: str) -> tuple[SaveImageHeader, bytes]:
     """Header, and XML and cookie, of an image with other XML; not shorter than before."""
     text = xml.encode() + b"\0"
     data = text + (old.cookie + b"\0" if old.cookie else b"")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from snaporch.bundle.compression_tuning import Pace
+from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.host_file import read_host_file
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
@@ -94,7 +94,7 @@ class BundleStore:
         with explained_store(self.root):
             return (self.root / MARKER).exists() or bool(self.references())
 
-    def last_pace(self, uuid: str) -> Pace | None:
+    def last_pace(self, uuid: str) -> RamSaveTimes | None:
         """How RAM of a domain was saved the last time, going by a few bundles that can be read."""
         with suppress(OSError):
             bundles = sorted(_directories(self.root / uuid, RUN_NAME), reverse=True)

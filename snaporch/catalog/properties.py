@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snaporch.context import Context
-from snaporch.journal import Facts
+from snaporch.journal import RunFacts
 from snaporch.model import BundleState, PoolSnapshot
 from snaporch.zfs import PREFIX
 
@@ -20,7 +20,7 @@ def marks(run: str, uuid: str, domain: str, bundle: str) -> dict[str, str]:
     }
 
 
-def finish_snapshots(context: Context, facts: Facts) -> list[str]:
+def finish_snapshots(context: Context, facts: RunFacts) -> list[str]:
     """A bundle sealed before the run was cut short makes them what they were meant to be."""
     reference = f"{facts.uuid}/{facts.run}"
     own = own_snapshots(context, facts)
@@ -34,7 +34,7 @@ def finish_snapshots(context: Context, facts: Facts) -> list[str]:
     return [f"{COMPLETED} {manifest.level} snapshot @{facts.snapshot}"]
 
 
-def destroy_snapshots(context: Context, facts: Facts) -> list[str]:
+def destroy_snapshots(context: Context, facts: RunFacts) -> list[str]:
     """Snapshots that carry this run's mark; pool by pool, as they were taken."""
     marked = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
     pools: dict[str, list[str]] = {}
@@ -45,7 +45,7 @@ def destroy_snapshots(context: Context, facts: Facts) -> list[str]:
     return [f"destroyed {name}" for name in marked]
 
 
-def own_snapshots(context: Context, facts: Facts) -> list[PoolSnapshot]:
+def own_snapshots(context: Context, facts: RunFacts) -> list[PoolSnapshot]:
     """The snapshots that this run took, or marked as its own, or was about to mark."""
     return [
         found
@@ -55,7 +55,7 @@ def own_snapshots(context: Context, facts: Facts) -> list[PoolSnapshot]:
     ]
 
 
-def _unmarked(found: PoolSnapshot, facts: Facts) -> str:
+def _unmarked(found: PoolSnapshot, facts: RunFacts) -> str:
     """Whose a snapshot is that was taken for a group, and has not got the marks of a run yet."""
     of_group = facts.group and found.properties.get("group") == facts.group
     return facts.run if of_group else ""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from snaporch.bundle.manifest import BeneathEntry, DiskEntry, Manifest, SnapshotEntry
+from snaporch.bundle.manifest import BackingFileEntry, DiskEntry, Manifest, SnapshotEntry
 from snaporch.bundle.store import MARKER, BundleError, BundleStore
 from snaporch.catalog.torn import is_torn
 from snaporch.errors import RefusedError
@@ -23,7 +23,7 @@ from snaporch.model import (
     Level,
     PoolSnapshot,
     SnapshotRecord,
-    Verdict,
+    VerificationResult,
     moment_of,
 )
 from snaporch.zfs import Pool
@@ -159,8 +159,8 @@ def as_named_now(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> Manif
 
 
 def _named(
-    entries: Iterable[SnapshotEntry | DiskEntry | BeneathEntry], names: Mapping[str, str]
-) -> tuple[SnapshotEntry | DiskEntry | BeneathEntry, ...]:
+    entries: Iterable[SnapshotEntry | DiskEntry | BackingFileEntry], names: Mapping[str, str]
+) -> tuple[SnapshotEntry | DiskEntry | BackingFileEntry, ...]:
     return tuple(
         each.model_copy(update={"dataset": names.get(each.dataset or "", each.dataset)})
         for each in entries
@@ -350,10 +350,10 @@ def _record(
     )
 
 
-def _verdict(marked: Sequence[PoolSnapshot]) -> Verdict | None:
+def _verdict(marked: Sequence[PoolSnapshot]) -> VerificationResult | None:
     """The same on all of them, unless its writing was cut short: then there is none."""
     texts = {member.properties.get("verified") for member in marked}
-    return Verdict.parse(texts.pop()) if len(texts) == 1 else None
+    return VerificationResult.parse(texts.pop()) if len(texts) == 1 else None
 
 
 def _unchanged(marked: Sequence[PoolSnapshot]) -> datetime | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from snaporch.check.facts import Guest
+from snaporch.check.facts import GuestFacts
 from snaporch.check.findings import listed
 from snaporch.sanoid.config.resolve import SanoidConfig, Section, hook_settings
 
@@ -18,7 +18,7 @@ class Covering:
     """As sanoid has resolved it for one of the datasets."""
     settings: Mapping[str, str] | None
     """Where sanoid looks for the hooks; ``None`` when it looks nowhere."""
-    guests: list[Guest] = field(default_factory=list)
+    guests: list[GuestFacts] = field(default_factory=list)
     datasets: set[str] = field(default_factory=set)
 
     @property
@@ -36,7 +36,7 @@ class Covering:
         return listed([guest.name for guest in self.guests])
 
 
-def coverings(config: SanoidConfig, guests: Sequence[Guest]) -> list[Covering]:
+def coverings(config: SanoidConfig, guests: Sequence[GuestFacts]) -> list[Covering]:
     """The sections that matter to the guests, each section of the file once."""
     found: dict[tuple[str, bool], Covering] = {}
     for guest in guests:

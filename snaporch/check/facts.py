@@ -9,12 +9,12 @@ from pathlib import Path
 from snaporch.faults import Component, Need
 from snaporch.hypervisor import Unguarded
 from snaporch.sanoid.config.resolve import SanoidConfig
-from snaporch.sanoid.hooks.freeze_order import Prospect
+from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
 from snaporch.snapshot.capture_selftest import CaptureMode
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class HookProgram:
     """A hook's program as it is on disk."""
 
     exists: bool
@@ -24,7 +24,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Sanoid:
+class SanoidFacts:
     """sanoid on this host."""
 
     installed: bool
@@ -36,12 +36,12 @@ class Sanoid:
     """Why there is no configuration."""
     unused: bool = False
     """There is no file ``sanoid.conf``: it is installed for syncoid, or not set up."""
-    programs: Mapping[str, Program] = field(default_factory=dict)
+    programs: Mapping[str, HookProgram] = field(default_factory=dict)
     """By their name in a hook setting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class GuestFacts:
     """A domain, and what the plan of a snapshot says of it."""
 
     name: str
@@ -61,7 +61,7 @@ class Guest:
     """Who snapshots its datasets without holding it still."""
     overlays: bool = False
     """Whether its writes go to overlays meanwhile, which are then committed."""
-    prospect: Prospect | None = None
+    prospect: FreezeEstimate | None = None
     """What freezing it for sanoid takes; ``None`` if it is off, or cannot be planned."""
     on_unavailable: str = "fail"
     """As it is configured."""
@@ -76,7 +76,7 @@ class Guest:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreFacts:
     """The bundle store."""
 
     path: Path
@@ -88,7 +88,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class PageStoreFacts:
     """Where RAM goes page by page."""
 
     dataset: str
@@ -98,7 +98,7 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlays:
+class OverlayFacts:
     """The overlay directory."""
 
     path: Path
@@ -112,7 +112,7 @@ class Overlays:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class OpenRunFacts:
     """A run with a journal."""
 
     run: str
@@ -121,24 +121,24 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class HostFacts:
     """Everything."""
 
     version: str
     command: str
     """What a hook setting calls snaporch by."""
-    sanoid: Sanoid
-    guests: tuple[Guest, ...]
-    store: Store
-    overlays: Overlays
+    sanoid: SanoidFacts
+    guests: tuple[GuestFacts, ...]
+    store: StoreFacts
+    overlays: OverlayFacts
     datasets: frozenset[str] = frozenset()
     encrypted: frozenset[str] = frozenset()
-    runs: tuple[Run, ...] = ()
+    runs: tuple[OpenRunFacts, ...] = ()
     releases: Mapping[Component, str] = field(default_factory=dict)
     """The versions that this host has; empty when one cannot be told."""
     needs: Mapping[Need, tuple[str, ...]] = field(default_factory=dict)
     """What lets a known fault matter here, and who: guests, or nobody in particular."""
-    pages: Pages | None = None
+    pages: PageStoreFacts | None = None
     """``None`` if no guest's RAM is kept so."""
     replicas: Mapping[str, str] = field(default_factory=dict)
     """Of each replica that a policy names: why nothing can be copied there, or nothing."""

@@ -15,14 +15,23 @@ from functools import partial
 from pathlib import Path
 
 from snaporch import __version__, default_paths
-from snaporch.check.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
+from snaporch.check.facts import (
+    GuestFacts,
+    HookProgram,
+    HostFacts,
+    OpenRunFacts,
+    OverlayFacts,
+    PageStoreFacts,
+    SanoidFacts,
+    StoreFacts,
+)
 from snaporch.check.policies import names_of_nobody, takes_snapshots, with_policies
 from snaporch.config import Paths
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.faults import Component, Need
 from snaporch.hypervisor import HypervisorError
-from snaporch.journal import OldJournal, read_journals
+from snaporch.journal import SnapshotJournal, read_journals
 from snaporch.locks import holder
 from snaporch.model import DatasetKind, Domain
 from snaporch.replication.target import why_not
@@ -63,7 +72,7 @@ class Places:
 PLACES = Places()
 
 
-def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFIG_DIR) -> Facts:
+def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFIG_DIR) -> HostFacts:
     """Look at the host, and at these guests.
 
     Raises:
@@ -76,7 +85,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     guests = with_policies(context, domains, gather_guests(context, domains))
     encrypted = context.pool.encrypted()
     runs = tuple(_run(journal) for journal in _journals(context))
-    return Facts(
+    return HostFacts(
         version=__version__,
         command=own_command(),
         sanoid=sanoid,
@@ -125,7 +134,7 @@ def _releases(context: Context) -> dict[Component, str]:
 
 
 def _needs(
-    domains: Sequence[Domain], guests: Sequence[Guest], kinds: Mapping[str, DatasetKind]
+    domains: Sequence[Domain], guests: Sequence[GuestFacts], kinds: Mapping[str, DatasetKind]
 ) -> dict[Need, tuple[str, ...]]:
     """What of known faults can matter here, and to which guests."""
     discarding = [d.name for d in domains if any(disk.discards for disk in d.disks)]
@@ -150,24 +159,26 @@ def _needs(
 # -- sanoid -------------------------------------------------------------------------------------
 
 
-def _sanoid(config_dir: Path, datasets: Iterable[str]) -> Sanoid:
+def _sanoid(config_dir: Path, datasets: Iterable[str]) -> SanoidFacts:
     if shutil.which("sanoid", path=PLACES.path) is None:
-        return Sanoid(installed=False, scheduled=None, directory=config_dir, config=None)
+        return SanoidFacts(installed=False, scheduled=None, directory=config_dir, config=None)
     scheduled = _scheduled()
     if not (config_dir / "sanoid.conf").exists():
-        return Sanoid(True, scheduled, config_dir, None, unused=True)
+        return SanoidFacts(True, scheduled, config_dir, None, unused=True)
     try:
         config = load_sanoid(config_dir, datasets, PLACES.sanoid_defaults)
     except SanoidConfigError as error:
-        return Sanoid(True, scheduled, config_dir, None, refusal=f"{error.thing}: {error.reason}")
-    return Sanoid(True, scheduled, config_dir, config, programs=_programs(config))
+        return SanoidFacts(
+            True, scheduled, config_dir, None, refusal=f"{error.thing}: {error.reason}"
+        )
+    return SanoidFacts(True, scheduled, config_dir, config, programs=_programs(config))
 
 
-def _unheld(sanoid: Sanoid, datasets: Sequence[str]) -> str:
+def _unheld(sanoid: SanoidFacts, datasets: Sequence[str]) -> str:
     return unheld_section(sanoid.config, datasets) if sanoid.config else ""
 
 
-def _held(sanoid: Sanoid, datasets: Sequence[str]) -> frozenset[str]:
+def _held(sanoid: SanoidFacts, datasets: Sequence[str]) -> frozenset[str]:
     return held_datasets(sanoid.config, datasets) if sanoid.config else frozenset()
 
 
@@ -179,19 +190,19 @@ def _scheduled() -> bool | None:
     return True if PLACES.cron_job.exists() else None
 
 
-def _programs(config: SanoidConfig) -> dict[str, Program]:
+def _programs(config: SanoidConfig) -> dict[str, HookProgram]:
     texts = {s.settings.get(key, "") for s in config.sections.values() for key in SETTINGS}
     named = {parse_hook(text).program for text in texts if text.strip()}
     return {name: _program(name) for name in named if name}
 
 
-def _program(name: str) -> Program:
+def _program(name: str) -> HookProgram:
     path = name if "/" in name else shutil.which(name, path=PLACES.path)
     if path is None or not os.path.isfile(path):
-        return Program(exists=False, executable=False)
+        return HookProgram(exists=False, executable=False)
     if not os.access(path, os.X_OK):
-        return Program(exists=True, executable=False)
-    return Program(exists=True, executable=True, version=_version(path))
+        return HookProgram(exists=True, executable=False)
+    return HookProgram(exists=True, executable=True, version=_version(path))
 
 
 def _version(path: str) -> str:
@@ -224,7 +235,7 @@ def _version(path: str) -> str:
 # -- guests -------------------------------------------------------------------------------------
 
 
-def gather_guests(context: Context, domains: Sequence[Domain]) -> tuple[Guest, ...]:
+def gather_guests(context: Context, domains: Sequence[Domain]) -> tuple[GuestFacts, ...]:
     """Where the domains' disks are, and what a plan says of each."""
     under_way = {journal.facts.uuid: journal for journal in _journals(context)}
     found = [_guest(context, each, under_way.get(each.uuid)) for each in domains]
@@ -232,18 +243,18 @@ def gather_guests(context: Context, domains: Sequence[Domain]) -> tuple[Guest, .
     return tuple(replace(each, shared=tuple(beside(each.datasets, own))) for each in found)
 
 
-def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Guest:
+def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) -> GuestFacts:
     """While a run is under way the disks are its overlays, and its journal knows the datasets."""
     settings = context.config.settings(domain.name, domain.uuid)
     busy = _busy(context, domain) or ("its last run was cut short" if journal else "")
     if busy:
         datasets = journal.facts.datasets if journal else datasets_of(domain)
-        return Guest(domain.name, settings.level, _sorted(datasets), busy=busy)
+        return GuestFacts(domain.name, settings.level, _sorted(datasets), busy=busy)
     try:
         planned, left_out = locate_disks(domain, settings.exclude_disks)
     except SnaporchError as error:
         datasets = _sorted(datasets_of(domain))
-        return Guest(domain.name, settings.level, datasets, refusal=_refusal(error))
+        return GuestFacts(domain.name, settings.level, datasets, refusal=_refusal(error))
     datasets = _sorted({disk.dataset.name for disk in planned})
     off_zfs = tuple(
         out.describe()
@@ -256,7 +267,7 @@ def _guest(context: Context, domain: Domain, journal: OldJournal | None) -> Gues
         if out.matters and out.disk.target in settings.exclude_disks
         if out.disk.source and dataset_under(Path(out.disk.source)) in datasets
     )
-    found = Guest(
+    found = GuestFacts(
         domain.name,
         settings.level,
         datasets,
@@ -304,22 +315,22 @@ def _forgetful(paths: Paths) -> dict[Path, str]:
 # -- snaporch's directories ---------------------------------------------------------------------
 
 
-def _journals(context: Context) -> list[OldJournal]:
+def _journals(context: Context) -> list[SnapshotJournal]:
     return read_journals(context.config.paths.journal)
 
 
-def _run(journal: OldJournal) -> Run:
+def _run(journal: SnapshotJournal) -> OpenRunFacts:
     facts = journal.facts
     alive = holder(default_paths.LOCKS, facts.uuid) is not None
-    return Run(facts.run, facts.domain, alive)
+    return OpenRunFacts(facts.run, facts.domain, alive)
 
 
-def _store(context: Context, secret: Collection[str]) -> Store:
+def _store(context: Context, secret: Collection[str]) -> StoreFacts:
     path = context.config.paths.bundles
     there = existing_part(path)
     dataset = dataset_under(path)
     encrypted = dataset in secret if dataset else _on_crypt(there)
-    return Store(
+    return StoreFacts(
         path,
         exists=there == path,
         writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
@@ -331,7 +342,7 @@ def _store(context: Context, secret: Collection[str]) -> Store:
 
 def _pages(
     context: Context, domains: Sequence[Domain], names: Collection[str], secret: Collection[str]
-) -> Pages | None:
+) -> PageStoreFacts | None:
     settings = {each.name: context.config.settings(each.name, each.uuid) for each in domains}
     guests = _sorted(name for name, its in settings.items() if its.ram_store == "pages")
     dataset = context.config.pages.dataset
@@ -340,7 +351,7 @@ def _pages(
     steps = dataset.split("/")
     above = ["/".join(steps[:count]) for count in range(len(steps), 0, -1)]
     there = next((each for each in above if each in names), None)  # snaporch makes what is missing
-    return Pages(dataset, guests, encrypted=there in secret)
+    return PageStoreFacts(dataset, guests, encrypted=there in secret)
 
 
 def _replicas(context: Context) -> dict[str, str]:
@@ -362,13 +373,13 @@ def _crypt(device: Path) -> bool:
     return slaves.is_dir() and any(_crypt(slave) for slave in slaves.iterdir())
 
 
-def _overlays(context: Context, runs: set[str]) -> Overlays:
+def _overlays(context: Context, runs: set[str]) -> OverlayFacts:
     paths = context.config.paths
     directory = paths.overlays
     found = sorted(directory.iterdir()) if directory.is_dir() else []
     quarantine = directory / _QUARANTINE
     aside = sorted(quarantine.glob("*/*")) if quarantine.is_dir() else []
-    return Overlays(
+    return OverlayFacts(
         directory,
         free_mib=free_mib(existing_part(directory)),
         reserve_mib=paths.overlay_reserve_mib,

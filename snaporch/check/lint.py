@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snaporch.check.coverage import coverings
-from snaporch.check.facts import Facts
+from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, Severity
 from snaporch.check.rules.calls import call_findings
 from snaporch.check.rules.guests import guest_findings
@@ -12,7 +12,7 @@ from snaporch.check.rules.policies import name_findings, policy_findings
 from snaporch.check.rules.sections import section_findings
 
 
-def lint(facts: Facts) -> list[Finding]:
+def lint(facts: HostFacts) -> list[Finding]:
     """Everything that could be better, worst first, each thing once."""
     found = [*host_findings(facts), *name_findings(facts)]
     if facts.sanoid.installed and facts.sanoid.config is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from snaporch.check.facts import Guest
+from snaporch.check.facts import GuestFacts
 from snaporch.config import Config, Policy
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
@@ -16,8 +16,8 @@ from snaporch.snapshot.plan import make_plan
 
 
 def with_policies(
-    context: Context, domains: Sequence[Domain], guests: Sequence[Guest]
-) -> tuple[Guest, ...]:
+    context: Context, domains: Sequence[Domain], guests: Sequence[GuestFacts]
+) -> tuple[GuestFacts, ...]:
     """With what their policies want of them."""
     properties = context.pool.survey().policies
     found = []

@@ -6,7 +6,7 @@ import json as json_format
 from collections.abc import Sequence
 from pathlib import Path
 
-from snaporch.check.facts import Facts
+from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, Severity, worst
 from snaporch.check.gather import gather
 from snaporch.check.lint import lint
@@ -66,7 +66,7 @@ def check_for_nagios(
 
 def _findings(
     config: Path | None, names: Sequence[str], configdir: Path
-) -> tuple[list[Finding], Facts]:
+) -> tuple[list[Finding], HostFacts]:
     with session(config, quiet=True) as context:
         facts = gather(context, chosen_domains(context, names), configdir)
         return lint(facts), facts

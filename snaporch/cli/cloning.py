@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 
 from snaporch.bundle.manifest import Role
-from snaporch.clone.clone import Clone, Wish, check_clone, check_parts, clone
+from snaporch.clone.clone import Clone, CloneRequest, check_clone, check_parts, clone
 from snaporch.clone.delete import delete_clone
 from snaporch.clone.registry import sweep
 from snaporch.context import Context
@@ -20,7 +20,7 @@ def clone_one(
     sweep_first(context)
     roles = [role for role in Role if running or role is not Role.RAM]
     source = whole_source(context, records_called(context, text)[-1], roles)
-    wish = Wish(new, resumed=running, network=network)
+    wish = CloneRequest(new, resumed=running, network=network)
     check_clone(context, source, wish)
     check_parts(context, source, ram=running)
     made = clone(context, source, wish)

@@ -12,7 +12,7 @@ from snaporch.context import Context
 from snaporch.extract.extract import choose_disks, extract
 from snaporch.output.format import size
 from snaporch.output.terminal import print_result
-from snaporch.restore.output_file import Extracted
+from snaporch.restore.output_file import ExtractedFile
 from snaporch.restore.ram_from_pages import extract_ram
 from snaporch.restore.source import Source, reading, records_called, whole_source
 
@@ -41,7 +41,7 @@ def extract_all(
 
 def _extract(
     context: Context, source: Source, destination: Path, disk: str | None, *, ram: bool
-) -> Iterator[Extracted]:
+) -> Iterator[ExtractedFile]:
     if ram:
         yield extract_ram(context, source, destination)
         return

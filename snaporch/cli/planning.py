@@ -10,10 +10,10 @@ from snaporch.context import Context
 from snaporch.errors import ExitCode, one_line
 from snaporch.model import iso
 from snaporch.output.terminal import print_error, print_result
-from snaporch.schedule.forecast import Next, Outlook, look
+from snaporch.schedule.forecast import Forecast, NextSnapshot, look
 from snaporch.schedule.recurrence import zone_of
-from snaporch.schedule.replication_due import Shipment
-from snaporch.schedule.verification_due import Check
+from snaporch.schedule.replication_due import PendingReplication
+from snaporch.schedule.verification_due import DueVerification
 
 
 def plan_and_tell(context: Context, domain: str | None, *, verbose: bool, json: bool) -> int:
@@ -28,7 +28,7 @@ def plan_and_tell(context: Context, domain: str | None, *, verbose: bool, json: 
     return tell_unknown(outlooks)
 
 
-def tell_unknown(outlooks: Sequence[Outlook]) -> int:
+def tell_unknown(outlooks: Sequence[Forecast]) -> int:
     """A line for every policy that is named and does not exist; the exit code for it."""
     strange = [(each, name) for each in outlooks for name in each.assignment.unknown]
     for each, name in strange:
@@ -37,7 +37,7 @@ def tell_unknown(outlooks: Sequence[Outlook]) -> int:
     return ExitCode.CONFIG if strange else ExitCode.OK
 
 
-def _document(outlooks: Sequence[Outlook], now: datetime) -> dict[str, object]:
+def _document(outlooks: Sequence[Forecast], now: datetime) -> dict[str, object]:
     return {
         "now": iso(now),
         "runs": [
@@ -95,7 +95,7 @@ def _document(outlooks: Sequence[Outlook], now: datetime) -> dict[str, object]:
     }
 
 
-def _tell(context: Context, outlooks: Sequence[Outlook], now: datetime, *, verbose: bool) -> None:
+def _tell(context: Context, outlooks: Sequence[Forecast], now: datetime, *, verbose: bool) -> None:
     zone = zone_of(context.config)
     for each in outlooks:
         name = one_line(each.domain.name)
@@ -117,13 +117,15 @@ def _tell(context: Context, outlooks: Sequence[Outlook], now: datetime, *, verbo
             print_result(f"{name}  {_sum(each)}")
 
 
-def _when(coming: Next | Check | Shipment, now: datetime, zone: tzinfo) -> str:
+def _when(
+    coming: NextSnapshot | DueVerification | PendingReplication, now: datetime, zone: tzinfo
+) -> str:
     if coming.due(now):
         return "due now"
     return f"next {coming.at.astimezone(zone):%Y-%m-%d %H:%M:%S %Z}"
 
 
-def _sum(each: Outlook) -> str:
+def _sum(each: Forecast) -> str:
     own = [verdict for verdict in each.verdicts if verdict.taken.policy is not None]
     doomed = len(each.doomed)
     text = f"{len(own)} snapshot{'' if len(own) == 1 else 's'} of policies, {doomed} would go"

@@ -11,14 +11,14 @@ from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode, one_line
 from snaporch.output.format import size
 from snaporch.output.terminal import print_error, print_result
-from snaporch.prune.decision import Fate, Kind, Verdict
+from snaporch.prune.decision import ItemKind, PruneAction, PruneDecision
 from snaporch.prune.prune import Pruned, prune
 
-_GONE = (Fate.TRASH, Fate.DELETE, Fate.PUT_BACK)
+_GONE = (PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK)
 _STAYING = {
-    Kind.BUNDLE: ("bundle", "bundles"),
-    Kind.TRASHED: ("bundle in the trash", "bundles in the trash"),
-    Kind.SAFETY: ("safety copy", "safety copies"),
+    ItemKind.BUNDLE: ("bundle", "bundles"),
+    ItemKind.TRASHED: ("bundle in the trash", "bundles in the trash"),
+    ItemKind.SAFETY: ("safety copy", "safety copies"),
 }
 
 
@@ -66,7 +66,7 @@ def _document(done: Pruned, *, dry_run: bool) -> dict[str, object]:
     }
 
 
-def item(verdict: Verdict) -> dict[str, object]:
+def item(verdict: PruneDecision) -> dict[str, object]:
     """The documented JSON object of one thing."""
     return {
         "kind": verdict.found.kind.value,
@@ -90,14 +90,14 @@ def _tell(done: Pruned, *, dry_run: bool, verbose: bool) -> None:
     print_result("; ".join(parts))
 
 
-def line(verdict: Verdict, *, dry_run: bool = False) -> str:
+def line(verdict: PruneDecision, *, dry_run: bool = False) -> str:
     """What became of one thing, or would."""
     what = verdict.fate.value.replace("-", " ") if dry_run else verdict.fate.done
     found = verdict.found
     return one_line(f"{found.title}  {what}  {size(found.bytes)}  {verdict.reason}")
 
 
-def _staying(done: Pruned, kind: Kind) -> str:
+def _staying(done: Pruned, kind: ItemKind) -> str:
     """How many of a kind there are now."""
     there = [v.found for v in done.verdicts if _kind_now(v) is kind]
     if not there:
@@ -106,13 +106,13 @@ def _staying(done: Pruned, kind: Kind) -> str:
     return f"{len(there)} {word} ({size(sum(found.bytes for found in there))})"
 
 
-def _kind_now(verdict: Verdict) -> Kind | None:
+def _kind_now(verdict: PruneDecision) -> ItemKind | None:
     match verdict.fate:
-        case Fate.DELETE:
+        case PruneAction.DELETE:
             return None
-        case Fate.TRASH:
-            return Kind.TRASHED
-        case Fate.PUT_BACK:
-            return Kind.BUNDLE
+        case PruneAction.TRASH:
+            return ItemKind.TRASHED
+        case PruneAction.PUT_BACK:
+            return ItemKind.BUNDLE
         case _:
             return verdict.found.kind

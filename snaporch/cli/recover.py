@@ -8,7 +8,7 @@ import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
 from snaporch.errors import SnaporchError, UsageError
-from snaporch.recovery.decision import Take
+from snaporch.recovery.decision import UserDecision
 
 
 def recover_command(
@@ -23,7 +23,7 @@ def recover_command(
         bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
     ] = False,
     take: Annotated[
-        Take | None,
+        UserDecision | None,
         typer.Option(
             "--take",
             help="Of disks of which nobody can tell whether the overlay or the base is the newer: "
@@ -55,7 +55,7 @@ def recover_command(
     """
     if take is not None and domain is None:
         raise UsageError("--take", "is decided for one domain", "name it: snaporch list")
-    from snaporch.cli.recovering import Wish, recover_all
+    from snaporch.cli.recovering import RecoverRequest, recover_all
     from snaporch.cli.session import session
     from snaporch.cli.watching import watchers
 
@@ -68,5 +68,5 @@ def recover_command(
             if notify:
                 watching.failed(opened.config, error)
 
-        wish = Wish(wait=wait, dry_run=dry_run, autostart=autostart, take=take)
+        wish = RecoverRequest(wait=wait, dry_run=dry_run, autostart=autostart, take=take)
         return recover_all(opened, domain, wish, told=told, json=json)

@@ -10,24 +10,24 @@ from snaporch import default_paths
 from snaporch.clone.registry import sweep
 from snaporch.context import Context
 from snaporch.errors import ExitCode, SnaporchError
-from snaporch.journal import StrangeJournal, list_journals, others_of
+from snaporch.journal import UnreadableJournal, list_journals, others_of
 from snaporch.locks import RECOVERING, domain_lock
 from snaporch.output.terminal import print_error, print_result
-from snaporch.recovery.decision import Take
+from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.settle import LOOK, SET_ASIDE, foresee, recover
 from snaporch.recovery.start_guardian import guard_leftovers
 from snaporch.restore.start_lock import left_barred
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RecoverRequest:
     """What was asked for."""
 
     wait: int | None = None
     dry_run: bool = False
     autostart: bool = False
     """Start the guests that libvirt starts at boot, and was kept from."""
-    take: Take | None = None
+    take: UserDecision | None = None
     """What a human has decided of disks that are undecided."""
 
 
@@ -51,7 +51,7 @@ class _Words:
 def recover_all(
     context: Context,
     domain: str | None,
-    wish: Wish,
+    wish: RecoverRequest,
     *,
     told: Callable[[SnaporchError], None] = lambda _error: None,
     json: bool = False,
@@ -84,7 +84,7 @@ def recover_all(
 
 
 def _recover_one(
-    context: Context, uuid: str, name: str, wish: Wish, words: _Words, failures: list[int]
+    context: Context, uuid: str, name: str, wish: RecoverRequest, words: _Words, failures: list[int]
 ) -> None:
     interrupt = context.interrupt
     with domain_lock(
@@ -120,7 +120,7 @@ def _unsettled(context: Context, domain: str | None, failures: list[int]) -> dic
     """Domains with unfinished runs, UUID to name."""
     names = {}
     for journal in list_journals(context.config.paths.journal, sweep=False):
-        if isinstance(journal, StrangeJournal):
+        if isinstance(journal, UnreadableJournal):
             print_error(journal.error.line())
             failures.append(int(ExitCode.ATTENTION))
         else:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from snaporch.catalog.records import all_records
 from snaporch.cli.outcomes import Outcomes
-from snaporch.cli.watching import Watchers, watchers
+from snaporch.cli.watching import PolicyObservers, watchers
 from snaporch.context import Context
 from snaporch.errors import (
     BusyError,
@@ -64,7 +64,7 @@ def replicate_several(
         if domains and not names:
             step = "name a replica: --to NAME"
             raise RefusedError(domain.name, "none of its policies replicates", step)
-    told = Told(json=json)
+    told = ReplicationReport(json=json)
     with alone(context):
         records = _finished(context)
         for domain, names in wanted:
@@ -114,12 +114,14 @@ def replicate_what_is_due(context: Context, *, json: bool) -> int:
     return told.code
 
 
-def tell_due_replications(context: Context, watching: Watchers, *, json: bool) -> Told:
+def tell_due_replications(
+    context: Context, watching: PolicyObservers, *, json: bool
+) -> ReplicationReport:
     """Copy what policies have due; nothing while another replication is under way.
 
     Whoever is to be notified of failures is.
     """
-    told = Told(json=json)
+    told = ReplicationReport(json=json)
     try:
         with alone(context):
             for sent in replicate_due(context, open_replica):
@@ -144,7 +146,7 @@ def alone(context: Context) -> Iterator[None]:
         yield
 
 
-class Told(Outcomes):
+class ReplicationReport(Outcomes):
     """Copies."""
 
     def tell(self, domain: str, replica: str, outcome: Shipped | SnaporchError) -> None:

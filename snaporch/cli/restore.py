@@ -105,10 +105,10 @@ def restore_command(
     Stops the guest, rolls its datasets back, restores NVRAM and definition and resumes it from RAM.
     What is discarded is kept in the bundle store first: `snaporch undo` brings it back.
     """
-    from snaporch.cli.restoring import Wishes, restore_one
+    from snaporch.cli.restoring import RestoreRequest, restore_one
     from snaporch.cli.session import session
 
-    wishes = Wishes(
+    wishes = RestoreRequest(
         snapshot,
         to_time=to_time,
         cold=cold,

@@ -21,7 +21,7 @@ from snaporch.restore.select import newest_until, others_of_group, parse_moment,
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RestoreRequest:
     """What was asked for."""
 
     name: str
@@ -70,7 +70,7 @@ class Wishes:
 
 
 def restore_one(
-    context: Context, wishes: Wishes, *, yes: bool, wait: int | None, json: bool
+    context: Context, wishes: RestoreRequest, *, yes: bool, wait: int | None, json: bool
 ) -> int:
     """Restore one domain; 0 when it was done."""
     wishes.check()
@@ -144,7 +144,7 @@ def tell_way_back(context: Context, restored: Restored) -> None:
         context.progress.step(restored.record.domain, f"undo it with: {command}")
 
 
-def _ask(context: Context, plan: RestorePlan, wishes: Wishes) -> None:
+def _ask(context: Context, plan: RestorePlan, wishes: RestoreRequest) -> None:
     """Say what will be lost and wait for a yes.
 
     Raises:

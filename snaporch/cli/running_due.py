@@ -9,20 +9,20 @@ from datetime import UTC, datetime
 
 from snaporch.cli import pruning
 from snaporch.cli.planning import tell_unknown
-from snaporch.cli.replicating import Told as Copied
+from snaporch.cli.replicating import ReplicationReport as Copied
 from snaporch.cli.replicating import tell_due_replications
-from snaporch.cli.verifying import Told, tell_due
-from snaporch.cli.watching import Watchers, watchers
+from snaporch.cli.verifying import VerificationReport, tell_due
+from snaporch.cli.watching import PolicyObservers, watchers
 from snaporch.context import Context
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.locks import SCHEDULE, domain_lock
 from snaporch.output.terminal import print_error, print_result
 from snaporch.recovery.settle import recover_leftovers
-from snaporch.schedule.apply_retention import Retired, prune_daily, retire
-from snaporch.schedule.concurrency import Gate
-from snaporch.schedule.forecast import Outlook, carried_out, look
+from snaporch.schedule.apply_retention import RetentionResult, prune_daily, retire
+from snaporch.schedule.concurrency import ConcurrencyLimiter
+from snaporch.schedule.forecast import Forecast, carried_out, look
 from snaporch.schedule.run_due import due_captures, remember, take_all
-from snaporch.schedule.subprocesses import Captures, Outcome, snapshot_command
+from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses, snapshot_command
 
 
 def run_due(
@@ -42,7 +42,7 @@ def run_due(
             _prune(context, watching, retired)
         if not json:
             _tell(context, outcomes, retired)
-        sent, told = Copied(json=json), Told(json=json)
+        sent, told = Copied(json=json), VerificationReport(json=json)
         if replication and context.interrupt.signum is None:
             sent = tell_due_replications(context, watching, json=json)
         if verification and context.interrupt.signum is None:
@@ -55,7 +55,7 @@ def run_due(
     return _exit_code(outcomes, retired, tell_unknown(outlooks)) or sent.code or told.code
 
 
-def _prune(context: Context, watching: Watchers, retired: Retired) -> None:
+def _prune(context: Context, watching: PolicyObservers, retired: RetentionResult) -> None:
     daily = prune_daily(context, lambda: context.interrupt.signum is not None)
     for error in daily.failures:
         watching.failed(context.config, error)
@@ -69,16 +69,18 @@ def _alone(context: Context) -> AbstractContextManager[None]:
 
 
 def _carry_out(
-    context: Context, watching: Watchers, *, retention: bool
-) -> tuple[list[Outlook], list[Outcome], Retired]:
+    context: Context, watching: PolicyObservers, *, retention: bool
+) -> tuple[list[Forecast], list[CaptureOutcome], RetentionResult]:
     """What was in store, what was taken, and what was deleted."""
     recover_leftovers(context)
     config, now = context.config, datetime.now(UTC)
     outlooks = look(context, now)
     wanted = due_captures(context, outlooks, now)
-    captures = Captures(Gate(config.schedule), snapshot_command(context.config_path))
+    captures = Subprocesses(
+        ConcurrencyLimiter(config.schedule), snapshot_command(context.config_path)
+    )
     outcomes = take_all(context, captures, wanted, lambda each: watching.ended(config, each))
-    retired = Retired()
+    retired = RetentionResult()
     unwritten = _write_down(context, outlooks, outcomes, now)
     if context.interrupt.signum is None and (retention or config.metrics.textfile):
         later = datetime.now(UTC)
@@ -93,7 +95,10 @@ def _carry_out(
 
 
 def _write_down(
-    context: Context, outlooks: Sequence[Outlook], outcomes: Sequence[Outcome], now: datetime
+    context: Context,
+    outlooks: Sequence[Forecast],
+    outcomes: Sequence[CaptureOutcome],
+    now: datetime,
 ) -> list[SnaporchError]:
     """What could not be: a full disk must not keep retention from making room on it."""
     try:
@@ -107,7 +112,7 @@ def _write_down(
     return []
 
 
-def _exit_code(outcomes: Sequence[Outcome], retired: Retired, unknown: int) -> int:
+def _exit_code(outcomes: Sequence[CaptureOutcome], retired: RetentionResult, unknown: int) -> int:
     for outcome in outcomes:
         if not outcome.ok:
             print_error(f"{outcome.capture.label}: {outcome.capture.policy}: {outcome.text}")
@@ -118,7 +123,7 @@ def _exit_code(outcomes: Sequence[Outcome], retired: Retired, unknown: int) -> i
     return next((code for code in [*codes, unknown] if code), ExitCode.OK)
 
 
-def _tell(context: Context, outcomes: Sequence[Outcome], retired: Retired) -> None:
+def _tell(context: Context, outcomes: Sequence[CaptureOutcome], retired: RetentionResult) -> None:
     for outcome in outcomes:
         if outcome.ok:
             print_result(outcome.text)
@@ -134,7 +139,7 @@ def _tell(context: Context, outcomes: Sequence[Outcome], retired: Retired) -> No
         context.progress.step("snaporch", "nothing is due")
 
 
-def _document(outcomes: Sequence[Outcome], retired: Retired) -> dict[str, object]:
+def _document(outcomes: Sequence[CaptureOutcome], retired: RetentionResult) -> dict[str, object]:
     return {
         "runs": [
             {

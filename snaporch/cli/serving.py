@@ -15,9 +15,9 @@ from snaporch.hypervisor import open_hypervisor
 from snaporch.locks import SCHEDULE, domain_lock
 from snaporch.output.terminal import TerminalProgress
 from snaporch.recovery.settle import recover_leftovers
-from snaporch.schedule.concurrency import Gate
+from snaporch.schedule.concurrency import ConcurrencyLimiter
 from snaporch.schedule.daemon import Daemon
-from snaporch.schedule.subprocesses import Captures, errand_command, snapshot_command
+from snaporch.schedule.subprocesses import Subprocesses, errand_command, snapshot_command
 from snaporch.snapshot.capture_selftest import capture_mode
 from snaporch.zfs import open_pool
 
@@ -34,7 +34,9 @@ def serve(path: Path | None, *, quiet: bool) -> int:
     config = load_config(path)
     pool, hypervisor = open_pool(), open_hypervisor(config.libvirt_uri)
     context = Context(config, hypervisor, pool, TerminalProgress(quiet=quiet), config_path=path)
-    captures = Captures(Gate(config.schedule), snapshot_command(path), errand_command(path))
+    captures = Subprocesses(
+        ConcurrencyLimiter(config.schedule), snapshot_command(path), errand_command(path)
+    )
     runtime, interrupt = config.paths.runtime, context.interrupt
     with (
         watchers(context) as watching,

@@ -9,12 +9,12 @@ from pathlib import Path
 from snaporch.config import load_config
 from snaporch.context import Context
 from snaporch.hypervisor import open_hypervisor
-from snaporch.journal import OtherJournal
+from snaporch.journal import ForeignJournal
 from snaporch.output.terminal import TerminalProgress
 from snaporch.zfs import open_pool
 
 
-def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
+def _finish_restore(context: Context, journal: ForeignJournal, dry_run: bool) -> list[str]:
     from snaporch.restore.recovery import finish
 
     return finish(context, journal, dry_run=dry_run)

@@ -6,23 +6,23 @@ import json as json_format
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snaporch.cli.snapshots import Wish, complete
+from snaporch.cli.snapshots import SnapshotRequest, complete
 from snaporch.context import Context
 from snaporch.errors import ExitCode, NotFoundError
 from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.model import Domain
 from snaporch.output.tables import print_outcomes
 from snaporch.output.terminal import print_error, print_result
-from snaporch.schedule.concurrency import Capture, Gate
+from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
 from snaporch.schedule.policy_assignment import datasets
 from snaporch.schedule.run_due import burden, groups_once, take_all
-from snaporch.schedule.subprocesses import Captures, Outcome, own_words
+from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses, own_words
 
 
 def snapshot_side_by_side(
     context: Context,
     domains: Sequence[Domain],
-    wish: Wish,
+    wish: SnapshotRequest,
     *,
     jobs: int | None,
     json: bool,
@@ -40,7 +40,9 @@ def snapshot_side_by_side(
     limits = context.config.schedule
     if jobs is not None:
         limits = limits.model_copy(update={"jobs": jobs, "jobs_per_pool": jobs})
-    captures = Captures(Gate(limits), lambda capture: _command(context, capture, wish))
+    captures = Subprocesses(
+        ConcurrencyLimiter(limits), lambda capture: _command(context, capture, wish)
+    )
     work = [burden(context, domain, wish.policy or "", level) for domain in domains]
     once = groups_once(work)
     outcomes = take_all(context, captures, once, lambda each: _progress(context, each))
@@ -84,7 +86,7 @@ def worst(codes: Sequence[int]) -> int:
     return max(codes, default=int(ExitCode.OK))
 
 
-def _command(context: Context, capture: Capture, wish: Wish) -> list[str]:
+def _command(context: Context, capture: PolicyCapture, wish: SnapshotRequest) -> list[str]:
     options = {
         "--name": wish.name,
         "--level": wish.level,
@@ -98,12 +100,12 @@ def _command(context: Context, capture: Capture, wish: Wish) -> list[str]:
     return [*own_words(context.config_path), *words]
 
 
-def _rows(outcome: Outcome) -> list[tuple[str, int, Mapping[str, Any] | None]]:
+def _rows(outcome: CaptureOutcome) -> list[tuple[str, int, Mapping[str, Any] | None]]:
     done = [(each["domain"], outcome.status, each) for each in outcome.documents]
     return [*done] or [(outcome.capture.label, outcome.status, None)]
 
 
-def _progress(context: Context, outcome: Outcome) -> None:
+def _progress(context: Context, outcome: CaptureOutcome) -> None:
     documents = outcome.documents
     text = f"done: @{documents[0]['snapshot']}" if documents else "failed"
     if documents and documents[0].get("unchanged"):

@@ -113,14 +113,14 @@ def snapshot_command(
     """
     from snaporch.cli.session import session
     from snaporch.cli.side_by_side import every_domain, snapshot_side_by_side
-    from snaporch.cli.snapshots import Wish, look_up, show_plans, snapshot_each
+    from snaporch.cli.snapshots import SnapshotRequest, look_up, show_plans, snapshot_each
 
     if [bool(domains), every, group is not None].count(True) != 1:
         reason = "wanted is either DOMAIN..., or --all, or --group NAME"
         raise UsageError("DOMAIN", reason, "see `snaporch snapshot --help`")
     if group is not None and jobs is not None:
         raise UsageError("--jobs", "a group is snapshotted at once", "leave it out")
-    wish = Wish(name, level.value if level else None, policy, wait, rate, if_changed)
+    wish = SnapshotRequest(name, level.value if level else None, policy, wait, rate, if_changed)
     with session(config_path(context, config), quiet=quiet or json) as opened:
         names = [domain.uuid for domain in every_domain(opened)] if every else domains or []
         if dry_run:

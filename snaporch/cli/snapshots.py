@@ -17,7 +17,7 @@ from snaporch.errors import (
     UsageError,
     one_line,
 )
-from snaporch.model import Domain, Reached, SnapshotRecord, Verdict
+from snaporch.model import Domain, SnapshotRecord, VerificationResult, VerifyDepth
 from snaporch.output.format import pause, size
 from snaporch.output.terminal import print_error, print_result
 from snaporch.recovery.settle import recover_leftovers
@@ -33,7 +33,7 @@ from snaporch.snapshot.run import take_snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SnapshotRequest:
     """What was asked for, of whatever domains; ``None`` where nothing was said."""
 
     name: str | None = None
@@ -53,7 +53,7 @@ class _Unit:
 
 
 def snapshot_each(
-    context: Context, names: Sequence[str], group: str | None, wish: Wish, *, json: bool
+    context: Context, names: Sequence[str], group: str | None, wish: SnapshotRequest, *, json: bool
 ) -> int:
     """Snapshot the domains one after the other, or a group; the first failure's exit code.
 
@@ -84,7 +84,7 @@ def snapshot_each(
 
 
 def _attempt(
-    context: Context, unit: _Unit, wish: Wish, *, alone: bool
+    context: Context, unit: _Unit, wish: SnapshotRequest, *, alone: bool
 ) -> tuple[list[SnapshotRecord], list[SnaporchError]]:
     try:
         if unit.domain is None:
@@ -99,7 +99,7 @@ def _attempt(
 
 
 def _take_group(
-    context: Context, group: str, wish: Wish
+    context: Context, group: str, wish: SnapshotRequest
 ) -> tuple[list[SnapshotRecord], list[SnaporchError]]:
     outcome = snapshot_group(
         context,
@@ -124,7 +124,7 @@ def _take_group(
     return outcome.records, errors
 
 
-def _take(context: Context, domain: Domain, wish: Wish) -> SnapshotRecord:
+def _take(context: Context, domain: Domain, wish: SnapshotRequest) -> SnapshotRecord:
     record = take_snapshot(
         context,
         domain,
@@ -153,12 +153,12 @@ def _read_back(context: Context, record: SnapshotRecord, policy: str | None) -> 
     except (BundleError, ManifestError):
         from snaporch.verify.verify import write_verdict
 
-        failed = Verdict(datetime.now(UTC), passed=False, reached=Reached.NOTHING)
+        failed = VerificationResult(datetime.now(UTC), passed=False, reached=VerifyDepth.NOTHING)
         write_verdict(context, record, failed)
         raise
 
 
-def complete(context: Context, wish: Wish) -> Wish:
+def complete(context: Context, wish: SnapshotRequest) -> SnapshotRequest:
     """With the level to ask for; bad names are refused before anything is touched.
 
     Raises:
@@ -180,7 +180,9 @@ def complete(context: Context, wish: Wish) -> Wish:
     return replace(wish, level=wish.level or (None if wanted == "auto" else wanted))
 
 
-def _units(context: Context, names: Sequence[str], group: str | None, wish: Wish) -> list[_Unit]:
+def _units(
+    context: Context, names: Sequence[str], group: str | None, wish: SnapshotRequest
+) -> list[_Unit]:
     """A policy takes the whole group of a domain, once."""
     if group is not None:
         members_of_group(context, group)
@@ -203,7 +205,7 @@ def look_up(context: Context, names: Sequence[str]) -> list[Domain]:
 
 
 def show_plans(
-    context: Context, names: Sequence[str], group: str | None, wish: Wish, *, json: bool
+    context: Context, names: Sequence[str], group: str | None, wish: SnapshotRequest, *, json: bool
 ) -> int:
     """Print what a snapshot of each domain would do; refusals are errors as they would be."""
     wish = complete(context, wish)
@@ -254,7 +256,7 @@ def _document(plan: Plan) -> dict[str, object]:
     }
 
 
-def _plans(context: Context, unit: _Unit, wish: Wish) -> list[Plan]:
+def _plans(context: Context, unit: _Unit, wish: SnapshotRequest) -> list[Plan]:
     if unit.domain is not None:
         return [make_plan(context, unit.domain, wish.name, wish.level, policy=wish.policy)]
     return plan_group(

@@ -14,11 +14,11 @@ from snaporch.errors import ExitCode, NotFoundError, SnaporchError, UsageError
 from snaporch.output.findings import NAGIOS_UNKNOWN, nagios_line
 from snaporch.output.status import nagios, print_status
 from snaporch.output.terminal import print_result
-from snaporch.schedule.forecast import Outlook, look
+from snaporch.schedule.forecast import Forecast, look
 from snaporch.schedule.recurrence import zone_of
 from snaporch.status.collect import gather
 from snaporch.status.metrics import as_text, write_textfile
-from snaporch.status.model import Status, Trouble
+from snaporch.status.model import Problem, Status
 from snaporch.status.problems import judge
 
 _STANDARD_OUTPUT = Path("-")
@@ -75,7 +75,7 @@ def status_for_nagios(
     return code
 
 
-def _standing(path: Path | None, names: Sequence[str]) -> tuple[Config, Status, list[Trouble]]:
+def _standing(path: Path | None, names: Sequence[str]) -> tuple[Config, Status, list[Problem]]:
     with session(path, quiet=True, to_look=True) as context:
         now = datetime.now(UTC)
         outlooks = look(context, now)
@@ -85,7 +85,7 @@ def _standing(path: Path | None, names: Sequence[str]) -> tuple[Config, Status, 
         return context.config, status, judge(status, context.config.status)
 
 
-def _chosen(outlooks: Sequence[Outlook], names: Sequence[str]) -> list[Outlook]:
+def _chosen(outlooks: Sequence[Forecast], names: Sequence[str]) -> list[Forecast]:
     for name in names:
         if not any(name in (each.domain.name, each.domain.uuid) for each in outlooks):
             raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")

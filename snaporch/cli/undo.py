@@ -65,9 +65,9 @@ def undo_command(
     running state was kept.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.undoing import Wishes, undo_one
+    from snaporch.cli.undoing import UndoRequest, undo_one
 
-    wishes = Wishes(
+    wishes = UndoRequest(
         domain,
         copy=copy,
         disks_only=disks_only,

@@ -22,7 +22,7 @@ from snaporch.restore.undo_plan import make_undo_plan
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class UndoRequest:
     """What was asked for."""
 
     domain: str
@@ -48,7 +48,7 @@ class Wishes:
 
 
 def undo_one(
-    context: Context, wishes: Wishes, *, yes: bool, dry_run: bool, wait: int | None, json: bool
+    context: Context, wishes: UndoRequest, *, yes: bool, dry_run: bool, wait: int | None, json: bool
 ) -> int:
     """Undo a restore of one domain; 0 when it was done."""
     name, uuid = identity(context, wishes.domain)
@@ -84,7 +84,7 @@ def undo_one(
 
 
 def _copy_after(
-    context: Context, wishes: Wishes, name: str, uuid: str, *, dry_run: bool = False
+    context: Context, wishes: UndoRequest, name: str, uuid: str, *, dry_run: bool = False
 ) -> SafetyCopy | None:
     """The safety copy to undo with; ``None`` if the last restore is undone without one."""
     taken = take_back(context, uuid, dry_run=dry_run)
@@ -113,7 +113,7 @@ def _tell(
     context: Context,
     plan: RestorePlan,
     copy: SafetyCopy,
-    wishes: Wishes,
+    wishes: UndoRequest,
     tell: Callable[[str], None],
 ) -> None:
     """What is undone, what is lost, and what else there is to undo."""
@@ -127,7 +127,7 @@ def _tell(
             tell(f"  (--copy {other.name} would undo {other.thing})")
 
 
-def _ask(context: Context, plan: RestorePlan, copy: SafetyCopy, wishes: Wishes) -> None:
+def _ask(context: Context, plan: RestorePlan, copy: SafetyCopy, wishes: UndoRequest) -> None:
     """Say what will be lost and wait for a yes.
 
     Raises:

@@ -80,7 +80,7 @@ def verify_command(
     """
     from snaporch.cli.session import session
     from snaporch.cli.verifying import verify_several, verify_what_is_due
-    from snaporch.verify.verify import Ordeal
+    from snaporch.verify.verify import VerifyOptions
 
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
         raise typer.BadParameter("wanted is DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
@@ -88,7 +88,7 @@ def verify_command(
         raise typer.BadParameter("--due goes with --json and --quiet alone")
     if checksums and (script or screenshots):
         raise typer.BadParameter("--checksums runs no clone for a script or a picture")
-    ordeal = Ordeal(
+    ordeal = VerifyOptions(
         run=not checksums,
         disks=disks,
         script=script and script.absolute(),

@@ -9,22 +9,28 @@ from contextlib import contextmanager
 from snaporch.catalog.records import all_records
 from snaporch.cli.cloning import sweep_first
 from snaporch.cli.outcomes import Outcomes
-from snaporch.cli.watching import Watchers, watchers
+from snaporch.cli.watching import PolicyObservers, watchers
 from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.locks import domain_lock
-from snaporch.model import Reached
+from snaporch.model import VerifyDepth
 from snaporch.output.terminal import print_error, print_result
 from snaporch.restore.source import records_called
 from snaporch.systemd.low_priority import lower_priority
-from snaporch.verify.verify import Ordeal, Verification, check_ordeal, longest_ago, verify_all
+from snaporch.verify.verify import (
+    Verification,
+    VerifyOptions,
+    check_ordeal,
+    longest_ago,
+    verify_all,
+)
 
 VERIFICATION = "verification"
 _REACHED = {
-    Reached.NOTHING: "it is not whole",
-    Reached.CHECKED: "checksums and GUIDs are right",
-    Reached.BOOTED: "a clone booted",
-    Reached.RESUMED: "a clone resumed from RAM",
+    VerifyDepth.NOTHING: "it is not whole",
+    VerifyDepth.CHECKED: "checksums and GUIDs are right",
+    VerifyDepth.BOOTED: "a clone booted",
+    VerifyDepth.RESUMED: "a clone resumed from RAM",
 }
 
 
@@ -33,7 +39,7 @@ def verify_several(
     texts: list[str],
     *,
     sample: int | None,
-    ordeal: Ordeal,
+    ordeal: VerifyOptions,
     wait: int | None,
     json: bool,
 ) -> int:
@@ -47,7 +53,7 @@ def verify_several(
         records = [records_called(context, text)[-1] for text in texts]
     else:
         records = longest_ago(all_records(context.store, context.pool.snapshots()), sample)
-    told = Told(json=json)
+    told = VerificationReport(json=json)
     with alone(context, wait or 0):
         for outcome in verify_all(context, records, ordeal):
             told.tell(outcome)
@@ -68,14 +74,14 @@ def verify_what_is_due(context: Context, *, json: bool) -> int:
     return told.code
 
 
-def tell_due(context: Context, watching: Watchers, *, json: bool) -> Told:
+def tell_due(context: Context, watching: PolicyObservers, *, json: bool) -> VerificationReport:
     """Verify what policies have due; nothing while another verification is under way.
 
     Whoever is to be notified of failures is.
     """
     from snaporch.schedule.run_verifications import verify_due
 
-    told = Told(json=json)
+    told = VerificationReport(json=json)
     try:
         with alone(context, 0):
             for checked in verify_due(context):
@@ -102,7 +108,7 @@ def alone(context: Context, wait: int) -> Iterator[None]:
         yield
 
 
-class Told(Outcomes):
+class VerificationReport(Outcomes):
     """Verifications."""
 
     def tell(self, outcome: Verification | SnaporchError) -> None:

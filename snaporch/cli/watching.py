@@ -10,24 +10,24 @@ from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.notify.notifier import Notifier, patience
-from snaporch.schedule.forecast import Outlook
-from snaporch.schedule.subprocesses import Outcome
-from snaporch.status.metrics_exporter import Observer
+from snaporch.schedule.forecast import Forecast
+from snaporch.schedule.subprocesses import CaptureOutcome
+from snaporch.status.metrics_exporter import MetricsExporter
 
 
-class Watchers:
-    """A :class:`~snaporch.schedule.daemon.Watcher` that tells all of them."""
+class PolicyObservers:
+    """A :class:`~snaporch.schedule.daemon.PolicyObserver` that tells all of them."""
 
     def __init__(self, context: Context) -> None:
-        self.observer = Observer()
+        self.observer = MetricsExporter()
         self.notifier = Notifier(context.progress)
 
-    def looked(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
+    def looked(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
         """Figures for Prometheus; and what was told before and did not come again is over."""
         self.observer.looked(context, outlooks, now)
         self.notifier.looked(context.config)
 
-    def ended(self, config: Config, outcome: Outcome) -> None:
+    def ended(self, config: Config, outcome: CaptureOutcome) -> None:
         """How a run ended."""
         self.notifier.ended(config, outcome)
 
@@ -39,9 +39,9 @@ class Watchers:
 
 
 @contextmanager
-def watchers(context: Context) -> Iterator[Watchers]:
+def watchers(context: Context) -> Iterator[PolicyObservers]:
     """Around all the work; at its end, those who are slow to hear have a while."""
-    made = Watchers(context)
+    made = PolicyObservers(context)
     try:
         yield made
     finally:

@@ -35,9 +35,9 @@ from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.clone_xml import (
     ISOLATED,
     NO_NETWORK,
-    Identity,
-    Place,
-    Rewritten,
+    CloneDisk,
+    CloneIdentity,
+    CloneXml,
     memory_bytes,
     rewrite,
 )
@@ -73,7 +73,7 @@ _LOADING_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CloneRequest:
     """The clone that is wanted."""
 
     name: str
@@ -124,7 +124,7 @@ def dataset_name(origin: str, name: str) -> str:
     return f"{origin}-{fit}" if slash else f"{pool}/{pool}-{fit}"
 
 
-def check_clone(context: Context, source: Source, wish: Wish) -> None:
+def check_clone(context: Context, source: Source, wish: CloneRequest) -> None:
     """Everything that can be known before anything is made.
 
     Raises:
@@ -159,7 +159,7 @@ def check_clone(context: Context, source: Source, wish: Wish) -> None:
         _check_room(context, source, wish)
 
 
-def _check_xml(context: Context, source: Source, wish: Wish) -> None:
+def _check_xml(context: Context, source: Source, wish: CloneRequest) -> None:
     """What it starts with, and what it is defined with if it is to last."""
     leading = _leading_xml(source, wish)
     definition = source.text(Role.INACTIVE_XML) if wish.purpose is Purpose.CLONE else None
@@ -168,7 +168,7 @@ def _check_xml(context: Context, source: Source, wish: Wish) -> None:
     check_tpm(source, leading, resumed=wish.resumed)
 
 
-def _check_name(context: Context, wish: Wish) -> None:
+def _check_name(context: Context, wish: CloneRequest) -> None:
     name = wish.name
     if not name or name != name.strip() or "/" in name or not name.isprintable() or name[0] == "-":
         raise UsageError(f"clone name {name!r}", "is no name for a domain")
@@ -180,7 +180,7 @@ def _check_name(context: Context, wish: Wish) -> None:
         )
 
 
-def _check_network(context: Context, source: Source, wish: Wish) -> None:
+def _check_network(context: Context, source: Source, wish: CloneRequest) -> None:
     if wish.network in (NO_NETWORK, ISOLATED):
         return
     isolated = context.hypervisor.network_is_isolated(wish.network)
@@ -195,7 +195,7 @@ def _check_network(context: Context, source: Source, wish: Wish) -> None:
         )
 
 
-def _check_addresses(context: Context, source: Source, wish: Wish) -> None:
+def _check_addresses(context: Context, source: Source, wish: CloneRequest) -> None:
     """From RAM it has the addresses of its original, as has each other clone of it."""
     cards = domain_xml.parse(_leading_xml(source, wish)).findall("devices/interface/mac")
     own = {mac.get("address", "").lower() for mac in cards}
@@ -213,7 +213,7 @@ def _check_addresses(context: Context, source: Source, wish: Wish) -> None:
 
 
 @contextmanager
-def _addresses(context: Context, source: Source, wish: Wish) -> Iterator[None]:
+def _addresses(context: Context, source: Source, wish: CloneRequest) -> Iterator[None]:
     """Start a clone from RAM while no other that has its addresses starts on its network."""
     if wish.network in (NO_NETWORK, ISOLATED):
         yield
@@ -225,7 +225,7 @@ def _addresses(context: Context, source: Source, wish: Wish) -> Iterator[None]:
         yield
 
 
-def _check_room(context: Context, source: Source, wish: Wish) -> None:
+def _check_room(context: Context, source: Source, wish: CloneRequest) -> None:
     needed = memory_bytes(_leading_xml(source, wish)) + _MEMORY_MARGIN
     free = memory_available()
     if needed > free:
@@ -264,7 +264,7 @@ def check_parts(context: Context, source: Source, *, ram: bool) -> None:
             raise RefusedError(error.thing, error.reason, "see `snaporch list` for another")
 
 
-def clone(context: Context, source: Source, wish: Wish) -> Clone:
+def clone(context: Context, source: Source, wish: CloneRequest) -> Clone:
     """Make a clone that lasts; it was checked.
 
     Raises:
@@ -277,7 +277,7 @@ def clone(context: Context, source: Source, wish: Wish) -> Clone:
         return build(context, source, wish, uuid)
 
 
-def build(context: Context, source: Source, wish: Wish, uuid: str) -> Clone:
+def build(context: Context, source: Source, wish: CloneRequest, uuid: str) -> Clone:
     """Datasets, files, definition, and the start, in the workplace of ``uuid``."""
     try:
         return _build(context, source, wish, uuid)
@@ -286,7 +286,7 @@ def build(context: Context, source: Source, wish: Wish, uuid: str) -> Clone:
         raise RunFailedError(wish.name, f"could not be made ({reason})") from error
 
 
-def _build(context: Context, source: Source, wish: Wish, uuid: str) -> Clone:
+def _build(context: Context, source: Source, wish: CloneRequest, uuid: str) -> Clone:
     progress, thing = context.progress, wish.name
     progress.step(thing, f"cloning {', '.join(member.full_name for member in source.members)}")
     datasets, places = _clone_disks(context, source, wish, uuid)
@@ -307,7 +307,7 @@ def _build(context: Context, source: Source, wish: Wish, uuid: str) -> Clone:
     )
 
 
-def _leading_xml(source: Source, wish: Wish) -> str:
+def _leading_xml(source: Source, wish: CloneRequest) -> str:
     """The XML that the clone starts with: that of its RAM, or the definition."""
     if wish.resumed:
         part = source.part(Role.RAM)
@@ -319,15 +319,15 @@ def _leading_xml(source: Source, wish: Wish) -> str:
 def _identity(
     context: Context,
     source: Source,
-    wish: Wish,
+    wish: CloneRequest,
     uuid: str,
-    places: dict[str, Place],
+    places: dict[str, CloneDisk],
     *,
     check: bool = False,
-) -> Identity:
+) -> CloneIdentity:
     if check:
-        places = {disk.target: Place("/", "file") for disk in source.disks}
-    return Identity(
+        places = {disk.target: CloneDisk("/", "file") for disk in source.disks}
+    return CloneIdentity(
         name=wish.name,
         uuid=uuid,
         of=source.thing,
@@ -363,8 +363,8 @@ def clone_dataset(
 
 
 def _clone_disks(
-    context: Context, source: Source, wish: Wish, uuid: str
-) -> tuple[dict[str, str], dict[str, Place]]:
+    context: Context, source: Source, wish: CloneRequest, uuid: str
+) -> tuple[dict[str, str], dict[str, CloneDisk]]:
     made = {
         name: clone_dataset(context, source, wish.name, wish.purpose, uuid, name)
         for name in (member.dataset for member in source.members)
@@ -375,7 +375,7 @@ def _clone_disks(
 
 
 def _bring_up(
-    context: Context, source: Source, wish: Wish, identity: Identity, leading: Rewritten
+    context: Context, source: Source, wish: CloneRequest, identity: CloneIdentity, leading: CloneXml
 ) -> None:
     """Defined if it is to last; a throw-away clone is gone with its emulator."""
     definition = source.text(Role.INACTIVE_XML)
@@ -390,7 +390,9 @@ def _bring_up(
         _let_run(context, source, identity, running=True)
 
 
-def _resume(context: Context, source: Source, wish: Wish, identity: Identity, xml: str) -> None:
+def _resume(
+    context: Context, source: Source, wish: CloneRequest, identity: CloneIdentity, xml: str
+) -> None:
     part = source.part(Role.RAM)
     assert part is not None
     image = Path(identity.files) / RAM_COPY
@@ -407,7 +409,7 @@ def _resume(context: Context, source: Source, wish: Wish, identity: Identity, xm
     _let_run(context, source, identity, running=running)
 
 
-def _let_run(context: Context, source: Source, identity: Identity, *, running: bool) -> None:
+def _let_run(context: Context, source: Source, identity: CloneIdentity, *, running: bool) -> None:
     """When everything that its emulator has open is its own.
 
     Looked at again afterwards: QEMU may open something for writing only when the guest runs.

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from snaporch import default_paths
-from snaporch.clone.registry import Purpose, Traces, directory_of, find_traces, remove
+from snaporch.clone.registry import CloneArtifacts, Purpose, directory_of, find_traces, remove
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError
 from snaporch.hypervisor.clone_xml import clone_of
@@ -60,7 +60,7 @@ def _uuid_of(context: Context, name: str) -> str:
     raise NotFoundError(name, "no such clone", "see `virsh list --all`")
 
 
-def _check_renamed(context: Context, name: str, traces: Traces) -> None:
+def _check_renamed(context: Context, name: str, traces: CloneArtifacts) -> None:
     """What is called otherwise now is not what was named: it may have become somebody's guest."""
     domain = context.hypervisor.find(traces.uuid)
     if domain is not None and name != traces.uuid:
@@ -92,7 +92,7 @@ def _check(context: Context, name: str, uuid: str) -> None:
     _check_others(context, name, traces)
 
 
-def _check_datasets(context: Context, name: str, traces: Traces) -> None:
+def _check_datasets(context: Context, name: str, traces: CloneArtifacts) -> None:
     foreign = set(traces.datasets) - set(context.pool.origins(traces.datasets))
     if foreign:
         raise RefusedError(
@@ -119,7 +119,7 @@ def _check_datasets(context: Context, name: str, traces: Traces) -> None:
         raise RefusedError(name, f"there are datasets below it: {', '.join(below)}")
 
 
-def _check_others(context: Context, name: str, traces: Traces) -> None:
+def _check_others(context: Context, name: str, traces: CloneArtifacts) -> None:
     for domain in context.hypervisor.domains():
         shared = datasets_of(domain) & set(traces.datasets)
         if domain.uuid != traces.uuid and shared:

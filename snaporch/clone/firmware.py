@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snaporch.bundle.host_file import put_host_file
 from snaporch.bundle.manifest import Part, Role
-from snaporch.hypervisor.clone_xml import Identity, SharedError
+from snaporch.hypervisor.clone_xml import CloneIdentity, SharedError
 from snaporch.hypervisor.domain_xml import parse, tpm_state
 from snaporch.model import Level
 from snaporch.restore.source import Source
@@ -37,7 +37,7 @@ def check_tpm(source: Source, xml: str, *, resumed: bool) -> None:
         )
 
 
-def copy_firmware(source: Source, identity: Identity, xml: str) -> None:
+def copy_firmware(source: Source, identity: CloneIdentity, xml: str) -> None:
     """UEFI variables and TPM state; a resumed clone has them in its RAM and boots from them later.
 
     Args:

@@ -17,13 +17,13 @@ from pathlib import Path, PurePosixPath
 from snaporch.bundle.manifest import DiskEntry
 from snaporch.context import Context
 from snaporch.disks.backing_chain import FileState, is_same, written_by
-from snaporch.hypervisor.clone_xml import Place
+from snaporch.hypervisor.clone_xml import CloneDisk
 from snaporch.hypervisor.qcow2 import (
     MAX_CHAIN,
     PROTOCOL,
     SELF_CONTAINED,
-    Header,
     HeaderError,
+    Qcow2Header,
     is_qcow2,
     read_qcow2,
 )
@@ -47,7 +47,7 @@ class ClonedDataset:
 class _Image:
     """An image that was found, and the path by which the original knows it."""
 
-    place: Place
+    place: CloneDisk
     known_as: PurePosixPath
     dataset: str | None
     """The one whose clone it is in."""
@@ -64,7 +64,7 @@ class Images:
             if cloned.kind is DatasetKind.FILESYSTEM
         }
 
-    def place_of(self, disk: DiskEntry) -> Place:
+    def place_of(self, disk: DiskEntry) -> CloneDisk:
         """Where a disk is in the clone, with what is below it.
 
         Raises:
@@ -82,7 +82,7 @@ class Images:
         except LeadsOutError as error:
             raise LeadsOutError(thing, f"{error.thing}: {error.reason}", error.step) from error
 
-    def _follow(self, stack: ExitStack, thing: str, disk: DiskEntry) -> Place:
+    def _follow(self, stack: ExitStack, thing: str, disk: DiskEntry) -> CloneDisk:
         image, descriptor = self._top(stack, disk)
         found = [image]
         while image.place.format not in SELF_CONTAINED:
@@ -117,17 +117,19 @@ class Images:
         root = self._made[dataset].root
         descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         stack.callback(os.close, descriptor)
-        return _Image(Place(str(root), "block", form), known_as, dataset), descriptor
+        return _Image(CloneDisk(str(root), "block", form), known_as, dataset), descriptor
 
     def _in_clone(
         self, stack: ExitStack, dataset: str, path: PurePosixPath, known: PurePosixPath, form: str
     ) -> tuple[_Image, int]:
         root = self._made[dataset].root
         beneath = stack.enter_context(open_beneath(root, path, self._homes[dataset]))
-        place = Place(str(root / beneath.path), "file", form)
+        place = CloneDisk(str(root / beneath.path), "file", form)
         return _Image(place, known, dataset), beneath.descriptor
 
-    def _below(self, stack: ExitStack, image: _Image, names: Header) -> tuple[_Image, int] | None:
+    def _below(
+        self, stack: ExitStack, image: _Image, names: Qcow2Header
+    ) -> tuple[_Image, int] | None:
         """The backing file of an image, opened."""
         path = image.place.path
         if names.backing is None:
@@ -171,7 +173,7 @@ class Images:
         self._check_same(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         stack.callback(os.close, descriptor)
-        return _Image(Place(path, "file", form), known_as, None), descriptor
+        return _Image(CloneDisk(path, "file", form), known_as, None), descriptor
 
     def _check_same(self, path: str) -> None:
         """A file that is in no snapshot is what it was, if it was noted what that is."""
@@ -182,7 +184,7 @@ class Images:
         if not any(_real(file.path) == path and is_same(file, now) for file in noted):
             raise NotWholeError(path, "is below an image, and is not what was below it then")
 
-    def _data_file(self, stack: ExitStack, image: _Image, name: str) -> Place:
+    def _data_file(self, stack: ExitStack, image: _Image, name: str) -> CloneDisk:
         """A name that leads to a file beside the image leads there in a clone too."""
         path = image.place.path
         if not name or name.startswith("/") or PROTOCOL.match(name) or image.dataset is None:
@@ -196,10 +198,10 @@ class Images:
         found = stack.enter_context(open_beneath(cloned.root, wanted, home))
         if found.path != wanted:
             raise LeadsOutError(path, f"its data is in {name}, and a link leads there")
-        return Place(str(PurePosixPath(path).parent / name), "file")
+        return CloneDisk(str(PurePosixPath(path).parent / name), "file")
 
 
-def _header(image: _Image, descriptor: int) -> Header:
+def _header(image: _Image, descriptor: int) -> Qcow2Header:
     path, form = image.place.path, image.place.format
     if form != "qcow2":
         raise LeadsOutError(path, f"its format is {form}, which may name files nobody looks at")

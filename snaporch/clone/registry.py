@@ -57,7 +57,7 @@ class Purpose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Traces:
+class CloneArtifacts:
     """What there is of one clone besides its domain."""
 
     uuid: str
@@ -77,10 +77,10 @@ def directory_of(context: Context, uuid: str) -> Path:
     return context.config.paths.clones / uuid
 
 
-def find_traces(context: Context) -> list[Traces]:
+def find_traces(context: Context) -> list[CloneArtifacts]:
     """Of every clone, finished or not."""
     marks = {purpose.mark: purpose for purpose in Purpose}
-    found: dict[str, Traces] = {}
+    found: dict[str, CloneArtifacts] = {}
     local = context.pool.local_properties([*marks, NAME_PROPERTY])
     for dataset, properties in sorted(local.items()):
         for mark, purpose in marks.items():
@@ -89,7 +89,7 @@ def find_traces(context: Context) -> list[Traces]:
                 known = found.get(uuid)
                 datasets = (*(known.datasets if known else ()), dataset)
                 name = properties.get(NAME_PROPERTY, "")
-                found[uuid] = Traces(uuid, name, purpose, datasets, making=False)
+                found[uuid] = CloneArtifacts(uuid, name, purpose, datasets, making=False)
     for directory in _directories(context.config.paths.clones):
         found[directory.name] = _with_directory(directory, found.get(directory.name))
     return list(found.values())
@@ -102,7 +102,7 @@ def _directories(clones: Path) -> list[Path]:
         return sorted(path for path in clones.iterdir() if _UUID.fullmatch(path.name))
 
 
-def _with_directory(directory: Path, known: Traces | None) -> Traces:
+def _with_directory(directory: Path, known: CloneArtifacts | None) -> CloneArtifacts:
     """A mark that cannot be read was cut short, before anything else was made."""
     mark = directory / MAKING
     told: dict[str, str] = {}
@@ -114,7 +114,7 @@ def _with_directory(directory: Path, known: Traces | None) -> Traces:
     purpose = known.purpose if known else Purpose(told.get("purpose", Purpose.CLONE))
     name = told.get("name") or (known.name if known else "")
     datasets = known.datasets if known else ()
-    return Traces(directory.name, name, purpose, datasets, making=mark.exists())
+    return CloneArtifacts(directory.name, name, purpose, datasets, making=mark.exists())
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def remove(context: Context, uuid: str) -> list[str]:
     return done
 
 
-def _destroy_datasets(context: Context, traces: Traces) -> list[str]:
+def _destroy_datasets(context: Context, traces: CloneArtifacts) -> list[str]:
     """A throw-away clone may have been snapshotted by somebody's timer meanwhile."""
     clones = context.pool.origins(traces.datasets)
     done = []

@@ -1,7 +1,7 @@
 """The configuration: its schema, which is also its documentation, and its loading."""
 
 from snaporch.config.load import DEFAULT_PATH, load_config
-from snaporch.config.monitoring import Email, Metrics, Notify, Status
+from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Keep, Policy, Schedule
 from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Paths
@@ -10,14 +10,14 @@ __all__ = [
     "DEFAULT_PATH",
     "Config",
     "DomainSettings",
-    "Email",
+    "EmailOptions",
     "Keep",
-    "Metrics",
-    "Notify",
+    "MetricsOptions",
+    "NotifyOptions",
     "Paths",
     "Policy",
     "Replica",
     "Schedule",
-    "Status",
+    "StatusOptions",
     "load_config",
 ]

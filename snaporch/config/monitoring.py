@@ -81,7 +81,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Status(_Section):
+class StatusOptions(_Section):
     """When `snaporch status` finds that something needs attention."""
 
     grace: Span = Field(
@@ -106,13 +106,13 @@ class Status(_Section):
     )
 
     @model_validator(mode="after")
-    def _in_order(self) -> Status:
+    def _in_order(self) -> StatusOptions:
         if self.store_critical < self.store_warning:
             raise ValueError("must have a store_critical that is not below store_warning")
         return self
 
 
-class Metrics(_Section):
+class MetricsOptions(_Section):
     """Figures for Prometheus."""
 
     textfile: PathOrNothing = Field(
@@ -129,7 +129,7 @@ class Metrics(_Section):
     )
 
 
-class Email(_Section):
+class EmailOptions(_Section):
     """Notifications by e-mail."""
 
     to: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
@@ -155,7 +155,7 @@ class Email(_Section):
     )
 
     @model_validator(mode="after")
-    def _log_in(self) -> Email:
+    def _log_in(self) -> EmailOptions:
         if bool(self.user) != bool(self.password_file):
             raise ValueError("must have both user and password_file, or neither")
         if self.user and self.smtp.startswith("/"):
@@ -165,7 +165,7 @@ class Email(_Section):
         return self
 
 
-class Notify(_Section):
+class NotifyOptions(_Section):
     """Who is told how the runs of policies ended."""
 
     on: tuple[Kind, ...] = Field(
@@ -197,4 +197,4 @@ class Notify(_Section):
         description="Configuration file of apprise, with an URL in each line. Needs the `apprise` "
         "package. Nobody but root may read the file, for such URLs hold passwords.",
     )
-    email: Email = Field(default=Email(), description="Notifications by e-mail.")
+    email: EmailOptions = Field(default=EmailOptions(), description="Notifications by e-mail.")

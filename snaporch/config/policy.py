@@ -79,8 +79,8 @@ def cron_trigger(expression: str) -> CronTrigger:
     """What a line of crontab(5) means on a clock that never changes, written as UTC.
 
     apscheduler leaves days out when it begins anew after its clock was put forward or back; what
-    the clock of a zone makes of these times is worked out in :mod:`snaporch.schedule.recurrence`. It
-    counts weekdays from Monday, cron from Sunday; so they are given to it by name.
+    the clock of a zone makes of these times is worked out in :mod:`snaporch.schedule.recurrence`.
+    It     counts weekdays from Monday, cron from Sunday; so they are given to it by name.
 
     Raises:
         ValueError: it means none, or something else to cron than to us.

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from snaporch.config.load import DEFAULT_PATH
-from snaporch.config.monitoring import Email, Metrics, Notify, Status
+from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import SPANS, Group, Keep, Policy, Schedule
 from snaporch.config.replica import Replica
-from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
+from snaporch.config.schema import Config, DomainSettings, Paths, PruneOptions, RamPagesOptions
 
 _HEAD = f"""# Configuration
 
@@ -42,20 +42,24 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[paths]`", Paths, ""),
     (
         "`[prune]`",
-        Prune,
+        PruneOptions,
         "Bundles whose snapshots are gone, and safety copies: see [pruning](pruning.md).",
     ),
-    ("`[pages]`", Pages, "RAM that costs what changed: see [RAM in pages](ram-pages.md)."),
+    (
+        "`[pages]`",
+        RamPagesOptions,
+        "RAM that costs what changed: see [RAM in pages](ram-pages.md).",
+    ),
     ('`[defaults]` and `[domain."NAME"]`', DomainSettings, _DOMAIN_INTRO),
     ("`[schedule]`", Schedule, "See [schedules](schedule.md)."),
     ("`[policy.NAME]`", Policy, _POLICY_INTRO),
     ("`[policy.NAME.keep]`", Keep, "At least one of them."),
     ("`[group.NAME]`", Group, _GROUP_INTRO),
     ("`[replica.NAME]`", Replica, _REPLICA_INTRO),
-    ("`[status]`", Status, "See [status](status.md)."),
-    ("`[metrics]`", Metrics, "See [metrics for Prometheus](metrics.md)."),
-    ("`[notify]`", Notify, "See [notifications](notify.md)."),
-    ("`[notify.email]`", Email, ""),
+    ("`[status]`", StatusOptions, "See [status](status.md)."),
+    ("`[metrics]`", MetricsOptions, "See [metrics for Prometheus](metrics.md)."),
+    ("`[notify]`", NotifyOptions, "See [notifications](notify.md)."),
+    ("`[notify.email]`", EmailOptions, ""),
 )
 SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica")
 """Options that are tables with names of the user's, or of one kind of them."""

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from snaporch.config.monitoring import Metrics, Notify, Status
+from snaporch.config.monitoring import MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Policy, PolicyName, Schedule
 from snaporch.config.replica import Replica
 from snaporch.default_paths import BUNDLES, LIBVIRT, RUNTIME
@@ -107,7 +107,7 @@ class Paths(_Section):
     )
 
 
-class Prune(_Section):
+class PruneOptions(_Section):
     """How long things stay that nothing needs any more."""
 
     trash_days: int = Field(
@@ -126,7 +126,7 @@ class Prune(_Section):
     )
 
 
-class Pages(_Section):
+class RamPagesOptions(_Section):
     """Where RAM goes with `ram_store = "pages"`."""
 
     dataset: Annotated[str, AfterValidator(_dataset)] = Field(
@@ -316,10 +316,12 @@ class Config(_Section):
         "paused until all are frozen go together.",
     )
     paths: Paths = Field(default=Paths(), description="Where snaporch keeps things.")
-    prune: Prune = Field(
-        default=Prune(), description="How long things stay that nothing needs any more."
+    prune: PruneOptions = Field(
+        default=PruneOptions(), description="How long things stay that nothing needs any more."
     )
-    pages: Pages = Field(default=Pages(), description='Where RAM goes with `ram_store = "pages"`.')
+    pages: RamPagesOptions = Field(
+        default=RamPagesOptions(), description='Where RAM goes with `ram_store = "pages"`.'
+    )
     defaults: DomainSettings = Field(
         default=DomainSettings(), description="Settings of every domain."
     )
@@ -331,9 +333,13 @@ class Config(_Section):
     policy: dict[PolicyName, Policy] = Field(
         default={}, description="Policies, by name: `[policy.hourly]`."
     )
-    status: Status = Field(default=Status(), description="When something needs attention.")
-    metrics: Metrics = Field(default=Metrics(), description="Figures for Prometheus.")
-    notify: Notify = Field(default=Notify(), description="Who is told how runs ended.")
+    status: StatusOptions = Field(
+        default=StatusOptions(), description="When something needs attention."
+    )
+    metrics: MetricsOptions = Field(default=MetricsOptions(), description="Figures for Prometheus.")
+    notify: NotifyOptions = Field(
+        default=NotifyOptions(), description="Who is told how runs ended."
+    )
 
     group: dict[PolicyName, Group] = Field(
         default={}, description="Consistency groups, by name: `[group.NAME]`."

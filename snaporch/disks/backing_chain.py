@@ -16,14 +16,14 @@ from pathlib import PurePosixPath
 from xml.etree.ElementTree import Element
 
 from snaporch.bundle.host_file import open_unmarked
-from snaporch.bundle.manifest import BeneathEntry
+from snaporch.bundle.manifest import BackingFileEntry
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.qcow2 import (
     MAX_CHAIN,
     PROTOCOL,
-    Header,
     HeaderError,
+    Qcow2Header,
     is_qcow2,
     read_qcow2,
 )
@@ -60,7 +60,7 @@ class FileState:
 
 
 @dataclass(frozen=True, slots=True)
-class Beneath:
+class BackingFile:
     """A file or device beneath a disk."""
 
     target: str
@@ -94,7 +94,7 @@ class _Image:
     """Its ``<disk>`` or ``<backingStore>``; ``None`` if only a header names it."""
 
 
-def is_same(noted: BeneathEntry, now: FileState) -> bool:
+def is_same(noted: BackingFileEntry, now: FileState) -> bool:
     """Whether a file that was not snapshotted is what it was."""
     return FileState(noted.bytes or 0, noted.inode or 0, noted.mtime_ns or 0) == now
 
@@ -104,7 +104,7 @@ def find_beneath(
     disks: Iterable[Disk],
     datasets: Collection[Dataset],
     domains: Callable[[], Iterable[Domain]],
-) -> tuple[Beneath, ...]:
+) -> tuple[BackingFile, ...]:
     """All that lies beneath some disks of a domain.
 
     Args:
@@ -115,7 +115,7 @@ def find_beneath(
         RefusedError: something beneath a disk could change without being snapshotted.
     """
     root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
-    found: list[Beneath] = []
+    found: list[BackingFile] = []
     for disk in disks:
         thing = f"{domain.name}: {disk.target} ({disk.source})"
         top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
@@ -164,7 +164,7 @@ def _look(
     datasets: Collection[Dataset],
     domains: Callable[[], Iterable[Domain]],
     kind: _Kind,
-) -> Beneath:
+) -> BackingFile:
     path, data, state = image.path, kind is not _Kind.BACKING, None
     try:
         real = resolver.real_path(path)
@@ -173,7 +173,7 @@ def _look(
     else:
         dataset = _dataset_of(real)
         if dataset in datasets and not _is_opaque(image):
-            return Beneath(target, path, dataset, None, data, image.format)
+            return BackingFile(target, path, dataset, None, data, image.format)
         where = f"in {dataset.name}" if dataset is not None else "not on ZFS"
         state = _state(image, real)
     if kind is _Kind.DATA:
@@ -189,7 +189,7 @@ def _look(
                 f"{path}, which lies beneath it, is {where}, and {domain.name} writes to it",
                 "give each guest an image of its own",
             )
-    return Beneath(target, path, None, state, data, image.format)
+    return BackingFile(target, path, None, state, data, image.format)
 
 
 def _state(image: _Image, real: str) -> FileState | None:
@@ -223,7 +223,7 @@ def _is_opaque(image: _Image) -> bool:
     return not spelled and (image.format in _UNREAD or _nobody_looks(image.path))
 
 
-def _header(image: _Image) -> Header | None:
+def _header(image: _Image) -> Qcow2Header | None:
     """``None`` for an image that names no other, or that is all spelled in the definition."""
     if _is_opaque(image):
         raise HeaderError(
@@ -262,7 +262,7 @@ def _opened(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _data_file(thing: str, image: _Image, header: Header | None) -> str | None:
+def _data_file(thing: str, image: _Image, header: Qcow2Header | None) -> str | None:
     store = image.element.find("source/dataStore") if image.element is not None else None
     if store is not None:
         path = domain_xml.source_path(store, store.get("type", "file"))
@@ -274,7 +274,7 @@ def _data_file(thing: str, image: _Image, header: Header | None) -> str | None:
     return _named(image, header.data_file, "data")
 
 
-def _below(thing: str, image: _Image, header: Header | None) -> _Image | None:
+def _below(thing: str, image: _Image, header: Qcow2Header | None) -> _Image | None:
     store = image.element.find("backingStore") if image.element is not None else None
     if store is not None:
         if store.find("source") is None:

@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from snaporch.errors import SnaporchError
-from snaporch.hypervisor import Backing, OverlayDisk
-from snaporch.hypervisor.qcow2 import Header, HeaderError, read_qcow2
+from snaporch.hypervisor import BackingImage, OverlayDisk
+from snaporch.hypervisor.qcow2 import HeaderError, Qcow2Header, read_qcow2
 from snaporch.model import Owner
 
 _SECTOR = 512
@@ -38,7 +38,7 @@ class OverlayError(SnaporchError):
 class Layers:
     """The open images of one disk: its overlay, its base, and what lies below that."""
 
-    def __init__(self, overlay: int, lower: Sequence[tuple[Backing, int]]) -> None:
+    def __init__(self, overlay: int, lower: Sequence[tuple[BackingImage, int]]) -> None:
         self._overlay = overlay
         self._lower = lower
 
@@ -94,7 +94,7 @@ def open_overlay(disk: OverlayDisk) -> Iterator[Layers]:
     """
     with ExitStack() as stack:
         overlay = _open_overlay(stack, disk)
-        base = Backing(disk.base, disk.base_kind, disk.base_format)
+        base = BackingImage(disk.base, disk.base_kind, disk.base_format)
         _check_header(disk.overlay, _header(overlay, disk.overlay), base, strict=True)
         yield Layers(overlay, ())
 
@@ -108,7 +108,7 @@ def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
     """
     with ExitStack() as stack:
         overlay = _open_overlay(stack, disk)
-        chain = (Backing(disk.base, disk.base_kind, disk.base_format), *disk.below)
+        chain = (BackingImage(disk.base, disk.base_kind, disk.base_format), *disk.below)
         lower = [(image, _open(stack, image.path, image.kind)) for image in chain]
         header = _header(overlay, disk.overlay)
         _check_header(disk.overlay, header, chain[0], strict=True)
@@ -147,20 +147,22 @@ def _open(stack: ExitStack, path: str, kind: str, flags: int = 0) -> int:
     return descriptor
 
 
-def _header(descriptor: int, path: str) -> Header:
+def _header(descriptor: int, path: str) -> Qcow2Header:
     try:
         return read_qcow2(descriptor)
     except (HeaderError, OSError) as error:
         raise OverlayError(path, str(error), _KEEP) from error
 
 
-def _check_self_contained(path: str, header: Header) -> None:
+def _check_self_contained(path: str, header: Qcow2Header) -> None:
     if header.data_file is not None or header.encrypted:
         kind = "encryption" if header.encrypted else "an external data file"
         raise OverlayError(path, f"has {kind}", _KEEP)
 
 
-def _check_header(path: str, header: Header, below: Backing | None, *, strict: bool) -> None:
+def _check_header(
+    path: str, header: Qcow2Header, below: BackingImage | None, *, strict: bool
+) -> None:
     """``strict`` for an overlay of ours, of which the name and the format are known exactly."""
     _check_self_contained(path, header)
     named = header.backing
@@ -176,7 +178,7 @@ def _check_header(path: str, header: Header, below: Backing | None, *, strict: b
         raise OverlayError(path, f"names the format {stated}, and not {below.format}", _KEEP)
 
 
-def _size(image: Backing, descriptor: int) -> int:
+def _size(image: BackingImage, descriptor: int) -> int:
     """Of the disk that a guest sees, in bytes."""
     if image.format == "qcow2":
         return _header(descriptor, image.path).size

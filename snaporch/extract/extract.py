@@ -14,7 +14,7 @@ from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.extract.disk_reader import blocks, open_disk
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
-from snaporch.restore.output_file import Extracted, check_destination
+from snaporch.restore.output_file import ExtractedFile, check_destination
 from snaporch.restore.source import Source, check_whole_disks
 
 _GRAIN = 64 << 10
@@ -47,7 +47,7 @@ def _name(source: Source, disk: DiskEntry) -> str:
     return f"{source.thing}-{disk.target}.{disk.format}".replace("/", "_")
 
 
-def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extracted:
+def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> ExtractedFile:
     """Copy one disk to ``to``, sparse, byte by byte the same as in the snapshot.
 
     An image file is read from the snapshot itself, mounted for this process alone; a volume from a
@@ -69,7 +69,7 @@ def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extr
         ) from error
     status = to.stat()
     _warn_of_others(context, source, disk, to)
-    return Extracted(disk.target, str(to), disk.format, status.st_size, status.st_blocks * 512)
+    return ExtractedFile(disk.target, str(to), disk.format, status.st_size, status.st_blocks * 512)
 
 
 def _copy(context: Context, source: Source, reading: BinaryIO, to: Path) -> None:

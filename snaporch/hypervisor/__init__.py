@@ -1,7 +1,7 @@
 """The only room that talks to libvirt."""
 
 from snaporch.hypervisor.interface import (
-    Backing,
+    BackingImage,
     Blocker,
     CancelledError,
     CaptureRequest,
@@ -14,7 +14,7 @@ from snaporch.hypervisor.interface import (
     OverlayDisk,
     Patience,
     Pause,
-    Picture,
+    Screenshot,
     Told,
     Unguarded,
     Vitals,
@@ -22,7 +22,7 @@ from snaporch.hypervisor.interface import (
 )
 
 __all__ = [
-    "Backing",
+    "BackingImage",
     "Blocker",
     "CancelledError",
     "CaptureRequest",
@@ -35,7 +35,7 @@ __all__ = [
     "OverlayDisk",
     "Patience",
     "Pause",
-    "Picture",
+    "Screenshot",
     "Told",
     "Unguarded",
     "Vitals",

@@ -2,8 +2,8 @@
 
 What the guest sees stays (addresses, models, sizes), for a clone may be resumed from RAM. What it
 would share with the original is replaced or taken away: disks, UEFI variables, TPM state, logs,
-sockets, ports, networks (:mod:`snaporch.hypervisor.clone_backends`). What is left then has to be in the
-list of what a clone may take over (:mod:`snaporch.hypervisor.clone_allowlist`).
+sockets, ports, networks (:mod:`snaporch.hypervisor.clone_backends`). What is left then has to be in
+the list of what a clone may take over (:mod:`snaporch.hypervisor.clone_allowlist`).
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ class SharedError(RefusedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CloneDisk:
     """Where a disk of the clone is."""
 
     path: str
     kind: str
     """libvirt's ``<disk type=…>``: file or block."""
     format: str = "raw"
-    below: Place | None = None
+    below: CloneDisk | None = None
     """Its backing file."""
-    data: Place | None = None
+    data: CloneDisk | None = None
     """The file with its data, if that is another."""
 
     @property
-    def chain(self) -> tuple[Place, ...]:
+    def chain(self) -> tuple[CloneDisk, ...]:
         """All that is below it, the nearest first."""
         return (self.below, *self.below.chain) if self.below is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CloneIdentity:
     """Who the clone is."""
 
     name: str
     uuid: str
     of: str
     """``DOMAIN@SNAPSHOT``"""
-    disks: Mapping[str, Place]
+    disks: Mapping[str, CloneDisk]
     """By target."""
     files: str
     """A directory for what it writes beside its disks: logs, UEFI variables."""
@@ -99,14 +99,14 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class CloneXml:
     """XML, and what the clone does without."""
 
     xml: str
     missing: tuple[str, ...]
 
 
-def rewrite(xml: str, identity: Identity) -> Rewritten:
+def rewrite(xml: str, identity: CloneIdentity) -> CloneXml:
     """The XML of the clone.
 
     Raises:
@@ -138,7 +138,7 @@ def rewrite(xml: str, identity: Identity) -> Rewritten:
         if element.text is not None and _SPACE.fullmatch(element.text):
             element.text = None
         element.tail = None
-    return Rewritten(ElementTree.tostring(root, encoding="unicode"), tuple(missing))
+    return CloneXml(ElementTree.tostring(root, encoding="unicode"), tuple(missing))
 
 
 def clone_of(xml: str) -> str | None:
@@ -165,7 +165,7 @@ def memory_bytes(xml: str) -> int:
     return int(element.text or 0) * units.get(element.get("unit", "KiB"), 1 << 10)
 
 
-def _name(root: Element, identity: Identity) -> None:
+def _name(root: Element, identity: CloneIdentity) -> None:
     _child(root, "name").text = identity.name
     _child(root, "uuid").text = identity.uuid
     root.attrib.pop("id", None)
@@ -197,7 +197,7 @@ def _child(root: Element, tag: str) -> Element:
     return found if found is not None else SubElement(root, tag)
 
 
-def _disks(root: Element, identity: Identity) -> list[str]:
+def _disks(root: Element, identity: CloneIdentity) -> list[str]:
     missing = []
     devices = _child(root, "devices")
     for element in root.findall("devices/disk"):
@@ -225,7 +225,7 @@ def _disks(root: Element, identity: Identity) -> list[str]:
     return missing
 
 
-def _point_at(element: Element, place: Place) -> None:
+def _point_at(element: Element, place: CloneDisk) -> None:
     element.set("type", place.kind)
     for name in ("rawio", "sgio"):  # they are for commands to a device of the host
         element.attrib.pop(name, None)
@@ -244,7 +244,7 @@ def _point_at(element: Element, place: Place) -> None:
     SubElement(above, "backingStore")  # nothing below that, whatever a header says
 
 
-def _add_source(element: Element, place: Place, original: Element | None) -> None:
+def _add_source(element: Element, place: CloneDisk, original: Element | None) -> None:
     """Another path, read as the original is: by its secret, from its slice."""
     kind = "file" if place.kind == "file" else "dev"
     source = SubElement(element, "source", {kind: place.path})
@@ -287,7 +287,7 @@ def _make_optional(element: Element) -> None:
         source.set("startupPolicy", "optional")
 
 
-def _host_memory(root: Element, identity: Identity) -> None:
+def _host_memory(root: Element, identity: CloneIdentity) -> None:
     if root.find("devices/memory/source/path") is not None:
         raise SharedError(identity.of, "it has memory in a file of the host")
     for element in root.findall("devices/vsock/cid"):
@@ -295,7 +295,7 @@ def _host_memory(root: Element, identity: Identity) -> None:
         element.set("auto", "yes")
 
 
-def _firmware(root: Element, identity: Identity) -> None:
+def _firmware(root: Element, identity: CloneIdentity) -> None:
     """UEFI variables and TPM state of its own: what libvirt knows of them, and nothing else."""
     for loader in root.findall("os/loader[@type='pflash']"):
         if loader.get("readonly") != "yes":
@@ -315,7 +315,7 @@ def _firmware(root: Element, identity: Identity) -> None:
     _tpm(root, identity)
 
 
-def _tpm(root: Element, identity: Identity) -> None:
+def _tpm(root: Element, identity: CloneIdentity) -> None:
     """In libvirt's own directory: where the original has its own, AppArmor may keep others out."""
     state, backend = tpm_state(root), root.find("devices/tpm/backend")
     source = backend.find("source") if backend is not None else None
@@ -325,7 +325,7 @@ def _tpm(root: Element, identity: Identity) -> None:
     source.set("path", str(place / _TPM_FILE if state.is_file else place))
 
 
-def _interface(element: Element, identity: Identity) -> None:
+def _interface(element: Element, identity: CloneIdentity) -> None:
     if element.get("type") in _OTHER_CARDS:
         return
     for child in list(element):
@@ -351,7 +351,7 @@ def _new_mac() -> str:
     return "52:54:00:" + ":".join(f"{byte:02x}" for byte in secrets.token_bytes(3))
 
 
-def _scheduling(root: Element, identity: Identity) -> None:
+def _scheduling(root: Element, identity: CloneIdentity) -> None:
     if not identity.throw_away:
         return
     for name in ("cputune", "numatune"):
@@ -365,7 +365,7 @@ def _scheduling(root: Element, identity: Identity) -> None:
             _child(root, "memoryBacking").remove(element)
 
 
-def _without_foreign(root: Element, identity: Identity) -> list[str]:
+def _without_foreign(root: Element, identity: CloneIdentity) -> list[str]:
     """Refuse what is not known to be harmless; a clone that boots goes without such devices."""
     own = {identity.files, str(tpm_directory(identity.uuid, None).parent)}
     for place in identity.disks.values():
@@ -389,7 +389,7 @@ def _without_foreign(root: Element, identity: Identity) -> list[str]:
     return missing
 
 
-def _foreign_in_device(element: Element, identity: Identity, own: set[str]) -> Iterator[str]:
+def _foreign_in_device(element: Element, identity: CloneIdentity, own: set[str]) -> Iterator[str]:
     target = element.find("target")
     shared = element.tag == "disk" and (
         target is None or target.get("dev", "") not in identity.disks

@@ -11,7 +11,7 @@ from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
 from snaporch.errors import RefusedError
-from snaporch.hypervisor.interface import Backing, CaptureRequest, OverlayDisk
+from snaporch.hypervisor.interface import BackingImage, CaptureRequest, OverlayDisk
 from snaporch.model import Disk, Owner, TpmState
 
 _SOURCE_ATTRIBUTES = {"file": "file", "block": "dev", "dir": "dir"}
@@ -227,7 +227,7 @@ def backing_chain(root: Element, target: str) -> list[str]:
     return [image.path for image in backing_images(root, target)]
 
 
-def backing_images(root: Element, target: str) -> tuple[Backing, ...]:
+def backing_images(root: Element, target: str) -> tuple[BackingImage, ...]:
     """Every image below a disk's active one, the nearest first."""
     element = disk_element(root, target)
     found = []
@@ -236,7 +236,7 @@ def backing_images(root: Element, target: str) -> tuple[Backing, ...]:
         path = source_path(element, kind)
         if path is None:
             break
-        found.append(Backing(path, kind, (form.get("type") if form is not None else "") or ""))
+        found.append(BackingImage(path, kind, (form.get("type") if form is not None else "") or ""))
     return tuple(found)
 
 

@@ -72,7 +72,7 @@ class CancelledError(HypervisorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Backing:
+class BackingImage:
     """An image in the chain of a disk."""
 
     path: str
@@ -91,7 +91,7 @@ class OverlayDisk:
     """libvirt's ``<disk type=…>`` of the base: file or block."""
     base_format: str
     overlay: str
-    below: tuple[Backing, ...] = ()
+    below: tuple[BackingImage, ...] = ()
     """The base's own chain, the nearest first."""
     xml: str = ""
     """The ``<disk>`` of the definition, as it was on its base."""
@@ -103,7 +103,7 @@ class OverlayDisk:
         Raises:
             KeyError, TypeError: it is not what it should be.
         """
-        below = tuple(Backing(**image) for image in value.get("below", ()))
+        below = tuple(BackingImage(**image) for image in value.get("below", ()))
         return cls(**value | {"below": below})
 
 
@@ -179,7 +179,7 @@ class OpenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Screenshot:
     """A screen shot."""
 
     data: bytes
@@ -352,7 +352,7 @@ class Hypervisor(Protocol):
     def file_systems_frozen(self, uuid: str) -> bool | None:
         """What the agent says about it; ``None`` when it says nothing."""
 
-    def backing_images(self, domain: Domain, target: str) -> tuple[Backing, ...]:
+    def backing_images(self, domain: Domain, target: str) -> tuple[BackingImage, ...]:
         """The images below a disk's active one that are files or devices, the nearest first."""
 
     def backing_chain(self, domain: Domain, target: str) -> list[str]:
@@ -415,7 +415,7 @@ class Hypervisor(Protocol):
     def vitals(self, uuid: str) -> Vitals:
         """State and CPU time of a domain."""
 
-    def screenshot(self, uuid: str) -> Picture | None:
+    def screenshot(self, uuid: str) -> Screenshot | None:
         """What is on the first screen; ``None`` for a domain without one."""
 
     def network_is_isolated(self, name: str) -> bool:

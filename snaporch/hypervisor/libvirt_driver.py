@@ -22,7 +22,7 @@ from snaporch.hypervisor.domain_reader import DomainReader
 from snaporch.hypervisor.events import DomainEvents, start_event_loop, tell_changes
 from snaporch.hypervisor.host_compat import find_misfit, seen_cpu
 from snaporch.hypervisor.interface import (
-    Backing,
+    BackingImage,
     Blocker,
     CaptureRequest,
     CommitStage,
@@ -32,7 +32,7 @@ from snaporch.hypervisor.interface import (
     OverlayDisk,
     Patience,
     Pause,
-    Picture,
+    Screenshot,
     Tick,
     Told,
     Unguarded,
@@ -322,7 +322,7 @@ class LibvirtHypervisor:
     def file_systems_frozen(self, uuid: str) -> bool | None:
         return agent.frozen(self._handle(uuid))
 
-    def backing_images(self, domain: Domain, target: str) -> tuple[Backing, ...]:
+    def backing_images(self, domain: Domain, target: str) -> tuple[BackingImage, ...]:
         return domain_xml.backing_images(domain_xml.parse(domain.live_xml or ""), target)
 
     def backing_chain(self, domain: Domain, target: str) -> list[str]:
@@ -418,7 +418,7 @@ class LibvirtHypervisor:
         used = [value for key, value in told.items() if _VCPU_TIME.fullmatch(key)]
         return Vitals(self.state(uuid), sum(used))
 
-    def screenshot(self, uuid: str) -> Picture | None:
+    def screenshot(self, uuid: str) -> Screenshot | None:
         return take_screenshot(self._conn(), self._handle(uuid))
 
     def network_is_isolated(self, name: str) -> bool:

@@ -38,7 +38,7 @@ class HeaderError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class Qcow2Header:
     """What matters of a header; names as they are written there."""
 
     size: int
@@ -55,7 +55,7 @@ def is_qcow2(descriptor: int) -> bool:
     return os.pread(descriptor, len(_MAGIC), 0) == _MAGIC
 
 
-def read_qcow2(descriptor: int) -> Header:
+def read_qcow2(descriptor: int) -> Qcow2Header:
     """The header of an image that is open.
 
     Raises:
@@ -75,7 +75,7 @@ def read_qcow2(descriptor: int) -> Header:
     end = offset or 1 << min(cluster_bits, _MAX_CLUSTER_BITS)
     room = max(min(end - begin, _MAX_EXTENSIONS), 0)
     extensions = _extensions(os.pread(descriptor, room, begin))
-    return Header(
+    return Qcow2Header(
         size=size,
         backing=_name(descriptor, offset, length) if offset else None,
         backing_format=extensions.get(_BACKING_FORMAT),

@@ -6,12 +6,12 @@ from typing import Any
 
 import libvirt
 
-from snaporch.hypervisor.interface import Picture
+from snaporch.hypervisor.interface import Screenshot
 
 _SUFFIXES = {"image/png": "png", "image/x-portable-pixmap": "ppm"}
 
 
-def take_screenshot(connection: Any, handle: Any) -> Picture | None:
+def take_screenshot(connection: Any, handle: Any) -> Screenshot | None:
     """The first screen of a running domain, ``None`` if it has none."""
     data = bytearray()
     try:
@@ -21,4 +21,4 @@ def take_screenshot(connection: Any, handle: Any) -> Picture | None:
         stream.finish()
     except libvirt.libvirtError:
         return None
-    return Picture(bytes(data), _SUFFIXES.get(kind, "image"))
+    return Screenshot(bytes(data), _SUFFIXES.get(kind, "image"))

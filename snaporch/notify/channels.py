@@ -16,7 +16,7 @@ from email.message import EmailMessage
 from email.utils import format_datetime, make_msgid
 from pathlib import Path
 
-from snaporch.config import Email, Notify
+from snaporch.config import EmailOptions, NotifyOptions
 from snaporch.config.monitoring import mail_server
 from snaporch.errors import SnaporchError, one_line
 from snaporch.notify.event import Event
@@ -31,7 +31,7 @@ class NotifyError(SnaporchError):
     """Somebody could not be told."""
 
 
-def ways(notify: Notify) -> dict[str, Way]:
+def ways(notify: NotifyOptions) -> dict[str, Way]:
     """The ways that are configured, by name."""
     found: dict[str, Way] = {}
     if notify.command:
@@ -93,7 +93,7 @@ def _run(words: Sequence[str], data: bytes, seconds: int, env: dict[str, str]) -
 # -- e-mail --------------------------------------------------------------------------------------
 
 
-def by_email(event: Event, email: Email, seconds: int) -> None:
+def by_email(event: Event, email: EmailOptions, seconds: int) -> None:
     """Send it by a mail server, or by a program such as sendmail.
 
     Raises:
@@ -113,7 +113,7 @@ def by_email(event: Event, email: Email, seconds: int) -> None:
         raise NotifyError(email.smtp, _said(error)) from error
 
 
-def mail(event: Event, email: Email) -> EmailMessage:
+def mail(event: Event, email: EmailOptions) -> EmailMessage:
     """The e-mail."""
     message = EmailMessage()
     host = socket.getfqdn() if not email.sender else email.sender.rpartition("@")[2]
@@ -127,7 +127,7 @@ def mail(event: Event, email: Email) -> EmailMessage:
     return message
 
 
-def _server(email: Email, seconds: int) -> smtplib.SMTP:
+def _server(email: EmailOptions, seconds: int) -> smtplib.SMTP:
     host, port = mail_server(email.smtp)
     if email.encryption == "tls":
         context = ssl.create_default_context()

@@ -9,7 +9,7 @@ from snaporch.config import Config
 from snaporch.config.monitoring import Kind
 from snaporch.errors import ExitCode, SnaporchError, one_line
 from snaporch.model import Level, iso
-from snaporch.schedule.subprocesses import Outcome
+from snaporch.schedule.subprocesses import CaptureOutcome
 from snaporch.snapshot.choose_strategy import is_lower
 
 _SIGNAL = 128
@@ -75,7 +75,7 @@ class Event:
         }
 
 
-def event_of(config: Config, outcome: Outcome, host: str, at: datetime) -> Event | None:
+def event_of(config: Config, outcome: CaptureOutcome, host: str, at: datetime) -> Event | None:
     """What the end of a run means; nothing if somebody stopped it."""
     if outcome.status >= _SIGNAL:
         return None
@@ -109,7 +109,7 @@ def event_of_error(error: SnaporchError, host: str, at: datetime) -> Event:
     )
 
 
-def _kind(config: Config, outcome: Outcome) -> Kind:
+def _kind(config: Config, outcome: CaptureOutcome) -> Kind:
     if outcome.status == ExitCode.ATTENTION:
         return "attention"
     if not outcome.ok:

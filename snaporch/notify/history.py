@@ -17,7 +17,7 @@ _TROUBLES = ("failure", "attention")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NotificationRecord:
     """What was told last about a policy on a domain."""
 
     at: datetime
@@ -25,7 +25,7 @@ class Told:
     text: str
 
 
-def is_news(event: Event, known: Mapping[str, Told], repeat: timedelta) -> bool:
+def is_news(event: Event, known: Mapping[str, NotificationRecord], repeat: timedelta) -> bool:
     """Whether it is to be told: a trouble only if it is another one, or was told long ago."""
     last = known.get(event.key)
     if event.kind not in _TROUBLES or last is None or last.at > event.at:
@@ -34,27 +34,29 @@ def is_news(event: Event, known: Mapping[str, Told], repeat: timedelta) -> bool:
     return not same or last.at + repeat <= event.at
 
 
-def remembered(event: Event, known: Mapping[str, Told]) -> dict[str, Told]:
+def remembered(
+    event: Event, known: Mapping[str, NotificationRecord]
+) -> dict[str, NotificationRecord]:
     """What is known after an event; a trouble that is over is forgotten."""
     others = {key: told for key, told in known.items() if key != event.key}
     if event.kind in _TROUBLES:
-        others[event.key] = Told(event.at, event.kind, event.text)
+        others[event.key] = NotificationRecord(event.at, event.kind, event.text)
     return others
 
 
-def read_told(directory: Path) -> dict[str, Told]:
+def read_told(directory: Path) -> dict[str, NotificationRecord]:
     """What was told; nothing in a file that cannot be understood."""
     try:
         document = json.loads((directory / _NAME).read_bytes())
         return {
-            key: Told(parse_iso(at), str(kind), str(text))
+            key: NotificationRecord(parse_iso(at), str(kind), str(text))
             for key, (at, kind, text) in document.items()
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
-def write_told(directory: Path, known: Mapping[str, Told]) -> None:
+def write_told(directory: Path, known: Mapping[str, NotificationRecord]) -> None:
     """Replace what is remembered, in one step.
 
     Raises:

@@ -19,7 +19,7 @@ from snaporch.notify.channels import NotifyError, Way, ways
 from snaporch.notify.event import Event, event_of, event_of_error
 from snaporch.notify.history import is_news, read_told, remembered, write_told
 from snaporch.progress import Progress
-from snaporch.schedule.subprocesses import Outcome
+from snaporch.schedule.subprocesses import CaptureOutcome
 
 _MOST_WAITING = 1000
 _ME = "notify"
@@ -61,7 +61,7 @@ class Notifier:
         if over:
             self._put(_Over(config, over))
 
-    def ended(self, config: Config, outcome: Outcome) -> None:
+    def ended(self, config: Config, outcome: CaptureOutcome) -> None:
         """A run of a policy ended."""
         event = event_of(config, outcome, self._host, datetime.now(UTC))
         if event is not None:

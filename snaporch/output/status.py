@@ -10,23 +10,34 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from snaporch.config import Status as Limits
+from snaporch.config import StatusOptions as Limits
 from snaporch.errors import one_line
 from snaporch.model import Level, SnapshotRecord, parse_iso
 from snaporch.output.findings import nagios_line
 from snaporch.output.format import age, size
 from snaporch.output.terminal import print_result
-from snaporch.status.model import Carrier, DomainStatus, Grade, PolicyStatus, Status, Trouble
+from snaporch.status.model import (
+    DomainStatus,
+    PolicyStatus,
+    Problem,
+    ProblemGrade,
+    SchedulerState,
+    Status,
+)
 from snaporch.status.problems import worst
 
 _WIDEST = 100
 _PIPED_WIDTH = 100_000
 _INDENT = "  "
-_STYLES = {Grade.CRITICAL: "bold red", Grade.WARNING: "yellow"}
-_NAGIOS = {None: ("OK", 0), Grade.WARNING: ("WARNING", 1), Grade.CRITICAL: ("CRITICAL", 2)}
+_STYLES = {ProblemGrade.CRITICAL: "bold red", ProblemGrade.WARNING: "yellow"}
+_NAGIOS = {
+    None: ("OK", 0),
+    ProblemGrade.WARNING: ("WARNING", 1),
+    ProblemGrade.CRITICAL: ("CRITICAL", 2),
+}
 
 
-def print_status(status: Status, troubles: Sequence[Trouble], zone: tzinfo) -> None:
+def print_status(status: Status, troubles: Sequence[Problem], zone: tzinfo) -> None:
     """``snaporch status`` on standard output."""
     console = Console(highlight=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
@@ -60,7 +71,7 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
     return lines
 
 
-def _carrier(carrier: Carrier, now: datetime, zone: tzinfo) -> str:
+def _carrier(carrier: SchedulerState, now: datetime, zone: tzinfo) -> str:
     active = sorted(unit for unit, state in carrier.units.items() if state == "active")
     if carrier.holder is None:
         return f"{', '.join(active)} active" if active else "neither the daemon nor a timer"
@@ -126,7 +137,7 @@ def _ago(moment: datetime | None, now: datetime) -> str:
     return "-" if moment is None else age(moment, now)
 
 
-def _paragraph(trouble: Trouble, console: Console) -> Text:
+def _paragraph(trouble: Problem, console: Console) -> Text:
     word = trouble.grade.value
     line = f"{word}  {one_line(trouble.subject)}: {one_line(trouble.text)}  [{trouble.code}]"
     wrapped = textwrap.wrap(
@@ -144,7 +155,7 @@ def _paragraph(trouble: Trouble, console: Console) -> Text:
 # -- Nagios --------------------------------------------------------------------------------------
 
 
-def nagios(status: Status, troubles: Sequence[Trouble], limits: Limits) -> tuple[str, int]:
+def nagios(status: Status, troubles: Sequence[Problem], limits: Limits) -> tuple[str, int]:
     """The line and the exit status of a monitoring plugin (Nagios Plugin API, performance data)."""
     word, code = _NAGIOS[worst(troubles)]
     count = len(status.domains)

@@ -11,7 +11,7 @@ from pathlib import Path
 from snaporch.model import Census, iso
 
 
-class Kind(StrEnum):
+class ItemKind(StrEnum):
     """What a directory of the store is."""
 
     BUNDLE = "bundle"
@@ -27,7 +27,7 @@ class Kind(StrEnum):
     """Something whose removal has begun."""
 
 
-class Fate(StrEnum):
+class PruneAction(StrEnum):
     """What is to be done with it."""
 
     KEEP = "keep"
@@ -44,7 +44,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class SnapshotReference:
     """A ZFS snapshot that a bundle belongs to."""
 
     dataset: str
@@ -63,10 +63,10 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoreItem:
     """Something in the store."""
 
-    kind: Kind
+    kind: ItemKind
     path: Path
     uuid: str
     """The domain's."""
@@ -75,7 +75,7 @@ class Found:
     bytes: int = 0
     domain: str = ""
     snapshot: str = ""
-    references: tuple[Reference, ...] = ()
+    references: tuple[SnapshotReference, ...] = ()
     age: timedelta = timedelta()
     """How long prune has seen it where it is; of what is in the trash, and of safety copies."""
     trouble: str = ""
@@ -88,7 +88,7 @@ class Found:
     @property
     def title(self) -> str:
         """What people call it: the snapshot it belongs to, or its place."""
-        if self.kind is Kind.PAGES:
+        if self.kind is ItemKind.PAGES:
             return str(self.path)
         if self.domain and self.snapshot:
             return f"{self.domain}@{self.snapshot}"
@@ -96,7 +96,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Grace:
+class GracePeriods:
     """How long things stay that are not needed any more."""
 
     trash: timedelta
@@ -104,19 +104,19 @@ class Grace:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PruneDecision:
     """What is to be done with a thing, and why."""
 
-    found: Found
-    fate: Fate
+    found: StoreItem
+    fate: PruneAction
     reason: str
     usual: bool = False
     """It stays, as things usually do: nothing that anybody must read."""
 
 
 def judge(
-    found: Found, census: Census, under_way: Collection[str], grace: Grace, now: datetime
-) -> Verdict:
+    found: StoreItem, census: Census, under_way: Collection[str], grace: GracePeriods, now: datetime
+) -> PruneDecision:
     """Decide about one thing.
 
     Args:
@@ -127,70 +127,84 @@ def judge(
         now: the time, to say until when things stay; nothing is decided by it.
     """
     if found.trouble:
-        return Verdict(found, Fate.KEEP, found.trouble)
+        return PruneDecision(found, PruneAction.KEEP, found.trouble)
     if reason := worked_on(found, under_way):
-        return Verdict(found, Fate.KEEP, reason)
+        return PruneDecision(found, PruneAction.KEEP, reason)
     match found.kind:
-        case Kind.REMAINS:
-            return Verdict(found, Fate.DELETE, "its removal was cut short")
-        case Kind.PARTIAL:
-            return Verdict(found, Fate.DELETE, "its run is gone, and did not finish it")
-        case Kind.SAFETY:
+        case ItemKind.REMAINS:
+            return PruneDecision(found, PruneAction.DELETE, "its removal was cut short")
+        case ItemKind.PARTIAL:
+            return PruneDecision(
+                found, PruneAction.DELETE, "its run is gone, and did not finish it"
+            )
+        case ItemKind.SAFETY:
             return _aged(found, "undoes a restore", grace.safety, now)
         case _:
             return _judge_bundle(found, census, grace, now)
 
 
-def worked_on(found: Found, under_way: Collection[str]) -> str:
+def worked_on(found: StoreItem, under_way: Collection[str]) -> str:
     """Who needs the thing as it is; empty when nobody does. See :func:`judge`."""
     if found.name in under_way:
         return "its run is under way"
-    if found.kind is Kind.SAFETY and found.uuid in under_way:
+    if found.kind is ItemKind.SAFETY and found.uuid in under_way:
         return "a restore of its domain is not finished"
     return ""
 
 
-def _judge_bundle(found: Found, census: Census, grace: Grace, now: datetime) -> Verdict:
-    trashed = found.kind is Kind.TRASHED
+def _judge_bundle(
+    found: StoreItem, census: Census, grace: GracePeriods, now: datetime
+) -> PruneDecision:
+    trashed = found.kind is ItemKind.TRASHED
     living = living_as(found, census)
     if living:
         if not trashed:
-            return Verdict(found, Fate.KEEP, _how_it_lives(found, living), usual=True)
+            return PruneDecision(found, PruneAction.KEEP, _how_it_lives(found, living), usual=True)
         if found.place_taken:
-            return Verdict(found, Fate.KEEP, f"{living} is back, but so is another bundle of it")
-        return Verdict(found, Fate.PUT_BACK, f"{living} is back")
+            return PruneDecision(
+                found, PruneAction.KEEP, f"{living} is back, but so is another bundle of it"
+            )
+        return PruneDecision(found, PruneAction.PUT_BACK, f"{living} is back")
     if not found.references:
-        return Verdict(found, Fate.KEEP, "its manifest names no snapshot")
+        return PruneDecision(found, PruneAction.KEEP, "its manifest names no snapshot")
     hidden = sorted({r.pool for r in found.references} - census.pools)
     if hidden:
-        return Verdict(found, Fate.KEEP, f"the pool {', '.join(hidden)} is not imported")
+        return PruneDecision(
+            found, PruneAction.KEEP, f"the pool {', '.join(hidden)} is not imported"
+        )
     if trashed and found.wanted:
-        return Verdict(found, Fate.KEEP, f"{_gone(found)}; an undo may bring it back", usual=True)
+        return PruneDecision(
+            found, PruneAction.KEEP, f"{_gone(found)}; an undo may bring it back", usual=True
+        )
     if trashed:
         return _aged(found, _gone(found), grace.trash, now)
     into_trash = grace.trash or found.wanted
-    return Verdict(found, Fate.TRASH if into_trash else Fate.DELETE, _gone(found))
+    return PruneDecision(
+        found, PruneAction.TRASH if into_trash else PruneAction.DELETE, _gone(found)
+    )
 
 
-def living_as(found: Found, census: Census) -> str:
+def living_as(found: StoreItem, census: Census) -> str:
     """A snapshot the bundle still serves, its own rather than a copy; empty when there is none."""
     names = [(r, name) for r in found.references for name in census.snapshots.get(r.guid, ())]
     own = [name for reference, name in names if name == reference.full_name]
     return min(own or [name for _, name in names], default="")
 
 
-def _how_it_lives(found: Found, living: str) -> str:
+def _how_it_lives(found: StoreItem, living: str) -> str:
     own = {reference.full_name for reference in found.references}
     return f"{living} exists" if living in own else f"its snapshot lives on as {living}"
 
 
-def _gone(found: Found) -> str:
+def _gone(found: StoreItem) -> str:
     names = [reference.full_name for reference in found.references]
     return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} gone"
 
 
-def _aged(found: Found, what: str, grace: timedelta, now: datetime) -> Verdict:
+def _aged(found: StoreItem, what: str, grace: timedelta, now: datetime) -> PruneDecision:
     until = now + (grace - found.age)
     if found.age < grace:
-        return Verdict(found, Fate.KEEP, f"{what}; stays until {iso(until)}", usual=True)
-    return Verdict(found, Fate.DELETE, f"{what}; its time was over at {iso(until)}")
+        return PruneDecision(
+            found, PruneAction.KEEP, f"{what}; stays until {iso(until)}", usual=True
+        )
+    return PruneDecision(found, PruneAction.DELETE, f"{what}; its time was over at {iso(until)}")

@@ -29,14 +29,14 @@ from snaporch.context import Interrupt
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.locks import PRUNING, domain_lock
 from snaporch.model import PoolSnapshot
-from snaporch.prune.decision import Fate, Found, Kind, Verdict
+from snaporch.prune.decision import ItemKind, PruneAction, PruneDecision, StoreItem
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.zfs import RAM_PROPERTY, MountedError, Pool
 
 _REFERENCE = re.compile(f"{UUID_NAME}/{RUN_NAME}")
 
 
-class Standing(StrEnum):
+class PageReference(StrEnum):
     """What the bundle of a run says of the pages."""
 
     NAMED = "named"
@@ -47,10 +47,10 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PageFacts:
     """What is known of a snapshot of a page dataset."""
 
-    standing: Standing
+    standing: PageReference
     store_there: bool
     """The domain has a directory in the store."""
     pools_there: bool
@@ -59,42 +59,42 @@ class Facts:
     """A snapshot of the guest that the run took and that exists."""
 
 
-def judge_pages(facts: Facts) -> tuple[Fate, str]:
+def judge_pages(facts: PageFacts) -> tuple[PruneAction, str]:
     """Whether they stay, and why."""
     match facts.standing:
-        case Standing.NAMED:
-            return Fate.KEEP, "its bundle needs it"
-        case Standing.UNREADABLE:
-            return Fate.KEEP, "the manifest of its bundle cannot be read"
-        case Standing.OTHER:
-            return Fate.DELETE, "its bundle has its RAM elsewhere"
+        case PageReference.NAMED:
+            return PruneAction.KEEP, "its bundle needs it"
+        case PageReference.UNREADABLE:
+            return PruneAction.KEEP, "the manifest of its bundle cannot be read"
+        case PageReference.OTHER:
+            return PruneAction.DELETE, "its bundle has its RAM elsewhere"
     if not facts.store_there:
-        return Fate.KEEP, "the store has no directory of its domain"
+        return PruneAction.KEEP, "the store has no directory of its domain"
     if not facts.pools_there:
-        return Fate.KEEP, "a pool of its guest is not imported"
+        return PruneAction.KEEP, "a pool of its guest is not imported"
     if facts.living:
-        return Fate.KEEP, f"its bundle is gone, but {facts.living} exists"
-    return Fate.DELETE, "its bundle and its snapshots are gone"
+        return PruneAction.KEEP, f"its bundle is gone, but {facts.living} exists"
+    return PruneAction.DELETE, "its bundle and its snapshots are gone"
 
 
 @dataclass
-class Swept:
+class PageSnapshotsRemoved:
     """What came of it."""
 
-    verdicts: list[Verdict]
+    verdicts: list[PruneDecision]
     failures: list[SnaporchError]
 
 
 def sweep_pages(
     config: Config,
     pool: Pool,
-    found: Sequence[Found],
+    found: Sequence[StoreItem],
     under_way: Collection[str],
     going: Collection[Path] = (),
     *,
     domain: str | None = None,
     dry_run: bool = False,
-) -> Swept:
+) -> PageSnapshotsRemoved:
     """Destroy page snapshots that nothing needs, and delete what killed moves left in bundles.
 
     Args:
@@ -109,28 +109,30 @@ def sweep_pages(
     Raises:
         PoolError: ZFS could not be asked; nothing was destroyed.
     """
-    done = Swept([], [])
+    done = PageSnapshotsRemoved([], [])
     names = {each.uuid: each.domain for each in found if each.domain}
     for each in found:
-        if not dry_run and each.kind is Kind.BUNDLE and not each.trouble:
+        if not dry_run and each.kind is ItemKind.BUNDLE and not each.trouble:
             _tidy(each)
     marked = _marked(pool)
     if not marked:
         return done
-    sight = _Sight.of(pool, going)
+    sight = _Scan.of(pool, going)
     for pages in marked:
         uuid, run = pages.properties["ram"].split("/")
         if domain not in (None, uuid, names.get(uuid)):
             continue
         thing = _as_found(pages, uuid, run, names.get(uuid, ""))
         if run in under_way or uuid in under_way:
-            done.verdicts.append(Verdict(thing, Fate.KEEP, "its run is under way", usual=True))
+            done.verdicts.append(
+                PruneDecision(thing, PruneAction.KEEP, "its run is under way", usual=True)
+            )
             continue
         fate, reason = judge_pages(_facts(config, pages, sight))
-        verdict = Verdict(thing, fate, reason, usual=fate is Fate.KEEP)
-        if fate is Fate.DELETE and not dry_run:
+        verdict = PruneDecision(thing, fate, reason, usual=fate is PruneAction.KEEP)
+        if fate is PruneAction.DELETE and not dry_run:
             verdict = _destroy(config, pool, pages, verdict, sight, done)
-        elif fate is Fate.DELETE:
+        elif fate is PruneAction.DELETE:
             verdict = replace(verdict, found=_sized(pool, thing))
         done.verdicts.append(verdict)
     return done
@@ -144,7 +146,7 @@ def _marked(pool: Pool) -> list[PoolSnapshot]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _Scan:
     """What there is in the pools."""
 
     pools: frozenset[str]
@@ -154,16 +156,16 @@ class _Sight:
     """Bundles that do not count."""
 
     @classmethod
-    def of(cls, pool: Pool, going: Collection[Path]) -> _Sight:
+    def of(cls, pool: Pool, going: Collection[Path]) -> _Scan:
         runs = {s.properties.get("run", ""): s.full_name for s in pool.snapshots()}
         return cls(pool.census().pools, runs, going)
 
 
-def _facts(config: Config, pages: PoolSnapshot, sight: _Sight) -> Facts:
+def _facts(config: Config, pages: PoolSnapshot, sight: _Scan) -> PageFacts:
     store = config.paths.bundles
     uuid, run = pages.properties["ram"].split("/")
     pools = set(filter(None, pages.properties.get("ram-pools", "").split(",")))
-    return Facts(
+    return PageFacts(
         standing=_standing(store, uuid, run, pages.guid, sight.going),
         store_there=(store / uuid).is_dir(),
         pools_there=bool(pools) and pools <= sight.pools,
@@ -171,67 +173,71 @@ def _facts(config: Config, pages: PoolSnapshot, sight: _Sight) -> Facts:
     )
 
 
-def _standing(store: Path, uuid: str, run: str, guid: int, going: Collection[Path]) -> Standing:
+def _standing(
+    store: Path, uuid: str, run: str, guid: int, going: Collection[Path]
+) -> PageReference:
     places = {store / uuid / run, *(store / TRASH_NAME).glob(f"*.{uuid}.{run}")}
     standings = [_said(place, guid) for place in places.difference(going) if place.is_dir()]
-    for standing in (Standing.NAMED, Standing.UNREADABLE, Standing.OTHER):
+    for standing in (PageReference.NAMED, PageReference.UNREADABLE, PageReference.OTHER):
         if standing in standings:
             return standing
-    return Standing.NONE
+    return PageReference.NONE
 
 
-def _said(directory: Path, guid: int) -> Standing:
+def _said(directory: Path, guid: int) -> PageReference:
     try:
         manifest = read_manifest(directory)
     except ManifestError:
-        return Standing.UNREADABLE
+        return PageReference.UNREADABLE
     named = manifest.pages is not None and manifest.pages.guid == guid
-    return Standing.NAMED if named else Standing.OTHER
+    return PageReference.NAMED if named else PageReference.OTHER
 
 
 def _destroy(
     config: Config,
     pool: Pool,
     pages: PoolSnapshot,
-    verdict: Verdict,
-    sight: _Sight,
-    done: Swept,
-) -> Verdict:
+    verdict: PruneDecision,
+    sight: _Scan,
+    done: PageSnapshotsRemoved,
+) -> PruneDecision:
     """Under the domain's lock, and only if the bundle still says the same."""
     found = _sized(pool, verdict.found)
     try:
         with _locked(found):
             fate, reason = judge_pages(_facts(config, pages, sight))
-            if fate is Fate.DELETE:
+            if fate is PruneAction.DELETE:
                 pool.destroy_snapshots([pages.full_name])
             return replace(verdict, found=found, fate=fate, reason=reason)
     except BusyError as error:
-        return replace(verdict, fate=Fate.KEEP, reason=f"its domain is {error.reason}")
+        return replace(verdict, fate=PruneAction.KEEP, reason=f"its domain is {error.reason}")
     except MountedError as error:
-        return replace(verdict, fate=Fate.KEEP, reason=error.reason)
+        return replace(verdict, fate=PruneAction.KEEP, reason=error.reason)
     except SnaporchError as error:
         done.failures.append(error)
-        return replace(verdict, fate=Fate.KEEP, reason=f"cannot be destroyed: {error.reason}")
+        return replace(
+            verdict, fate=PruneAction.KEEP, reason=f"cannot be destroyed: {error.reason}"
+        )
 
 
-def _locked(found: Found) -> AbstractContextManager[None]:
+def _locked(found: StoreItem) -> AbstractContextManager[None]:
     name = found.domain or found.uuid
     return domain_lock(
         default_paths.LOCKS, name, found.uuid, PRUNING, wait=0, interrupt=Interrupt()
     )
 
 
-def _as_found(pages: PoolSnapshot, uuid: str, run: str, domain: str) -> Found:
-    return Found(Kind.PAGES, Path(pages.full_name), uuid, run, domain=domain)
+def _as_found(pages: PoolSnapshot, uuid: str, run: str, domain: str) -> StoreItem:
+    return StoreItem(ItemKind.PAGES, Path(pages.full_name), uuid, run, domain=domain)
 
 
-def _sized(pool: Pool, found: Found) -> Found:
+def _sized(pool: Pool, found: StoreItem) -> StoreItem:
     """With the bytes that only this snapshot holds."""
     name = str(found.path)
     return replace(found, bytes=pool.sizes([name]).get(name, (0, 0))[0])
 
 
-def _tidy(found: Found) -> None:
+def _tidy(found: StoreItem) -> None:
     """Delete what a killed move into pages left: parts that the manifest does not name."""
     there = {name for name in (*LEFTOVERS, RAM_NAME) if (found.path / name).exists()}
     if FRESH_MANIFEST_NAME not in there and not there.issuperset({RAM_NAME, REST_NAME}):

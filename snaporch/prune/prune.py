@@ -21,11 +21,19 @@ from snaporch.catalog.holds import let_bases_go
 from snaporch.config import Config
 from snaporch.context import Interrupt
 from snaporch.errors import AttentionError, BusyError, SnaporchError
-from snaporch.journal import OldJournal, list_journals
+from snaporch.journal import SnapshotJournal, list_journals
 from snaporch.locks import PRUNING, domain_lock
 from snaporch.model import Census
 from snaporch.prune.ages import Ages, Reading
-from snaporch.prune.decision import Fate, Found, Grace, Kind, Verdict, judge, worked_on
+from snaporch.prune.decision import (
+    GracePeriods,
+    ItemKind,
+    PruneAction,
+    PruneDecision,
+    StoreItem,
+    judge,
+    worked_on,
+)
 from snaporch.prune.page_snapshots import sweep_pages
 from snaporch.prune.scan import aging, survey
 from snaporch.prune.trash import Trash, remove
@@ -36,11 +44,11 @@ from snaporch.zfs import Pool, PoolError
 class Pruned:
     """What came of it."""
 
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[PruneDecision] = field(default_factory=list)
     """Of everything that was looked at, as it was carried out."""
     failures: list[SnaporchError] = field(default_factory=list)
 
-    def of(self, *fates: Fate) -> list[Verdict]:
+    def of(self, *fates: PruneAction) -> list[PruneDecision]:
         """The verdicts with one of these fates."""
         return [verdict for verdict in self.verdicts if verdict.fate in fates]
 
@@ -54,7 +62,7 @@ class Pruned:
     @property
     def freed(self) -> int:
         """Bytes that are free again."""
-        return sum(verdict.found.bytes for verdict in self.of(Fate.DELETE))
+        return sum(verdict.found.bytes for verdict in self.of(PruneAction.DELETE))
 
 
 class PruneError(SnaporchError):
@@ -94,8 +102,8 @@ def prune(
     seen = _of_domain(survey(config.paths.bundles, only), domain)
     found = [replace(each, age=ages.of(each.path)) for each in seen]
     done = _prune_store(config, pool, found, only, may_be_barred, stopped, dry_run=dry_run)
-    if (only is None or done.of(Fate.DELETE)) and not stopped():
-        going = {verdict.found.path for verdict in done.of(Fate.DELETE)}
+    if (only is None or done.of(PruneAction.DELETE)) and not stopped():
+        going = {verdict.found.path for verdict in done.of(PruneAction.DELETE)}
         swept = sweep_pages(
             config, pool, found, _under_way(config), going, domain=domain, dry_run=dry_run
         )
@@ -118,7 +126,7 @@ def _remember(ages: Ages, store: Path, done: Pruned) -> None:
 def _prune_store(
     config: Config,
     pool: Pool,
-    found: Sequence[Found],
+    found: Sequence[StoreItem],
     only: Collection[str] | None,
     may_be_barred: Callable[[str], bool],
     stopped: Callable[[], bool],
@@ -130,43 +138,47 @@ def _prune_store(
     now = datetime.now(UTC)
     first = pool.census() if only is None else _at_hand(pool, found)
     verdicts = _judge(config, found, first, now)
-    if any(verdict.fate is not Fate.KEEP for verdict in verdicts):
+    if any(verdict.fate is not PruneAction.KEEP for verdict in verdicts):
         verdicts = _judge(config, found, first.agreed(pool.census()), now)
     done = Pruned()
     for verdict in (_unless_barred(each, may_be_barred) for each in verdicts):
         if stopped():
             break
-        if dry_run or verdict.fate is Fate.KEEP:
+        if dry_run or verdict.fate is PruneAction.KEEP:
             done.verdicts.append(verdict)
         else:
             _carry_out(config, pool, verdict, now, done)
     return done
 
 
-def _unless_barred(verdict: Verdict, may_be_barred: Callable[[str], bool]) -> Verdict:
-    if verdict.found.kind is not Kind.SAFETY or verdict.fate is Fate.KEEP:
+def _unless_barred(verdict: PruneDecision, may_be_barred: Callable[[str], bool]) -> PruneDecision:
+    if verdict.found.kind is not ItemKind.SAFETY or verdict.fate is PruneAction.KEEP:
         return verdict
     if not may_be_barred(verdict.found.uuid):
         return verdict
     return replace(
-        verdict, fate=Fate.KEEP, reason="may be all that can finish an undo that was cut short"
+        verdict,
+        fate=PruneAction.KEEP,
+        reason="may be all that can finish an undo that was cut short",
     )
 
 
-def _of_domain(found: Sequence[Found], domain: str | None) -> list[Found]:
+def _of_domain(found: Sequence[StoreItem], domain: str | None) -> list[StoreItem]:
     return [each for each in found if domain in (None, each.domain, each.uuid)]
 
 
-def _at_hand(pool: Pool, found: Sequence[Found]) -> Census:
+def _at_hand(pool: Pool, found: Sequence[StoreItem]) -> Census:
     """A census of the datasets alone that the bundles name: enough to see that they are needed."""
-    references = [r for each in found if each.kind is Kind.BUNDLE for r in each.references]
+    references = [r for each in found if each.kind is ItemKind.BUNDLE for r in each.references]
     snapshots = pool.snapshots(sorted({reference.dataset for reference in references}))
     every_pool = frozenset(r.pool for each in found for r in each.references)
     return Census(every_pool, {s.guid: (s.full_name,) for s in snapshots})
 
 
-def _judge(config: Config, found: Sequence[Found], census: Census, now: datetime) -> list[Verdict]:
-    grace = Grace(
+def _judge(
+    config: Config, found: Sequence[StoreItem], census: Census, now: datetime
+) -> list[PruneDecision]:
+    grace = GracePeriods(
         trash=timedelta(days=config.prune.trash_days),
         safety=timedelta(days=config.prune.safety_days),
     )
@@ -183,39 +195,41 @@ def _under_way(config: Config) -> set[str]:
     with explained_store(directory):
         names = {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
     journals = list_journals(directory, sweep=False)
-    others = [each for each in journals if not isinstance(each, OldJournal)]
+    others = [each for each in journals if not isinstance(each, SnapshotJournal)]
     return names | {each.uuid for each in others if each.uuid}
 
 
-def _carry_out(config: Config, pool: Pool, verdict: Verdict, now: datetime, done: Pruned) -> None:
+def _carry_out(
+    config: Config, pool: Pool, verdict: PruneDecision, now: datetime, done: Pruned
+) -> None:
     """Do it, and note what was done; something that is gone by now was somebody else's doing."""
     found = verdict.found
     try:
         with _held(found):
             if reason := worked_on(found, _under_way(config)):
-                done.verdicts.append(replace(verdict, fate=Fate.KEEP, reason=reason))
+                done.verdicts.append(replace(verdict, fate=PruneAction.KEEP, reason=reason))
                 return
-            if found.kind is Kind.SAFETY:
+            if found.kind is ItemKind.SAFETY:
                 let_bases_go(pool, found.path)
             moved = _move(Trash(config.paths.bundles), verdict, now)
-        if verdict.fate is Fate.DELETE:
+        if verdict.fate is PruneAction.DELETE:
             remove(moved)
     except FileNotFoundError:
         return
     except BusyError as error:
-        verdict = replace(verdict, fate=Fate.KEEP, reason=f"its domain is {error.reason}")
+        verdict = replace(verdict, fate=PruneAction.KEEP, reason=f"its domain is {error.reason}")
     except (OSError, PoolError, ManifestError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         reason = f"cannot be moved or deleted: {why}"
         step = "nothing is lost; mend that and prune again"
         done.failures.append(PruneError(str(found.path), reason, step))
-        verdict = replace(verdict, fate=Fate.KEEP, reason=reason)
+        verdict = replace(verdict, fate=PruneAction.KEEP, reason=reason)
     done.verdicts.append(verdict)
 
 
-def _held(found: Found) -> AbstractContextManager[None]:
+def _held(found: StoreItem) -> AbstractContextManager[None]:
     """The domain's lock, for a rename's time; nobody works with what is in the trash."""
-    if found.kind in (Kind.TRASHED, Kind.REMAINS):
+    if found.kind in (ItemKind.TRASHED, ItemKind.REMAINS):
         return nullcontext()
     name = found.domain or found.uuid
     return domain_lock(
@@ -223,11 +237,11 @@ def _held(found: Found) -> AbstractContextManager[None]:
     )
 
 
-def _move(trash: Trash, verdict: Verdict, now: datetime) -> Path:
+def _move(trash: Trash, verdict: PruneDecision, now: datetime) -> Path:
     match verdict.fate:
-        case Fate.TRASH:
+        case PruneAction.TRASH:
             return trash.put(verdict.found, now)
-        case Fate.PUT_BACK:
+        case PruneAction.PUT_BACK:
             return trash.put_back(verdict.found)
         case _:
             return trash.condemn(verdict.found, now)

@@ -23,7 +23,7 @@ from snaporch.bundle.store import (
 )
 from snaporch.catalog.holds import runs_of
 from snaporch.errors import RefusedError
-from snaporch.prune.decision import Found, Kind, Reference
+from snaporch.prune.decision import ItemKind, SnapshotReference, StoreItem
 
 TRASH_NAME = ".trash"
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -44,7 +44,7 @@ _OF_A_SAFETY = re.compile(
 )
 
 
-def survey(root: Path, only: Collection[str] | None = None) -> list[Found]:
+def survey(root: Path, only: Collection[str] | None = None) -> list[StoreItem]:
     """Everything of snaporch's in the store at ``root``.
 
     Args:
@@ -69,7 +69,7 @@ def survey(root: Path, only: Collection[str] | None = None) -> list[Found]:
         return _named(_wanted(root, found))
 
 
-def _wanted(root: Path, found: list[Found]) -> list[Found]:
+def _wanted(root: Path, found: list[StoreItem]) -> list[StoreItem]:
     """With the bundles marked whose snapshots an undo would, or might, bring back."""
     runs = {uuid: _runs(root / uuid) for uuid in {each.uuid for each in found}}
     return [
@@ -91,25 +91,25 @@ def aging(root: Path) -> list[Path]:
     if not root.exists():
         return []
     with explained_store(root):
-        trashed = [each.path for each in _trash(root) if each.kind is Kind.TRASHED]
+        trashed = [each.path for each in _trash(root) if each.kind is ItemKind.TRASHED]
         domains = [path for path in _directories(root) if re.fullmatch(UUID_NAME, path.name)]
         copies = [path for domain in domains for path in _directories(domain)]
     return trashed + [path for path in copies if _SAFETY.fullmatch(path.name)]
 
 
-def _of_domain(directory: Path) -> Iterator[Found]:
+def _of_domain(directory: Path) -> Iterator[StoreItem]:
     for path in _directories(directory):
         if re.fullmatch(RUN_NAME, path.name):
             yield from _bundle(path)
         elif match := _PARTIAL.fullmatch(path.name):
-            yield from _plain(Kind.PARTIAL, path, match[1], _OF_A_PARTIAL)
+            yield from _plain(ItemKind.PARTIAL, path, match[1], _OF_A_PARTIAL)
         elif _SAFETY.fullmatch(path.name):
             yield from _safety(path)
 
 
-def _safety(path: Path) -> Iterator[Found]:
+def _safety(path: Path) -> Iterator[StoreItem]:
     """With the trouble that its record cannot be read: nobody knows what its undo needs."""
-    for found in _plain(Kind.SAFETY, path, path.name, _OF_A_SAFETY):
+    for found in _plain(ItemKind.SAFETY, path, path.name, _OF_A_SAFETY):
         try:
             runs_of(path)
         except ManifestError as error:
@@ -118,7 +118,7 @@ def _safety(path: Path) -> Iterator[Found]:
             yield found
 
 
-def _trash(root: Path) -> Iterator[Found]:
+def _trash(root: Path) -> Iterator[StoreItem]:
     trash = root / TRASH_NAME
     if not os.path.lexists(trash):
         return
@@ -128,18 +128,20 @@ def _trash(root: Path) -> Iterator[Found]:
         if match := _TRASHED.fullmatch(path.name):
             uuid, run = match.groups()
             taken = os.path.lexists(root / uuid / run)
-            found = Found(Kind.TRASHED, path, uuid, run, place_taken=taken)
+            found = StoreItem(ItemKind.TRASHED, path, uuid, run, place_taken=taken)
             yield from _described(found)
         elif match := _REMAINS.fullmatch(path.name):
             uuid, name = match.groups()
-            yield from _looked_into(Found(Kind.REMAINS, path, uuid, name), lambda _name: True)
+            yield from _looked_into(
+                StoreItem(ItemKind.REMAINS, path, uuid, name), lambda _name: True
+            )
 
 
-def _bundle(path: Path) -> Iterator[Found]:
-    return _described(Found(Kind.BUNDLE, path, path.parent.name, path.name))
+def _bundle(path: Path) -> Iterator[StoreItem]:
+    return _described(StoreItem(ItemKind.BUNDLE, path, path.parent.name, path.name))
 
 
-def _described(found: Found) -> Iterator[Found]:
+def _described(found: StoreItem) -> Iterator[StoreItem]:
     """With what its manifest says, if it is the bundle's own and accounts for all that is there."""
     try:
         manifest = _own_manifest(found)
@@ -155,12 +157,14 @@ def _described(found: Found) -> Iterator[Found]:
         found,
         domain=manifest.domain,
         snapshot=manifest.snapshot,
-        references=tuple(Reference(named(s.dataset), s.name, s.guid) for s in manifest.snapshots),
+        references=tuple(
+            SnapshotReference(named(s.dataset), s.name, s.guid) for s in manifest.snapshots
+        ),
     )
     yield from _looked_into(said, known.__contains__)
 
 
-def _own_manifest(found: Found) -> Manifest:
+def _own_manifest(found: StoreItem) -> Manifest:
     path = found.path / MANIFEST_NAME
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise ManifestError(str(path), "is not a plain file")
@@ -182,12 +186,12 @@ def _names_here(directory: Path) -> Callable[[str], str]:
     return lambda dataset: f"{above}/{copy_of(dataset)}"
 
 
-def _plain(kind: Kind, path: Path, name: str, known: re.Pattern[str]) -> Iterator[Found]:
-    found = Found(kind, path, path.parent.name, name)
+def _plain(kind: ItemKind, path: Path, name: str, known: re.Pattern[str]) -> Iterator[StoreItem]:
+    found = StoreItem(kind, path, path.parent.name, name)
     return _looked_into(found, lambda inside: known.fullmatch(inside) is not None)
 
 
-def _looked_into(found: Found, known: Callable[[str], bool]) -> Iterator[Found]:
+def _looked_into(found: StoreItem, known: Callable[[str], bool]) -> Iterator[StoreItem]:
     """With its size, and the trouble that something in it is not snaporch's.
 
     Nothing when it has gone meanwhile: a run has sealed it, or somebody else prunes.
@@ -209,7 +213,7 @@ def _looked_into(found: Found, known: Callable[[str], bool]) -> Iterator[Found]:
     yield replace(found, bytes=size, trouble=trouble)
 
 
-def _named(found: list[Found]) -> list[Found]:
+def _named(found: list[StoreItem]) -> list[StoreItem]:
     """Things without a manifest get the name their domain has in its bundles."""
     names = {each.uuid: each.domain for each in found if each.domain}
     return [replace(each, domain=each.domain or names.get(each.uuid, "")) for each in found]

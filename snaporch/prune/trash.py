@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.bundle.store import private_directory, sync_directory
-from snaporch.prune.decision import Found, Kind
+from snaporch.prune.decision import ItemKind, StoreItem
 from snaporch.prune.scan import DELETING, STAMP, TRASH_NAME
 
 
@@ -23,22 +23,22 @@ class Trash:
         self._root = root
         self._place = root / TRASH_NAME
 
-    def put(self, found: Found, now: datetime) -> Path:
+    def put(self, found: StoreItem, now: datetime) -> Path:
         """Move a bundle into the trash; where it is now."""
         target = self._place / f"{now.astimezone(UTC):{STAMP}}.{found.uuid}.{found.name}"
         return self._move(found.path, target)
 
-    def put_back(self, found: Found) -> Path:
+    def put_back(self, found: StoreItem) -> Path:
         """Move a bundle of the trash to where it came from."""
         private_directory(self._root / found.uuid)
         return self._move(found.path, self._root / found.uuid / found.name)
 
-    def condemn(self, found: Found, now: datetime) -> Path:
+    def condemn(self, found: StoreItem, now: datetime) -> Path:
         """Mark a thing as going, so that what is left of it is never taken for a bundle."""
-        if found.kind is Kind.REMAINS:
+        if found.kind is ItemKind.REMAINS:
             return found.path
         stem = found.path.name
-        if found.kind is not Kind.TRASHED:
+        if found.kind is not ItemKind.TRASHED:
             stem = f"{now.astimezone(UTC):{STAMP}}.{found.uuid}.{stem.lstrip('.')}"
         return self._move(found.path, self._place / f"{stem}{DELETING}")
 

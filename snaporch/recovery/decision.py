@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Power(StrEnum):
+class EmulatorState(StrEnum):
     """Whether there is an emulator."""
 
     ACTIVE = "active"
@@ -22,7 +22,7 @@ class Power(StrEnum):
     """There is no such domain any more."""
 
 
-class Points(StrEnum):
+class ImageRef(StrEnum):
     """Where a definition says that the disk is."""
 
     BASE = "base"
@@ -33,7 +33,7 @@ class Points(StrEnum):
     """There is no such definition."""
 
 
-class File(StrEnum):
+class OverlayState(StrEnum):
     """The overlay file."""
 
     MISSING = "missing"
@@ -61,7 +61,7 @@ class Action(StrEnum):
     """The emulator ended while it was being switched: either image may be the newer one."""
 
 
-class Take(StrEnum):
+class UserDecision(StrEnum):
     """What a human has decided of a disk that is undecided: which image is the newer one."""
 
     OVERLAY = "overlay"
@@ -69,63 +69,65 @@ class Take(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Observation:
     """What can be seen of one disk."""
 
-    power: Power
-    live: Points
-    inactive: Points
-    file: File
+    power: EmulatorState
+    live: ImageRef
+    inactive: ImageRef
+    file: OverlayState
     pivoting: bool
     """The switch back to the base had been asked for, and was not known to be over."""
     unused: bool
     """The run is alive, and nobody has had the base since the guest left it for the overlay."""
 
 
-def decide(sight: Sight, take: Take | None = None) -> Action:
+def decide(sight: Observation, take: UserDecision | None = None) -> Action:
     """The one thing to do; with ``take`` for a disk that is undecided, too."""
     action = _decide(sight)
     if action is not Action.UNDECIDED or take is None:
         return action
-    if take is Take.OVERLAY:
-        return Action.COMMIT_OFFLINE if sight.power is Power.OFF else Action.COMMIT
-    return Action.QUARANTINE if sight.power is Power.OFF else action  # it runs on the other one
+    if take is UserDecision.OVERLAY:
+        return Action.COMMIT_OFFLINE if sight.power is EmulatorState.OFF else Action.COMMIT
+    return (
+        Action.QUARANTINE if sight.power is EmulatorState.OFF else action
+    )  # it runs on the other one
 
 
-def _decide(sight: Sight) -> Action:
-    if sight.power in (Power.ACTIVE, Power.RESTARTED):
+def _decide(sight: Observation) -> Action:
+    if sight.power in (EmulatorState.ACTIVE, EmulatorState.RESTARTED):
         return _with_an_emulator(sight)
-    if sight.power is Power.OFF and sight.inactive is Points.OVERLAY:
-        if sight.file is File.MISSING:
+    if sight.power is EmulatorState.OFF and sight.inactive is ImageRef.OVERLAY:
+        if sight.file is OverlayState.MISSING:
             return Action.ATTENTION
-        if sight.file is File.WRITTEN and sight.pivoting:
+        if sight.file is OverlayState.WRITTEN and sight.pivoting:
             # libvirt may not have come to write down that the guest was on its base, and had
             # written to it: a commit would undo that. As long as both are the same, it cannot.
             return Action.UNDECIDED
-        return Action.REMOVE if sight.file is File.EMPTY else Action.COMMIT_OFFLINE
-    if sight.power is Power.GONE and sight.unused and not sight.pivoting:
+        return Action.REMOVE if sight.file is OverlayState.EMPTY else Action.COMMIT_OFFLINE
+    if sight.power is EmulatorState.GONE and sight.unused and not sight.pivoting:
         # A transient guest that was shut down: its last writes are in the overlay, and it was the
         # last to write. Quarantine would lose them.
-        held = sight.file in (File.WRITTEN, File.COMMITTED)
+        held = sight.file in (OverlayState.WRITTEN, OverlayState.COMMITTED)
         return Action.COMMIT_OFFLINE if held else Action.REMOVE
     return _used_by_nobody(sight.file)
 
 
-def _with_an_emulator(sight: Sight) -> Action:
-    if sight.live is Points.OVERLAY and sight.power is Power.RESTARTED and sight.pivoting:
+def _with_an_emulator(sight: Observation) -> Action:
+    if sight.live is ImageRef.OVERLAY and sight.power is EmulatorState.RESTARTED and sight.pivoting:
         return Action.UNDECIDED  # it was started on what may be the older one
-    if sight.live is Points.OVERLAY:
+    if sight.live is ImageRef.OVERLAY:
         return Action.COMMIT  # even if its file was unlinked: QEMU still has it open
-    if sight.power is Power.ACTIVE and sight.live is Points.BASE:
+    if sight.power is EmulatorState.ACTIVE and sight.live is ImageRef.BASE:
         # The same emulator: a pivot was completed, or it never left its base.
         return Action.REMOVE
     return _used_by_nobody(sight.file)
 
 
-def _used_by_nobody(file: File) -> Action:
+def _used_by_nobody(file: OverlayState) -> Action:
     return {
-        File.MISSING: Action.REMOVE,
-        File.EMPTY: Action.REMOVE,
-        File.COMMITTED: Action.REMOVE,
-        File.WRITTEN: Action.QUARANTINE,
+        OverlayState.MISSING: Action.REMOVE,
+        OverlayState.EMPTY: Action.REMOVE,
+        OverlayState.COMMITTED: Action.REMOVE,
+        OverlayState.WRITTEN: Action.QUARANTINE,
     }[file]

@@ -13,11 +13,11 @@ from snaporch.disks.backing_chain import is_beneath
 from snaporch.errors import AttentionError, RefusedError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.hypervisor.qcow2 import HeaderError
-from snaporch.journal import Facts
+from snaporch.journal import RunFacts
 from snaporch.model import Domain
 
 
-def check_nothing_above(domain: Domain, facts: Facts, overlays: Sequence[OverlayDisk]) -> None:
+def check_nothing_above(domain: Domain, facts: RunFacts, overlays: Sequence[OverlayDisk]) -> None:
     """See that no other image lies over one of the run's overlays, by definition or header.
 
     Raises:
@@ -37,7 +37,7 @@ def check_nothing_above(domain: Domain, facts: Facts, overlays: Sequence[Overlay
                 )
 
 
-def _way_back(domain: Domain, facts: Facts, disk: OverlayDisk) -> str:
+def _way_back(domain: Domain, facts: RunFacts, disk: OverlayDisk) -> str:
     if domain.active and domain.boot == facts.boot:
         words = ["virsh", "blockcommit", domain.name, disk.target, "--base", disk.overlay]
         return f"commit that: {shlex.join([*words, '--active', '--pivot', '--wait'])}"

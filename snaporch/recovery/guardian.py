@@ -133,10 +133,10 @@ class _Guardian:
     def _is_held(self) -> bool:
         """Whether the guest may be paused or frozen."""
         try:
-            from snaporch.journal import OldJournal, read_journal
+            from snaporch.journal import SnapshotJournal, read_journal
 
             journal = read_journal(self._journal)
-            return isinstance(journal, OldJournal) and journal.held
+            return isinstance(journal, SnapshotJournal) and journal.held
         except Exception as error:  # noqa: BLE001 - whatever it is, the guest needs its guardian
             _complain(error)
             return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from snaporch.context import Context
 from snaporch.errors import AttentionError
-from snaporch.journal import OtherJournal, others_of
+from snaporch.journal import ForeignJournal, others_of
 
 
 def finish_others(context: Context, uuid: str) -> list[str]:
@@ -32,7 +32,7 @@ def foresee_others(context: Context, uuid: str) -> list[str]:
     return lines
 
 
-def _finish(context: Context, journal: OtherJournal, *, dry_run: bool) -> list[str]:
+def _finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[str]:
     if journal.kind not in context.finishers:
         raise AttentionError(
             journal.domain,

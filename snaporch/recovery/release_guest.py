@@ -21,7 +21,7 @@ from tenacity import (
 from snaporch.context import Context
 from snaporch.errors import AttentionError, ChangedError
 from snaporch.hypervisor import Hypervisor, HypervisorError
-from snaporch.journal import Facts, Note, append_note
+from snaporch.journal import Note, RunFacts, append_note
 from snaporch.model import Domain, DomainState, Level, Strategy
 
 _JOB_SECONDS = 120
@@ -39,13 +39,13 @@ FULL = "ioerror"
 """Its reason for a guest that QEMU paused because it could not write."""
 
 
-def journal_of(context: Context, facts: Facts) -> Path:
+def journal_of(context: Context, facts: RunFacts) -> Path:
     """Where the run's journal is."""
     return context.config.paths.journal / f"{facts.run}.jsonl"
 
 
 def let_go(
-    context: Context, domain: Domain | None, facts: Facts, notes: Collection[Note]
+    context: Context, domain: Domain | None, facts: RunFacts, notes: Collection[Note]
 ) -> list[str]:
     """Thaw and resume what the run may have frozen or paused, and note it; what was done, in words.
 
@@ -67,7 +67,7 @@ def let_go(
     return done
 
 
-def _let_go(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:
+def _let_go(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[str]:
     done = []
     if Note.FREEZING in notes and Note.LET_GO not in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
@@ -81,7 +81,7 @@ def _let_go(context: Context, facts: Facts, notes: Collection[Note]) -> list[str
 
 
 def _let_go_saved(
-    context: Context, domain: Domain, facts: Facts, notes: Collection[Note]
+    context: Context, domain: Domain, facts: RunFacts, notes: Collection[Note]
 ) -> list[str]:
     """Have RAM that libvirt saved in the run's window be resumed as the guest was before it.
 
@@ -98,7 +98,7 @@ def _let_go_saved(
     return []
 
 
-def _thaw_saved(context: Context, domain: Domain, facts: Facts) -> list[str]:
+def _thaw_saved(context: Context, domain: Domain, facts: RunFacts) -> list[str]:
     if not domain.active:
         if domain.managed_save:
             why = "libvirt saved its RAM while its file systems were frozen"
@@ -119,7 +119,7 @@ def _thaw_saved(context: Context, domain: Domain, facts: Facts) -> list[str]:
     return ["thawed the guest"]
 
 
-def _wake_saved(context: Context, domain: Domain, facts: Facts) -> list[str]:
+def _wake_saved(context: Context, domain: Domain, facts: RunFacts) -> list[str]:
     if not domain.active:
         if not domain.managed_save:
             return []
@@ -147,7 +147,7 @@ def _pause_of(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
     return found
 
 
-def _perhaps_frozen(facts: Facts, why: str, first: str = "") -> AttentionError:
+def _perhaps_frozen(facts: RunFacts, why: str, first: str = "") -> AttentionError:
     name = shlex.quote(facts.domain)
     first = f"run: virsh {first} {name}, and " if first else ""
     return AttentionError(
@@ -155,7 +155,7 @@ def _perhaps_frozen(facts: Facts, why: str, first: str = "") -> AttentionError:
     )
 
 
-def wake(context: Context, facts: Facts, notes: Collection[Note]) -> list[str]:
+def wake(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[str]:
     """Resume what the run paused; again after a commit, if a full overlay was what paused it."""
     domain = context.hypervisor.find(facts.uuid)
     if domain is None or not domain.active or domain.boot != facts.boot:
@@ -214,7 +214,7 @@ def resume(
     patience(hypervisor.resume, uuid)
 
 
-def is_ours_to_resume(context: Context, facts: Facts, notes: Collection[Note]) -> bool:
+def is_ours_to_resume(context: Context, facts: RunFacts, notes: Collection[Note]) -> bool:
     """Whether the guest is paused by the run, and not by somebody's wish."""
     if facts.was is not DomainState.RUNNING or Note.HELD in notes:
         return False
@@ -259,7 +259,7 @@ def end_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
         ) from error
 
 
-def _put_downtime_back(context: Context, facts: Facts) -> None:
+def _put_downtime_back(context: Context, facts: RunFacts) -> None:
     """The emulator's own limit, if a run that was killed left another, and nobody set it since."""
     if facts.downtime_ms and context.hypervisor.downtime_limit(facts.uuid) == facts.downtime_ms:
         context.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)

@@ -32,10 +32,10 @@ from snaporch.errors import AttentionError, BusyError, SnaporchError, Unavailabl
 from snaporch.hypervisor import HypervisorError, OverlayDisk, Patience, domain_xml
 from snaporch.hypervisor.apparmor import is_confined
 from snaporch.journal import (
-    Facts,
     Note,
-    OldJournal,
-    StrangeJournal,
+    RunFacts,
+    SnapshotJournal,
+    UnreadableJournal,
     append_note,
     forget,
     journals_of,
@@ -45,7 +45,15 @@ from snaporch.journal import (
 )
 from snaporch.locks import RECOVERING, domain_lock
 from snaporch.model import BundleState, Domain, Level
-from snaporch.recovery.decision import Action, File, Points, Power, Sight, Take, decide
+from snaporch.recovery.decision import (
+    Action,
+    EmulatorState,
+    ImageRef,
+    Observation,
+    OverlayState,
+    UserDecision,
+    decide,
+)
 from snaporch.recovery.drain_pipe import reader_of
 from snaporch.recovery.foreign_snapshot import check_nothing_above
 from snaporch.recovery.other_kinds import finish_others, foresee_others
@@ -62,12 +70,12 @@ LOOK = 'compare it with its base, then commit or delete it: docs/recovery.md, "B
 
 def settle(
     context: Context,
-    facts: Facts,
+    facts: RunFacts,
     notes: Collection[Note],
     *,
     keep_snapshots: bool | None = None,
     alive: bool = False,
-    take: Take | None = None,
+    take: UserDecision | None = None,
 ) -> list[str]:
     """Undo what a run left; what was done, in words.
 
@@ -113,7 +121,7 @@ def settle(
     return done
 
 
-def _find(context: Context, facts: Facts) -> Domain | None:
+def _find(context: Context, facts: RunFacts) -> Domain | None:
     """The domain, with patience for a libvirtd that is just being restarted."""
 
     def look() -> tuple[bool, Domain | None]:
@@ -137,12 +145,12 @@ def _find(context: Context, facts: Facts) -> Domain | None:
 
 def _settle_disks(
     context: Context,
-    facts: Facts,
+    facts: RunFacts,
     notes: Collection[Note],
     own_commit: list[Commit],
     *,
     alive: bool,
-    take: Take | None,
+    take: UserDecision | None,
 ) -> list[str]:
     domain = _find(context, facts)  # which may have been shut off while it was let go
     actions: dict[Action, list[OverlayDisk]] = {}
@@ -194,7 +202,7 @@ def _settle_disks(
 
 
 def _check_saved_ram(
-    context: Context, domain: Domain | None, facts: Facts, aside: list[OverlayDisk]
+    context: Context, domain: Domain | None, facts: RunFacts, aside: list[OverlayDisk]
 ) -> None:
     """See that no overlay is set aside which RAM saved by libvirt goes with."""
     saved = context.hypervisor.saved_sources(facts.uuid) if domain is not None else None
@@ -207,7 +215,7 @@ def _check_saved_ram(
 
 
 def _commit_all(
-    context: Context, facts: Facts, online: list[OverlayDisk], offline: list[OverlayDisk]
+    context: Context, facts: RunFacts, online: list[OverlayDisk], offline: list[OverlayDisk]
 ) -> list[str]:
     done = []
     if online:
@@ -220,7 +228,7 @@ def _commit_all(
     return done
 
 
-def _unnoted_commit(context: Context, facts: Facts, notes: Collection[Note]) -> list[Commit]:
+def _unnoted_commit(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[Commit]:
     """The disk or the pool did not let it be noted: all since the run's own snapshots counts."""
     begun = {Note.PIVOTING, Note.COMMITTED} & set(notes)
     begun_by_guardian = let_go_mark(journal_of(context, facts)).exists()
@@ -230,7 +238,7 @@ def _unnoted_commit(context: Context, facts: Facts, notes: Collection[Note]) -> 
     return [Commit({snapshot.dataset: snapshot.createtxg for snapshot in own})] if own else []
 
 
-def _commit(context: Context, facts: Facts, disks: list[OverlayDisk]) -> None:
+def _commit(context: Context, facts: RunFacts, disks: list[OverlayDisk]) -> None:
     """Commit as the run would have; a full disk must not keep the guest on its overlays."""
     journal = journal_of(context, facts)
 
@@ -250,60 +258,64 @@ def _commit(context: Context, facts: Facts, disks: list[OverlayDisk]) -> None:
 def _see(
     context: Context,
     domain: Domain | None,
-    facts: Facts,
+    facts: RunFacts,
     disk: OverlayDisk,
     notes: Collection[Note],
     *,
     alive: bool = False,
-) -> Sight:
+) -> Observation:
     xmls = (domain.live_xml, domain.inactive_xml) if domain is not None else (None, None)
     live, inactive = map(domain_xml.sources, xmls)
     power, where = _power(domain, facts), _points(live, disk)
-    if power is Power.OFF:  # RAM that libvirt saved is what a start goes by
+    if power is EmulatorState.OFF:  # RAM that libvirt saved is what a start goes by
         inactive = context.hypervisor.saved_sources(facts.uuid) or inactive
-    settled = where is Points.OVERLAY or (power is Power.ACTIVE and where is Points.BASE)
-    sight = Sight(
+    settled = where is ImageRef.OVERLAY or (
+        power is EmulatorState.ACTIVE and where is ImageRef.BASE
+    )
+    sight = Observation(
         power=power,
         live=where,
         inactive=_points(inactive, disk),
-        file=File.WRITTEN,
+        file=OverlayState.WRITTEN,
         pivoting=Note.PIVOTING in notes,
-        unused=alive and power is Power.GONE and _is_unused(context, disk),
+        unused=alive and power is EmulatorState.GONE and _is_unused(context, disk),
     )
     if settled:
         return sight
     # read only where it decides something: comparing a large disk takes its time
-    compare = decide(sight) is not decide(replace(sight, file=File.COMMITTED))
+    compare = decide(sight) is not decide(replace(sight, file=OverlayState.COMMITTED))
     return replace(sight, file=_file(facts, disk, notes, compare=compare))
 
 
-def _power(domain: Domain | None, facts: Facts) -> Power:
+def _power(domain: Domain | None, facts: RunFacts) -> EmulatorState:
     if domain is None:
-        return Power.GONE
+        return EmulatorState.GONE
     if not domain.active:
-        return Power.OFF
-    return Power.ACTIVE if domain.boot == facts.boot else Power.RESTARTED
+        return EmulatorState.OFF
+    return EmulatorState.ACTIVE if domain.boot == facts.boot else EmulatorState.RESTARTED
 
 
-def _points(sources: dict[str, str] | None, disk: OverlayDisk) -> Points:
+def _points(sources: dict[str, str] | None, disk: OverlayDisk) -> ImageRef:
     if sources is None:
-        return Points.NOWHERE
-    known = {disk.base: Points.BASE, disk.overlay: Points.OVERLAY}
-    return known.get(sources.get(disk.target, ""), Points.ELSEWHERE)
+        return ImageRef.NOWHERE
+    known = {disk.base: ImageRef.BASE, disk.overlay: ImageRef.OVERLAY}
+    return known.get(sources.get(disk.target, ""), ImageRef.ELSEWHERE)
 
 
-def _file(facts: Facts, disk: OverlayDisk, notes: Collection[Note], *, compare: bool) -> File:
+def _file(
+    facts: RunFacts, disk: OverlayDisk, notes: Collection[Note], *, compare: bool
+) -> OverlayState:
     if not os.path.lexists(disk.overlay):
-        return File.MISSING
+        return OverlayState.MISSING
     if Note.COMMITTED in notes:
-        return File.COMMITTED
+        return OverlayState.COMMITTED
     try:
         if not overlay_files.holds_writes(disk, facts.emulator):
-            return File.EMPTY
+            return OverlayState.EMPTY
         same = compare and overlay_files.holds_what_base_holds(disk, facts.emulator)
     except (SnaporchError, OSError, ValueError):
-        return File.WRITTEN
-    return File.COMMITTED if same else File.WRITTEN
+        return OverlayState.WRITTEN
+    return OverlayState.COMMITTED if same else OverlayState.WRITTEN
 
 
 def _targets(disks: list[OverlayDisk]) -> str:
@@ -314,7 +326,7 @@ def _paths(disks: list[OverlayDisk]) -> str:
     return ", ".join(disk.overlay for disk in disks)
 
 
-def remove_unused(context: Context, facts: Facts) -> None:
+def remove_unused(context: Context, facts: RunFacts) -> None:
     """Remove the run's overlays after seeing that neither live nor inactive XML names one.
 
     Raises:
@@ -324,7 +336,7 @@ def remove_unused(context: Context, facts: Facts) -> None:
     overlay_files.remove(Path(facts.overlay_dir), facts.overlays)
 
 
-def _check_unused(context: Context, facts: Facts) -> None:
+def _check_unused(context: Context, facts: RunFacts) -> None:
     """No domain names one of the overlays, anywhere in a chain, and no process has one open."""
     there = [disk for disk in facts.overlays if os.path.lexists(disk.overlay)]
     if not there:
@@ -353,7 +365,7 @@ def _is_unused(context: Context, disk: OverlayDisk) -> bool:
     return not overlay_files.open_somewhere([Path(base), Path(disk.overlay)])
 
 
-def _still_used(facts: Facts, disks: list[OverlayDisk], by: str) -> AttentionError:
+def _still_used(facts: RunFacts, disks: list[OverlayDisk], by: str) -> AttentionError:
     return AttentionError(
         facts.domain,
         f"{by} still uses {_paths(disks)}",
@@ -364,7 +376,7 @@ def _still_used(facts: Facts, disks: list[OverlayDisk], by: str) -> AttentionErr
 # -- runs that were killed ----------------------------------------------------------------------
 
 
-def recover(context: Context, uuid: str, take: Take | None = None) -> list[str]:
+def recover(context: Context, uuid: str, take: UserDecision | None = None) -> list[str]:
     """Settle the runs on a domain that were killed, of any kind; the caller holds its lock.
 
     Args:
@@ -377,7 +389,7 @@ def recover(context: Context, uuid: str, take: Take | None = None) -> list[str]:
     return recover_runs(context, uuid, take) + finish_others(context, uuid)
 
 
-def recover_runs(context: Context, uuid: str, take: Take | None = None) -> list[str]:
+def recover_runs(context: Context, uuid: str, take: UserDecision | None = None) -> list[str]:
     """Settle the snapshot runs on a domain that were killed; the caller holds its lock.
 
     Raises:
@@ -399,9 +411,9 @@ def recover_leftovers(context: Context) -> None:
     """
     names = {}
     for journal in list_journals(context.config.paths.journal, sweep=True):
-        if isinstance(journal, StrangeJournal):
+        if isinstance(journal, UnreadableJournal):
             context.progress.note("snaporch", journal.error.line())
-        elif isinstance(journal, OldJournal):
+        elif isinstance(journal, SnapshotJournal):
             names[journal.facts.uuid] = journal.facts.domain
     for uuid, name in names.items():
         lock = domain_lock(
@@ -423,7 +435,9 @@ def recover_leftovers(context: Context) -> None:
     guard_leftovers(context)
 
 
-def _recover_one(context: Context, journal: OldJournal, take: Take | None) -> list[str]:
+def _recover_one(
+    context: Context, journal: SnapshotJournal, take: UserDecision | None
+) -> list[str]:
     facts = journal.facts
     texts = settle(context, facts, journal.notes, take=take)
     forget(journal.path)
@@ -434,7 +448,7 @@ def _recover_one(context: Context, journal: OldJournal, take: Take | None) -> li
     return [f"{facts.domain}: {text}" for text in texts]
 
 
-def foresee(context: Context, uuid: str, take: Take | None = None) -> list[str]:
+def foresee(context: Context, uuid: str, take: UserDecision | None = None) -> list[str]:
     """What :func:`recover` would do, without doing it."""
     lines = []
     for journal in journals_of(context.config.paths.journal, uuid):
@@ -453,7 +467,7 @@ def foresee(context: Context, uuid: str, take: Take | None = None) -> list[str]:
     return lines + foresee_others(context, uuid)
 
 
-def _foresee_snapshots(context: Context, facts: Facts) -> list[str]:
+def _foresee_snapshots(context: Context, facts: RunFacts) -> list[str]:
     marked = own_snapshots(context, facts)
     if len(marked) < len(facts.datasets):
         return [f"destroy {snapshot.full_name}" for snapshot in marked]

@@ -18,7 +18,7 @@ from pathlib import Path
 from snaporch import default_paths
 from snaporch.context import Context
 from snaporch.errors import UnavailableError
-from snaporch.journal import Facts, read_journals
+from snaporch.journal import RunFacts, read_journals
 from snaporch.locks import held_by
 from snaporch.model import Strategy
 
@@ -29,7 +29,7 @@ SYSTEMD = Path("/run/systemd/system")
 
 
 def start_guardian(
-    context: Context, facts: Facts, journal: Path, *, process: int | None = None
+    context: Context, facts: RunFacts, journal: Path, *, process: int | None = None
 ) -> None:
     """Watch over a run; the guardian ends by itself when the journal is gone.
 
@@ -64,7 +64,7 @@ def guard_leftovers(context: Context) -> None:
             start_guardian(context, journal.facts, journal.path, process=0)
 
 
-def await_guardian(context: Context, facts: Facts, journal: Path) -> None:
+def await_guardian(context: Context, facts: RunFacts, journal: Path) -> None:
     """Until the guardian watches: it holds a lock on the journal, and lets go when it ends.
 
     Raises:

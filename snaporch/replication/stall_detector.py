@@ -15,7 +15,7 @@ _MOVING_BYTES = 1 << 20
 """What counts as moving: a connection that is only kept alive reads and writes, too."""
 
 
-class Pace:
+class StallDetector:
     """What a process group reads and writes (``rchar`` and ``wchar`` of proc_pid_io(5))."""
 
     def __init__(self, group: int) -> None:

@@ -29,9 +29,9 @@ from snaporch.context import Interrupt
 from snaporch.errors import SnaporchError
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import SSH_OPTIONS, Host, needed, ssh
-from snaporch.replication.stall_detector import STILL_SECONDS, Pace
+from snaporch.replication.stall_detector import STILL_SECONDS, StallDetector
 from snaporch.zfs import PREFIX
-from snaporch.zfs.remote import ZfsElsewhere
+from snaporch.zfs.remote import RemoteZfs
 
 _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 10
@@ -88,7 +88,7 @@ class ReplicaDestination:
         self._replica = replica
         self._interrupt = interrupt
         self._host = Host(replica.host, lambda: interrupt.check(name))
-        self._pool = ZfsElsewhere(self._host)
+        self._pool = RemoteZfs(self._host)
         self._is_made = False
 
     def _there(self, name: str) -> str:
@@ -231,14 +231,14 @@ class ReplicaDestination:
                 start_new_session=True,  # so that all that it starts can be ended with it
             )
             try:
-                status = self._wait(process, Pace(process.pid) if counted else None)
+                status = self._wait(process, StallDetector(process.pid) if counted else None)
             finally:
                 _end(process)
             output.seek(0)
             text = output.read().decode("utf-8", "replace")
         return status, [line.strip() for line in text.splitlines() if line.strip()]
 
-    def _wait(self, process: subprocess.Popen[bytes], pace: Pace | None) -> int:
+    def _wait(self, process: subprocess.Popen[bytes], pace: StallDetector | None) -> int:
         while True:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):

@@ -8,14 +8,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from snaporch.journal import Journal, JournalError, OtherJournal, others_of
+from snaporch.journal import ForeignJournal, Journal, JournalError, others_of
 
 KIND = "restore"
 HOLD = "snaporch-restore"
 """The tag that keeps the snapshots that are rolled back to from being destroyed meanwhile."""
 
 
-class Step(StrEnum):
+class RestoreStep(StrEnum):
     """The steps of a restore, in order."""
 
     SAFETY = "safety"
@@ -67,7 +67,7 @@ class HostFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptDataset:
     """What a safety copy has of a dataset, to be put back over the snapshot it was kept from."""
 
     dataset: str
@@ -110,7 +110,7 @@ class RestoreFacts:
     """Whether the RAM of the guest is kept with the safety copy."""
     supersedes: tuple[str, ...]
     """Unfinished restores of the domain that this one takes the place of."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptDataset, ...] = ()
     """What is received after the rollbacks; of an undo only."""
     undoes: str = ""
     """The safety copy that is put back, if it is an undo."""
@@ -157,8 +157,8 @@ class RestoreFacts:
         return cls(**value | known)
 
 
-def _kept(value: dict[str, Any]) -> Kept:
-    return Kept(**value | {"streams": tuple(value["streams"])})
+def _kept(value: dict[str, Any]) -> KeptDataset:
+    return KeptDataset(**value | {"streams": tuple(value["streams"])})
 
 
 class RestoreJournal(Journal):
@@ -167,7 +167,7 @@ class RestoreJournal(Journal):
     def __init__(self, directory: Path, facts: RestoreFacts) -> None:
         super().__init__(directory, facts, kind=KIND)
 
-    def failed(self, step: Step) -> None:
+    def failed(self, step: RestoreStep) -> None:
         """It is known that a step which was begun has done nothing."""
         self._write(event="failed", step=step.value)
 
@@ -177,25 +177,25 @@ class RestoreJournal(Journal):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RestoreProgress:
     """How far a restore came, as its journal has it."""
 
-    begun: frozenset[tuple[Step, str]]
-    ended: frozenset[tuple[Step, str]]
+    begun: frozenset[tuple[RestoreStep, str]]
+    ended: frozenset[tuple[RestoreStep, str]]
     """Steps, each with the dataset it was about."""
     written: Mapping[str, list[list[int]]] = field(default_factory=dict)
     """What :func:`written_now` said of each dataset when the guest was to be resumed."""
 
-    def has_begun(self, step: Step) -> bool:
+    def has_begun(self, step: RestoreStep) -> bool:
         """Whether a step was begun, on any dataset."""
         return any(each is step for each, _ in self.begun)
 
-    def has_ended(self, step: Step, of: str = "") -> bool:
+    def has_ended(self, step: RestoreStep, of: str = "") -> bool:
         """Whether a step is over."""
         return (step, of) in self.ended
 
 
-FRESH = Progress(frozenset(), frozenset())
+FRESH = RestoreProgress(frozenset(), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,23 +204,27 @@ class OldRestore:
 
     path: Path
     facts: RestoreFacts
-    progress: Progress
+    progress: RestoreProgress
 
     @property
     def is_half_way(self) -> bool:
         """Whether the disks are of two instants now."""
-        ended = [self.progress.has_ended(Step.ROLLBACK, each) for each in self.facts.datasets]
-        return (self.facts.half_way or self.progress.has_begun(Step.ROLLBACK)) and not all(ended)
+        ended = [
+            self.progress.has_ended(RestoreStep.ROLLBACK, each) for each in self.facts.datasets
+        ]
+        return (self.facts.half_way or self.progress.has_begun(RestoreStep.ROLLBACK)) and not all(
+            ended
+        )
 
 
-def read(journal: OtherJournal) -> OldRestore:
+def read(journal: ForeignJournal) -> OldRestore:
     """Understand a journal of a restore.
 
     Raises:
         JournalError: it says what no restore writes.
     """
-    begun: set[tuple[Step, str]] = set()
-    ended: set[tuple[Step, str]] = set()
+    begun: set[tuple[RestoreStep, str]] = set()
+    ended: set[tuple[RestoreStep, str]] = set()
     written: dict[str, list[list[int]]] = {}
     try:
         facts = RestoreFacts.from_json(journal.lines[0]["facts"])
@@ -228,7 +232,7 @@ def read(journal: OtherJournal) -> OldRestore:
             if line["event"] == "written":
                 written = dict(line["datasets"])
                 continue
-            place = (Step(line["step"]), str(line.get("of", "")))
+            place = (RestoreStep(line["step"]), str(line.get("of", "")))
             if line["event"] == "begin":
                 begun.add(place)
             elif line["event"] == "end":
@@ -239,7 +243,9 @@ def read(journal: OtherJournal) -> OldRestore:
         raise JournalError(
             str(journal.path), f"cannot be understood ({error!r})", "use the snaporch that wrote it"
         ) from error
-    return OldRestore(journal.path, facts, Progress(frozenset(begun), frozenset(ended), written))
+    return OldRestore(
+        journal.path, facts, RestoreProgress(frozenset(begun), frozenset(ended), written)
+    )
 
 
 def unfinished(directory: Path, uuid: str) -> list[OldRestore]:

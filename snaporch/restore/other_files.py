@@ -33,7 +33,7 @@ class TooManyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OtherFile:
     """Anything but a directory."""
 
     path: str
@@ -108,7 +108,7 @@ def own_by_dataset(xmls: Sequence[str], more: Iterable[str]) -> dict[str, list[s
     return {dataset: sorted(places) for dataset, places in found.items()}
 
 
-def other_files(root: Path, own: set[tuple[int, int]]) -> list[Found]:
+def other_files(root: Path, own: set[tuple[int, int]]) -> list[OtherFile]:
     """What a file system holds but files of the guest.
 
     Args:
@@ -123,7 +123,7 @@ def other_files(root: Path, own: set[tuple[int, int]]) -> list[Found]:
     return [each for each in walk(root, covered) if (each.device, each.state.inode) not in own]
 
 
-def _changed(context: Context, others: list[Found], member: PoolSnapshot) -> list[str]:
+def _changed(context: Context, others: list[OtherFile], member: PoolSnapshot) -> list[str]:
     """The paths of those that are not as they were in the snapshot."""
     before: set[FileState] = set()
     if others:
@@ -136,7 +136,7 @@ def _changed(context: Context, others: list[Found], member: PoolSnapshot) -> lis
     return sorted(each.path for each in others if each.state not in before)
 
 
-def walk(root: Path, covered: frozenset[str], *, linked: bool = False) -> Iterator[Found]:
+def walk(root: Path, covered: frozenset[str], *, linked: bool = False) -> Iterator[OtherFile]:
     """Everything below a directory but directories, sockets and pipes; no link is followed.
 
     Args:
@@ -160,7 +160,7 @@ def walk(root: Path, covered: frozenset[str], *, linked: bool = False) -> Iterat
 
 def _walk(
     directory: int, root: Path, below: PurePosixPath, covered: frozenset[str]
-) -> Iterator[Found | None]:
+) -> Iterator[OtherFile | None]:
     if len(below.parts) > _DEEPEST:
         raise TooManyError
     with os.scandir(directory) as entries:
@@ -183,7 +183,7 @@ def _walk(
             if stat.S_IFMT(status.st_mode) in _WITHOUT_DATA:
                 yield None
             else:
-                yield Found(str(path), status.st_dev, FileState.told_by(status))
+                yield OtherFile(str(path), status.st_dev, FileState.told_by(status))
 
 
 def found_in(

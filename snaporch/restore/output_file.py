@@ -9,7 +9,7 @@ from snaporch.errors import RefusedError
 
 
 @dataclass(frozen=True, slots=True)
-class Extracted:
+class ExtractedFile:
     """A disk, or the RAM, that was copied."""
 
     target: str

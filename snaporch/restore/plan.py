@@ -17,7 +17,7 @@ from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
-from snaporch.restore.journal import HOLD, Kept
+from snaporch.restore.journal import HOLD, KeptDataset
 from snaporch.restore.other_files import excluded, found_in, named
 from snaporch.restore.preflight import (
     check_beneath,
@@ -73,7 +73,7 @@ class RestorePlan:
     """Whether the domain stays defined as it is."""
     undoes: str = ""
     """The safety copy that is put back, if it is an undo."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptDataset, ...] = ()
     """What the copy has of the datasets that it is received on."""
 
     @property

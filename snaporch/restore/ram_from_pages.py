@@ -13,11 +13,11 @@ from snaporch.bundle.manifest import PagesEntry, Part, Role
 from snaporch.bundle.page_file import PAGES_NAME, page_sum
 from snaporch.bundle.page_image import build_image
 from snaporch.bundle.qemu_stream import StreamError
-from snaporch.bundle.save_image import RamImageError
+from snaporch.bundle.save_image import SaveImageError
 from snaporch.bundle.store import sha256_of, sync_directory
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError
-from snaporch.restore.output_file import Extracted, check_destination
+from snaporch.restore.output_file import ExtractedFile, check_destination
 from snaporch.restore.source import NotWholeError, Source
 from snaporch.zfs import PoolError
 
@@ -86,7 +86,7 @@ def make_image(
             build_image(rest, entry, pages, target, how, tick, xml=xml)
     except StreamError as error:
         raise NotWholeError(str(rest), f"its stream {error.reason}") from error
-    except RamImageError as error:
+    except SaveImageError as error:
         raise NotWholeError(error.thing, error.reason) from error
 
 
@@ -157,7 +157,7 @@ def _compressing(context: Context) -> Compressing:
     return Compressing(choose("auto", reads_zstd=context.hypervisor.reads_zstd()))
 
 
-def extract_ram(context: Context, source: Source, to: Path) -> Extracted:
+def extract_ram(context: Context, source: Source, to: Path) -> ExtractedFile:
     """Write the RAM of a snapshot to ``to``, as an image that ``virsh restore`` resumes from.
 
     Raises:
@@ -185,7 +185,7 @@ def extract_ram(context: Context, source: Source, to: Path) -> Extracted:
     finally:
         partial.unlink(missing_ok=True)
     size = target.stat()
-    return Extracted("ram", str(target), "save", size.st_size, size.st_blocks * 512)
+    return ExtractedFile("ram", str(target), "save", size.st_size, size.st_blocks * 512)
 
 
 def _copy(image: Path, part: Part, to: Path) -> None:

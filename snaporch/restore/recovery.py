@@ -14,15 +14,15 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from snaporch import default_paths
 from snaporch.context import Context
 from snaporch.errors import AttentionError, SnaporchError
-from snaporch.journal import OtherJournal
+from snaporch.journal import ForeignJournal
 from snaporch.locks import readers_lock
 from snaporch.model import DomainState
-from snaporch.restore.journal import OldRestore, RestoreJournal, Step, read, unfinished
+from snaporch.restore.journal import OldRestore, RestoreJournal, RestoreStep, read, unfinished
 from snaporch.restore.preflight import check_holders
-from snaporch.restore.recovery_decision import Fate, fate_of
+from snaporch.restore.recovery_decision import RestoreAction, fate_of
 from snaporch.restore.run import half_way, undo_command
 from snaporch.restore.steps import (
-    Work,
+    RestoreSteps,
     check_newer_may_go,
     forget_restore,
     give_up,
@@ -33,7 +33,7 @@ _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
 
 
-def finish(context: Context, journal: OtherJournal, *, dry_run: bool) -> list[str]:
+def finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[str]:
     """Finish or undo one restore; what was done, in words. The caller holds the domain's lock.
 
     Raises:
@@ -52,37 +52,37 @@ def finish(context: Context, journal: OtherJournal, *, dry_run: bool) -> list[st
     fate = fate_of(context, old, dry_run=dry_run)
     if dry_run:
         return [f"the {facts.what} was cut short: {fate}"]
-    if fate is Fate.UNDO:
+    if fate is RestoreAction.UNDO:
         how = give_up(context, facts, old.path)
         return [f"undid the {facts.what}, which had been cut short: {how}"]
-    if fate in (Fate.TORN, Fate.CHANGED):
+    if fate in (RestoreAction.TORN, RestoreAction.CHANGED):
         raise _puzzled(old, fate)
     with _alone(context, old, fate):
         return [_go_on(context, old, fate)]
 
 
-def _alone(context: Context, old: OldRestore, fate: Fate) -> AbstractContextManager[None]:
+def _alone(context: Context, old: OldRestore, fate: RestoreAction) -> AbstractContextManager[None]:
     """Nobody reads snapshots of the guest while some of its datasets are rolled back."""
     facts = old.facts
-    over = all(old.progress.has_ended(Step.ROLLBACK, each) for each in facts.datasets)
-    if over or fate is not Fate.FORWARD:
+    over = all(old.progress.has_ended(RestoreStep.ROLLBACK, each) for each in facts.datasets)
+    if over or fate is not RestoreAction.FORWARD:
         return nullcontext()
     return readers_lock(
         default_paths.LOCKS, facts.domain, facts.uuid, alone=True, interrupt=context.interrupt
     )
 
 
-def _go_on(context: Context, old: OldRestore, fate: Fate) -> str:
+def _go_on(context: Context, old: OldRestore, fate: RestoreAction) -> str:
     facts = old.facts
     journal = RestoreJournal.reopen(old.path)
-    work = Work(context, facts, journal, old.progress)
+    work = RestoreSteps(context, facts, journal, old.progress)
     try:
-        if fate is Fate.FORWARD:
-            if not old.progress.has_begun(Step.ROLLBACK) and not _is_stopped(old):
+        if fate is RestoreAction.FORWARD:
+            if not old.progress.has_begun(RestoreStep.ROLLBACK) and not _is_stopped(old):
                 work.save()
-                with journal.step(Step.STOP):
+                with journal.step(RestoreStep.STOP):
                     work.stop()
-            if not old.progress.has_begun(Step.ROLLBACK):
+            if not old.progress.has_begun(RestoreStep.ROLLBACK):
                 check_holders(context, facts.thing, facts.datasets)
                 check_newer_may_go(context, facts)
             _forget_superseded(context, old)
@@ -99,7 +99,7 @@ def _go_on(context: Context, old: OldRestore, fate: Fate) -> str:
     context.store.discard_partial(facts.uuid, facts.run)
     state = context.hypervisor.state(facts.uuid)
     text = f"finished the {facts.what}, which had been cut short: it is {state}"
-    if fate is Fate.LEAVE_OFF:
+    if fate is RestoreAction.LEAVE_OFF:
         text += ", with its disks as it left them when it ended"
     if back := undo_command(facts):
         text += f"; undo it with: {back}"
@@ -113,14 +113,14 @@ def _forget_superseded(context: Context, old: OldRestore) -> None:
 
 
 def _is_stopped(old: OldRestore) -> bool:
-    return old.progress.has_ended(Step.STOP)
+    return old.progress.has_ended(RestoreStep.STOP)
 
 
 def _let_run(context: Context, old: OldRestore) -> None:
     """libvirt was told to let the guest run when its RAM is there; see that it does."""
-    if not old.facts.running or not old.progress.has_begun(Step.RESUME):
+    if not old.facts.running or not old.progress.has_begun(RestoreStep.RESUME):
         return
-    if old.progress.has_ended(Step.RESUME):
+    if old.progress.has_ended(RestoreStep.RESUME):
         return  # whoever paused it since had a reason
     domain = context.hypervisor.find(old.facts.uuid)
     if domain is not None and domain.state is DomainState.PAUSED:
@@ -146,14 +146,14 @@ def _await_libvirt(context: Context, uuid: str) -> None:
 
 def _is_superseded(context: Context, old: OldRestore) -> bool:
     return any(
-        old.facts.run in other.facts.supersedes and other.progress.has_ended(Step.STOP)
+        old.facts.run in other.facts.supersedes and other.progress.has_ended(RestoreStep.STOP)
         for other in unfinished(context.config.paths.journal, old.facts.uuid)
     )
 
 
-def _puzzled(old: OldRestore, fate: Fate) -> AttentionError:
+def _puzzled(old: OldRestore, fate: RestoreAction) -> AttentionError:
     facts = old.facts
-    if fate is Fate.TORN:
+    if fate is RestoreAction.TORN:
         return AttentionError(
             facts.domain,
             f"runs while the {facts.what} is half done: its disks are of two instants",

@@ -7,12 +7,12 @@ from enum import StrEnum
 
 from snaporch.context import Context
 from snaporch.restore.disk_changes import written_now
-from snaporch.restore.journal import Ending, OldRestore, Step
+from snaporch.restore.journal import Ending, OldRestore, RestoreStep
 from snaporch.restore.start_lock import is_barred
 from snaporch.zfs import PoolError
 
 
-class Fate(StrEnum):
+class RestoreAction(StrEnum):
     """What is done with it."""
 
     UNDO = "undo it: nothing was rolled back"
@@ -24,7 +24,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RestoreObservation:
     """What the journal says and what can be seen."""
 
     active: bool
@@ -42,24 +42,26 @@ class Sight:
     ending: Ending
 
 
-def decide(sight: Sight) -> Fate:
+def decide(sight: RestoreObservation) -> RestoreAction:
     """The one thing to do: nothing is rolled back under a guest, nor after it may have run."""
     if not sight.rolling:
-        return Fate.FORWARD if sight.stopping and not sight.active else Fate.UNDO
+        return RestoreAction.FORWARD if sight.stopping and not sight.active else RestoreAction.UNDO
     if not sight.rolled_back:
         if sight.active:
-            return Fate.TORN
-        return Fate.FORWARD if sight.barred else Fate.CHANGED
+            return RestoreAction.TORN
+        return RestoreAction.FORWARD if sight.barred else RestoreAction.CHANGED
     if sight.active:
-        return Fate.COMPLETE
+        return RestoreAction.COMPLETE
     if sight.ending is not Ending.RESUME:
-        return Fate.FORWARD
+        return RestoreAction.FORWARD
     if sight.resuming:
-        return Fate.FORWARD if sight.barred and sight.untouched else Fate.LEAVE_OFF
-    return Fate.FORWARD if sight.barred else Fate.CHANGED
+        return (
+            RestoreAction.FORWARD if sight.barred and sight.untouched else RestoreAction.LEAVE_OFF
+        )
+    return RestoreAction.FORWARD if sight.barred else RestoreAction.CHANGED
 
 
-def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> Fate:
+def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> RestoreAction:
     """Look, and decide.
 
     Args:
@@ -67,15 +69,17 @@ def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> Fate:
     """
     facts, progress = old.facts, old.progress
     domain = context.hypervisor.find(facts.uuid)
-    resuming = progress.has_begun(Step.RESUME)
+    resuming = progress.has_begun(RestoreStep.RESUME)
     return decide(
-        Sight(
+        RestoreObservation(
             active=domain is not None and domain.active,
             barred=is_barred(context, domain),
             untouched=resuming and _untouched(context, old, probing=not dry_run),
-            stopping=progress.has_begun(Step.STOP),
-            rolling=progress.has_begun(Step.ROLLBACK),
-            rolled_back=all(progress.has_ended(Step.ROLLBACK, each) for each in facts.datasets),
+            stopping=progress.has_begun(RestoreStep.STOP),
+            rolling=progress.has_begun(RestoreStep.ROLLBACK),
+            rolled_back=all(
+                progress.has_ended(RestoreStep.ROLLBACK, each) for each in facts.datasets
+            ),
             resuming=resuming,
             ending=facts.ending,
         )

@@ -23,20 +23,20 @@ from snaporch.restore.journal import (
     OldRestore,
     RestoreFacts,
     RestoreJournal,
-    Step,
+    RestoreStep,
     Target,
     unfinished,
 )
 from snaporch.restore.plan import RestorePlan, check_files_beneath, check_others_writes
 from snaporch.restore.preflight import check_named, check_places
 from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
-from snaporch.restore.recovery_decision import Fate, fate_of
+from snaporch.restore.recovery_decision import RestoreAction, fate_of
 from snaporch.restore.safety_catalog import RECORD, copies_of
 from snaporch.restore.safety_copy import Safety
 from snaporch.restore.source import NotWholeError
 from snaporch.restore.start_lock import has_bar, is_barred
 from snaporch.restore.steps import (
-    Work,
+    RestoreSteps,
     check_newer_may_go,
     check_nothing_new,
     check_targets,
@@ -190,7 +190,7 @@ def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running:
         context.store.discard_partial(record.uuid, run)
         raise
     journal = RestoreJournal(context.config.paths.journal, facts)
-    work = Work(context, facts, journal)
+    work = RestoreSteps(context, facts, journal)
     _prepare(context, plan, facts, journal, work)
     for old in older:
         forget_restore(context, old.path, old.facts)
@@ -235,7 +235,11 @@ def undo_command(facts: RestoreFacts) -> str:
 
 
 def _prepare(
-    context: Context, plan: RestorePlan, facts: RestoreFacts, journal: RestoreJournal, work: Work
+    context: Context,
+    plan: RestorePlan,
+    facts: RestoreFacts,
+    journal: RestoreJournal,
+    work: RestoreSteps,
 ) -> None:
     """All that can be undone; on any failure it is.
 
@@ -244,11 +248,11 @@ def _prepare(
     """
     stopping = False
     try:
-        with journal.step(Step.SAFETY):
+        with journal.step(RestoreStep.SAFETY):
             work.save()
         context.interrupt.check(facts.domain)
         _check_unchanged(context, plan, facts)
-        with journal.step(Step.STOP):
+        with journal.step(RestoreStep.STOP):
             stopping = True
             work.stop()
     except BaseException as error:
@@ -295,7 +299,7 @@ def _make_way(context: Context, uuid: str) -> list[OldRestore]:
     """Restores that were cut short before: undone, or superseded by the one that begins."""
     older = []
     for old in unfinished(context.config.paths.journal, uuid):
-        if fate_of(context, old, dry_run=False) is Fate.UNDO:
+        if fate_of(context, old, dry_run=False) is RestoreAction.UNDO:
             give_up(context, old.facts, old.path)
         else:
             older.append(old)

@@ -29,7 +29,7 @@ class LeadsOutError(SharedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Beneath:
+class SafeFile:
     """A regular file below a directory, open for reading."""
 
     descriptor: int
@@ -40,7 +40,7 @@ class Beneath:
 @contextmanager
 def open_beneath(
     root: Path, path: PurePosixPath, home: PurePosixPath, *, called: str = ""
-) -> Iterator[Beneath]:
+) -> Iterator[SafeFile]:
     """Open a regular file below ``root``.
 
     Args:
@@ -58,7 +58,7 @@ def open_beneath(
         found = walk.go()
         descriptor = os.open(f"/proc/self/fd/{found}", _READ)
         try:
-            yield Beneath(descriptor, PurePosixPath(*walk.done))
+            yield SafeFile(descriptor, PurePosixPath(*walk.done))
         finally:
             os.close(descriptor)
     finally:

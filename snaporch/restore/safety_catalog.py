@@ -15,7 +15,7 @@ from snaporch.bundle.manifest import Manifest, SnapshotEntry
 from snaporch.bundle.store import BundleStore, sha256_of
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError
-from snaporch.restore.journal import Kept, Target
+from snaporch.restore.journal import KeptDataset, Target
 from snaporch.zfs import Pool
 
 RECORD = "undo.json"
@@ -27,7 +27,7 @@ DIRECTORY = "safety-"
 HALF_WAY = "was made when a restore was half done, so its disks are of two instants"
 
 
-class Record(BaseModel):
+class SafetyRecord(BaseModel):
     """What a safety copy holds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,7 +37,7 @@ class Record(BaseModel):
         "rolled back to, its snapshot is the one that was restored"
     )
     last: tuple[SnapshotEntry, ...] = Field(description="the last snapshots in its streams")
-    kept: tuple[Kept, ...] = Field(description="with names of files in place of their paths")
+    kept: tuple[KeptDataset, ...] = Field(description="with names of files in place of their paths")
     sizes: dict[str, int] = Field(description="of the streams, in bytes")
     half_way: bool = Field(
         default=False, description="the disks were half rolled back by a restore that was cut short"
@@ -56,7 +56,7 @@ class SafetyCopy:
     """A safety copy that is whole, by its own account."""
 
     directory: Path
-    record: Record
+    record: SafetyRecord
 
     @property
     def name(self) -> str:
@@ -90,11 +90,11 @@ class SafetyCopy:
         words = ["snaporch", "undo", self.manifest.domain, "--copy", self.record.whole]
         return f"undo the restore that was cut short: {shlex.join(words)}"
 
-    def kept(self, dataset: str) -> Kept:
+    def kept(self, dataset: str) -> KeptDataset:
         """What it has of one dataset."""
         found = next(each for each in self.record.kept if each.dataset == dataset)
         paths = tuple(str(self.directory / name) for name in found.streams)
-        return Kept(dataset, paths, found.properties, found.bookmarks)
+        return KeptDataset(dataset, paths, found.properties, found.bookmarks)
 
     def size(self, dataset: str) -> int:
         """Bytes in the streams of one dataset."""
@@ -182,9 +182,9 @@ def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
     return next((copy for copy in copies if not copy.record.half_way), newest)
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path) -> SafetyRecord:
     try:
-        return Record.model_validate(json.loads(path.read_bytes()))
+        return SafetyRecord.model_validate(json.loads(path.read_bytes()))
     except OSError as error:
         raise RefusedError(str(path), error.strerror or "cannot be read") from error
     except ValidationError as error:
@@ -210,8 +210,8 @@ def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]
     return again, sorted(marks.keys() - again.keys())
 
 
-def kept_of(pool: Pool, target: Target, streams: Sequence[str]) -> Kept:
+def kept_of(pool: Pool, target: Target, streams: Sequence[str]) -> KeptDataset:
     """What is kept of a dataset beside its streams: what does not travel in them."""
     newer = [name for name in pool.newer(target.full_name) if "@" in name]
     again, _ = bookmarks_since(pool, target.full_name)
-    return Kept(target.dataset, tuple(streams), pool.user_properties(newer), again)
+    return KeptDataset(target.dataset, tuple(streams), pool.user_properties(newer), again)

@@ -22,7 +22,7 @@ from pathlib import Path
 from snaporch import __version__
 from snaporch.bundle.host_file import read_host_file, tpm_files
 from snaporch.bundle.manifest import (
-    BeneathEntry,
+    BackingFileEntry,
     DiskEntry,
     Manifest,
     Part,
@@ -31,7 +31,7 @@ from snaporch.bundle.manifest import (
     VersionsEntry,
     moment,
 )
-from snaporch.bundle.save_image import RamImageError, read_header
+from snaporch.bundle.save_image import SaveImageError, read_header
 from snaporch.bundle.store import (
     explained_store,
     private_directory,
@@ -50,8 +50,8 @@ from snaporch.restore.safety_catalog import (
     MANAGED_SAVE,
     RAM,
     RECORD,
-    Record,
     SafetyCopy,
+    SafetyRecord,
     kept_of,
 )
 from snaporch.restore.undo_script import TPM_PREFIX, refusing_script, undo_script
@@ -102,7 +102,7 @@ class Safety:
         """Whether it is there, and whole."""
         try:
             return bool(read_header(self.ram))
-        except (OSError, RamImageError):
+        except (OSError, SaveImageError):
             return False
 
     @property
@@ -222,7 +222,7 @@ class Safety:
         sync_directory(self.directory.parent)
         return script
 
-    def _record(self, domain: Domain | None, facts: RestoreFacts) -> Record:
+    def _record(self, domain: Domain | None, facts: RestoreFacts) -> SafetyRecord:
         pool = self.context.pool
         names = [*(target.full_name for target in self.targets), *self._last.values()]
         now = moment(datetime.now(UTC))
@@ -258,7 +258,7 @@ class Safety:
                 machine=domain.machine if domain is not None else "",
             ),
         )
-        return Record(
+        return SafetyRecord(
             manifest=manifest,
             last=tuple(entries[name] for name in self._last.values()),
             kept=tuple(
@@ -327,13 +327,13 @@ def _disk_entry(
     return entry.model_copy(update={"left_out": "was not rolled back", "apart": True})
 
 
-def _beneath(context: Context, alone: Domain, disk: PlannedDisk) -> tuple[BeneathEntry, ...]:
+def _beneath(context: Context, alone: Domain, disk: PlannedDisk) -> tuple[BackingFileEntry, ...]:
     """What lies beneath it; if that cannot be told, something that nobody knows again."""
     try:
         found = find_beneath(alone, [disk.disk], {disk.dataset}, context.hypervisor.domains)
         return tuple(map(beneath_entry, found))
     except (SnaporchError, OSError):
-        return (BeneathEntry(path=disk.path),)
+        return (BackingFileEntry(path=disk.path),)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from snaporch.context import Context
 from snaporch.errors import RefusedError
-from snaporch.restore.journal import OldRestore, Step, unfinished
-from snaporch.restore.recovery_decision import Fate, fate_of
+from snaporch.restore.journal import OldRestore, RestoreStep, unfinished
+from snaporch.restore.recovery_decision import RestoreAction, fate_of
 from snaporch.restore.safety_catalog import RECORD, SafetyCopy, choose
 from snaporch.restore.start_lock import has_bar
 from snaporch.restore.steps import give_up
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBack:
+class UndoneRestores:
     """Restores that had been cut short before anything was rolled back, which needs no copy."""
 
     done: tuple[str, ...]
@@ -32,7 +32,7 @@ class TakenBack:
         return bool(self.done) and not self.left and not self.kept_off
 
 
-def take_back(context: Context, uuid: str, *, dry_run: bool = False) -> TakenBack:
+def take_back(context: Context, uuid: str, *, dry_run: bool = False) -> UndoneRestores:
     """Undo restores that have rolled back nothing. The caller holds the domain's lock.
 
     Args:
@@ -48,23 +48,29 @@ def take_back(context: Context, uuid: str, *, dry_run: bool = False) -> TakenBac
         if not _needs_no_copy(context, old, dry_run=dry_run):
             left.append(old)
         elif dry_run:
-            done.append(f"the {old.facts.what} was cut short: {Fate.UNDO}")
+            done.append(f"the {old.facts.what} was cut short: {RestoreAction.UNDO}")
         else:
             how = give_up(context, old.facts, old.path)
             done.append(f"undid the {old.facts.what}, which had been cut short: {how}")
     kept_off = not dry_run and has_bar(journal, context.hypervisor.find(uuid))
-    return TakenBack(tuple(done), tuple(left), kept_off)
+    return UndoneRestores(tuple(done), tuple(left), kept_off)
 
 
 def _needs_no_copy(context: Context, old: OldRestore, *, dry_run: bool) -> bool:
     fate, progress = fate_of(context, old, dry_run=dry_run), old.progress
-    if fate is Fate.UNDO:
+    if fate is RestoreAction.UNDO:
         return True
-    if fate is not Fate.FORWARD or progress.has_begun(Step.ROLLBACK) or _has_copy(old):
+    if (
+        fate is not RestoreAction.FORWARD
+        or progress.has_begun(RestoreStep.ROLLBACK)
+        or _has_copy(old)
+    ):
         return False
     if old.facts.before is None:  # of a transient guest that was stopped nothing else is left
         return False
-    return not (old.facts.supersedes and progress.has_ended(Step.STOP))  # those are forgotten
+    return not (
+        old.facts.supersedes and progress.has_ended(RestoreStep.STOP)
+    )  # those are forgotten
 
 
 def choose_last(context: Context, uuid: str, left: tuple[OldRestore, ...]) -> SafetyCopy:

@@ -23,11 +23,11 @@ from snaporch.restore.journal import (
     HOLD,
     Ending,
     HostFile,
-    Kept,
-    Progress,
+    KeptDataset,
     RestoreFacts,
     RestoreJournal,
-    Step,
+    RestoreProgress,
+    RestoreStep,
     Target,
     unfinished,
 )
@@ -39,7 +39,7 @@ from snaporch.restore.start_lock import as_defined, barred
 from snaporch.zfs import PoolError
 
 
-class Work:
+class RestoreSteps:
     """A restore under way."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Work:
         context: Context,
         facts: RestoreFacts,
         journal: RestoreJournal,
-        progress: Progress = FRESH,
+        progress: RestoreProgress = FRESH,
     ) -> None:
         self._context = context
         self._facts = facts
@@ -134,36 +134,36 @@ class Work:
         if self._context.hypervisor.find(self._facts.uuid) is not None:
             self._context.hypervisor.drop_managed_save(self._facts.uuid)
         self._roll_back()
-        if not self._progress.has_ended(Step.FILES):
-            with self._journal.step(Step.FILES):
+        if not self._progress.has_ended(RestoreStep.FILES):
+            with self._journal.step(RestoreStep.FILES):
                 for file in self._facts.files:
                     _put_back(file)
         if self._facts.ending is Ending.RESUME:
             self._resume()
         self.define()
         if self._facts.ending is Ending.BOOT:
-            with self._journal.step(Step.BOOT):
+            with self._journal.step(RestoreStep.BOOT):
                 self._tell("booting")
                 self._context.hypervisor.start(self._facts.uuid, paused=False)
         let_targets_go(self._context, self._facts)
 
     def define(self) -> None:
         """The definition of the snapshot, which lifts the bar."""
-        if self._progress.has_ended(Step.DEFINE):
+        if self._progress.has_ended(RestoreStep.DEFINE):
             return
-        with self._journal.step(Step.DEFINE):
+        with self._journal.step(RestoreStep.DEFINE):
             if self._facts.after is not None:
                 self._context.hypervisor.define(self._facts.after)
 
     def _resume(self) -> None:
         self._journal.wrote(written_now(self._context, self._facts))
-        with self._journal.step(Step.RESUME):
+        with self._journal.step(RestoreStep.RESUME):
             self._tell("resuming from RAM")
             try:
                 self._context.hypervisor.restore(Path(self._facts.ram), running=self._facts.running)
             except SnaporchError:
                 if not self._is_active():
-                    self._journal.failed(Step.RESUME)
+                    self._journal.failed(RestoreStep.RESUME)
                 raise
 
     def _roll_back(self) -> None:
@@ -171,7 +171,7 @@ class Work:
         left = [
             target
             for target in self._facts.targets
-            if not self._progress.has_ended(Step.ROLLBACK, target.dataset)
+            if not self._progress.has_ended(RestoreStep.ROLLBACK, target.dataset)
         ]
         if not left:
             return
@@ -179,13 +179,13 @@ class Work:
         check_targets(self._context, left)
         for target in left:
             self._check_off()
-            with self._journal.step(Step.ROLLBACK, target.dataset):
+            with self._journal.step(RestoreStep.ROLLBACK, target.dataset):
                 self._roll_back_one(target)
                 for kept in self._facts.kept:
                     if kept.dataset == target.dataset:
                         self._receive(kept)
 
-    def _receive(self, kept: Kept) -> None:
+    def _receive(self, kept: KeptDataset) -> None:
         """What an undo brings back over a dataset that was rolled back."""
         pool = self._context.pool
         for stream in kept.streams:

@@ -11,13 +11,13 @@ import shlex
 from dataclasses import replace
 
 from snaporch.bundle.manifest import SnapshotEntry
-from snaporch.bundle.save_image import RamImageError, read_header
+from snaporch.bundle.save_image import SaveImageError, read_header
 from snaporch.catalog.records import check_names
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
 from snaporch.restore.dataset_users import check_unused
-from snaporch.restore.journal import Kept
+from snaporch.restore.journal import KeptDataset
 from snaporch.restore.plan import RestorePlan, check_definition, check_plan, newer_than
 from snaporch.restore.safety_catalog import SafetyCopy, copies_of
 from snaporch.restore.start_lock import as_defined, is_barred
@@ -73,7 +73,7 @@ def make_undo_plan(
 
 def _targets(
     context: Context, copy: SafetyCopy
-) -> tuple[tuple[PoolSnapshot, ...], tuple[Kept, ...]]:
+) -> tuple[tuple[PoolSnapshot, ...], tuple[KeptDataset, ...]]:
     """Of each dataset what it is rolled back to, and what is received after that.
 
     Raises:
@@ -147,7 +147,7 @@ def _check_image(copy: SafetyCopy) -> None:
     assert copy.ram is not None
     try:
         read_header(copy.ram)
-    except (OSError, RamImageError) as error:
+    except (OSError, SaveImageError) as error:
         raise RefusedError(
             str(copy.ram), f"the RAM cannot be resumed ({error})", "use --disks-only"
         ) from error

@@ -18,13 +18,13 @@ from snaporch.bundle.store import private_directory
 from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.locks import RETENTION, domain_lock
-from snaporch.prune.decision import Fate
-from snaporch.prune.decision import Verdict as Pruning
+from snaporch.prune.decision import PruneAction
+from snaporch.prune.decision import PruneDecision as Pruning
 from snaporch.prune.prune import prune
 from snaporch.replication.replicate import replication_lock_name
 from snaporch.restore.start_lock import may_have_bar
-from snaporch.schedule.forecast import Outlook, look
-from snaporch.schedule.retention import Verdict
+from snaporch.schedule.forecast import Forecast, look
+from snaporch.schedule.retention import RetentionDecision
 from snaporch.zfs import MountedError, PoolError
 
 _HELD_SECONDS = 60
@@ -35,10 +35,10 @@ _DAY_SECONDS = 86_400
 
 
 @dataclass
-class Retired:
+class RetentionResult:
     """What came of it."""
 
-    deleted: list[tuple[str, Verdict]] = field(default_factory=list)
+    deleted: list[tuple[str, RetentionDecision]] = field(default_factory=list)
     """Domain's name and verdict of each snapshot that is gone."""
     pruned: list[Pruning] = field(default_factory=list)
     """Of what was in the store and went, or came back out of the trash."""
@@ -49,9 +49,9 @@ class Retired:
     """Snapshots that somebody has mounted; they wait for the next time, too."""
 
 
-def retire(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Retired:
+def retire(context: Context, outlooks: Sequence[Forecast], now: datetime) -> RetentionResult:
     """Delete what retention foresees; a failure on one domain does not stop the others."""
-    done = Retired()
+    done = RetentionResult()
     for outlook in outlooks:
         if outlook.doomed:
             context.interrupt.check(outlook.domain.name)
@@ -64,7 +64,7 @@ def retire(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Reti
     return done
 
 
-def prune_daily(context: Context, stopped: Callable[[], bool]) -> Retired:
+def prune_daily(context: Context, stopped: Callable[[], bool]) -> RetentionResult:
     """Prune the store as a whole, if that was not done today; nothing that is due waits for it.
 
     Once a day, whether it fails or not: what cannot be judged is told, and waits for the next.
@@ -73,7 +73,7 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> Retired:
     Args:
         stopped: whether to end before the next thing.
     """
-    done = Retired()
+    done = RetentionResult()
     journal, find = context.config.paths.journal, context.hypervisor.find
     mark = context.config.paths.schedule / _PRUNED_NAME
     if stopped() or not _is_a_day_old(mark):
@@ -92,7 +92,7 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> Retired:
         done.failures.append(error)
         return done
     done.failures += [*pruned.failures, *pruned.unjudged]
-    done.pruned += pruned.of(Fate.TRASH, Fate.DELETE, Fate.PUT_BACK)
+    done.pruned += pruned.of(PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK)
     return done
 
 
@@ -104,7 +104,7 @@ def _is_a_day_old(mark: Path) -> bool:
         return True
 
 
-def _retire(context: Context, outlook: Outlook, now: datetime, done: Retired) -> None:
+def _retire(context: Context, outlook: Forecast, now: datetime, done: RetentionResult) -> None:
     domain = outlook.domain
     gone: list[str] = []
 

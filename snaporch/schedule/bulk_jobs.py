@@ -12,29 +12,29 @@ from apscheduler.schedulers.base import BaseScheduler
 from snaporch.config import Schedule
 from snaporch.config.policy import span
 from snaporch.errors import ExitCode
-from snaporch.schedule.forecast import Outlook
-from snaporch.schedule.subprocesses import Captures, ErrandDone
+from snaporch.schedule.forecast import Forecast
+from snaporch.schedule.subprocesses import BulkJobResult, Subprocesses
 
-Told = Callable[[ErrandDone], None]
+Told = Callable[[BulkJobResult], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class BulkJob:
     """One kind of it: ``snaporch NAME --due`` does what is due, one after the other."""
 
     name: str
     doing: str
-    times: Callable[[Outlook], Iterable[datetime]]
+    times: Callable[[Forecast], Iterable[datetime]]
     """When there is something to do for a domain."""
 
 
 ERRANDS = (
-    Errand("verify", "verifying", lambda each: [check.at for check in each.checks]),
-    Errand("replicate", "replicating", lambda each: [each.at for each in each.shipments]),
+    BulkJob("verify", "verifying", lambda each: [check.at for check in each.checks]),
+    BulkJob("replicate", "replicating", lambda each: [each.at for each in each.shipments]),
 )
 
 
-class Errands:
+class BulkJobs:
     """One job for each kind.
 
     Args:
@@ -45,7 +45,7 @@ class Errands:
     def __init__(
         self,
         scheduler: BaseScheduler,
-        captures: Captures,
+        captures: Subprocesses,
         schedule: Callable[[], Schedule],
         told: Told,
     ) -> None:
@@ -67,12 +67,12 @@ class Errands:
         with self._lock:
             return "".join(f"{each.doing}; " for each in ERRANDS if each.name in self._under_way)
 
-    def set_times(self, outlooks: Sequence[Outlook]) -> None:
+    def set_times(self, outlooks: Sequence[Forecast]) -> None:
         """Have each kind done when something of it is due."""
         for errand in ERRANDS:
             self._set_time(errand, [at for each in outlooks for at in errand.times(each)])
 
-    def _set_time(self, errand: Errand, times: Sequence[datetime]) -> None:
+    def _set_time(self, errand: BulkJob, times: Sequence[datetime]) -> None:
         with self._lock:
             if errand.name in self._under_way:
                 return
@@ -99,7 +99,7 @@ class Errands:
             if name in self._under_way:
                 return
             self._under_way.add(name)
-        done = ErrandDone(name, ExitCode.BUG, (), ())
+        done = BulkJobResult(name, ExitCode.BUG, (), ())
         try:
             done = self._captures.errand(name)
         finally:

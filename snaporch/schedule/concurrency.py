@@ -12,7 +12,7 @@ from snaporch.config import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Capture:
+class PolicyCapture:
     """A snapshot that a policy wants of a domain."""
 
     uuid: str
@@ -51,17 +51,17 @@ class GateClosedError(Exception):
     """No snapshot may begin any more."""
 
 
-class Gate:
+class ConcurrencyLimiter:
     """Lets captures in as the limits allow; for use by many threads."""
 
     def __init__(self, limits: Schedule) -> None:
         self._limits = limits
         self._changed = threading.Condition()
-        self._inside: list[Capture] = []
+        self._inside: list[PolicyCapture] = []
         self._closed = False
 
     @property
-    def inside(self) -> tuple[Capture, ...]:
+    def inside(self) -> tuple[PolicyCapture, ...]:
         """Those that are being taken."""
         with self._changed:
             return tuple(self._inside)
@@ -79,7 +79,7 @@ class Gate:
             self._changed.notify_all()
 
     @contextmanager
-    def through(self, capture: Capture) -> Iterator[None]:
+    def through(self, capture: PolicyCapture) -> Iterator[None]:
         """Wait until there is room, and take it until the end.
 
         Raises:
@@ -98,7 +98,7 @@ class Gate:
                 self._inside.remove(capture)
                 self._changed.notify_all()
 
-    def _room(self, capture: Capture) -> bool:
+    def _room(self, capture: PolicyCapture) -> bool:
         limits, inside = self._limits, self._inside
         if not inside:
             return True

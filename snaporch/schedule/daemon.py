@@ -32,13 +32,13 @@ from snaporch.config.policy import span
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.recovery.start_guardian import guard_leftovers
-from snaporch.schedule.apply_retention import Retired, prune_daily, retire
-from snaporch.schedule.bulk_jobs import Errands
-from snaporch.schedule.concurrency import Capture
-from snaporch.schedule.forecast import Next, Outlook, carried_out, look
+from snaporch.schedule.apply_retention import RetentionResult, prune_daily, retire
+from snaporch.schedule.bulk_jobs import BulkJobs
+from snaporch.schedule.concurrency import PolicyCapture
+from snaporch.schedule.forecast import Forecast, NextSnapshot, carried_out, look
 from snaporch.schedule.recurrence import Times, times
 from snaporch.schedule.run_due import capture_of, remember
-from snaporch.schedule.subprocesses import Captures, ErrandDone, Outcome
+from snaporch.schedule.subprocesses import BulkJobResult, CaptureOutcome, Subprocesses
 from snaporch.snapshot.group import group_of
 from snaporch.systemd.notify import notify, watchdog_seconds
 
@@ -87,16 +87,16 @@ class _Broken:
     error: BaseException
 
 
-_Message = _Stop | _Reload | _Looked | _Changed | _Broken | Outcome | ErrandDone
+_Message = _Stop | _Reload | _Looked | _Changed | _Broken | CaptureOutcome | BulkJobResult
 
 
-class Watcher(Protocol):
+class PolicyObserver(Protocol):
     """Whoever wants to know how policies are carried out. Nothing here may raise or take long."""
 
-    def looked(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
+    def looked(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
         """Somebody has looked at what policies have in store."""
 
-    def ended(self, config: Config, outcome: Outcome) -> None:
+    def ended(self, config: Config, outcome: CaptureOutcome) -> None:
         """A run ended; its guest was released."""
 
     def failed(self, config: Config, error: SnaporchError) -> None:
@@ -116,9 +116,9 @@ class Daemon:
     def __init__(
         self,
         context: Context,
-        captures: Captures,
+        captures: Subprocesses,
         load: Callable[[], Config],
-        watcher: Watcher,
+        watcher: PolicyObserver,
     ) -> None:
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._context = context
@@ -141,7 +141,7 @@ class Daemon:
             executors={"default": ThreadPoolExecutor(_THREADS)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
-        self._errands = Errands(
+        self._errands = BulkJobs(
             self._scheduler, captures, lambda: self._context.config.schedule, self._inbox.put
         )
 
@@ -226,7 +226,7 @@ class Daemon:
         self._pruning.acquire(timeout=_LOOK_SECONDS)
         while not self._inbox.empty():
             message = self._inbox.get()
-            if isinstance(message, (Outcome, ErrandDone)):
+            if isinstance(message, (CaptureOutcome, BulkJobResult)):
                 self._tell(message)
 
     def _reload(self) -> None:
@@ -277,7 +277,7 @@ class Daemon:
             context.progress.step(found.domain or found.uuid, text)
         self._tell_failures(context, daily)
 
-    def _tell_failures(self, context: Context, retired: Retired) -> None:
+    def _tell_failures(self, context: Context, retired: RetentionResult) -> None:
         for failure in retired.failures:
             context.progress.note(_ME, failure.line())
             self._watcher.failed(context.config, failure)
@@ -310,14 +310,14 @@ class Daemon:
         notify(f"STATUS={self._status()}")
         return True
 
-    def _carried_out(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
+    def _carried_out(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
         try:
             carried_out(context, outlooks, now)
         except SnaporchError as error:
             context.progress.note(_ME, error.line())
             self._watcher.failed(context.config, error)
 
-    def _set_times(self, config: Config, outlooks: Sequence[Outlook], now: datetime) -> None:
+    def _set_times(self, config: Config, outlooks: Sequence[Forecast], now: datetime) -> None:
         wanted = {
             f"{each.domain.uuid}/{coming.policy}": (each, coming)
             for each in outlooks
@@ -332,7 +332,7 @@ class Daemon:
             if not stale:
                 self._set_time(config, key, each, coming)
 
-    def _set_time(self, config: Config, key: str, each: Outlook, coming: Next) -> None:
+    def _set_time(self, config: Config, key: str, each: Forecast, coming: NextSnapshot) -> None:
         when = times(config, coming.policy, group_of(config, each.domain) or each.domain.uuid)
         job = self._scheduler.get_job(key)
         if job is None or job.next_run_time != coming.at or job.trigger.when != when:
@@ -369,8 +369,8 @@ class Daemon:
                 return
             capture = capture_of(self._context, domain, policy)
         except SnaporchError as error:
-            capture = Capture(uuid, name, policy, frozenset(), 0)
-            self._inbox.put(Outcome(capture, int(error.exit_code), error.line()))
+            capture = PolicyCapture(uuid, name, policy, frozenset(), 0)
+            self._inbox.put(CaptureOutcome(capture, int(error.exit_code), error.line()))
             return
         with self._lock:
             if self._busy & capture.keys or not self._due(capture):
@@ -384,7 +384,7 @@ class Daemon:
                 self._taken |= dict.fromkeys(capture.keys, datetime.now(UTC))
         self._inbox.put(outcome)
 
-    def _due(self, capture: Capture) -> bool:
+    def _due(self, capture: PolicyCapture) -> bool:
         """Whether a time has come since the last try: the times may have been set just then."""
         last = self._taken.get(capture.key)
         if last is None:
@@ -394,8 +394,8 @@ class Daemon:
         soonest = min(when.after(last), last + span(config.schedule.retry))
         return not last <= datetime.now(UTC) < soonest
 
-    def _tell(self, message: Outcome | ErrandDone) -> None:
-        if isinstance(message, Outcome):
+    def _tell(self, message: CaptureOutcome | BulkJobResult) -> None:
+        if isinstance(message, CaptureOutcome):
             self._finished(message)
             return
         for text in message.results:
@@ -403,7 +403,7 @@ class Daemon:
         for text in message.complaints:
             self._context.progress.note(_ME, text)
 
-    def _finished(self, outcome: Outcome) -> None:
+    def _finished(self, outcome: CaptureOutcome) -> None:
         progress, name = self._context.progress, outcome.capture.label
         for text in outcome.notes:
             progress.note(name, text.removeprefix(f"{name}  note: "))

@@ -24,7 +24,7 @@ REPLICATIONS = "unreplicated.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedAttempt:
     """A try that failed."""
 
     at: datetime
@@ -33,7 +33,7 @@ class Failed:
 
 def read_failed(
     directory: Path, name: str = CAPTURES, *, spare: Path | None = None
-) -> dict[str, Failed]:
+) -> dict[str, FailedAttempt]:
     """Failed tries by ``UUID/POLICY``; none in a file that cannot be understood.
 
     Args:
@@ -42,7 +42,9 @@ def read_failed(
     place = spare if spare is not None and (spare / name).is_file() else directory
     try:
         document = json.loads((place / name).read_bytes())
-        return {key: Failed(parse_iso(at), str(reason)) for key, (at, reason) in document.items()}
+        return {
+            key: FailedAttempt(parse_iso(at), str(reason)) for key, (at, reason) in document.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -56,7 +58,7 @@ def remember_try(context: Context, key: str, reason: str | None, name: str) -> N
     known = read_failed(paths.schedule, name, spare=paths.runtime)
     changed = {each: failed for each, failed in known.items() if each != key}
     if reason is not None:
-        changed[key] = Failed(datetime.now(UTC), reason)
+        changed[key] = FailedAttempt(datetime.now(UTC), reason)
     if changed == known:
         return
     try:
@@ -67,7 +69,7 @@ def remember_try(context: Context, key: str, reason: str | None, name: str) -> N
 
 def write_failed(
     directory: Path,
-    failed: Mapping[str, Failed],
+    failed: Mapping[str, FailedAttempt],
     name: str = CAPTURES,
     *,
     spare: Path | None = None,

@@ -20,18 +20,24 @@ from snaporch.model import (
     Survey,
     moment_of,
 )
-from snaporch.schedule.failures import CAPTURES, REPLICATIONS, VERIFICATIONS, Failed, read_failed
+from snaporch.schedule.failures import (
+    CAPTURES,
+    REPLICATIONS,
+    VERIFICATIONS,
+    FailedAttempt,
+    read_failed,
+)
 from snaporch.schedule.first_run import note_carried, read_carried
 from snaporch.schedule.policy_assignment import Assignment, assign, datasets
 from snaporch.schedule.recurrence import Times, read_zone_again, times, verify_times, zone_of
-from snaporch.schedule.replication_due import Shipment, next_shipment
-from snaporch.schedule.retention import Taken, Verdict, judge, keep_together
-from snaporch.schedule.verification_due import Check, next_check
+from snaporch.schedule.replication_due import PendingReplication, next_shipment
+from snaporch.schedule.retention import RetentionDecision, RetentionSnapshot, judge, keep_together
+from snaporch.schedule.verification_due import DueVerification, next_check
 from snaporch.snapshot.group import group_of
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextSnapshot:
     """The next snapshot of a policy on a domain."""
 
     policy: str
@@ -39,7 +45,7 @@ class Next:
     reason: str
     wanted: datetime | None = None
     """The policy's own time, which a failure may have put off; ``None`` without a snapshot."""
-    failed: Failed | None = None
+    failed: FailedAttempt | None = None
     """The last try, if it failed."""
     since: datetime | None = None
     """When the policy was first carried out for the domain, if it is known."""
@@ -55,13 +61,13 @@ class Next:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Forecast:
     """What is in store for one domain."""
 
     domain: Domain
     assignment: Assignment
-    nexts: tuple[Next, ...]
-    verdicts: tuple[Verdict, ...]
+    nexts: tuple[NextSnapshot, ...]
+    verdicts: tuple[RetentionDecision, ...]
     """About all its snapshots, oldest first."""
     names: Mapping[str, tuple[str, ...]]
     """Full names of the ZFS snapshots of each run."""
@@ -69,18 +75,18 @@ class Outlook:
     """All its snapshots, oldest first."""
     finished: tuple[SnapshotRecord, ...] = ()
     """Those of them whose run is over."""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[DueVerification, ...] = ()
     """Test restores that its policies want."""
-    shipments: tuple[Shipment, ...] = ()
+    shipments: tuple[PendingReplication, ...] = ()
     """Copies elsewhere that its policies want."""
 
     @property
-    def doomed(self) -> list[Verdict]:
+    def doomed(self) -> list[RetentionDecision]:
         """What retention would delete."""
         return [verdict for verdict in self.verdicts if verdict.delete]
 
 
-def look(context: Context, now: datetime, only: str | None = None) -> list[Outlook]:
+def look(context: Context, now: datetime, only: str | None = None) -> list[Forecast]:
     """What is in store for every domain, or for the one of that name or UUID.
 
     Raises:
@@ -122,7 +128,7 @@ def _members_with(snapshots: Mapping[str, Sequence[PoolSnapshot]], uuid: str) ->
     return {other for other, groups in instants.items() if groups & own}
 
 
-def carried_out(context: Context, outlooks: Iterable[Outlook], now: datetime) -> None:
+def carried_out(context: Context, outlooks: Iterable[Forecast], now: datetime) -> None:
     """Note which policies are carried out for which domains, by whoever does it.
 
     Raises:
@@ -137,9 +143,9 @@ class _Memory:
     """What snapshots do not tell."""
 
     carried: Mapping[str, datetime]
-    captures: Mapping[str, Failed]
-    verifications: Mapping[str, Failed]
-    replications: Mapping[str, Failed]
+    captures: Mapping[str, FailedAttempt]
+    verifications: Mapping[str, FailedAttempt]
+    replications: Mapping[str, FailedAttempt]
     under_way: frozenset[str]
     """Runs that have a journal: what they took is not finished."""
 
@@ -162,7 +168,7 @@ def _outlook(
     guids: Collection[int],
     memory: _Memory,
     now: datetime,
-) -> Outlook:
+) -> Forecast:
     config = context.config
     assignment = assign(context, domain, survey.policies)
     records = _records(context, domain, snapshots, guids)
@@ -203,7 +209,7 @@ def _outlook(
         next_shipment(name, policies, as_named, memory.replications, retry, now)
         for name, policies in replicas_of(config, assignment).items()
     ]
-    return Outlook(
+    return Forecast(
         domain,
         assignment,
         tuple(nexts),
@@ -254,7 +260,9 @@ def replicas_of(config: Config, assignment: Assignment) -> dict[str, list[str]]:
     return found
 
 
-def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: datetime) -> Next:
+def _next(
+    policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: datetime
+) -> NextSnapshot:
     """When the next one is due, by the newest there is.
 
     The newest is the one ZFS made last, whatever its time says: a clock that was set back shall not
@@ -267,9 +275,9 @@ def _next(policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: date
     past = [moment for each in newest.values() for moment in _met(each, now)]
     if not past:
         reason = "the clock went back" if newest else "there is none yet"
-        return Next(policy, now, reason)
+        return NextSnapshot(policy, now, reason)
     at = when.after(max(past))
-    return Next(policy, at, when.rule, wanted=at)
+    return NextSnapshot(policy, at, when.rule, wanted=at)
 
 
 def _met(snapshot: PoolSnapshot, now: datetime) -> list[datetime]:
@@ -282,8 +290,8 @@ def _met(snapshot: PoolSnapshot, now: datetime) -> list[datetime]:
 
 
 def _last_failure(
-    failed: Failed | None, own: Iterable[PoolSnapshot], now: datetime
-) -> Failed | None:
+    failed: FailedAttempt | None, own: Iterable[PoolSnapshot], now: datetime
+) -> FailedAttempt | None:
     """The failed try, unless a snapshot was taken since, or need not be, whoever asked for it."""
     if failed is None:
         return None
@@ -291,7 +299,9 @@ def _last_failure(
     return None if over else failed
 
 
-def _after_failure(found: Next, failed: Failed | None, retry: timedelta, now: datetime) -> Next:
+def _after_failure(
+    found: NextSnapshot, failed: FailedAttempt | None, retry: timedelta, now: datetime
+) -> NextSnapshot:
     if failed is None or failed.at > now:
         return found
     if failed.at + retry <= found.at:
@@ -300,10 +310,10 @@ def _after_failure(found: Next, failed: Failed | None, retry: timedelta, now: da
     return replace(found, at=failed.at + retry, reason=reason, failed=failed)
 
 
-def _taken(record: SnapshotRecord, pinned: Mapping[str, str]) -> Taken:
+def _taken(record: SnapshotRecord, pinned: Mapping[str, str]) -> RetentionSnapshot:
     pins = [pinned[name] for name in _full_names(record) if name in pinned]
     complete = record.state.is_there
-    return Taken(
+    return RetentionSnapshot(
         run=record.run,
         snapshot=record.snapshot,
         created=record.created,

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from snaporch.context import Context
-from snaporch.schedule.forecast import Outlook, look
+from snaporch.schedule.forecast import Forecast, look
 
 
-class Work(Protocol):
+class QueueItem(Protocol):
     """Something to be done for a domain."""
 
     @property
@@ -25,12 +25,12 @@ class Work(Protocol):
         """Whether its time has come."""
 
 
-T = TypeVar("T", bound=Work)
+T = TypeVar("T", bound=QueueItem)
 
 
 def one_by_one(
-    context: Context, doing: str, wanted: Callable[[Outlook], Iterable[T]]
-) -> Iterator[tuple[Outlook, T]]:
+    context: Context, doing: str, wanted: Callable[[Forecast], Iterable[T]]
+) -> Iterator[tuple[Forecast, T]]:
     """What is due, each once, what has waited longest first, with its domain's outlook.
 
     Looks anew after each, for each takes its time: snapshots come and go meanwhile.

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from snaporch.model import Level, SnapshotRecord
-from snaporch.schedule.failures import Failed
+from snaporch.schedule.failures import FailedAttempt
 
 
 @dataclass(frozen=True, slots=True)
-class Shipment:
+class PendingReplication:
     """The next copying of a domain's snapshots to a replica."""
 
     domain: str
@@ -23,7 +23,7 @@ class Shipment:
     """When the newest snapshot that has arrived was taken."""
     since: datetime
     """When the oldest one was taken that should have followed it."""
-    failed: Failed | None = None
+    failed: FailedAttempt | None = None
     """The last try, if it failed."""
 
     @property
@@ -40,10 +40,10 @@ def next_shipment(
     replica: str,
     policies: Iterable[str],
     records: Sequence[SnapshotRecord],
-    failed: Mapping[str, Failed],
+    failed: Mapping[str, FailedAttempt],
     retry: timedelta,
     now: datetime,
-) -> Shipment | None:
+) -> PendingReplication | None:
     """When to copy to a replica; ``None`` while it has every snapshot that is wanted there.
 
     An older one whose bundle is not whole here can never arrive; the newest is asked for anyway.
@@ -67,7 +67,7 @@ def next_shipment(
     newest = wanted[-1]
     last = last_arrived(replica, records)
     reason = f"{len(waiting)} not there yet" if last else "nothing is there yet"
-    found = Shipment(newest.domain, newest.uuid, replica, now, reason, last, min(waiting))
+    found = PendingReplication(newest.domain, newest.uuid, replica, now, reason, last, min(waiting))
     before = failed.get(found.key)
     if before is None or before.at > now:
         return found

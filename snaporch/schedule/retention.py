@@ -19,7 +19,7 @@ _FUTURE = "from the future: the clock went back"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RetentionSnapshot:
     """A snapshot of a domain, as far as retention must know it."""
 
     run: str
@@ -41,10 +41,10 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetentionDecision:
     """What becomes of a snapshot, and why."""
 
-    taken: Taken
+    taken: RetentionSnapshot
     delete: bool
     reason: str
 
@@ -61,8 +61,11 @@ _PERIODS: Mapping[str, Period] = {
 
 
 def judge(
-    snapshots: Iterable[Taken], policies: Mapping[str, Keep], now: datetime, zone: tzinfo
-) -> list[Verdict]:
+    snapshots: Iterable[RetentionSnapshot],
+    policies: Mapping[str, Keep],
+    now: datetime,
+    zone: tzinfo,
+) -> list[RetentionDecision]:
     """Decide about all snapshots of one domain, oldest first.
 
     Args:
@@ -89,7 +92,9 @@ def judge(
     return [_verdict(taken, policies, now, kept) for taken in ordered]
 
 
-def keep_together(judged: Mapping[str, Sequence[Verdict]]) -> dict[str, list[Verdict]]:
+def keep_together(
+    judged: Mapping[str, Sequence[RetentionDecision]],
+) -> dict[str, list[RetentionDecision]]:
     """Verdicts of several domains, by name, changed so that no instant of a group is torn apart.
 
     What stays of one member stays of all; one that is incomplete keeps nobody else's.
@@ -102,21 +107,25 @@ def keep_together(judged: Mapping[str, Sequence[Verdict]]) -> dict[str, list[Ver
     return {domain: [_with_others(each, stays) for each in own] for domain, own in judged.items()}
 
 
-def _with_others(verdict: Verdict, stays: Mapping[str, str]) -> Verdict:
+def _with_others(verdict: RetentionDecision, stays: Mapping[str, str]) -> RetentionDecision:
     other = stays.get(verdict.taken.group_run) if verdict.delete else None
     if other is None:
         return verdict
     reason = f"of one instant with {other}'s, which stays"
-    return Verdict(verdict.taken, delete=False, reason=reason)
+    return RetentionDecision(verdict.taken, delete=False, reason=reason)
 
 
-def _keep_first(newest_first: Iterable[Taken], reason: str, kept: dict[str, list[str]]) -> None:
+def _keep_first(
+    newest_first: Iterable[RetentionSnapshot], reason: str, kept: dict[str, list[str]]
+) -> None:
     for taken in newest_first:
         kept.setdefault(taken.run, []).append(reason)
         return
 
 
-def _kept(newest_first: Sequence[Taken], keep: Keep, zone: tzinfo) -> dict[str, list[str]]:
+def _kept(
+    newest_first: Sequence[RetentionSnapshot], keep: Keep, zone: tzinfo
+) -> dict[str, list[str]]:
     """Which rules keep which run."""
     found: dict[str, list[str]] = {}
     for place, taken in enumerate(newest_first[: keep.last], 1):
@@ -136,23 +145,27 @@ def _kept(newest_first: Sequence[Taken], keep: Keep, zone: tzinfo) -> dict[str, 
 
 
 def _verdict(
-    taken: Taken,
+    taken: RetentionSnapshot,
     policies: Mapping[str, Keep],
     now: datetime,
     kept: Mapping[str, Sequence[str]],
-) -> Verdict:
+) -> RetentionDecision:
     if taken.policy is None:
-        return Verdict(taken, delete=False, reason="not taken by a policy")
+        return RetentionDecision(taken, delete=False, reason="not taken by a policy")
     if taken.policy not in policies:
-        return Verdict(taken, delete=False, reason=f"policy {taken.policy} deletes nothing")
+        return RetentionDecision(
+            taken, delete=False, reason=f"policy {taken.policy} deletes nothing"
+        )
     if taken.incomplete:
-        return Verdict(taken, delete=False, reason="incomplete: look at it yourself")
+        return RetentionDecision(taken, delete=False, reason="incomplete: look at it yourself")
     if taken.created > now:
-        return Verdict(taken, delete=False, reason=_FUTURE)
+        return RetentionDecision(taken, delete=False, reason=_FUTURE)
     if reasons := kept.get(taken.run, ()):
         failed = ["its verification failed"] if taken.passed is False else []
-        return Verdict(taken, delete=False, reason=", ".join([*failed, *reasons]))
+        return RetentionDecision(taken, delete=False, reason=", ".join([*failed, *reasons]))
     rules = policies[taken.policy].describe()
     if taken.pinned:
-        return Verdict(taken, delete=False, reason=f"{taken.pinned}, though not in {rules}")
-    return Verdict(taken, delete=True, reason=f"not in {rules}")
+        return RetentionDecision(
+            taken, delete=False, reason=f"{taken.pinned}, though not in {rules}"
+        )
+    return RetentionDecision(taken, delete=True, reason=f"not in {rules}")

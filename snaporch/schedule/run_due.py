@@ -10,20 +10,22 @@ from datetime import UTC, datetime
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.model import Domain
-from snaporch.schedule.concurrency import Capture
-from snaporch.schedule.failures import Failed, read_failed, write_failed
-from snaporch.schedule.forecast import Outlook
+from snaporch.schedule.concurrency import PolicyCapture
+from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
+from snaporch.schedule.forecast import Forecast
 from snaporch.schedule.policy_assignment import datasets
-from snaporch.schedule.subprocesses import Captures, Outcome
+from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses
 from snaporch.snapshot.group import group_of, members_of_group
 
-Told = Callable[[Outcome], None]
+Told = Callable[[CaptureOutcome], None]
 _POLL_SECONDS = 0.2
 _MOST_WAITING = 64
 _NO_RAM = ("quiesced", "paused", "crash", "off")
 
 
-def due_captures(context: Context, outlooks: Iterable[Outlook], now: datetime) -> list[Capture]:
+def due_captures(
+    context: Context, outlooks: Iterable[Forecast], now: datetime
+) -> list[PolicyCapture]:
     """What is due, each group once; what has waited longest comes first."""
     due = [
         (coming.at, each.domain.name, each.domain, coming.policy)
@@ -35,20 +37,20 @@ def due_captures(context: Context, outlooks: Iterable[Outlook], now: datetime) -
     return groups_once(capture_of(context, domain, policy) for _, _, domain, policy in ordered)
 
 
-def groups_once(captures: Iterable[Capture]) -> list[Capture]:
+def groups_once(captures: Iterable[PolicyCapture]) -> list[PolicyCapture]:
     """Of captures that take the same group along for the same policy, the first."""
-    unique: dict[tuple[str, str], Capture] = {}
+    unique: dict[tuple[str, str], PolicyCapture] = {}
     for capture in captures:
         unique.setdefault((capture.group or capture.uuid, capture.policy), capture)
     return list(unique.values())
 
 
-def capture_of(context: Context, domain: Domain, policy: str) -> Capture:
+def capture_of(context: Context, domain: Domain, policy: str) -> PolicyCapture:
     """What the snapshot will burden the host with; a domain takes its group along."""
     return burden(context, domain, policy, context.config.policy[policy].level)
 
 
-def burden(context: Context, domain: Domain, policy: str, level: str) -> Capture:
+def burden(context: Context, domain: Domain, policy: str, level: str) -> PolicyCapture:
     """What a snapshot of this level will burden the host with.
 
     Args:
@@ -63,7 +65,7 @@ def burden(context: Context, domain: Domain, policy: str, level: str) -> Capture
     pools = {name.split("/", 1)[0] for each in all_of_them for name in datasets(context, each)}
     ram = sum(_ram_mib(context, each, level) for each in all_of_them)
     uuids = tuple(each.uuid for each in others)
-    return Capture(domain.uuid, domain.name, policy, frozenset(pools), ram, group, uuids)
+    return PolicyCapture(domain.uuid, domain.name, policy, frozenset(pools), ram, group, uuids)
 
 
 def _ram_mib(context: Context, domain: Domain, level: str) -> int:
@@ -78,8 +80,8 @@ def _ram_mib(context: Context, domain: Domain, level: str) -> int:
 
 
 def take_all(
-    context: Context, captures: Captures, wanted: Sequence[Capture], told: Told
-) -> list[Outcome]:
+    context: Context, captures: Subprocesses, wanted: Sequence[PolicyCapture], told: Told
+) -> list[CaptureOutcome]:
     """Take them side by side as the limits allow; a failure stops no other.
 
     A signal lets nothing begin any more, and those under way undo or finish themselves.
@@ -87,11 +89,13 @@ def take_all(
     Args:
         told: is called with each outcome as it comes.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[CaptureOutcome] = []
     if not wanted:
         return outcomes
     with ThreadPoolExecutor(max_workers=min(len(wanted), _MOST_WAITING)) as threads:
-        open_ones: set[Future[Outcome]] = {threads.submit(captures.take, each) for each in wanted}
+        open_ones: set[Future[CaptureOutcome]] = {
+            threads.submit(captures.take, each) for each in wanted
+        }
         stopped = False
         while open_ones:
             done, open_ones = wait(open_ones, timeout=_POLL_SECONDS)
@@ -105,7 +109,7 @@ def take_all(
     return outcomes
 
 
-def remember(context: Context, outcomes: Iterable[Outcome]) -> None:
+def remember(context: Context, outcomes: Iterable[CaptureOutcome]) -> None:
     """Note which tries failed, for the next ones to wait a while.
 
     Raises:
@@ -119,8 +123,8 @@ def remember(context: Context, outcomes: Iterable[Outcome]) -> None:
 
 
 def changed_by(
-    known: Mapping[str, Failed], outcomes: Iterable[Outcome], now: datetime
-) -> dict[str, Failed]:
+    known: Mapping[str, FailedAttempt], outcomes: Iterable[CaptureOutcome], now: datetime
+) -> dict[str, FailedAttempt]:
     """What is to be remembered; a try that a signal cut short is none."""
     changed = dict(known)
     for outcome in outcomes:
@@ -128,11 +132,11 @@ def changed_by(
             if outcome.ok:
                 changed.pop(key, None)
             elif outcome.status < 128:  # noqa: PLR2004 - 128 + N is signal N
-                changed[key] = Failed(now, outcome.text)
+                changed[key] = FailedAttempt(now, outcome.text)
     return changed
 
 
-def _tell(context: Context, outcome: Outcome) -> None:
+def _tell(context: Context, outcome: CaptureOutcome) -> None:
     name = outcome.capture.label
     for text in outcome.notes:
         context.progress.note(name, text.removeprefix(f"{name}  note: "))

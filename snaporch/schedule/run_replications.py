@@ -12,21 +12,21 @@ from snaporch.replication.replicate import Shipped, ship
 from snaporch.replication.target import Destination
 from snaporch.schedule.failures import REPLICATIONS, remember_try
 from snaporch.schedule.queue import one_by_one
-from snaporch.schedule.replication_due import Shipment
+from snaporch.schedule.replication_due import PendingReplication
 
 Opened = Callable[[Context, str], Destination]
 """Opens a replica by its name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class ReplicationOutcome:
     """What came of one: what has arrived, or why it failed."""
 
-    shipment: Shipment
+    shipment: PendingReplication
     outcome: Shipped | SnaporchError
 
 
-def replicate_due(context: Context, opened: Opened) -> Iterator[Sent]:
+def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutcome]:
     """Copy what is due, what has waited longest first; the caller sees that nobody else does.
 
     Raises:
@@ -37,14 +37,17 @@ def replicate_due(context: Context, opened: Opened) -> Iterator[Sent]:
 
 
 def _send(
-    context: Context, records: Sequence[SnapshotRecord], shipment: Shipment, opened: Opened
-) -> Sent:
+    context: Context,
+    records: Sequence[SnapshotRecord],
+    shipment: PendingReplication,
+    opened: Opened,
+) -> ReplicationOutcome:
     try:
         outcome = ship(context, records, shipment.replica, opened(context, shipment.replica))
     except InterruptedRunError:
         raise
     except SnaporchError as error:
         remember_try(context, shipment.key, error.line(), REPLICATIONS)
-        return Sent(shipment, error)
+        return ReplicationOutcome(shipment, error)
     remember_try(context, shipment.key, None, REPLICATIONS)
-    return Sent(shipment, outcome)
+    return ReplicationOutcome(shipment, outcome)

@@ -9,15 +9,15 @@ from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.schedule.failures import VERIFICATIONS, remember_try
 from snaporch.schedule.queue import one_by_one
-from snaporch.schedule.verification_due import Check
-from snaporch.verify.verify import Ordeal, Verification, verify
+from snaporch.schedule.verification_due import DueVerification
+from snaporch.verify.verify import Verification, VerifyOptions, verify
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class VerificationOutcome:
     """What came of one: a verdict, or why nothing was found out."""
 
-    check: Check
+    check: DueVerification
     outcome: Verification | SnaporchError
 
     @property
@@ -28,7 +28,7 @@ class Checked:
         return self.outcome.trouble
 
 
-def verify_due(context: Context) -> Iterator[Checked]:
+def verify_due(context: Context) -> Iterator[VerificationOutcome]:
     """Verify what is due, what has waited longest first; the caller sees that nobody else does.
 
     Raises:
@@ -38,14 +38,14 @@ def verify_due(context: Context) -> Iterator[Checked]:
         yield _verify(context, check)
 
 
-def _verify(context: Context, check: Check) -> Checked:
+def _verify(context: Context, check: DueVerification) -> VerificationOutcome:
     try:
-        outcome = verify(context, check.record, Ordeal(disks=check.disks))
+        outcome = verify(context, check.record, VerifyOptions(disks=check.disks))
     except InterruptedRunError:
         raise
     except SnaporchError as error:
         # A verdict is on the snapshots; what was not found out is tried again after a while.
         remember_try(context, check.key, error.reason, VERIFICATIONS)
-        return Checked(check, error)
+        return VerificationOutcome(check, error)
     remember_try(context, check.key, None, VERIFICATIONS)
-    return Checked(check, outcome)
+    return VerificationOutcome(check, outcome)

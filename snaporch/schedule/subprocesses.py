@@ -19,17 +19,17 @@ from typing import Any
 
 from snaporch.errors import ExitCode
 from snaporch.model import Level
-from snaporch.schedule.concurrency import Capture, Gate, GateClosedError
+from snaporch.schedule.concurrency import ConcurrencyLimiter, GateClosedError, PolicyCapture
 
-Command = Callable[[Capture], list[str]]
+Command = Callable[[PolicyCapture], list[str]]
 _PREFIX = "snaporch: "
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaptureOutcome:
     """How a capture ended."""
 
-    capture: Capture
+    capture: PolicyCapture
     status: int
     """The exit code of ``snaporch snapshot``; ``128 + N`` after signal N."""
     text: str
@@ -52,7 +52,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class ErrandDone:
+class BulkJobResult:
     """What ``snaporch NAME --due`` said."""
 
     name: str
@@ -65,7 +65,7 @@ class ErrandDone:
 def snapshot_command(config: Path | None) -> Command:
     """The command line that takes a capture."""
 
-    def command(capture: Capture) -> list[str]:
+    def command(capture: PolicyCapture) -> list[str]:
         policy = ["--policy", capture.policy, "--if-changed"]
         return [*own_words(config), "snapshot", capture.uuid, *policy, "--json", "--quiet"]
 
@@ -83,12 +83,12 @@ def own_words(config: Path | None) -> list[str]:
     return [*words, "--config", str(config.absolute())] if config else words
 
 
-class Captures:
+class Subprocesses:
     """The captures of this process, and its errands."""
 
     def __init__(
         self,
-        gate: Gate,
+        gate: ConcurrencyLimiter,
         command: Command,
         errands: Callable[[str], Sequence[str]] = errand_command(None),  # noqa: B008 - pure
     ) -> None:
@@ -99,29 +99,29 @@ class Captures:
         self._lock = threading.Lock()
         self._stopped = False
 
-    def take(self, capture: Capture) -> Outcome:
+    def take(self, capture: PolicyCapture) -> CaptureOutcome:
         """Wait for room, take the snapshot, and say how it went; never raises for its failure."""
         try:
             with self.gate.through(capture):
                 return self._take(capture)
         except GateClosedError:
-            return Outcome(capture, 128 + signal.SIGTERM, "not begun: asked to stop")
+            return CaptureOutcome(capture, 128 + signal.SIGTERM, "not begun: asked to stop")
 
-    def errand(self, name: str) -> ErrandDone:
+    def errand(self, name: str) -> BulkJobResult:
         """Do what is due of a kind, and say how it went; never raises for its failure."""
         try:
             status, out, err = self._run(self.errands(name))
         except GateClosedError:
-            return ErrandDone(name, 128 + signal.SIGTERM, (), ())
+            return BulkJobResult(name, 128 + signal.SIGTERM, (), ())
         except OSError as error:
-            return ErrandDone(name, ExitCode.UNAVAILABLE, (), (f"cannot be started: {error}",))
-        return ErrandDone(name, status, tuple(out.splitlines()), tuple(_lines(err)))
+            return BulkJobResult(name, ExitCode.UNAVAILABLE, (), (f"cannot be started: {error}",))
+        return BulkJobResult(name, status, tuple(out.splitlines()), tuple(_lines(err)))
 
-    def _take(self, capture: Capture) -> Outcome:
+    def _take(self, capture: PolicyCapture) -> CaptureOutcome:
         try:
             return _outcome(capture, *self._run(self.command(capture)))
         except OSError as error:
-            return Outcome(capture, ExitCode.UNAVAILABLE, f"cannot be started: {error}")
+            return CaptureOutcome(capture, ExitCode.UNAVAILABLE, f"cannot be started: {error}")
 
     def _run(self, command: Sequence[str]) -> tuple[int, str, str]:
         """Exit code, output and errors of a process that is told when we stop."""
@@ -176,11 +176,11 @@ def _line(document: Mapping[str, Any]) -> str:
     return text if pause is None else f"{text}  paused {pause:.0f} ms"
 
 
-def _outcome(capture: Capture, status: int, out: str, err: str) -> Outcome:
+def _outcome(capture: PolicyCapture, status: int, out: str, err: str) -> CaptureOutcome:
     lines = _lines(err)
     if status == ExitCode.OK:
         documents = _documents(out)
         text = "\n".join(map(_line, documents)) or out.strip()
-        return Outcome(capture, status, text, tuple(lines), documents)
+        return CaptureOutcome(capture, status, text, tuple(lines), documents)
     last = lines.pop() if lines else f"ended with status {status} and without a word"
-    return Outcome(capture, status, last.removeprefix(f"{capture.label}: "), tuple(lines))
+    return CaptureOutcome(capture, status, last.removeprefix(f"{capture.label}: "), tuple(lines))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from snaporch.model import SnapshotRecord
-from snaporch.schedule.failures import Failed
+from snaporch.schedule.failures import FailedAttempt
 from snaporch.schedule.recurrence import Times
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DueVerification:
     """The next test restore that a policy wants of a domain."""
 
     policy: str
@@ -37,12 +37,12 @@ def next_check(
     policy: str,
     when: Times,
     records: Sequence[SnapshotRecord],
-    failed: Mapping[str, Failed],
+    failed: Mapping[str, FailedAttempt],
     retry: timedelta,
     now: datetime,
     *,
     disks: bool = False,
-) -> Check | None:
+) -> DueVerification | None:
     """When the newest snapshot of a policy is to be verified; ``None`` while there is none.
 
     What counts is the last that *passed*: where one failed, the next newer one is looked at as
@@ -67,15 +67,15 @@ def next_check(
 
 def _by_verdicts(
     policy: str, when: Times, own: Sequence[SnapshotRecord], now: datetime, *, disks: bool
-) -> Check:
+) -> DueVerification:
     newest = own[-1]
     verdicts = [record.verified for record in own if record.verified]
     past = [verdict for verdict in verdicts if verdict.at <= now]
     if newest.verified in past and newest.verified is not None and not newest.verified.passed:
         at = when.after(newest.verified.at)
-        return Check(policy, newest, at, "it failed, and there is no newer one")
+        return DueVerification(policy, newest, at, "it failed, and there is no newer one")
     passed = [verdict.at for verdict in past if verdict.passed and verdict.disks >= disks]
     if not passed:
         reason = "none has passed yet" if past else "none was verified yet"
-        return Check(policy, newest, now, reason)
-    return Check(policy, newest, when.after(max(passed)), when.rule)
+        return DueVerification(policy, newest, now, reason)
+    return DueVerification(policy, newest, when.after(max(passed)), when.rule)

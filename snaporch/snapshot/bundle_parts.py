@@ -9,27 +9,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression
-from snaporch.bundle.compression_tuning import Pace
+from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.host_file import PERMANENT, tpm_files
 from snaporch.bundle.manifest import (
-    BeneathEntry,
+    BackingFileEntry,
     DiskEntry,
     GroupEntry,
     Manifest,
     MemberEntry,
-    PaceEntry,
     Part,
     PauseEntry,
+    RamSaveTimesEntry,
     Role,
     SnapshotEntry,
     VersionsEntry,
     moment,
 )
-from snaporch.bundle.ram_pipe import RamStream
-from snaporch.bundle.rate_limit import Throttle
-from snaporch.bundle.save_image import RamImage, RamImageWriter
+from snaporch.bundle.ram_pipe import RamPipe
+from snaporch.bundle.rate_limit import RateLimit
+from snaporch.bundle.save_image import SaveImage, SaveImageWriter
 from snaporch.bundle.store import RAM_NAME, PartialBundle
-from snaporch.disks.backing_chain import Beneath
+from snaporch.disks.backing_chain import BackingFile
 from snaporch.hypervisor import Pause
 from snaporch.model import (
     Domain,
@@ -57,10 +57,10 @@ _FORMAT_NAMES = {method.image_format: method.value for method in Compression} | 
 class _Sealing(threading.Thread):
     """Sealing in a thread of its own, so that somebody can break it off."""
 
-    def __init__(self, finish: Callable[[], RamImage]) -> None:
+    def __init__(self, finish: Callable[[], SaveImage]) -> None:
         super().__init__(name="seal", daemon=True)
         self._finish = finish
-        self._image: RamImage | None = None
+        self._image: SaveImage | None = None
         self._failure: BaseException | None = None
 
     def run(self) -> None:
@@ -79,7 +79,7 @@ class _Sealing(threading.Thread):
         """Whether there is an image."""
         return self._image is not None
 
-    def image(self) -> RamImage:
+    def image(self) -> SaveImage:
         """What came of it."""
         if self._failure is not None:
             raise self._failure
@@ -87,16 +87,16 @@ class _Sealing(threading.Thread):
         return self._image
 
 
-class Capture:
+class RamCapture:
     """Where RAM goes: through a pipe and a compressor, or into a raw file compressed later."""
 
     def __init__(self, directory: Path, pipe: Path, how: Compressing) -> None:
         self._directory = directory
         self._pipe = pipe
         self._how = how
-        self._throttle = Throttle(0)
-        self._stream: RamStream | None = None
-        self._writer: RamImageWriter | None = None
+        self._throttle = RateLimit(0)
+        self._stream: RamPipe | None = None
+        self._writer: SaveImageWriter | None = None
 
     @property
     def streams(self) -> bool:
@@ -123,13 +123,13 @@ class Capture:
 
     def limit(self, rate: float) -> None:
         """Take no more than ``rate`` MiB of RAM a second; before the stream is opened."""
-        self._throttle = Throttle(rate)
+        self._throttle = RateLimit(rate)
 
     def open_stream(self) -> None:
         """Make the pipe and start reading; before libvirt is called."""
-        self._writer = writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
+        self._writer = writer = SaveImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
         try:
-            self._stream = RamStream(self._pipe, writer, self._throttle)
+            self._stream = RamPipe(self._pipe, writer, self._throttle)
         except BaseException:
             writer.abandon()
             raise
@@ -191,10 +191,10 @@ class Capture:
             self._stream = None  # its file is open still, and goes with the unfinished bundle
         return sealing.succeeded
 
-    def _finish(self) -> RamImage:
+    def _finish(self) -> SaveImage:
         return self._stream.finish() if self._stream else self._compress_raw()
 
-    def _part(self, image: RamImage) -> Part:
+    def _part(self, image: SaveImage) -> Part:
         return Part(
             name=RAM_NAME,
             role=Role.RAM,
@@ -207,9 +207,11 @@ class Capture:
             else None,
         )
 
-    def _compress_raw(self) -> RamImage:
+    def _compress_raw(self) -> SaveImage:
         raw = self._directory / _RAW_NAME
-        self._writer = writer = RamImageWriter(self._directory / RAM_NAME, self._how, trailer=False)
+        self._writer = writer = SaveImageWriter(
+            self._directory / RAM_NAME, self._how, trailer=False
+        )
         try:
             with raw.open("rb") as stream:
                 while block := stream.read(_READ):
@@ -246,10 +248,10 @@ def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part
     return parts
 
 
-def _pace_entry(pace: Pace | None) -> PaceEntry | None:
+def _pace_entry(pace: RamSaveTimes | None) -> RamSaveTimesEntry | None:
     if pace is None:
         return None
-    return PaceEntry(
+    return RamSaveTimesEntry(
         level=pace.level,
         seconds=round(pace.seconds, 3),
         waited_for_ram=round(pace.waited_for_ram, 3),
@@ -336,12 +338,12 @@ def build_manifest(
     )
 
 
-def beneath_entry(file: Beneath) -> BeneathEntry:
+def beneath_entry(file: BackingFile) -> BackingFileEntry:
     """What a manifest says of a file beneath a disk."""
     if file.dataset is not None:
         inside = resolver.inside(file.path, file.dataset)
-        return BeneathEntry(path=file.path, dataset=file.dataset.name, inside=inside)
-    return BeneathEntry(path=file.path, **(asdict(file.state) if file.state else {}))
+        return BackingFileEntry(path=file.path, dataset=file.dataset.name, inside=inside)
+    return BackingFileEntry(path=file.path, **(asdict(file.state) if file.state else {}))
 
 
 def _group(group: GroupRun | None) -> GroupEntry | None:

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression, choose
 from snaporch.bundle.compression_tuning import FIRST_LEVEL
-from snaporch.bundle.ram_pipe import RamStream
+from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.save_image import (
     HEADER_SIZE,
     MAGIC,
     PARTIAL_MAGIC,
     QEMU_MAGIC,
-    Header,
-    RamImageWriter,
+    SaveImageHeader,
+    SaveImageWriter,
 )
 from snaporch.config import DomainSettings
 from snaporch.context import Context
@@ -89,9 +89,9 @@ def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
 
 
 def _pass_through(pipe: Path, image: Path, how: Compressing) -> None:
-    writer = RamImageWriter(image, how, trailer=True)
+    writer = SaveImageWriter(image, how, trailer=True)
     try:
-        stream = RamStream(pipe, writer)
+        stream = RamPipe(pipe, writer)
     except BaseException:
         writer.abandon()
         raise
@@ -122,7 +122,7 @@ def _feed(pipe: Path, parts: Iterable[bytes]) -> None:
 
 
 def _header(magic: bytes) -> bytes:
-    return Header(magic, 2, len(_XML), True, 0, bytes(HEADER_SIZE - 32)).pack()
+    return SaveImageHeader(magic, 2, len(_XML), True, 0, bytes(HEADER_SIZE - 32)).pack()
 
 
 def _undone(method: Compression, data: bytes) -> bytes:

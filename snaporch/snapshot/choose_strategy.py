@@ -12,7 +12,7 @@ from snaporch.model import Domain, DomainState, Level, Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StrategyChoice:
     """The strategy, and why it is not the one that was asked for."""
 
     strategy: Strategy
@@ -29,7 +29,7 @@ def choose_strategy(
     at_once: bool = True,
     together: bool = False,
     avoid_overlays: bool = False,
-) -> Choice:
+) -> StrategyChoice:
     """Choose for a domain whose disks lie in ``pools``.
 
     Args:
@@ -43,7 +43,7 @@ def choose_strategy(
         RefusedError: the level cannot be had, and no lower one is allowed; every reason is named.
     """
     if not domain.active:
-        return Choice(Strategy.OFF)
+        return StrategyChoice(Strategy.OFF)
     wanted = level or settings.level
     if wanted == "off":
         raise RefusedError(domain.name, "it runs, and is to be snapshotted only while it is off")
@@ -51,13 +51,13 @@ def choose_strategy(
     short = avoid_overlays or together or (at_once and len(pools) == 1)
     found = _first_free(_ways(domain, settings, asked, short=short), blockers)
     if found is not None:
-        return Choice(found)
+        return StrategyChoice(found)
     reasons = _reasons(_ways(domain, settings, asked, short=short), blockers)
     if settings.on_unavailable != "fail":
         lower = Level(settings.on_unavailable)
         found = _first_free(_ways(domain, settings, lower, short=short), blockers)
         if found is not None and is_lower(lower, asked):
-            return Choice(found, f"no {asked} snapshot ({reasons}): taking {lower} instead")
+            return StrategyChoice(found, f"no {asked} snapshot ({reasons}): taking {lower} instead")
     step = _first_step(_ways(domain, settings, asked, short=short), blockers)
     raise RefusedError(domain.name, f"no {asked} snapshot is possible: {reasons}", step)
 

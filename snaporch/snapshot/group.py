@@ -16,10 +16,10 @@ from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.model import Domain, GroupRun, SnapshotRecord
 from snaporch.snapshot.group_barrier import (
     CalledOffError,
-    Member,
+    GroupBarrier,
+    GroupMemberSnapshotter,
     MemberInterrupt,
     SharedProgress,
-    Window,
 )
 from snaporch.snapshot.plan import Plan, check_snapshot_name, make_plan
 from snaporch.snapshot.run import take_snapshot
@@ -28,7 +28,7 @@ _PATTERN = frozenset("*?[")
 
 
 @dataclass
-class Together:
+class GroupResult:
     """What came of a group."""
 
     records: list[SnapshotRecord] = field(default_factory=list)
@@ -132,7 +132,7 @@ def snapshot_group(
     level: str | None,
     policy: str | None,
     rate: int | None = None,
-) -> Together:
+) -> GroupResult:
     """Snapshot all domains of a group in one window; all of them or none.
 
     Raises:
@@ -142,7 +142,7 @@ def snapshot_group(
     plans = plan_group(context, group, domains, name=name, level=level, policy=policy)
     together = plans[0].group
     assert together is not None
-    window = Window(context, together)
+    window = GroupBarrier(context, together)
     progress = SharedProgress(context.progress, window, group)
     names = ", ".join(domain.name for domain in domains)
     progress.step(group, f"@{plans[0].snapshot} of {names} in one window")
@@ -157,7 +157,7 @@ def snapshot_group(
                 name=plans[0].snapshot,
                 wait=wait,
                 level=level,
-                taker=Member(own, window, domain.uuid),
+                taker=GroupMemberSnapshotter(own, window, domain.uuid),
                 policy=policy,
                 rate=rate,
             )
@@ -165,7 +165,7 @@ def snapshot_group(
             window.fail(domain.uuid, error)
             raise
 
-    outcome = Together()
+    outcome = GroupResult()
     with ThreadPoolExecutor(len(domains), thread_name_prefix="member") as threads:
         futures = [threads.submit(take, domain) for domain in domains]
     for future in futures:
@@ -179,7 +179,7 @@ def snapshot_group(
     return outcome
 
 
-def raise_bugs(outcome: Together) -> list[SnaporchError]:
+def raise_bugs(outcome: GroupResult) -> list[SnaporchError]:
     """What a user can act upon; anything else is raised.
 
     Raises:

@@ -1,7 +1,7 @@
 """The window of a consistency group: all its domains stand still before any pool is snapshotted.
 
 Each domain has the ordinary run of ``snapshot/run.py``, in a thread of its own, with its own
-journal, lock and guardian. What they share is a :class:`Window`: nobody is frozen before
+journal, lock and guardian. What they share is a :class:`GroupBarrier`: nobody is frozen before
 all are ready, those with RAM to save finish at about the same time, and the last to be frozen takes
 the snapshots of all, one atomic call for each pool. If one cannot be frozen, all are let go.
 """
@@ -20,7 +20,7 @@ from snaporch.errors import InterruptedRunError, NotFoundError, RunFailedError
 from snaporch.model import GroupRun, PoolSnapshot, Strategy
 from snaporch.progress import Progress
 from snaporch.snapshot.plan import Plan
-from snaporch.snapshot.snapshotter import OwnSnapshots
+from snaporch.snapshot.snapshotter import LocalSnapshotter
 from snaporch.zfs import PREFIX
 
 _LOOK_SECONDS = 0.2
@@ -38,7 +38,7 @@ class CalledOffError(InterruptedRunError):
 
 
 @dataclass
-class _Place:
+class _MemberState:
     """Where a member is."""
 
     name: str
@@ -56,14 +56,14 @@ class _Place:
         return next(number for number, turn in enumerate(_TURNS) if strategy in turn)
 
 
-class Window:
+class GroupBarrier:
     """Who is where, and what the others may do; for use by one thread per member."""
 
     def __init__(self, context: Context, group: GroupRun) -> None:
         self.group = group
         self._context = context
         self._changed = threading.Condition()
-        self._places = {uuid: _Place(name) for uuid, name in group.members}
+        self._places = {uuid: _MemberState(name) for uuid, name in group.members}
         self._failed: tuple[str, BaseException] | None = None
         self._taken = False
 
@@ -77,7 +77,7 @@ class Window:
         with self._changed:
             self._fail(self._places[uuid], error)
 
-    def _fail(self, place: _Place, error: BaseException) -> None:
+    def _fail(self, place: _MemberState, error: BaseException) -> None:
         if self._failed is None and not self._taken:
             self._failed = place.name, error
         self._changed.notify_all()
@@ -151,7 +151,7 @@ class Window:
 
     def _await_all(
         self,
-        own: _Place,
+        own: _MemberState,
         plan: Plan,
         properties: Mapping[str, str],
         check: Callable[[str], None],
@@ -169,7 +169,7 @@ class Window:
             else:
                 self._changed.wait(_LOOK_SECONDS)
 
-    def _too_long(self, own: _Place, seconds: float) -> RunFailedError:
+    def _too_long(self, own: _MemberState, seconds: float) -> RunFailedError:
         late = [place.name for place in self._places.values() if not place.frozen]
         return RunFailedError(
             own.name,
@@ -197,10 +197,10 @@ def _patience(plan: Plan) -> float:
     return max(plan.settings.freeze_deadline - _MARGIN_SECONDS, 1)
 
 
-class Member(OwnSnapshots):
-    """A :class:`~snaporch.snapshot.snapshotter.Taker` of one domain of the group."""
+class GroupMemberSnapshotter(LocalSnapshotter):
+    """A :class:`~snaporch.snapshot.snapshotter.Snapshotter` of one domain of the group."""
 
-    def __init__(self, context: Context, window: Window, uuid: str) -> None:
+    def __init__(self, context: Context, window: GroupBarrier, uuid: str) -> None:
         super().__init__(context)
         self.group = window.group
         self._window = window
@@ -211,7 +211,7 @@ class Member(OwnSnapshots):
         self._window.await_turn(self._uuid, plan, self._context.interrupt.check)
 
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
-        """See :class:`~snaporch.snapshot.snapshotter.Taker`."""
+        """See :class:`~snaporch.snapshot.snapshotter.Snapshotter`."""
         self._window.take(self._uuid, plan, properties, self._context.interrupt.check)
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
@@ -224,7 +224,7 @@ class Member(OwnSnapshots):
 class MemberInterrupt(Interrupt):
     """What asks a member's run to stop: a signal to the process, or the end of the group."""
 
-    def __init__(self, signal: Interrupt, window: Window, uuid: str) -> None:
+    def __init__(self, signal: Interrupt, window: GroupBarrier, uuid: str) -> None:
         self._signal = signal
         self._window = window
         self._uuid = uuid
@@ -240,7 +240,7 @@ class SharedProgress:
     """One listener for all members; their bytes are told as one sum."""
 
     listener: Progress
-    window: Window
+    window: GroupBarrier
     title: str
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

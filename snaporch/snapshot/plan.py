@@ -18,12 +18,12 @@ from snaporch.catalog.other_takers import find_stranger
 from snaporch.catalog.records import check_store
 from snaporch.config import DomainSettings
 from snaporch.context import Context
-from snaporch.disks.backing_chain import Beneath, find_beneath, tell_shared
+from snaporch.disks.backing_chain import BackingFile, find_beneath, tell_shared
 from snaporch.errors import RefusedError, UnavailableError, UsageError
 from snaporch.faults import risks_overlays
-from snaporch.hypervisor import Backing, Blocker, OverlayDisk
+from snaporch.hypervisor import BackingImage, Blocker, OverlayDisk
 from snaporch.hypervisor.domain_xml import disk_xml
-from snaporch.journal import Facts
+from snaporch.journal import RunFacts
 from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
 from snaporch.names import MAX_FULL_NAME, is_snapshot, shown
 from snaporch.snapshot.choose_strategy import choose_strategy, may_take_overlays
@@ -83,11 +83,11 @@ class Plan:
     compressing: Compressing
     disks: tuple[PlannedDisk, ...]
     left_out: tuple[LeftOut, ...]
-    beneath: tuple[Beneath, ...]
+    beneath: tuple[BackingFile, ...]
     """What lies beneath the disks."""
     downgrade: str
     """Why the level is lower than what was asked for; empty when it is not."""
-    facts: Facts
+    facts: RunFacts
     policy: str | None = None
     """The policy it is taken for."""
     group: GroupRun | None = None
@@ -265,7 +265,7 @@ def make_plan(
         choice = choose(avoid_overlays=True)
     paths = context.config.paths
     overlay_dir = paths.overlays / run
-    facts = Facts(
+    facts = RunFacts(
         run=run,
         domain=domain.name,
         uuid=domain.uuid,
@@ -341,7 +341,7 @@ def _downtime(
     return {"downtime_ms": settings.downtime_ms, "own_downtime_ms": own} if own else {}
 
 
-def _compressing(context: Context, settings: DomainSettings, facts: Facts) -> Compressing:
+def _compressing(context: Context, settings: DomainSettings, facts: RunFacts) -> Compressing:
     method = choose(settings.compression, reads_zstd=context.hypervisor.reads_zstd())
     level = settings.fixed_level
     if level is None:
@@ -366,7 +366,7 @@ def _overlays(
 
 
 def _overlay(
-    domain: Domain, planned: PlannedDisk, directory: Path, below: tuple[Backing, ...]
+    domain: Domain, planned: PlannedDisk, directory: Path, below: tuple[BackingImage, ...]
 ) -> OverlayDisk:
     block = stat.S_ISBLK(os.stat(planned.path).st_mode)
     return OverlayDisk(
@@ -413,7 +413,7 @@ def _find_blockers(
     domain: Domain,
     planned: list[PlannedDisk],
     left_out: list[LeftOut],
-    beneath: Sequence[Beneath],
+    beneath: Sequence[BackingFile],
 ) -> list[Blocker]:
     """What the hypervisor knows, and what only the disks' places tell."""
     if not domain.active:
@@ -430,7 +430,7 @@ def _find_blockers(
     return [blocker for blocker in blockers if blocker.target not in elsewhere]
 
 
-def _commits_alone(file: Beneath) -> Blocker | None:
+def _commits_alone(file: BackingFile) -> Blocker | None:
     """What qemu-img cannot commit an overlay over, or not without believing a header."""
     what = f"lies over {file.path}"
     if file.data:

@@ -38,10 +38,10 @@ from snaporch.snapshot.bundle_parts import build_manifest, side_parts
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.guest_changes import check_idle, check_unchanged
 from snaporch.snapshot.plan import Plan, make_plan
-from snaporch.snapshot.snapshotter import OwnSnapshots, Taker, properties_of
+from snaporch.snapshot.snapshotter import LocalSnapshotter, Snapshotter, properties_of
 from snaporch.snapshot.store_pages import into_pages
 from snaporch.snapshot.strategies import make_strategy
-from snaporch.snapshot.strategies.base import Strategy, StrategyUnavailableError, Work
+from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial, StrategyUnavailableError
 from snaporch.snapshot.unchanged_guest import find_unchanged
 from snaporch.zfs import PREFIX
 from snaporch.zfs.resolver import flush_device
@@ -58,7 +58,7 @@ def take_snapshot(
     name: str | None,
     wait: int | None,
     level: str | None = None,
-    taker: Taker | None = None,
+    taker: Snapshotter | None = None,
     policy: str | None = None,
     rate: int | None = None,
     if_changed: bool = False,
@@ -82,7 +82,7 @@ def take_snapshot(
     """
     settings = context.config.settings(domain.name, domain.uuid)
     patience = settings.wait if wait is None else wait
-    taker = taker or OwnSnapshots(context)
+    taker = taker or LocalSnapshotter(context)
     seconds = taker.window_seconds if taker.awaited else None
     with domain_lock(
         default_paths.LOCKS,
@@ -127,7 +127,7 @@ def take_snapshot(
 
 
 class _Run:
-    def __init__(self, context: Context, plan: Plan, taker: Taker) -> None:
+    def __init__(self, context: Context, plan: Plan, taker: Snapshotter) -> None:
         self._context = context
         self._plan = plan
         self._taker = taker
@@ -182,7 +182,7 @@ class _Run:
     def _forward(self, journal: Journal) -> SnapshotRecord:
         plan = self._plan
         bundle = self._context.store.create(plan.domain.uuid, plan.run)
-        strategy = make_strategy(Work(self._context, plan, bundle, journal))
+        strategy = make_strategy(RunMaterial(self._context, plan, bundle, journal))
         properties = properties_of(plan, bundle.reference)
         # What prepare() opened is let go of even if the journal cannot be written any more.
         try:
@@ -229,7 +229,7 @@ class _Run:
         plan, hypervisor = self._plan, self._context.hypervisor
         check_unchanged(hypervisor, plan.domain, plan.facts.overlays, state=state)
 
-    def _reached(self, strategy: Strategy) -> Level:
+    def _reached(self, strategy: FreezeStrategy) -> Level:
         """What the snapshots are worth; who took them may have been waited for a long time."""
         level = strategy.reached()
         if level is Level.TORN or (level is Level.CRASH and self._plan.level is not Level.CRASH):
@@ -261,7 +261,11 @@ class _Run:
         self._taken = True
 
     def _manifest(
-        self, strategy: Strategy, level: Level, parts: list[Part], snapshots: list[PoolSnapshot]
+        self,
+        strategy: FreezeStrategy,
+        level: Level,
+        parts: list[Part],
+        snapshots: list[PoolSnapshot],
     ) -> Manifest:
         ram = strategy.ram_part()
         return build_manifest(

@@ -12,7 +12,7 @@ from snaporch.snapshot.plan import Plan
 from snaporch.zfs import PREFIX, PoolError
 
 
-class Taker(Protocol):
+class Snapshotter(Protocol):
     """Asked in this order: ``prepare``, ``take``, ``level``, ``released``, ``taken``."""
 
     awaited: bool
@@ -46,7 +46,7 @@ class Taker(Protocol):
         """
 
 
-class OwnSnapshots:
+class LocalSnapshotter:
     """The run takes them: one atomic snapshot per pool."""
 
     awaited = False
@@ -60,7 +60,7 @@ class OwnSnapshots:
         """Nothing."""
 
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
-        """See :class:`Taker`; none is left of a pool that failed."""
+        """See :class:`Snapshotter`; none is left of a pool that failed."""
         for names in plan.by_pool().values():
             self._context.pool.snapshot(names, properties)
 
@@ -72,7 +72,7 @@ class OwnSnapshots:
         """Nobody waits for it."""
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
-        """See :class:`Taker`."""
+        """See :class:`Snapshotter`."""
         snapshots = own_snapshots(self._context, plan.facts)
         if len(snapshots) != len(plan.datasets):
             raise PoolError(f"@{plan.snapshot}", "was destroyed by someone else while it was taken")

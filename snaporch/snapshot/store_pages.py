@@ -17,7 +17,7 @@ from pathlib import Path
 from snaporch.bundle.manifest import Manifest, PagesEntry, Part, Role, read_manifest
 from snaporch.bundle.page_file import PAGES_NAME
 from snaporch.bundle.page_image import SplitImage, Tick, check_image, split_image
-from snaporch.bundle.save_image import RamImageError
+from snaporch.bundle.save_image import SaveImageError
 from snaporch.bundle.store import REST_NAME, replace_manifest, sha256_of, sync_directory
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError, SnaporchError
@@ -99,7 +99,7 @@ def _read_back(context: Context, moved: Manifest, rest: Path, tick: Tick) -> Non
     with context.pool.mounted_snapshot(part.pages.full_name) as root:
         check_image(rest, part.pages, root / PAGES_NAME, tick)
     if sha256_of(rest) != part.sha256:
-        raise RamImageError(str(rest), "its SHA-256 is not what was written: it is damaged")
+        raise SaveImageError(str(rest), "its SHA-256 is not what was written: it is damaged")
 
 
 def _check_room(dataset: PageDataset, ram: Part) -> None:

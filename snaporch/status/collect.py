@@ -15,21 +15,21 @@ from snaporch.config.policy import span
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import domain_xml
-from snaporch.journal import OldJournal, OtherJournal, Step, StrangeJournal, list_journals
+from snaporch.journal import ForeignJournal, SnapshotJournal, Step, UnreadableJournal, list_journals
 from snaporch.locks import RECOVERING, SCHEDULE, held_by
 from snaporch.model import BundleState, Domain, SnapshotRecord
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.restore.start_lock import left_barred
-from snaporch.schedule.forecast import Next, Outlook, replicas_of
+from snaporch.schedule.forecast import Forecast, NextSnapshot, replicas_of
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.replication_due import last_arrived
 from snaporch.snapshot.group import group_of
 from snaporch.status.model import (
-    Carrier,
     DomainStatus,
     OpenRun,
     PolicyStatus,
     ReplicaStatus,
+    SchedulerState,
     Status,
     StoreUsage,
 )
@@ -39,7 +39,7 @@ from snaporch.zfs import ForeignMount
 _RESTORE_PHASE = "under way"
 
 
-def gather(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Status:
+def gather(context: Context, outlooks: Sequence[Forecast], now: datetime) -> Status:
     """How it stands, by what :func:`snaporch.schedule.forecast.look` saw.
 
     Raises:
@@ -50,7 +50,7 @@ def gather(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Stat
     runs = _runs(config)
     return Status(
         at=now,
-        carrier=Carrier(held_by(config.paths.runtime, SCHEDULE), unit_states()),
+        carrier=SchedulerState(held_by(config.paths.runtime, SCHEDULE), unit_states()),
         domains=tuple(_domain(context, each, runs, now) for each in outlooks),
         runs=tuple(runs),
         overlays=_stray(overlays, runs),
@@ -66,7 +66,7 @@ def gather(context: Context, outlooks: Sequence[Outlook], now: datetime) -> Stat
     )
 
 
-def _mounted(context: Context, outlooks: Sequence[Outlook]) -> tuple[ForeignMount, ...]:
+def _mounted(context: Context, outlooks: Sequence[Forecast]) -> tuple[ForeignMount, ...]:
     """Also those of others' snapshots: they are in the way of a restore all the same."""
     records = [record for each in outlooks for record in each.records]
     datasets = {name for record in records for name in record.datasets}
@@ -74,19 +74,19 @@ def _mounted(context: Context, outlooks: Sequence[Outlook]) -> tuple[ForeignMoun
     return tuple(each for each in found if each.name.partition("@")[0] in datasets)
 
 
-def _unused(config: Config, outlooks: Sequence[Outlook]) -> tuple[str, ...]:
+def _unused(config: Config, outlooks: Sequence[Forecast]) -> tuple[str, ...]:
     used = {policy for each in outlooks for policy in each.assignment.policies}
     timed = [name for name, policy in config.policy.items() if policy.every or policy.cron]
     return tuple(name for name in timed if name not in used)
 
 
-def _store_gone(context: Context, outlooks: Sequence[Outlook]) -> bool:
+def _store_gone(context: Context, outlooks: Sequence[Forecast]) -> bool:
     """Whether there are snapshots with bundles, and no store."""
     lost = (r.state is BundleState.MISSING for each in outlooks for r in each.records)
     return any(lost) and not context.store.is_known()
 
 
-def _strangers(config: Config, outlooks: Sequence[Outlook]) -> tuple[tuple[str, str], ...]:
+def _strangers(config: Config, outlooks: Sequence[Forecast]) -> tuple[tuple[str, str], ...]:
     """Names and UUIDs that policies are for, and that nobody has; patterns may mean nobody."""
     known = {name for each in outlooks for name in (each.domain.name, each.domain.uuid)}
     named = [(f"policy.{name}", d) for name, p in config.policy.items() for d in p.domains]
@@ -95,7 +95,7 @@ def _strangers(config: Config, outlooks: Sequence[Outlook]) -> tuple[tuple[str, 
 
 
 def _domain(
-    context: Context, outlook: Outlook, runs: Sequence[OpenRun], now: datetime
+    context: Context, outlook: Forecast, runs: Sequence[OpenRun], now: datetime
 ) -> DomainStatus:
     config, domain, records = context.config, outlook.domain, outlook.records
     verified = [record for record in records if record.verified is not None]
@@ -115,7 +115,7 @@ def _domain(
     )
 
 
-def _lost(outlook: Outlook) -> str:
+def _lost(outlook: Forecast) -> str:
     """Somebody who wants no policy any more says so; a domain that was renamed does not."""
     assignment = outlook.assignment
     if assignment.policies or assignment.unknown or assignment.source:
@@ -127,7 +127,7 @@ def _verified_at(record: SnapshotRecord) -> datetime:
     return record.verified.at if record.verified else datetime.min.replace(tzinfo=UTC)
 
 
-def _replicas(config: Config, outlook: Outlook) -> tuple[ReplicaStatus, ...]:
+def _replicas(config: Config, outlook: Forecast) -> tuple[ReplicaStatus, ...]:
     shipments = {shipment.replica: shipment for shipment in outlook.shipments}
     return tuple(
         ReplicaStatus(name, last_arrived(name, outlook.records), shipments.get(name))
@@ -135,7 +135,7 @@ def _replicas(config: Config, outlook: Outlook) -> tuple[ReplicaStatus, ...]:
     )
 
 
-def _policies(config: Config, outlook: Outlook, now: datetime) -> tuple[PolicyStatus, ...]:
+def _policies(config: Config, outlook: Forecast, now: datetime) -> tuple[PolicyStatus, ...]:
     whole = [each for each in outlook.records if each.state.is_there]
     last = {each.policy: each for each in whole}
     nexts = {coming.policy: coming for coming in outlook.nexts}
@@ -158,7 +158,7 @@ def _found_unchanged(record: SnapshotRecord | None, now: datetime) -> datetime |
     return record.unchanged
 
 
-def missed(config: Config, coming: Next | None, outlook: Outlook, now: datetime) -> int:
+def missed(config: Config, coming: NextSnapshot | None, outlook: Forecast, now: datetime) -> int:
     """How many times of a policy went by without a snapshot: none, one, or more (2).
 
     One that came less than ``status.grace`` ago may still be made up for.
@@ -185,10 +185,10 @@ def _runs(config: Config) -> list[OpenRun]:
             continue
         uuid = journal.uuid or ""
         holder = held_by(default_paths.LOCKS, uuid) if uuid else None
-        guest_held = isinstance(journal, OldJournal) and journal.held
+        guest_held = isinstance(journal, SnapshotJournal) and journal.held
         # one that tries to let its guest go has not done so yet
         held = holder is not None and not (guest_held and holder.doing == RECOVERING)
-        if isinstance(journal, StrangeJournal):
+        if isinstance(journal, UnreadableJournal):
             reason = journal.error.reason
             found.append(
                 OpenRun(uuid or "?", uuid, "", reason, False, since, held, str(journal.path))
@@ -198,8 +198,8 @@ def _runs(config: Config) -> list[OpenRun]:
     return found
 
 
-def _run(journal: OldJournal | OtherJournal, since: datetime, *, held: bool) -> OpenRun:
-    if isinstance(journal, OldJournal):
+def _run(journal: SnapshotJournal | ForeignJournal, since: datetime, *, held: bool) -> OpenRun:
+    if isinstance(journal, SnapshotJournal):
         kind, (phase, window) = "snapshot", _phase(journal.ended)
     else:
         kind, phase, window = journal.kind, _RESTORE_PHASE, False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from snaporch import __version__
 from snaporch.bundle.store import explained_store
 from snaporch.errors import UnavailableError
-from snaporch.status.model import DomainStatus, Grade, Status, Trouble
+from snaporch.status.model import DomainStatus, Problem, ProblemGrade, Status
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -24,7 +24,7 @@ _MODE = 0o644
 _MILLI = 1000.0
 
 
-def as_text(status: Status, troubles: Sequence[Trouble]) -> bytes:
+def as_text(status: Status, troubles: Sequence[Problem]) -> bytes:
     """The metrics in Prometheus' text format.
 
     Raises:
@@ -38,7 +38,7 @@ def as_text(status: Status, troubles: Sequence[Trouble]) -> bytes:
 
 
 def registry(
-    current: Callable[[], tuple[Status, Sequence[Trouble]] | None],
+    current: Callable[[], tuple[Status, Sequence[Problem]] | None],
 ) -> CollectorRegistry:
     """A registry with the metrics of what ``current`` says, whenever it is asked.
 
@@ -64,12 +64,12 @@ def registry(
     return made
 
 
-def families(status: Status, troubles: Sequence[Trouble]) -> Iterator[GaugeMetricFamily]:
+def families(status: Status, troubles: Sequence[Problem]) -> Iterator[GaugeMetricFamily]:
     """Every metric."""
     yield _one("info", "Which snaporch this is.", 1, version=__version__)
     yield _one("status_timestamp_seconds", "When these figures were found.", status.at.timestamp())
     yield _one("carrier_active", "Whether a daemon or a timer is there.", status.carrier.there)
-    grades = [({"grade": g.value}, sum(t.grade is g for t in troubles)) for g in Grade]
+    grades = [({"grade": g.value}, sum(t.grade is g for t in troubles)) for g in ProblemGrade]
     yield _many("troubles", "Things that need attention.", ("grade",), grades)
     held = [run for run in status.runs if run.held]
     yield _one("runs_under_way", "Runs that go on.", len(held))

@@ -7,27 +7,27 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from snaporch.config import Metrics
+from snaporch.config import MetricsOptions
 from snaporch.config.monitoring import listen_at
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
-from snaporch.schedule.forecast import Outlook
+from snaporch.schedule.forecast import Forecast
 from snaporch.status.collect import gather
 from snaporch.status.metrics import as_text, registry, write_textfile
-from snaporch.status.model import Status, Trouble
+from snaporch.status.model import Problem, Status
 from snaporch.status.problems import judge
 
 _ME = "metrics"
 
 
-class Observer:
+class MetricsExporter:
     """Figures as of the last look; what goes wrong with them is said, and stops nothing."""
 
     def __init__(self) -> None:
-        self._current: tuple[Status, Sequence[Trouble]] | None = None
+        self._current: tuple[Status, Sequence[Problem]] | None = None
         self._served = False
 
-    def looked(self, context: Context, outlooks: Sequence[Outlook], now: datetime) -> None:
+    def looked(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
         """Take in what was seen, and write the textfile."""
         textfile = context.config.metrics.textfile
         if not (textfile or self._served):
@@ -43,7 +43,7 @@ class Observer:
             context.progress.note(_ME, text)
 
     @contextmanager
-    def serving(self, context: Context, metrics: Metrics) -> Iterator[None]:
+    def serving(self, context: Context, metrics: MetricsOptions) -> Iterator[None]:
         """Answer Prometheus over HTTP, if that is configured."""
         if not metrics.listen:
             yield

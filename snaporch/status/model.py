@@ -9,13 +9,13 @@ from enum import StrEnum
 
 from snaporch.locks import Holder
 from snaporch.model import Level, SnapshotRecord, iso
-from snaporch.schedule.forecast import Next
-from snaporch.schedule.replication_due import Shipment
+from snaporch.schedule.forecast import NextSnapshot
+from snaporch.schedule.replication_due import PendingReplication
 from snaporch.systemd.unit_state import CARRIERS
 from snaporch.zfs import ForeignMount
 
 
-class Grade(StrEnum):
+class ProblemGrade(StrEnum):
     """How bad something is."""
 
     WARNING = "warning"
@@ -23,12 +23,12 @@ class Grade(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Problem:
     """Something that needs attention."""
 
     code: str
     """Which kind of trouble it is: a heading of ``docs/status.md``."""
-    grade: Grade
+    grade: ProblemGrade
     subject: str
     text: str
 
@@ -40,7 +40,7 @@ class PolicyStatus:
     policy: str
     last: datetime | None
     """When the newest snapshot of the policy was taken."""
-    next: Next | None
+    next: NextSnapshot | None
     """``None`` for a policy that takes nothing by itself."""
     missed: int
     """How many of its times have gone by without a snapshot; 2 means two or more."""
@@ -55,7 +55,7 @@ class ReplicaStatus:
     replica: str
     last: datetime | None
     """When the newest snapshot was taken that is there."""
-    next: Shipment | None
+    next: PendingReplication | None
     """``None`` while it has everything."""
 
 
@@ -126,7 +126,7 @@ class StoreUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
+class SchedulerState:
     """Who carries policies out."""
 
     holder: Holder | None
@@ -145,7 +145,7 @@ class Status:
     """All of it, of one moment."""
 
     at: datetime
-    carrier: Carrier
+    carrier: SchedulerState
     domains: tuple[DomainStatus, ...]
     runs: tuple[OpenRun, ...]
     overlays: tuple[str, ...]

@@ -6,31 +6,31 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from snaporch.config import Status as Limits
+from snaporch.config import StatusOptions as Limits
 from snaporch.config.policy import span
 from snaporch.model import Level
 from snaporch.status.model import (
     DomainStatus,
-    Grade,
     OpenRun,
     PolicyStatus,
+    Problem,
+    ProblemGrade,
     ReplicaStatus,
     Status,
     StoreUsage,
-    Trouble,
 )
 from snaporch.systemd.unit_state import RUN_DUE
 from snaporch.zfs import ForeignMount
 
-_ORDER = tuple(Grade)[::-1]
+_ORDER = tuple(ProblemGrade)[::-1]
 _TWO = 2
 
 
-def judge(status: Status, limits: Limits) -> list[Trouble]:
+def judge(status: Status, limits: Limits) -> list[Problem]:
     """Everything that needs attention, the critical first, otherwise in the order of a status."""
     found = [trouble for run in status.runs for trouble in _run(run)]  # first: a guest may wait
     for name, text in status.barred:
-        found.append(Trouble("barred", Grade.CRITICAL, name, text))
+        found.append(Problem("barred", ProblemGrade.CRITICAL, name, text))
     found += _carrier(status, limits)
     for domain in status.domains:
         found += _domain(domain, _busy(domain, status.runs))
@@ -40,36 +40,40 @@ def judge(status: Status, limits: Limits) -> list[Trouble]:
             found += _replica(domain.name, replica, status.at - span(limits.replica_late))
     for path in status.overlays:
         text = "belongs to no run that is known; may hold writes of a guest: see docs/recovery.md"
-        found.append(Trouble("stray-overlay", Grade.WARNING, path, text))
+        found.append(Problem("stray-overlay", ProblemGrade.WARNING, path, text))
     if status.store_gone:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
-        found.append(Trouble("no-store", Grade.CRITICAL, status.store.path, text))
+        found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
     found += _mounted(status.mounted)
     found += _store(status.store, limits)
     return sorted(found, key=lambda trouble: _ORDER.index(trouble.grade))
 
 
-def worst(troubles: Sequence[Trouble]) -> Grade | None:
+def worst(troubles: Sequence[Problem]) -> ProblemGrade | None:
     """The worst of them."""
     return min((each.grade for each in troubles), key=_ORDER.index, default=None)
 
 
-def _carrier(status: Status, limits: Limits) -> Iterator[Trouble]:
+def _carrier(status: Status, limits: Limits) -> Iterator[Problem]:
     for unit, state in status.carrier.units.items():
         if state == "failed":
             text = f"has failed; see: journalctl -u {unit}"
-            grade = Grade.WARNING if unit == RUN_DUE else Grade.CRITICAL  # it is started again
-            yield Trouble("unit-failed", grade, unit, text)
+            grade = (
+                ProblemGrade.WARNING if unit == RUN_DUE else ProblemGrade.CRITICAL
+            )  # it is started again
+            yield Problem("unit-failed", grade, unit, text)
     for name in status.unused:
-        yield Trouble("unused-policy", Grade.WARNING, f"policy.{name}", "no domain has this policy")
+        yield Problem(
+            "unused-policy", ProblemGrade.WARNING, f"policy.{name}", "no domain has this policy"
+        )
     for section, name in status.strangers:
         text = f"names the domain {name!r}, which does not exist"
-        yield Trouble("no-such-domain", Grade.WARNING, section, text)
+        yield Problem("no-such-domain", ProblemGrade.WARNING, section, text)
     if not status.carrier.there and _anything_waits(status, span(limits.grace)):
         text = (
             "snapshots are due, and nobody takes them: neither the daemon nor its timer is active"
         )
-        yield Trouble("nobody", Grade.WARNING, "policies", text)
+        yield Problem("nobody", ProblemGrade.WARNING, "policies", text)
 
 
 def _anything_waits(status: Status, grace: timedelta) -> bool:
@@ -85,92 +89,92 @@ def _busy(domain: DomainStatus, runs: Sequence[OpenRun]) -> bool:
     return any(run.uuid == domain.uuid and run.held for run in runs)
 
 
-def _domain(domain: DomainStatus, busy: bool) -> Iterator[Trouble]:  # noqa: FBT001
+def _domain(domain: DomainStatus, busy: bool) -> Iterator[Problem]:  # noqa: FBT001
     for name in domain.unknown:
         text = f"is given the policy {name!r}, which does not exist"
-        yield Trouble("unknown-policy", Grade.WARNING, domain.name, text)
+        yield Problem("unknown-policy", ProblemGrade.WARNING, domain.name, text)
     if domain.lost:
         text = f"had the policy {domain.lost!r} and has none now; if so it shall be, give it 'none'"
-        yield Trouble("no-policy", Grade.CRITICAL, domain.name, text)
+        yield Problem("no-policy", ProblemGrade.CRITICAL, domain.name, text)
     if domain.stray:
         text = f"runs on an overlay of no run that is known: {', '.join(domain.stray)}"
-        yield Trouble("on-overlay", Grade.CRITICAL, domain.name, text)
+        yield Problem("on-overlay", ProblemGrade.CRITICAL, domain.name, text)
     last = domain.last
     if last is not None and not last.state.is_there and not busy:
         what = "torn" if last.level is Level.TORN else f"not whole: its bundle is {last.state}"
         text = f"its newest snapshot @{last.snapshot} is {what}"
-        yield Trouble("incomplete", Grade.WARNING, domain.name, text)
+        yield Problem("incomplete", ProblemGrade.WARNING, domain.name, text)
     tested = domain.verified
     if tested is not None and tested.has_failed:
         text = f"the verification of @{tested.snapshot} failed"
-        yield Trouble("verify-failed", Grade.CRITICAL, domain.name, text)
+        yield Problem("verify-failed", ProblemGrade.CRITICAL, domain.name, text)
 
 
-def _policy(domain: str, policy: PolicyStatus, limit: datetime) -> Iterator[Trouble]:
+def _policy(domain: str, policy: PolicyStatus, limit: datetime) -> Iterator[Problem]:
     """Of one that began before ``limit`` there ought to be a first snapshot by now."""
     coming = policy.next
     if coming is not None and coming.wanted is None and _long_since(coming.since, limit):
         since = f"carried out since {_utc(coming.since)}" if coming.since else "never carried out"
         text = f"{policy.policy}: no snapshot that counts ({coming.reason}); {since}"
-        yield Trouble("never", Grade.CRITICAL, domain, text)
+        yield Problem("never", ProblemGrade.CRITICAL, domain, text)
     failed = policy.next.failed if policy.next else None
     if failed is not None:
-        grade = Grade.WARNING if policy.last else Grade.CRITICAL
-        yield Trouble("failed", grade, domain, f"{policy.policy}: {failed.reason}")
+        grade = ProblemGrade.WARNING if policy.last else ProblemGrade.CRITICAL
+        yield Problem("failed", grade, domain, f"{policy.policy}: {failed.reason}")
     if policy.missed:
-        grade = Grade.CRITICAL if policy.missed >= _TWO else Grade.WARNING
+        grade = ProblemGrade.CRITICAL if policy.missed >= _TWO else ProblemGrade.WARNING
         wanted = policy.next.wanted if policy.next else None
         text = f"{policy.policy}: the snapshot of {_utc(wanted)} was missed"
         more = ", and at least one more" if policy.missed >= _TWO else ""
-        yield Trouble("missed", grade, domain, text + more)
+        yield Problem("missed", grade, domain, text + more)
 
 
 def _long_since(since: datetime | None, limit: datetime) -> bool:
     return since is None or since < limit
 
 
-def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[Trouble]:
+def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[Problem]:
     waiting = replica.next
     if waiting is None:
         return
     if waiting.failed is not None:
-        grade = Grade.WARNING if replica.last else Grade.CRITICAL
-        yield Trouble("replica-failed", grade, domain, waiting.failed.reason)
+        grade = ProblemGrade.WARNING if replica.last else ProblemGrade.CRITICAL
+        yield Problem("replica-failed", grade, domain, waiting.failed.reason)
     if waiting.since < limit:
         text = f"replica {replica.replica} lacks what was taken since {_utc(waiting.since)}"
-        yield Trouble("replica-late", Grade.WARNING, domain, text)
+        yield Problem("replica-late", ProblemGrade.WARNING, domain, text)
 
 
 def _utc(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC" if moment else "?"
 
 
-def _run(run: OpenRun) -> Iterator[Trouble]:
+def _run(run: OpenRun) -> Iterator[Problem]:
     if not run.kind:
         text = f"{run.path} {run.phase}"
-        yield Trouble("strange-journal", Grade.CRITICAL, run.domain, text)
+        yield Problem("strange-journal", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.held and run.guest_held:
         text = (
             f"a {run.kind} was cut short while {run.phase}, and the guest may still be paused or "
             f"frozen; its guardian keeps trying, or run: snaporch recover {run.uuid}"
         )
-        yield Trouble("held", Grade.CRITICAL, run.domain, text)
+        yield Problem("held", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.held:
         text = f"a {run.kind} was cut short while {run.phase}; run: snaporch recover {run.uuid}"
-        yield Trouble("cut-short", Grade.CRITICAL, run.domain, text)
+        yield Problem("cut-short", ProblemGrade.CRITICAL, run.domain, text)
 
 
-def _mounted(mounts: Sequence[ForeignMount]) -> Iterator[Trouble]:
+def _mounted(mounts: Sequence[ForeignMount]) -> Iterator[Problem]:
     """One for each who has any."""
     for holder, count in Counter(each.holder for each in mounts).items():
         what = "1 snapshot" if count == 1 else f"{count} snapshots"
         text = f"has {what} mounted, which cannot be destroyed meanwhile: see docs/hosts.md"
-        yield Trouble("mounted", Grade.WARNING, holder, text)
+        yield Problem("mounted", ProblemGrade.WARNING, holder, text)
 
 
-def _store(store: StoreUsage, limits: Limits) -> Iterator[Trouble]:
+def _store(store: StoreUsage, limits: Limits) -> Iterator[Problem]:
     used = store.used_percent
     if used >= limits.store_warning:
-        grade = Grade.CRITICAL if used >= limits.store_critical else Grade.WARNING
+        grade = ProblemGrade.CRITICAL if used >= limits.store_critical else ProblemGrade.WARNING
         text = f"{used:.0f} % of its file system is used; see: snaporch prune --dry-run"
-        yield Trouble("store-full", grade, store.path, text)
+        yield Problem("store-full", grade, store.path, text)

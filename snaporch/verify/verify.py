@@ -13,7 +13,7 @@ from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.save_image import read_header
 from snaporch.catalog.records import marked_by
-from snaporch.clone.clone import Clone, Wish, build, check_clone
+from snaporch.clone.clone import Clone, CloneRequest, build, check_clone
 from snaporch.clone.registry import Purpose, workplace
 from snaporch.context import Context
 from snaporch.errors import (
@@ -28,7 +28,7 @@ from snaporch.extract.disk_reader import read_disks
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import NO_NETWORK, SharedError
 from snaporch.locks import held_by
-from snaporch.model import Reached, SnapshotRecord, Verdict
+from snaporch.model import SnapshotRecord, VerificationResult, VerifyDepth
 from snaporch.restore.preflight import check_beneath
 from snaporch.restore.ram_from_pages import check_pages
 from snaporch.restore.source import (
@@ -45,7 +45,7 @@ from snaporch.zfs import PREFIX
 
 
 @dataclass(frozen=True, slots=True)
-class Ordeal:
+class VerifyOptions:
     """What a verification consists of."""
 
     run: bool = True
@@ -64,7 +64,7 @@ class Verification:
 
     record: SnapshotRecord
     passed: bool = False
-    reached: Reached = Reached.NOTHING
+    reached: VerifyDepth = VerifyDepth.NOTHING
     disks: bool = False
     """Whether all of its disks was read."""
     proof: list[str] = field(default_factory=list)
@@ -78,9 +78,9 @@ class Verification:
         context.progress.step(self.record.full_name, text)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> VerificationResult:
         """As it is written on the snapshot."""
-        return Verdict(self.at, self.passed, self.reached, self.disks)
+        return VerificationResult(self.at, self.passed, self.reached, self.disks)
 
     @property
     def trouble(self) -> SnaporchError | None:
@@ -112,7 +112,7 @@ def longest_ago(records: Iterable[SnapshotRecord], count: int | None) -> list[Sn
     return ordered if count is None else ordered[:count]
 
 
-def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verification:
+def verify(context: Context, record: SnapshotRecord, ordeal: VerifyOptions) -> Verification:
     """Verify one snapshot and write the verdict on it.
 
     Raises:
@@ -123,7 +123,7 @@ def verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verifica
         return _verify(context, record, ordeal)
 
 
-def _verify(context: Context, record: SnapshotRecord, ordeal: Ordeal) -> Verification:
+def _verify(context: Context, record: SnapshotRecord, ordeal: VerifyOptions) -> Verification:
     outcome = Verification(record)
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     try:
@@ -179,7 +179,7 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
         context.progress.step(source.thing, "checking the pages of its RAM")
         check_pages(context, source.thing, ram)
         outcome.prove(context, "the pages of its RAM have their checksum")
-    outcome.reached = Reached.CHECKED
+    outcome.reached = VerifyDepth.CHECKED
     outcome.prove(context, f"{len(source.manifest.parts)} parts have their SHA-256")
     outcome.prove(context, f"{len(source.members)} ZFS snapshots have their GUIDs")
 
@@ -207,7 +207,7 @@ def _read_disks(context: Context, source: Source, outcome: Verification) -> None
     )
 
 
-def _stays_on_paper(source: Source, ordeal: Ordeal) -> str | None:
+def _stays_on_paper(source: Source, ordeal: VerifyOptions) -> str | None:
     """Why it cannot be run, if so, or is not to be."""
     if not ordeal.run:
         return "as asked for"
@@ -230,11 +230,11 @@ def _unknown(source: Source) -> list[str]:
 
 
 def _check_life(
-    context: Context, source: Source, ordeal: Ordeal, outcome: Verification
+    context: Context, source: Source, ordeal: VerifyOptions, outcome: Verification
 ) -> str | None:
     """Run a clone; why it cannot be run beside the original, if so."""
     name = f"{source.record.domain}-verify-{secrets.token_hex(4)}"
-    wish = Wish(name, resumed=source.has_ram, network=NO_NETWORK, purpose=Purpose.VERIFY)
+    wish = CloneRequest(name, resumed=source.has_ram, network=NO_NETWORK, purpose=Purpose.VERIFY)
     try:
         check_clone(context, source, wish)
         with workplace(context, name, Purpose.VERIFY, source.thing) as uuid:
@@ -255,11 +255,11 @@ def _check_life(
 
 
 def _look_for_life(
-    context: Context, source: Source, ordeal: Ordeal, outcome: Verification, made: Clone
+    context: Context, source: Source, ordeal: VerifyOptions, outcome: Verification, made: Clone
 ) -> None:
     context.progress.step(source.thing, "looking for signs of life")
     used = wait_for_cpus(context, source.thing, made.uuid)
-    outcome.reached = Reached.RESUMED if made.resumed else Reached.BOOTED
+    outcome.reached = VerifyDepth.RESUMED if made.resumed else VerifyDepth.BOOTED
     outcome.prove(context, f"{outcome.reached} without a network; vCPUs ran {used / 1e6:.0f} ms")
     if wait_for_agent(context, source, made.uuid):
         outcome.prove(context, "the guest's agent answers")
@@ -283,7 +283,7 @@ def _take_picture(
     outcome.screenshot = str(path)
 
 
-def write_verdict(context: Context, record: SnapshotRecord, verdict: Verdict) -> None:
+def write_verdict(context: Context, record: SnapshotRecord, verdict: VerificationResult) -> None:
     """On the ZFS snapshots that there are and that carry the guest's marks, not another's.
 
     Raises:
@@ -295,7 +295,7 @@ def write_verdict(context: Context, record: SnapshotRecord, verdict: Verdict) ->
         context.pool.set_properties(names, {f"{PREFIX}verified": verdict.as_text()})
 
 
-def check_ordeal(ordeal: Ordeal) -> None:
+def check_ordeal(ordeal: VerifyOptions) -> None:
     """What can be known before the first snapshot is looked at.
 
     Raises:
@@ -308,7 +308,7 @@ def check_ordeal(ordeal: Ordeal) -> None:
 
 
 def verify_all(
-    context: Context, records: Sequence[SnapshotRecord], ordeal: Ordeal
+    context: Context, records: Sequence[SnapshotRecord], ordeal: VerifyOptions
 ) -> Iterable[Verification | SnaporchError]:
     """Verify one after the other; an error that is not the snapshot's does not stop the others."""
     for record in records:

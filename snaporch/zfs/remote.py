@@ -16,7 +16,7 @@ _SCRIPT_BYTES = 60_000
 """A command line of ssh becomes one argument of a shell there (execve(2), MAX_ARG_STRLEN)."""
 
 
-class ZfsElsewhere(ZfsCommand):
+class RemoteZfs(ZfsCommand):
     """:class:`~snaporch.zfs.interface.Pool` by running ``zfs`` on a host."""
 
     def __init__(self, host: Host) -> None:

@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression
-from snaporch.bundle.ram_pipe import RamStream
+from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.save_image import (
     HEADER_SIZE,
     MAGIC,
     PARTIAL_MAGIC,
     QEMU_MAGIC,
-    Header,
-    RamImageWriter,
+    SaveImageHeader,
+    SaveImageWriter,
 )
 
 XML = b"<domain/>" * 100
@@ -29,7 +29,7 @@ BLOCK = 1 << 20
 
 
 def header(magic: bytes) -> bytes:
-    return Header(magic, 2, len(XML), True, 0, bytes(HEADER_SIZE - 32)).pack()
+    return SaveImageHeader(magic, 2, len(XML), True, 0, bytes(HEADER_SIZE - 32)).pack()
 
 
 def memory_like(mib: int) -> bytes:
@@ -43,8 +43,8 @@ def memory_like(mib: int) -> bytes:
 
 def snaporch_round(payload: bytes, directory: Path) -> float:
     began = time.monotonic()
-    writer = RamImageWriter(directory / "ram.save", Compressing(Compression.ZSTD, 1), trailer=True)
-    stream = RamStream(directory / "pipe", writer)
+    writer = SaveImageWriter(directory / "ram.save", Compressing(Compression.ZSTD, 1), trailer=True)
+    stream = RamPipe(directory / "pipe", writer)
     feeder = threading.Thread(target=feed, args=(directory / "pipe", payload))
     feeder.start()
     feeder.join()

@@ -24,7 +24,7 @@ from snaporch.hypervisor import (
     Patience,
     domain_xml,
 )
-from snaporch.hypervisor.clone_xml import Identity, Place, rewrite
+from snaporch.hypervisor.clone_xml import CloneDisk, CloneIdentity, rewrite
 from snaporch.model import DomainState, Strategy
 
 OTHER = "11111111-2222-3333-4444-555555555555"
@@ -483,8 +483,8 @@ class TestHypervisorContract:
         disk = host.directory / "copy.img"
         disk.write_bytes(Path(hypervisor.domain(NAME).disks[0].source).read_bytes())
         xml = read_preface(image).xml
-        own = {"vda": Place(str(disk), "file")}
-        who = Identity("two", OTHER, "of", own, str(host.directory), "none", resumed=True)
+        own = {"vda": CloneDisk(str(disk), "file")}
+        who = CloneIdentity("two", OTHER, "of", own, str(host.directory), "none", resumed=True)
         copy_with_xml(image, copy, rewrite(xml, who).xml)
         hypervisor.restore(copy, running=True)
         try:

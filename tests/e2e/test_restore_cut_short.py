@@ -22,21 +22,21 @@ from support import (
     wait_for,
 )
 
-from snaporch.restore.journal import Step
+from snaporch.restore.journal import RestoreStep
 
 DATASETS = ("flash/cut", "tank/cut")
 
 
 def places(without):
     """Every step of a way, the rollbacks one by one."""
-    for step in Step:
-        if step is Step.ROLLBACK:
+    for step in RestoreStep:
+        if step is RestoreStep.ROLLBACK:
             yield from DATASETS
         elif step is not without:
             yield step.value
 
 
-WARM = [f"{moment}:{place}" for place in places(Step.BOOT) for moment in ("before", "after")]
+WARM = [f"{moment}:{place}" for place in places(RestoreStep.BOOT) for moment in ("before", "after")]
 COLD = [f"{moment}:{place}" for place in ("define", "boot") for moment in ("before", "after")]
 TWO_INSTANTS = ("after:flash/cut", "before:tank/cut")
 UNTOUCHED = ("before:safety", "after:safety", "before:stop")

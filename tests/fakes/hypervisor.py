@@ -27,7 +27,7 @@ from snaporch.faults import Component
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.interface import (
-    Backing,
+    BackingImage,
     Blocker,
     CancelledError,
     CaptureRequest,
@@ -38,7 +38,7 @@ from snaporch.hypervisor.interface import (
     OverlayDisk,
     Patience,
     Pause,
-    Picture,
+    Screenshot,
     Tick,
     Told,
     Unguarded,
@@ -231,7 +231,7 @@ class FakeHypervisor:
         guest = self.guests.get(uuid)
         return guest.sources() if guest else (None, None)
 
-    def backing_images(self, domain: Domain, target: str) -> tuple[Backing, ...]:
+    def backing_images(self, domain: Domain, target: str) -> tuple[BackingImage, ...]:
         """Like backing_chain, with the formats."""
         return domain_xml.backing_images(domain_xml.parse(domain.live_xml or ""), target)
 
@@ -635,10 +635,10 @@ class FakeHypervisor:
             guest.vcpu_ns += 10_000_000
         return Vitals(guest.state, guest.vcpu_ns)
 
-    def screenshot(self, uuid: str) -> Picture | None:
+    def screenshot(self, uuid: str) -> Screenshot | None:
         """See the protocol."""
         guest = self._guest(uuid)
-        return Picture(guest.screen, "png") if guest.screen is not None else None
+        return Screenshot(guest.screen, "png") if guest.screen is not None else None
 
     def network_is_isolated(self, name: str) -> bool:
         """See the protocol."""

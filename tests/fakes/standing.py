@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 from snaporch.locks import Holder
 from snaporch.model import BundleState, Level, SnapshotRecord
-from snaporch.schedule.forecast import Next
+from snaporch.schedule.forecast import NextSnapshot
 from snaporch.status.model import (
-    Carrier,
     DomainStatus,
     OpenRun,
     PolicyStatus,
+    SchedulerState,
     Status,
     StoreUsage,
 )
@@ -32,7 +32,9 @@ RECORD = SnapshotRecord(
     state=BundleState.COMPLETE,
     policy="hourly",
 )
-NEXT = Next("hourly", NOW + timedelta(minutes=30), "every 1h", wanted=NOW + timedelta(minutes=30))
+NEXT = NextSnapshot(
+    "hourly", NOW + timedelta(minutes=30), "every 1h", wanted=NOW + timedelta(minutes=30)
+)
 POLICY = PolicyStatus("hourly", TAKEN, NEXT, 0)
 DOMAIN = DomainStatus(
     name="web",
@@ -47,7 +49,9 @@ DOMAIN = DomainStatus(
 RUN = OpenRun("web", "u", "snapshot", "frozen", True, NOW, True, "/j/r.jsonl")
 WELL = Status(
     at=NOW,
-    carrier=Carrier(Holder("daemon", 123, "2026-06-09T10:30:00Z"), {"snaporch.service": "active"}),
+    carrier=SchedulerState(
+        Holder("daemon", 123, "2026-06-09T10:30:00Z"), {"snaporch.service": "active"}
+    ),
     domains=(DOMAIN,),
     runs=(),
     overlays=(),

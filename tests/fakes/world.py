@@ -19,7 +19,7 @@ from snaporch.config import Config, Paths
 from snaporch.context import Context
 from snaporch.disks import overlay_files
 from snaporch.hypervisor import OverlayDisk
-from snaporch.journal import Facts, OtherJournal
+from snaporch.journal import ForeignJournal, RunFacts
 from snaporch.model import Dataset, DatasetKind, Domain, DomainState, Owner
 from snaporch.restore import recovery
 from snaporch.snapshot import plan
@@ -69,8 +69,8 @@ class World:
         """Directories on a file system that a power loss empties, and its kind."""
         self.named: dict[str, str] = {}
         """Datasets that were renamed and stayed where they are mounted: the name of each now."""
-        self.guarded: list[Facts] = []
-        self.guarded_again: list[Facts] = []
+        self.guarded: list[RunFacts] = []
+        self.guarded_again: list[RunFacts] = []
         self.paths = Paths(
             overlays=root / "overlays",
             overlay_reserve_mib=1,
@@ -105,7 +105,7 @@ class World:
         self.guest(name).ram = streams.guest_stream()
         return self
 
-    def finish(self, context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
+    def finish(self, context: Context, journal: ForeignJournal, dry_run: bool) -> list[str]:
         """Finish a restore, as the command line would."""
         return recovery.finish(context, journal, dry_run=dry_run)
 
@@ -270,14 +270,14 @@ class World:
         return Path(disk.overlay).read_bytes() == Path(disk.base).read_bytes()
 
     def start_guardian(
-        self, context: Context, facts: Facts, journal: Path, *, process: int | None = None
+        self, context: Context, facts: RunFacts, journal: Path, *, process: int | None = None
     ) -> None:
         """Remember whom a guardian was to watch over again; see ``await_guardian``."""
         self.hooks.reach("guardian.start")
         if process is not None:
             self.guarded_again.append(facts)
 
-    def await_guardian(self, context: Context, facts: Facts, journal: Path) -> None:
+    def await_guardian(self, context: Context, facts: RunFacts, journal: Path) -> None:
         """It is there at once."""
         self.hooks.reach("guardian.watching")
         assert journal.exists()

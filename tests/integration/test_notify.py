@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import pytest
 from fakes.mail import MailSink
 
-from snaporch.config import Email, Notify
+from snaporch.config import EmailOptions, NotifyOptions
 from snaporch.notify.channels import NotifyError, by_apprise, by_command, by_email, ways
 from snaporch.notify.event import Event
 
@@ -120,7 +120,7 @@ def test_a_program_that_is_not_there():
 
 
 def test_a_mail_arrives(sink):
-    by_email(EVENT, Email(to=("a@example.org", "b@example.org"), sender="s@example.org",
+    by_email(EVENT, EmailOptions(to=("a@example.org", "b@example.org"), sender="s@example.org",
                           smtp=sink.place), 60)  # fmt: skip
     (mail,) = sink.mails
     assert (mail.sender, mail.recipients) == ("s@example.org", ["a@example.org", "b@example.org"])
@@ -132,12 +132,12 @@ def test_a_mail_arrives(sink):
 
 
 def test_without_a_sender_it_is_the_hosts_root(sink):
-    by_email(EVENT, Email(to=("a@example.org",), smtp=sink.place), 60)
+    by_email(EVENT, EmailOptions(to=("a@example.org",), smtp=sink.place), 60)
     assert sink.mails[0].sender.startswith("root@")
 
 
 def test_a_server_that_refuses_is_told(sink):
-    settings = Email(to=("a@example.org",), sender="s@example.org", smtp=sink.place)
+    settings = EmailOptions(to=("a@example.org",), sender="s@example.org", smtp=sink.place)
     sink.refuse = {"RCPT": "550 who?"}
     with pytest.raises(NotifyError, match=r"refused a@example\.org"):
         by_email(EVENT, settings, 60)
@@ -149,7 +149,7 @@ def test_a_server_that_refuses_is_told(sink):
 def test_a_server_that_never_answers_is_given_up(sink):
     sink.hang = {"DATA"}
     with pytest.raises(NotifyError, match="timed out"):
-        by_email(EVENT, Email(to=("a@example.org",), sender="s@e", smtp=sink.place), 1)
+        by_email(EVENT, EmailOptions(to=("a@example.org",), sender="s@e", smtp=sink.place), 1)
     assert sink.hung.is_set()
 
 
@@ -157,12 +157,12 @@ def test_a_server_that_is_not_there(sink):
     place = sink.place
     sink.close()
     with pytest.raises(NotifyError, match="Connection refused"):
-        by_email(EVENT, Email(to=("a@example.org",), sender="s@e", smtp=place), 60)
+        by_email(EVENT, EmailOptions(to=("a@example.org",), sender="s@e", smtp=place), 60)
 
 
 def encrypted(sink, password, **more):
     place = sink.place.replace("127.0.0.1", "localhost")
-    return Email(
+    return EmailOptions(
         to=("a@example.org",), sender="s@example.org", smtp=place,
         user="me", password_file=password, **{"encryption": "starttls", **more},
     )  # fmt: skip
@@ -224,11 +224,11 @@ def test_a_password_others_can_read_is_not_used(sink, password, tmp_path):
 
 def test_a_sendmail_gets_recipients_and_the_mail(script, tmp_path):
     path = script(f'echo "$@" > {tmp_path}/words; cat > {tmp_path}/mail')
-    by_email(EVENT, Email(to=("a@e", "b@e"), sender="s@e", smtp=path), 60)
+    by_email(EVENT, EmailOptions(to=("a@e", "b@e"), sender="s@e", smtp=path), 60)
     assert (tmp_path / "words").read_text() == "-i -f s@e -- a@e b@e\n"
     assert "no agent answers" in (tmp_path / "mail").read_text()
     with pytest.raises(NotifyError, match="ended with status 75"):
-        by_email(EVENT, Email(to=("a@e",), sender="s@e", smtp=script("exit 75")), 60)
+        by_email(EVENT, EmailOptions(to=("a@e",), sender="s@e", smtp=script("exit 75")), 60)
 
 
 # -- apprise -------------------------------------------------------------------------------------
@@ -309,6 +309,6 @@ def test_without_apprise_there_is_a_package_to_install(urls, monkeypatch):
 
 
 def test_ways_are_those_that_are_configured():
-    assert ways(Notify()) == {}
-    every = Notify(command="/bin/true", apprise="/etc/a", email=Email(to=("root",)))
+    assert ways(NotifyOptions()) == {}
+    every = NotifyOptions(command="/bin/true", apprise="/etc/a", email=EmailOptions(to=("root",)))
     assert list(ways(every)) == ["notify.command", "notify.email", "notify.apprise"]

@@ -14,7 +14,7 @@ from fakes import hostile
 
 from snaporch.disks import overlay_files
 from snaporch.disks.qemu_img import OverlayError
-from snaporch.hypervisor import Backing, OverlayDisk
+from snaporch.hypervisor import BackingImage, OverlayDisk
 from snaporch.model import Owner
 
 MIB = 1 << 20
@@ -281,7 +281,7 @@ def test_a_base_with_a_chain_of_its_own_is_committed_into_as_the_journal_has_it(
     qemu_io(disk.overlay, "write -q -P 0x22 2M 1M")
     with pytest.raises(OverlayError, match=r"golden\.raw as its backing file"):
         overlay_files.commit_offline(disk, OWNER)
-    known = replace(disk, below=(Backing(str(golden), "file", "raw"),))
+    known = replace(disk, below=(BackingImage(str(golden), "file", "raw"),))
     assert not overlay_files.holds_what_base_holds(known, OWNER)
     overlay_files.commit_offline(known, OWNER)
     qemu_io(base, "read -q -P 0x33 0 2M")

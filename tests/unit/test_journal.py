@@ -13,13 +13,13 @@ from snaporch import journal as journal_module
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import (
-    Facts,
+    ForeignJournal,
     Journal,
     JournalError,
     Note,
-    OtherJournal,
+    RunFacts,
     Step,
-    StrangeJournal,
+    UnreadableJournal,
     append_note,
     forget,
     journals_of,
@@ -33,7 +33,7 @@ from snaporch.model import DomainState, Owner, Strategy
 from snaporch.recovery import guardian
 from snaporch.snapshot.plan import make_plan
 
-FACTS = Facts(
+FACTS = RunFacts(
     run="20250601T120000Z-0badcafe",
     domain="Bärs <vm>\n",
     uuid="7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d",
@@ -172,7 +172,7 @@ def test_a_journal_whose_first_line_is_damaged_and_that_goes_on_is_kept(director
     killed(directory, Step.PREPARE, Step.FREEZE)
     path.write_bytes(b"?" + path.read_bytes())
     (found,) = list_journals(directory, sweep=True)
-    assert isinstance(found, StrangeJournal)
+    assert isinstance(found, UnreadableJournal)
     assert str(path) in found.error.line()
     assert path.exists()
 
@@ -234,7 +234,7 @@ def test_facts_that_are_not_all_there_are_an_error_that_names_the_file(directory
     directory.mkdir()
     path.write_text(json.dumps(line) + "\n")
     (found,) = list_journals(directory, sweep=True)
-    assert isinstance(found, StrangeJournal)
+    assert isinstance(found, UnreadableJournal)
     assert str(path) in found.error.line()
     assert path.exists()
 
@@ -242,7 +242,7 @@ def test_facts_that_are_not_all_there_are_an_error_that_names_the_file(directory
 def strange(directory):
     """The only journal, which must be of the known domain."""
     (found,) = list_journals(directory, sweep=False)
-    assert isinstance(found, StrangeJournal)
+    assert isinstance(found, UnreadableJournal)
     assert found.uuid == FACTS.uuid
     return found.error
 
@@ -360,7 +360,7 @@ def of_another_kind(directory, *steps):
 def test_another_kind_is_told_apart_and_its_lines_are_kept(directory):
     path = of_another_kind(directory, Step.FREEZE)
     (found,) = list_journals(directory, sweep=False)
-    assert isinstance(found, OtherJournal)
+    assert isinstance(found, ForeignJournal)
     assert (found.path, found.kind) == (path, "cruise")
     assert (found.uuid, found.domain) == (FACTS.uuid, FACTS.domain)
     assert [(line["event"], line.get("of")) for line in found.lines] == [
@@ -506,8 +506,8 @@ def test_a_journal_that_is_closed_is_open_no_more(directory):
 
 def test_what_an_older_snaporch_did_not_write_was_not_so(directory, path):
     document = asdict(FACTS)
-    later = [f.name for f in fields(Facts) if f.default is not MISSING]
-    facts = Facts.from_json({key: value for key, value in document.items() if key not in later})
+    later = [f.name for f in fields(RunFacts) if f.default is not MISSING]
+    facts = RunFacts.from_json({key: value for key, value in document.items() if key not in later})
     assert later
     assert not any(getattr(facts, name) for name in later)
 

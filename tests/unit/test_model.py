@@ -14,9 +14,9 @@ from snaporch.model import (
     Level,
     PauseParts,
     PoolSnapshot,
-    Reached,
     SnapshotRecord,
-    Verdict,
+    VerificationResult,
+    VerifyDepth,
     iso,
 )
 
@@ -126,10 +126,10 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
 
 @pytest.mark.parametrize("passed", [True, False])
 @pytest.mark.parametrize("disks", [True, False])
-@pytest.mark.parametrize("reached", list(Reached))
+@pytest.mark.parametrize("reached", list(VerifyDepth))
 def test_a_verdict_is_read_as_it_was_written(passed, disks, reached):
-    verdict = Verdict(datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), passed, reached, disks)
-    assert Verdict.parse(verdict.as_text()) == verdict
+    verdict = VerificationResult(datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), passed, reached, disks)
+    assert VerificationResult.parse(verdict.as_text()) == verdict
     assert verdict.as_json() == {
         "at": "2025-01-02T03:04:05Z",
         "passed": passed,
@@ -154,4 +154,4 @@ def test_a_verdict_is_read_as_it_was_written(passed, disks, reached):
     ],
 )
 def test_what_is_no_verdict_is_none(text):
-    assert Verdict.parse(text) is None
+    assert VerificationResult.parse(text) is None

@@ -3,7 +3,7 @@
 import pytest
 
 from snaporch.config.replica import Replica
-from snaporch.config.schema import Pages
+from snaporch.config.schema import RamPagesOptions
 from snaporch.errors import UsageError
 from snaporch.names import is_dataset, is_snapshot
 from snaporch.restore.select import split_name
@@ -50,7 +50,7 @@ def target(name):
     [
         is_dataset,
         lambda name: Replica(dataset=name, bundles="/b"),
-        lambda name: name and Pages(dataset=name),
+        lambda name: name and RamPagesOptions(dataset=name),
         target,
     ],
     ids=["rule", "replica", "pages", "sanoid"],

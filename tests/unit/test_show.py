@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.clone.clone import Wish, clone
-from snaporch.model import DomainState, Verdict
+from snaporch.clone.clone import CloneRequest, clone
+from snaporch.model import DomainState, VerificationResult
 from snaporch.restore.source import NotWholeError, records_called, whole_source
 from snaporch.show import custody, describe
 from snaporch.snapshot.run import take_snapshot
@@ -180,7 +180,7 @@ def test_custody_tells_who_looked_at_it(story, world):
     text = "2026-01-02T03:04:05Z passed resumed"
     world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
     description = shown(world)
-    assert Verdict.parse(text) == description.record.verified
+    assert VerificationResult.parse(text) == description.record.verified
     told = dict(custody(description.record, description.manifest))
     assert told["verified"] == "2026-01-02T03:04:05Z passed, resumed"
     assert told["made by"] == "snaporch 0.0"
@@ -237,7 +237,7 @@ def test_another_name_of_the_same_instant_stands_in(hourly, world):
     description = shown(world, "web@hourly")
     assert [d.name for d in description.datasets] == ["flash/web@s1", "tank/web@hourly"]
     source = whole_source(world.context, description.record)
-    made = clone(world.context, source, Wish("test", resumed=True))
+    made = clone(world.context, source, CloneRequest("test", resumed=True))
     origins = world.pool.origins(list(made.datasets.values()))
     assert set(origins.values()) == {"flash/web@s1", "tank/web@hourly"}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from snaporch.check.facts import Facts, Guest
+from snaporch.check.facts import GuestFacts, HostFacts
 from snaporch.check.findings import Finding, Severity
 from snaporch.sanoid.hooks.freeze_order import find_misfit
 
 
-def call_findings(facts: Facts) -> Iterator[Finding]:
+def call_findings(facts: HostFacts) -> Iterator[Finding]:
     """Guests that cannot all be frozen before the first of them has to go on."""
     for path, guests in _calls(facts).items():
         prospects = {each.name: each.prospect for each in guests if each.prospect is not None}
@@ -32,9 +32,9 @@ def call_findings(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _calls(facts: Facts) -> dict[str, list[Guest]]:
+def _calls(facts: HostFacts) -> dict[str, list[GuestFacts]]:
     """Dataset that sanoid calls its hook for → guests on it or, with ``recursive = zfs``, below."""
-    found: dict[str, list[Guest]] = {}
+    found: dict[str, list[GuestFacts]] = {}
     for guest in facts.guests:
         sections = map(facts.sanoid.config.covering, guest.datasets) if facts.sanoid.config else ()
         hooked = (each for each in sections if each and each.settings.get("pre_snapshot_script"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from snaporch.check.facts import Facts, Guest
+from snaporch.check.facts import GuestFacts, HostFacts
 from snaporch.check.findings import Finding, Severity, listed
 from snaporch.sanoid.config.render import fitting_parent
 from snaporch.sanoid.config.resolve import SanoidConfig, Section, hook_settings
 from snaporch.sanoid.config.unhooked import has_hook
 
 
-def guest_findings(facts: Facts, guest: Guest) -> Iterator[Finding]:
+def guest_findings(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """All about one guest."""
     yield from _plan(guest)
     yield from _off_zfs(guest)
@@ -25,7 +25,7 @@ def guest_findings(facts: Facts, guest: Guest) -> Iterator[Finding]:
         yield from _apart(facts, guest, config)
 
 
-def _plan(guest: Guest) -> Iterator[Finding]:
+def _plan(guest: GuestFacts) -> Iterator[Finding]:
     if guest.busy:
         yield Finding(
             "busy",
@@ -58,7 +58,7 @@ def _plan(guest: Guest) -> Iterator[Finding]:
         )
 
 
-def _off_zfs(guest: Guest) -> Iterator[Finding]:
+def _off_zfs(guest: GuestFacts) -> Iterator[Finding]:
     if guest.off_zfs and guest.datasets:
         yield Finding(
             "disk-left-out",
@@ -70,7 +70,7 @@ def _off_zfs(guest: Guest) -> Iterator[Finding]:
         )
 
 
-def _excluded(guest: Guest) -> Iterator[Finding]:
+def _excluded(guest: GuestFacts) -> Iterator[Finding]:
     if guest.excluded:
         yield Finding(
             "excluded-disk",
@@ -82,7 +82,7 @@ def _excluded(guest: Guest) -> Iterator[Finding]:
         )
 
 
-def _stranger(facts: Facts, guest: Guest) -> Iterator[Finding]:
+def _stranger(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """Where it makes no difference nothing is said: all in one pool, and no hook that waits."""
     if not guest.stranger:
         return
@@ -111,7 +111,7 @@ def _stranger(facts: Facts, guest: Guest) -> Iterator[Finding]:
         )
 
 
-def _waits(facts: Facts, guest: Guest) -> bool:
+def _waits(facts: HostFacts, guest: GuestFacts) -> bool:
     """Whether a hook of ours holds the guest while sanoid takes its time."""
     config = facts.sanoid.config
     sections = [config.covering(dataset) for dataset in guest.datasets] if config else []
@@ -119,7 +119,7 @@ def _waits(facts: Facts, guest: Guest) -> bool:
     return any(has_hook(each or {}) for each in settings)
 
 
-def _shared(guest: Guest) -> Iterator[Finding]:
+def _shared(guest: GuestFacts) -> Iterator[Finding]:
     if guest.shared:
         yield Finding(
             "shared-dataset",
@@ -131,7 +131,9 @@ def _shared(guest: Guest) -> Iterator[Finding]:
         )
 
 
-def _coverage(facts: Facts, guest: Guest, covered: dict[str, Section | None]) -> Iterator[Finding]:
+def _coverage(
+    facts: HostFacts, guest: GuestFacts, covered: dict[str, Section | None]
+) -> Iterator[Finding]:
     bare = [dataset for dataset, section in covered.items() if section is None]
     if not bare or guest.policies or guest.opted_out:  # sanoid's would be double, or not wanted
         return
@@ -154,7 +156,7 @@ def _word(name: str) -> str:
     return name if name.replace("-", "").replace("_", "").isalnum() else f"'{name}'"
 
 
-def _apart(facts: Facts, guest: Guest, config: SanoidConfig) -> Iterator[Finding]:
+def _apart(facts: HostFacts, guest: GuestFacts, config: SanoidConfig) -> Iterator[Finding]:
     """Datasets of one guest that sanoid snapshots one after the other."""
     covering = [config.covering(dataset) for dataset in guest.datasets]
     sections = [section for section in covering if section is not None]

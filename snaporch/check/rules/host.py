@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from snaporch.check.facts import Facts, Pages
+from snaporch.check.facts import HostFacts, PageStoreFacts
 from snaporch.check.findings import Finding, Severity, listed
 from snaporch.faults import known_faults, parse_release
 
 _OTHERS = 0o077
 
 
-def host_findings(facts: Facts) -> Iterator[Finding]:
+def host_findings(facts: HostFacts) -> Iterator[Finding]:
     """All that is about no guest and no section."""
     yield from _sanoid(facts)
     yield from _runs(facts)
@@ -36,7 +36,7 @@ def host_findings(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _faults(facts: Facts) -> Iterator[Finding]:
+def _faults(facts: HostFacts) -> Iterator[Finding]:
     for component, version in facts.releases.items():
         if parse_release(version) is None:
             yield Finding(
@@ -60,7 +60,7 @@ def _faults(facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _capture(facts: Facts) -> Iterator[Finding]:
+def _capture(facts: HostFacts) -> Iterator[Finding]:
     mode = facts.capture
     if mode is None or mode.streams or mode.wanted == "file":
         return
@@ -77,7 +77,7 @@ def _capture(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _sanoid(facts: Facts) -> Iterator[Finding]:
+def _sanoid(facts: HostFacts) -> Iterator[Finding]:
     sanoid = facts.sanoid
     path = str(sanoid.directory / "sanoid.conf")
     if not sanoid.installed:
@@ -134,7 +134,7 @@ def _sanoid(facts: Facts) -> Iterator[Finding]:
     yield from _absent(facts, path)
 
 
-def _absent(facts: Facts, path: str) -> Iterator[Finding]:
+def _absent(facts: HostFacts, path: str) -> Iterator[Finding]:
     config = facts.sanoid.config
     sections = [s for s in config.sections.values() if s.takes_snapshots] if config else []
     for name in sorted({s.origin for s in sections if s.path not in facts.datasets}):
@@ -148,7 +148,7 @@ def _absent(facts: Facts, path: str) -> Iterator[Finding]:
         )
 
 
-def _runs(facts: Facts) -> Iterator[Finding]:
+def _runs(facts: HostFacts) -> Iterator[Finding]:
     for run in facts.runs:
         if not run.alive:
             yield Finding(
@@ -162,7 +162,7 @@ def _runs(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _overlays(facts: Facts) -> Iterator[Finding]:
+def _overlays(facts: HostFacts) -> Iterator[Finding]:
     overlays = facts.overlays
     subject = str(overlays.path)
     if overlays.left:
@@ -203,7 +203,7 @@ def _overlays(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _forgetful(facts: Facts) -> Iterator[Finding]:
+def _forgetful(facts: HostFacts) -> Iterator[Finding]:
     for place, kind in facts.forgetful.items():
         yield Finding(
             "forgetful-place",
@@ -216,14 +216,14 @@ def _forgetful(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _snapshotted(facts: Facts, dataset: str | None) -> str:
+def _snapshotted(facts: HostFacts, dataset: str | None) -> str:
     if dataset is None or facts.sanoid.config is None:
         return ""
     section = facts.sanoid.config.covering(dataset)
     return section.origin if section else ""
 
 
-def _store(facts: Facts) -> Iterator[Finding]:
+def _store(facts: HostFacts) -> Iterator[Finding]:
     store = facts.store
     subject = str(store.path)
     if not store.writable:
@@ -256,7 +256,7 @@ def _store(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _replicas(facts: Facts) -> Iterator[Finding]:
+def _replicas(facts: HostFacts) -> Iterator[Finding]:
     for name, trouble in facts.replicas.items():
         if trouble:
             yield Finding(
@@ -269,11 +269,11 @@ def _replicas(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _has_pool(facts: Facts, pages: Pages) -> bool:
+def _has_pool(facts: HostFacts, pages: PageStoreFacts) -> bool:
     return pages.dataset.split("/")[0] in facts.datasets
 
 
-def _pages(facts: Facts) -> Iterator[Finding]:
+def _pages(facts: HostFacts) -> Iterator[Finding]:
     pages = facts.pages
     if pages is not None and not _has_pool(facts, pages):
         yield Finding(
@@ -286,7 +286,7 @@ def _pages(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _secrets(facts: Facts) -> Iterator[Finding]:
+def _secrets(facts: HostFacts) -> Iterator[Finding]:
     held = {d: guest.name for guest in facts.guests for d in guest.datasets}
     secret = sorted(facts.encrypted & held.keys())
     if secret and not facts.store.encrypted:

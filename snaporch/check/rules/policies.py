@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from snaporch.check.facts import Facts, Guest
+from snaporch.check.facts import GuestFacts, HostFacts
 from snaporch.check.findings import Finding, Severity, listed
 
 
-def policy_findings(facts: Facts, guest: Guest) -> Iterator[Finding]:
+def policy_findings(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """All about the policies of one guest."""
     for policy, reason, step in guest.unmet:
         yield Finding(
@@ -33,7 +33,7 @@ def policy_findings(facts: Facts, guest: Guest) -> Iterator[Finding]:
     )
 
 
-def name_findings(facts: Facts) -> Iterator[Finding]:
+def name_findings(facts: HostFacts) -> Iterator[Finding]:
     """Names in the configuration that are nobody's."""
     for where, names in facts.nobodys.items():
         patterns = all(set("*?[") & set(name) for name in names)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from snaporch.check.coverage import Covering
-from snaporch.check.facts import Facts
+from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, Severity
 from snaporch.sanoid.config.hook_command import SETTINGS, HookCommand, parse_hook
 from snaporch.sanoid.config.resolve import truth
 
 
-def section_findings(facts: Facts, covering: Covering) -> Iterator[Finding]:
+def section_findings(facts: HostFacts, covering: Covering) -> Iterator[Finding]:
     """All about one section."""
     if covering.settings is None:
         yield _path_section(facts, covering)
@@ -27,15 +27,15 @@ def section_findings(facts: Facts, covering: Covering) -> Iterator[Finding]:
         yield _no_pruning(facts, covering)
 
 
-def _hook(facts: Facts, key: str) -> str:
+def _hook(facts: HostFacts, key: str) -> str:
     return f"{key} = {facts.command} hook sanoid {SETTINGS[key]}"
 
 
-def _in(facts: Facts, covering: Covering) -> str:
+def _in(facts: HostFacts, covering: Covering) -> str:
     return f"in [{covering.name}] of {facts.sanoid.directory / 'sanoid.conf'} write"
 
 
-def _path_section(facts: Facts, covering: Covering) -> Finding:
+def _path_section(facts: HostFacts, covering: Covering) -> Finding:
     section = covering.section
     return Finding(
         "path-section",
@@ -50,7 +50,7 @@ def _path_section(facts: Facts, covering: Covering) -> Finding:
 
 
 def _pre_and_post(
-    facts: Facts, covering: Covering, calls: dict[str, HookCommand]
+    facts: HostFacts, covering: Covering, calls: dict[str, HookCommand]
 ) -> Iterator[Finding]:
     pre, post = ("pre_snapshot_script" in calls, "post_snapshot_script" in calls)
     lines = tuple(
@@ -78,7 +78,7 @@ def _pre_and_post(
     yield Finding(code, severity, subject, what, why, _in(facts, covering), lines)
 
 
-def _call(facts: Facts, covering: Covering, key: str, call: HookCommand) -> Iterator[Finding]:
+def _call(facts: HostFacts, covering: Covering, key: str, call: HookCommand) -> Iterator[Finding]:
     """One hook setting; of several faults the first, the others cannot be told behind it."""
     program = facts.sanoid.programs.get(call.program)
     if not call.program or program is None or not program.executable:
@@ -102,7 +102,7 @@ def _call(facts: Facts, covering: Covering, key: str, call: HookCommand) -> Iter
         yield Finding("hook-version", Severity.WARNING, subject, what, why, mend, right)
 
 
-def _cannot_be_called(facts: Facts, covering: Covering, key: str, call: HookCommand) -> Finding:
+def _cannot_be_called(facts: HostFacts, covering: Covering, key: str, call: HookCommand) -> Finding:
     program = facts.sanoid.programs.get(call.program)
     if not call.program:
         what = f"the text of {key} is no command: its quotes do not match"
@@ -117,7 +117,7 @@ def _cannot_be_called(facts: Facts, covering: Covering, key: str, call: HookComm
     return Finding("hook-program", Severity.ERROR, f"[{covering.name}]", what, why, where, right)
 
 
-def _options(facts: Facts, covering: Covering) -> Iterator[Finding]:
+def _options(facts: HostFacts, covering: Covering) -> Iterator[Finding]:
     subject, where = f"[{covering.name}]", _in(facts, covering)
     seconds = covering.section.timeout
     if seconds:
@@ -143,7 +143,7 @@ def _options(facts: Facts, covering: Covering) -> Iterator[Finding]:
         )
 
 
-def _no_pruning(facts: Facts, covering: Covering) -> Finding:
+def _no_pruning(facts: HostFacts, covering: Covering) -> Finding:
     return Finding(
         "pruning-missing",
         Severity.WARNING,

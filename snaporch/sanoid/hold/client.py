@@ -22,7 +22,7 @@ _ROUNDS = 20
 Message = dict[str, Any]
 
 
-class Line:
+class JsonConnection:
     """One end of a conversation."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -83,10 +83,10 @@ class Line:
         self.connection.close()
 
 
-def call(door: Path) -> Line | None:
+def call(door: Path) -> JsonConnection | None:
     """Connect to the holder of a window; ``None`` when there is none."""
     connection = connect(door)
-    return None if connection is None else Line(connection)
+    return None if connection is None else JsonConnection(connection)
 
 
 def ask(door: Path, message: Message) -> Message | None:
@@ -104,7 +104,7 @@ def ask(door: Path, message: Message) -> Message | None:
 
 def enter(
     door: Path, message: Message, start: Callable[[], None], seconds: float
-) -> tuple[Line, Message]:
+) -> tuple[JsonConnection, Message]:
     """Join the window behind ``door``; have a holder started when there is none.
 
     Args:
@@ -135,7 +135,7 @@ def enter(
     raise RunFailedError(door.stem, "its windows close before they can be joined", "try again")
 
 
-def _knock(door: Path, message: Message, start: Callable[[], None]) -> Line:
+def _knock(door: Path, message: Message, start: Callable[[], None]) -> JsonConnection:
     """One hook at a time, until there is a holder: of two, each would start its own."""
     try:
         with only_visitor(door, wait=True):
@@ -150,7 +150,7 @@ def _knock(door: Path, message: Message, start: Callable[[], None]) -> Line:
         raise RunFailedError(str(door), f"cannot be joined ({error.strerror})") from error
 
 
-def _await_holder(door: Path) -> Line:
+def _await_holder(door: Path) -> JsonConnection:
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
         line = call(door)

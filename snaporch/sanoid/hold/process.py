@@ -2,8 +2,8 @@
 
 A hook has to return, and what it began has to go on: so the run is a process of its own, which
 outlives the hook, and sanoid, and sanoid's control group. It is the ordinary run of
-:mod:`snaporch.snapshot.run`, with an :class:`~snaporch.sanoid.hold.snapshotter.Awaited` to wait for
-the snapshots.
+:mod:`snaporch.snapshot.run`, with a
+:class:`~snaporch.sanoid.hold.snapshotter.SanoidSnapshotter` to wait for the snapshots.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from snaporch.context import Context, Interrupt
 from snaporch.errors import ExitCode, SnaporchError, one_line
 from snaporch.hypervisor import open_hypervisor
 from snaporch.sanoid.config.unhooked import held_by_hooks, unheld_by_hooks
-from snaporch.sanoid.hold.server import Door
-from snaporch.sanoid.hold.snapshotter import Awaited
+from snaporch.sanoid.hold.server import HoldServer
+from snaporch.sanoid.hold.snapshotter import SanoidSnapshotter
 from snaporch.sanoid.hooks.time_limits import patience
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import open_pool
@@ -30,7 +30,7 @@ _FIXED = 2
 class Log:
     """A :class:`~snaporch.progress.Progress` into the system's log; notes also for the hooks."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: HoldServer) -> None:
         self.notes: list[str] = []
         self._door = door
 
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
 def hold(uuid: str, path: Path, config_path: Path | None, interrupt: Interrupt) -> int:
     """Hold a guest for those who come to the door at ``path``; the exit code."""
-    door = Door(path, interrupt)
+    door = HoldServer(path, interrupt)
     log = Log(door)
     try:
         _hold(uuid, config_path, door, log, interrupt)
@@ -78,7 +78,9 @@ def hold(uuid: str, path: Path, config_path: Path | None, interrupt: Interrupt) 
     return 0
 
 
-def _hold(uuid: str, config_path: Path | None, door: Door, log: Log, interrupt: Interrupt) -> None:
+def _hold(
+    uuid: str, config_path: Path | None, door: HoldServer, log: Log, interrupt: Interrupt
+) -> None:
     first = door.first(_JOIN_SECONDS)
     if first is None:
         return
@@ -97,7 +99,7 @@ def _hold(uuid: str, config_path: Path | None, door: Door, log: Log, interrupt: 
     domain = context.hypervisor.domain(uuid)
     settings = config.settings(domain.name, domain.uuid)
     seconds = settings.hook_deadline
-    taker = Awaited(context, door, log.notes, seconds)
+    taker = SanoidSnapshotter(context, door, log.notes, seconds)
     wait = patience(settings)
     take_snapshot(context, domain, name=first.names[0], wait=wait, taker=taker)
 

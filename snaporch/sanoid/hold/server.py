@@ -20,27 +20,27 @@ from typing import Any
 from snaporch.context import Interrupt
 from snaporch.errors import RunFailedError
 from snaporch.recovery.stale_sockets import address
-from snaporch.sanoid.hold.client import Line, Message
-from snaporch.sanoid.hold.window import Join, Key, Phase, Window
+from snaporch.sanoid.hold.client import JsonConnection, Message
+from snaporch.sanoid.hold.window import HoldRequest, HoldWindow, Key, WindowPhase
 
 _LOOK_SECONDS = 0.5
 _WITHDRAWN: Message = {"ok": True, "withdrawn": True}
 
 
-class Door:
+class HoldServer:
     """Open from the beginning of the holder until the window closes."""
 
     def __init__(self, path: Path, interrupt: Interrupt) -> None:
-        self.window = Window()
+        self.window = HoldWindow()
         self._path = path
         self._interrupt = interrupt
         self._changed = threading.Condition()
         self._outcome: Message | None = None
         self._notes: list[str] = []
-        self._asked: dict[Line, tuple[str, Key]] = {}
-        self._joined: dict[Line, Key] = {}
+        self._asked: dict[JsonConnection, tuple[str, Key]] = {}
+        self._joined: dict[JsonConnection, Key] = {}
         self._news: Message = {}
-        self._heard: dict[Line, Message] = {}
+        self._heard: dict[JsonConnection, Message] = {}
         self._order: Message | None = None
         self._opened = 0.0
         self._began: float | None = None
@@ -58,7 +58,7 @@ class Door:
 
     # -- for the run ------------------------------------------------------------------------
 
-    def first(self, seconds: float) -> Join | None:
+    def first(self, seconds: float) -> HoldRequest | None:
         """The join that the window is opened for, if one comes in time and stays."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.window.joins), seconds)
@@ -181,10 +181,10 @@ class Door:
     def _let_in(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         connection.setblocking(False)  # who stops in the middle of a message holds up no one
-        line = Line(connection)
+        line = JsonConnection(connection)
         self._on(connection, lambda _connection: self._listen(line))
 
-    def _listen(self, line: Line) -> None:
+    def _listen(self, line: JsonConnection) -> None:
         there = line.take_in()
         while there and line.has_more:
             message = line.hear()
@@ -194,7 +194,7 @@ class Door:
         if not there:
             self._hang_up(line)
 
-    def _hang_up(self, line: Line) -> None:
+    def _hang_up(self, line: JsonConnection) -> None:
         """Who goes before all his guests are frozen has not begun."""
         self._asked.pop(line, None)
         self._heard.pop(line, None)
@@ -204,7 +204,7 @@ class Door:
         self._selector.unregister(line.connection)
         line.close()
 
-    def _take(self, line: Line, message: Message) -> None:
+    def _take(self, line: JsonConnection, message: Message) -> None:
         try:
             key = int(message["sanoid"]), str(message["target"])
             what = str(message["do"])
@@ -224,8 +224,8 @@ class Door:
         except (KeyError, TypeError, ValueError):
             self._say(line, {"ok": False, "unknown": True})
 
-    def _join(self, line: Line, message: Message, key: Key) -> None:
-        join = Join(
+    def _join(self, line: JsonConnection, message: Message, key: Key) -> None:
+        join = HoldRequest(
             *key,
             frozenset(message["datasets"]),
             frozenset(message["promised"]),
@@ -245,10 +245,10 @@ class Door:
             self._order = order
             self._news = self._news | {"ordered": True}
 
-    def _begin(self, line: Line) -> None:
+    def _begin(self, line: JsonConnection) -> None:
         """From now on snapshots may be taken: the time for them begins, for all of this hook."""
         known = self._joined.pop(line, None) is not None
-        begins = known and self.window.phase is Phase.OPEN
+        begins = known and self.window.phase is WindowPhase.OPEN
         if begins:
             self._began = self._began or time.monotonic()
         self._say(line, {"begun": begins})
@@ -275,18 +275,18 @@ class Door:
 
     def _stop_if_abandoned(self) -> None:
         """No snapshot will be taken of a guest that is not frozen yet."""
-        if self.window.abandoned and self.window.phase is Phase.OPENING:
+        if self.window.abandoned and self.window.phase is WindowPhase.OPENING:
             self._close()
             self._interrupt.signum = signal.SIGTERM
 
     def _close(self) -> None:
         """Nobody finds the door any more, and the next holder may have his there."""
-        if self.window.phase is not Phase.CLOSED:
+        if self.window.phase is not WindowPhase.CLOSED:
             self.window.close()
             self._path.unlink(missing_ok=True)
 
     def _reply(self) -> None:
-        if self.window.phase is Phase.OPENING and self._news:
+        if self.window.phase is WindowPhase.OPENING and self._news:
             for line in self._joined:
                 self._tell_news(line)
         for line, (what, _key) in list(self._asked.items()):
@@ -295,7 +295,7 @@ class Door:
                 del self._asked[line]
                 self._say(line, answer)
 
-    def _tell_news(self, line: Line) -> None:
+    def _tell_news(self, line: JsonConnection) -> None:
         """What comes of the guest, to one who waits for it to be frozen."""
         if self._heard.get(line) is not self._news:
             self._heard[line] = self._news
@@ -306,14 +306,14 @@ class Door:
         if self._outcome is not None:
             return _WITHDRAWN if what == "withdraw" else self._outcome
         if what == "join":
-            opened = self.window.phase is Phase.OPEN
+            opened = self.window.phase is WindowPhase.OPEN
             return {"ok": True, "notes": self._notes} if opened else None
         if what == "withdraw":
             return None if self.window.deserted else _WITHDRAWN
-        waits_for_others = self.window.phase is Phase.OPEN and not self.window.over
+        waits_for_others = self.window.phase is WindowPhase.OPEN and not self.window.over
         return {"ok": True, "notes": []} if waits_for_others else None
 
-    def _say(self, line: Line, message: Message) -> None:
+    def _say(self, line: JsonConnection, message: Message) -> None:
         """Who does not read what he is told, for so long that no more has room, has gone."""
         try:
             line.say(message)

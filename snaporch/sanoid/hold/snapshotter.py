@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from snaporch.context import Context
 from snaporch.errors import RunFailedError
 from snaporch.model import GroupRun, Level, PoolSnapshot, Strategy
-from snaporch.sanoid.hold.server import Door
-from snaporch.sanoid.hooks.freeze_order import Prospect
+from snaporch.sanoid.hold.server import HoldServer
+from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
 from snaporch.sanoid.hooks.time_limits import word_seconds
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.plan import Plan
@@ -27,13 +27,13 @@ _MIB_A_SECOND = 200
 """At which RAM of a guest is expected to be saved that has no bundle to go by."""
 
 
-class Awaited:
-    """A :class:`~snaporch.snapshot.snapshotter.Taker` that waits for sanoid."""
+class SanoidSnapshotter:
+    """A :class:`~snaporch.snapshot.snapshotter.Snapshotter` that waits for sanoid."""
 
     awaited = True
     group: GroupRun | None = None
 
-    def __init__(self, context: Context, door: Door, notes: list[str], seconds: int) -> None:
+    def __init__(self, context: Context, door: HoldServer, notes: list[str], seconds: int) -> None:
         self.window_seconds = 2 * seconds
         """Once until all guests of a call are frozen, and once for the snapshots."""
         self._context = context
@@ -130,17 +130,17 @@ class Awaited:
         return self._found
 
 
-def prospect(context: Context, plan: Plan) -> Prospect:
+def prospect(context: Context, plan: Plan) -> FreezeEstimate:
     """What freezing a guest by ``plan`` will take, going by how its RAM was saved the last time."""
     patience = min(plan.settings.hook_deadline, _still(plan))
     if plan.level is not Level.RAM:
-        return Prospect(plan.strategy, 0, 0.0, patience)
+        return FreezeEstimate(plan.strategy, 0, 0.0, patience)
     ram = context.hypervisor.ram_in_use(plan.domain.uuid)
     pace = context.store.last_pace(plan.domain.uuid)
     seconds = pace.seconds if pace else (ram >> 20) / _MIB_A_SECOND
     if rate := fair_rate(plan.settings, ram):
         seconds = max(seconds, (ram >> 20) / rate)
-    return Prospect(plan.strategy, ram, seconds, patience, plan.gives_way)
+    return FreezeEstimate(plan.strategy, ram, seconds, patience, plan.gives_way)
 
 
 def _still(plan: Plan) -> float:

@@ -14,7 +14,7 @@ Key = tuple[int, str]
 """sanoid's process, and the dataset it is at."""
 
 
-class Phase(StrEnum):
+class WindowPhase(StrEnum):
     """Where a window is."""
 
     OPENING = "opening"
@@ -25,7 +25,7 @@ class Phase(StrEnum):
     """They are being looked at; nobody may join any more."""
 
 
-class Place(StrEnum):
+class JoinState(StrEnum):
     """Where somebody is who joined."""
 
     INSIDE = "inside"
@@ -34,7 +34,7 @@ class Place(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class HoldRequest:
     """One call of the pre hook."""
 
     sanoid: int
@@ -52,38 +52,38 @@ class Join:
         return self.sanoid, self.target
 
 
-class Window:
+class HoldWindow:
     """Who is in it, and whom it waits for."""
 
     def __init__(self) -> None:
-        self.phase = Phase.OPENING
-        self.joins: list[Join] = []
-        self._places: dict[Key, Place] = {}
+        self.phase = WindowPhase.OPENING
+        self.joins: list[HoldRequest] = []
+        self._places: dict[Key, JoinState] = {}
         self._ended: set[int] = set()
 
-    def join(self, join: Join) -> bool:
+    def join(self, join: HoldRequest) -> bool:
         """Whether it is not too late; a target that comes again in one sanoid starts anew."""
-        if self.phase is Phase.CLOSED:
+        if self.phase is WindowPhase.CLOSED:
             return False
         self.joins.append(join)
-        self._places[join.key] = Place.INSIDE
+        self._places[join.key] = JoinState.INSIDE
         self._ended.discard(join.sanoid)
         return True
 
     def opening(self) -> None:
         """The guest is to be frozen, maybe once more."""
-        if self.phase is Phase.OPEN:
-            self.phase = Phase.OPENING
+        if self.phase is WindowPhase.OPEN:
+            self.phase = WindowPhase.OPENING
 
     def opened(self) -> None:
         """The guest is frozen."""
-        self.phase = Phase.OPEN
+        self.phase = WindowPhase.OPEN
 
     def leave(self, key: Key) -> bool:
         """The post hook was called; whether its pre hook had joined."""
         if key not in self._places:
             return False
-        self._places[key] = Place.DONE
+        self._places[key] = JoinState.DONE
         return True
 
     def withdraw(self, key: Key) -> bool:
@@ -98,11 +98,11 @@ class Window:
         self._ended.add(sanoid)
         for key in self._places:
             if key[0] == sanoid:
-                self._places[key] = Place.DONE
+                self._places[key] = JoinState.DONE
 
     def close(self) -> None:
         """Too late for others."""
-        self.phase = Phase.CLOSED
+        self.phase = WindowPhase.CLOSED
 
     @property
     def deserted(self) -> bool:
@@ -117,9 +117,9 @@ class Window:
     @property
     def over(self) -> bool:
         """Whether there is nothing to wait for any more."""
-        if self.phase is not Phase.OPEN:
+        if self.phase is not WindowPhase.OPEN:
             return False
-        if Place.INSIDE in self._places.values():
+        if JoinState.INSIDE in self._places.values():
             return False
         return not self.awaited
 

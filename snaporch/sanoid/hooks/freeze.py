@@ -22,13 +22,18 @@ from snaporch.default_paths import WINDOW
 from snaporch.errors import RunFailedError, SnaporchError
 from snaporch.recovery.start_guardian import start_detached
 from snaporch.sanoid.config.coverage import conf_of, promised, takes_children
-from snaporch.sanoid.hold.client import Line, Message, enter
+from snaporch.sanoid.hold.client import JsonConnection, Message, enter
 from snaporch.sanoid.hooks.caller import Caller, find_sanoid
 from snaporch.sanoid.hooks.dispatch import tell
-from snaporch.sanoid.hooks.freeze_order import Place, Prospect, find_misfit, next_places
-from snaporch.sanoid.hooks.guests import Guest
+from snaporch.sanoid.hooks.freeze_order import (
+    FreezeEstimate,
+    GuestPosition,
+    find_misfit,
+    next_places,
+)
+from snaporch.sanoid.hooks.guests import GuestDatasets
 from snaporch.sanoid.hooks.request import Request
-from snaporch.sanoid.hooks.settings import Peek
+from snaporch.sanoid.hooks.settings import HookSettings
 from snaporch.sanoid.hooks.time_limits import plan_seconds
 
 _LOOK_SECONDS = 1.0
@@ -48,16 +53,16 @@ class NotFrozenError(SnaporchError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FreezeEntry:
     """A guest to be frozen for a target."""
 
-    guest: Guest
+    guest: GuestDatasets
     message: Message
     seconds: float = math.inf
     """In which its holder has a plan, or answers otherwise."""
 
 
-def freeze(request: Request, guests: Sequence[Guest], peeked: Peek) -> None:
+def freeze(request: Request, guests: Sequence[GuestDatasets], peeked: HookSettings) -> None:
     """Have every guest frozen that has a disk on what will be snapshotted.
 
     Raises:
@@ -81,12 +86,12 @@ def freeze(request: Request, guests: Sequence[Guest], peeked: Peek) -> None:
 
 
 @dataclass
-class Visit:
+class HoldClient:
     """The window of one guest, as the hook sees it."""
 
-    entry: Entry
-    line: Line
-    place: Place | None = None
+    entry: FreezeEntry
+    line: JsonConnection
+    place: GuestPosition | None = None
     """Once its plan is made."""
     attempt: int = 0
     """Which of its plans that is."""
@@ -125,7 +130,7 @@ class Visit:
     def _take_news(self, reply: Message) -> None:
         if reply["attempt"] != self.attempt or self.place is None:
             self.attempt, self.refused, self.frozen = reply["attempt"], False, False
-            self.place = Place(Prospect.from_json(reply["prospect"]))
+            self.place = GuestPosition(FreezeEstimate.from_json(reply["prospect"]))
         self.place.asked = self.place.asked or bool(reply["ordered"])
         self.place.left = int(reply.get("left", self.place.prospect.ram))
 
@@ -141,7 +146,9 @@ class Visit:
         )
 
 
-def freeze_together(visits: Sequence[Visit], jobs: int, error: BaseException | None = None) -> None:
+def freeze_together(
+    visits: Sequence[HoldClient], jobs: int, error: BaseException | None = None
+) -> None:
     """Have all windows opened and begun that were entered; none, if one cannot, or for ``error``.
 
     Raises:
@@ -172,7 +179,7 @@ def freeze_together(visits: Sequence[Visit], jobs: int, error: BaseException | N
             visit.line.close()
 
 
-def _listen(visit: Visit, changed: threading.Condition) -> None:
+def _listen(visit: HoldClient, changed: threading.Condition) -> None:
     try:
         while (reply := visit.line.hear()) is not None and not reply.keys() & _LAST:
             with changed:
@@ -186,7 +193,7 @@ def _listen(visit: Visit, changed: threading.Condition) -> None:
             changed.notify_all()
 
 
-def _freeze_all(visits: Sequence[Visit], jobs: int, changed: threading.Condition) -> None:
+def _freeze_all(visits: Sequence[HoldClient], jobs: int, changed: threading.Condition) -> None:
     planned = time.monotonic()
     while not all(visit.frozen for visit in visits):
         _raise_first(visits)
@@ -199,7 +206,7 @@ def _freeze_all(visits: Sequence[Visit], jobs: int, changed: threading.Condition
     _raise_first(visits)
 
 
-def _give_word(visits: Sequence[Visit], jobs: int) -> None:
+def _give_word(visits: Sequence[HoldClient], jobs: int) -> None:
     """To those whose turn it is; or to one whose plan does not fit, to make another one."""
     places = {visit.name: visit.place for visit in visits if visit.place is not None}
     if not any(place.asked for place in places.values()):
@@ -219,7 +226,7 @@ def _give_word(visits: Sequence[Visit], jobs: int) -> None:
             visit.say("freeze")
 
 
-def _begin_all(visits: Sequence[Visit], changed: threading.Condition) -> None:
+def _begin_all(visits: Sequence[HoldClient], changed: threading.Condition) -> None:
     """Say that all are frozen."""
     for visit in visits:
         visit.say("go")
@@ -230,7 +237,7 @@ def _begin_all(visits: Sequence[Visit], changed: threading.Condition) -> None:
         changed.wait(_LOOK_SECONDS)
 
 
-def _raise_late(visits: Sequence[Visit], since: float) -> None:
+def _raise_late(visits: Sequence[HoldClient], since: float) -> None:
     """For the first that owes an answer, and has not given it for too long."""
     for visit in visits:
         if time.monotonic() - since > visit.entry.seconds:
@@ -238,23 +245,23 @@ def _raise_late(visits: Sequence[Visit], since: float) -> None:
             raise RunFailedError(visit.name, reason, "see `journalctl -t snaporch`")
 
 
-def _raise_first(visits: Sequence[Visit], error: BaseException | None = None) -> None:
+def _raise_first(visits: Sequence[HoldClient], error: BaseException | None = None) -> None:
     first = error or next((visit.error for visit in visits if visit.error is not None), None)
     if first is not None:
         raise first
 
 
-def _settings(config: Config, guest: Guest) -> DomainSettings:
+def _settings(config: Config, guest: GuestDatasets) -> DomainSettings:
     return config.settings(guest.domain.name, guest.domain.uuid)
 
 
-def _without_excluded(config: Config, guest: Guest) -> Guest:
+def _without_excluded(config: Config, guest: GuestDatasets) -> GuestDatasets:
     excluded = _settings(config, guest).exclude_disks
     disks = {target: where for target, where in guest.disks.items() if target not in excluded}
-    return Guest(guest.domain, disks)
+    return GuestDatasets(guest.domain, disks)
 
 
-def _entries(request: Request, guests: Sequence[Guest]) -> list[Entry]:
+def _entries(request: Request, guests: Sequence[GuestDatasets]) -> list[FreezeEntry]:
     caller = find_sanoid()
     entries = []
     for target in request.targets:
@@ -264,7 +271,9 @@ def _entries(request: Request, guests: Sequence[Guest]) -> list[Entry]:
     return entries
 
 
-def _entry(caller: Caller, request: Request, target: str, guest: Guest) -> list[Entry]:
+def _entry(
+    caller: Caller, request: Request, target: str, guest: GuestDatasets
+) -> list[FreezeEntry]:
     conf = conf_of(caller) if guest.datasets != {target} else None  # nothing else will come
     below = conf is not None and takes_children(conf, target)
     datasets = guest.on([target], below=below)
@@ -278,10 +287,10 @@ def _entry(caller: Caller, request: Request, target: str, guest: Guest) -> list[
         "promised": sorted(later),
         "names": request.names,
     }
-    return [Entry(guest, message)]
+    return [FreezeEntry(guest, message)]
 
 
-def _enter(entry: Entry, runtime: Path, config: Path | None) -> Visit:
+def _enter(entry: FreezeEntry, runtime: Path, config: Path | None) -> HoldClient:
     uuid = entry.guest.domain.uuid
     door = runtime / f"{uuid}{WINDOW}"
 
@@ -292,7 +301,7 @@ def _enter(entry: Entry, runtime: Path, config: Path | None) -> Visit:
         start_detached(f"snaporch-window-{uuid}-{secrets.token_hex(4)}", words)
 
     line, reply = enter(door, entry.message | {"do": "join"}, start, entry.seconds)
-    visit = Visit(entry, line)
+    visit = HoldClient(entry, line)
     visit.take(reply)
     if visit.error is not None:
         line.close()
@@ -300,7 +309,7 @@ def _enter(entry: Entry, runtime: Path, config: Path | None) -> Visit:
     return visit
 
 
-def _first_error(futures: Sequence[Future[Visit]]) -> BaseException | None:
+def _first_error(futures: Sequence[Future[HoldClient]]) -> BaseException | None:
     """The first failure; what has not begun by then is not begun."""
     first = None
     for future in futures:
@@ -312,5 +321,5 @@ def _first_error(futures: Sequence[Future[Visit]]) -> BaseException | None:
     return first
 
 
-def _succeeded(future: Future[Visit]) -> bool:
+def _succeeded(future: Future[HoldClient]) -> bool:
     return not future.cancelled() and future.exception() is None

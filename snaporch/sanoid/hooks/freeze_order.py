@@ -24,7 +24,7 @@ _TURNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class FreezeEstimate:
     """What freezing a guest will take, as far as can be told before."""
 
     strategy: Strategy
@@ -47,16 +47,16 @@ class Prospect:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Prospect:
+    def from_json(cls, document: Mapping[str, Any]) -> FreezeEstimate:
         """From a message."""
         return cls(**{**document, "strategy": Strategy(document["strategy"])})
 
 
 @dataclass
-class Place:
+class GuestPosition:
     """Where a guest is."""
 
-    prospect: Prospect
+    prospect: FreezeEstimate
     asked: bool = False
     """Whether it was told to freeze."""
     frozen: bool = False
@@ -64,7 +64,7 @@ class Place:
     """Bytes of RAM that are still to be saved."""
 
 
-def next_places(places: Collection[Place], jobs: int) -> list[Place]:
+def next_places(places: Collection[GuestPosition], jobs: int) -> list[GuestPosition]:
     """Those that are to be frozen now."""
     open_ = [place for place in places if not place.frozen]
     if not open_:
@@ -94,7 +94,7 @@ class Misfit:
     step: str
 
 
-def find_misfit(prospects: Mapping[str, Prospect], jobs: int) -> Misfit | None:
+def find_misfit(prospects: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
     """The guest whose RAM, of all that is to be saved, is too much; ``None`` when all fits.
 
     Before any other, it is one that has another way without a lower level.
@@ -110,7 +110,7 @@ def find_misfit(prospects: Mapping[str, Prospect], jobs: int) -> Misfit | None:
     return replace(misfit, guest=givers[0], reason=f"{misfit.guest}: {misfit.reason}")
 
 
-def _too_far_apart(ram: Mapping[str, Prospect]) -> Misfit | None:
+def _too_far_apart(ram: Mapping[str, FreezeEstimate]) -> Misfit | None:
     """Of two that are to finish together, one may be done when the other has hardly begun."""
     still = {name: each for name, each in ram.items() if each.strategy is Strategy.MANUAL}
     names = sorted(still, key=lambda name: still[name].seconds, reverse=True)
@@ -129,7 +129,7 @@ def _too_far_apart(ram: Mapping[str, Prospect]) -> Misfit | None:
     )
 
 
-def _too_long(ram: Mapping[str, Prospect], jobs: int) -> Misfit | None:
+def _too_long(ram: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
     """One that runs on over its overlays is held until the RAM of all is saved."""
     total = sum(
         _seconds_for([each for each in ram.values() if each.strategy is strategy], jobs)
@@ -148,6 +148,6 @@ def _too_long(ram: Mapping[str, Prospect], jobs: int) -> Misfit | None:
     )
 
 
-def _seconds_for(prospects: Collection[Prospect], jobs: int) -> float:
+def _seconds_for(prospects: Collection[FreezeEstimate], jobs: int) -> float:
     seconds = [prospect.seconds for prospect in prospects]
     return max([sum(seconds) / jobs, *seconds])

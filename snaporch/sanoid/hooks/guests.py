@@ -15,14 +15,14 @@ from snaporch.default_paths import BAR
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import Hypervisor, open_hypervisor
 from snaporch.model import Domain
-from snaporch.sanoid.hooks.settings import Peek
+from snaporch.sanoid.hooks.settings import HookSettings
 from snaporch.zfs.resolver import Mount, NotOnZfsError, read_mounts, resolve, resolve_nearest
 
 _ZVOLS = Path("/dev/zvol")
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class GuestDatasets:
     """A domain and where its disks are."""
 
     domain: Domain
@@ -47,7 +47,7 @@ class Guest:
         )
 
 
-def guests_at(peeked: Peek, targets: Sequence[str]) -> list[Guest]:
+def guests_at(peeked: HookSettings, targets: Sequence[str]) -> list[GuestDatasets]:
     """The domains with a disk on one of ``targets`` or below.
 
     Raises:
@@ -58,7 +58,7 @@ def guests_at(peeked: Peek, targets: Sequence[str]) -> list[Guest]:
     guests = []
     for domain in map(_as_it_was, hypervisor.domains()):
         places = _places(hypervisor, domain, peeked.overlays)
-        guest = Guest(domain, _datasets(places, mounts, even_if_gone=domain.active))
+        guest = GuestDatasets(domain, _datasets(places, mounts, even_if_gone=domain.active))
         if guest.on(targets, below=True):
             guests.append(guest)
     return guests

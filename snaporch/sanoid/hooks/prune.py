@@ -86,14 +86,14 @@ def _store(environment: Mapping[str, str]) -> Path:
 
 def _drop(environment: Mapping[str, str], references: list[str]) -> int:
     from snaporch.config import load_config
-    from snaporch.prune.decision import Fate
+    from snaporch.prune.decision import PruneAction
     from snaporch.prune.prune import prune as prune_store
     from snaporch.zfs import open_pool
 
     named = environment.get("SNAPORCH_CONFIG")
     config = load_config(Path(named) if named else None)
     done = prune_store(config, open_pool(), only=references)
-    for verdict in done.of(Fate.TRASH, Fate.DELETE, Fate.PUT_BACK):
+    for verdict in done.of(PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK):
         print(f"{verdict.found.title}  {verdict.fate.done}: {verdict.reason}")  # noqa: T201
     for failure in done.failures:
         raise failure

@@ -13,7 +13,7 @@ from snaporch.model import Level
 from snaporch.sanoid.config.coverage import conf_of, takes_children
 from snaporch.sanoid.hooks.caller import Caller
 from snaporch.sanoid.hooks.dispatch import tell
-from snaporch.sanoid.hooks.guests import Guest
+from snaporch.sanoid.hooks.guests import GuestDatasets
 from snaporch.sanoid.hooks.request import Request
 from snaporch.zfs import PREFIX, Pool, open_pool
 
@@ -21,7 +21,7 @@ from snaporch.zfs import PREFIX, Pool, open_pool
 def record_unheld(
     request: Request,
     caller: Caller,
-    guests: Sequence[Guest],
+    guests: Sequence[GuestDatasets],
     config: Path | None,
 ) -> int:
     """Mark what sanoid has just taken as ``crash``; 8 if there was something, since pre ran.
@@ -36,7 +36,7 @@ def record_unheld(
 
 
 def _mark(
-    pool: Pool, request: Request, caller: Caller, guest: Guest, commits: Sequence[Commit]
+    pool: Pool, request: Request, caller: Caller, guest: GuestDatasets, commits: Sequence[Commit]
 ) -> bool:
     datasets = _datasets(request, caller, guest)
     mark_torn(pool, sorted(datasets), commits)
@@ -57,7 +57,7 @@ def _mark(
     return True
 
 
-def _datasets(request: Request, caller: Caller, guest: Guest) -> frozenset[str]:
+def _datasets(request: Request, caller: Caller, guest: GuestDatasets) -> frozenset[str]:
     direct = guest.on(request.targets, below=False)
     if guest.datasets == direct:
         return direct
@@ -66,7 +66,7 @@ def _datasets(request: Request, caller: Caller, guest: Guest) -> frozenset[str]:
     return direct | guest.on(whole, below=True)
 
 
-def _properties(guest: Guest, level: Level) -> dict[str, str]:
+def _properties(guest: GuestDatasets, level: Level) -> dict[str, str]:
     now = datetime.now(UTC)
     return {
         f"{PREFIX}run": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}",

@@ -11,7 +11,7 @@ from snaporch import default_paths
 
 
 @dataclass(frozen=True, slots=True)
-class Peek:
+class HookSettings:
     """Where to look."""
 
     config: Path | None
@@ -21,7 +21,7 @@ class Peek:
     overlays: Path
 
 
-def peek(environment: Mapping[str, str]) -> Peek:
+def peek(environment: Mapping[str, str]) -> HookSettings:
     """What the configuration says, as far as it can be told without checking it.
 
     Raises:
@@ -35,13 +35,15 @@ def peek(environment: Mapping[str, str]) -> Peek:
         runtime = Path(paths.get("runtime", default_paths.RUNTIME))
         overlays = Path(paths.get("overlays", default_paths.OVERLAYS))
         if isinstance(uri, str):
-            return Peek(path, uri, runtime, overlays)
+            return HookSettings(path, uri, runtime, overlays)
     except FileNotFoundError:
         if path is None:
-            return Peek(None, default_paths.LIBVIRT, default_paths.RUNTIME, default_paths.OVERLAYS)
+            return HookSettings(
+                None, default_paths.LIBVIRT, default_paths.RUNTIME, default_paths.OVERLAYS
+            )
     except (OSError, ValueError, TypeError, AttributeError):
         pass
     from snaporch.config import load_config
 
     config = load_config(path)
-    return Peek(path, config.libvirt_uri, config.paths.runtime, config.paths.overlays)
+    return HookSettings(path, config.libvirt_uri, config.paths.runtime, config.paths.overlays)

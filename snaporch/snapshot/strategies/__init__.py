@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from snaporch import model
-from snaporch.snapshot.strategies.base import Strategy, Work
+from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial
 from snaporch.snapshot.strategies.manual import Manual
 from snaporch.snapshot.strategies.overlay import Overlay
 from snaporch.snapshot.strategies.paused import Paused
 from snaporch.snapshot.strategies.quiesced import Quiesced
-from snaporch.snapshot.strategies.zfs_only import Untouched
+from snaporch.snapshot.strategies.zfs_only import ZfsOnly
 
-_KINDS: dict[model.Strategy, type[Strategy]] = {
+_KINDS: dict[model.Strategy, type[FreezeStrategy]] = {
     model.Strategy.OVERLAY: Overlay,
     model.Strategy.MANUAL: Manual,
     model.Strategy.QUIESCED: Quiesced,
     model.Strategy.PAUSED: Paused,
-    model.Strategy.CRASH: Untouched,
-    model.Strategy.OFF: Untouched,
+    model.Strategy.CRASH: ZfsOnly,
+    model.Strategy.OFF: ZfsOnly,
 }
 
 
-def make_strategy(work: Work) -> Strategy:
+def make_strategy(work: RunMaterial) -> FreezeStrategy:
     """The strategy that the plan chose."""
     return _KINDS[work.plan.strategy](work)

@@ -21,7 +21,7 @@ NO_PAUSE = Pause(None, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RunMaterial:
     """One run's material."""
 
     context: Context
@@ -52,14 +52,14 @@ class StrategyUnavailableError(RefusedError):
     """The strategy found, before touching anything, that it cannot work."""
 
 
-class Strategy(ABC):
+class FreezeStrategy(ABC):
     """The guest stands still from the end of :meth:`freeze` to the beginning of :meth:`release`.
 
-    Whatever fails or is killed in between, ``recovery/settle.py`` releases the guest from what it sees;
-    a strategy has no way back of its own.
+    Whatever fails or is killed in between, ``recovery/settle.py`` releases the guest from what it
+    sees; a strategy has no way back of its own.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: RunMaterial) -> None:
         self.work = work
         self.pause = NO_PAUSE
         """How long the guest stood still; complete after :meth:`release`."""
@@ -108,7 +108,7 @@ class Strategy(ABC):
         return Level.CRASH
 
 
-class StandingStill(Strategy):
+class StandingStill(FreezeStrategy):
     """A guest that is paused from the end of the freeze until it is released."""
 
     def reached(self) -> Level:

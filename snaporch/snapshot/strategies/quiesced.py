@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from snaporch.hypervisor import NotFrozenByUsError, Pause, milliseconds
 from snaporch.journal import Note
 from snaporch.model import Level, PauseParts
-from snaporch.snapshot.strategies.base import Strategy, StrategyUnavailableError
+from snaporch.snapshot.strategies.base import FreezeStrategy, StrategyUnavailableError
 
 
-class Quiesced(Strategy):
+class Quiesced(FreezeStrategy):
     """See the module."""
 
     def prepare(self) -> None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from snaporch.bundle.manifest import Part
-from snaporch.bundle.save_image import RamImageError
+from snaporch.bundle.save_image import SaveImageError
 from snaporch.bundle.store import explained_store, private_directory
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
 from snaporch.journal import Note, let_go_mark
 from snaporch.recovery.release_guest import suspend
-from snaporch.snapshot.bundle_parts import Capture
-from snaporch.snapshot.strategies.base import Strategy, Work
+from snaporch.snapshot.bundle_parts import RamCapture
+from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial
 from snaporch.snapshot.strategies.ram_limits import Downtime, RamBudget, SealWatch, fair_rate
 
 
-class RamStrategy(Strategy):
+class RamStrategy(FreezeStrategy):
     """RAM through a pipe into the bundle, or through a file if the pipe fails."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: RunMaterial) -> None:
         super().__init__(work)
         self._pipe = Path(work.plan.facts.ram_pipe)
-        self._capture = Capture(work.bundle.directory, self._pipe, work.plan.compressing)
+        self._capture = RamCapture(work.bundle.directory, self._pipe, work.plan.compressing)
         self._downtime = Downtime(work)
         self._budget = RamBudget(work, self._capture, self._downtime, 0)
 
@@ -61,7 +61,7 @@ class RamStrategy(Strategy):
             self._save_ram()
         except (InterruptedRunError, CancelledError):
             raise
-        except (HypervisorError, RamImageError) as error:
+        except (HypervisorError, SaveImageError) as error:
             if not self._may_retry():
                 raise
             self.work.warn(f"streaming RAM failed ({error}); repeating with a file")

@@ -16,8 +16,8 @@ from snaporch.context import Interrupt
 from snaporch.errors import RunFailedError
 from snaporch.journal import Note
 from snaporch.recovery.release_guest import suspend
-from snaporch.snapshot.bundle_parts import Capture
-from snaporch.snapshot.strategies.base import Work
+from snaporch.snapshot.bundle_parts import RamCapture
+from snaporch.snapshot.strategies.base import RunMaterial
 
 _REPORT_SECONDS = 0.5
 _STALL_SECONDS = 120
@@ -42,7 +42,7 @@ def fair_rate(settings: DomainSettings, ram_bytes: int) -> float:
 class Downtime:
     """QEMU's limit for the pause at the end of saving RAM; its own is put back afterwards."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: RunMaterial) -> None:
         self._work = work
 
     def shorten(self) -> None:
@@ -72,7 +72,9 @@ class RamBudget:
     full pipe holds QEMU up, and whoever waits for it could not stop the run any more.
     """
 
-    def __init__(self, work: Work, capture: Capture, downtime: Downtime, expected: int) -> None:
+    def __init__(
+        self, work: RunMaterial, capture: RamCapture, downtime: Downtime, expected: int
+    ) -> None:
         self._work = work
         self._capture = capture
         self._downtime = downtime

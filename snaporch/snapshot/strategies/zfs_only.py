@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 from snaporch.hypervisor import Pause
 from snaporch.model import Level
-from snaporch.snapshot.strategies.base import Strategy
+from snaporch.snapshot.strategies.base import FreezeStrategy
 
 
-class Untouched(Strategy):
+class ZfsOnly(FreezeStrategy):
     """See the module."""
 
     def freeze(self) -> None:

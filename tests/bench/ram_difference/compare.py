@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snaporch.bundle.page_file import PageFile
-from snaporch.bundle.qemu_stream import Head, split
+from snaporch.bundle.qemu_stream import StreamHead, split
 
 
 def measured(label: str, work: Callable[[], float]) -> None:
@@ -39,7 +39,7 @@ def to_pages(stream: Path, pages: Path) -> float:
     """What was written."""
     made: list[PageFile] = []
 
-    def prepare(head: Head) -> PageFile:
+    def prepare(head: StreamHead) -> PageFile:
         made.append(PageFile(pages, head.page_file_bytes, lambda _done: None))
         return made[0]
 

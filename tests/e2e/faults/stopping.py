@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import snaporch.snapshot.run
-from snaporch.bundle.ram_pipe import RamStream
-from snaporch.bundle.save_image import RamImageWriter
+from snaporch.bundle.ram_pipe import RamPipe
+from snaporch.bundle.save_image import SaveImageWriter
 from snaporch.cli import main
 from snaporch.journal import Journal, Note
 from snaporch.snapshot.strategies.ram import RamStrategy
@@ -86,15 +86,15 @@ def stop_while_ram_is_saved() -> None:
 
 def stop_at_the_end_of_ram() -> None:
     """Have this process, the reader of the RAM, stop itself when the guest stands still."""
-    make_room, stopped = RamStream.make_room, []
+    make_room, stopped = RamPipe.make_room, []
 
-    def standing_still(stream: RamStream) -> None:
+    def standing_still(stream: RamPipe) -> None:
         if not stopped:
             stopped.append(stream)
             os.kill(os.getpid(), signal.SIGSTOP)
         make_room(stream)
 
-    RamStream.make_room = standing_still
+    RamPipe.make_room = standing_still
 
 
 def stall_the_store(gate: str) -> None:
@@ -102,19 +102,19 @@ def stall_the_store(gate: str) -> None:
 
     ``GATE.stalled`` is there from then on.
     """
-    make_room, write = RamStream.make_room, RamImageWriter._raw_write
+    make_room, write = RamPipe.make_room, SaveImageWriter._raw_write
     stalled = Path(f"{gate}.stalled")
 
-    def standing_still(stream: RamStream) -> None:
+    def standing_still(stream: RamPipe) -> None:
         stalled.touch()
         make_room(stream)
 
-    def store(writer: RamImageWriter, data: Any) -> None:
+    def store(writer: SaveImageWriter, data: Any) -> None:
         if stalled.exists():
             Path(gate).open("rb").close()
         write(writer, data)
 
-    RamStream.make_room, RamImageWriter._raw_write = standing_still, store
+    RamPipe.make_room, SaveImageWriter._raw_write = standing_still, store
 
 
 def dismiss_guardian() -> None:

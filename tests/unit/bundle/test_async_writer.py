@@ -2,14 +2,14 @@ import threading
 
 import pytest
 
-from snaporch.bundle.async_writer import _DEPTH, Behind
+from snaporch.bundle.async_writer import _DEPTH, AsyncWriter
 
 PATIENCE = 60
 
 
 def test_blocks_are_done_in_order():
     done = []
-    behind = Behind(done.append)
+    behind = AsyncWriter(done.append)
     for number in range(100):
         behind.put(bytes([number]))
     behind.finish()
@@ -19,7 +19,7 @@ def test_blocks_are_done_in_order():
 def test_a_buffer_may_be_used_again():
     done = []
     gate = threading.Event()
-    behind = Behind(lambda block: (gate.wait(PATIENCE), done.append(bytes(block))))
+    behind = AsyncWriter(lambda block: (gate.wait(PATIENCE), done.append(bytes(block))))
     buffer = bytearray(b"first")
     behind.put(memoryview(buffer))
     buffer[:] = b"other"
@@ -30,7 +30,7 @@ def test_a_buffer_may_be_used_again():
 
 def test_the_time_in_which_there_was_no_room_is_counted():
     gate = threading.Event()
-    behind = Behind(lambda _block: gate.wait(PATIENCE))
+    behind = AsyncWriter(lambda _block: gate.wait(PATIENCE))
     for _ in range(_DEPTH):
         behind.put(b"x")
     assert behind.waited == 0.0
@@ -43,7 +43,7 @@ def test_the_time_in_which_there_was_no_room_is_counted():
 
 def test_who_waits_and_who_comes_goes_on_when_there_is_room():
     gate, done = threading.Event(), []
-    behind = Behind(lambda block: (gate.wait(PATIENCE), done.append(block)))
+    behind = AsyncWriter(lambda block: (gate.wait(PATIENCE), done.append(block)))
     full = threading.Thread(
         target=lambda: [behind.put(bytes([number])) for number in range(_DEPTH + 2)]
     )
@@ -70,7 +70,7 @@ def test_what_fails_is_told_by_the_next_call():
         failed.set()
         raise OSError(28, "No space left on device")
 
-    behind = Behind(fail)
+    behind = AsyncWriter(fail)
     behind.put(b"x")
     assert failed.wait(PATIENCE)
     with pytest.raises(OSError, match="No space left"):
@@ -87,7 +87,7 @@ def test_not_more_wait_than_a_few_and_stopping_frees_who_waits():
         taken.append(block)
         gate.wait(PATIENCE)
 
-    behind = Behind(slow)
+    behind = AsyncWriter(slow)
 
     def put_for_ever():
         try:
@@ -111,7 +111,7 @@ def test_not_more_wait_than_a_few_and_stopping_frees_who_waits():
 
 
 def test_what_comes_afterwards_comes_at_once_if_nothing_is_under_way():
-    behind = Behind(lambda _block: None)
+    behind = AsyncWriter(lambda _block: None)
     behind.stop()
     behind._thread.join(PATIENCE)
     ended = []

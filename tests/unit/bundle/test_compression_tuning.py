@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaporch.bundle.compression_tuning import FIRST_LEVEL, LEVELS, Pace, next_level
+from snaporch.bundle.compression_tuning import FIRST_LEVEL, LEVELS, RamSaveTimes, next_level
 
 
 def test_nothing_to_go_by():
@@ -31,12 +31,12 @@ def test_nothing_to_go_by():
     ],
 )
 def test_a_step_towards_what_keeps_up(level, waited_for_ram, waited_for_store, then):
-    assert next_level(Pace(level, 10.0, waited_for_ram, waited_for_store)) == then
+    assert next_level(RamSaveTimes(level, 10.0, waited_for_ram, waited_for_store)) == then
 
 
 def test_a_moment_tells_nothing():
-    assert next_level(Pace(3, 0.9, 0.0, 0.0)) == 3
-    assert next_level(Pace(3, 1.0, 0.0, 0.0)) == 1
+    assert next_level(RamSaveTimes(3, 0.9, 0.0, 0.0)) == 3
+    assert next_level(RamSaveTimes(3, 1.0, 0.0, 0.0)) == 1
 
 
 def saved_at(level, ram, compressor, store):
@@ -44,7 +44,7 @@ def saved_at(level, ram, compressor, store):
     speed = min(ram, compressor, store)
     waited_for_ram = 1 - ram / min(compressor, store) if speed == ram else 0
     waited_for_store = 1 - store / min(compressor, ram) if speed == store else 0
-    return Pace(level, 10.0, 10 * waited_for_ram, 10 * waited_for_store)
+    return RamSaveTimes(level, 10.0, 10 * waited_for_ram, 10 * waited_for_store)
 
 
 @given(

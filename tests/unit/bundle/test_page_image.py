@@ -15,7 +15,7 @@ from snaporch.bundle.manifest import PagesEntry
 from snaporch.bundle.page_file import CHUNK, PageFile, page_sum
 from snaporch.bundle.page_image import PageDamageError, build_image, check_image, split_image
 from snaporch.bundle.qemu_stream import StreamError
-from snaporch.bundle.save_image import RamImageError
+from snaporch.bundle.save_image import SaveImageError
 from snaporch.bundle.save_image_copy import read_preface
 
 XML = b"<domain><name>web</name></domain>\0"
@@ -127,7 +127,7 @@ def test_what_is_not_known_of_the_beginning_is_never_restored(tmp_path):
     rest = tmp_path / "rest1"
     raw = rest.read_bytes()
     rest.write_bytes(raw[: entry.split] + b"?" + raw[entry.split :])
-    with pytest.raises(RamImageError, match="unknown before its pages"):
+    with pytest.raises(SaveImageError, match="unknown before its pages"):
         put_together(tmp_path, entry.model_copy(update={"split": entry.split + 1}))
 
 
@@ -155,7 +155,7 @@ def test_a_page_file_of_another_length_is_never_restored(tmp_path):
 @pytest.mark.parametrize("split", [1, 40, 150, 1 << 30])
 def test_a_wrong_split_is_an_error(tmp_path, split):
     _, entry = taken_apart(tmp_path)
-    with pytest.raises((RamImageError, StreamError)):
+    with pytest.raises((SaveImageError, StreamError)):
         put_together(tmp_path, replace_entry(entry, split=split))
     assert not (tmp_path / "made").exists()
 
@@ -169,7 +169,7 @@ def test_every_cut_of_the_rest_is_an_error_in_words(tmp_path):
     whole = (tmp_path / "rest1").read_bytes()
     for end in (*range(0, entry.split, 7), entry.split):
         (tmp_path / "rest1").write_bytes(whole[:end])
-        with pytest.raises((RamImageError, StreamError)):
+        with pytest.raises((SaveImageError, StreamError)):
             put_together(tmp_path, entry)
 
 
@@ -182,10 +182,10 @@ def test_an_image_whose_payload_is_damaged_is_an_error_in_words(tmp_path, compre
         broken = bytearray(whole)
         broken[place] ^= 0xFF
         image.write_bytes(broken)
-        with pytest.raises(RamImageError, match=r"image1: cannot be decompressed"):
+        with pytest.raises(SaveImageError, match=r"image1: cannot be decompressed"):
             split_image(image, tmp_path / "rest", tmp_path / "pages", nothing)
     image.write_bytes(whole[:-30])
-    with pytest.raises((RamImageError, StreamError)):
+    with pytest.raises((SaveImageError, StreamError)):
         split_image(image, tmp_path / "rest", tmp_path / "pages", nothing)
 
 

@@ -10,9 +10,9 @@ from fakes import images
 
 from snaporch.bundle import ram_pipe as stream_module
 from snaporch.bundle.compress import Compressing, Compression
-from snaporch.bundle.ram_pipe import RamStream
-from snaporch.bundle.rate_limit import Throttle
-from snaporch.bundle.save_image import Header, RamImageError, RamImageWriter
+from snaporch.bundle.ram_pipe import RamPipe
+from snaporch.bundle.rate_limit import RateLimit
+from snaporch.bundle.save_image import SaveImageError, SaveImageHeader, SaveImageWriter
 
 PATIENCE = 5
 SMALL = 1 << 16
@@ -85,8 +85,8 @@ def in_thread(action):
 
 
 def test_what_libvirt_pours_in_two_opens_becomes_an_image(fifo, tmp_path):
-    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
-    stream = RamStream(fifo, writer)
+    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    stream = RamPipe(fifo, writer)
     pour(fifo, BODY, CLOSING)
     image = stream.finish()
     assert image.payload_bytes == len(images.qemu_stream())
@@ -96,7 +96,7 @@ def test_what_libvirt_pours_in_two_opens_becomes_an_image(fifo, tmp_path):
 
 def test_a_second_open_after_the_reader_drained_the_pipe(fifo):
     sink = Sink(announce=len(BODY))
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     pour(fifo, CLOSING)
@@ -104,7 +104,7 @@ def test_a_second_open_after_the_reader_drained_the_pipe(fifo):
 
 
 def test_a_second_open_before_the_first_was_closed(fifo):
-    stream = RamStream(fifo, Sink())
+    stream = RamPipe(fifo, Sink())
     with open(fifo, "wb", buffering=0) as first:
         first.write(BODY)
         pour(fifo, CLOSING)
@@ -113,7 +113,7 @@ def test_a_second_open_before_the_first_was_closed(fifo):
 
 def test_what_came_just_before_the_end_is_taken(fifo, monkeypatch):
     """A poll that was begun before may tell of the end alone."""
-    real = RamStream._poll
+    real = RamPipe._poll
 
     def poll(stream):
         if not stream._stop.is_set():
@@ -121,14 +121,14 @@ def test_what_came_just_before_the_end_is_taken(fifo, monkeypatch):
             return [(stream._wake_reader, select.POLLIN)]
         return real(stream)
 
-    monkeypatch.setattr(RamStream, "_poll", poll)
-    stream = RamStream(fifo, Sink())
+    monkeypatch.setattr(RamPipe, "_poll", poll)
+    stream = RamPipe(fifo, Sink())
     pour(fifo, BODY, CLOSING)
     assert stream.finish() == BODY + CLOSING
 
 
 def test_a_pipe_that_somebody_removed_is_no_failure(fifo):
-    stream = RamStream(fifo, Sink())
+    stream = RamPipe(fifo, Sink())
     pour(fifo, BODY)
     fifo.unlink()
     assert stream.finish() == BODY
@@ -136,7 +136,7 @@ def test_a_pipe_that_somebody_removed_is_no_failure(fifo):
 
 def test_a_process_that_ends_waits_for_no_stream_and_hands_no_pipe_on(fifo):
     before = set(os.listdir("/proc/self/fd"))
-    stream = RamStream(fifo, Sink())
+    stream = RamPipe(fifo, Sink())
     new = {int(name) for name in set(os.listdir("/proc/self/fd")) - before}
     assert not [
         fd for fd in new if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)
@@ -148,7 +148,7 @@ def test_a_process_that_ends_waits_for_no_stream_and_hands_no_pipe_on(fifo):
 
 def test_the_pipe_holds_a_block(fifo, monkeypatch):
     monkeypatch.setattr(stream_module, "_BLOCK", 2 * SMALL)
-    stream = RamStream(fifo, Sink())
+    stream = RamPipe(fifo, Sink())
     descriptor = os.open(fifo, os.O_WRONLY)
     assert fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) == 2 * SMALL
     os.close(descriptor)
@@ -163,20 +163,20 @@ def test_a_pipe_that_may_not_be_larger_does(fifo, monkeypatch):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
-    stream = RamStream(fifo, Sink())
+    stream = RamPipe(fifo, Sink())
     pour(fifo, BODY)
     assert stream.finish() == BODY
 
 
 def test_all_that_is_taken_is_spent_and_counted(fifo):
-    class Counting(Throttle):
+    class Counting(RateLimit):
         spent = 0
 
         def spend(self, count):
             self.spent += count
 
     throttle = Counting(0)
-    stream = RamStream(fifo, Sink(), throttle)
+    stream = RamPipe(fifo, Sink(), throttle)
     pour(fifo, BODY, CLOSING)
     stream.finish()
     assert throttle.spent == stream.payload_bytes == len(BODY + CLOSING)
@@ -184,7 +184,7 @@ def test_all_that_is_taken_is_spent_and_counted(fifo):
 
 def test_more_than_a_pipe_holds(fifo):
     sink = Sink()
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     much = os.urandom(5 << 20)
     pour(fifo, much)
     assert stream.finish() == much
@@ -199,7 +199,7 @@ def test_finish_takes_what_is_still_in_the_pipe(fifo):
             gate.wait(PATIENCE)
             super().write(block)
 
-    stream = RamStream(fifo, Slow())
+    stream = RamPipe(fifo, Slow())
     pour(fifo, b"first")
     assert entered.wait(PATIENCE)
     pour(fifo, b" second")
@@ -211,16 +211,16 @@ def test_finish_takes_what_is_still_in_the_pipe(fifo):
 
 
 def test_a_stream_nobody_wrote_to_is_no_image(fifo, tmp_path):
-    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
-    stream = RamStream(fifo, writer)
-    with pytest.raises(RamImageError):
+    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    stream = RamPipe(fifo, writer)
+    with pytest.raises(SaveImageError):
         stream.finish()
     stream.abandon()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_pipe_is_private(fifo):
-    stream = RamStream(fifo, Sink())
+    stream = RamPipe(fifo, Sink())
     assert fifo.stat().st_mode & 0o777 == 0o600
     stream.abandon()
 
@@ -235,7 +235,7 @@ def write_for_ever(path, outcome):
 
 
 def test_the_writer_gets_epipe_when_the_image_cannot_be_stored(fifo):
-    stream = RamStream(fifo, Sink(fail_after=1000))
+    stream = RamPipe(fifo, Sink(fail_after=1000))
     outcome = []
     writing = in_thread(lambda: write_for_ever(fifo, outcome))
     writing.join(PATIENCE)
@@ -247,19 +247,19 @@ def test_the_writer_gets_epipe_when_the_image_cannot_be_stored(fifo):
 
 
 def test_the_writer_gets_epipe_when_the_stream_is_no_image(fifo, tmp_path):
-    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
-    stream = RamStream(fifo, writer)
+    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    stream = RamPipe(fifo, writer)
     outcome = []
     in_thread(lambda: write_for_ever(fifo, outcome)).join(PATIENCE)
     assert outcome == [errno.EPIPE]
-    assert isinstance(stream.failure, RamImageError)
+    assert isinstance(stream.failure, SaveImageError)
     stream.abandon()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_open_after_a_failure_does_not_wait_for_a_reader_that_never_comes(fifo):
     """The image may fail to be stored when QEMU is done and libvirt has yet to open it again."""
-    stream = RamStream(fifo, Sink(fail_after=len(BODY)))
+    stream = RamPipe(fifo, Sink(fail_after=len(BODY)))
     pour(fifo, BODY)
     stream._thread.join(PATIENCE)
     assert stream.failure is not None
@@ -280,7 +280,7 @@ def test_a_second_open_after_a_failure_does_not_wait_for_a_reader_that_never_com
 
 def test_the_pipe_has_no_name_any_more_when_its_reader_goes(fifo, monkeypatch):
     """Whoever opened it after that would wait for ever."""
-    stream, named, read, real = RamStream(fifo, Sink()), [], [], os.close
+    stream, named, read, real = RamPipe(fifo, Sink()), [], [], os.close
 
     def close(descriptor):
         if descriptor in (stream._reader, stream._keeper):
@@ -302,7 +302,7 @@ def test_abandoning_removes_pipe_and_image(fifo):
             super().abandon()
 
     sink = Abandoned()
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
     stream.abandon()
     assert sink.abandoned
@@ -310,7 +310,7 @@ def test_abandoning_removes_pipe_and_image(fifo):
 
 
 def test_abandoning_twice_or_after_a_failure_is_fine(fifo):
-    stream = RamStream(fifo, Sink(fail_after=1))
+    stream = RamPipe(fifo, Sink(fail_after=1))
     pour(fifo, b"x")
     stream._thread.join(PATIENCE)
     stream.abandon()
@@ -328,7 +328,7 @@ def test_abandoning_does_not_wait_for_a_writer_that_goes_on(fifo):
             taking.set()
             select.select([stream._reader], [], [], PATIENCE)
 
-    stream = RamStream(fifo, NeverDrained())
+    stream = RamPipe(fifo, NeverDrained())
     outcome = []
 
     def write_while_allowed():
@@ -368,7 +368,7 @@ def test_breaking_off_frees_a_writer_even_when_the_compressor_stands_still(fifo)
             self.broken.set()
 
     sink, outcome = StandsStill(), []
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     writing = in_thread(lambda: write_for_ever(fifo, outcome))
     assert sink.entered.wait(PATIENCE)
     breaking = in_thread(stream.break_off)
@@ -383,7 +383,7 @@ def test_breaking_off_frees_a_writer_even_when_the_compressor_stands_still(fifo)
 @pytest.mark.parametrize("end", ["finish", "abandon"])
 def test_no_file_stays_open_and_no_thread_stays(fifo, end):
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    stream = RamStream(fifo, Sink())
+    stream = RamPipe(fifo, Sink())
     pour(fifo, BODY, CLOSING)
     getattr(stream, end)()
     assert len(os.listdir("/proc/self/fd")) == files
@@ -393,15 +393,15 @@ def test_no_file_stays_open_and_no_thread_stays(fifo, end):
 def test_a_pipe_that_exists_is_not_taken_over(fifo):
     os.mkfifo(fifo)
     with pytest.raises(FileExistsError):
-        RamStream(fifo, Sink())
+        RamPipe(fifo, Sink())
 
 
 def test_the_stored_header_is_the_finished_one(fifo, tmp_path):
-    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=True)
-    stream = RamStream(fifo, writer)
+    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=True)
+    stream = RamPipe(fifo, writer)
     pour(fifo, BODY, CLOSING)
     stream.finish()
-    header = Header.parse((tmp_path / "ram.save").read_bytes(), "stored")
+    header = SaveImageHeader.parse((tmp_path / "ram.save").read_bytes(), "stored")
     assert (header.magic, header.compression, header.was_running) == (images.FINISHED, 5, True)
 
 
@@ -409,8 +409,8 @@ def test_the_stored_header_is_the_finished_one(fifo, tmp_path):
 def test_a_limited_stream_ends_at_once(fifo, end):
     """A second of a terabyte is not waited for."""
     sink = Sink(announce=len(BODY))
-    throttle = Throttle(1e-6)
-    stream = RamStream(fifo, sink, throttle)
+    throttle = RateLimit(1e-6)
+    stream = RamPipe(fifo, sink, throttle)
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     ending = in_thread(getattr(stream, end))
@@ -421,7 +421,7 @@ def test_a_limited_stream_ends_at_once(fifo, end):
 
 def test_who_held_it_up_is_told(fifo):
     sink = Sink(announce=len(BODY))
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     assert stream.pace is None
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
@@ -437,7 +437,7 @@ def test_who_held_it_up_is_told(fifo):
 
 def test_only_what_was_while_the_guest_ran_counts(fifo):
     sink = Sink(announce=len(BODY))
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     stream.make_room()
@@ -449,7 +449,7 @@ def test_only_what_was_while_the_guest_ran_counts(fifo):
 
 def test_what_the_guest_keeps_back_until_the_end_counts(fifo):
     sink = Sink(announce=len(BODY))
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     threading.Event().wait(0.2)
@@ -460,7 +460,7 @@ def test_what_the_guest_keeps_back_until_the_end_counts(fifo):
 
 def test_what_is_being_stored_is_not_waited_for_from_the_guest(fifo):
     sink = StalledSink()
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
     assert sink.stalled.wait(PATIENCE)
     stream.make_room()
@@ -471,7 +471,7 @@ def test_what_is_being_stored_is_not_waited_for_from_the_guest(fifo):
 
 def test_nothing_that_comes_after_a_standstill_counts(fifo):
     sink = Sink(announce=len(BODY))
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     stream.make_room()
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
@@ -481,7 +481,7 @@ def test_nothing_that_comes_after_a_standstill_counts(fifo):
 
 @pytest.mark.parametrize("eased", [False, True])
 def test_a_limited_stream_tells_nothing(fifo, eased):
-    stream = RamStream(fifo, Sink(), Throttle(1e6))
+    stream = RamPipe(fifo, Sink(), RateLimit(1e6))
     pour(fifo, BODY)
     if eased:
         stream.hurry()
@@ -512,7 +512,7 @@ class StalledSink(Sink):
 
 def test_a_guest_that_stands_still_does_not_wait_for_the_store(fifo, small_pipe):
     sink = StalledSink()
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     body = os.urandom(12 * SMALL)
     pouring = in_thread(lambda: pour(fifo, body))
     assert sink.stalled.wait(PATIENCE)
@@ -528,7 +528,7 @@ def test_a_guest_that_stands_still_does_not_wait_for_the_store(fifo, small_pipe)
 
 def test_nothing_is_taken_while_the_guest_stands_still(fifo, small_pipe):
     sink = Sink(announce=2 * SMALL)  # it may have been waiting for a block already
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     stream.make_room()
     body = os.urandom(12 * SMALL)
     pour(fifo, body)
@@ -538,7 +538,7 @@ def test_nothing_is_taken_while_the_guest_stands_still(fifo, small_pipe):
 
 def test_more_than_there_is_room_for_is_taken_all_the_same(fifo, small_pipe):
     sink = Sink()
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     stream.make_room()
     body = os.urandom(3 << 20)
     pouring = in_thread(lambda: pour(fifo, body))
@@ -551,13 +551,13 @@ def test_a_guest_waits_for_no_store_however_much_of_its_ram_is_left(
     fifo, small_pipe, tmp_path, monkeypatch
 ):
     gate = threading.Event()
-    store = RamImageWriter._raw_write
+    store = SaveImageWriter._raw_write
     monkeypatch.setattr(
-        RamImageWriter, "_raw_write", lambda *args: gate.wait(PATIENCE) and store(*args)
+        SaveImageWriter, "_raw_write", lambda *args: gate.wait(PATIENCE) and store(*args)
     )
     monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
-    writer = RamImageWriter(tmp_path / "out", Compressing(Compression.NONE), trailer=True)
-    stream = RamStream(fifo, writer)
+    writer = SaveImageWriter(tmp_path / "out", Compressing(Compression.NONE), trailer=True)
+    stream = RamPipe(fifo, writer)
     ram = images.qemu_stream(40 * SMALL)
     body = images.image(XML, ram, magic=images.UNFINISHED)
     pouring = in_thread(lambda: pour(fifo, body, CLOSING))
@@ -573,7 +573,7 @@ def test_a_guest_waits_for_no_store_however_much_of_its_ram_is_left(
 
 def test_where_no_room_is_granted_the_stream_goes_on(fifo, small_pipe, monkeypatch):
     sink = Sink(announce=100)
-    stream = RamStream(fifo, sink)
+    stream = RamPipe(fifo, sink)
     refused = []
 
     def refuse(_descriptor, _what, size):
@@ -593,7 +593,7 @@ def test_where_no_room_is_granted_the_stream_goes_on(fifo, small_pipe, monkeypat
 
 @pytest.mark.parametrize("end", ["break_off", "abandon"])
 def test_a_stream_at_rest_ends_at_once(fifo, small_pipe, end):
-    stream = RamStream(fifo, Sink())
+    stream = RamPipe(fifo, Sink())
     stream.make_room()
     pour(fifo, BODY)
     ending = in_thread(getattr(stream, end))
@@ -604,7 +604,7 @@ def test_a_stream_at_rest_ends_at_once(fifo, small_pipe, end):
 
 def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
     """Its descriptors may be another's by now."""
-    stream = RamStream(fifo, Sink())
+    stream = RamPipe(fifo, Sink())
     stream.abandon()
     touched = []
     monkeypatch.setattr(stream_module.fcntl, "fcntl", lambda *what: touched.append(what))
@@ -615,7 +615,7 @@ def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
 def test_a_limited_stream_is_limited_no_more_when_the_guest_stands_still(fifo, monkeypatch):
     monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
     sink = Sink(announce=len(BODY))
-    stream = RamStream(fifo, sink, Throttle(1e-6))
+    stream = RamPipe(fifo, sink, RateLimit(1e-6))
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     sink.announce(2 * len(BODY))
@@ -627,7 +627,7 @@ def test_a_limited_stream_is_limited_no_more_when_the_guest_stands_still(fifo, m
 
 def test_a_limited_stream_can_be_hurried(fifo):
     sink = Sink(announce=2 * len(BODY))
-    stream = RamStream(fifo, sink, Throttle(1e-6))
+    stream = RamPipe(fifo, sink, RateLimit(1e-6))
     pour(fifo, BODY)
     pour(fifo, BODY)
     stream.hurry()

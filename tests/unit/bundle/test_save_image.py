@@ -14,9 +14,9 @@ from snaporch.bundle import save_image
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.save_image import (
     HEADER_SIZE,
-    Header,
-    RamImageError,
-    RamImageWriter,
+    SaveImageError,
+    SaveImageHeader,
+    SaveImageWriter,
     read_header,
 )
 
@@ -25,7 +25,7 @@ XML = b"<domain type='kvm'><name>web</name></domain>\0\0\0cookie\0"
 
 
 def write_blocks(path, blocks, how=PLAIN, *, trailer):
-    writer = RamImageWriter(path, how, trailer=trailer)
+    writer = SaveImageWriter(path, how, trailer=trailer)
     try:
         for block in blocks:
             writer.write(block)
@@ -52,7 +52,7 @@ def cut(source, sizes):
 def payload_of(path):
     """The decompressed payload of a stored image, by its own header."""
     raw = path.read_bytes()
-    header = Header.parse(raw, "stored")
+    header = SaveImageHeader.parse(raw, "stored")
     body = raw[HEADER_SIZE + header.data_length :]
     if header.compression == 5:
         return zstandard.ZstdDecompressor().decompressobj().decompress(body)
@@ -72,13 +72,13 @@ def payload_of(path):
 def test_a_header_survives_parsing_and_packing(rest, length, running, compression, magic):
     raw = images.header(magic, data_length=length, running=running, compression=compression)
     raw = raw[:32] + rest
-    header = Header.parse(raw, "x")
+    header = SaveImageHeader.parse(raw, "x")
     assert header.pack() == raw
     assert (header.data_length, header.was_running) == (length, running)
 
 
 def test_what_lies_behind_a_header_is_not_its_own():
-    assert Header.parse(images.image(), "x").pack() == images.image()[:HEADER_SIZE]
+    assert SaveImageHeader.parse(images.image(), "x").pack() == images.image()[:HEADER_SIZE]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_what_lies_behind_a_header_is_not_its_own():
     ids=["nothing", "short", "magic", "elf", "version", "byte-order"],
 )
 def test_a_foreign_header_is_refused(raw, message):
-    with pytest.raises(RamImageError, match=message):
-        Header.parse(raw, "x")
+    with pytest.raises(SaveImageError, match=message):
+        SaveImageHeader.parse(raw, "x")
 
 
 def test_an_absurd_length_is_not_blamed_on_the_version():
-    with pytest.raises(RamImageError) as caught:
-        Header.parse(images.header(data_length=(64 << 20) + 1), "x")
+    with pytest.raises(SaveImageError) as caught:
+        SaveImageHeader.parse(images.header(data_length=(64 << 20) + 1), "x")
     assert "version 2, known is 2" not in str(caught.value)
 
 
@@ -149,14 +149,14 @@ def test_until_it_is_finished_libvirt_would_refuse_the_file(tmp_path, monkeypatc
     before_its_header: list[bytes] = []
 
     def pwrite(descriptor: int, data: bytes, offset: int) -> int:
-        with pytest.raises(RamImageError, match="unfinished"):
+        with pytest.raises(SaveImageError, match="unfinished"):
             read_header(path)
         before_its_header.append(path.read_bytes())
         return os_pwrite(descriptor, data, offset)
 
     os_pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", pwrite)
-    writer = RamImageWriter(path, PLAIN, trailer=True)
+    writer = SaveImageWriter(path, PLAIN, trailer=True)
     writer.write(images.piped(XML))
     writer.finish()
     (unfinished,) = before_its_header
@@ -175,11 +175,11 @@ def test_the_file_is_private_and_never_someone_elses(tmp_path):
     write(path, images.image(), trailer=False)
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):
-        RamImageWriter(path, PLAIN, trailer=False)
+        SaveImageWriter(path, PLAIN, trailer=False)
 
 
 def test_progress_counts_the_stream_and_not_the_header(tmp_path):
-    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
+    writer = SaveImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
     writer.write(images.image(XML, images.qemu_stream(1000)))
     assert writer.payload_bytes == 1000
     writer.abandon()
@@ -192,14 +192,14 @@ def test_progress_counts_the_stream_and_not_the_header(tmp_path):
 @pytest.mark.parametrize("trailer", [True, False])
 def test_an_image_cut_before_its_payload_is_refused(tmp_path, length, trailer):
     make = images.piped if trailer else images.image
-    with pytest.raises(RamImageError, match="ends after"):
+    with pytest.raises(SaveImageError, match="ends after"):
         write(tmp_path / "ram.save", make(XML)[:length], trailer=trailer)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("missing", [1, 91, 92, 93, 3000])
 def test_a_stream_without_its_closing_header_is_refused(tmp_path, missing):
-    with pytest.raises(RamImageError, match="did not finish it"):
+    with pytest.raises(SaveImageError, match="did not finish it"):
         write(tmp_path / "ram.save", images.piped(XML)[:-missing], trailer=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -217,19 +217,19 @@ def test_a_stream_without_its_closing_header_is_refused(tmp_path, missing):
 )
 def test_a_closing_header_of_another_image_is_refused(tmp_path, closing):
     source = images.image(XML, magic=images.UNFINISHED) + closing
-    with pytest.raises(RamImageError, match="did not finish it"):
+    with pytest.raises(SaveImageError, match="did not finish it"):
         write(tmp_path / "ram.save", source, trailer=True)
 
 
 def test_a_file_that_libvirt_did_not_finish_is_refused(tmp_path):
     source = images.image(XML, magic=images.UNFINISHED)
-    with pytest.raises(RamImageError, match="did not finish it"):
+    with pytest.raises(SaveImageError, match="did not finish it"):
         write(tmp_path / "ram.save", source, trailer=False)
 
 
 def test_a_foreign_magic_is_refused_as_soon_as_it_is_seen(tmp_path):
-    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=True)
-    with pytest.raises(RamImageError, match="does not begin"):
+    writer = SaveImageWriter(tmp_path / "ram.save", PLAIN, trailer=True)
+    with pytest.raises(SaveImageError, match="does not begin"):
         writer.write(b"\0" * 92)
     writer.abandon()
     assert list(tmp_path.iterdir()) == []
@@ -238,7 +238,7 @@ def test_a_foreign_magic_is_refused_as_soon_as_it_is_seen(tmp_path):
 @pytest.mark.parametrize("compression", [0, 6])
 def test_a_payload_that_is_no_qemu_stream_is_refused(tmp_path, compression):
     source = images.image(XML, b"\0" * 100, compression=compression)
-    with pytest.raises(RamImageError, match="is no QEMU stream"):
+    with pytest.raises(SaveImageError, match="is no QEMU stream"):
         write(tmp_path / "ram.save", source, trailer=False)
 
 
@@ -275,7 +275,7 @@ def test_a_plain_stream_with_a_compressing_label_is_stored_as_what_it_is(tmp_pat
 
 @pytest.mark.parametrize("method", Compression)
 def test_an_abandoned_image_is_gone(tmp_path, method):
-    writer = RamImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
+    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
     writer.write(images.piped(XML)[:3000])
     writer.abandon()
     assert list(tmp_path.iterdir()) == []
@@ -284,7 +284,7 @@ def test_an_abandoned_image_is_gone(tmp_path, method):
 @pytest.mark.parametrize("end", ["finish", "abandon"])
 def test_the_compressors_memory_is_not_kept(tmp_path, end):
     """A process that takes several snapshots must not wait for the collector of circles."""
-    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=False)
+    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=False)
     gc.disable()
     try:
         writer.write(images.image())
@@ -297,7 +297,7 @@ def test_the_compressors_memory_is_not_kept(tmp_path, end):
 
 @pytest.mark.parametrize("method", Compression)
 def test_a_write_error_is_told_and_leaves_nothing(tmp_path, method):
-    writer = RamImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
+    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
     writer._file.close()
     writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - closed by abandon
 
@@ -313,7 +313,7 @@ def test_a_write_error_is_told_and_leaves_nothing(tmp_path, method):
 
 def test_short_writes_are_continued(tmp_path):
     path = tmp_path / "ram.save"
-    writer = RamImageWriter(path, PLAIN, trailer=False)
+    writer = SaveImageWriter(path, PLAIN, trailer=False)
     real = writer._file
 
     class Short:
@@ -332,7 +332,7 @@ def test_short_writes_are_continued(tmp_path):
 
 def test_the_header_of_a_missing_or_short_file(tmp_path):
     (tmp_path / "short").write_bytes(b"Libvirt")
-    with pytest.raises(RamImageError, match="ends after 7 bytes"):
+    with pytest.raises(SaveImageError, match="ends after 7 bytes"):
         read_header(tmp_path / "short")
     with pytest.raises(FileNotFoundError):
         read_header(tmp_path / "missing")
@@ -340,7 +340,7 @@ def test_the_header_of_a_missing_or_short_file(tmp_path):
 
 def test_broken_off_while_the_compressor_is_started(tmp_path, monkeypatch):
     """Nobody has a hand on it yet, and the first write to it could last for ever."""
-    writer = RamImageWriter(tmp_path / "ram", PLAIN, trailer=False)
+    writer = SaveImageWriter(tmp_path / "ram", PLAIN, trailer=False)
     acts = []
 
     class Stalled:
@@ -355,14 +355,14 @@ def test_broken_off_while_the_compressor_is_started(tmp_path, monkeypatch):
         return Stalled()
 
     monkeypatch.setattr("snaporch.bundle.save_image.compressor", start)
-    with pytest.raises(RamImageError, match="broken off"):
+    with pytest.raises(SaveImageError, match="broken off"):
         writer.write(images.image(XML))
     assert acts == ["abandon"]
     writer.abandon()
 
 
 def test_it_moves_as_long_as_it_takes_or_writes(tmp_path):
-    writer = RamImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD, 3), trailer=False)
+    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD, 3), trailer=False)
     assert (writer.level, writer.waited_for_store, writer.moved_bytes) == (3, 0.0, 0)
     seen = []
     for block in cut(images.image(XML, b"QEVM" + bytes(5000)), [4000, 1000]):
@@ -379,13 +379,13 @@ def test_room_is_made_whenever_it_is_asked_for(tmp_path, monkeypatch, already):
     """Also before there is anything to store."""
     made = []
 
-    class Noting(save_image.Behind):
+    class Noting(save_image.AsyncWriter):
         def make_room(self):
             made.append("room")
             super().make_room()
 
-    monkeypatch.setattr(save_image, "Behind", Noting)
-    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
+    monkeypatch.setattr(save_image, "AsyncWriter", Noting)
+    writer = SaveImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
     begin, rest = cut(images.image(XML, b"QEVM" + bytes(5000)), [4000])
     if already:
         writer.write(begin)
@@ -399,6 +399,6 @@ def test_room_is_made_whenever_it_is_asked_for(tmp_path, monkeypatch, already):
 
 
 def test_what_somebody_has_removed_is_abandoned_all_the_same(tmp_path):
-    writer = RamImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
+    writer = SaveImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
     (tmp_path / "ram.save").unlink()
     writer.abandon()

@@ -7,7 +7,7 @@ from fakes import images
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaporch.bundle.save_image import HEADER_SIZE, RamImageError, read_header
+from snaporch.bundle.save_image import HEADER_SIZE, SaveImageError, read_header
 from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
 
 XML = "<domain type='kvm'><name>web</name></domain>"
@@ -99,7 +99,7 @@ def test_a_copy_that_was_cut_short_cannot_be_restored(origin, tmp_path, monkeypa
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="full"):
         copy_with_xml(origin, tmp_path / "copy", "<domain/>")
-    with pytest.raises(RamImageError, match="unfinished"):
+    with pytest.raises(SaveImageError, match="unfinished"):
         read_header(tmp_path / "copy")
 
 
@@ -122,7 +122,7 @@ def test_an_existing_file_is_not_overwritten(origin, tmp_path):
 def test_what_is_no_image_is_refused(tmp_path, raw, reason):
     path = tmp_path / "ram.save"
     path.write_bytes(raw)
-    with pytest.raises(RamImageError, match=reason):
+    with pytest.raises(SaveImageError, match=reason):
         copy_with_xml(path, tmp_path / "copy", "<domain/>")
     assert not (tmp_path / "copy").exists()
 
@@ -132,5 +132,5 @@ def test_a_cookie_that_cannot_be_there_is_refused(tmp_path):
     struct.pack_into("<I", raw, 32, 1 << 30)
     path = tmp_path / "ram.save"
     path.write_bytes(bytes(raw))
-    with pytest.raises(RamImageError, match="ends inside its XML"):
+    with pytest.raises(SaveImageError, match="ends inside its XML"):
         read_preface(path)

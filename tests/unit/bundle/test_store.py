@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from snaporch.bundle.compression_tuning import Pace
+from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     DiskEntry,
     Manifest,
     ManifestError,
-    PaceEntry,
+    RamSaveTimesEntry,
     Role,
     VersionsEntry,
 )
@@ -71,14 +71,16 @@ def test_the_pace_of_the_last_snapshot_that_tells_one(store):
         pace = (
             None
             if level is None
-            else PaceEntry(level=level, seconds=2.0, waited_for_ram=1.0, waited_for_store=0.5)
+            else RamSaveTimesEntry(
+                level=level, seconds=2.0, waited_for_ram=1.0, waited_for_store=0.5
+            )
         )
         seal_with_pace(store, f"20250601T12000{second}Z-0badcafe", pace)
     (store.root / UUID / "20250601T120003Z-0badcafe").mkdir()
     (store.root / UUID / "20250601T120003Z-0badcafe" / "ram.save").touch()
     for number in range(10, 60):  # of a policy that takes no RAM
         seal_without_ram(store, f"20250601T1201{number}Z-0badcafe")
-    assert store.last_pace(UUID) == Pace(-3, 2.0, 1.0, 0.5)
+    assert store.last_pace(UUID) == RamSaveTimes(-3, 2.0, 1.0, 0.5)
     assert store.last_pace(UUID.replace("7", "8")) is None
 
 

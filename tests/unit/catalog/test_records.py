@@ -6,7 +6,7 @@ import pytest
 from snaporch.bundle.manifest import Manifest, Role, SnapshotEntry, VersionsEntry
 from snaporch.bundle.store import BundleStore
 from snaporch.catalog.records import all_records, marked_records, record_of
-from snaporch.model import BundleState, Level, PoolSnapshot, Reached, Verdict
+from snaporch.model import BundleState, Level, PoolSnapshot, VerificationResult, VerifyDepth
 
 NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -228,7 +228,7 @@ def by_another(dataset, guid):
     return snapshot(dataset, "r2", guid=guid, **mark)
 
 
-VERDICT = str(Verdict(NOON, True, Reached.RESUMED).as_text())
+VERDICT = str(VerificationResult(NOON, True, VerifyDepth.RESUMED).as_text())
 
 
 def test_one_whose_marks_are_another_guests_is_known_by_its_manifest(store, bundle):

@@ -5,14 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.check.facts import Facts, Guest, Overlays, Pages, Program, Run, Sanoid, Store
+from snaporch.check.facts import (
+    GuestFacts,
+    HookProgram,
+    HostFacts,
+    OpenRunFacts,
+    OverlayFacts,
+    PageStoreFacts,
+    SanoidFacts,
+    StoreFacts,
+)
 from snaporch.check.findings import Severity
 from snaporch.check.lint import lint
 from snaporch.faults import FAULTS, Component, Need
 from snaporch.hypervisor import Unguarded
 from snaporch.model import Strategy
 from snaporch.sanoid.config.hook_command import parse_hook
-from snaporch.sanoid.hooks.freeze_order import Prospect
+from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
 
 GOOD = """\
 [tank/web]
@@ -25,7 +34,7 @@ script_timeout = 0
 no_inconsistent_snapshot = yes
 """
 SPARSE = {"releases": {Component.LIBVIRT: "11.3.0"}, "needs": {Need.SPARSE: ()}}
-WEB = Guest("web", "auto", ("tank/web",))
+WEB = GuestFacts("web", "auto", ("tank/web",))
 DATASETS = frozenset(
     {"tank", "tank/web", "tank/db", "tank/db/log", "tank/db/data", "flash", "flash/web"}
 )
@@ -43,16 +52,16 @@ def facts(sanoid_conf):
             for key, value in section.settings.items()
             if key.endswith("_script")
         }
-        found = {parse_hook(value).program: Program(True, True, "1.0") for value in scripts}
-        return Facts(
+        found = {parse_hook(value).program: HookProgram(True, True, "1.0") for value in scripts}
+        return HostFacts(
             version="1.0",
             command="/usr/bin/snaporch",
-            sanoid=Sanoid(
+            sanoid=SanoidFacts(
                 True, True, Path("/etc/sanoid"), config, programs=found | (programs or {})
             ),
             guests=tuple(guests),
-            store=more.pop("store", Store(Path("/store"))),
-            overlays=more.pop("overlays", Overlays(Path("/overlays"), 1000, 256)),
+            store=more.pop("store", StoreFacts(Path("/store"))),
+            overlays=more.pop("overlays", OverlayFacts(Path("/overlays"), 1000, 256)),
             datasets=DATASETS,
             **more,
         )
@@ -113,9 +122,9 @@ TOGETHER = GOOD.replace("[tank/web]", "[tank]\nrecursive = zfs")
     ("lower", "severity"), [("fail", Severity.ERROR), ("paused", Severity.WARNING)]
 )
 def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
-    long = Prospect(Strategy.OVERLAY, 1 << 30, 60.0, 90.0)
+    long = FreezeEstimate(Strategy.OVERLAY, 1 << 30, 60.0, 90.0)
     guests = [
-        Guest(name, "auto", (f"tank/{name}",), prospect=long, on_unavailable=lower)
+        GuestFacts(name, "auto", (f"tank/{name}",), prospect=long, on_unavailable=lower)
         for name in ("web", "db", "mail")
     ]
     finding = only(facts(TOGETHER, guests, jobs=1))
@@ -127,8 +136,8 @@ def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
 
 
 def test_one_that_is_held_on_overlays_if_it_does_not_fit(facts):
-    long = Prospect(Strategy.MANUAL, 1 << 30, 60.0, 50.0, gives_way=True)
-    guests = [Guest(name, "auto", (f"tank/{name}",), prospect=long) for name in ("web", "db")]
+    long = FreezeEstimate(Strategy.MANUAL, 1 << 30, 60.0, 50.0, gives_way=True)
+    guests = [GuestFacts(name, "auto", (f"tank/{name}",), prospect=long) for name in ("web", "db")]
     finding = only(facts(TOGETHER, guests))
     assert (finding.code, finding.severity) == ("hook-deadline", Severity.WARNING)
     assert "held on overlays, and somebody else's snapshots of it may be torn" in finding.why
@@ -157,7 +166,7 @@ def test_one_hook_without_the_other(facts, phase):
 
 @pytest.mark.parametrize(
     ("program", "words"),
-    [(Program(False, False), "is not there"), (Program(True, False), "is not executable")],
+    [(HookProgram(False, False), "is not there"), (HookProgram(True, False), "is not executable")],
 )
 def test_a_hook_that_cannot_be_called(facts, program, words):
     found = lint(facts(programs={"/usr/bin/snaporch": program}))
@@ -172,7 +181,7 @@ def test_a_hook_that_is_no_command(facts):
 
 
 def test_a_hook_of_another_installation(facts):
-    found = lint(facts(programs={"/usr/bin/snaporch": Program(True, True, "0.9")}))
+    found = lint(facts(programs={"/usr/bin/snaporch": HookProgram(True, True, "0.9")}))
     assert {(finding.code, finding.severity.value) for finding in found} == {
         ("hook-version", "warning")
     }
@@ -212,7 +221,7 @@ def test_a_path_section_beside_one_of_the_datasets_name_is_harmless(facts):
 
 def test_a_template_used_by_many_is_told_once_for_each_section(facts):
     text = without("script_timeout").replace("[tank/web]", "[tank]\nrecursive = yes")
-    guests = [WEB, Guest("db", "auto", ("tank/db",))]
+    guests = [WEB, GuestFacts("db", "auto", ("tank/db",))]
     finding = only(facts(text, guests))
     assert finding.subject == "[tank]"
 
@@ -221,7 +230,7 @@ def test_a_template_used_by_many_is_told_once_for_each_section(facts):
 
 
 def test_a_guest_without_coverage(facts):
-    finding = only(facts(guests=[WEB, Guest("new vm", "auto", ("tank/db",))]))
+    finding = only(facts(guests=[WEB, GuestFacts("new vm", "auto", ("tank/db",))]))
     assert (finding.code, finding.severity) == ("uncovered", Severity.WARNING)
     assert finding.lines == ("snaporch render sanoid 'new vm'",)
 
@@ -236,10 +245,10 @@ def test_a_guest_of_which_some_disks_are_covered(facts):
 @pytest.mark.parametrize("datasets", [("tank/db",), ("flash/web", "tank/web")])
 @pytest.mark.parametrize("how", [{"policies": ("hourly",)}, {"opted_out": True}])
 def test_a_guest_of_a_policy_or_of_none_knowingly_need_not_be_covered(facts, how, datasets):
-    assert told(facts(guests=[WEB, Guest("db", "auto", datasets, **how)])) == set()
+    assert told(facts(guests=[WEB, GuestFacts("db", "auto", datasets, **how)])) == set()
 
 
-ABSENT = Sanoid(False, None, Path("/etc/sanoid"), None)
+ABSENT = SanoidFacts(False, None, Path("/etc/sanoid"), None)
 
 
 @pytest.mark.parametrize(("policies", "severity"), [(True, "warning"), (False, "hint")])
@@ -266,7 +275,7 @@ def test_names_that_are_nobodys(facts, names, severity):
     assert repr(names[0]) in only(made).what
 
 
-DB = Guest("db", "auto", ("tank/db/data", "tank/db/log"))
+DB = GuestFacts("db", "auto", ("tank/db/data", "tank/db/log"))
 
 
 def test_a_guest_taken_apart_that_could_be_one_call(facts):
@@ -312,7 +321,7 @@ def test_a_downgrade_of_the_plan(facts):
 
 
 def test_a_guest_off_zfs_is_none_of_our_business(facts):
-    guest = Guest("nas", "auto", (), ("vda: not on ZFS",), ("no disk on ZFS", ""))
+    guest = GuestFacts("nas", "auto", (), ("vda: not on ZFS",), ("no disk on ZFS", ""))
     finding = only(facts(guests=[WEB, guest]))
     assert (finding.code, finding.severity) == ("not-on-zfs", Severity.HINT)
 
@@ -372,13 +381,13 @@ def test_without_sanoid_nothing_is_said_of_sections(facts):
 
 
 def test_a_sanoid_that_is_there_for_syncoid_is_no_error(facts):
-    unused = Sanoid(True, False, Path("/etc/sanoid"), None, unused=True)
+    unused = SanoidFacts(True, False, Path("/etc/sanoid"), None, unused=True)
     covered = facts(guests=[replace(WEB, policies=("hourly",))])
     assert told(replace(covered, sanoid=unused)) == {("sanoid-unused", "hint")}
 
 
 def test_a_configuration_of_which_sanoid_dies(facts):
-    refusing = Sanoid(True, True, Path("/etc/sanoid"), None, refusal="no such setting")
+    refusing = SanoidFacts(True, True, Path("/etc/sanoid"), None, refusal="no such setting")
     assert told(replace(facts(), sanoid=refusing)) == {("sanoid-refuses", "error")}
 
 
@@ -400,7 +409,7 @@ def test_a_section_without_a_dataset(facts):
 
 
 def test_unfinished_runs(facts):
-    runs = (Run("r1", "web", alive=False), Run("r2", "mail", alive=True))
+    runs = (OpenRunFacts("r1", "web", alive=False), OpenRunFacts("r2", "mail", alive=True))
     finding = only(facts(runs=runs))
     assert (finding.code, finding.subject) == ("unfinished-run", "web")
     assert finding.lines == ("snaporch recover",)
@@ -417,7 +426,7 @@ def test_unfinished_runs(facts):
     ],
 )
 def test_overlays(facts, overlays, expected):
-    made = facts(overlays=replace(Overlays(Path("/overlays"), 256, 256), **overlays))
+    made = facts(overlays=replace(OverlayFacts(Path("/overlays"), 256, 256), **overlays))
     assert told(made) == ({expected} if expected else set())
 
 
@@ -433,7 +442,7 @@ def test_overlays(facts, overlays, expected):
     ],
 )
 def test_store(facts, store, expected):
-    made = facts(store=replace(Store(Path("/store")), **store))
+    made = facts(store=replace(StoreFacts(Path("/store")), **store))
     assert told(made) == ({expected} if expected else set())
 
 
@@ -442,7 +451,7 @@ def test_ram_of_an_encrypted_guest_in_the_clear(facts):
     finding = only(facts(encrypted=secret))
     assert (finding.code, finding.severity) == ("store-in-clear", Severity.WARNING)
     assert "tank/db" not in finding.what
-    assert lint(facts(encrypted=secret, store=Store(Path("/store"), encrypted=True))) == []
+    assert lint(facts(encrypted=secret, store=StoreFacts(Path("/store"), encrypted=True))) == []
 
 
 @pytest.mark.parametrize(
@@ -456,8 +465,8 @@ def test_ram_of_an_encrypted_guest_in_the_clear(facts):
     ],
 )
 def test_ram_in_pages(facts, dataset, encrypted, secret, expected):
-    store = Store(Path("/store"), encrypted=True)
-    pages = Pages(dataset, ("web",), encrypted=encrypted)
+    store = StoreFacts(Path("/store"), encrypted=True)
+    pages = PageStoreFacts(dataset, ("web",), encrypted=encrypted)
     made = facts(pages=pages, store=store, encrypted=frozenset(secret))
     assert told(made) == ({expected} if expected else set())
 

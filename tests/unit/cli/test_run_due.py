@@ -10,7 +10,7 @@ from snaporch.config import load as load_module
 from snaporch.context import Interrupt
 from snaporch.errors import ExitCode
 from snaporch.locks import SCHEDULE, domain_lock, held_by
-from snaporch.schedule.apply_retention import Retired
+from snaporch.schedule.apply_retention import RetentionResult
 
 CHILD = """
 import sys
@@ -106,7 +106,7 @@ def test_the_daily_prune_keeps_no_other_run_due_waiting(policies, snaporch, monk
         seen.append((held_by(context.config.paths.runtime, SCHEDULE), stopped()))
         context.interrupt.signum = signal.SIGTERM
         seen.append(stopped())
-        return Retired()
+        return RetentionResult()
 
     monkeypatch.setattr(running_due, "prune_daily", prune)
     assert snaporch("run-due").code == 128 + signal.SIGTERM

@@ -8,12 +8,12 @@ import pytest
 
 from snaporch.cli import side_by_side
 from snaporch.cli.side_by_side import worst
-from snaporch.cli.snapshots import Wish
+from snaporch.cli.snapshots import SnapshotRequest
 from snaporch.config import load as config_module
 from snaporch.errors import ExitCode
 from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.model import DomainState
-from snaporch.schedule.concurrency import Gate
+from snaporch.schedule.concurrency import ConcurrencyLimiter
 
 CHILD = """
 import json, sys
@@ -142,9 +142,9 @@ def test_so_many_at_once_on_the_host_and_in_a_pool(
 
     def gate(schedule):
         given.append((schedule.jobs, schedule.jobs_per_pool))
-        return Gate(schedule)
+        return ConcurrencyLimiter(schedule)
 
-    monkeypatch.setattr(side_by_side, "Gate", gate)
+    monkeypatch.setattr(side_by_side, "ConcurrencyLimiter", gate)
     host.add_guest("web")
     snaporch("snapshot", "--all", *words)
     assert given == [limits]
@@ -166,7 +166,7 @@ def test_the_command_names_everything(host, tmp_path):
     host.context.config_path = tmp_path / "c.toml"
     domain = host.add_guest()
     capture = side_by_side.burden(host.context, domain, "", "auto")
-    words = side_by_side._command(host.context, capture, Wish(policy="hourly"))
+    words = side_by_side._command(host.context, capture, SnapshotRequest(policy="hourly"))
     assert words[1:] == [
         "-P", "-m", "snaporch", "--config", str(tmp_path / "c.toml"), "snapshot", domain.uuid,
         "--policy", "hourly", "--json", "--quiet",

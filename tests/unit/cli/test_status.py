@@ -6,7 +6,7 @@ from fakes.schedule import Scheduled
 
 from snaporch.config import load as load_module
 from snaporch.errors import ExitCode
-from snaporch.schedule.failures import Failed, write_failed
+from snaporch.schedule.failures import FailedAttempt, write_failed
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def fail(policies):
     key = f"{policies.web.uuid}/daily"
     for name in policies.pool.names():
         policies.pool.age(name, later - timedelta(minutes=30))
-    write_failed(policies.place, {key: Failed(later, "no such luck")})
+    write_failed(policies.place, {key: FailedAttempt(later, "no such luck")})
 
 
 def test_all_is_well(policies, snaporch):

@@ -12,7 +12,7 @@ from snaporch.bundle.store import replace_manifest
 from snaporch.clone import clone as clone_module
 from snaporch.clone import registry as clones_module
 from snaporch.clone.clone import (
-    Wish,
+    CloneRequest,
     check_clone,
     check_parts,
     clone,
@@ -43,7 +43,7 @@ def source(world, text="web@s1"):
 
 
 def make(world, name="test", *, resumed=True, text="web@s1", network="none"):
-    wish = Wish(name, resumed=resumed, network=network)
+    wish = CloneRequest(name, resumed=resumed, network=network)
     check_clone(world.context, source(world, text), wish)
     return clone(world.context, source(world, text), wish)
 

@@ -10,16 +10,16 @@ from fakes.images import qcow2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaporch.clone.clone import Wish, check_clone, clone
+from snaporch.clone.clone import CloneRequest, check_clone, clone
 from snaporch.errors import RefusedError, SnaporchError, UnavailableError
 from snaporch.hypervisor.clone_xml import SharedError
 from snaporch.hypervisor.domain_xml import backing_chain, disk_element, disks, parse
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
-from snaporch.model import Reached
+from snaporch.model import VerifyDepth
 from snaporch.restore.safe_path import LeadsOutError, open_beneath
 from snaporch.restore.source import NotWholeError, records_called, whole_source
 from snaporch.snapshot.run import take_snapshot
-from snaporch.verify.verify import Ordeal, verify
+from snaporch.verify.verify import VerifyOptions, verify
 
 
 def write_to(path):
@@ -73,7 +73,7 @@ class Layout:
         return whole_source(self.world.context, records_called(self.world.context, "web@s1")[-1])
 
     def clone(self):
-        wish = Wish("test", resumed=True)
+        wish = CloneRequest("test", resumed=True)
         check_clone(self.world.context, self.source(), wish)
         made = clone(self.world.context, self.source(), wish)
         return self.world.paths.clones / made.uuid / "disk0"
@@ -208,7 +208,7 @@ def test_a_base_that_is_not_there_may_only_be_away(layout, tmp_path):
     with pytest.raises(SnaporchError, match=r"golden.img, which lies beneath vda and is not in"):
         layout.clone()
     with pytest.raises(UnavailableError, match="cannot be looked at"):
-        verify(layout.world.context, layout.source().record, Ordeal())
+        verify(layout.world.context, layout.source().record, VerifyOptions())
     assert layout.nothing_was_made()
 
 
@@ -220,8 +220,8 @@ def test_a_base_that_is_not_what_it_was_is_not(layout, tmp_path, change):
     change(golden)
     with pytest.raises(RefusedError, match=r"golden.img, which lies beneath vda and is not in"):
         layout.clone()
-    outcome = verify(layout.world.context, layout.source().record, Ordeal())
-    assert (outcome.passed, outcome.reached) == (False, Reached.CHECKED)
+    outcome = verify(layout.world.context, layout.source().record, VerifyOptions())
+    assert (outcome.passed, outcome.reached) == (False, VerifyDepth.CHECKED)
     assert layout.nothing_was_made()
 
 
@@ -288,8 +288,8 @@ def test_a_data_file_that_a_clone_would_share_is_refused(layout, name):
         layout.clone()
     assert layout.nothing_was_made()
     record = layout.source().record
-    outcome = verify(layout.world.context, record, Ordeal())
-    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    outcome = verify(layout.world.context, record, VerifyOptions())
+    assert (outcome.passed, outcome.reached) == (True, VerifyDepth.CHECKED)
     assert any(text.startswith("not run: ") for text in outcome.proof)
     assert layout.nothing_was_made()
     assert layout.files() == before

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.config.monitoring import Email, Metrics, Notify, Status
+from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Keep, Policy, Schedule
 from snaporch.config.reference import reference
 from snaporch.config.replica import Replica
-from snaporch.config.schema import Config, DomainSettings, Pages, Paths, Prune
+from snaporch.config.schema import Config, DomainSettings, Paths, PruneOptions, RamPagesOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
@@ -16,8 +16,18 @@ def test_the_page_is_what_the_generator_prints():
     assert PAGE.read_text("utf-8") == reference()
 
 
-SECTIONS = (Paths, Prune, Pages, DomainSettings, Schedule, Policy, Keep, Group, Replica)
-SECTIONS += (Status, Metrics, Notify, Email)
+SECTIONS = (
+    Paths,
+    PruneOptions,
+    RamPagesOptions,
+    DomainSettings,
+    Schedule,
+    Policy,
+    Keep,
+    Group,
+    Replica,
+)
+SECTIONS += (StatusOptions, MetricsOptions, NotifyOptions, EmailOptions)
 
 
 @pytest.mark.parametrize("section", SECTIONS)

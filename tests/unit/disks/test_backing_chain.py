@@ -7,16 +7,16 @@ import pytest
 from fakes.domain_xml import DiskSpec
 from fakes.images import qcow2
 
-from snaporch.clone.clone import Wish, check_clone
+from snaporch.clone.clone import CloneRequest, check_clone
 from snaporch.disks.backing_chain import written_by
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.domain_xml import disk_element, parse
-from snaporch.model import DomainState, Reached, Strategy
+from snaporch.model import DomainState, Strategy, VerifyDepth
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import records_called, whole_source
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.run import take_snapshot
-from snaporch.verify.verify import Ordeal, verify
+from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import resolver
 
 
@@ -215,9 +215,11 @@ def test_what_nobody_can_know_again_is_put_back_only_if_it_may_be(chain, world, 
         assert make_restore_plan(world.context, "web", "s1", apart=True, **how)
     record = records_called(world.context, "web@s1")[-1]
     with pytest.raises(RefusedError, match="nobody can tell"):
-        check_clone(world.context, whole_source(world.context, record), Wish("test", resumed=False))
-    outcome = verify(world.context, record, Ordeal())
-    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+        check_clone(
+            world.context, whole_source(world.context, record), CloneRequest("test", resumed=False)
+        )
+    outcome = verify(world.context, record, VerifyOptions())
+    assert (outcome.passed, outcome.reached) == (True, VerifyDepth.CHECKED)
     assert any(str(device) in line and line.startswith("not run: ") for line in outcome.proof)
 
 

@@ -6,8 +6,8 @@ from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.clone_xml import (
-    Identity,
-    Place,
+    CloneDisk,
+    CloneIdentity,
     SharedError,
     clone_of,
     memory_bytes,
@@ -19,7 +19,10 @@ from snaporch.model import TpmState
 
 OLD = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 NEW = "11111111-2222-3333-4444-555555555555"
-DISKS = {"vda": Place("/clones/1/disk0/a.img", "file"), "vdb": Place("/dev/zvol/t/b", "block")}
+DISKS = {
+    "vda": CloneDisk("/clones/1/disk0/a.img", "file"),
+    "vdb": CloneDisk("/dev/zvol/t/b", "block"),
+}
 SPECS = [DiskSpec("vda", "/tank/web/a.img"), DiskSpec("vdb", "/tank/web/b.img")]
 
 
@@ -33,7 +36,7 @@ def identity(**changes):
         "network": "none",
         "resumed": True,
     }
-    return Identity(**(known | changes))
+    return CloneIdentity(**(known | changes))
 
 
 def domain(*more, specs=SPECS, **options):
@@ -96,7 +99,7 @@ def test_its_disks_are_its_own():
 
 def test_a_disk_that_the_xml_has_not_is_refused():
     with pytest.raises(RefusedError, match="no disk vdz"):
-        rewrite(domain(), identity(disks={**DISKS, "vdz": Place("/x", "file")}))
+        rewrite(domain(), identity(disks={**DISKS, "vdz": CloneDisk("/x", "file")}))
 
 
 def test_a_writable_disk_that_is_not_in_the_snapshot_cannot_be_shared():
@@ -405,12 +408,12 @@ def test_a_disk_is_read_as_the_original_is():
         "<backingStore type='file'><format type='raw'/><source file='/tank/base'>"
         f"{how}</source><backingStore/></backingStore><target dev='vdc'/></disk>"
     )
-    place = Place(
+    place = CloneDisk(
         "/clones/1/c",
         "file",
         "qcow2",
-        below=Place("/clones/1/base", "file"),
-        data=Place("/clones/1/c.data", "file"),
+        below=CloneDisk("/clones/1/base", "file"),
+        data=CloneDisk("/clones/1/c.data", "file"),
     )
     root = rewritten(device(text), disks=DISKS | {"vdc": place})
     top = disk_element(root, "vdc")

@@ -9,7 +9,7 @@ from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml as domain_xml_of
-from snaporch.hypervisor.clone_xml import Identity, Place, rewrite
+from snaporch.hypervisor.clone_xml import CloneDisk, CloneIdentity, rewrite
 from snaporch.hypervisor.qemu_arguments import unknown_argument
 
 OLD = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -52,11 +52,11 @@ TAKEN_OVER = [
 
 
 def identity(*, resumed, throw_away=False):
-    return Identity(
+    return CloneIdentity(
         name="two",
         uuid=NEW,
         of="web@s1",
-        disks={"vda": Place(f"{OWN}/disk0/a.img", "file")},
+        disks={"vda": CloneDisk(f"{OWN}/disk0/a.img", "file")},
         files=OWN,
         network="none",
         resumed=resumed,

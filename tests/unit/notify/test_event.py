@@ -5,11 +5,11 @@ import pytest
 from snaporch.config import Config
 from snaporch.errors import AttentionError, SnaporchError
 from snaporch.notify.event import event_of, event_of_error
-from snaporch.schedule.concurrency import Capture
-from snaporch.schedule.subprocesses import Outcome
+from snaporch.schedule.concurrency import PolicyCapture
+from snaporch.schedule.subprocesses import CaptureOutcome
 
 AT = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
-WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
+WEB = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0)
 
 
 def event(
@@ -19,7 +19,7 @@ def event(
         {"policy": {"hourly": {"every": "1h", "level": level}}, "defaults": {"level": own}}
     )
     documents = [{"domain": "web", "uuid": "u", "level": each} for each in reached if not status]
-    return event_of(config, Outcome(WEB, status, text, notes, tuple(documents)), "host", AT)
+    return event_of(config, CaptureOutcome(WEB, status, text, notes, tuple(documents)), "host", AT)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from snaporch.notify import notifier as module
 from snaporch.notify.channels import NotifyError
 from snaporch.notify.history import read_told
 from snaporch.notify.notifier import Notifier, patience
-from snaporch.schedule.concurrency import Capture
-from snaporch.schedule.subprocesses import Outcome
+from snaporch.schedule.concurrency import PolicyCapture
+from snaporch.schedule.subprocesses import CaptureOutcome
 
 PATIENCE = 60
-WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
-FAILED = Outcome(WEB, 5, "no such luck")
-TAKEN = Outcome(WEB, 0, "web@s  ram  complete")
+WEB = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0)
+FAILED = CaptureOutcome(WEB, 5, "no such luck")
+TAKEN = CaptureOutcome(WEB, 0, "web@s  ram  complete")
 
 
 @pytest.fixture

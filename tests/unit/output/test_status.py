@@ -5,10 +5,10 @@ from datetime import UTC, timedelta
 import pytest
 from fakes.standing import DOMAIN, NEXT, NOW, RUN, WELL, with_domain, with_policy
 
-from snaporch.config import Status as Limits
+from snaporch.config import StatusOptions as Limits
 from snaporch.output.status import nagios, print_status
-from snaporch.schedule.failures import Failed
-from snaporch.status.model import Carrier
+from snaporch.schedule.failures import FailedAttempt
+from snaporch.status.model import SchedulerState
 from snaporch.status.problems import judge
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -58,7 +58,7 @@ def test_troubles_fit_80_columns(shown):
 
 
 def test_through_a_pipe_a_trouble_is_a_line(shown):
-    failed = replace(NEXT, failed=Failed(NOW, "x" * 300))
+    failed = replace(NEXT, failed=FailedAttempt(NOW, "x" * 300))
     lines = shown(with_policy(next=failed), terminal=False)
     assert lines[-1] == f"warning  web: hourly: {'x' * 300}  [failed]"
 
@@ -69,7 +69,7 @@ def test_through_a_pipe_a_trouble_is_a_line(shown):
         (None, "-"),
         (replace(NEXT, at=NOW), "due"),
         (replace(NEXT, at=NOW + timedelta(days=1)), "06-11 12:30"),
-        (replace(NEXT, failed=Failed(NOW, "no")), "failed"),
+        (replace(NEXT, failed=FailedAttempt(NOW, "no")), "failed"),
     ],
 )
 def test_the_next_one(shown, coming, word):
@@ -78,11 +78,11 @@ def test_the_next_one(shown, coming, word):
 
 
 def test_guests_without_policies_and_nobody(shown):
-    status = replace(WELL, carrier=Carrier(None), domains=(replace(DOMAIN, policies=()),))
+    status = replace(WELL, carrier=SchedulerState(None), domains=(replace(DOMAIN, policies=()),))
     lines = shown(status)
     assert lines[0] == "policies  neither the daemon nor a timer"
     assert re.fullmatch(r"web +- +- +- +10m +3d", lines[-1])
-    timer = replace(WELL, carrier=Carrier(None, {"snaporch-run-due.timer": "active"}))
+    timer = replace(WELL, carrier=SchedulerState(None, {"snaporch-run-due.timer": "active"}))
     assert shown(timer)[0] == "policies  snaporch-run-due.timer active"
 
 

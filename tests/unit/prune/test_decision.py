@@ -6,15 +6,22 @@ from pathlib import Path
 import pytest
 
 from snaporch.model import Census
-from snaporch.prune.decision import Fate, Found, Grace, Kind, Reference, judge
+from snaporch.prune.decision import (
+    GracePeriods,
+    ItemKind,
+    PruneAction,
+    SnapshotReference,
+    StoreItem,
+    judge,
+)
 
 NOW = datetime(2026, 5, 10, 12, tzinfo=UTC)
-GRACE = Grace(trash=timedelta(days=3), safety=timedelta(days=7))
-OWN = Reference("tank/web", "s1", 7)
+GRACE = GracePeriods(trash=timedelta(days=3), safety=timedelta(days=7))
+OWN = SnapshotReference("tank/web", "s1", 7)
 
 
-def found(kind=Kind.BUNDLE, **known):
-    return Found(kind, Path("/store/u/r"), "u", "r", references=(OWN,), **known)
+def found(kind=ItemKind.BUNDLE, **known):
+    return StoreItem(kind, Path("/store/u/r"), "u", "r", references=(OWN,), **known)
 
 
 def verdict(thing, under_way=(), **snapshots):
@@ -30,42 +37,42 @@ def test_its_own_snapshot_comes_before_copies_of_it():
 
 def test_what_is_needed_for_an_unfinished_restore_stays():
     old = timedelta(days=9)
-    assert verdict(found(Kind.SAFETY, age=old), ["u"]).fate is Fate.KEEP
-    assert verdict(found(Kind.SAFETY, age=old), ["u"]).reason
-    assert verdict(found(Kind.SAFETY, age=old)).fate is Fate.DELETE
+    assert verdict(found(ItemKind.SAFETY, age=old), ["u"]).fate is PruneAction.KEEP
+    assert verdict(found(ItemKind.SAFETY, age=old), ["u"]).reason
+    assert verdict(found(ItemKind.SAFETY, age=old)).fate is PruneAction.DELETE
 
 
-@pytest.mark.parametrize("kind", [Kind.BUNDLE, Kind.PARTIAL])
+@pytest.mark.parametrize("kind", [ItemKind.BUNDLE, ItemKind.PARTIAL])
 def test_a_bundle_is_not_needed_for_it(kind):
-    assert verdict(found(kind), ["u"]).fate in (Fate.TRASH, Fate.DELETE)
+    assert verdict(found(kind), ["u"]).fate in (PruneAction.TRASH, PruneAction.DELETE)
 
 
 @pytest.mark.parametrize(
     ("age", "until"), [(1, "2026-05-12"), (3, "2026-05-10"), (5, "2026-05-08")]
 )
 def test_it_is_told_until_when_it_stays(age, until):
-    trashed = found(Kind.TRASHED, age=timedelta(days=age))
+    trashed = found(ItemKind.TRASHED, age=timedelta(days=age))
     assert until in verdict(trashed).reason
 
 
 def test_what_nobody_has_found_out_of_a_thing_is_not_so():
     """What is not known to be wanted or taken goes on as usual, and has no size yet."""
     old = timedelta(days=9)
-    assert verdict(found(Kind.TRASHED, age=old)).fate is Fate.DELETE
-    assert verdict(found(Kind.TRASHED, age=old, wanted=True)).fate is Fate.KEEP
-    assert verdict(found(Kind.TRASHED), names=["tank/web@s1"]).fate is Fate.PUT_BACK
+    assert verdict(found(ItemKind.TRASHED, age=old)).fate is PruneAction.DELETE
+    assert verdict(found(ItemKind.TRASHED, age=old, wanted=True)).fate is PruneAction.KEEP
+    assert verdict(found(ItemKind.TRASHED), names=["tank/web@s1"]).fate is PruneAction.PUT_BACK
     assert found().bytes == 0
 
 
 def test_what_stays_as_things_do_is_told_to_nobody():
     """And what somebody should see to is."""
     assert verdict(found(), names=["tank/web@s1"]).usual
-    assert verdict(found(Kind.TRASHED)).usual
-    assert verdict(found(Kind.TRASHED, wanted=True)).usual
-    assert verdict(found(Kind.SAFETY)).usual
+    assert verdict(found(ItemKind.TRASHED)).usual
+    assert verdict(found(ItemKind.TRASHED, wanted=True)).usual
+    assert verdict(found(ItemKind.SAFETY)).usual
     assert not verdict(found(trouble="torn")).usual
-    assert not verdict(found(Kind.SAFETY), ["u"]).usual
-    back = found(Kind.TRASHED, place_taken=True)
+    assert not verdict(found(ItemKind.SAFETY), ["u"]).usual
+    back = found(ItemKind.TRASHED, place_taken=True)
     assert not verdict(back, names=["tank/web@s1"]).usual
 
 
@@ -76,7 +83,7 @@ def test_what_stays_as_things_do_is_told_to_nobody():
         ({"domain": "web"}, "web/r"),
         ({"snapshot": "s1"}, "u/r"),
         ({}, "u/r"),
-        ({"kind": Kind.PAGES, "domain": "web", "snapshot": "s1"}, "/store/u/r"),
+        ({"kind": ItemKind.PAGES, "domain": "web", "snapshot": "s1"}, "/store/u/r"),
     ],
 )
 def test_each_thing_is_called_by_what_is_known_of_it(known, title):
@@ -84,10 +91,10 @@ def test_each_thing_is_called_by_what_is_known_of_it(known, title):
 
 
 def test_there_is_another_word_for_each_fate_afterwards():
-    words = {fate.done for fate in Fate}
-    assert len(words) == len(Fate)
-    assert not words & {fate.value for fate in Fate}
+    words = {fate.done for fate in PruneAction}
+    assert len(words) == len(PruneAction)
+    assert not words & {fate.value for fate in PruneAction}
 
 
 def test_what_was_done_has_a_word_that_people_use():
-    assert [fate.done for fate in Fate] == ["kept", "trashed", "deleted", "put back"]
+    assert [fate.done for fate in PruneAction] == ["kept", "trashed", "deleted", "put back"]

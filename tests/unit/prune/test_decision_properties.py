@@ -8,18 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.model import Census
-from snaporch.prune.decision import Fate, Found, Grace, Kind, Reference, judge, living_as
+from snaporch.prune.decision import (
+    GracePeriods,
+    ItemKind,
+    PruneAction,
+    SnapshotReference,
+    StoreItem,
+    judge,
+    living_as,
+)
 
 POOLS = ("tank", "flash", "backup")
 RUNS = ("r1", "r2")
 GUIDS = st.integers(1, 6)
-BUNDLES = (Kind.BUNDLE, Kind.TRASHED)
+BUNDLES = (ItemKind.BUNDLE, ItemKind.TRASHED)
 
 moments = st.integers(0, 3650 * 24).map(
     lambda hours: datetime(2020, 1, 1, tzinfo=UTC) + timedelta(hours=hours)
 )
 references = st.builds(
-    Reference,
+    SnapshotReference,
     dataset=st.builds("{}/{}".format, st.sampled_from(POOLS), st.sampled_from("ab")),
     name=st.sampled_from(("s1", "s2")),
     guid=GUIDS,
@@ -39,8 +47,8 @@ def censuses(draw):
 
 
 things = st.builds(
-    Found,
-    kind=st.sampled_from(Kind),
+    StoreItem,
+    kind=st.sampled_from(ItemKind),
     path=st.just(Path("/store/x")),
     uuid=st.just("u"),
     name=st.sampled_from(RUNS),
@@ -50,7 +58,7 @@ things = st.builds(
     place_taken=st.booleans(),
 )
 graces = st.builds(
-    Grace,
+    GracePeriods,
     trash=st.integers(0, 30).map(lambda days: timedelta(days=days)),
     safety=st.integers(0, 30).map(lambda days: timedelta(days=days)),
 )
@@ -69,7 +77,7 @@ def hidden(found, census):
 def test_a_bundle_with_a_living_snapshot_never_goes(found, census, grace, now):
     verdict = judge(found, census, (), grace, now)
     if found.kind in BUNDLES and alive(found, census):
-        assert verdict.fate in (Fate.KEEP, Fate.PUT_BACK)
+        assert verdict.fate in (PruneAction.KEEP, PruneAction.PUT_BACK)
         assert living_as(found, census) != ""
 
 
@@ -77,7 +85,7 @@ def test_a_bundle_with_a_living_snapshot_never_goes(found, census, grace, now):
 def test_nothing_is_concluded_about_a_pool_that_does_not_answer(found, census, grace, now):
     verdict = judge(found, census, (), grace, now)
     if found.kind in BUNDLES and hidden(found, census) and not alive(found, census):
-        assert verdict.fate is Fate.KEEP
+        assert verdict.fate is PruneAction.KEEP
         assert not verdict.usual
 
 
@@ -85,28 +93,28 @@ def test_nothing_is_concluded_about_a_pool_that_does_not_answer(found, census, g
 def test_a_bundle_goes_exactly_when_all_its_snapshots_are_known_to_be_gone(
     found, census, grace, now
 ):
-    found = replace(found, kind=Kind.BUNDLE)
+    found = replace(found, kind=ItemKind.BUNDLE)
     verdict = judge(found, census, (), grace, now)
     lost = bool(found.references) and not alive(found, census) and not hidden(found, census)
-    goes = verdict.fate in (Fate.TRASH, Fate.DELETE)
+    goes = verdict.fate in (PruneAction.TRASH, PruneAction.DELETE)
     assert goes == (lost and not found.trouble)
     if goes:
-        assert (verdict.fate is Fate.DELETE) == (grace.trash == timedelta())
+        assert (verdict.fate is PruneAction.DELETE) == (grace.trash == timedelta())
 
 
 @given(things, censuses(), journals, graces, moments)
 def test_what_a_run_works_with_and_what_cannot_be_read_stays(found, census, runs, grace, now):
     verdict = judge(found, census, runs, grace, now)
     if found.trouble or found.name in runs:
-        assert verdict.fate is Fate.KEEP
+        assert verdict.fate is PruneAction.KEEP
         assert not verdict.usual
 
 
 @given(things, censuses(), graces, moments)
 def test_nothing_is_deleted_before_its_time(found, census, grace, now):
     verdict = judge(found, census, (), grace, now)
-    stays = {Kind.TRASHED: grace.trash, Kind.SAFETY: grace.safety}
-    if found.kind in stays and verdict.fate is Fate.DELETE:
+    stays = {ItemKind.TRASHED: grace.trash, ItemKind.SAFETY: grace.safety}
+    if found.kind in stays and verdict.fate is PruneAction.DELETE:
         assert found.age >= stays[found.kind]
 
 
@@ -115,20 +123,20 @@ around = st.sampled_from(
 )
 
 
-@given(st.sampled_from([Kind.TRASHED, Kind.SAFETY]), moments, graces, around)
+@given(st.sampled_from([ItemKind.TRASHED, ItemKind.SAFETY]), moments, graces, around)
 def test_it_is_deleted_from_the_very_moment_on_in_which_its_time_is_over(kind, now, grace, offset):
-    lost = (Reference("tank/a", "s1", 1),)
-    stays = grace.trash if kind is Kind.TRASHED else grace.safety
-    found = Found(kind, Path("/store/x"), "u", "r1", references=lost, age=stays + offset)
+    lost = (SnapshotReference("tank/a", "s1", 1),)
+    stays = grace.trash if kind is ItemKind.TRASHED else grace.safety
+    found = StoreItem(kind, Path("/store/x"), "u", "r1", references=lost, age=stays + offset)
     census = Census(frozenset(POOLS), {})
     verdict = judge(found, census, (), grace, now)
-    assert verdict.fate is (Fate.KEEP if offset < timedelta() else Fate.DELETE)
+    assert verdict.fate is (PruneAction.KEEP if offset < timedelta() else PruneAction.DELETE)
 
 
 @given(things, censuses(), censuses(), graces, moments)
 def test_two_listings_together_take_nothing_that_either_would_leave(found, one, other, grace, now):
     both = judge(found, one.agreed(other), (), grace, now).fate
-    if found.kind in BUNDLES and both in (Fate.TRASH, Fate.DELETE):
+    if found.kind in BUNDLES and both in (PruneAction.TRASH, PruneAction.DELETE):
         assert judge(found, one, (), grace, now).fate is both
         assert judge(found, other, (), grace, now).fate is both
 

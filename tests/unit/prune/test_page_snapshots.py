@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from snaporch.bundle.manifest import read_manifest
 from snaporch.locks import domain_lock
-from snaporch.prune.decision import Fate
-from snaporch.prune.page_snapshots import Facts, Standing, judge_pages
+from snaporch.prune.decision import PruneAction
+from snaporch.prune.page_snapshots import PageFacts, PageReference, judge_pages
 from snaporch.zfs import ForeignMount
 
 FACTS = st.builds(
-    Facts,
-    standing=st.sampled_from(Standing),
+    PageFacts,
+    standing=st.sampled_from(PageReference),
     store_there=st.booleans(),
     pools_there=st.booleans(),
     living=st.sampled_from(["", "tank/web@s1"]),
@@ -53,17 +53,20 @@ def fate(shelf, name, **options):
 def test_pages_that_a_bundle_names_or_might_name_stay(facts):
     fate, reason = judge_pages(facts)
     assert reason
-    if facts.standing in (Standing.NAMED, Standing.UNREADABLE):
-        assert fate is Fate.KEEP
-    if facts.standing is Standing.NONE and (
+    if facts.standing in (PageReference.NAMED, PageReference.UNREADABLE):
+        assert fate is PruneAction.KEEP
+    if facts.standing is PageReference.NONE and (
         facts.living or not facts.store_there or not facts.pools_there
     ):
-        assert fate is Fate.KEEP
+        assert fate is PruneAction.KEEP
 
 
 def test_pages_without_bundle_and_snapshots_go():
-    assert judge_pages(Facts(Standing.NONE, True, True, ""))[0] is Fate.DELETE
-    assert judge_pages(Facts(Standing.OTHER, True, True, "tank/web@s1"))[0] is Fate.DELETE
+    assert judge_pages(PageFacts(PageReference.NONE, True, True, ""))[0] is PruneAction.DELETE
+    assert (
+        judge_pages(PageFacts(PageReference.OTHER, True, True, "tank/web@s1"))[0]
+        is PruneAction.DELETE
+    )
 
 
 def test_as_long_as_the_snapshot_lives_nothing_happens(pages):

@@ -10,7 +10,7 @@ from snaporch.catalog.holds import UNDO_HOLD
 from snaporch.errors import RefusedError
 from snaporch.prune import prune as prune_module
 from snaporch.prune import trash as trash_module
-from snaporch.prune.decision import Fate
+from snaporch.prune.decision import PruneAction
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import choose
@@ -91,7 +91,7 @@ def test_without_grace_it_is_deleted_at_once(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     done = shelf.prune(trash_days=0)
-    assert [v.fate for v in done.verdicts] == [Fate.DELETE]
+    assert [v.fate for v in done.verdicts] == [PruneAction.DELETE]
     assert done.freed > 0
     assert not bundle.exists()
     assert shelf.trashed() == []
@@ -343,7 +343,7 @@ def test_an_old_safety_copy_goes(shelf, safety):
     done = shelf.prune(safety_days=7)
     assert done.freed == 5
     assert not safety.exists()
-    assert [v.found.title for v in done.of(Fate.DELETE)] == [f"web/{safety.name}"]
+    assert [v.found.title for v in done.of(PruneAction.DELETE)] == [f"web/{safety.name}"]
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ def test_a_safety_copy_stays_that_a_barred_guest_needs(shelf, safety):
         for verdict in shelf.prune(safety_days=7, may_be_barred=lambda _: True).verdicts
         if verdict.found.path == safety
     )
-    assert (kept.fate, "an undo that was cut short" in kept.reason) == (Fate.KEEP, True)
+    assert (kept.fate, "an undo that was cut short" in kept.reason) == (PruneAction.KEEP, True)
     assert safety.is_dir()
     shelf.prune(safety_days=7, may_be_barred=lambda uuid: uuid != safety.parent.name)
     assert not safety.exists()
@@ -466,7 +466,7 @@ def test_a_bundle_with_something_foreign_in_it_stays_and_is_told_of(shelf, tmp_p
     else:
         stranger.symlink_to(tmp_path / "x")
     (verdict,) = shelf.prune(trash_days=0).verdicts
-    assert verdict.fate is Fate.KEEP
+    assert verdict.fate is PruneAction.KEEP
     assert verdict.reason == f"{bundle} holds {stranger.name}, which snaporch did not put there"
     assert os.path.lexists(stranger)
 
@@ -478,7 +478,7 @@ def test_a_manifest_that_cannot_be_read_keeps_the_bundle(shelf, text):
     manifest = bundle / "manifest.json"
     manifest.unlink() if text is None else manifest.write_bytes(text)
     (verdict,) = shelf.prune(trash_days=0).verdicts
-    assert verdict.fate is Fate.KEEP
+    assert verdict.fate is PruneAction.KEEP
     assert str(manifest) in verdict.reason
     assert bundle.is_dir()
 
@@ -491,7 +491,7 @@ def test_a_manifest_of_another_domain_keeps_it(shelf):
     moved.parent.mkdir()
     bundle.rename(moved)
     shelf.lose("s1")
-    (kept,) = shelf.prune(trash_days=0).of(Fate.KEEP)
+    (kept,) = shelf.prune(trash_days=0).of(PruneAction.KEEP)
     assert (kept.found.path, moved.is_dir()) == (moved, True)
     assert "is of another bundle" in kept.reason
 
@@ -500,7 +500,7 @@ def test_a_manifest_of_another_bundle_keeps_it(shelf):
     first, second = shelf.take("s1"), shelf.take("s2")
     shelf.lose("s1")
     (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
-    kept = {v.found.path: v for v in shelf.prune(trash_days=0).of(Fate.KEEP)}
+    kept = {v.found.path: v for v in shelf.prune(trash_days=0).of(PruneAction.KEEP)}
     assert "is of another bundle" in kept[second].reason
     assert second.is_dir()
     assert not first.exists()
@@ -584,7 +584,7 @@ def test_remains_with_something_foreign_in_them_stay(shelf):
     remains = shelf.trash / f"20250601T120000Z.{uuid}.r1.deleting"
     (remains / "mine").mkdir(parents=True)
     verdict = next(v for v in shelf.prune().verdicts if v.found.path == remains)
-    assert verdict.fate is Fate.KEEP
+    assert verdict.fate is PruneAction.KEEP
     assert (remains / "mine").is_dir()
 
 
@@ -648,7 +648,7 @@ def test_a_dry_run_does_nothing(shelf):
     shelf.lose("s1")
     before = contents(shelf.root)
     done = shelf.prune(trash_days=0, dry_run=True)
-    assert [v.fate for v in done.verdicts] == [Fate.DELETE]
+    assert [v.fate for v in done.verdicts] == [PruneAction.DELETE]
     assert contents(shelf.root) == before
     assert not shelf.trash.exists()
 

@@ -20,7 +20,7 @@ from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.model import DomainState, Level
 from snaporch.recovery import release_guest
 from snaporch.recovery import settle as settle_module
-from snaporch.recovery.decision import Take
+from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.release_guest import is_ours_to_resume
 from snaporch.recovery.settle import foresee, recover, recover_leftovers, remove_unused, settle
 from snaporch.snapshot.bundle_parts import build_manifest
@@ -380,7 +380,9 @@ def test_a_human_takes_the_overlay(world):
     run = Killed(world).switched()
     off(run)
     written = run.overlay().read_bytes()
-    assert run.settle(Note.PIVOTING, take=Take.OVERLAY) == ["committed vda while the guest is off"]
+    assert run.settle(Note.PIVOTING, take=UserDecision.OVERLAY) == [
+        "committed vda while the guest is off"
+    ]
     assert Path(run.facts.overlays[0].base).read_bytes() == written
     assert_settled(world)
 
@@ -390,7 +392,7 @@ def test_a_human_decides_when_it_is_recovered(world):
     off(run)
     (journal,) = world.paths.journal.glob("*.jsonl")
     append_note(journal, Note.PIVOTING)
-    recover(world.context, run.facts.uuid, Take.OVERLAY)
+    recover(world.context, run.facts.uuid, UserDecision.OVERLAY)
     assert_settled(world)
 
 
@@ -407,7 +409,7 @@ def test_a_human_takes_the_base(world):
     run = Killed(world).switched()
     off(run)
     before = Path(run.facts.overlays[0].base).read_bytes()
-    (said,) = run.settle(Note.PIVOTING, take=Take.BASE)
+    (said,) = run.settle(Note.PIVOTING, take=UserDecision.BASE)
     assert said.startswith(f"set aside {run.quarantined()}")
     assert Path(run.facts.overlays[0].base).read_bytes() == before
     assert run.facts.overlays[0].overlay not in run.guest.inactive
@@ -604,7 +606,7 @@ def test_nothing_is_set_aside_that_it_goes_with(world):
     with pytest.raises(
         AttentionError, match=r"RAM that libvirt saved.*virsh managedsave-remove web"
     ):
-        run.settle(Note.PIVOTING, take=Take.BASE)
+        run.settle(Note.PIVOTING, take=UserDecision.BASE)
     assert names_overlay()
     assert run.overlay().exists()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snaporch.replication import stall_detector
-from snaporch.replication.stall_detector import Pace, moved_bytes
+from snaporch.replication.stall_detector import StallDetector, moved_bytes
 
 BLOCK = 1 << 16
 
@@ -36,7 +36,7 @@ def clock(monkeypatch):
 
 def begun(clock):
     """A transfer that moved something half a minute after its start, and not since."""
-    transfer = Pace(1)
+    transfer = StallDetector(1)
     clock.passes(30)
     assert not transfer.stands_still()
     return transfer
@@ -52,7 +52,7 @@ def test_nothing_for_an_hour_is_standing_still(clock):
 
 def test_it_is_looked_at_now_and_then(clock):
     """However often one asks: each look goes through all processes of the host."""
-    transfer = Pace(1)
+    transfer = StallDetector(1)
     for _ in range(600):
         clock.now += 0.1
         assert not transfer.stands_still()
@@ -79,7 +79,7 @@ def test_what_moves_now_and_then_does_not(clock, moved):
 
 
 def test_where_it_is_not_told_nothing_is_known(clock, monkeypatch):
-    transfer = Pace(1)
+    transfer = StallDetector(1)
     clock.moved = None
     clock.now += 7200
     assert not transfer.stands_still()

@@ -15,7 +15,7 @@ from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import SSH_OPTIONS, CommandError, ssh
 from snaporch.replication import target as destination
-from snaporch.replication.stall_detector import Pace
+from snaporch.replication.stall_detector import StallDetector
 from snaporch.replication.target import ReplicaDestination, ReplicaError, why_not
 
 SLOW_TO_END = """#!/bin/sh
@@ -40,7 +40,7 @@ def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeyp
 
 
 def test_a_transfer_that_stands_still_is_ended_and_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(Pace, "stands_still", lambda _self: True)
+    monkeypatch.setattr(StallDetector, "stands_still", lambda _self: True)
     replica = Replica(host="nas", dataset="b/k", bundles=tmp_path)
     there = ReplicaDestination("nas", replica, Interrupt())
     with pytest.raises(
@@ -54,7 +54,7 @@ def test_a_transfer_that_moves_may_take_its_time(tmp_path):
 
 
 def test_nothing_is_known_of_what_moves_in_the_kernel_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(Pace, "stands_still", lambda _self: True)
+    monkeypatch.setattr(StallDetector, "stands_still", lambda _self: True)
     there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), Interrupt())
     assert there._run(["sleep", "1"], counted=False) == (0, [])
 
@@ -159,7 +159,7 @@ def test_datasets_are_named_as_here(tmp_path, monkeypatch):
         return [PoolSnapshot("backup/kvm/tank:web", "s1", 7, 1, {})]
 
     monkeypatch.setattr(
-        destination, "ZfsElsewhere", lambda _host: SimpleNamespace(snapshots=snapshots)
+        destination, "RemoteZfs", lambda _host: SimpleNamespace(snapshots=snapshots)
     )
     (found,) = to(tmp_path).snapshots(["tank/web"])
     assert asked == ["backup/kvm/tank:web"]

@@ -17,9 +17,9 @@ from snaporch.recovery.settle import foresee, recover
 from snaporch.restore import disk_changes, preflight, steps
 from snaporch.restore import recovery_decision as fate
 from snaporch.restore import run as restore_module
-from snaporch.restore.journal import Ending, RestoreJournal, Step, unfinished
+from snaporch.restore.journal import Ending, RestoreJournal, RestoreStep, unfinished
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.recovery_decision import Fate, Sight, decide, fate_of
+from snaporch.restore.recovery_decision import RestoreAction, RestoreObservation, decide, fate_of
 from snaporch.restore.run import restore
 from snaporch.restore.source import reading, records_called
 from snaporch.snapshot.run import take_snapshot
@@ -28,9 +28,29 @@ from snaporch.zfs import PoolError
 DATASETS = ("flash/web", "tank/web")
 MOMENTS = ("ahead", "before", "after")
 STEPS = {
-    "resume": [Step.SAFETY, Step.STOP, *DATASETS, Step.FILES, Step.RESUME, Step.DEFINE],
-    "cold": [Step.SAFETY, Step.STOP, *DATASETS, Step.FILES, Step.DEFINE, Step.BOOT],
-    "disks_only": [Step.SAFETY, Step.STOP, *DATASETS, Step.FILES, Step.DEFINE],
+    "resume": [
+        RestoreStep.SAFETY,
+        RestoreStep.STOP,
+        *DATASETS,
+        RestoreStep.FILES,
+        RestoreStep.RESUME,
+        RestoreStep.DEFINE,
+    ],
+    "cold": [
+        RestoreStep.SAFETY,
+        RestoreStep.STOP,
+        *DATASETS,
+        RestoreStep.FILES,
+        RestoreStep.DEFINE,
+        RestoreStep.BOOT,
+    ],
+    "disks_only": [
+        RestoreStep.SAFETY,
+        RestoreStep.STOP,
+        *DATASETS,
+        RestoreStep.FILES,
+        RestoreStep.DEFINE,
+    ],
 }
 
 
@@ -77,7 +97,10 @@ def put_back(world, name="s1", *, keep_running=False, safety=True, **how):
 
 def begins(moment, place):
     """Whether the guest was stopped by then, and it goes forward."""
-    return place not in (Step.SAFETY, Step.STOP) or (moment, place) == ("after", Step.STOP)
+    return place not in (RestoreStep.SAFETY, RestoreStep.STOP) or (moment, place) == (
+        "after",
+        RestoreStep.STOP,
+    )
 
 
 def cannot_be_started(world, uuid):
@@ -122,7 +145,7 @@ def test_killed_and_recovered(story, world, kill, how, place, moment):
 
 def test_recovery_rolls_nothing_back_that_somebody_reads(story, world, kill):
     story.snapshot("s2")
-    with kill("after", Step.STOP):
+    with kill("after", RestoreStep.STOP):
         put_back(world)
     (record,) = records_called(world.context, "web@s2")
     with reading(world.context, record), pytest.raises(BusyError, match="cloned, verified or"):
@@ -133,7 +156,7 @@ def test_recovery_rolls_nothing_back_that_somebody_reads(story, world, kill):
 
 
 def test_what_is_rolled_back_already_may_be_read_while_the_rest_is_done(story, world, kill):
-    with kill("before", Step.FILES):
+    with kill("before", RestoreStep.FILES):
         put_back(world)
     (record,) = records_called(world.context, "web@s1")
     with reading(world.context, record):
@@ -142,7 +165,7 @@ def test_what_is_rolled_back_already_may_be_read_while_the_rest_is_done(story, w
 
 
 def test_recovery_rolls_no_volume_back_beneath_the_host(story, world, kill, monkeypatch):
-    with kill("after", Step.STOP):
+    with kill("after", RestoreStep.STOP):
         put_back(world)
     world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
     used = {"tank/web": "dm-3"}
@@ -174,7 +197,7 @@ def test_killed_after_the_guest_was_destroyed_and_before_the_copy_was_complete(s
     world.hooks.at["hypervisor.destroy"] = lambda: world.hooks.at.update(
         {"pool.send_increment": die}
     )
-    with kill("never", Step.STOP):
+    with kill("never", RestoreStep.STOP):
         put_back(world)
     world.hooks.at.clear()
     assert world.guest().state is DomainState.OFF
@@ -230,7 +253,7 @@ def test_a_second_restore_that_fails_early_leaves_the_first_to_be_finished(story
     assert world.guest().ram == story.ram
 
 
-@pytest.mark.parametrize("place", [Step.STOP, "flash/web", Step.RESUME])
+@pytest.mark.parametrize("place", [RestoreStep.STOP, "flash/web", RestoreStep.RESUME])
 def test_the_second_is_killed_too(story, world, kill, place):
     for _ in range(2):
         with kill("after", place):
@@ -328,7 +351,7 @@ def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill, req
     """It was resumed, its restore killed, and it ended hours later."""
     if kind == "volumes":
         request.getfixturevalue("volumes")
-    with kill("after", Step.RESUME):
+    with kill("after", RestoreStep.RESUME):
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
     story.write(b"hours of work")
@@ -341,7 +364,7 @@ def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill, req
 
 def test_who_reads_its_disks_in_files_does_not_write_to_them(story, world, kill):
     """ZFS counts what it writes of the time they were read."""
-    with kill("before", Step.RESUME):
+    with kill("before", RestoreStep.RESUME):
         put_back(world)
     for dataset in story.datasets:
         world.pool.write(dataset, b"first, read")
@@ -353,7 +376,7 @@ def test_who_reads_its_disks_in_files_does_not_write_to_them(story, world, kill)
 @pytest.mark.usefixtures("volumes")
 def test_what_cannot_be_told_to_be_unwritten_is_not_rolled_back(story, world, kill):
     """ZFS does not say what was written since the guest was to be resumed."""
-    with kill("after", Step.RESUME):
+    with kill("after", RestoreStep.RESUME):
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
     story.write(b"hours of work")
@@ -363,11 +386,11 @@ def test_what_cannot_be_told_to_be_unwritten_is_not_rolled_back(story, world, ki
 
 
 def test_no_snapshot_is_taken_to_see_what_no_resumed_guest_wrote(story, world, kill):
-    with kill("ahead", Step.RESUME):
+    with kill("ahead", RestoreStep.RESUME):
         put_back(world)
     (old,) = unfinished(world.paths.journal, story.domain.uuid)
     world.hooks.log.clear()
-    assert fate_of(world.context, old, dry_run=False) is Fate.FORWARD
+    assert fate_of(world.context, old, dry_run=False) is RestoreAction.FORWARD
     assert world.hooks.log == []
 
 
@@ -377,7 +400,7 @@ def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
     """Its target has gone: at both times the same was told, of the other one alone."""
     for module in (fate, steps):
         monkeypatch.setattr(module, "written_now", lambda *_, **__: {"flash/web": 0})
-    with kill("after", Step.RESUME):
+    with kill("after", RestoreStep.RESUME):
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
     story.write(b"hours of work")
@@ -396,7 +419,7 @@ def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
         world.pool.write(snapshot.partition("@")[0], b"first, mounted")
 
     world.pool.rollback = with_a_trace
-    with kill("before", Step.RESUME):
+    with kill("before", RestoreStep.RESUME):
         put_back(world)
     (text,) = recover(world.context, story.domain.uuid)
     assert "it is running" in text
@@ -408,7 +431,7 @@ def test_its_safety_copy_outlives_every_pruning(story, world, kill):
     config = Config.model_validate(
         {"paths": world.paths.model_dump(), "prune": {"safety_days": 0, "trash_days": 0}}
     )
-    with kill("before", Step.RESUME):
+    with kill("before", RestoreStep.RESUME):
         put_back(world)
     prune(config, world.pool)
     assert story.safety()[1]
@@ -511,7 +534,7 @@ def test_killed_after_it_was_saved_it_is_kept_all_the_same(story, world, kill):
             raise Killed
 
     world.hooks.at["pool.send_increment"] = die
-    with kill("never", Step.STOP):
+    with kill("never", RestoreStep.STOP):
         put_back(world, keep_running=True)
     world.hooks.at.clear()
     recover(world.context, story.domain.uuid)
@@ -560,7 +583,7 @@ def sights():
     ]
     for number in range(1 << len(flags)):
         for ending in Ending:
-            yield Sight(
+            yield RestoreObservation(
                 **{name: bool(number >> bit & 1) for bit, name in enumerate(flags)}, ending=ending
             )
 
@@ -568,14 +591,14 @@ def sights():
 def test_no_decision_rolls_back_under_a_guest_or_over_its_writes():
     for sight in sights():
         fate = decide(sight)
-        if fate is Fate.FORWARD:
+        if fate is RestoreAction.FORWARD:
             assert not sight.active
             assert sight.rolling or sight.stopping
             if sight.rolling and not sight.rolled_back:
                 assert sight.barred
             if sight.rolled_back and sight.ending is Ending.RESUME and sight.resuming:
                 assert (sight.barred and sight.untouched) or not sight.rolling
-        if fate is Fate.UNDO:
+        if fate is RestoreAction.UNDO:
             assert not sight.rolling
         done = sight.rolling and sight.rolled_back and sight.active
-        assert (fate is Fate.COMPLETE) is done
+        assert (fate is RestoreAction.COMPLETE) is done

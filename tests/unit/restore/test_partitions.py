@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from snaporch.bundle.manifest import MANIFEST_NAME
-from snaporch.clone.clone import Wish, check_clone
+from snaporch.clone.clone import CloneRequest, check_clone
 from snaporch.errors import RefusedError
 from snaporch.extract.extract import choose_disks
-from snaporch.model import DatasetKind, Reached
+from snaporch.model import DatasetKind, VerifyDepth
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import records_called, whole_source
 from snaporch.snapshot.run import take_snapshot
-from snaporch.verify.verify import Ordeal, verify
+from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import resolver
 
 
@@ -40,7 +40,7 @@ def source(request, record, world):
 
 
 def test_it_is_neither_cloned_nor_copied_as_the_whole_volume(source, world, tmp_path):
-    wish = Wish("test", resumed=True)
+    wish = CloneRequest("test", resumed=True)
     with pytest.raises(RefusedError, match="vda is partition 1 of tank/vol, not all of it"):
         check_clone(world.context, source, wish)
     with pytest.raises(RefusedError, match="vda is partition 1 of tank/vol, not all of it"):
@@ -48,8 +48,8 @@ def test_it_is_neither_cloned_nor_copied_as_the_whole_volume(source, world, tmp_
 
 
 def test_it_is_verified_without_a_clone_that_runs(source, world):
-    outcome = verify(world.context, source.record, Ordeal(disks=True))
-    assert (outcome.passed, outcome.reached, outcome.disks) == (True, Reached.CHECKED, True)
+    outcome = verify(world.context, source.record, VerifyOptions(disks=True))
+    assert (outcome.passed, outcome.reached, outcome.disks) == (True, VerifyDepth.CHECKED, True)
     assert "not run: its disk vda is a part of a volume" in outcome.proof
     assert "hypervisor.restore" not in world.hooks.acts()
 

@@ -9,7 +9,7 @@ from fakes.hooks import failing
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image import read_header
 from snaporch.catalog.records import all_records
-from snaporch.clone.clone import Wish, check_clone, clone
+from snaporch.clone.clone import CloneRequest, check_clone, clone
 from snaporch.errors import AttentionError, RefusedError, RunFailedError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, Level
@@ -21,7 +21,7 @@ from snaporch.restore.run import check_bundle, restore
 from snaporch.restore.source import NotWholeError, records_called, whole_source
 from snaporch.show import describe
 from snaporch.snapshot.run import take_snapshot
-from snaporch.verify.verify import Ordeal, verify
+from snaporch.verify.verify import VerifyOptions, verify
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_pages_are_found_in_a_replica(paged):
 
 
 def test_a_clone_resumes_under_its_own_name(paged):
-    wish = Wish("test", resumed=True)
+    wish = CloneRequest("test", resumed=True)
     check_clone(paged.context, source(paged), wish)
     made = clone(paged.context, source(paged), wish)
     assert made.resumed
@@ -183,9 +183,9 @@ def test_a_clone_resumes_under_its_own_name(paged):
 
 def test_verify_reads_every_page(paged):
     record = records_called(paged.context, "web@s1")[-1]
-    assert verify(paged.context, record, Ordeal(run=False)).passed
+    assert verify(paged.context, record, VerifyOptions(run=False)).passed
     spoil(page_file(paged))
-    outcome = verify(paged.context, record, Ordeal(run=False))
+    outcome = verify(paged.context, record, VerifyOptions(run=False))
     assert not outcome.passed
     assert "damaged" in outcome.failure.line()
 

@@ -15,7 +15,7 @@ from snaporch.restore.run import restore
 from snaporch.restore.source import records_called, whole_source
 from snaporch.show import describe
 from snaporch.snapshot.run import take_snapshot
-from snaporch.verify.verify import Ordeal, verify
+from snaporch.verify.verify import VerifyOptions, verify
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_what_is_made_from_it_refuses_and_writes_no_verdict(renamed, world):
     record = records(world)[0]
     for act in (
         lambda: whole_source(world.context, record),
-        lambda: verify(world.context, record, Ordeal()),
+        lambda: verify(world.context, record, VerifyOptions()),
     ):
         assert "is one of" in refusal(world, act).reason
     assert records(world)[0].verified is None

@@ -12,14 +12,14 @@ from snaporch.errors import AttentionError, BusyError, NotFoundError, RefusedErr
 from snaporch.model import DomainState
 from snaporch.recovery.settle import foresee, recover
 from snaporch.restore import dataset_users, steps
-from snaporch.restore.journal import HOLD, Step, unfinished
+from snaporch.restore.journal import HOLD, RestoreStep, unfinished
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import RECORD, choose, copies_of
 from snaporch.restore.source import reading
 from snaporch.restore.start_lock import left_barred
 from snaporch.restore.undo_plan import make_undo_plan
-from snaporch.verify.verify import Ordeal, verify
+from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import PoolError
 
 from .test_cut_short import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
@@ -282,7 +282,7 @@ def test_a_record_of_another_snaporch(restored, world, content, step):
 
 # -- cut short ----------------------------------------------------------------------------------
 
-PLACES = [Step.SAFETY, Step.STOP, *DATASETS, Step.FILES, Step.DEFINE]
+PLACES = [RestoreStep.SAFETY, RestoreStep.STOP, *DATASETS, RestoreStep.FILES, RestoreStep.DEFINE]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -295,7 +295,10 @@ def test_killed_and_recovered(restored, world, kill, place, moment):  # noqa: F8
         assert cannot_be_started(world, uuid)
     assert foresee(world.context, uuid)
     (text,) = recover(world.context, uuid)
-    begun = place not in (Step.SAFETY, Step.STOP) or (moment, place) == ("after", Step.STOP)
+    begun = place not in (RestoreStep.SAFETY, RestoreStep.STOP) or (moment, place) == (
+        "after",
+        RestoreStep.STOP,
+    )
     assert restored.content() == {b"now" if begun else b"since"}
     assert ("finished" if begun else "undid") + " the undo of its restore" in text
     assert world.guest().state is (DomainState.OFF if begun else DomainState.RUNNING)
@@ -317,7 +320,7 @@ def test_killed_while_a_stream_is_received(restored, world, kill, act, way):  # 
         raise Killed
 
     world.hooks.at[act] = die
-    with kill("never", Step.STOP):
+    with kill("never", RestoreStep.STOP):
         undo(world, copy.name, discard_newer=True)
     del world.hooks.at[act]
     assert cannot_be_started(world, restored.domain.uuid)
@@ -344,9 +347,9 @@ def test_a_stream_that_cannot_be_received_says_what_leads_out(restored, world):
     assert held(world) == []
 
 
-@pytest.mark.parametrize("place", [*DATASETS, Step.FILES, Step.RESUME])
+@pytest.mark.parametrize("place", [*DATASETS, RestoreStep.FILES, RestoreStep.RESUME])
 def test_a_restore_that_was_cut_short_is_undone(story, world, kill, place):  # noqa: F811
-    with kill("after" if place != Step.RESUME else "ahead", place):
+    with kill("after" if place != RestoreStep.RESUME else "ahead", place):
         put_back(world)
     undo(world, safety=False)
     assert story.content() == {b"now"}
@@ -456,7 +459,7 @@ def test_an_older_restore_takes_what_a_newer_copy_follows_upon_along(story, worl
 
 
 def test_recovery_keeps_it_too(story, world, kill):  # noqa: F811
-    with kill("after", Step.STOP):
+    with kill("after", RestoreStep.STOP):
         put_back(world)
     recover(world.context, story.domain.uuid)
     assert (held(world), kept(world)) == ([], BASES)
@@ -525,7 +528,7 @@ def test_no_snapshot_is_read_while_it_is_rolled_back(restored, world):
 
     def read():
         with pytest.raises(BusyError, match="is being rolled back"):
-            verify(world.context, restored.record, Ordeal(run=False))
+            verify(world.context, restored.record, VerifyOptions(run=False))
         with (
             pytest.raises(BusyError, match="is being rolled back"),
             reading(world.context, restored.record),
@@ -540,7 +543,7 @@ def test_no_snapshot_is_read_while_it_is_rolled_back(restored, world):
 
 def test_snapshots_are_read_beside_each_other(restored, world):
     with reading(world.context, restored.record):
-        verify(world.context, restored.record, Ordeal(run=False))
+        verify(world.context, restored.record, VerifyOptions(run=False))
 
 
 @pytest.mark.parametrize("trouble", ["cloned", "held", "in use"])

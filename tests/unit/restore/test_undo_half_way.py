@@ -5,12 +5,12 @@ import subprocess
 import pytest
 from fakes.hooks import failing
 
-from snaporch.cli.undoing import Wishes, undo_one
+from snaporch.cli.undoing import UndoRequest, undo_one
 from snaporch.errors import AttentionError, RefusedError
 from snaporch.model import DomainState
 from snaporch.restore import run as restore_module
 from snaporch.restore import steps
-from snaporch.restore.journal import Step, unfinished
+from snaporch.restore.journal import RestoreStep, unfinished
 from snaporch.restore.safety_catalog import choose, copies_of
 from snaporch.restore.safety_copy import Safety
 from snaporch.restore.start_lock import left_barred
@@ -23,7 +23,7 @@ from .test_undo_command import held, put_back, undo
 
 
 def command(world, copy=None, *, dry_run=False):
-    wishes = Wishes(
+    wishes = UndoRequest(
         "web", copy, disks_only=False, discard_newer=False, also_roll_back=False, safety=True
     )
     return undo_one(world.context, wishes, yes=True, dry_run=dry_run, wait=0, json=False)
@@ -46,14 +46,16 @@ def torn(story, world, kill):  # noqa: F811
     return story
 
 
-@pytest.mark.parametrize("place", [None, Step.FILES, "tank/web", "flash/web", Step.ROLLBACK])
+@pytest.mark.parametrize(
+    "place", [None, RestoreStep.FILES, "tank/web", "flash/web", RestoreStep.ROLLBACK]
+)
 def test_what_a_restore_found_half_done_is_not_brought_back(torn, world, kill, place):  # noqa: F811
     """Whether the second restore came to its end, or was cut short itself."""
     if place is None:
         assert put_back(world, cold=True).undo is None
     else:
-        moment = "ahead" if place != Step.ROLLBACK else "after"
-        with kill(moment, place if place != Step.ROLLBACK else Step.STOP):
+        moment = "ahead" if place != RestoreStep.ROLLBACK else "after"
+        with kill(moment, place if place != RestoreStep.ROLLBACK else RestoreStep.STOP):
             put_back(world, cold=True)
     first, second = copies_of(world.context.store, "web")
     assert (first.record.half_way, second.record.half_way) == (False, True)
@@ -71,7 +73,7 @@ def test_nor_by_an_undo_of_the_undo(torn, world):
 
 
 def test_it_is_known_through_a_chain_of_restores(torn, world, kill):  # noqa: F811
-    with kill("after", Step.STOP):
+    with kill("after", RestoreStep.STOP):
         put_back(world)
     with kill("ahead", "tank/web"):
         put_back(world)
@@ -82,7 +84,7 @@ def test_it_is_known_through_a_chain_of_restores(torn, world, kill):  # noqa: F8
 
 def test_what_a_restore_found_whole_is_brought_back(torn, world, kill):  # noqa: F811
     """The second has rolled back all that the first had not."""
-    with kill("ahead", Step.FILES):
+    with kill("ahead", RestoreStep.FILES):
         put_back(world)
     put_back(world)
     copy = choose(world.context, "web", None)
@@ -138,7 +140,7 @@ def test_without_a_copy_of_the_first_there_is_no_way_back(story, world, kill):  
 
 
 def test_one_that_never_began_is_taken_back_and_the_one_before_undone(torn, world, kill):  # noqa: F811
-    with kill("before", Step.SAFETY):
+    with kill("before", RestoreStep.SAFETY):
         put_back(world)
     assert command(world) == 0
     assert_back(torn, world)
@@ -150,7 +152,7 @@ def test_one_that_was_cut_short_over_what_a_script_has_left_half_done(story, wor
     guest = world.guest()
     guest.live, guest.state = None, DomainState.OFF
     guest.inactive = (copy.directory / "barred.xml").read_text()
-    with kill("before", Step.SAFETY):
+    with kill("before", RestoreStep.SAFETY):
         put_back(world, cold=True)
     assert command(world) == 0
     assert_back(story, world)
@@ -207,7 +209,7 @@ def test_one_that_has_no_copy_has_to_be_finished_first(story, world, kill):  # n
 
 @pytest.mark.parametrize("moment", ["after", "ahead"])
 def test_one_that_took_the_place_of_another_leads_to_the_copy_of_that(torn, world, kill, moment):  # noqa: F811
-    with kill(moment, Step.STOP if moment == "after" else "flash/web"):
+    with kill(moment, RestoreStep.STOP if moment == "after" else "flash/web"):
         restore_how(world, safety=False)
     assert command(world) == 0
     assert_back(torn, world)

@@ -7,10 +7,10 @@ import pytest
 from snaporch.context import Interrupt
 from snaporch.default_paths import WINDOW
 from snaporch.sanoid.hold import process
-from snaporch.sanoid.hold.client import Line, ask, call
+from snaporch.sanoid.hold.client import JsonConnection, ask, call
 
 
-class Talk(Line):
+class Talk(JsonConnection):
     """A hook's end of a conversation."""
 
     replies = ()

@@ -10,7 +10,7 @@ import pytest
 from fakes.hooks import failing_once
 
 from snaporch import default_paths
-from snaporch.bundle.compression_tuning import Pace
+from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.store import BundleStore
 from snaporch.catalog.records import all_records
 from snaporch.catalog.torn import note_commit
@@ -26,7 +26,7 @@ from snaporch.sanoid.hold import process
 from snaporch.sanoid.hooks import freeze, guests, post_snapshot, pre_snapshot
 from snaporch.sanoid.hooks.caller import Caller
 from snaporch.sanoid.hooks.dispatch import answer
-from snaporch.sanoid.hooks.settings import Peek
+from snaporch.sanoid.hooks.settings import HookSettings
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
@@ -59,7 +59,7 @@ class Host:
         self.pid = 0
         self.threads = []
         self.interrupts = []
-        peeked = Peek(None, "fake", world.paths.runtime, world.paths.overlays)
+        peeked = HookSettings(None, "fake", world.paths.runtime, world.paths.overlays)
         for module in (pre_snapshot, post_snapshot):
             monkeypatch.setattr(module, "peek", lambda _environment: peeked)
         for module in (post_snapshot, freeze):
@@ -278,7 +278,7 @@ def test_what_does_not_fit_is_said_before_anybody_is_frozen(
     """Two that stay paused may wait for one another for longer than they may stand still."""
     manual = {"ram_strategy": "manual", "freeze_deadline": 60, "on_unavailable": lower}
     configured(world, web=manual, mail=manual)
-    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: Pace(1, 59.0, 0.0, 0.0))
+    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
     if lower == "fail":
         with pytest.raises(SnaporchError, match=r"it may stand still for 59 s .* raise freeze_d"):
             three.pre("tank")
@@ -298,7 +298,7 @@ def test_who_else_snapshots_them_is_no_reason_to_have_no_snapshot(
     """For a stranger's sake all would be paused, for longer than they may be."""
     deadlines = {"freeze_deadline": 60, "hook_deadline": 200}
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, **deadlines)
-    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: Pace(1, 59.0, 0.0, 0.0))
+    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
     guests = ("web", "mail", "files")
     world.pool.snapshot([f"tank/{name}@by-hand" for name in guests], {})
     assert three.pre("tank") == 0

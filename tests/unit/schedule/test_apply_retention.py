@@ -16,7 +16,7 @@ from snaporch.errors import ExitCode
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState
 from snaporch.prune.ages import Ages, Reading
-from snaporch.prune.decision import Fate
+from snaporch.prune.decision import PruneAction
 from snaporch.replication.replicate import replication_lock_name
 from snaporch.schedule import apply_retention as retire_module
 from snaporch.schedule.apply_retention import prune_daily, retire
@@ -186,7 +186,7 @@ def aged(scheduled):
 def test_safety_copies_go_without_a_prune_by_hand(scheduled, aged):
     done = prune_store(scheduled)
     assert (done.failures, aged.exists()) == ([], False)
-    assert [(each.fate, each.found.path) for each in done.pruned] == [(Fate.DELETE, aged)]
+    assert [(each.fate, each.found.path) for each in done.pruned] == [(PruneAction.DELETE, aged)]
 
 
 def test_what_goes_to_the_trash_and_comes_back_is_told(scheduled):
@@ -195,11 +195,11 @@ def test_what_goes_to_the_trash_and_comes_back_is_told(scheduled):
     pool.replicate(f"tank/web@{record.snapshot}", "backup/web")
     pool.exported.add("backup")
     pool.destroy_snapshots([f"tank/web@{record.snapshot}"])
-    assert [each.fate for each in prune_store(scheduled).pruned] == [Fate.TRASH]
+    assert [each.fate for each in prune_store(scheduled).pruned] == [PruneAction.TRASH]
     assert not Path(record.bundle).exists()
     mark.unlink()
     pool.exported.clear()
-    assert [each.fate for each in prune_store(scheduled).pruned] == [Fate.PUT_BACK]
+    assert [each.fate for each in prune_store(scheduled).pruned] == [PruneAction.PUT_BACK]
     assert Path(record.bundle).exists()
 
 

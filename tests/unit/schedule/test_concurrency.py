@@ -3,18 +3,18 @@ import threading
 import pytest
 
 from snaporch.config import Schedule
-from snaporch.schedule.concurrency import Capture, Gate, GateClosedError
+from snaporch.schedule.concurrency import ConcurrencyLimiter, GateClosedError, PolicyCapture
 
 
 def capture(name, *pools, ram=0, policy="p"):
-    return Capture(name, name, policy, frozenset(pools or {"tank"}), ram)
+    return PolicyCapture(name, name, policy, frozenset(pools or {"tank"}), ram)
 
 
 class Crowd:
     """Captures that come to a gate one after the other, each in a thread; none leaves by itself."""
 
     def __init__(self, **limits):
-        self.gate = Gate(Schedule(**limits))
+        self.gate = ConcurrencyLimiter(Schedule(**limits))
         self.threads = {}
         self.leave = {}
         self.turned_away = []
@@ -110,7 +110,7 @@ def test_who_waits_at_a_gate_that_closes_is_told():
 
 
 def test_nobody_enters_a_closed_gate():
-    gate = Gate(Schedule())
+    gate = ConcurrencyLimiter(Schedule())
     gate.close()
     with pytest.raises(GateClosedError), gate.through(capture("a")):
         pass

@@ -11,24 +11,24 @@ from snaporch.config import Config
 from snaporch.errors import ConfigError, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import Journal, Note
-from snaporch.model import Reached, Verdict
+from snaporch.model import VerificationResult, VerifyDepth
 from snaporch.schedule import daemon as daemon_module
-from snaporch.schedule.apply_retention import Retired
-from snaporch.schedule.concurrency import Gate, GateClosedError
+from snaporch.schedule.apply_retention import RetentionResult
+from snaporch.schedule.concurrency import ConcurrencyLimiter, GateClosedError
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
 from snaporch.schedule.failures import read_failed
 from snaporch.schedule.recurrence import times
-from snaporch.schedule.subprocesses import Captures, ErrandDone, Outcome
+from snaporch.schedule.subprocesses import BulkJobResult, CaptureOutcome, Subprocesses
 from snaporch.snapshot.plan import make_plan
 
 PATIENCE = 60
 
 
-class Taker(Captures):
+class Taker(Subprocesses):
     """Takes snapshots with the world's own run, in the scheduler's thread, and says so."""
 
     def __init__(self, scheduled):
-        super().__init__(Gate(scheduled.context.config.schedule), lambda _: [])
+        super().__init__(ConcurrencyLimiter(scheduled.context.config.schedule), lambda _: [])
         self.scheduled = scheduled
         self.taken = queue.SimpleQueue()
         self.statuses = {}
@@ -42,16 +42,16 @@ class Taker(Captures):
         if self.held is not None:
             self.taken.put(f"{capture.domain} begins")
             assert self.held.wait(PATIENCE)
-            return Outcome(capture, 143, "stopped by SIGTERM")
+            return CaptureOutcome(capture, 143, "stopped by SIGTERM")
         status = self.statuses.get(capture.domain, 0)
         if status == 0:
             self.scheduled.taken(datetime.now(UTC), capture.policy, capture.domain)
         self.taken.put(capture.domain)
-        return Outcome(capture, status, f"status {status}")
+        return CaptureOutcome(capture, status, f"status {status}")
 
     def errand(self, name):
         self.errands_done.put((name, datetime.now(UTC)))
-        return ErrandDone(name, *self.answer)
+        return BulkJobResult(name, *self.answer)
 
     def stop(self):
         super().stop()
@@ -234,7 +234,7 @@ def test_a_prune_that_takes_long_keeps_no_look_waiting(scheduled, serving, told,
         begun.set()
         assert go_on.wait(PATIENCE)
         assert stopped()
-        return Retired()
+        return RetentionResult()
 
     monkeypatch.setattr(daemon_module, "prune_daily", prune)
     with serving() as daemon:
@@ -386,7 +386,7 @@ def test_an_errand_that_fails_is_told_and_not_repeated_at_once(scheduled, servin
 def test_what_need_not_be_verified_any_more_is_not(scheduled, serving, told):
     record = wants_errand(scheduled, "verify")
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
-    text = Verdict(datetime.now(UTC), passed=True, reached=Reached.RESUMED).as_text()
+    text = VerificationResult(datetime.now(UTC), passed=True, reached=VerifyDepth.RESUMED).as_text()
     scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
     with serving(load=lambda: Config(paths=scheduled.context.config.paths)) as daemon:
         daemon.thread.start()

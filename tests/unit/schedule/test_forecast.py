@@ -5,8 +5,8 @@ import pytest
 from fakes.schedule import HOURLY, NOW
 
 from snaporch.errors import NotFoundError, UnavailableError
-from snaporch.model import DomainState, Reached, Verdict, iso
-from snaporch.schedule.failures import Failed, read_failed, write_failed
+from snaporch.model import DomainState, VerificationResult, VerifyDepth, iso
+from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
 from snaporch.schedule.forecast import look
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import write_verdict
@@ -63,7 +63,9 @@ def test_a_clock_that_went_back_does_not_stop_snapshots(scheduled):
 def test_a_failed_try_is_made_again_later(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
-    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=4), "no agent")})
+    write_failed(
+        directory, {f"{uuid}/hourly": FailedAttempt(NOW - timedelta(minutes=4), "no agent")}
+    )
     found = the_next(scheduled)
     assert found.at == NOW + timedelta(minutes=6)
     assert found.reason == "again after it failed: no agent"
@@ -73,7 +75,7 @@ def test_a_failed_try_is_made_again_later(scheduled):
 def test_a_failed_try_from_the_future_is_nobodys(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
-    write_failed(directory, {f"{uuid}/hourly": Failed(NOW + timedelta(days=1), "later")})
+    write_failed(directory, {f"{uuid}/hourly": FailedAttempt(NOW + timedelta(days=1), "later")})
     assert the_next(scheduled).due(NOW)
 
 
@@ -84,7 +86,7 @@ def test_what_is_remembered_may_be_damaged(tmp_path, text):
 
 
 def test_what_is_remembered_comes_back(tmp_path):
-    known = {"u/p": Failed(NOW, "why")}
+    known = {"u/p": FailedAttempt(NOW, "why")}
     write_failed(tmp_path / "new", known)
     write_failed(tmp_path / "new", known)
     assert read_failed(tmp_path / "new") == known
@@ -150,7 +152,9 @@ def test_a_run_that_failed_after_its_zfs_snapshots_is_tried_again(scheduled):
     shutil.rmtree(failed.bundle)
     assert the_next(scheduled).due(NOW)
     directory = scheduled.context.config.paths.schedule
-    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=14), "store full")})
+    write_failed(
+        directory, {f"{uuid}/hourly": FailedAttempt(NOW - timedelta(minutes=14), "store full")}
+    )
     found = the_next(scheduled)
     assert (found.at, found.failed.reason) == (NOW - timedelta(minutes=4), "store full")
 
@@ -159,13 +163,21 @@ def test_one_that_did_not_read_back_is_tried_again(scheduled):
     policy = {"hourly": HOURLY | {"verify": True}}
     scheduled.configure(policy=policy, defaults={"policies": ["hourly"]})
     (failed,) = scheduled.hours_ago(0)
-    write_verdict(scheduled.context, failed, Verdict(NOW, passed=False, reached=Reached.NOTHING))
+    write_verdict(
+        scheduled.context,
+        failed,
+        VerificationResult(NOW, passed=False, reached=VerifyDepth.NOTHING),
+    )
     assert the_next(scheduled).due(NOW)
 
 
 def test_a_test_restore_that_failed_asks_for_no_snapshot_before_its_time(scheduled):
     (failed,) = scheduled.hours_ago(0)
-    write_verdict(scheduled.context, failed, Verdict(NOW, passed=False, reached=Reached.CHECKED))
+    write_verdict(
+        scheduled.context,
+        failed,
+        VerificationResult(NOW, passed=False, reached=VerifyDepth.CHECKED),
+    )
     assert the_next(scheduled).at == NOW + timedelta(minutes=30)
     ((verdict,),) = [each.verdicts for each in look(scheduled.context, NOW)]
     assert verdict.taken.passed is False
@@ -174,7 +186,7 @@ def test_a_test_restore_that_failed_asks_for_no_snapshot_before_its_time(schedul
 def test_what_could_not_be_written_in_its_place_is_known_until_it_can(tmp_path):
     place, spare = tmp_path / "place", tmp_path / "spare"
     place.write_text("no directory")
-    known = {"u/p": Failed(NOW, "disk full")}
+    known = {"u/p": FailedAttempt(NOW, "disk full")}
     with pytest.raises(UnavailableError):
         write_failed(place, known, spare=spare)
     assert read_failed(place, spare=spare) == known
@@ -206,7 +218,9 @@ def test_a_failed_try_is_over_when_nothing_is_there_to_take(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
     (record,) = scheduled.hours_ago(30)
-    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=16), "no zfs")})
+    write_failed(
+        directory, {f"{uuid}/hourly": FailedAttempt(NOW - timedelta(minutes=16), "no zfs")}
+    )
     found_unchanged(scheduled, record, NOW - timedelta(minutes=15))
     assert the_next(scheduled).failed is None
 
@@ -215,7 +229,9 @@ def test_a_look_from_the_future_ends_no_failed_try(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
     (record,) = scheduled.hours_ago(30)
-    write_failed(directory, {f"{uuid}/hourly": Failed(NOW - timedelta(minutes=16), "no zfs")})
+    write_failed(
+        directory, {f"{uuid}/hourly": FailedAttempt(NOW - timedelta(minutes=16), "no zfs")}
+    )
     found_unchanged(scheduled, record, NOW + timedelta(hours=9))
     assert the_next(scheduled).failed.reason == "no zfs"
 

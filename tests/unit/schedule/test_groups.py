@@ -7,11 +7,11 @@ from fakes.schedule import HOURLY, NOW
 
 from snaporch.config import Schedule
 from snaporch.schedule.apply_retention import retire
-from snaporch.schedule.concurrency import Capture, Gate
+from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
 from snaporch.schedule.forecast import look
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.run_due import changed_by, due_captures
-from snaporch.schedule.subprocesses import Outcome
+from snaporch.schedule.subprocesses import CaptureOutcome
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.run import take_snapshot
 
@@ -54,9 +54,9 @@ def test_its_domains_have_the_same_times(pair):
 
 def test_a_failure_is_remembered_for_all_of_them(pair):
     (group,) = [capture for capture in due(pair) if capture.group]
-    failed = changed_by({}, [Outcome(group, 5, "no")], NOW)
+    failed = changed_by({}, [CaptureOutcome(group, 5, "no")], NOW)
     assert set(failed) == group.keys
-    assert changed_by(failed, [Outcome(group, 0, "done")], NOW) == {}
+    assert changed_by(failed, [CaptureOutcome(group, 0, "done")], NOW) == {}
 
 
 def test_a_member_that_is_gone_is_left_to_the_run_to_tell(pair):
@@ -66,10 +66,10 @@ def test_a_member_that_is_gone_is_left_to_the_run_to_tell(pair):
 
 
 def test_a_group_counts_as_all_its_domains():
-    gate = Gate(Schedule(jobs=2, jobs_per_pool=9))
-    pair = Capture("u", "web", "hourly", frozenset({"tank"}), 0, "pair", ("v",))
-    other = Capture("w", "other", "hourly", frozenset({"tank"}), 0)
-    member = Capture("v", "mail", "daily", frozenset({"flash"}), 0)
+    gate = ConcurrencyLimiter(Schedule(jobs=2, jobs_per_pool=9))
+    pair = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0, "pair", ("v",))
+    other = PolicyCapture("w", "other", "hourly", frozenset({"tank"}), 0)
+    member = PolicyCapture("v", "mail", "daily", frozenset({"flash"}), 0)
     with gate.through(other):
         assert not gate._room(pair)
     with gate.through(pair):  # it is let in although it alone is as many as there may be

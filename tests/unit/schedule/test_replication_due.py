@@ -6,7 +6,7 @@ from fakes.schedule import NOW
 from fakes.standing import RECORD
 
 from snaporch.model import BundleState, Level
-from snaporch.schedule.failures import Failed
+from snaporch.schedule.failures import FailedAttempt
 from snaporch.schedule.replication_due import last_arrived, next_shipment
 
 RETRY = timedelta(minutes=10)
@@ -78,7 +78,7 @@ def test_of_several_policies_all_count():
 )
 def test_after_a_failure_it_waits_a_while(ago, at):
     records = [taken(3, "nas"), taken(2)]
-    failed = {f"{RECORD.uuid}/nas": Failed(NOW - ago, "nas: away")}
+    failed = {f"{RECORD.uuid}/nas": FailedAttempt(NOW - ago, "nas: away")}
     found = wanted(records, failed)
     assert (found.at, found.failed.reason) == (at, "nas: away")
     assert found.due(NOW) == (at == NOW)
@@ -86,8 +86,8 @@ def test_after_a_failure_it_waits_a_while(ago, at):
 
 def test_a_failure_of_the_future_or_of_another_is_none():
     failed = {
-        f"{RECORD.uuid}/nas": Failed(NOW + timedelta(hours=1), "the clock went back"),
-        f"{RECORD.uuid}/usb": Failed(NOW, "away"),
+        f"{RECORD.uuid}/nas": FailedAttempt(NOW + timedelta(hours=1), "the clock went back"),
+        f"{RECORD.uuid}/usb": FailedAttempt(NOW, "away"),
     }
     found = wanted([taken(1)], failed)
     assert (found.at, found.failed) == (NOW, None)

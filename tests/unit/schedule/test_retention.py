@@ -4,7 +4,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from snaporch.config.policy import Keep
-from snaporch.schedule.retention import LAST_PASSED, LAST_RAM, Taken, Verdict, judge, keep_together
+from snaporch.schedule.retention import (
+    LAST_PASSED,
+    LAST_RAM,
+    RetentionDecision,
+    RetentionSnapshot,
+    judge,
+    keep_together,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
@@ -15,7 +22,7 @@ def at(text, zone=UTC):
 
 
 def taken(moment, *, policy="p", ram=False, run=None, **more):
-    return Taken(
+    return RetentionSnapshot(
         run or moment.astimezone(UTC).isoformat(), "s", moment, policy, good_ram=ram, **more
     )
 
@@ -190,7 +197,7 @@ def test_the_newest_that_passed_stays():
 
 
 def judged(*, delete, group="g", **more):
-    return Verdict(taken(NOW, group_run=group, **more), delete, "by its own rules")
+    return RetentionDecision(taken(NOW, group_run=group, **more), delete, "by its own rules")
 
 
 def torn(**verdicts):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.config.policy import RULES, Keep
-from snaporch.schedule.retention import Taken, judge
+from snaporch.schedule.retention import RetentionSnapshot, judge
 
 ZONES = [UTC, *map(ZoneInfo, ("Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns"))]
 # Around both changes of the clocks, new year, the leap day and the leap second of 2016.
@@ -31,7 +31,7 @@ def snapshots(draw):
     found = draw(
         st.lists(
             st.builds(
-                Taken,
+                RetentionSnapshot,
                 run=st.just(""),
                 snapshot=st.just("s"),
                 created=moments,

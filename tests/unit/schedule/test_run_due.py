@@ -4,20 +4,20 @@ from fakes.hypervisor import Agent
 from fakes.schedule import NOW
 
 from snaporch.model import DomainState
-from snaporch.schedule.concurrency import Capture, Gate
-from snaporch.schedule.failures import Failed, read_failed
+from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
+from snaporch.schedule.failures import FailedAttempt, read_failed
 from snaporch.schedule.forecast import look
 from snaporch.schedule.run_due import capture_of, changed_by, due_captures, remember, take_all
-from snaporch.schedule.subprocesses import Captures, Outcome
+from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses
 
-WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
+WEB = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0)
 
 
-class Taker(Captures):
+class Taker(Subprocesses):
     """Says of each domain what it was told to."""
 
     def __init__(self, context, **statuses):
-        super().__init__(Gate(context.config.schedule), lambda _: [])
+        super().__init__(ConcurrencyLimiter(context.config.schedule), lambda _: [])
         self.statuses = statuses
         self.context = context
         self.taken = []
@@ -25,7 +25,7 @@ class Taker(Captures):
     def _take(self, capture):
         self.taken.append(capture.domain)
         status = self.statuses.get(capture.domain, 0)
-        return Outcome(capture, status, f"status {status}")
+        return CaptureOutcome(capture, status, f"status {status}")
 
 
 def test_what_has_waited_longest_comes_first(scheduled):
@@ -99,7 +99,9 @@ def test_a_signal_lets_nothing_begin(scheduled):
 
 
 def test_what_is_remembered_of_a_try():
-    before = {WEB.key: Failed(NOW - timedelta(hours=1), "old")}
-    assert changed_by(before, [Outcome(WEB, 0, "done")], NOW) == {}
-    assert changed_by({}, [Outcome(WEB, 6, "busy")], NOW) == {WEB.key: Failed(NOW, "busy")}
-    assert changed_by(before, [Outcome(WEB, 143, "stopped")], NOW) == before
+    before = {WEB.key: FailedAttempt(NOW - timedelta(hours=1), "old")}
+    assert changed_by(before, [CaptureOutcome(WEB, 0, "done")], NOW) == {}
+    assert changed_by({}, [CaptureOutcome(WEB, 6, "busy")], NOW) == {
+        WEB.key: FailedAttempt(NOW, "busy")
+    }
+    assert changed_by(before, [CaptureOutcome(WEB, 143, "stopped")], NOW) == before

@@ -11,15 +11,15 @@ from fakes.standing import RECORD
 
 from snaporch.config import Schedule
 from snaporch.model import Level
-from snaporch.schedule.concurrency import Capture, Gate
+from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
 from snaporch.schedule.subprocesses import (
-    Captures,
-    ErrandDone,
+    BulkJobResult,
+    Subprocesses,
     errand_command,
     snapshot_command,
 )
 
-WEB = Capture("u", "web", "hourly", frozenset({"tank"}), 0)
+WEB = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0)
 OBEDIENT = """
 import signal, sys
 def stop(*_):
@@ -33,7 +33,10 @@ signal.pause()
 
 
 def captures(script, *arguments, jobs=1):
-    return Captures(Gate(Schedule(jobs=jobs)), lambda _: [sys.executable, "-c", script, *arguments])
+    return Subprocesses(
+        ConcurrencyLimiter(Schedule(jobs=jobs)),
+        lambda _: [sys.executable, "-c", script, *arguments],
+    )
 
 
 def test_the_command_names_everything(tmp_path):
@@ -64,19 +67,21 @@ def test_one_that_is_killed_is_128_and_the_signal():
 
 
 def test_one_that_cannot_be_started():
-    outcome = Captures(Gate(Schedule()), lambda _: ["/nonexistent/python"]).take(WEB)
+    outcome = Subprocesses(ConcurrencyLimiter(Schedule()), lambda _: ["/nonexistent/python"]).take(
+        WEB
+    )
     assert not outcome.ok
     assert outcome.text.startswith("cannot be started")
 
 
 def running_errands(*command):
-    return Captures(Gate(Schedule()), lambda _: [], lambda _: command)
+    return Subprocesses(ConcurrencyLimiter(Schedule()), lambda _: [], lambda _: command)
 
 
 def test_an_errand_is_told_line_by_line():
     script = "import sys; print('a@s  FAILED'); sys.exit('snaporch: verification failed: a')"
     done = running_errands(sys.executable, "-c", script).errand("verify")
-    assert done == ErrandDone("verify", 1, ("a@s  FAILED",), ("verification failed: a",))
+    assert done == BulkJobResult("verify", 1, ("a@s  FAILED",), ("verification failed: a",))
     assert errand_command(None)("verify")[-3:] == ["verify", "--due", "--quiet"]
     assert errand_command(None)("replicate")[-3:] == ["replicate", "--due", "--quiet"]
     assert running_errands("/nonexistent/python").errand("verify").status == 7
@@ -90,7 +95,7 @@ def test_stopping_asks_what_runs_to_end_and_begins_nothing(tmp_path):
     os.mkfifo(ready)
     made = captures(OBEDIENT, str(ready))
     outcomes = {}
-    other = Capture("v", "mail", "hourly", frozenset({"tank"}), 0)
+    other = PolicyCapture("v", "mail", "hourly", frozenset({"tank"}), 0)
     threads = [
         threading.Thread(target=lambda each=each: outcomes.update({each.domain: made.take(each)}))
         for each in (WEB, other)

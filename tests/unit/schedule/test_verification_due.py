@@ -5,10 +5,10 @@ import pytest
 from fakes.schedule import HOURLY, NOW
 
 from snaporch.journal import Journal
-from snaporch.model import Reached, Verdict
+from snaporch.model import VerificationResult, VerifyDepth
 from snaporch.restore.source import records_called
 from snaporch.schedule import run_verifications
-from snaporch.schedule.failures import VERIFICATIONS, Failed, read_failed, write_failed
+from snaporch.schedule.failures import VERIFICATIONS, FailedAttempt, read_failed, write_failed
 from snaporch.schedule.forecast import look
 from snaporch.snapshot.plan import make_plan
 from snaporch.verify import liveness
@@ -29,7 +29,7 @@ def weekly(scheduled, monkeypatch):
 def said(scheduled, record, at, *, passed=True, disks=False):
     """A verdict on a snapshot."""
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
-    text = Verdict(at, passed, Reached.RESUMED, disks).as_text()
+    text = VerificationResult(at, passed, VerifyDepth.RESUMED, disks).as_text()
     scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
 
 
@@ -99,7 +99,7 @@ def test_what_could_not_be_found_out_is_tried_again_later(weekly):
     weekly.hours_ago(1)
     key = the_check(weekly).key
     place = weekly.context.config.paths.schedule
-    write_failed(place, {key: Failed(NOW, "no memory")}, VERIFICATIONS)
+    write_failed(place, {key: FailedAttempt(NOW, "no memory")}, VERIFICATIONS)
     found = the_check(weekly)
     assert (found.at, found.reason) == (
         NOW + timedelta(minutes=10),
@@ -156,7 +156,7 @@ def test_no_memory_is_remembered_and_forgotten_again(weekly):
     (failed,) = read_failed(place, VERIFICATIONS).values()
     assert "MiB of memory" in failed.reason
     assert all_due(weekly) == []
-    write_failed(place, {k: Failed(f.at - DAY, f.reason) for k, f in
+    write_failed(place, {k: FailedAttempt(f.at - DAY, f.reason) for k, f in
                          read_failed(place, VERIFICATIONS).items()}, VERIFICATIONS)  # fmt: skip
     weekly.world.memory = 1 << 40
     ((_, outcome),) = all_due(weekly)

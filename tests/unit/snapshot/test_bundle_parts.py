@@ -9,12 +9,12 @@ from snaporch.bundle import save_image as ramimage_module
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.host_file import HostFileError
 from snaporch.bundle.manifest import Role
-from snaporch.bundle.save_image import RamImageError, RamImageWriter
+from snaporch.bundle.save_image import SaveImageError, SaveImageWriter
 from snaporch.bundle.store import BundleStore
 from snaporch.hypervisor import Pause
 from snaporch.model import DomainState
 from snaporch.snapshot import bundle_parts as parts_module
-from snaporch.snapshot.bundle_parts import Capture, side_parts
+from snaporch.snapshot.bundle_parts import RamCapture, side_parts
 
 PLAIN = Compressing(Compression.NONE)
 PATIENCE = 60
@@ -23,7 +23,7 @@ UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 
 @pytest.fixture
 def capture(tmp_path):
-    return Capture(tmp_path, tmp_path / "ram.pipe", PLAIN)
+    return RamCapture(tmp_path, tmp_path / "ram.pipe", PLAIN)
 
 
 def nothing(_stored):
@@ -44,7 +44,7 @@ def test_ram_by_file_is_compressed_afterwards_and_the_raw_file_goes(capture, tmp
 
 def test_a_raw_file_that_is_no_image_leaves_no_compressed_one(capture, tmp_path):
     capture.target.write_bytes(b"\0" * 200)
-    with pytest.raises(RamImageError):
+    with pytest.raises(SaveImageError):
         capture.seal(nothing)
     assert "ram.save" not in names(tmp_path)
 
@@ -88,7 +88,7 @@ class StuckStore:
 
     def __init__(self, monkeypatch):
         self.gate, self.stuck = threading.Event(), threading.Event()
-        write = RamImageWriter._raw_write
+        write = SaveImageWriter._raw_write
 
         def stand_still(writer, data):
             self.writer = writer
@@ -97,7 +97,7 @@ class StuckStore:
                 self.gate.wait(PATIENCE)
             write(writer, data)
 
-        monkeypatch.setattr(RamImageWriter, "_raw_write", stand_still)
+        monkeypatch.setattr(SaveImageWriter, "_raw_write", stand_still)
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_syncing_may_take_its_time(capture, monkeypatch):
 def test_a_header_that_cannot_be_stored_holds_up_nobody(capture, monkeypatch):
     """QEMU would stay in its write to the pipe."""
     gate = threading.Event()
-    monkeypatch.setattr(RamImageWriter, "_raw_write", lambda *_: gate.wait(PATIENCE))
+    monkeypatch.setattr(SaveImageWriter, "_raw_write", lambda *_: gate.wait(PATIENCE))
     capture.open_stream()
     capture.target.write_bytes(images.piped())
     ending = threading.Thread(target=capture.abandon, daemon=True)

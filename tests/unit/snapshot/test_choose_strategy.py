@@ -8,7 +8,7 @@ from snaporch.config import DomainSettings
 from snaporch.errors import ExitCode, RefusedError
 from snaporch.hypervisor import Blocker
 from snaporch.model import Domain, DomainState, Level, Strategy
-from snaporch.snapshot.choose_strategy import Choice, choose_strategy, is_lower
+from snaporch.snapshot.choose_strategy import StrategyChoice, choose_strategy, is_lower
 
 RAM = frozenset({Strategy.OVERLAY, Strategy.MANUAL})
 ONE, TWO = {"tank"}, {"tank", "flash"}
@@ -67,7 +67,7 @@ def choose(level="auto", *blockers, pools=ONE, state=DomainState.RUNNING, once=N
     ],
 )
 def test_a_running_guest_with_nothing_in_the_way(level, pools, strategy):
-    assert choose(level, pools=pools) == Choice(strategy)
+    assert choose(level, pools=pools) == StrategyChoice(strategy)
 
 
 @pytest.mark.parametrize("wished", ["overlay", "manual"])
@@ -80,7 +80,7 @@ def test_a_wish_for_one_way_is_granted(wished, pools):
 @pytest.mark.parametrize("pools", [ONE, TWO])
 def test_a_paused_guest_has_only_one_way(wished, pools):
     made = choose(ram_strategy=wished, pools=pools, state=DomainState.PAUSED)
-    assert made == Choice(Strategy.MANUAL)
+    assert made == StrategyChoice(Strategy.MANUAL)
 
 
 @pytest.mark.parametrize("pools", [ONE, TWO])
@@ -89,7 +89,7 @@ def test_a_paused_guest_has_only_one_way(wished, pools):
     [(Strategy.OVERLAY, Strategy.MANUAL), (Strategy.MANUAL, Strategy.OVERLAY)],
 )
 def test_when_one_way_to_ram_is_blocked_the_other_is_no_downgrade(pools, gone, other):
-    assert choose("ram", blocked(gone), pools=pools) == Choice(other)
+    assert choose("ram", blocked(gone), pools=pools) == StrategyChoice(other)
 
 
 @pytest.mark.parametrize("wished", ["overlay", "manual"])
@@ -103,7 +103,7 @@ def test_a_wished_way_is_not_replaced_by_the_other(wished):
 def test_a_guest_that_is_off_is_off_whatever_is_asked(level, once):
     everything = blocked(*Strategy)
     made = choose(level, everything, state=DomainState.OFF, once=once)
-    assert made == Choice(Strategy.OFF)
+    assert made == StrategyChoice(Strategy.OFF)
 
 
 @pytest.mark.parametrize("state", ACTIVE)

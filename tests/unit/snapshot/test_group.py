@@ -23,7 +23,12 @@ from snaporch.restore.select import others_of_group
 from snaporch.snapshot import group as groups
 from snaporch.snapshot import group_barrier
 from snaporch.snapshot.group import group_of, members_of_group, raise_bugs, snapshot_group
-from snaporch.snapshot.group_barrier import CalledOffError, Member, SharedProgress, Window
+from snaporch.snapshot.group_barrier import (
+    CalledOffError,
+    GroupBarrier,
+    GroupMemberSnapshotter,
+    SharedProgress,
+)
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
@@ -366,7 +371,7 @@ def window(pair):
     pair.guest("app").ram = b"x" * 5000
     pair.guest("db").ram = b"x" * 1000
     group = GroupRun("pair", "r", tuple((d.uuid, d.name) for d in domains))
-    made = Window(pair.context, group)
+    made = GroupBarrier(pair.context, group)
     made.plans = {d.name: make_plan(pair.context, d, "s1", group=group) for d in domains}
     made.turn = lambda name: made.await_turn(made.plans[name].domain.uuid, made.plans[name], waits)
     return made
@@ -591,7 +596,7 @@ def test_after_the_snapshots_no_failure_calls_anybody_off(window, pair, monkeypa
     goes_on_only_when_told(monkeypatch)
     app, db = (window.plans[name] for name in ("app", "db"))
     with frozen(window, "app") as future:
-        Member(pair.context, window, db.domain.uuid).take(db, {})
+        GroupMemberSnapshotter(pair.context, window, db.domain.uuid).take(db, {})
         future.result(PATIENCE)
     window.fail(app.domain.uuid, RunFailedError("app", "late"))
     window.check(db.domain.uuid)

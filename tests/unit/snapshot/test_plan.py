@@ -7,7 +7,7 @@ import pytest
 from fakes.domain_xml import DiskSpec
 
 from snaporch.bundle.compress import Compression
-from snaporch.bundle.compression_tuning import Pace
+from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.store import BundleStore
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
 from snaporch.faults import Component
@@ -359,9 +359,9 @@ def test_compression_follows_the_settings(world):
     ("compression", "pace", "level"),
     [
         ("auto", None, 1),
-        ("auto", Pace(1, 10.0, 0.0, 0.0), -1),
-        ("zstd", Pace(1, 10.0, 0.0, 9.0), 3),
-        ("gzip", Pace(5, 10.0, 0.0, 9.0), 1),
+        ("auto", RamSaveTimes(1, 10.0, 0.0, 0.0), -1),
+        ("zstd", RamSaveTimes(1, 10.0, 0.0, 9.0), 3),
+        ("gzip", RamSaveTimes(5, 10.0, 0.0, 9.0), 1),
     ],
 )
 def test_a_level_follows_the_last_snapshot(world, monkeypatch, compression, pace, level):
@@ -374,7 +374,7 @@ def test_a_level_follows_the_last_snapshot(world, monkeypatch, compression, pace
 
 
 def test_a_level_that_is_set_is_kept(world, monkeypatch):
-    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: Pace(1, 10.0, 0.0, 0.0))
+    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 10.0, 0.0, 0.0))
     context = world.with_defaults(compression_level=0)
     assert make_plan(context, world.add_guest(), None).compressing.level == 0
 

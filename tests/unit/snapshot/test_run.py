@@ -11,8 +11,8 @@ from fakes.hooks import failing, failing_once
 from fakes.leftovers import nothing_left_open
 
 from snaporch.bundle.manifest import Role
-from snaporch.bundle.ram_pipe import RamStream
-from snaporch.bundle.save_image import RamImageError, RamImageWriter, read_header
+from snaporch.bundle.ram_pipe import RamPipe
+from snaporch.bundle.save_image import SaveImageError, SaveImageWriter, read_header
 from snaporch.catalog.records import all_records
 from snaporch.disks import overlay_files
 from snaporch.disks.qemu_img import OverlayError
@@ -373,13 +373,13 @@ def test_a_level_recorded_on_the_second_try_is_not_called_a_crash(world):
 
 def test_sealing_that_fails_leaves_level_crash_and_no_bundle(world, monkeypatch):
     world.add_guest()
-    real = RamImageWriter.finish
+    real = SaveImageWriter.finish
 
     def fail(writer):
         real(writer)
         raise NO_SPACE
 
-    monkeypatch.setattr(RamImageWriter, "finish", fail)
+    monkeypatch.setattr(SaveImageWriter, "finish", fail)
     with pytest.raises(RunFailedError, match="No space left"):
         snapshot(world)
     assert_as_it_was(world)
@@ -471,8 +471,8 @@ def broken_stream(world, monkeypatch, error):
 
     The guest is not switched to its overlays before that is known: it would not be tried again.
     """
-    real, ended = RamImageWriter.write, threading.Event()
-    run = RamStream._run
+    real, ended = SaveImageWriter.write, threading.Event()
+    run = RamPipe._run
 
     def run_and_tell(stream):
         try:
@@ -480,7 +480,7 @@ def broken_stream(world, monkeypatch, error):
         finally:
             ended.set()
 
-    monkeypatch.setattr(RamStream, "_run", run_and_tell)
+    monkeypatch.setattr(RamPipe, "_run", run_and_tell)
     world.hooks.at["capture.writing"] = lambda: ended.wait(30)
 
     def write(writer, block):
@@ -488,12 +488,12 @@ def broken_stream(world, monkeypatch, error):
             raise error
         real(writer, block)
 
-    monkeypatch.setattr(RamImageWriter, "write", write)
+    monkeypatch.setattr(SaveImageWriter, "write", write)
 
 
 def test_a_stream_that_is_no_image_is_repeated_with_a_file(world, monkeypatch):
     world.add_guest(disks=TWO)
-    broken_stream(world, monkeypatch, RamImageError("libvirt's RAM image", "is strange"))
+    broken_stream(world, monkeypatch, SaveImageError("libvirt's RAM image", "is strange"))
     record = snapshot(world)
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
     assert world.hooks.acts().count("hypervisor.capture") == 2

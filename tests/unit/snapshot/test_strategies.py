@@ -17,8 +17,8 @@ from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 from fakes.leftovers import nothing_left_open
 
-from snaporch.bundle.ram_pipe import RamStream
-from snaporch.bundle.save_image import RamImageWriter
+from snaporch.bundle.ram_pipe import RamPipe
+from snaporch.bundle.save_image import SaveImageWriter
 from snaporch.catalog.records import all_records
 from snaporch.errors import (
     AttentionError,
@@ -35,7 +35,7 @@ from snaporch.recovery.guardian import _Window, _window
 from snaporch.recovery.settle import recover
 from snaporch.snapshot import bundle_parts as parts
 from snaporch.snapshot import run as snapshot_module
-from snaporch.snapshot.bundle_parts import Capture
+from snaporch.snapshot.bundle_parts import RamCapture
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.strategies import quiesced as quiesced_module
 from snaporch.snapshot.strategies.ram_limits import SealWatch
@@ -997,7 +997,7 @@ def test_a_budget_of_bytes(world, ready):
 def test_ram_that_does_not_arrive_is_not_waited_for_for_ever(world, ready, slow_ram, way):
     ready(way, ram_budget_seconds=0)
     world.hooks.at["capture.writing"] = lambda: setattr(slow_ram, "now", slow_ram.now + 200)
-    with mock.patch.object(Capture, "arrived_bytes", 0), pytest.raises(RunFailedError) as caught:
+    with mock.patch.object(RamCapture, "arrived_bytes", 0), pytest.raises(RunFailedError) as caught:
         snapshot(world)
     assert "no RAM has arrived for 120 s" in str(caught.value)
     assert world.is_as_it_was()
@@ -1061,7 +1061,7 @@ def test_a_guest_does_not_stand_still_for_a_store_that_does(world, ready, monkey
     """When the run fails in its window."""
     ready("manual", compression="none")
     gate, stuck_at, resumed_at = threading.Event(), [], []
-    monkeypatch.setattr(RamImageWriter, "_raw_write", lambda *_: gate.wait(60))
+    monkeypatch.setattr(SaveImageWriter, "_raw_write", lambda *_: gate.wait(60))
 
     def fail():
         stuck_at.append(time.monotonic())
@@ -1079,14 +1079,14 @@ def test_the_pace_ends_with_the_capture(world, ready, monkeypatch):
     """What the guest's disks wait for afterwards tells nothing of the compressor."""
     ready("overlay")
     paces = []
-    real = RamStream.take_pace
+    real = RamPipe.take_pace
 
     def take_pace(stream):
         real(stream)
         paces.append((len(world.hooks.acts()), stream.pace))
 
-    monkeypatch.setattr(RamStream, "take_pace", take_pace)
-    monkeypatch.setattr(RamStream, "make_room", lambda _: None)  # as nobody told of a standstill
+    monkeypatch.setattr(RamPipe, "take_pace", take_pace)
+    monkeypatch.setattr(RamPipe, "make_room", lambda _: None)  # as nobody told of a standstill
     snapshot(world)
     first, last = paces[0], paces[-1]
     assert first[0] < last[0]
@@ -1162,13 +1162,13 @@ def test_a_downtime_limit_of_none_is_left_alone(world, ready):
 def streams(monkeypatch):
     """Every throttle that RAM went through."""
     made = []
-    real = Capture.limit
+    real = RamCapture.limit
 
     def limit(capture, rate):
         real(capture, rate)
         made.append((rate, capture))
 
-    monkeypatch.setattr(Capture, "limit", limit)
+    monkeypatch.setattr(RamCapture, "limit", limit)
     return made
 
 
@@ -1198,15 +1198,15 @@ def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
 def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready, streams):
     ready("overlay", rate=1000, downtime_ms=40)
     hurried = []
-    real = Capture.hurry
+    real = RamCapture.hurry
 
     def hurry(capture):
         hurried.append(world.guest().job)
         real(capture)
 
     with (
-        mock.patch.object(Capture, "arrived_bytes", 1 << 40),
-        mock.patch.object(Capture, "hurry", hurry),
+        mock.patch.object(RamCapture, "arrived_bytes", 1 << 40),
+        mock.patch.object(RamCapture, "hurry", hurry),
     ):
         snapshot(world)
     assert len(hurried) == 1

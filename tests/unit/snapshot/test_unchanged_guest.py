@@ -13,7 +13,7 @@ from snaporch.bundle.host_file import read_host_file
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import SnaporchError
-from snaporch.model import DomainState, Level, Reached, Verdict
+from snaporch.model import DomainState, Level, VerificationResult, VerifyDepth
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import write_verdict
 from snaporch.zfs import PoolError
@@ -123,7 +123,7 @@ def _fail(at):
 
 def _verdict(world):
     (record,) = all_records(world.context.store, world.pool.snapshots())
-    failed = Verdict(datetime.now(UTC), passed=False, reached=Reached.NOTHING)
+    failed = VerificationResult(datetime.now(UTC), passed=False, reached=VerifyDepth.NOTHING)
     write_verdict(world.context, record, failed)
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from fakes.schedule import HOURLY, NOW
 
-from snaporch.config import Status as Limits
+from snaporch.config import StatusOptions as Limits
 from snaporch.context import Interrupt
 from snaporch.journal import Journal, Note, Step
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level, iso
 from snaporch.restore.start_lock import barred
-from snaporch.schedule.failures import Failed, write_failed
+from snaporch.schedule.failures import FailedAttempt, write_failed
 from snaporch.schedule.forecast import carried_out, look
 from snaporch.schedule.recurrence import times
 from snaporch.snapshot.plan import make_plan
@@ -63,7 +63,7 @@ def test_nothing_is_missed_before_the_first_one(standing):
 def test_a_failure_puts_the_time_off_but_what_was_missed_stays_missed(scheduled, standing):
     scheduled.taken(NOW - timedelta(hours=5))
     key = f"{scheduled.world.guest().uuid}/hourly"
-    write_failed(scheduled.context.config.paths.schedule, {key: Failed(NOW, "no such luck")})
+    write_failed(scheduled.context.config.paths.schedule, {key: FailedAttempt(NOW, "no such luck")})
     found = policy(standing())
     assert found.next.failed.reason == "no such luck"
     assert found.next.at > NOW
@@ -73,7 +73,9 @@ def test_a_failure_puts_the_time_off_but_what_was_missed_stays_missed(scheduled,
 def test_a_snapshot_since_then_undoes_a_failure(scheduled, standing):
     key = f"{scheduled.world.guest().uuid}/hourly"
     before = NOW - timedelta(minutes=20)
-    write_failed(scheduled.context.config.paths.schedule, {key: Failed(before, "no such luck")})
+    write_failed(
+        scheduled.context.config.paths.schedule, {key: FailedAttempt(before, "no such luck")}
+    )
     scheduled.taken(NOW - timedelta(minutes=10))
     assert policy(standing()).next.failed is None
 

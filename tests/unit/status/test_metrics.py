@@ -9,12 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from snaporch import __version__
 from snaporch.errors import UnavailableError
-from snaporch.schedule.failures import Failed
-from snaporch.schedule.forecast import Next
+from snaporch.schedule.failures import FailedAttempt
+from snaporch.schedule.forecast import NextSnapshot
 from snaporch.status.metrics import as_text, registry, write_textfile
-from snaporch.status.model import Grade, Trouble
+from snaporch.status.model import Problem, ProblemGrade
 
-TROUBLE = Trouble("missed", Grade.WARNING, "web", "text")
+TROUBLE = Problem("missed", ProblemGrade.WARNING, "web", "text")
 
 
 def samples(status, troubles=()):
@@ -60,9 +60,9 @@ def test_what_is_unknown_is_left_out():
 def test_a_snapshot_that_fails_is_late_however_often_it_is_tried(snapshots):
     """Its alert looks at nothing else."""
     due, retry = NOW - timedelta(hours=3), NOW + timedelta(minutes=5)
-    failed = Failed(NOW, "no")
+    failed = FailedAttempt(NOW, "no")
     wanted, since = (due, None) if snapshots else (None, due)
-    coming = Next("hourly", retry, "a retry", wanted, failed, since)
+    coming = NextSnapshot("hourly", retry, "a retry", wanted, failed, since)
     found = samples(with_policy(next=coming))
     name = "snaporch_policy_next_run_timestamp_seconds"
     assert found[name, "hourly", "web"] == due.timestamp()

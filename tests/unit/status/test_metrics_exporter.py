@@ -5,9 +5,9 @@ import urllib.request
 import pytest
 from fakes.schedule import NOW
 
-from snaporch.config import Metrics
+from snaporch.config import MetricsOptions
 from snaporch.schedule.forecast import look
-from snaporch.status.metrics_exporter import Observer
+from snaporch.status.metrics_exporter import MetricsExporter
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def looked(observer, context):
 
 
 def test_figures_are_served_as_of_the_last_look(scheduled, place):
-    observer = Observer()
-    with observer.serving(scheduled.context, Metrics(listen=place)):
+    observer = MetricsExporter()
+    with observer.serving(scheduled.context, MetricsOptions(listen=place)):
         assert "snaporch_snapshots" not in scrape(place)
         looked(observer, scheduled.context)
         assert 'snaporch_snapshots{domain="web"' not in scrape(place)
@@ -42,10 +42,10 @@ def test_figures_are_served_as_of_the_last_look(scheduled, place):
 
 
 def test_an_address_that_is_taken_is_a_note(scheduled, place):
-    first, second = Observer(), Observer()
+    first, second = MetricsExporter(), MetricsExporter()
     with (
-        first.serving(scheduled.context, Metrics(listen=place)),
-        second.serving(scheduled.context, Metrics(listen=place)),
+        first.serving(scheduled.context, MetricsOptions(listen=place)),
+        second.serving(scheduled.context, MetricsOptions(listen=place)),
     ):
         (note,) = scheduled.world.heard.notes
     assert note == f"nothing is served at {place}: Address already in use"
@@ -53,6 +53,6 @@ def test_an_address_that_is_taken_is_a_note(scheduled, place):
 
 def test_unless_configured_nothing_is_looked_at(scheduled, monkeypatch):
     monkeypatch.setattr("snaporch.status.metrics_exporter.gather", lambda *_: pytest.fail("looked"))
-    observer = Observer()
-    with observer.serving(scheduled.context, Metrics()):
+    observer = MetricsExporter()
+    with observer.serving(scheduled.context, MetricsOptions()):
         looked(observer, scheduled.context)

@@ -6,31 +6,33 @@ from pathlib import Path
 import pytest
 from fakes.standing import NEXT, NOW, RECORD, RUN, WELL, with_domain, with_policy
 
-from snaporch.config import Status as Limits
-from snaporch.model import BundleState, Reached, Verdict
-from snaporch.schedule.failures import Failed
-from snaporch.schedule.replication_due import Shipment
-from snaporch.status.model import Carrier, Grade, ReplicaStatus
+from snaporch.config import StatusOptions as Limits
+from snaporch.model import BundleState, VerificationResult, VerifyDepth
+from snaporch.schedule.failures import FailedAttempt
+from snaporch.schedule.replication_due import PendingReplication
+from snaporch.status.model import ProblemGrade, ReplicaStatus, SchedulerState
 from snaporch.status.problems import judge, worst
 from snaporch.zfs import ForeignMount
 
-FAILED = replace(NEXT, failed=Failed(NOW, "no such luck"))
+FAILED = replace(NEXT, failed=FailedAttempt(NOW, "no such luck"))
 DUE = replace(NEXT, at=NOW - timedelta(minutes=31))
 JUST_DUE = replace(NEXT, at=NOW - timedelta(minutes=30))
 FIRST = replace(NEXT, at=NOW, wanted=None, since=NOW - timedelta(minutes=30))
 LONG = replace(FIRST, since=NOW - timedelta(minutes=30, seconds=1))
-NOBODY = Carrier(None, {"snaporch.service": "inactive"})
+NOBODY = SchedulerState(None, {"snaporch.service": "inactive"})
 HALF = replace(RECORD, state=BundleState.MISSING)
-BROKEN = replace(RECORD, verified=Verdict(NOW, passed=False, reached=Reached.CHECKED))
-FINE = replace(RECORD, verified=Verdict(NOW, passed=True, reached=Reached.RESUMED))
+BROKEN = replace(
+    RECORD, verified=VerificationResult(NOW, passed=False, reached=VerifyDepth.CHECKED)
+)
+FINE = replace(RECORD, verified=VerificationResult(NOW, passed=True, reached=VerifyDepth.RESUMED))
 
 
 MOUNT = ForeignMount("tank/web@s", "the guest db")
-TRIED = Failed(NOW, "nas: away")
+TRIED = FailedAttempt(NOW, "nas: away")
 
 
 def with_replica(last=None, since=NOW, failed=None):
-    waiting = Shipment("web", "u", "nas", NOW, "why", last, since, failed)
+    waiting = PendingReplication("web", "u", "nas", NOW, "why", last, since, failed)
     return with_domain(replicas=(ReplicaStatus("nas", last, waiting),))
 
 
@@ -49,7 +51,10 @@ def codes(status, **limits):
         WELL,
         replace(WELL, runs=(RUN,)),
         replace(WELL, carrier=NOBODY),  # nothing is due
-        replace(with_policy(next=DUE), carrier=Carrier(None, {"snaporch-run-due.timer": "active"})),
+        replace(
+            with_policy(next=DUE),
+            carrier=SchedulerState(None, {"snaporch-run-due.timer": "active"}),
+        ),
         replace(with_policy(next=JUST_DUE), carrier=NOBODY),
         with_policy(next=FIRST),
         replace(with_domain(last=HALF), runs=(RUN,)),  # it is being sealed
@@ -93,12 +98,13 @@ def test_nothing_needs_attention(status):
         (replace(WELL, strangers=(("policy.p", "wbe"),)), ("no-such-domain", "warning")),
         (
             replace(
-                WELL, carrier=Carrier(WELL.carrier.holder, {"snaporch-run-due.service": "failed"})
+                WELL,
+                carrier=SchedulerState(WELL.carrier.holder, {"snaporch-run-due.service": "failed"}),
             ),
             ("unit-failed", "warning"),
         ),
         (
-            replace(WELL, carrier=Carrier(None, {"snaporch.service": "failed"})),
+            replace(WELL, carrier=SchedulerState(None, {"snaporch.service": "failed"})),
             ("unit-failed", "critical"),
         ),
         (replace(WELL, mounted=(MOUNT, MOUNT)), ("mounted", "warning")),
@@ -117,9 +123,9 @@ def test_limits_are_the_configured_ones():
 def test_the_critical_comes_first():
     status = replace(with_policy(missed=1), runs=(replace(RUN, held=False),))
     troubles = judge(status, Limits())
-    assert [each.grade for each in troubles] == [Grade.CRITICAL, Grade.WARNING]
-    assert worst(troubles) is Grade.CRITICAL
-    assert worst(troubles[1:]) is Grade.WARNING
+    assert [each.grade for each in troubles] == [ProblemGrade.CRITICAL, ProblemGrade.WARNING]
+    assert worst(troubles) is ProblemGrade.CRITICAL
+    assert worst(troubles[1:]) is ProblemGrade.WARNING
     assert worst([]) is None
 
 
@@ -127,7 +133,7 @@ def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
     held = replace(RUN, guest_held=True)
     assert judge(replace(WELL, runs=(held,)), Limits()) == []  # it is just at it
     (trouble,) = judge(replace(WELL, runs=(replace(held, held=False),)), Limits())
-    assert (trouble.code, trouble.grade) == ("held", Grade.CRITICAL)
+    assert (trouble.code, trouble.grade) == ("held", ProblemGrade.CRITICAL)
     assert "while frozen, and the guest may still be paused or frozen" in trouble.text
     assert trouble.text.endswith("run: snaporch recover u")
 
@@ -151,11 +157,11 @@ def test_snapshots_that_are_mounted_are_counted():
 def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
-    found = set(re.findall(r'Trouble\("([a-z-]+)"', source))
+    found = set(re.findall(r'Problem\("([a-z-]+)"', source))
     assert len(found) == 22
     for code in found:
         assert f"`{code}`" in page
 
 
 def test_what_the_timer_starts_is_nobody_who_carries_policies_out():
-    assert not Carrier(None, {"snaporch-run-due.service": "active"}).there
+    assert not SchedulerState(None, {"snaporch-run-due.service": "active"}).there

@@ -27,7 +27,7 @@ from snaporch.schedule.apply_retention import retire
 from snaporch.schedule.failures import read_failed, write_failed
 from snaporch.schedule.forecast import carried_out, look
 from snaporch.schedule.run_due import changed_by, due_captures
-from snaporch.schedule.subprocesses import Outcome
+from snaporch.schedule.subprocesses import CaptureOutcome
 from snaporch.status.collect import gather
 from snaporch.status.problems import judge
 
@@ -240,7 +240,7 @@ class Host:
         except SnaporchError as error:
             text, status = error.line(), error.exit_code
         known = read_failed(paths.schedule, spare=paths.runtime)
-        changed = changed_by(known, [Outcome(capture, int(status), text)], self.now)
+        changed = changed_by(known, [CaptureOutcome(capture, int(status), text)], self.now)
         try:
             write_failed(paths.schedule, changed, spare=paths.runtime)
         except UnavailableError:

@@ -14,7 +14,7 @@ from fakes.images import qcow2
 
 from snaporch import default_paths
 from snaporch.bundle import store
-from snaporch.bundle.manifest import MANIFEST_NAME, BeneathEntry, read_manifest
+from snaporch.bundle.manifest import MANIFEST_NAME, BackingFileEntry, read_manifest
 from snaporch.bundle.store import BundleStore
 from snaporch.catalog.records import all_records
 from snaporch.errors import (
@@ -26,14 +26,14 @@ from snaporch.errors import (
 )
 from snaporch.extract import disk_reader
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
-from snaporch.model import BundleState, DatasetKind, DomainState, Level, Reached
+from snaporch.model import BundleState, DatasetKind, DomainState, Level, VerifyDepth
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import records_called
 from snaporch.show import describe
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import into_pages
 from snaporch.verify import liveness
-from snaporch.verify.verify import Ordeal, check_ordeal, longest_ago, verify, verify_all
+from snaporch.verify.verify import VerifyOptions, check_ordeal, longest_ago, verify, verify_all
 from snaporch.zfs import PoolError
 
 
@@ -42,7 +42,7 @@ def record(world, text="web@s1"):
 
 
 def check(world, text="web@s1", **ordeal):
-    return verify(world.context, record(world, text), Ordeal(**ordeal))
+    return verify(world.context, record(world, text), VerifyOptions(**ordeal))
 
 
 def taken(world, name, level=None, **guest):
@@ -74,7 +74,7 @@ def test_the_original_keeps_the_state_of_its_tpm(world, tmp_path, level):
     taken(world, "tpm", level, tpm=str(tmp_path / "state"))
     outcome = check(world, "tpm@s1")
     assert outcome.passed, outcome.failure
-    assert outcome.reached in (Reached.RESUMED, Reached.BOOTED)
+    assert outcome.reached in (VerifyDepth.RESUMED, VerifyDepth.BOOTED)
     assert (tmp_path / "state").read_bytes() == b"then"
     assert list((world.root / "swtpm").iterdir()) == []
 
@@ -84,7 +84,7 @@ def test_the_original_keeps_the_state_of_its_tpm(world, tmp_path, level):
 
 def test_a_whole_snapshot_passes_and_nothing_stays(original, world):
     outcome = check(world)
-    assert (outcome.passed, outcome.reached, outcome.failure) == (True, Reached.RESUMED, None)
+    assert (outcome.passed, outcome.reached, outcome.failure) == (True, VerifyDepth.RESUMED, None)
     assert nothing_of_it(world)
     assert world.guest("web").state is DomainState.RUNNING
     assert original.content() == {b"now"}
@@ -103,7 +103,7 @@ def test_the_verdict_is_on_every_snapshot_and_in_the_list(world):
     outcome = check(world)
     texts = {s.properties["verified"] for s in world.pool.snapshots() if s.name == "s1"}
     assert texts == {outcome.verdict.as_text()}
-    assert record(world).verified.reached is Reached.RESUMED
+    assert record(world).verified.reached is VerifyDepth.RESUMED
 
 
 def test_a_snapshot_that_carries_another_guests_marks_gets_no_verdict(original, world):
@@ -111,7 +111,7 @@ def test_a_snapshot_that_carries_another_guests_marks_gets_no_verdict(original, 
     world.pool.set_properties(
         ["flash/web@s1"], {"snaporch:run": "another", "snaporch:verified": "x"}
     )
-    assert verify(world.context, original.record, Ordeal()).passed
+    assert verify(world.context, original.record, VerifyOptions()).passed
     found = {each.dataset: each.properties.get("verified", "") for each in world.pool.snapshots()}
     assert "passed resumed" in found["tank/web"]
     assert found["flash/web"] == "x"
@@ -119,25 +119,25 @@ def test_a_snapshot_that_carries_another_guests_marks_gets_no_verdict(original, 
 
 def test_a_guest_that_was_paused_has_to_run(world):
     taken(world, "still", state=DomainState.PAUSED)
-    assert check(world, "still@s1").reached is Reached.RESUMED
+    assert check(world, "still@s1").reached is VerifyDepth.RESUMED
 
 
 @pytest.mark.parametrize("level", ["crash", "paused"])
 def test_without_ram_a_clone_is_booted(world, level):
     taken(world, "cold", level=level)
     outcome = check(world, "cold@s1")
-    assert (outcome.passed, outcome.reached) == (True, Reached.BOOTED)
+    assert (outcome.passed, outcome.reached) == (True, VerifyDepth.BOOTED)
     assert nothing_of_it(world)
 
 
 def test_a_guest_that_was_off_is_booted(world):
     taken(world, "off", state=DomainState.OFF)
-    assert check(world, "off@s1").reached is Reached.BOOTED
+    assert check(world, "off@s1").reached is VerifyDepth.BOOTED
 
 
 def test_checksums_alone_run_nothing(world):
     outcome = check(world, run=False)
-    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert (outcome.passed, outcome.reached) == (True, VerifyDepth.CHECKED)
     assert "hypervisor.restore" not in world.hooks.acts()
     assert "pool.clone" not in world.hooks.acts()
 
@@ -184,7 +184,7 @@ def test_a_damaged_disk_fails(world, shown, monkeypatch):
     assert check(world, run=False).passed
     monkeypatch.setattr(disk_reader.os, "pread", damaged)
     outcome = check(world, disks=True)
-    assert (outcome.passed, outcome.disks, outcome.reached) == (False, False, Reached.CHECKED)
+    assert (outcome.passed, outcome.disks, outcome.reached) == (False, False, VerifyDepth.CHECKED)
     assert "cannot be read (Input/output error)" in outcome.failure.line()
     assert not record(world).verified.passed
     assert (record(world).level, record(world).state) == (Level.RAM, BundleState.COMPLETE)
@@ -225,7 +225,7 @@ def test_with_a_disk_that_is_not_in_the_snapshot_it_stays_on_paper(world, level)
     (world.root / "z.img").touch()
     taken(world, "more", level, more=(DiskSpec("vdz", str(world.root / "z.img")),))
     outcome = check(world, "more@s1")
-    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert (outcome.passed, outcome.reached) == (True, VerifyDepth.CHECKED)
     assert any("vdz is not in the snapshot" in line for line in outcome.proof)
     assert "pool.clone" not in world.hooks.acts()
 
@@ -283,7 +283,7 @@ def break_bundle(original, how):
 def test_a_broken_bundle_fails(original, world, how):
     break_bundle(original, how)
     outcome = check(world)
-    assert (outcome.passed, outcome.reached) == (False, Reached.NOTHING)
+    assert (outcome.passed, outcome.reached) == (False, VerifyDepth.NOTHING)
     assert outcome.failure
     assert "pool.clone" not in world.hooks.acts()
     assert not record(world).verified.passed
@@ -322,7 +322,7 @@ def test_what_was_found_damaged_is_not_shown_as_ram_until_it_passes(original, wo
 def test_what_could_not_be_resumed_has_no_way_by_hand_that_resumes_it(original, world):
     assert describe(world.context, record(world)).by_hand
     world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
-    assert check(world).reached is Reached.CHECKED
+    assert check(world).reached is VerifyDepth.CHECKED
     assert record(world).state is BundleState.COMPLETE
     assert describe(world.context, record(world)).by_hand == ()
 
@@ -330,7 +330,7 @@ def test_what_could_not_be_resumed_has_no_way_by_hand_that_resumes_it(original, 
 def test_what_libvirt_cannot_resume_fails(world):
     world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
     outcome = check(world)
-    assert (outcome.passed, outcome.reached) == (False, Reached.CHECKED)
+    assert (outcome.passed, outcome.reached) == (False, VerifyDepth.CHECKED)
     assert "could not be resumed (load of migration)" in outcome.failure.line()
     assert nothing_of_it(world)
 
@@ -342,7 +342,7 @@ def test_cpus_that_do_nothing_fail(world):
     world.hypervisor.restored = hang
     outcome = check(world)
     assert "CPUs did nothing" in outcome.failure.line()
-    assert outcome.reached is Reached.CHECKED
+    assert outcome.reached is VerifyDepth.CHECKED
     assert nothing_of_it(world)
 
 
@@ -395,7 +395,7 @@ def test_a_clone_that_has_a_disk_of_the_original_open_does_not_run(original, wor
     world.hypervisor.restored = lambda _guest: open_it() if place.endswith("restore") else None
     world.hooks.at[place] = open_it
     outcome = check(world)
-    assert (outcome.passed, outcome.reached) == (True, Reached.CHECKED)
+    assert (outcome.passed, outcome.reached) == (True, VerifyDepth.CHECKED)
     assert [text for text in outcome.proof if disk in text and text.startswith("not run: ")]
     assert nothing_of_it(world)
     assert ("hypervisor.vitals" in world.hooks.acts()) is False
@@ -438,7 +438,7 @@ def test_a_script_is_told_all_it_needs(world, tmp_path):
 
 def test_a_script_that_says_no_fails_the_snapshot(world, tmp_path):
     outcome = check(world, script=script(tmp_path, "exit 3"))
-    assert (outcome.passed, outcome.reached) == (False, Reached.RESUMED)
+    assert (outcome.passed, outcome.reached) == (False, VerifyDepth.RESUMED)
     assert "ended with 3" in outcome.failure.line()
     assert nothing_of_it(world)
 
@@ -456,9 +456,9 @@ def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
 def test_what_is_missing_is_said_first(tmp_path, what):
     (tmp_path / "plain").write_text("")
     ordeals = {
-        "absent": Ordeal(script=tmp_path / "absent"),
-        "plain": Ordeal(script=tmp_path / "plain"),
-        "pictures": Ordeal(screenshots=tmp_path / "absent"),
+        "absent": VerifyOptions(script=tmp_path / "absent"),
+        "plain": VerifyOptions(script=tmp_path / "plain"),
+        "pictures": VerifyOptions(screenshots=tmp_path / "absent"),
     }
     with pytest.raises(RefusedError):
         check_ordeal(ordeals[what])
@@ -506,7 +506,7 @@ def test_one_that_cannot_be_found_out_does_not_stop_the_others(original, world):
     original.snapshot("s2")
     records = [record(world), record(world, "web@s2")]
     world.hooks.at["pool.clone"] = failing_first(PoolError("zfs", "no"))
-    first, second = verify_all(world.context, records, Ordeal())
+    first, second = verify_all(world.context, records, VerifyOptions())
     assert isinstance(first, PoolError)
     assert second.passed
 
@@ -577,7 +577,7 @@ def test_no_verdict_of_what_is_damaged_while_somebody_works_on_the_guest(origina
 def test_no_verdict_where_a_backing_file_cannot_be_looked_at(original, world):
     path = Path(original.record.bundle) / MANIFEST_NAME
     manifest = read_manifest(path.parent)
-    far = BeneathEntry(path="/far/away/base.qcow2", inode=5, bytes=1000, mtime_ns=5)
+    far = BackingFileEntry(path="/far/away/base.qcow2", inode=5, bytes=1000, mtime_ns=5)
     first, *others = manifest.disks
     disks = (first.model_copy(update={"beneath": (far,)}), *others)
     path.write_text(manifest.model_copy(update={"disks": disks}).model_dump_json())
@@ -593,7 +593,7 @@ def test_a_backing_file_that_was_changed_fails_and_leaves_the_bundle_its_ram(wor
     taken(world, "over", disks={}, more=(DiskSpec("vda", str(top), format="qcow2"),))
     base.write_bytes(b"committed by somebody")
     outcome = check(world, "over@s1")
-    assert (outcome.passed, outcome.reached) == (False, Reached.CHECKED)
+    assert (outcome.passed, outcome.reached) == (False, VerifyDepth.CHECKED)
     assert f"{base}, which lies beneath vda" in outcome.failure.line()
     found = record(world, "over@s1")
     assert (found.level, found.state) == (Level.RAM, BundleState.COMPLETE)

@@ -2,7 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.check.facts import Facts, Guest, Overlays, Program, Sanoid, Store
+from snaporch.check.facts import (
+    GuestFacts,
+    HookProgram,
+    HostFacts,
+    OverlayFacts,
+    SanoidFacts,
+    StoreFacts,
+)
 from snaporch.check.lint import lint
 from snaporch.sanoid.config.render import Stanza, render_sanoid, stanzas
 
@@ -10,11 +17,11 @@ TREE = (
     *("flash", "flash/v", "tank", "tank/db", "tank/db/data", "tank/db/log", "tank/vm"),
     *("tank/vm/a-1", "tank/vm/a-2", "tank/vm/b", "tank/odd name", "tank/odd name/1"),
 )
-DB = Guest("db", "auto", ("tank/db/data", "tank/db/log"))
+DB = GuestFacts("db", "auto", ("tank/db/data", "tank/db/log"))
 
 
 def test_a_guest_with_one_dataset():
-    assert stanzas([Guest("b", "auto", ("tank/vm/b",))], TREE) == [
+    assert stanzas([GuestFacts("b", "auto", ("tank/vm/b",))], TREE) == [
         Stanza("tank/vm/b", False, ("b",))
     ]
 
@@ -25,8 +32,8 @@ def test_a_guest_with_a_parent_of_its_own_is_one_call():
 
 def test_no_guest_gets_anothers_datasets():
     guests = [
-        Guest("a", "auto", ("tank/vm/a-1", "tank/vm/a-2")),
-        Guest("b", "auto", ("tank/vm/b",)),
+        GuestFacts("a", "auto", ("tank/vm/a-1", "tank/vm/a-2")),
+        GuestFacts("b", "auto", ("tank/vm/b",)),
     ]
     assert [stanza.dataset for stanza in stanzas(guests, TREE)] == [
         "tank/vm/a-1",
@@ -36,25 +43,25 @@ def test_no_guest_gets_anothers_datasets():
 
 
 def test_a_dataset_of_two_guests_has_one_section():
-    guests = [Guest(name, "auto", ("flash/v",)) for name in ("x", "y")]
+    guests = [GuestFacts(name, "auto", ("flash/v",)) for name in ("x", "y")]
     assert stanzas(guests, TREE) == [Stanza("flash/v", False, ("x", "y"))]
 
 
 def test_what_lies_below_a_recursive_parent_has_none_of_its_own():
-    guests = [DB, Guest("reader", "auto", ("tank/db/log",))]
+    guests = [DB, GuestFacts("reader", "auto", ("tank/db/log",))]
     assert stanzas(guests, TREE) == [Stanza("tank/db", True, ("db", "reader"))]
 
 
 GUESTS = {
-    "one": [Guest("b", "auto", ("tank/vm/b",))],
+    "one": [GuestFacts("b", "auto", ("tank/vm/b",))],
     "parent": [DB],
-    "two pools": [Guest("p", "auto", ("flash/v", "tank/vm/b"))],
-    "blank": [Guest("o", "auto", ("tank/odd name", "tank/odd name/1"))],
+    "two pools": [GuestFacts("p", "auto", ("flash/v", "tank/vm/b"))],
+    "blank": [GuestFacts("o", "auto", ("tank/odd name", "tank/odd name/1"))],
     "all": [
         DB,
-        Guest("a", "auto", ("tank/vm/a-1", "tank/vm/a-2")),
-        Guest("reader", "auto", ("tank/db/log", "flash/v")),
-        Guest("nas", "auto", (), refusal=("no disk on ZFS", "")),
+        GuestFacts("a", "auto", ("tank/vm/a-1", "tank/vm/a-2")),
+        GuestFacts("reader", "auto", ("tank/db/log", "flash/v")),
+        GuestFacts("nas", "auto", (), refusal=("no disk on ZFS", "")),
     ],
 }
 
@@ -62,15 +69,15 @@ GUESTS = {
 @pytest.mark.parametrize("guests", GUESTS.values(), ids=GUESTS.keys())
 def test_what_is_rendered_has_nothing_to_mend(guests, sanoid_conf):
     text = render_sanoid(guests, TREE, "/usr/bin/snaporch")
-    program = {"/usr/bin/snaporch": Program(True, True, "1.0")}
-    found = Sanoid(True, True, Path("/etc/sanoid"), sanoid_conf(text, *TREE), programs=program)
-    facts = Facts(
+    program = {"/usr/bin/snaporch": HookProgram(True, True, "1.0")}
+    found = SanoidFacts(True, True, Path("/etc/sanoid"), sanoid_conf(text, *TREE), programs=program)
+    facts = HostFacts(
         version="1.0",
         command="/usr/bin/snaporch",
         sanoid=found,
         guests=tuple(guests),
-        store=Store(Path("/s")),
-        overlays=Overlays(Path("/o"), 2, 1),
+        store=StoreFacts(Path("/s")),
+        overlays=OverlayFacts(Path("/o"), 2, 1),
         datasets=frozenset(TREE),
     )
     assert {finding.severity.value for finding in lint(facts)} <= {"hint"}
@@ -87,7 +94,7 @@ def test_a_guest_off_zfs_is_named_in_a_comment(sanoid_conf):
 
 
 def test_a_hostile_name_stays_in_its_comment(sanoid_conf):
-    guest = Guest("x\n[tank]\nhourly = 1", "auto", ("flash/v",))
+    guest = GuestFacts("x\n[tank]\nhourly = 1", "auto", ("flash/v",))
     assert sanoid_conf(render_sanoid([guest], TREE, "snaporch")).written == (
         "flash/v",
         "template_snaporch",

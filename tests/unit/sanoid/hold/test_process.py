@@ -14,7 +14,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.sanoid.hold.client import Line, ask, call
+from snaporch.sanoid.hold.client import JsonConnection, ask, call
 from snaporch.sanoid.hooks import freeze, guests
 from snaporch.snapshot.strategies.overlay import Overlay
 from snaporch.zfs import PoolError
@@ -164,8 +164,10 @@ def entered(world, held, name):
 
 
 def visit(world, held, line, name, **more):
-    guest = guests.Guest(world.hypervisor.domain(held.uuid), {})
-    return freeze.Visit(freeze.Entry(guest, held.message("", f"tank/{name}")), line, **more)
+    guest = guests.GuestDatasets(world.hypervisor.domain(held.uuid), {})
+    return freeze.HoldClient(
+        freeze.FreezeEntry(guest, held.message("", f"tank/{name}")), line, **more
+    )
 
 
 def test_a_sanoid_that_ends_before_the_word_is_given(world, hold, sanoid):
@@ -208,9 +210,11 @@ def test_a_hook_that_gives_no_word_does_not_have_the_guest_for_ever(world, hold,
 def test_a_holder_that_does_not_answer_is_not_waited_for(world):
     world.add_guest()
     here, there = socket.socketpair()
-    entry = freeze.Entry(guests.Guest(world.hypervisor.domain("web"), {}), {}, seconds=0.1)
+    entry = freeze.FreezeEntry(
+        guests.GuestDatasets(world.hypervisor.domain("web"), {}), {}, seconds=0.1
+    )
     with there, pytest.raises(RunFailedError, match="web: its holder has not answered for 0 s"):
-        freeze.freeze_together([freeze.Visit(entry, Line(here))], jobs=4)
+        freeze.freeze_together([freeze.HoldClient(entry, JsonConnection(here))], jobs=4)
 
 
 @pytest.mark.parametrize("first", ["web", "db"])
@@ -316,7 +320,7 @@ def test_one_whose_holder_is_gone_calls_all_off(world, hold):
     held = hold("db")
     gone, other = socket.socketpair()
     other.close()
-    lost = visit(world, held, Line(gone), "db", frozen=True)
+    lost = visit(world, held, JsonConnection(gone), "db", frozen=True)
     line = entered(world, held, "db")
     with pytest.raises(RunFailedError, match="was let go"):
         freeze.freeze_together([line, lost], jobs=4)
@@ -329,9 +333,9 @@ def test_one_whose_holder_talks_nonsense_calls_all_off(world, hold):
     held = hold("db")
     line = entered(world, held, "db")
     mad, other = socket.socketpair()
-    Line(other).say({"prospect": {"strategy": "magic"}})
+    JsonConnection(other).say({"prospect": {"strategy": "magic"}})
     with pytest.raises(RunFailedError, match="was let go"):
-        freeze.freeze_together([line, visit(world, held, Line(mad), "db")], jobs=4)
+        freeze.freeze_together([line, visit(world, held, JsonConnection(mad), "db")], jobs=4)
     other.close()
     assert held.end() == 8
     assert world.is_as_it_was("db")

@@ -3,19 +3,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from snaporch.sanoid.hold.window import Join, Phase, Window
+from snaporch.sanoid.hold.window import HoldRequest, HoldWindow, WindowPhase
 
 A, B = frozenset({"tank/a"}), frozenset({"tank/b"})
 
 
 def join(target="tank/a", sanoid=1, datasets=None, promised=A | B, names=("hourly",)):
     wanted = frozenset({target}) if datasets is None else datasets
-    return Join(sanoid, target, wanted, promised, names)
+    return HoldRequest(sanoid, target, wanted, promised, names)
 
 
 @pytest.fixture
 def window():
-    made = Window()
+    made = HoldWindow()
     assert made.join(join())
     made.opened()
     return made
@@ -23,7 +23,7 @@ def window():
 
 def test_it_waits_for_the_post(window):
     window.leave((1, "tank/a"))
-    alone = Window()
+    alone = HoldWindow()
     alone.join(join(promised=A))
     alone.opened()
     assert not alone.over
@@ -48,7 +48,7 @@ def test_nobody_waits_for_a_sanoid_that_has_ended(window):
 
 
 def test_a_sanoid_that_nobody_knows_promises_nothing():
-    window = Window()
+    window = HoldWindow()
     window.join(join(sanoid=0))
     window.opened()
     window.leave((0, "tank/a"))
@@ -71,7 +71,7 @@ def test_one_sanoid_keeps_the_promise_of_another(window):
 
 
 def test_a_recursive_snapshot_takes_all_at_once():
-    window = Window()
+    window = HoldWindow()
     window.join(join("tank", datasets=A | B))
     window.opened()
     window.leave((1, "tank"))
@@ -110,7 +110,7 @@ def test_while_it_is_frozen_again_nothing_is_over(window):
     window.ended(1)
     assert window.over
     window.opening()
-    assert window.phase is Phase.OPENING
+    assert window.phase is WindowPhase.OPENING
     assert not window.over
     window.opened()
     assert window.over
@@ -186,7 +186,7 @@ class Anything(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.window = Window()
+        self.window = HoldWindow()
         self.story = Story()
 
     sanoids = st.integers(0, 1)  # few, so that they come again
@@ -194,7 +194,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(key=keys, promised=st.sets(st.sampled_from(["tank/a", "tank/b"])))
     def enter(self, key, promised):
-        closed = self.window.phase is Phase.CLOSED
+        closed = self.window.phase is WindowPhase.CLOSED
         joined = self.window.join(join(key[1], key[0], promised=frozenset(promised)))
         assert joined is not closed
         if joined:
@@ -202,7 +202,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule()
     def opened(self):
-        if self.window.phase is Phase.OPENING:
+        if self.window.phase is WindowPhase.OPENING:
             self.window.opened()
 
     @rule(key=keys)
@@ -229,7 +229,7 @@ class Anything(RuleBasedStateMachine):
         assert self.window.awaited == self.story.awaited
         assert self.window.deserted is self.story.deserted
         waits = self.story.inside or self.story.awaited
-        assert self.window.over is (self.window.phase is Phase.OPEN and not waits)
+        assert self.window.over is (self.window.phase is WindowPhase.OPEN and not waits)
 
 
 TestAnything = Anything.TestCase

@@ -3,18 +3,23 @@ from dataclasses import replace
 import pytest
 
 from snaporch.model import Strategy
-from snaporch.sanoid.hooks.freeze_order import Place, Prospect, find_misfit, next_places
+from snaporch.sanoid.hooks.freeze_order import (
+    FreezeEstimate,
+    GuestPosition,
+    find_misfit,
+    next_places,
+)
 
 GIB = 1 << 30
 
 
 def prospect(strategy="overlay", ram=GIB, seconds=10.0, patience=90.0):
-    return Prospect(Strategy(strategy), ram, seconds, patience)
+    return FreezeEstimate(Strategy(strategy), ram, seconds, patience)
 
 
 def order(jobs=1, **prospects):
     """Names in the order in which they are told to freeze, wave by wave."""
-    places = {name: Place(each) for name, each in prospects.items()}
+    places = {name: GuestPosition(each) for name, each in prospects.items()}
     waves = []
     while due := next_places(places.values(), jobs):
         waves.append({name for name, place in places.items() if any(place is d for d in due)})
@@ -25,7 +30,7 @@ def order(jobs=1, **prospects):
 
 def test_a_prospect_survives_a_message():
     each = prospect("manual")
-    assert Prospect.from_json(each.as_json()) == each
+    assert FreezeEstimate.from_json(each.as_json()) == each
 
 
 def test_who_stands_still_comes_last():
@@ -45,7 +50,7 @@ def test_guests_on_overlays_go_a_few_at_a_time_the_longest_first():
 
 
 def test_one_that_is_under_way_is_one_of_the_jobs():
-    under_way, waiting = Place(prospect(), asked=True), Place(prospect())
+    under_way, waiting = GuestPosition(prospect(), asked=True), GuestPosition(prospect())
     assert next_places([under_way, waiting], 1) == []
     assert next_places([under_way, waiting], 2) == [waiting]
     under_way.frozen = True
@@ -53,8 +58,8 @@ def test_one_that_is_under_way_is_one_of_the_jobs():
 
 
 def test_a_smaller_one_that_will_stand_still_begins_when_the_larger_has_as_little_left():
-    large = Place(prospect("manual", ram=4 * GIB, seconds=40))
-    small = Place(prospect("manual", ram=GIB))
+    large = GuestPosition(prospect("manual", ram=4 * GIB, seconds=40))
+    small = GuestPosition(prospect("manual", ram=GIB))
     assert next_places([small, large], 1) == [large]
     large.asked, large.left = True, 2 * GIB
     assert next_places([small, large], 1) == []
@@ -63,7 +68,7 @@ def test_a_smaller_one_that_will_stand_still_begins_when_the_larger_has_as_littl
 
 
 def test_equal_ones_that_will_stand_still_begin_together_however_few_the_jobs():
-    places = [Place(prospect("manual")) for _ in range(3)]
+    places = [GuestPosition(prospect("manual")) for _ in range(3)]
     assert len(next_places(places, 1)) == 3
 
 
