@@ -47,7 +47,7 @@ calendar: ## a table of the schedule's times over a year in all time zones, besi
 	@cd tests && $(VENV)/bin/python -m fakes.calendar
 
 .PHONY: mutants
-mutants: ## put deliberate mistakes into deciding modules; which does no test notice? (WORDS="fate")
+mutants: ## put deliberate mistakes into deciding modules; which does no test notice? (WORDS="decision")
 	@$(VENV)/bin/python tests/mutants/run $(if $(WORDS),$(WORDS),--report docs/mutants.md)
 
 .PHONY: test-lab
