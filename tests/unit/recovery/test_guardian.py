@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -815,13 +816,35 @@ def saving(begin, host):
     return make
 
 
+@pytest.fixture
+def answering(host, monkeypatch):
+    """Time passes by libvirt's answers alone: a busy machine may ask for them late."""
+
+    def arrange(times, then):
+        real, clock, left = host.hypervisor.paused_by, [0.0], [times]
+
+        def answer(uuid):
+            clock[0] += 0.04
+            left[0] -= 1
+            if left[0] == 0:
+                then()
+            return real(uuid)
+
+        monkeypatch.setattr(host.hypervisor, "paused_by", answer)
+        monkeypatch.setattr(
+            watch, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
+        )
+
+    return arrange
+
+
 @pytest.mark.parametrize("strategy", SAVING)
 def test_a_guest_that_runs_has_its_ram_saved_for_as_long_as_it_takes(
-    saving, process, let_go, monkeypatch, strategy
+    saving, process, let_go, answering, strategy
 ):
     run = saving(strategy)
-    looking(monkeypatch, 60, run.over)
-    guard(run, process.pid, "0.4")
+    answering(20, run.over)
+    guard(run, process.pid, "0.1")
     assert let_go.times == 0
 
 
@@ -852,11 +875,11 @@ def test_a_guest_that_libvirt_does_not_answer_for_is_let_go(
 @pytest.mark.parametrize("strategy", SAVING)
 @pytest.mark.parametrize("reason", ["user", "snapshot"])
 def test_a_guest_that_its_owner_suspends_may_stand_still(
-    saving, host, process, let_go, monkeypatch, strategy, reason
+    saving, host, process, let_go, answering, strategy, reason
 ):
     run = saving(strategy)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
-    looking(monkeypatch, 40, run.over)
+    answering(20, run.over)
     guard(run, process.pid, "0.1")
     assert let_go.times == 0
 
