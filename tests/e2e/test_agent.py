@@ -46,7 +46,7 @@ def test_frozen_for_longer_than_the_budget_is_crash(guest, tmp_path):
     text = "[defaults]\nquiesce_budget_ms = 100\n"
     slow = tmp_path / "slow.py"  # a pool that takes its time
     slow.write_text(
-        "import time\nfrom snaporch.snapshot import snapshot\n"
+        "import time\nfrom snaporch.snapshot import run as snapshot\n"
         "real = snapshot._Run._snapshot_pools\n"
         "def slowly(self, reference):\n    real(self, reference)\n    time.sleep(0.2)\n"
         "snapshot._Run._snapshot_pools = slowly\n"
