@@ -15,6 +15,10 @@ HOLD = "snaporch-restore"
 """The tag that keeps the snapshots that are rolled back to from being destroyed meanwhile."""
 
 
+Written = dict[str, int | str]
+"""Of each dataset what tells whether a guest has written: what its files are, or its bytes."""
+
+
 class RestoreStep(StrEnum):
     """The steps of a restore, in order."""
 
@@ -171,7 +175,7 @@ class RestoreJournal(Journal):
         """It is known that a step which was begun has done nothing."""
         self._write(event="failed", step=step.value)
 
-    def wrote(self, written: dict[str, list[list[int]]]) -> None:
+    def wrote(self, written: Written) -> None:
         """What :func:`written_now` said of each dataset before the guest is resumed."""
         self._write(event="written", datasets=written)
 
@@ -183,7 +187,7 @@ class RestoreProgress:
     begun: frozenset[tuple[RestoreStep, str]]
     ended: frozenset[tuple[RestoreStep, str]]
     """Steps, each with the dataset it was about."""
-    written: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    written: Mapping[str, int | str] = field(default_factory=dict)
     """What :func:`written_now` said of each dataset when the guest was to be resumed."""
 
     def has_begun(self, step: RestoreStep) -> bool:
@@ -225,7 +229,7 @@ def read(journal: ForeignJournal) -> OldRestore:
     """
     begun: set[tuple[RestoreStep, str]] = set()
     ended: set[tuple[RestoreStep, str]] = set()
-    written: dict[str, list[list[int]]] = {}
+    written: Written = {}
     try:
         facts = RestoreFacts.from_json(journal.lines[0]["facts"])
         for line in journal.lines[1:]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
 from snaporch.context import Context
+from snaporch.errors import AttentionError
 from snaporch.restore.disk_changes import written_now
 from snaporch.restore.journal import Ending, OldRestore, RestoreStep
 from snaporch.restore.start_lock import is_barred
@@ -66,15 +68,19 @@ def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> RestoreActio
 
     Args:
         dry_run: take no snapshot to find out what was written; ZFS may be some seconds behind.
+
+    Raises:
+        AttentionError: a file system is not mounted that tells whether the guest has written.
     """
     facts, progress = old.facts, old.progress
     domain = context.hypervisor.find(facts.uuid)
     resuming = progress.has_begun(RestoreStep.RESUME)
+    active = domain is not None and domain.active
     return decide(
         RestoreObservation(
-            active=domain is not None and domain.active,
+            active=active,
             barred=is_barred(context, domain),
-            untouched=resuming and _untouched(context, old, probing=not dry_run),
+            untouched=resuming and not active and _untouched(context, old, probing=not dry_run),
             stopping=progress.has_begun(RestoreStep.STOP),
             rolling=progress.has_begun(RestoreStep.ROLLBACK),
             rolled_back=all(
@@ -88,8 +94,18 @@ def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> RestoreActio
 
 def _untouched(context: Context, old: OldRestore, *, probing: bool) -> bool:
     """Nothing was written to any of the datasets since the guest was to be resumed."""
+    facts, then = old.facts, old.progress.written
     try:
-        now = written_now(context, old.facts, probing=probing)
-        return now == old.progress.written and now.keys() == set(old.facts.datasets)
+        now = written_now(context, facts, probing=probing)
     except PoolError:
         return False
+    for dataset, was in then.items():
+        if isinstance(was, str) and not isinstance(now.get(dataset), str):
+            raise AttentionError(
+                facts.domain,
+                f"{dataset} is not mounted, so whether it has run since its {facts.what} was cut "
+                "short cannot be told",
+                f"{shlex.join(['zfs', 'mount', '-l', dataset])}, then: "
+                f"{shlex.join(['snaporch', 'recover', facts.domain])}",
+            )
+    return now == then and now.keys() == set(facts.datasets)

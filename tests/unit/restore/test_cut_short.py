@@ -343,7 +343,7 @@ def test_a_guest_that_was_redefined_and_may_have_run_is_not_rolled_back(story, w
 @pytest.fixture
 def volumes(monkeypatch):
     """The guest's disks are no files."""
-    monkeypatch.setattr(disk_changes, "_disks_in_files", lambda _facts: {})
+    monkeypatch.setattr(disk_changes, "_files", lambda _dataset: "")
 
 
 @pytest.mark.parametrize("kind", ["files", "volumes"])
@@ -371,6 +371,29 @@ def test_who_reads_its_disks_in_files_does_not_write_to_them(story, world, kill)
     (text,) = recover(world.context, story.domain.uuid)
     assert "it is running" in text
     assert world.guest().ram == story.ram
+
+
+def test_what_it_wrote_to_a_file_that_no_definition_names_is_not_rolled_back(story, world, kill):
+    """A disk that was attached for as long as the guest runs, or the data of an image."""
+    with kill("after", RestoreStep.RESUME):
+        put_back(world)
+    world.hypervisor.destroy(story.domain.uuid)
+    Path(story.domain.disks[0].source).with_name("data.raw").write_bytes(b"hours of work")
+    (text,) = recover(world.context, story.domain.uuid)
+    assert "it is off, with its disks as it left them" in text
+    assert world.guest().state is DomainState.OFF
+
+
+def test_without_a_file_system_that_tells_nothing_is_decided(story, world, kill, monkeypatch):
+    with kill("before", RestoreStep.RESUME):
+        put_back(world)
+    with monkeypatch.context() as patched:
+        patched.setattr(disk_changes, "_files", lambda _dataset: "")
+        with pytest.raises(AttentionError, match=r"not mounted.*zfs mount -l .*snaporch recover"):
+            recover(world.context, story.domain.uuid)
+        assert cannot_be_started(world, story.domain.uuid)
+    (text,) = recover(world.context, story.domain.uuid)
+    assert "it is running" in text
 
 
 @pytest.mark.usefixtures("volumes")
