@@ -382,7 +382,8 @@ def list_journals(
     with explained_store(directory):
         names = sorted(os.listdir(directory))
     for path in (directory / name for name in names if name.endswith(".jsonl")):
-        journal = read_journal(path)
+        with explained_store(path):
+            journal = read_journal(path)
         if journal is not None:
             found.append(journal)
         elif sweep:

@@ -534,3 +534,9 @@ def test_a_journal_says_what_others_look_for(directory, path):
         ("end", "pool-snapshot"),
     ]
     assert all(datetime.fromisoformat(each["at"]).tzinfo for each in (first, *steps))
+
+
+def test_what_cannot_be_read_among_journals_is_named(tmp_path):
+    (tmp_path / "20260609T100410.000000Z.jsonl").mkdir()
+    with pytest.raises(UnavailableError, match=r"20260609T100410.000000Z.jsonl: .*irectory"):
+        list_journals(tmp_path, sweep=False)
