@@ -177,6 +177,7 @@ def test_two_sanoids_at_once(guest, tmp_path, undisturbed):
             out, _ = one.communicate()
             assert "WARN" not in out, out
     undisturbed()
+    wait_for(lambda: not list(JOURNAL.glob("*.jsonl")), "the bundles to be sealed")
     found = records(guest)
     assert len(found) >= 2
     assert {(record["level"], record["state"]) for record in found} == {("ram", "complete")}

@@ -83,7 +83,11 @@ def log(unit):
 def starve(unit, process):
     """Take memory from a unit until the kernel kills that process of it, and no other."""
     group = Path("/sys/fs/cgroup", show(unit, "ControlGroup").lstrip("/"))
-    Path(f"/proc/{process}/oom_score_adj").write_text("1000")
+    for each in map(int, (group / "cgroup.procs").read_text().split()):
+        # before the limit is lifted again the kernel may want more than the one
+        score = "1000" if each == process else "-1000"
+        with suppress(OSError):  # it has just ended
+            Path(f"/proc/{each}/oom_score_adj").write_text(score)
 
     def killed():
         text = (group / "memory.events").read_text()
