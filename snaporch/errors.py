@@ -44,10 +44,12 @@ class SnaporchError(Exception):
 
     def line(self) -> str:
         """The whole error on one line, control characters made visible."""
-        text = f"{self.thing}: {self.reason}"
-        if self.step:
-            text = f"{text}; {self.step}"
-        return one_line(text)
+        return one_line(f"{self.thing}: {self.explanation}")
+
+    @property
+    def explanation(self) -> str:
+        """The reason and the next step."""
+        return f"{self.reason}; {self.step}" if self.step else self.reason
 
 
 def one_line(text: str) -> str:

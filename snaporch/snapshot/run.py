@@ -36,7 +36,7 @@ from snaporch.recovery.settle import LOOK, SET_ASIDE, recover, settle
 from snaporch.recovery.start_guardian import await_guardian, start_guardian
 from snaporch.snapshot.bundle_parts import build_manifest, side_parts
 from snaporch.snapshot.choose_strategy import is_lower
-from snaporch.snapshot.guest_changes import check_idle, check_unchanged
+from snaporch.snapshot.guest_changes import check_idle
 from snaporch.snapshot.plan import Plan, make_plan
 from snaporch.snapshot.snapshotter import LocalSnapshotter, Snapshotter, properties_of
 from snaporch.snapshot.store_pages import into_pages
@@ -188,10 +188,10 @@ class _Run:
         try:
             with journal.step(Step.PREPARE):
                 await_guardian(self._context, plan.facts, journal.path)
-                self._check_unchanged(state=True)
+                strategy.check_unchanged()
                 self._taker.prepare(plan)
                 strategy.prepare()
-                self._check_unchanged(state=True)
+                strategy.check_unchanged()
                 if plan.facts.strategy.level is Level.RAM:  # a job from now on may be the run's
                     check_idle(self._context.hypervisor, plan.domain)
             self._freezing = self._touched = True
@@ -200,7 +200,7 @@ class _Run:
             self._context.interrupt.check(plan.domain.name)
             self._freezing = False
             with journal.step(Step.POOL_SNAPSHOT):
-                self._check_unchanged()
+                strategy.check_unchanged(state=False)
                 self._snapshot_pools(properties)
                 level = self._reached(strategy)
                 if level not in (Level.CRASH, Level.TORN) and let_go_mark(journal.path).exists():
@@ -225,17 +225,13 @@ class _Run:
         there = self._context.pool.snapshots(plan.facts.datasets)
         return record_of(self._context.store, there, plan.run, snapshots[0].name)
 
-    def _check_unchanged(self, *, state: bool = False) -> None:
-        plan, hypervisor = self._plan, self._context.hypervisor
-        check_unchanged(hypervisor, plan.domain, plan.facts.overlays, state=state)
-
     def _reached(self, strategy: FreezeStrategy) -> Level:
         """What the snapshots are worth; who took them may have been waited for a long time."""
         level = strategy.reached()
         if level is Level.TORN or (level is Level.CRASH and self._plan.level is not Level.CRASH):
             return level
         try:
-            self._check_unchanged()
+            strategy.check_unchanged(state=False)
         except ChangedError as error:
             if level is Level.CRASH:  # of a guest that runs: they may not hold all its disks
                 raise
@@ -362,7 +358,7 @@ def _reason(error: BaseException, name: str) -> str:
     """What a line that names the guest already says of an error."""
     if isinstance(error, SnaporchError):
         if error.thing == name:
-            return one_line("; ".join(filter(None, (error.reason, error.step))))
+            return one_line(error.explanation)
         return str(error)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""

@@ -60,7 +60,7 @@ def gather(context: Context, outlooks: Sequence[Forecast], now: datetime) -> Sta
         strangers=_strangers(config, outlooks),
         mounted=_mounted(context, outlooks),
         barred=tuple(
-            (left.thing, f"{left.reason}; {left.step}")
+            (left.thing, left.explanation)
             for left in left_barred(context, [each.domain for each in outlooks])
         ),
     )

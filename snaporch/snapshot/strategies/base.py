@@ -93,14 +93,17 @@ class FreezeStrategy(ABC):
     def abandon(self) -> None:  # noqa: B027 - most have nothing to do
         """The run failed: let go of pipes and processes."""
 
-    def check_unchanged(self) -> None:
-        """See that the guest is still what was planned, and runs, or stands still, as it did.
+    def check_unchanged(self, *, state: bool = True) -> None:
+        """See that the guest is still what was planned.
+
+        Args:
+            state: whether it must also run, or stand still, as it did.
 
         Raises:
             ChangedError: it is not.
         """
         plan = self.work.plan
-        check_unchanged(self.work.hypervisor, plan.domain, plan.facts.overlays, state=True)
+        check_unchanged(self.work.hypervisor, plan.domain, plan.facts.overlays, state=state)
 
     def disturbed(self, level: Level) -> Level:
         """Say that somebody else moved the guest inside the window, which ends the promise."""
