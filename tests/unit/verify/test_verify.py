@@ -357,25 +357,21 @@ def test_a_guest_that_crashes_fails(world):
     assert nothing_of_it(world)
 
 
-def test_an_emulator_that_ends_fails(world):
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("hypervisor.vitals", "its emulator ended"),
+        ("hypervisor.resume", "could not be resumed"),  # before it was let run
+    ],
+)
+def test_an_emulator_that_ends_fails(world, place, told):
     def vanish():
         for uuid, guest in list(world.hypervisor.guests.items()):
             if "verify" in guest.name:
                 del world.hypervisor.guests[uuid]
 
-    world.hooks.at["hypervisor.vitals"] = vanish
-    assert "its emulator ended" in check(world).failure.line()
-    assert nothing_of_it(world)
-
-
-def test_an_emulator_that_ends_before_it_was_let_run_fails(world):
-    def vanish():
-        for uuid, guest in list(world.hypervisor.guests.items()):
-            if "verify" in guest.name:
-                del world.hypervisor.guests[uuid]
-
-    world.hooks.at["hypervisor.resume"] = vanish
-    assert "could not be resumed" in check(world).failure.line()
+    world.hooks.at[place] = vanish
+    assert told in check(world).failure.line()
     assert nothing_of_it(world)
 
 
