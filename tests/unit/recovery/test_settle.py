@@ -1077,6 +1077,17 @@ def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined
     assert world.hypervisor.sources(run.facts.uuid)[0]["vdb"] == source
 
 
+def test_a_guest_that_is_off_has_no_profile_to_mind(world, monkeypatch):
+    """What can be committed is, though another disk needs a human."""
+    monkeypatch.setattr(settle_module, "is_confined", lambda _uuid: True)
+    run = Killed(world, disks=TWO).switched()
+    world.hypervisor.destroy(run.guest.uuid)
+    foreign_snapshot(run, spelled=True)
+    with pytest.raises(AttentionError, match=r"vda is on .* somebody else has put over"):
+        run.settle()
+    assert world.hooks.acts().count("overlays.commit_offline") == 1
+
+
 def test_a_guest_without_room_runs_again_whatever_becomes_of_the_others_image(world, monkeypatch):
     monkeypatch.setattr(settle_module, "is_confined", lambda _uuid: True)
     run = Killed(world, disks=TWO).switched()
