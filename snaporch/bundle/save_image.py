@@ -160,12 +160,12 @@ class SaveImageWriter:
         # Hashing and storing are done beside, so that RAM never waits for either.
         self._storing = AsyncWriter(self._store)
         if self._roomy:
-            self._storing.make_room()
+            self._storing.enlarge()
         self._storing.put(bytes(self._head[HEADER_SIZE:start]))
         self._compressor = compressor(how, self._storing.put)
         if self._broken_off:  # while it was being started: nobody else could stop it
             self.break_off()
-            raise SaveImageError("libvirt's RAM image", "was broken off")
+            raise SaveImageError("libvirt's RAM image", "was aborted")
         rest = memoryview(self._head[start:])
         self._head.clear()
         self._take(rest)
@@ -261,7 +261,7 @@ class SaveImageWriter:
         """Let no :meth:`write` wait for the store from now on: what it cannot take is kept."""
         self._roomy = True  # first: storing may just be beginning in another thread
         if self._storing is not None:
-            self._storing.make_room()
+            self._storing.enlarge()
 
     def break_off(self) -> None:
         """Make a :meth:`write` that stands still in another thread fail."""
@@ -278,7 +278,7 @@ class SaveImageWriter:
         if self._storing is None:
             self._file.close()
         else:
-            self._storing.afterwards(self._file.close)
+            self._storing.on_end(self._file.close)
         self._path.unlink(missing_ok=True)
         self._let_go()
 

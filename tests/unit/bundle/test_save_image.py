@@ -355,7 +355,7 @@ def test_broken_off_while_the_compressor_is_started(tmp_path, monkeypatch):
         return Stalled()
 
     monkeypatch.setattr("snaporch.bundle.save_image.compressor", start)
-    with pytest.raises(SaveImageError, match="broken off"):
+    with pytest.raises(SaveImageError, match="aborted"):
         writer.write(images.image(XML))
     assert acts == ["abandon"]
     writer.abandon()
@@ -380,9 +380,9 @@ def test_room_is_made_whenever_it_is_asked_for(tmp_path, monkeypatch, already):
     made = []
 
     class Noting(save_image.AsyncWriter):
-        def make_room(self):
+        def enlarge(self):
             made.append("room")
-            super().make_room()
+            super().enlarge()
 
     monkeypatch.setattr(save_image, "AsyncWriter", Noting)
     writer = SaveImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
