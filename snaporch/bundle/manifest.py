@@ -56,15 +56,6 @@ class PagesEntry(_Frozen):
         return f"{self.dataset}@{self.name}"
 
 
-class RamSaveTimesEntry(_Frozen):
-    """How RAM was saved while the guest ran; see :mod:`snaporch.bundle.compression_tuning`."""
-
-    level: int = Field(description="of the compressor")
-    seconds: float
-    waited_for_ram: float = Field(description="seconds in which QEMU was the slowest")
-    waited_for_store: float = Field(description="seconds in which the store was")
-
-
 class Part(_Frozen):
     """One file of the bundle."""
 
@@ -76,9 +67,7 @@ class Part(_Frozen):
         default=None, description="RAM only: size of the QEMU stream before compression"
     )
     compression: str | None = Field(default=None, description="RAM only: none, gzip, zstd, …")
-    pace: RamSaveTimesEntry | None = Field(
-        default=None, description="RAM only: who held up saving it"
-    )
+    pace: RamSaveTimes | None = Field(default=None, description="RAM only: who held up saving it")
     pages: PagesEntry | None = Field(default=None, description="RAM only: where its pages are")
     source: str | None = Field(default=None, description="where the file lay on the host")
     uid: int | None = None
@@ -142,11 +131,7 @@ class DiskEntry(_Frozen):
     @property
     def is_apart(self) -> bool:
         """Whether RAM that is resumed would meet it as of another instant."""
-        if self.left_out is None:
-            return False
-        if self.apart is None:  # a bundle of an earlier snaporch tells by the reason alone
-            return not self.left_out.startswith(("removable", "read-only"))
-        return self.apart
+        return self.left_out is not None and self.apart is not False
 
 
 class MemberEntry(_Frozen):
@@ -221,9 +206,7 @@ class Manifest(_Frozen):
     def pace(self) -> RamSaveTimes | None:
         """How its RAM was saved, if the manifest says so."""
         ram = self.part(Role.RAM)
-        if ram is None or ram.pace is None:
-            return None
-        return RamSaveTimes(**ram.pace.model_dump())
+        return ram.pace if ram else None
 
     @property
     def pause(self) -> PauseParts | None:

@@ -131,8 +131,12 @@ class RamPipe:
             now, asked = time.monotonic(), self._asked
             began = self._began or now
             waiting = now - asked if asked and self._began else 0.0
-            ram, stored = self._waited_for_ram + waiting, self._writer.waited_for_store
-            self._pace = RamSaveTimes(self._writer.level, now - began, ram, stored)
+            times = (
+                now - began,
+                self._waited_for_ram + waiting,
+                self._writer.waited_for_store,
+            )
+            self._pace = RamSaveTimes(self._writer.level, *(round(each, 3) for each in times))
 
     def finish(self) -> SaveImage:
         """After libvirt's call returned: drain, close, and seal the image.
