@@ -1,4 +1,4 @@
-"""The manifest: what a bundle is, in JSON, checked on the way in and on the way out."""
+"""The manifest: a JSON description of a bundle, validated whenever it is read or made."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 
 class ManifestError(SnaporchError):
-    """A manifest cannot be read or contradicts itself."""
+    """A manifest cannot be read, or is invalid."""
 
 
 class Role(StrEnum):
-    """What a part of a bundle is."""
+    """What a part of a bundle contains."""
 
     RAM = "ram"
     LIVE_XML = "live-xml"
@@ -39,7 +39,7 @@ class _Frozen(BaseModel):
 
 
 class PagesEntry(_Frozen):
-    """The page file that a RAM part lacks: in a ZFS snapshot of a dataset of its own."""
+    """The page file of a RAM part, in a ZFS snapshot of a dataset of its own."""
 
     dataset: str
     name: str = Field(description="of the ZFS snapshot")
@@ -81,7 +81,7 @@ class Part(_Frozen):
 
 
 class SnapshotEntry(_Frozen):
-    """A ZFS snapshot that the bundle belongs to; ``guid`` decides, the name is for people."""
+    """A ZFS snapshot that the bundle belongs to. ``guid`` identifies it, the name is for people."""
 
     dataset: str
     name: str
@@ -90,7 +90,7 @@ class SnapshotEntry(_Frozen):
 
 
 class BackingFileEntry(_Frozen):
-    """A file or device beneath a disk: a backing file, or one with the data of an image."""
+    """A file or device beneath a disk: a backing file, or the data file of an image."""
 
     path: str = Field(description="as what lies above it names it, made absolute")
     dataset: str | None = Field(
@@ -103,12 +103,12 @@ class BackingFileEntry(_Frozen):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody can tell if it is still the same."""
+        """Whether a later check cannot tell if the file is still the same."""
         return self.dataset is None and self.inode is None
 
 
 class DiskEntry(_Frozen):
-    """A disk of the guest, and where its bytes are."""
+    """A disk of the guest, and where its data is."""
 
     target: str
     source: str | None = None
@@ -130,7 +130,7 @@ class DiskEntry(_Frozen):
 
     @property
     def is_apart(self) -> bool:
-        """Whether RAM that is resumed would meet it as of another instant."""
+        """Whether resumed RAM would meet this disk in the state of another point in time."""
         return self.left_out is not None and self.apart is not False
 
 
@@ -150,7 +150,7 @@ class GroupEntry(_Frozen):
 
 
 class VersionsEntry(_Frozen):
-    """What made the bundle."""
+    """The versions of the programs that made the bundle."""
 
     snaporch: str
     libvirt: str
@@ -163,7 +163,7 @@ class VersionsEntry(_Frozen):
 
 
 class PauseEntry(_Frozen):
-    """What the pause was made of, in milliseconds; see :class:`~snaporch.model.PauseParts`."""
+    """The parts of the pause in milliseconds; see :class:`~snaporch.model.PauseParts`."""
 
     downtime_ms: float | None = None
     switch_ms: float | None = None
@@ -172,7 +172,7 @@ class PauseEntry(_Frozen):
 
 
 class Manifest(_Frozen):
-    """Everything about one bundle."""
+    """The manifest of one bundle."""
 
     format: int = Field(default=FORMAT, ge=1, le=FORMAT)
     run: str
@@ -198,19 +198,19 @@ class Manifest(_Frozen):
 
     @property
     def pages(self) -> PagesEntry | None:
-        """Where the pages of its RAM are, if not in the bundle."""
+        """Where the pages of the RAM are, if not in the bundle."""
         ram = self.part(Role.RAM)
         return ram.pages if ram else None
 
     @property
     def pace(self) -> RamSaveTimes | None:
-        """How its RAM was saved, if the manifest says so."""
+        """The times of saving the RAM, if they were recorded."""
         ram = self.part(Role.RAM)
         return ram.pace if ram else None
 
     @property
     def pause(self) -> PauseParts | None:
-        """What the pause was made of, if the manifest says so."""
+        """The parts of the pause, if they were recorded."""
         parts = self.pause_parts
         if parts is None:
             return None
@@ -218,22 +218,22 @@ class Manifest(_Frozen):
 
     @property
     def stored_bytes(self) -> int:
-        """Size of all parts on disk, and what ZFS had to store for pages."""
+        """Bytes of all parts on disk, plus the bytes that ZFS stored for pages."""
         pages = sum(part.pages.stored_bytes for part in self.parts if part.pages)
         return sum(part.bytes for part in self.parts) + pages
 
     @property
     def ram_bytes(self) -> int | None:
-        """Size of the RAM image before compression."""
+        """Bytes of the RAM image before compression."""
         ram = self.part(Role.RAM)
         return ram.payload_bytes if ram else None
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a bundle.
+    """Read the manifest of a bundle.
 
     Raises:
-        ManifestError: it is not there, not JSON, of a later format, or says something impossible.
+        ManifestError: it does not exist, is not JSON, has a later format, or has an invalid value.
     """
     path = directory / MANIFEST_NAME
     try:
@@ -247,5 +247,5 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def moment(value: datetime) -> datetime:
-    """``value`` to the millisecond: what a manifest keeps of a time."""
+    """``value`` cut to milliseconds, the precision of times in a manifest."""
     return value.replace(microsecond=value.microsecond // 1000 * 1000)
