@@ -9,7 +9,7 @@ from typing import Any
 import libvirt
 
 from snaporch.errors import NotFoundError, UnavailableError
-from snaporch.hypervisor.events import start_event_loop, tell_changes
+from snaporch.hypervisor.events import start_event_loop, watch_changes
 from snaporch.hypervisor.interface import HypervisorError, LostLibvirtError
 
 _KEEPALIVE = (5, 6)
@@ -45,7 +45,7 @@ class LibvirtConnection:
         with contextlib.suppress(libvirt.libvirtError):  # not every driver has it
             self._connection.setKeepAlive(*_KEEPALIVE)
         for told in self._told:
-            tell_changes(self._connection, told)
+            watch_changes(self._connection, told)
         return self._connection
 
     def _alive(self) -> bool:
@@ -79,5 +79,5 @@ class LibvirtConnection:
     def on_change(self, told: Callable[[], None]) -> None:
         """See :meth:`~snaporch.hypervisor.interface.Hypervisor.on_change`."""
         with self._explained("libvirt", "asking for events"):
-            tell_changes(self._conn(), told)
+            watch_changes(self._conn(), told)
         self._told.append(told)

@@ -114,7 +114,7 @@ class LibvirtHypervisor(LibvirtQueries):
             try:
                 handle.resume()
             except libvirt.libvirtError:
-                if handle.state()[0] != libvirt.VIR_DOMAIN_RUNNING:  # somebody was quicker
+                if handle.state()[0] != libvirt.VIR_DOMAIN_RUNNING:  # resumed by another
                     raise
 
     def destroy(self, uuid: str) -> None:
@@ -124,7 +124,7 @@ class LibvirtHypervisor(LibvirtQueries):
                 if handle.isActive():
                     handle.destroy()
             except libvirt.libvirtError as error:
-                if error.get_error_code() not in NO_DOMAIN:  # a transient one that has just ended
+                if error.get_error_code() not in NO_DOMAIN:  # a transient domain just ended
                     raise
 
     def define(self, xml: str) -> None:
@@ -178,8 +178,9 @@ class LibvirtHypervisor(LibvirtQueries):
 def _keep_definitions() -> None:
     """Make the definitions that libvirt has written survive a power loss.
 
-    libvirt syncs the new file and renames it over the old one (``virFileRewrite``), but not the
-    directory: for seconds, a power loss would bring back a definition that names other images.
+    libvirt syncs the new file and renames it over the old one (``virFileRewrite``), but does not
+    sync the directory. For some seconds, a power loss would restore a definition that names other
+    images.
     """
     found = [path for path in _DEFINITIONS if path.is_dir()]
     for path in found:

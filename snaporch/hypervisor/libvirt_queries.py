@@ -37,8 +37,8 @@ _ZSTD_SINCE = 10_004_000
 _VCPU_TIME = re.compile(r"vcpu\.\d+\.time")
 _MANAGED_SAVES = (Path("/var/lib/libvirt/qemu/save"), Path.home() / ".config/libvirt/qemu/save")
 """Where libvirt keeps managed save images, as ``NAME.save`` (its qemu_conf.c, ``saveDir``)."""
-_NOT_ITS_NAME = NO_DOMAIN | {libvirt.VIR_ERR_INVALID_ARG}
-"""libvirt's answers to a name, and to what is no UUID."""
+_UNKNOWN_NAME = NO_DOMAIN | {libvirt.VIR_ERR_INVALID_ARG}
+"""libvirt's errors for an unknown name, and for a string that is not a UUID."""
 
 
 class LibvirtQueries(LibvirtConnection):
@@ -57,7 +57,7 @@ class LibvirtQueries(LibvirtConnection):
             try:
                 handle = lookup(name)
             except libvirt.libvirtError as error:
-                if error.get_error_code() not in _NOT_ITS_NAME:
+                if error.get_error_code() not in _UNKNOWN_NAME:
                     raise self._failure(name, error.get_error_message()) from error
                 continue
             with self._explained(name, "reading the domain"):
@@ -82,8 +82,8 @@ class LibvirtQueries(LibvirtConnection):
         handle = self._handle(uuid)
         with self._explained(uuid, "asking for its CPUs"):
             statistics = self._conn().domainListGetStats([handle], libvirt.VIR_DOMAIN_STATS_VCPU)
-        told = statistics[0][1] if statistics else {}
-        used = [value for key, value in told.items() if _VCPU_TIME.fullmatch(key)]
+        values = statistics[0][1] if statistics else {}
+        used = [value for key, value in values.items() if _VCPU_TIME.fullmatch(key)]
         return Vitals(self.state(uuid), sum(used))
 
     def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
@@ -111,7 +111,7 @@ class LibvirtQueries(LibvirtConnection):
         )
 
     def emulator_release(self, domain: Domain) -> str:
-        """See the protocol; a program that was replaced on disk goes on as it was."""
+        """See the protocol. A program that was replaced on disk still runs in its old version."""
         process = domain.boot.rpartition(":")[2]
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/{int(process or 0)}/exe").endswith(" (deleted)"):
@@ -166,7 +166,7 @@ class LibvirtQueries(LibvirtConnection):
             handle = self._handle(uuid)
             whole = int(handle.info()[1])
             if domain_xml.huge_memory(domain_xml.parse(handle.XMLDesc(0))):
-                return whole << 10  # QEMU has touched all of it, and the kernel's RSS has none
+                return whole << 10  # QEMU has touched all of it; RSS does not count it
             return min(int(handle.memoryStats().get("rss", whole)), whole) << 10
 
     def was_booted(self, uuid: str) -> bool:
