@@ -175,7 +175,7 @@ class _Pigz:
         try:
             self._process.stdin.write(block)
         except BrokenPipeError as error:
-            raise self._failure or OSError("pigz ended early") from error
+            raise self._failure or OSError("pigz exited too early") from error
 
     def finish(self) -> None:
         assert self._process.stdin is not None

@@ -66,7 +66,9 @@ def trusted_directory(path: Path, *, make: bool = False) -> Iterator[int]:
                     raise
                 links += 1
                 if links > _MAX_LINKS or not _is_trusted(here):
-                    raise HostFileError(str(path), f"{name} on the way to it is a link") from error
+                    raise HostFileError(
+                        str(path), f"{name} in its path is a link of another user"
+                    ) from error
                 target = Path(os.readlink(name, dir_fd=here))
                 there = os.open("/", _PATH_ONLY) if target.is_absolute() else os.dup(here)
                 todo += reversed([part for part in target.parts if part != "/"])
@@ -136,7 +138,7 @@ def read_host_file(path: Path, limit: int = LIMIT_BYTES) -> tuple[bytes, os.stat
         raise HostFileError(str(path), "is not a regular file")
     if status.st_nlink > 1:
         os.close(descriptor)
-        raise HostFileError(str(path), "has more than one name")
+        raise HostFileError(str(path), "has more than one name (a hard link)")
     with os.fdopen(descriptor, "rb") as stream:
         data = b"" if status.st_size > limit else stream.read(limit + 1)
         if status.st_size > limit or len(data) > limit:

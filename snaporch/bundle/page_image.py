@@ -147,7 +147,7 @@ def _stream(rest: Path, begin: int, entry: PagesEntry, pages: Path, tick: Tick) 
     """QEMU's stream, from the rest (which contains it from ``begin`` on) and the page file."""
     raw = rest.read_bytes()
     if not begin < entry.split < len(raw):
-        raise SaveImageError(str(rest), f"does not reach beyond {entry.split} bytes")
+        raise SaveImageError(str(rest), f"is too short: its pages belong at byte {entry.split}")
     head = _parse_head(raw[begin : entry.split], rest)
     with pages.open("rb") as source:
         reader = _ChecksumReader(source, entry, head, tick)
@@ -159,7 +159,7 @@ def _parse_head(raw: bytes, rest: Path) -> StreamHead:
     """Parse the part of the stream before the pages."""
     head = read_head(io.BytesIO(raw).read)
     if head.raw != raw:
-        raise SaveImageError(str(rest), "holds something unknown before its pages")
+        raise SaveImageError(str(rest), "contains unknown data before its pages")
     return head
 
 
@@ -174,7 +174,7 @@ class _ChecksumReader:
         size = os.fstat(self._descriptor).st_size
         if size != head.page_file_bytes:
             raise PageDamageError(
-                entry.full_name, f"has {size} bytes, {head.page_file_bytes} are wanted"
+                entry.full_name, f"has {size} bytes, expected {head.page_file_bytes}"
             )
 
     def read(self, place: int, count: int) -> bytes:
@@ -191,7 +191,7 @@ class _ChecksumReader:
         """Compare the checksum; to be called after the last page."""
         if self._sum.hexdigest() != self._entry.sha256:
             raise PageDamageError(
-                self._entry.full_name, "its checksum is not that of the manifest: it is damaged"
+                self._entry.full_name, "its checksum differs from the manifest's: it is damaged"
             )
 
 

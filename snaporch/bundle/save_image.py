@@ -61,11 +61,11 @@ class SaveImageHeader:
             raise SaveImageError(thing, f"ends after {len(raw)} bytes, inside its header")
         magic, version, length, running, compression = _FIELDS.unpack_from(raw)
         if magic not in (MAGIC, PARTIAL_MAGIC):
-            raise SaveImageError(thing, f"does not begin as a libvirt save image ({magic!r})")
+            raise SaveImageError(thing, f"is not a libvirt save image: it begins with {magic!r}")
         if version != _VERSION:
-            raise SaveImageError(thing, f"has save image version {version}, known is {_VERSION}")
+            raise SaveImageError(thing, f"has save image version {version}, expected {_VERSION}")
         if length > _MAX_XML:
-            raise SaveImageError(thing, f"claims {length} bytes of XML, which cannot be")
+            raise SaveImageError(thing, f"is damaged: its header claims {length} bytes of XML")
         rest = raw[_FIELDS.size : HEADER_SIZE]
         return cls(magic, version, length, bool(running), compression, rest)
 
@@ -190,7 +190,7 @@ class SaveImageWriter:
         if header.compression in (0, _SPARSE):
             raise SaveImageError(
                 "libvirt's RAM image",
-                f"its payload is no QEMU stream (format {header.compression})",
+                f"its payload is not a QEMU stream (format {header.compression})",
                 'set snapshot_image_format = "raw" in qemu.conf',
             )
         return header.compression

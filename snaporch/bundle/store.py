@@ -197,7 +197,7 @@ def damage_of(directory: Path) -> dict[str, BundleError]:
             found[part.name] = BundleError(str(path), error.strerror or "cannot be read")
             continue
         if digest != part.sha256:
-            reason = "its SHA-256 is not that of the manifest: it is damaged"
+            reason = "its SHA-256 differs from the manifest's: it is damaged"
             found[part.name] = BundleError(str(path), reason)
     return found
 
@@ -281,7 +281,7 @@ def explained_store(path: Path) -> Iterator[None]:
         raise UnavailableError(
             str(where),
             error.strerror or "cannot be written",
-            "run snaporch as root and see the paths in its configuration",
+            "run snaporch as root, and check the paths in its configuration",
         ) from error
 
 

@@ -50,13 +50,15 @@ def freeze(domain: Any, mountpoints: Sequence[Path], seconds: int) -> int:
         if is_frozen is False:  # the agent itself thaws a freeze that failed half way
             raise NotFrozenByUsError(domain.name(), reason) from error
         if is_frozen and answered:  # it does not freeze what is frozen already
-            raise NotFrozenByUsError(domain.name(), f"{reason} (somebody else has)") from error
+            raise NotFrozenByUsError(
+                domain.name(), f"{reason} (another program has frozen it)"
+            ) from error
         raise HypervisorError(domain.name(), reason) from error
 
 
 def thaw(domain: Any, seconds: int) -> None:
     """Thaw until the agent says so; see :meth:`Hypervisor.thaw_file_systems`."""
-    last = "it says that file systems are still frozen"
+    last = "it reports that file systems are still frozen"
     for _ in range(_THAW_TRIES):
         try:
             _ask(domain, "guest-fsfreeze-thaw", seconds)
@@ -67,7 +69,7 @@ def thaw(domain: Any, seconds: int) -> None:
     raise HypervisorError(
         domain.name(),
         f"its file systems could not be thawed: {last}",
-        "see to the agent inside the guest, or reset it",
+        "check the agent inside the guest, or reset the guest",
     )
 
 
@@ -110,4 +112,4 @@ def _code(error: Exception) -> int:
 def _reason(error: Exception) -> str:
     if isinstance(error, libvirt.libvirtError):
         return str(error.get_error_message())
-    return "what it says makes no sense"
+    return "its answer is invalid"

@@ -162,7 +162,7 @@ class _StallDetector:
             raise HypervisorError(
                 ", ".join(targets),
                 f"its commit has not moved for {self._limit:.0f} s",
-                "see whether the pool and the overlay directory still answer; nothing was removed",
+                "check whether the pool and the overlay directory respond; nothing was removed",
             )
 
 
@@ -187,7 +187,7 @@ def _advance(
         raise HypervisorError(
             disk.target,
             f"is on {source}, neither on its overlay {disk.overlay} nor on its base {disk.base}",
-            "look at `virsh domblklist` and finish by hand; nothing was removed",
+            "check `virsh domblklist` and finish by hand; nothing was removed",
         )
     if job is None:
         _start(domain, root, disk, starts)
@@ -205,7 +205,7 @@ def _start(domain: Any, root: Any, disk: OverlayDisk, starts: dict[str, int]) ->
         raise HypervisorError(
             disk.target,
             f"its commit ended {_RESTARTS} times without reaching the base",
-            "see libvirt's log; the guest goes on with its overlay",
+            "see libvirt's log; the guest stays on its overlay",
         )
     try:
         domain.blockCommit(disk.target, None, None, 0, _ACTIVE_COMMIT)
@@ -228,7 +228,7 @@ def _reason_of_refusal(domain: Any, disk: OverlayDisk, error: libvirt.libvirtErr
             )
         if domain.blockJobInfo(disk.target, 0).get("type") == _ACTIVE_COMMIT_JOB:
             return (
-                "libvirt was killed as it began its commit, and can neither finish nor end it; "
+                "libvirt was killed when it began the commit, and can neither finish nor end it; "
                 "its overlay is whole, and is committed when the guest is off: shut it off"
             )
     return f"blockcommit: {error.get_error_message()}"

@@ -82,8 +82,8 @@ def _of_devices(root: Any) -> Iterator[Blocker]:
 def _of_arguments(root: Any) -> Iterator[Blocker]:
     argument = unknown_argument(root)
     if argument is not None:
-        reason = f"QEMU gets {argument} past libvirt, which would be in no snapshot"
-        yield Blocker(_RAM, reason, "take it out of <qemu:commandline>")
+        reason = f"libvirt passes {argument} on to QEMU, and no snapshot would contain it"
+        yield Blocker(_RAM, reason, "remove it from <qemu:commandline>")
 
 
 def _of_disk(disk: Disk) -> Iterator[Blocker]:

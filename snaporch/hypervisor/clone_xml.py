@@ -123,7 +123,7 @@ def rewrite(xml: str, identity: CloneIdentity) -> CloneXml:
         raise SharedError(
             identity.of,
             f"its XML passes {argument} on to QEMU, which may be in use by the original",
-            "take it out of <qemu:commandline>",
+            "remove it from <qemu:commandline>",
         )
     _set_identity(root, identity)
     _remove_host_settings(root)
@@ -383,7 +383,7 @@ def _remove_foreign(root: Element, identity: CloneIdentity) -> list[str]:
         own |= {place.path, *(below.path for below in place.chain)}
         own |= {place.data.path} if place.data is not None else set()
     for what in foreign(root, own):
-        raise SharedError(identity.of, f"its XML has {what}, which may be of the host")
+        raise SharedError(identity.of, f"its XML has {what}, which may belong to the host")
     missing = []
     devices = _child(root, "devices")
     for element in list(devices):

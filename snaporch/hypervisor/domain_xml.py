@@ -140,7 +140,7 @@ def uncapturable(root: Element) -> tuple[str, str] | None:
 def _uncapturable_variables(root: Element) -> tuple[str, str] | None:
     element, store = root.find("os/nvram"), root.find("os/varstore")
     if element is not None and store is not None:
-        return "it has both an <nvram> and a <varstore>", "take one of them out"
+        return "it has both an <nvram> and a <varstore>", "remove one of them"
     if store is not None and not store.get("path"):
         return "its <varstore> does not say where its UEFI variables are", "give it a path"
     if element is not None:
@@ -164,7 +164,10 @@ def _uncapturable_variables(root: Element) -> tuple[str, str] | None:
 def _uncapturable_tpm(root: Element) -> tuple[str, str] | None:
     found = root.findall("devices/tpm")
     if len(found) > 1:
-        return f"it has {len(found)} TPMs, and the state of one can be captured", "leave it one"
+        return (
+            f"it has {len(found)} TPMs, and only the state of one can be captured",
+            "remove the others",
+        )
     if not found or tpm_state(root) is not None:
         return None
     backend = found[0].find("backend")

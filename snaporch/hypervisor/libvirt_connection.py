@@ -40,7 +40,7 @@ class LibvirtConnection:
             raise UnavailableError(
                 self._uri,
                 f"libvirt does not answer ({error.get_error_message()})",
-                "see `systemctl status libvirtd` and the libvirt_uri setting",
+                "check `systemctl status libvirtd` and the setting libvirt_uri",
             ) from error
         with contextlib.suppress(libvirt.libvirtError):  # not every driver has it
             self._connection.setKeepAlive(*_KEEPALIVE)
@@ -64,8 +64,8 @@ class LibvirtConnection:
     def _failure(self, thing: str, reason: str) -> HypervisorError:
         """Whether libvirt has answered that, or does not answer any more."""
         if self._connection is not None and not self._alive():
-            step = "see `systemctl status libvirtd`, and try again"
-            return LostLibvirtError(thing, f"{reason}: libvirt went away", step)
+            step = "check `systemctl status libvirtd`, and try again"
+            return LostLibvirtError(thing, f"{reason}: the connection to libvirt was lost", step)
         return HypervisorError(thing, reason)
 
     def _handle(self, uuid: str) -> Any:

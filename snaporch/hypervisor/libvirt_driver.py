@@ -93,7 +93,7 @@ class LibvirtHypervisor(LibvirtQueries):
         return mended is not None
 
     def unpause_managed_save(self, uuid: str) -> None:
-        with self._explained(uuid, "having its managed save image run"):
+        with self._explained(uuid, "setting its managed save image to run"):
             xml = self._saved_xml(uuid)
             if xml is not None:
                 self._handle(uuid).managedSaveDefineXML(xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)

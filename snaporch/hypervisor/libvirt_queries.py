@@ -208,7 +208,9 @@ class LibvirtQueries(LibvirtConnection):
         paths = [directory / f"{found.name}.save" for directory in _MANAGED_SAVES]
         there = next((path for path in paths if path.is_file()), None)
         if there is None:
-            raise HypervisorError(found.name, "its managed save image is not where libvirt puts it")
+            raise HypervisorError(
+                found.name, "its managed save image is not in libvirt's directory"
+            )
         return there
 
     def open_files(self, uuid: str) -> list[OpenFile]:

@@ -27,7 +27,9 @@ def open_files_of(uuid: str, proc: Path = _PROC) -> list[OpenFile]:
         ]
     except OSError as error:
         raise UnavailableError(
-            uuid, f"what its emulator has open cannot be seen ({error.strerror})", "run it as root"
+            uuid,
+            f"the open files of its emulator cannot be read ({error.strerror})",
+            "run snaporch as root",
         ) from error
 
 

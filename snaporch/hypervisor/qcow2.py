@@ -65,7 +65,7 @@ def read_qcow2(descriptor: int) -> Qcow2Header:
     """
     head = os.pread(descriptor, _HEAD_BYTES, 0)
     if len(head) < _LENGTH_2 or not head.startswith(_MAGIC):
-        raise HeaderError("is no qcow2 image")
+        raise HeaderError("is not a qcow2 image")
     head = head.ljust(_HEAD_BYTES, b"\0")
     _, version, offset, length, cluster_bits, size, encryption = _FIXED.unpack_from(head)
     if version not in (2, 3):

@@ -36,10 +36,10 @@ def find_unguarded(
     try:
         text = place.read_text("utf-8", "replace")
     except OSError:
-        return Unguarded(f"{place} is not there", _INSTALL)
+        return Unguarded(f"{place} does not exist", _INSTALL)
     _, _, body = shared_file(SOURCE).read_text("utf-8").partition("\n")
     if not text.endswith(body) or not os.access(place, os.X_OK):
-        return Unguarded(f"{place} is not this snaporch's", _INSTALL)
+        return Unguarded(f"{place} is not the hook of this version of snaporch", _INSTALL)
     if may_have_called and not called.exists():
-        return Unguarded(f"libvirt has not seen {place} yet", _RESTART)
+        return Unguarded(f"libvirt has not loaded {place} yet", _RESTART)
     return None

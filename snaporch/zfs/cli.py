@@ -184,7 +184,7 @@ class ZfsCommand:
             if not found:
                 raise
             mounts = ", ".join(f"{each.name} is mounted by {each.holder}" for each in found)
-            step = "it can be destroyed when that has ended; see `docs/hosts.md`, mount namespaces"
+            step = "it can be destroyed after the unmount; see `docs/hosts.md`, mount namespaces"
             raise MountedError(error.thing, mounts, step) from error
 
     def _destroy_snapshots(self, names: Sequence[str]) -> None:
@@ -327,7 +327,7 @@ class ZfsCommand:
         dataset, _, name = snapshot.partition("@")
         answer = self._run("get", "-Hp", "-o", "value", f"written@{name}", dataset).strip()
         if not answer.isdecimal():  # of a missing snapshot "-", without an error
-            reason = f"{dataset} does not say; is the snapshot gone?"
+            reason = "ZFS gives no number; does the snapshot still exist?"
             raise PoolError(f"zfs get written@{name}", reason)
         return int(answer)
 

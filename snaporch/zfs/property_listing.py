@@ -79,4 +79,4 @@ def _answer(name: str, key: str, row: str) -> tuple[str, str]:
 
 
 def _unexpected(text: str) -> PoolError:
-    return PoolError("zfs get", f"answers what it was not asked: {text[:80]!r}")
+    return PoolError("zfs get", f"unexpected output: {text[:80]!r}")

@@ -42,7 +42,7 @@ class RemoteZfs(ZfsCommand):
         Raises:
             PoolError: always.
         """
-        raise PoolError(snapshot, "cannot be read from here")
+        raise PoolError(snapshot, "is on another host, and cannot be mounted here")
 
     def make(self, dataset: str) -> None:
         """Create a file system and its parents, unless they exist.

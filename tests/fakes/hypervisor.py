@@ -464,7 +464,10 @@ class FakeHypervisor:
         if not _answers(guest):
             raise HypervisorError(guest.name, "its agent did not freeze: it is not connected")
         if guest.frozen:
-            reason = "its agent did not freeze: the command is not allowed (somebody else has)"
+            reason = (
+                "its agent did not freeze: the command is not allowed "
+                "(another program has frozen it)"
+            )
             raise NotFrozenByUsError(guest.name, reason)
         guest.frozen = True
         self.hooks.reach("agent.frozen")

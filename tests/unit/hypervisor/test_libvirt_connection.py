@@ -40,5 +40,5 @@ def test_a_libvirt_that_went_away_is_not_one_without_the_domain_or_the_network(m
     for ask in (hypervisor.domain, hypervisor.network_is_isolated):
         alive[0] = 1
         monkeypatch.setattr(hypervisor, "_connection", connection)
-        with pytest.raises(LostLibvirtError, match="libvirt went away"):
+        with pytest.raises(LostLibvirtError, match="connection to libvirt was lost"):
             ask("web")
