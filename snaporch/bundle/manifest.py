@@ -46,9 +46,9 @@ class PagesEntry(_Frozen):
     guid: int
     createtxg: int
     bytes: int = Field(gt=0, description="length of the page file")
-    sha256: Sha256 = Field(description="of its MiBs that are not zeros, see the bundle format")
+    sha256: Sha256 = Field(description="of its MiBs that are not all zeros, see the bundle format")
     split: int = Field(gt=0, description="offset in the part where its pages belong")
-    stored_bytes: int = Field(ge=0, description="what ZFS had to store for it")
+    stored_bytes: int = Field(ge=0, description="bytes that ZFS stored for it")
 
     @property
     def full_name(self) -> str:
@@ -67,16 +67,18 @@ class Part(_Frozen):
         default=None, description="RAM only: size of the QEMU stream before compression"
     )
     compression: str | None = Field(default=None, description="RAM only: none, gzip, zstd, …")
-    pace: RamSaveTimes | None = Field(default=None, description="RAM only: who held up saving it")
+    pace: RamSaveTimes | None = Field(
+        default=None, description="RAM only: how long its parts took to save"
+    )
     pages: PagesEntry | None = Field(default=None, description="RAM only: where its pages are")
-    source: str | None = Field(default=None, description="where the file lay on the host")
+    source: str | None = Field(default=None, description="path of the original on the host")
     uid: int | None = None
     gid: int | None = None
     mode: int | None = None
     exact: bool | None = Field(
         default=None,
         description="whether the copy is known to be of the frozen instant: "
-        "the file did not change between freeze and copy",
+        "the file did not change between the freeze and the copy",
     )
 
 
@@ -92,14 +94,16 @@ class SnapshotEntry(_Frozen):
 class BackingFileEntry(_Frozen):
     """A file or device beneath a disk: a backing file, or the data file of an image."""
 
-    path: str = Field(description="as what lies above it names it, made absolute")
+    path: str = Field(description="absolute, from the name in the image above it")
     dataset: str | None = Field(
-        default=None, description="the one that it was snapshotted with; of no other one"
+        default=None, description="only if it was snapshotted with the disk"
     )
-    inside: str | None = Field(default=None, description="its path below the mount point of that")
-    bytes: int | None = Field(default=None, description="size of one that is in no snapshot")
-    inode: int | None = Field(default=None, description="its number")
-    mtime_ns: int | None = Field(default=None, description="when it was last written to")
+    inside: str | None = Field(
+        default=None, description="path below the mount point of the dataset"
+    )
+    bytes: int | None = Field(default=None, description="size; only if it is in no snapshot")
+    inode: int | None = Field(default=None, description="its inode number")
+    mtime_ns: int | None = Field(default=None, description="time of the last write to it")
 
     @property
     def is_unknown(self) -> bool:
@@ -115,17 +119,17 @@ class DiskEntry(_Frozen):
     format: str
     dataset: str | None = None
     inside: str | None = Field(
-        default=None, description="its real path below the mount point of a file system"
+        default=None, description="real path of an image below its file system's mount point"
     )
-    partition: int | None = Field(default=None, description="of a volume: its number")
-    left_out: str | None = Field(default=None, description="why it is not in the snapshot")
+    partition: int | None = Field(default=None, description="number of the partition of a volume")
+    left_out: str | None = Field(default=None, description="why the disk is not in the snapshot")
     apart: bool | None = Field(
         default=None,
-        description="of one that is left out: the guest can write to it, so that RAM and it are of "
-        "different instants after a restore",
+        description="only if it was left out: whether the guest can write to it, so that RAM and "
+        "disk are of different instants after a restore",
     )
     beneath: tuple[BackingFileEntry, ...] | None = Field(
-        default=None, description="what lies beneath it, the nearest first"
+        default=None, description="the images and data files beneath it, the nearest first"
     )
 
     @property
@@ -145,7 +149,7 @@ class GroupEntry(_Frozen):
     """The consistency group that the bundle's domain was snapshotted with."""
 
     name: str
-    run: str = Field(description="the same for all members, whose runs have names of their own")
+    run: str = Field(description="the same for all members; each member also has its own run")
     members: tuple[MemberEntry, ...] = Field(description="all of them, this domain included")
 
 
@@ -180,7 +184,7 @@ class Manifest(_Frozen):
     uuid: str
     snapshot: str
     level: Level
-    was_running: bool = Field(description="the guest ran when it was captured, and not paused")
+    was_running: bool = Field(description="the guest ran when it was captured, and was not paused")
     started: AwareDatetime
     created: AwareDatetime = Field(description="the frozen instant")
     finished: AwareDatetime

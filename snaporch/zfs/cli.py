@@ -327,7 +327,7 @@ class ZfsCommand:
         dataset, _, name = snapshot.partition("@")
         answer = self._run("get", "-Hp", "-o", "value", f"written@{name}", dataset).strip()
         if not answer.isdecimal():  # of a missing snapshot "-", without an error
-            reason = "ZFS gives no number; does the snapshot still exist?"
+            reason = f"ZFS gives no number for {dataset}; does the snapshot still exist?"
             raise PoolError(f"zfs get written@{name}", reason)
         return int(answer)
 
