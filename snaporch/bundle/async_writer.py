@@ -88,7 +88,7 @@ class AsyncWriter:
         if not self._thread.is_alive():
             act()
             return
-        threading.Thread(target=self._join_and, args=(act,), name="store-end", daemon=True).start()
+        threading.Thread(target=self._join_and, args=(act,), name="store", daemon=True).start()
 
     def _join_and(self, act: Callable[[], None]) -> None:
         self._thread.join()

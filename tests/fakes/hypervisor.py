@@ -1,4 +1,4 @@
-"""libvirt in memory."""
+"""A hypervisor in memory."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Agent(StrEnum):
     MISSING = "missing"
     ANSWERS = "answers"
     SILENT = "silent"
-    """Connected, and never answers."""
+    """Connected, but never answers."""
     SLOW = "slow"
     """Freezes, but answers only after libvirt has given up."""
     LATE = "late"
-    """Answers nothing while it freezes, which takes so long that it is silent from then on."""
+    """Answers nothing while it freezes, and freezing takes so long that it stays silent."""
     DUMB = "dumb"
-    """May not be asked for its status."""
+    """Forbids the request for its status."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Checkpoint:
 
 @dataclass
 class FakeGuest:
-    """A domain: what libvirt knows of it, and its RAM."""
+    """A domain: the data that libvirt has of it, and its RAM."""
 
     name: str
     uuid: str
@@ -86,33 +86,33 @@ class FakeGuest:
     paused_reason: str | None = None
     job: str | None = None
     outdated: bool = False
-    """Its emulator's program was replaced by another version since it was started."""
+    """Its emulator's program was replaced by another version after the start."""
     ram: bytes = b""
     managed_save: bool = False
     autostart: bool = False
     agent: Agent = Agent.MISSING
     frozen: bool = False
     running_reason: str = "booted"
-    """Why it runs, when it does: libvirt keeps the last reason alone."""
+    """The reason for which it runs: libvirt keeps only the last one."""
     boot: int = 1
-    """Counts emulators."""
+    """Counts the emulators of this domain."""
     writes_fast: bool = False
-    """Faster than a commit copies."""
+    """It writes faster than a commit copies."""
     images_inactive: bool = False
-    """QEMU gives its images up when RAM has been saved, until the guest runs again."""
+    """QEMU closes its images after the RAM has been saved, until the guest runs again."""
     committing: set[str] = field(default_factory=set)
     checkpoints: list[str] = field(default_factory=list)
     vcpu_ns: int = 0
     downtime_limit: int = 300
-    """In milliseconds; QEMU's own unless somebody sets it."""
+    """In milliseconds; by default QEMU's own."""
     hangs: bool = False
-    """It is there, and its CPUs do nothing."""
+    """It is running, but its CPUs do nothing."""
     screen: bytes | None = None
     opened: list[str] = field(default_factory=list)
-    """What its emulator has open for writing, beside its disks."""
+    """Files that its emulator has open for writing, besides its disks."""
 
     def listAllCheckpoints(self, flags: int) -> list[_Checkpoint]:  # noqa: N802 - libvirt's
-        """What looking for blockers asks libvirt's handle."""
+        """The method of libvirt's handle that the search for blockers calls."""
         return [_Checkpoint(name) for name in self.checkpoints]
 
     def sources(self) -> tuple[dict[str, str] | None, dict[str, str] | None]:
@@ -123,11 +123,11 @@ class FakeGuest:
 class FakeHypervisor:
     """A :class:`~snaporch.hypervisor.interface.Hypervisor`.
 
-    Places for hooks, beside one for each act (``hypervisor.commit`` …): ``capture.writing`` when
-    half of the RAM is written, ``capture.switched`` when the disks are on their overlays and the
-    guest does not run again yet, ``commit.suspended`` when a commit has suspended a guest that
-    writes faster, ``commit.pivoting`` when it is about to switch the disks back, ``agent.frozen``
-    when the file systems are frozen and nobody knows yet.
+    Places for hooks, besides one for each act (``hypervisor.commit`` …): ``capture.writing`` when
+    half of the RAM is written. ``capture.switched`` when the disks are on their overlays and the
+    guest is still paused. ``commit.suspended`` when a commit has suspended a guest that writes
+    faster. ``commit.pivoting`` before the disks are switched back. ``agent.frozen`` when the file
+    systems are frozen, before the caller gets the answer.
     """
 
     def __init__(self, *guests: FakeGuest, hooks: Hooks | None = None) -> None:
@@ -138,23 +138,23 @@ class FakeHypervisor:
         self.machines = {"pc-q35-9.2"}
         self.cpu_misfit = ""
         self.cpu = "<cpu><model>Skylake</model></cpu>"
-        """The host's, as guests of ``host-passthrough`` see it."""
+        """The host's CPU, as guests with ``host-passthrough`` see it."""
         self.managed_saves: dict[str, Path] = {}
         self.overlays_must_exist = True
         self.why_unguarded: Unguarded | None = None
         self.networks: dict[str, bool] = {}
-        """libvirt's networks: whether they are isolated."""
+        """Names of libvirt's networks, and whether each is isolated."""
         self.restored: Callable[[FakeGuest], None] = lambda _guest: None
-        """Called with every guest that was resumed from RAM or booted."""
+        """Called with every guest that was resumed from RAM, or booted."""
 
         self.listeners: list[Callable[[], None]] = []
 
     def happen(self) -> None:
-        """Tell whoever listens that a domain changed."""
+        """Report to all listeners that a domain changed."""
         for told in self.listeners:
             told()
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
     def on_change(self, told: Callable[[], None]) -> None:
         """See the protocol."""
@@ -232,7 +232,7 @@ class FakeHypervisor:
         return guest.sources() if guest else (None, None)
 
     def backing_images(self, domain: Domain, target: str) -> tuple[BackingImage, ...]:
-        """Like backing_chain, with the formats."""
+        """Like backing_chain, with formats."""
         return domain_xml.backing_images(domain_xml.parse(domain.live_xml or ""), target)
 
     def backing_chain(self, domain: Domain, target: str) -> list[str]:
@@ -254,7 +254,7 @@ class FakeHypervisor:
         self.hooks.reach("hypervisor.blockers")
         return find_blockers(self._guest(domain.uuid), domain)
 
-    # -- acting ---------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------
 
     def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = nothing) -> Pause:
         """See the protocol."""
@@ -661,7 +661,7 @@ class FakeHypervisor:
 
 
 def _check_job(guest: FakeGuest) -> None:
-    """See that nobody has aborted it."""
+    """Raise if a test has aborted the job."""
     if guest.job is None:
         raise CancelledError(guest.name, "operation aborted: canceled by client")
 
@@ -765,7 +765,7 @@ def _keeps_tpm(root: ElementTree.Element) -> bool:
 
 
 def _delete_tpm(xml: str | None) -> None:
-    """With a domain that is not defined any more libvirt deletes the state of its TPM."""
+    """libvirt deletes the state of a TPM when its domain is undefined."""
     root = domain_xml.parse(xml) if xml else None
     state = domain_xml.tpm_state(root) if root is not None else None
     if root is None or state is None or _keeps_tpm(root):
@@ -777,13 +777,13 @@ def _delete_tpm(xml: str | None) -> None:
 
 
 def _answers(guest: FakeGuest) -> bool:
-    """An agent of a guest that stands still says nothing."""
+    """Whether the agent answers: that of a paused guest does not."""
     there = guest.agent not in (Agent.MISSING, Agent.SILENT)
     return there and guest.state is DomainState.RUNNING
 
 
 def _copy_down(disk: OverlayDisk, source: str) -> None:
-    """What the guest wrote to the overlay is in the base."""
+    """Copy the guest's writes from the overlay to the base."""
     overlay = Path(disk.overlay)
     if source == disk.overlay and overlay.exists() and (written := overlay.read_bytes()):
         Path(disk.base).write_bytes(written)
@@ -797,7 +797,7 @@ def _paths(xml: str | None) -> dict[str, str] | None:
 
 
 def _on_overlay(xml: str | None, disk: OverlayDisk, *, chain: bool = False) -> str | None:
-    """Switched; libvirt shows the chain below in the live XML."""
+    """XML with the disk on its overlay; libvirt shows the chain below in the live XML."""
     if xml is None:
         return None
     root = domain_xml.parse(xml)
