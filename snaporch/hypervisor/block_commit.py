@@ -39,7 +39,7 @@ def commit_overlays(
     domain: Any,
     events: DomainEvents,
     disks: Sequence[OverlayDisk],
-    told: Told,
+    on_stage: Told,
     patience: Patience,
 ) -> dict[str, HypervisorError]:
     """Commit all ``disks`` at the same time, and pivot them together when all are ready.
@@ -60,7 +60,7 @@ def commit_overlays(
     starts = dict.fromkeys(pending, 0)
     stall = _StallDetector(domain, patience.stall)
     pivoting = False
-    with _Throttle(domain, told, patience) as throttle:
+    with _Throttle(domain, on_stage, patience) as throttle:
         while True:
             root = domain_xml.parse(domain.XMLDesc(0))
             jobs = domain_xml.mirrors(root)
@@ -79,11 +79,11 @@ def commit_overlays(
                 return failed
             if all(each is _Progress.READY for each in found.values()):
                 if not pivoting:
-                    told(CommitStage.PIVOTING)
+                    on_stage(CommitStage.PIVOTING)
                     pivoting = True
                 for target in pending:
                     _pivot(domain, target)
-            told(CommitStage.WAITING)
+            on_stage(CommitStage.WAITING)
             throttle.turn()
             stall.check(list(pending), moving=pivoting)
             events.wait(_POLL_SECONDS)
@@ -92,9 +92,9 @@ def commit_overlays(
 class _Throttle:
     """Suspends a guest that the commit cannot catch up with, each time twice as long."""
 
-    def __init__(self, domain: Any, told: Told, patience: Patience) -> None:
+    def __init__(self, domain: Any, on_stage: Told, patience: Patience) -> None:
         self._domain = domain
-        self._told = told
+        self._on_stage = on_stage
         self._pause = patience.pause
         self._next = time.monotonic() + patience.running
         self._suspended = False
@@ -118,7 +118,7 @@ class _Throttle:
         if self._suspended:
             self._resume()
         elif self._domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING:
-            self._told(CommitStage.SUSPENDING)
+            self._on_stage(CommitStage.SUSPENDING)
             self._domain.suspend()
             self._suspended = True
         self._next = time.monotonic() + self._pause
@@ -132,7 +132,7 @@ class _Throttle:
         except libvirt.libvirtError:
             if self._domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
                 raise
-        self._told(CommitStage.RESUMED)
+        self._on_stage(CommitStage.RESUMED)
 
 
 class _StallDetector:

@@ -224,8 +224,8 @@ class Hypervisor(Protocol):
     def find(self, uuid: str) -> Domain | None:
         """The domain with this UUID, if it exists."""
 
-    def on_change(self, told: Callable[[], None]) -> None:
-        """Call ``told`` whenever a domain was defined, undefined, started or stopped.
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever a domain was defined, undefined, started or stopped.
 
         The calls come from another thread, possibly more often than there are changes. There are
         none for changes while libvirt does not answer, until the next call of any method.
@@ -291,7 +291,7 @@ class Hypervisor(Protocol):
         """Request that libvirt aborts the job on the domain. It is no error if there is none."""
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], told: Told, patience: Patience
+        self, uuid: str, disks: Sequence[OverlayDisk], on_stage: Told, patience: Patience
     ) -> None:
         """Commit the overlays into the bases and pivot to the bases.
 

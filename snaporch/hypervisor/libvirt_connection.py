@@ -28,7 +28,7 @@ class LibvirtConnection:
         start_event_loop()
         self._uri = uri
         self._connection: Any = None
-        self._told: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._conn()
 
     def _conn(self) -> Any:
@@ -44,8 +44,8 @@ class LibvirtConnection:
             ) from error
         with contextlib.suppress(libvirt.libvirtError):  # not every driver has it
             self._connection.setKeepAlive(*_KEEPALIVE)
-        for told in self._told:
-            watch_changes(self._connection, told)
+        for callback in self._callbacks:
+            watch_changes(self._connection, callback)
         return self._connection
 
     def _alive(self) -> bool:
@@ -76,8 +76,8 @@ class LibvirtConnection:
                 raise NotFoundError(uuid, "no such domain") from error
             raise self._failure(uuid, error.get_error_message()) from error
 
-    def on_change(self, told: Callable[[], None]) -> None:
+    def on_change(self, callback: Callable[[], None]) -> None:
         """See :meth:`~snaporch.hypervisor.interface.Hypervisor.on_change`."""
         with self._explained("libvirt", "asking for events"):
-            watch_changes(self._conn(), told)
-        self._told.append(told)
+            watch_changes(self._conn(), callback)
+        self._callbacks.append(callback)

@@ -62,15 +62,15 @@ class LibvirtHypervisor(LibvirtQueries):
             self._handle(uuid).abortJob()
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], told: Told, patience: Patience
+        self, uuid: str, disks: Sequence[OverlayDisk], on_stage: Told, patience: Patience
     ) -> None:
         handle = self._handle(uuid)
         with self._explained(uuid, "commit"), self._events(handle) as events:
-            failed = commit_overlays(handle, events, disks, told, patience)
+            failed = commit_overlays(handle, events, disks, on_stage, patience)
         self.rebase_inactive(uuid, [disk for disk in disks if disk.target not in failed])
         _keep_definitions()
         if failed:
-            told(CommitStage.PIVOTED)
+            on_stage(CommitStage.PIVOTED)
             raise next(iter(failed.values()))
 
     def _events(self, handle: Any) -> DomainEvents:

@@ -151,15 +151,15 @@ class FakeHypervisor:
 
     def happen(self) -> None:
         """Report to all listeners that a domain changed."""
-        for told in self.listeners:
-            told()
+        for callback in self.listeners:
+            callback()
 
     # -- queries ---------------------------------------------------------------------------------
 
-    def on_change(self, told: Callable[[], None]) -> None:
+    def on_change(self, callback: Callable[[], None]) -> None:
         """See the protocol."""
         self.hooks.reach("hypervisor.on_change")
-        self.listeners.append(told)
+        self.listeners.append(callback)
 
     def domains(self) -> list[Domain]:
         """See the protocol."""
@@ -339,7 +339,7 @@ class FakeHypervisor:
             self.guests[uuid].job = None
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], told: Told, patience: Patience
+        self, uuid: str, disks: Sequence[OverlayDisk], on_stage: Told, patience: Patience
     ) -> None:
         """See the protocol."""
         guest = self._guest(uuid)
@@ -352,17 +352,17 @@ class FakeHypervisor:
         disks = [disk for disk in disks if disk not in lost]
         if guest.images_inactive and any((live or {})[d.target] == d.overlay for d in disks):
             raise HypervisorError(guest.name, "commit: its images are inactive")
-        told(CommitStage.WAITING)
+        on_stage(CommitStage.WAITING)
         fast = guest.writes_fast and guest.state is DomainState.RUNNING
         fast = fast and math.isfinite(patience.running)
         if fast:
-            told(CommitStage.SUSPENDING)
+            on_stage(CommitStage.SUSPENDING)
             guest.state, guest.paused_reason = DomainState.PAUSED, "user"
             self.hooks.reach("commit.suspended")
         on_overlays = {d.target for d in disks if (live or {})[d.target] == d.overlay}
         if on_overlays:
             guest.committing = on_overlays
-            told(CommitStage.PIVOTING)
+            on_stage(CommitStage.PIVOTING)
             self.hooks.reach("commit.pivoting")
             guest.committing = set()
         if guest.live is not None:
@@ -371,10 +371,10 @@ class FakeHypervisor:
             guest.live = domain_xml.with_bases(guest.live, disks) or guest.live
         if fast:
             self._let_run(guest)
-            told(CommitStage.RESUMED)
+            on_stage(CommitStage.RESUMED)
         self._rebase(guest, disks)
         if lost:
-            told(CommitStage.PIVOTED)
+            on_stage(CommitStage.PIVOTED)
             raise HypervisorError(lost[0].target, "is neither on its overlay nor on its base")
 
     def busy_disks(self, uuid: str) -> set[str]:
