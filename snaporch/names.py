@@ -1,8 +1,9 @@
-"""What ZFS takes as a name: one rule, for what people, files and sanoid say alike.
+"""The rules for names of datasets and snapshots, in arguments, files and sanoid's settings.
 
-As ZFS's own check has it (zfsprops(7), "ZFS Component Naming Requirements"; zfs_namecheck.c), so
-that what exists can be named: a leading hyphen, too. Blanks only inside, where a person sees them.
-``re`` alone: hooks have to be quick.
+They are the rules of ZFS itself (zfsprops(7), "ZFS Component Naming Requirements";
+zfs_namecheck.c), so that every existing dataset can be named; a leading hyphen is allowed, too.
+Blanks are allowed only inside a name, where a person sees them. Only ``re`` is imported: hooks must
+start fast.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_.:-]([A-Za-z0-9_.: -]*[A-Za-z0-9_.:-])?")
 MAX_FULL_NAME = 255
 """ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
 SHOWN = 40
-"""Characters of what is wrong that a message repeats."""
+"""Characters of an invalid name that a message repeats."""
 
 
 def is_dataset(text: str) -> bool:
-    """Whether a dataset may be called so."""
+    """Whether ZFS allows this name for a dataset."""
     pool_begins_well = text[:1].isascii() and text[:1].isalpha()
     return (
         len(text) <= MAX_FULL_NAME
@@ -27,7 +28,7 @@ def is_dataset(text: str) -> bool:
 
 
 def is_snapshot(text: str) -> bool:
-    """Whether a snapshot may be called so, behind its ``@``."""
+    """Whether ZFS allows this name for a snapshot; without the dataset and the ``@``."""
     return len(text) <= MAX_FULL_NAME and _is_component(text)
 
 
@@ -36,5 +37,5 @@ def _is_component(text: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """Something that came from outside, for a message: quoted, and cut short."""
+    """Text from outside, for a message: quoted, and shortened to :data:`SHOWN` characters."""
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")

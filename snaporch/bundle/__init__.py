@@ -1,1 +1,1 @@
-"""RAM, NVRAM, TPM state and XML of one snapshot: writing, describing, keeping, verifying."""
+"""Bundles: the RAM, UEFI variables, TPM state, XML and manifest that belong to one snapshot."""

@@ -1,32 +1,31 @@
-"""Doing something with blocks in a thread of its own, in their order, a few blocks behind."""
+"""Write blocks in a thread of its own, in order, while the caller prepares the next ones."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from snaporch.bundle.compress import Block
 
 _DEPTH = 8
-"""Blocks that may wait; with what a compressor hands over at once, some 8 MiB."""
-_ROOMY_DEPTH = 1024
-"""When nobody is to wait: a GiB at most."""
+"""Blocks that may wait: about 8 MiB, with the blocks that a compressor emits at once."""
+_LARGE_DEPTH = 1024
+"""Blocks that may wait after :meth:`AsyncWriter.enlarge`: at most 1 GiB."""
 
 
 class AsyncWriter:
-    """Calls ``act`` with every block that was put; what it raises, a later call raises."""
+    """Calls ``write`` with each block that was put, in a thread of its own.
 
-    def __init__(self, act: Callable[[Block], None]) -> None:
-        self._act = act
-        self._blocks: deque[Block] = deque()
-        self._changed = threading.Condition()
-        self._depth = _DEPTH
-        self._closing = False
+    An error that ``write`` raises is raised by the next call of :meth:`put` or :meth:`finish`.
+    """
+
+    def __init__(self, write: Callable[[Block], None]) -> None:
+        self._write = write
+        self._blocks: queue.Queue[Block | None] = queue.Queue(_DEPTH)
         self._stopped = False
-        self._ended = False
-        self._afterwards: Callable[[], None] = lambda: None
         self._failure: BaseException | None = None
         self._waited = 0.0
         self._waiting_since = 0.0
@@ -34,81 +33,77 @@ class AsyncWriter:
         self._thread.start()
 
     def put(self, block: Block) -> None:
-        """Hand over a block; it is copied unless it is ``bytes``. Waits while too many wait."""
+        """Queue a block; wait while the queue is full. A block that is not ``bytes`` is copied.
+
+        Raises:
+            OSError: writing failed, or :meth:`stop` was called.
+        """
+        self._check()
         owned = block if isinstance(block, bytes) else bytes(block)
-        with self._changed:
-            if len(self._blocks) >= self._depth:
-                self._wait_for_room()
+        try:
+            self._blocks.put_nowait(owned)
+        except queue.Full:
+            self._waiting_since = time.monotonic()
+            self._blocks.put(owned)
+            self._waited += time.monotonic() - self._waiting_since
+            self._waiting_since = 0.0
             self._check()
-            self._blocks.append(owned)
-            self._changed.notify_all()
 
-    def _wait_for_room(self) -> None:
-        self._waiting_since = time.monotonic()
-        self._changed.wait_for(lambda: self._stopped or len(self._blocks) < self._depth)
-        self._waited += time.monotonic() - self._waiting_since
-        self._waiting_since = 0.0
-
-    def make_room(self) -> None:
-        """Let many more blocks wait from now on, so that nobody waits in :meth:`put`."""
-        with self._changed:
-            self._depth = _ROOMY_DEPTH
-            self._changed.notify_all()
+    def enlarge(self) -> None:
+        """Let many more blocks wait from now on, so that :meth:`put` does not block."""
+        with self._blocks.mutex:
+            self._blocks.maxsize = _LARGE_DEPTH
+            self._blocks.not_full.notify_all()
 
     @property
     def waited(self) -> float:
-        """Seconds that :meth:`put` has waited in all, up to now."""
+        """Seconds that :meth:`put` has waited in total until now."""
         since = self._waiting_since
         return self._waited + (time.monotonic() - since if since else 0.0)
 
     def finish(self) -> None:
-        """Wait until everything is done."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        """Wait until every block is written.
+
+        Raises:
+            OSError: writing failed, or :meth:`stop` was called.
+        """
+        self._blocks.put(None)
         self._thread.join()
         self._check()
 
     def stop(self) -> None:
-        """Do nothing any more; whoever waits in :meth:`put` gets an error."""
-        with self._changed:
-            self._stopped = True
-            self._blocks.clear()
-            self._changed.notify_all()
+        """Drop the blocks that wait; a :meth:`put` that waits in another thread raises."""
+        self._stopped = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._blocks.get_nowait()
+        self._blocks.put(None)
 
-    def afterwards(self, act: Callable[[], None]) -> None:
-        """After :meth:`stop`: call ``act`` when the block that was under way is done.
+    def on_end(self, act: Callable[[], None]) -> None:
+        """After :meth:`stop`: call ``act`` when the block that is being written is done.
 
-        That may be now, or much later in the thread of the blocks; nobody waits for it here.
+        ``act`` runs now if no block is being written, else later in a thread of its own. This
+        method never waits.
         """
-        with self._changed:
-            if not self._ended:
-                self._afterwards = act
-                return
+        if not self._thread.is_alive():
+            act()
+            return
+        threading.Thread(target=self._join_and, args=(act,), name="store", daemon=True).start()
+
+    def _join_and(self, act: Callable[[], None]) -> None:
+        self._thread.join()
         act()
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
         if self._stopped:
-            raise OSError("it was broken off")
+            raise OSError("it was aborted")
 
     def _run(self) -> None:
-        while (block := self._next()) is not None:
+        while (block := self._blocks.get()) is not None and not self._stopped:
             try:
-                self._act(block)
-            except BaseException as error:  # noqa: BLE001 - handed to whoever puts or finishes
+                self._write(block)
+            except BaseException as error:  # noqa: BLE001 - raised again by put and finish
                 self._failure = error
                 self.stop()
-        with self._changed:
-            self._ended = True
-        self._afterwards()
-
-    def _next(self) -> Block | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._blocks or self._closing or self._stopped)
-            if self._stopped or not self._blocks:
-                return None
-            block = self._blocks.popleft()
-            self._changed.notify_all()
-            return block

@@ -1,4 +1,4 @@
-"""Compressors for the payload of a RAM image; those that libvirt itself can undo.
+"""Compressors for the payload of a RAM image, in formats that libvirt itself can decompress.
 
 The numbers are libvirt's save image formats (``virQEMUSaveFormat`` in its qemu_saveimage.h).
 """
@@ -21,11 +21,11 @@ from snaporch.errors import RefusedError
 
 Block = bytes | bytearray | memoryview
 Sink = Callable[[Block], None]
-_PIPE_READ = 1 << 20
+_READ_BYTES = 1 << 20
 
 
 class Compression(StrEnum):
-    """How the payload is stored."""
+    """How the payload of a RAM image is compressed."""
 
     NONE = "none"
     GZIP = "gzip"
@@ -33,13 +33,13 @@ class Compression(StrEnum):
 
     @property
     def image_format(self) -> int:
-        """The value for the header's compression field."""
+        """The value of the header's compression field."""
         return {"none": 0, "gzip": 1, "zstd": 5}[self.value]
 
 
 @dataclass(frozen=True, slots=True)
 class Compressing:
-    """Which compressor, how hard (its own levels), and on how many threads (0: all cores)."""
+    """The compressor's method, its level, and its number of threads (0: one for each core)."""
 
     method: Compression = Compression.ZSTD
     level: int = 1
@@ -47,23 +47,30 @@ class Compressing:
 
 
 class Compressor(Protocol):
-    """A stream: what goes in comes out at the sink it was made with, compressed."""
+    """A stream that compresses what is written to it and passes the result to its sink."""
 
     def write(self, block: Block) -> None:
-        """Take one block; it is not kept."""
+        """Compress one block. The caller may reuse the block afterwards."""
 
     def finish(self) -> None:
-        """Flush everything; nothing can be written afterwards."""
+        """Flush everything. Nothing can be written afterwards."""
 
     def abandon(self) -> None:
-        """Give up: stop processes and threads, flush nothing."""
+        """Stop processes and threads without flushing."""
 
 
 def choose(wanted: str, *, reads_zstd: bool) -> Compression:
-    """What ``auto`` means on this host, or the wish itself if libvirt could read it back.
+    """The compression to use on this host.
+
+    Args:
+        wanted: ``auto``, or the name of a :class:`Compression`.
+        reads_zstd: whether this host's libvirt restores images compressed with zstd.
+
+    Returns: ``wanted`` itself; for ``auto`` the best compression that libvirt can read back here.
 
     Raises:
-        RefusedError: the wish cannot be restored here, or its program is missing.
+        RefusedError: images compressed like that cannot be restored here, or the program is
+            missing.
     """
     gzip_possible = shutil.which("pigz") is not None
     zstd_possible = reads_zstd and shutil.which("zstd") is not None
@@ -84,7 +91,7 @@ def choose(wanted: str, *, reads_zstd: bool) -> Compression:
 
 
 def compressor(how: Compressing, sink: Sink) -> Compressor:
-    """A running compressor that hands its output to ``sink``."""
+    """Start a compressor that passes its output to ``sink``."""
     if how.method is Compression.ZSTD:
         return _Zstd(how, sink)
     if how.method is Compression.GZIP:
@@ -106,8 +113,8 @@ class _Plain:
         return
 
 
-class _Taker:
-    """A sink as a file, as far as zstandard needs one."""
+class _SinkFile:
+    """A sink with the one method of a file that zstandard needs."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -121,9 +128,9 @@ class _Zstd:
     def __init__(self, how: Compressing, sink: Sink) -> None:
         threads = how.threads or os.cpu_count() or 1
         engine = zstandard.ZstdCompressor(level=how.level, threads=threads, write_checksum=True)
-        # Not compressobj(): it copies what it has over and over while many threads' output comes.
-        target = cast("IO[bytes]", _Taker(sink))
-        self._stream = engine.stream_writer(target, write_size=_PIPE_READ, closefd=False)
+        # Not compressobj(): it copies its buffer repeatedly while many threads emit.
+        target = cast("IO[bytes]", _SinkFile(sink))
+        self._stream = engine.stream_writer(target, write_size=_READ_BYTES, closefd=False)
 
     def write(self, block: Block) -> None:
         self._stream.write(block)
@@ -136,7 +143,10 @@ class _Zstd:
 
 
 class _Pigz:
-    """pigz as a child; a thread takes its output so that neither pipe can block the other."""
+    """Runs pigz as a child process.
+
+    A thread reads its output, so that the two pipes cannot deadlock.
+    """
 
     def __init__(self, how: Compressing, sink: Sink) -> None:
         threads = how.threads or os.cpu_count() or 1
@@ -144,7 +154,7 @@ class _Pigz:
             ["pigz", f"-{min(max(how.level, 1), 9)}", "-p", str(threads), "-c"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C for us must not kill it under our hands
+            start_new_session=True,  # a terminal's Ctrl-C must not kill it
         )
         self._sink = sink
         self._failure: BaseException | None = None
@@ -154,7 +164,7 @@ class _Pigz:
     def _run(self) -> None:
         assert self._process.stdout is not None
         try:
-            while block := self._process.stdout.read(_PIPE_READ):
+            while block := self._process.stdout.read(_READ_BYTES):
                 self._sink(block)
         except OSError as error:
             self._failure = error
@@ -165,7 +175,7 @@ class _Pigz:
         try:
             self._process.stdin.write(block)
         except BrokenPipeError as error:
-            raise self._failure or OSError("pigz ended early") from error
+            raise self._failure or OSError("pigz exited too early") from error
 
     def finish(self) -> None:
         assert self._process.stdin is not None
@@ -187,5 +197,5 @@ class _Pigz:
     def _close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with suppress(OSError):  # what was buffered for a killed pigz is of no use
+                with suppress(OSError):  # a killed pigz needs its buffered input no more
                     stream.close()

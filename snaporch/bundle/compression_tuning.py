@@ -1,7 +1,7 @@
-"""Who held up the saving of RAM, and what a compressor's level should be for that.
+"""Adjust the compressor's level to the bottleneck of the previous RAM save.
 
-Three work at once: QEMU gives RAM away, the compressor takes it, the store takes what comes out.
-The fastest level that keeps up is the one at which neither QEMU waits for the compressor nor the
+Three parties work at the same time: QEMU emits RAM, the compressor compresses it, the store writes
+the result. The best level is the fastest at which neither QEMU waits for the compressor nor the
 compressor for the store.
 """
 
@@ -10,32 +10,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LEVELS = (-7, -5, -3, -1, 1, 3, 5)
-"""Of zstd. Beyond them RAM becomes hardly smaller, and takes much longer."""
+"""Levels of zstd. Higher ones hardly make RAM smaller, and take much longer."""
 FIRST_LEVEL = 1
 _STORE_IS_SLOW = 0.25
 _STORE_IS_FAST = 0.05
 _RAM_IS_SLOW = 0.15
 _SHORTEST_SECONDS = 1.0
-"""Less tells of start-up and chance."""
+"""A shorter save says more about start-up and chance than about the bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
 class RamSaveTimes:
-    """How RAM was saved while the guest ran; times in seconds."""
+    """How long the parts of a RAM save took while the guest ran, in seconds."""
 
     level: int
     seconds: float
     waited_for_ram: float
-    """In which there was nothing to take: QEMU was the slowest."""
+    """The compressor had no input: QEMU was the slowest."""
     waited_for_store: float
-    """In which the compressor could not go on, because the store had not taken what came before."""
+    """The compressor was blocked, because the store had not yet written its earlier output."""
 
 
 def next_level(pace: RamSaveTimes | None) -> int:
-    """What the level should be for a guest whose RAM was saved like that.
+    """The compressor's level for the next save, from the times of the previous one.
 
-    A step up if the store was too slow for what it got; a step down if the compressor was, and
-    the store has room for more; else the same. Always one of :data:`LEVELS`.
+    One step up if the store was the bottleneck. One step down if the compressor was the bottleneck
+    and the store has spare capacity. Else the same level.
+
+    Args:
+        pace: the times of the previous save of this guest; ``None`` if there was none.
+
+    Returns: always one of :data:`LEVELS`.
     """
     if pace is None:
         return FIRST_LEVEL

@@ -1,4 +1,7 @@
-"""Finding bundles by a snapshot's name, with Python's own library alone: hooks have to be quick."""
+"""Find bundles by a snapshot's name.
+
+Only the standard library is imported: hooks must start fast.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ _MANIFEST = "manifest.json"
 
 
 def bundles_naming(root: Path, dataset: str, snapshot: str) -> list[str]:
-    """References (``uuid/run``) of bundles whose manifest mentions both names, perhaps together.
+    """References (``uuid/run``) of bundles whose manifests contain both names.
 
-    The text is searched, not parsed: neither name can hold anything that JSON would write another
-    way. What cannot be read mentions nothing.
+    The manifest's text is searched, not parsed: neither name can contain a character that JSON
+    escapes. The two names need not belong together in the manifest. Unreadable manifests are
+    skipped.
     """
     wanted = (f'"{snapshot}"'.encode(), f'"{dataset}"'.encode())
     found: list[str] = []

@@ -1,8 +1,8 @@
-"""Small files of the host that an emulator owns: UEFI variables, the state of a TPM.
+"""Small files of the host that an emulator owns: UEFI variables and TPM state.
 
-Their directories are the emulator's too, and so may be those above, so any name on the way may lead
-anywhere, and be another file a moment later: what is done, is done to a file that is open, in a
-directory that was reached through no link but root's.
+The emulator may also own the directories of these files, and directories above them. So any name on
+the path may be a link to anywhere, and may be replaced at any moment. Therefore this module works
+on open files only, in directories that it reached through no link but root's.
 """
 
 from __future__ import annotations
@@ -21,51 +21,56 @@ from snaporch.model import TpmState
 
 
 class HostFileError(SnaporchError):
-    """It is not what such a file is."""
+    """The file is not a regular file of a sensible size, or its path is not trustworthy."""
 
 
 LIMIT_BYTES = 64 << 20
-"""No firmware's variables and no TPM's state come near it."""
+"""Far more than the variables of any firmware or the state of any TPM."""
 PERMANENT = ".permall"
-"""How the name of that part of a TPM's state ends that a cold boot needs."""
+"""The suffix of the part of a TPM's state that a cold boot needs."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH_ONLY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40
-"""As the kernel (path_resolution(7))."""
+"""The kernel's limit (path_resolution(7))."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SWTPM = re.compile(r"tpm2?-00\.(permall|volatilestate|savestate)")
-"""What swtpm calls its files; whatever else is in its directory is not the TPM's."""
+"""The names of swtpm's files. Other files in its directory do not belong to the TPM."""
 
 
 @contextmanager
 def trusted_directory(path: Path, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of a directory, reached through no link that an emulator could have planted.
+    """Open a directory without following a link that an emulator could have planted.
 
     Args:
-        make: what is missing of it is made.
+        make: create missing directories.
+
+    Yields: a descriptor of the directory.
 
     Raises:
-        HostFileError: a link on the way is not root's, or in a directory that others write to.
-        OSError: it is not there.
+        HostFileError: a link on the path is not root's, or lies in a directory that others write
+            to.
+        OSError: the directory does not exist or cannot be opened.
     """
     todo = list(reversed(path.parts[1:]))
-    here = os.open("/", _WAY)
+    here = os.open("/", _PATH_ONLY)
     links = 0
     try:
         while todo:
             name = todo.pop()
             try:
-                there = _step(here, name, make=make)
+                there = _open_child(here, name, make=make)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR) or not _is_link(here, name):
                     raise
                 links += 1
                 if links > _MAX_LINKS or not _is_trusted(here):
-                    raise HostFileError(str(path), f"{name} on the way to it is a link") from error
+                    raise HostFileError(
+                        str(path), f"{name} in its path is a link of another user"
+                    ) from error
                 target = Path(os.readlink(name, dir_fd=here))
-                there = os.open("/", _WAY) if target.is_absolute() else os.dup(here)
+                there = os.open("/", _PATH_ONLY) if target.is_absolute() else os.dup(here)
                 todo += reversed([part for part in target.parts if part != "/"])
             os.close(here)
             here = there
@@ -78,14 +83,14 @@ def trusted_directory(path: Path, *, make: bool = False) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _step(here: int, name: str, *, make: bool) -> int:
+def _open_child(here: int, name: str, *, make: bool) -> int:
     try:
-        return os.open(name, _WAY, dir_fd=here)
+        return os.open(name, _PATH_ONLY, dir_fd=here)
     except FileNotFoundError:
         if not make:
             raise
     os.mkdir(name, 0o755, dir_fd=here)
-    return os.open(name, _WAY, dir_fd=here)
+    return os.open(name, _PATH_ONLY, dir_fd=here)
 
 
 def _is_link(here: int, name: str) -> bool:
@@ -93,29 +98,31 @@ def _is_link(here: int, name: str) -> bool:
 
 
 def _is_trusted(descriptor: int) -> bool:
-    """Whether root alone, or we, put names into a directory."""
+    """Whether only root and this process's user can create names in a directory."""
     status = os.fstat(descriptor)
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_WRITE
 
 
 def open_unmarked(path: str, flags: int, *, dir_fd: int | None = None) -> int:
-    """Open a file to read, without a new access time: that is a write to its dataset.
+    """Open a file for reading without updating its access time, which would write to its dataset.
 
     Raises:
         OSError: it cannot be opened.
     """
     try:
         return os.open(path, flags | os.O_NOATIME, dir_fd=dir_fd)
-    except PermissionError:  # its owner alone may, and CAP_FOWNER: open(2)
+    except PermissionError:  # only the owner may use O_NOATIME, or CAP_FOWNER: open(2)
         return os.open(path, flags, dir_fd=dir_fd)
 
 
 def read_host_file(path: Path, limit: int = LIMIT_BYTES) -> tuple[bytes, os.stat_result]:
-    """What is in a regular file of at most ``limit`` bytes and one name, and its status.
+    """Read a regular file that has one name and at most ``limit`` bytes.
+
+    Returns: its content and its status.
 
     Raises:
-        HostFileError: it is a link, a FIFO or anything else, or too large, or another name of some
-            file, which may be root's (without ``fs.protected_hardlinks``).
+        HostFileError: it is a link, a FIFO or the like, or too large. Or it has another name, and
+            so may be a hard link to a file of root's (without ``fs.protected_hardlinks``).
         OSError: it cannot be read.
     """
     try:
@@ -131,7 +138,7 @@ def read_host_file(path: Path, limit: int = LIMIT_BYTES) -> tuple[bytes, os.stat
         raise HostFileError(str(path), "is not a regular file")
     if status.st_nlink > 1:
         os.close(descriptor)
-        raise HostFileError(str(path), "has more than one name")
+        raise HostFileError(str(path), "has more than one name (a hard link)")
     with os.fdopen(descriptor, "rb") as stream:
         data = b"" if status.st_size > limit else stream.read(limit + 1)
         if status.st_size > limit or len(data) > limit:
@@ -140,11 +147,15 @@ def read_host_file(path: Path, limit: int = LIMIT_BYTES) -> tuple[bytes, os.stat
 
 
 def tpm_files(state: TpmState | None, suffix: str = "") -> list[Path]:
-    """What there is of a TPM's state: its file, or swtpm's in its directory that end in ``suffix``.
+    """The files of a TPM's state: the one file, or swtpm's files in the state's directory.
+
+    Args:
+        state: where the state is; ``None`` for a guest without a TPM.
+        suffix: return only files of a directory whose names end like this.
 
     Raises:
         HostFileError: see :func:`trusted_directory`.
-        OSError: its directory cannot be read.
+        OSError: the directory cannot be read.
     """
     if state is None:
         return []
@@ -162,13 +173,16 @@ def tpm_files(state: TpmState | None, suffix: str = "") -> list[Path]:
 def put_host_file(
     place: Path, data: bytes, uid: int | None, gid: int | None, mode: int | None
 ) -> None:
-    """Have ``data`` at ``place`` and nothing of what was there; the name changes hands at once.
+    """Create or replace the file ``place``, in one step, with ``data``.
 
-    Directories that are missing are made.
+    Missing directories are created.
+
+    Args:
+        uid: owner of the file; with ``gid`` and ``mode``, or else root's and 0600.
 
     Raises:
-        HostFileError: see :func:`trusted_directory`; or a directory is in its place.
-        OSError: it cannot be written; what was there is there.
+        HostFileError: see :func:`trusted_directory`; or ``place`` is a directory.
+        OSError: it cannot be written; a previous file is unchanged.
     """
     fresh = f".snaporch.{secrets.token_hex(8)}"
     with trusted_directory(place.parent, make=True) as directory:
@@ -186,7 +200,7 @@ def put_host_file(
 def _make(
     directory: int, name: str, data: bytes, uid: int | None, gid: int | None, mode: int | None
 ) -> None:
-    """A new file in an open directory, on stable storage; 0600 and root's unless said otherwise."""
+    """Create a file in an open directory, on stable storage; mode 0600 and root's by default."""
     descriptor = os.open(name, _CREATE, 0o600, dir_fd=directory)
     try:
         with os.fdopen(descriptor, "wb") as stream:

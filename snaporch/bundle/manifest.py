@@ -1,4 +1,4 @@
-"""The manifest: what a bundle is, in JSON, checked on the way in and on the way out."""
+"""The manifest: a JSON description of a bundle, validated whenever it is read or made."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 
 class ManifestError(SnaporchError):
-    """A manifest cannot be read or contradicts itself."""
+    """A manifest cannot be read, or is invalid."""
 
 
 class Role(StrEnum):
-    """What a part of a bundle is."""
+    """What a part of a bundle contains."""
 
     RAM = "ram"
     LIVE_XML = "live-xml"
@@ -39,30 +39,21 @@ class _Frozen(BaseModel):
 
 
 class PagesEntry(_Frozen):
-    """The page file that a RAM part lacks: in a ZFS snapshot of a dataset of its own."""
+    """The page file of a RAM part, in a ZFS snapshot of a dataset of its own."""
 
     dataset: str
     name: str = Field(description="of the ZFS snapshot")
     guid: int
     createtxg: int
     bytes: int = Field(gt=0, description="length of the page file")
-    sha256: Sha256 = Field(description="of its MiBs that are not zeros, see the bundle format")
+    sha256: Sha256 = Field(description="of its MiBs that are not all zeros, see the bundle format")
     split: int = Field(gt=0, description="offset in the part where its pages belong")
-    stored_bytes: int = Field(ge=0, description="what ZFS had to store for it")
+    stored_bytes: int = Field(ge=0, description="bytes that ZFS stored for it")
 
     @property
     def full_name(self) -> str:
         """``dataset@name``."""
         return f"{self.dataset}@{self.name}"
-
-
-class RamSaveTimesEntry(_Frozen):
-    """How RAM was saved while the guest ran; see :mod:`snaporch.bundle.compression_tuning`."""
-
-    level: int = Field(description="of the compressor")
-    seconds: float
-    waited_for_ram: float = Field(description="seconds in which QEMU was the slowest")
-    waited_for_store: float = Field(description="seconds in which the store was")
 
 
 class Part(_Frozen):
@@ -76,23 +67,23 @@ class Part(_Frozen):
         default=None, description="RAM only: size of the QEMU stream before compression"
     )
     compression: str | None = Field(default=None, description="RAM only: none, gzip, zstd, …")
-    pace: RamSaveTimesEntry | None = Field(
-        default=None, description="RAM only: who held up saving it"
+    pace: RamSaveTimes | None = Field(
+        default=None, description="RAM only: how long its parts took to save"
     )
     pages: PagesEntry | None = Field(default=None, description="RAM only: where its pages are")
-    source: str | None = Field(default=None, description="where the file lay on the host")
+    source: str | None = Field(default=None, description="path of the original on the host")
     uid: int | None = None
     gid: int | None = None
     mode: int | None = None
     exact: bool | None = Field(
         default=None,
         description="whether the copy is known to be of the frozen instant: "
-        "the file did not change between freeze and copy",
+        "the file did not change between the freeze and the copy",
     )
 
 
 class SnapshotEntry(_Frozen):
-    """A ZFS snapshot that the bundle belongs to; ``guid`` decides, the name is for people."""
+    """A ZFS snapshot that the bundle belongs to. ``guid`` identifies it, the name is for people."""
 
     dataset: str
     name: str
@@ -101,52 +92,50 @@ class SnapshotEntry(_Frozen):
 
 
 class BackingFileEntry(_Frozen):
-    """A file or device beneath a disk: a backing file, or one with the data of an image."""
+    """A file or device beneath a disk: a backing file, or the data file of an image."""
 
-    path: str = Field(description="as what lies above it names it, made absolute")
+    path: str = Field(description="absolute, from the name in the image above it")
     dataset: str | None = Field(
-        default=None, description="the one that it was snapshotted with; of no other one"
+        default=None, description="only if it was snapshotted with the disk"
     )
-    inside: str | None = Field(default=None, description="its path below the mount point of that")
-    bytes: int | None = Field(default=None, description="size of one that is in no snapshot")
-    inode: int | None = Field(default=None, description="its number")
-    mtime_ns: int | None = Field(default=None, description="when it was last written to")
+    inside: str | None = Field(
+        default=None, description="path below the mount point of the dataset"
+    )
+    bytes: int | None = Field(default=None, description="size; only if it is in no snapshot")
+    inode: int | None = Field(default=None, description="its inode number")
+    mtime_ns: int | None = Field(default=None, description="time of the last write to it")
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody can tell if it is still the same."""
+        """Whether a later check cannot tell if the file is still the same."""
         return self.dataset is None and self.inode is None
 
 
 class DiskEntry(_Frozen):
-    """A disk of the guest, and where its bytes are."""
+    """A disk of the guest, and where its data is."""
 
     target: str
     source: str | None = None
     format: str
     dataset: str | None = None
     inside: str | None = Field(
-        default=None, description="its real path below the mount point of a file system"
+        default=None, description="real path of an image below its file system's mount point"
     )
-    partition: int | None = Field(default=None, description="of a volume: its number")
-    left_out: str | None = Field(default=None, description="why it is not in the snapshot")
+    partition: int | None = Field(default=None, description="number of the partition of a volume")
+    left_out: str | None = Field(default=None, description="why the disk is not in the snapshot")
     apart: bool | None = Field(
         default=None,
-        description="of one that is left out: the guest can write to it, so that RAM and it are of "
-        "different instants after a restore",
+        description="only if it was left out: whether the guest can write to it, so that RAM and "
+        "disk are of different instants after a restore",
     )
     beneath: tuple[BackingFileEntry, ...] | None = Field(
-        default=None, description="what lies beneath it, the nearest first"
+        default=None, description="the images and data files beneath it, the nearest first"
     )
 
     @property
     def is_apart(self) -> bool:
-        """Whether RAM that is resumed would meet it as of another instant."""
-        if self.left_out is None:
-            return False
-        if self.apart is None:  # a bundle of an earlier snaporch tells by the reason alone
-            return not self.left_out.startswith(("removable", "read-only"))
-        return self.apart
+        """Whether resumed RAM would meet this disk in the state of another point in time."""
+        return self.left_out is not None and self.apart is not False
 
 
 class MemberEntry(_Frozen):
@@ -160,12 +149,12 @@ class GroupEntry(_Frozen):
     """The consistency group that the bundle's domain was snapshotted with."""
 
     name: str
-    run: str = Field(description="the same for all members, whose runs have names of their own")
+    run: str = Field(description="the same for all members; each member also has its own run")
     members: tuple[MemberEntry, ...] = Field(description="all of them, this domain included")
 
 
 class VersionsEntry(_Frozen):
-    """What made the bundle."""
+    """The versions of the programs that made the bundle."""
 
     snaporch: str
     libvirt: str
@@ -178,7 +167,7 @@ class VersionsEntry(_Frozen):
 
 
 class PauseEntry(_Frozen):
-    """What the pause was made of, in milliseconds; see :class:`~snaporch.model.PauseParts`."""
+    """The parts of the pause in milliseconds; see :class:`~snaporch.model.PauseParts`."""
 
     downtime_ms: float | None = None
     switch_ms: float | None = None
@@ -187,7 +176,7 @@ class PauseEntry(_Frozen):
 
 
 class Manifest(_Frozen):
-    """Everything about one bundle."""
+    """The manifest of one bundle."""
 
     format: int = Field(default=FORMAT, ge=1, le=FORMAT)
     run: str
@@ -195,7 +184,7 @@ class Manifest(_Frozen):
     uuid: str
     snapshot: str
     level: Level
-    was_running: bool = Field(description="the guest ran when it was captured, and not paused")
+    was_running: bool = Field(description="the guest ran when it was captured, and was not paused")
     started: AwareDatetime
     created: AwareDatetime = Field(description="the frozen instant")
     finished: AwareDatetime
@@ -213,21 +202,19 @@ class Manifest(_Frozen):
 
     @property
     def pages(self) -> PagesEntry | None:
-        """Where the pages of its RAM are, if not in the bundle."""
+        """Where the pages of the RAM are, if not in the bundle."""
         ram = self.part(Role.RAM)
         return ram.pages if ram else None
 
     @property
     def pace(self) -> RamSaveTimes | None:
-        """How its RAM was saved, if the manifest says so."""
+        """The times of saving the RAM, if they were recorded."""
         ram = self.part(Role.RAM)
-        if ram is None or ram.pace is None:
-            return None
-        return RamSaveTimes(**ram.pace.model_dump())
+        return ram.pace if ram else None
 
     @property
     def pause(self) -> PauseParts | None:
-        """What the pause was made of, if the manifest says so."""
+        """The parts of the pause, if they were recorded."""
         parts = self.pause_parts
         if parts is None:
             return None
@@ -235,22 +222,22 @@ class Manifest(_Frozen):
 
     @property
     def stored_bytes(self) -> int:
-        """Size of all parts on disk, and what ZFS had to store for pages."""
+        """Bytes of all parts on disk, plus the bytes that ZFS stored for pages."""
         pages = sum(part.pages.stored_bytes for part in self.parts if part.pages)
         return sum(part.bytes for part in self.parts) + pages
 
     @property
     def ram_bytes(self) -> int | None:
-        """Size of the RAM image before compression."""
+        """Bytes of the RAM image before compression."""
         ram = self.part(Role.RAM)
         return ram.payload_bytes if ram else None
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a bundle.
+    """Read the manifest of a bundle.
 
     Raises:
-        ManifestError: it is not there, not JSON, of a later format, or says something impossible.
+        ManifestError: it does not exist, is not JSON, has a later format, or has an invalid value.
     """
     path = directory / MANIFEST_NAME
     try:
@@ -264,5 +251,5 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def moment(value: datetime) -> datetime:
-    """``value`` to the millisecond: what a manifest keeps of a time."""
+    """``value`` cut to milliseconds, the precision of times in a manifest."""
     return value.replace(microsecond=value.microsecond // 1000 * 1000)

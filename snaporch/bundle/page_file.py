@@ -1,4 +1,4 @@
-"""The page file: a guest's memory at fixed places, of which only what changed is written."""
+"""The page file: a guest's memory at fixed offsets, so that a run writes only changed pages."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from snaporch.bundle.qemu_stream import ALIGNMENT, PAGE
 PAGES_NAME = "pages"
 """The page file's name in its dataset."""
 CHUNK = ALIGNMENT
-"""Bytes under one checksum."""
-_NOTHING = bytes(CHUNK)
+"""Bytes that each checksum covers."""
+_ZEROS = bytes(CHUNK)
 
 
 class PageFile:
-    """A page file being brought up to date: pages that are in it already are not written."""
+    """A page file that is being updated: only pages that differ are written.
+
+    Args:
+        path: created if it does not exist.
+        size: bytes; an existing file is truncated or extended to it.
+        tick: called with the number of bytes compared so far.
+    """
 
     def __init__(self, path: Path, size: int, tick: Callable[[int], None]) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, 0o600)
         self.size = size
         self._tick = tick
-        self._taken = 0
+        self._compared = 0
         self.written = 0
         """Bytes that differed."""
         try:
@@ -35,9 +41,9 @@ class PageFile:
             raise
 
     def put(self, place: int, data: bytes) -> None:
-        """Write what differs; see :class:`~snaporch.bundle.qemu_stream.Sink`."""
-        self._taken += len(data)
-        self._tick(self._taken)
+        """Write the pages that differ; see :class:`~snaporch.bundle.qemu_stream.Sink`."""
+        self._compared += len(data)
+        self._tick(self._compared)
         old = os.pread(self._descriptor, len(data), place)
         if old == data:
             return
@@ -60,39 +66,39 @@ class PageFile:
             view, place = view[done:], place + done
 
     def finish(self) -> str:
-        """Put everything on stable storage; the checksum of what is there."""
+        """Sync the file and return the checksum of its content."""
         os.fsync(self._descriptor)
         return _sum(self._descriptor, self.size, lambda _place: None)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 class PageSum:
-    """The checksum of a page file, whose chunks come in order.
+    """The checksum of a page file whose chunks are added in order.
 
-    It is the SHA-256 of, for each chunk that is not all zeros: its number (8 bytes, big endian) and
-    its SHA-256. So a large guest that uses little memory costs little.
+    For each chunk that is not all zeros, the chunk's number (8 bytes, big endian) and its SHA-256
+    are hashed with SHA-256. So a large guest that uses little memory costs little.
     """
 
     def __init__(self) -> None:
         self._total = hashlib.sha256()
 
     def add(self, place: int, data: bytes) -> None:
-        """The next chunk, at its place; zeros at the end of a chunk may be left out."""
-        if data == _NOTHING[: len(data)]:
+        """Add the chunk at ``place``. Zeros at the end of a chunk may be omitted."""
+        if data == _ZEROS[: len(data)]:
             return
         self._total.update((place // CHUNK).to_bytes(8, "big"))
         self._total.update(hashlib.sha256(data.ljust(CHUNK, b"\0")).digest())
 
     def hexdigest(self) -> str:
-        """Of what was added."""
+        """The checksum of all chunks added so far."""
         return self._total.hexdigest()
 
 
 def page_sum(path: Path, tick: Callable[[int], None]) -> tuple[int, str]:
-    """Length and checksum of a page file.
+    """The length in bytes and the checksum of a page file.
 
     Raises:
         OSError: it cannot be read.

@@ -1,7 +1,7 @@
-"""A save image as a page file and the rest, and back.
+"""Split a save image into a page file and a rest, and build a save image from the two.
 
 The rest is a save image without its pages: header, XML and cookie, the beginning of QEMU's stream,
-and behind ``split`` the devices' state. See :mod:`snaporch.bundle.qemu_stream`.
+and behind ``split`` the state of the devices. See :mod:`snaporch.bundle.qemu_stream`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from snaporch.bundle.save_image_copy import read_preface, with_xml
 from snaporch.bundle.store import write_private
 
 Tick = Callable[[int], None]
-"""Called now and then, with the bytes done so far; may raise to stop."""
+"""Called regularly with the number of bytes done so far; it may raise to stop the work."""
 
 
 class PageDamageError(SaveImageError):
-    """A page file is not what its manifest says."""
+    """A page file differs from its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitImage:
-    """What became of a save image."""
+    """The rest and the page file that a save image was split into."""
 
     rest_bytes: int
     rest_sha256: str
@@ -45,21 +45,21 @@ class SplitImage:
     page_file_bytes: int
     page_sum: str
     changed_bytes: int
-    """Of the page file, before ZFS compresses them."""
+    """Bytes of the page file that changed, before compression by ZFS."""
 
 
 def split_image(image: Path, rest: Path, pages: Path, tick: Tick) -> SplitImage:
-    """Bring the page file up to date with an image and write the rest; both on stable storage.
+    """Update the page file from a save image and write the rest, both to stable storage.
 
     Args:
         image: a finished save image.
-        rest: written (0600), must not exist.
-        pages: made if it is not there; only what differs is written.
+        rest: the file to create (0600).
+        pages: the page file; created if it does not exist. Only pages that differ are written.
         tick: see :data:`Tick`.
 
     Raises:
-        StreamError, RamImageError: the image cannot be taken apart.
-        OSError: something cannot be read or written.
+        StreamError, SaveImageError: the image cannot be split.
+        OSError: a file cannot be read or written.
     """
     header = read_header(image)
     target: PageFile | None = None
@@ -67,7 +67,7 @@ def split_image(image: Path, rest: Path, pages: Path, tick: Tick) -> SplitImage:
     def prepare(head: StreamHead) -> PageFile:
         nonlocal target
         target = PageFile(pages, head.page_file_bytes, tick)
-        for place, length in head.gaps:  # blocks of another layout may have been there
+        for place, length in head.gaps:  # an earlier layout may have had blocks there
             target.put(place, bytes(length))
         return target
 
@@ -103,14 +103,18 @@ def build_image(
     *,
     xml: str | None = None,
 ) -> None:
-    """Write ``target`` (0600): a save image that libvirt restores, with other XML if wanted.
+    """Build a save image from the rest and the page file, so that libvirt can restore it.
 
-    The page file is compared with the manifest in passing.
+    The page file is compared with the manifest while it is read.
+
+    Args:
+        target: the file to create (0600).
+        xml: replaces the domain's XML in the image, if given.
 
     Raises:
-        PageDamageError: the page file is not what the manifest says; there is no ``target``.
-        StreamError, RamImageError: the rest is not what it should be.
-        OSError: something cannot be read or written.
+        PageDamageError: the page file differs from the manifest; ``target`` was removed.
+        StreamError, SaveImageError: the rest is damaged.
+        OSError: a file cannot be read or written.
     """
     preface = read_preface(rest)
     header, data = (preface.header, b"") if xml is None else with_xml(preface, xml)
@@ -128,39 +132,39 @@ def build_image(
 
 
 def check_image(rest: Path, entry: PagesEntry, pages: Path, tick: Tick) -> None:
-    """Read what :func:`build_image` would, in the way it does, and write nothing.
+    """Read and check everything as :func:`build_image` does, but write no image.
 
     Raises:
-        PageDamageError: the page file is not what the manifest says.
-        StreamError, RamImageError: the rest is not what it should be.
-        OSError: something cannot be read.
+        PageDamageError: the page file differs from the manifest.
+        StreamError, SaveImageError: the rest is damaged.
+        OSError: a file cannot be read.
     """
     for _ in _stream(rest, read_preface(rest).end, entry, pages, tick):
         pass
 
 
 def _stream(rest: Path, begin: int, entry: PagesEntry, pages: Path, tick: Tick) -> Iterator[bytes]:
-    """QEMU's stream, from the rest (which has it from ``begin`` on) and the page file."""
+    """QEMU's stream, from the rest (which contains it from ``begin`` on) and the page file."""
     raw = rest.read_bytes()
     if not begin < entry.split < len(raw):
-        raise SaveImageError(str(rest), f"does not reach beyond {entry.split} bytes")
-    head = _reread(raw[begin : entry.split], rest)
+        raise SaveImageError(str(rest), f"is too short: its pages belong at byte {entry.split}")
+    head = _parse_head(raw[begin : entry.split], rest)
     with pages.open("rb") as source:
-        reader = _Checked(source, entry, head, tick)
+        reader = _ChecksumReader(source, entry, head, tick)
         yield from join(head, raw[entry.split :], reader.read)
     reader.compare()
 
 
-def _reread(raw: bytes, rest: Path) -> StreamHead:
-    """The head, with everything that stands before the pages."""
+def _parse_head(raw: bytes, rest: Path) -> StreamHead:
+    """Parse the part of the stream before the pages."""
     head = read_head(io.BytesIO(raw).read)
     if head.raw != raw:
-        raise SaveImageError(str(rest), "holds something unknown before its pages")
+        raise SaveImageError(str(rest), "contains unknown data before its pages")
     return head
 
 
-class _Checked:
-    """Reads a page file from end to end and sums it up in passing."""
+class _ChecksumReader:
+    """Reads a page file from end to end and computes its checksum on the way."""
 
     def __init__(self, source: BinaryIO, entry: PagesEntry, head: StreamHead, tick: Tick) -> None:
         self._descriptor = source.fileno()
@@ -170,26 +174,29 @@ class _Checked:
         size = os.fstat(self._descriptor).st_size
         if size != head.page_file_bytes:
             raise PageDamageError(
-                entry.full_name, f"has {size} bytes, {head.page_file_bytes} are wanted"
+                entry.full_name, f"has {size} bytes, expected {head.page_file_bytes}"
             )
 
     def read(self, place: int, count: int) -> bytes:
-        """From the beginning of a chunk; what lies between blocks is under its checksum, too."""
+        """``count`` bytes from the beginning of a chunk on.
+
+        The checksum covers the whole chunk, with the gap between two blocks.
+        """
         data = os.pread(self._descriptor, CHUNK, place)
         self._sum.add(place, data)
         self._tick(place + count)
         return data[:count]
 
     def compare(self) -> None:
-        """After the last page."""
+        """Compare the checksum; to be called after the last page."""
         if self._sum.hexdigest() != self._entry.sha256:
             raise PageDamageError(
-                self._entry.full_name, "its checksum is not that of the manifest: it is damaged"
+                self._entry.full_name, "its checksum differs from the manifest's: it is damaged"
             )
 
 
 def _payload(stream: BinaryIO, compression: int) -> Read:
-    """QEMU's stream, from where the file stands."""
+    """A reader of QEMU's stream, decompressed, from the file's current position on."""
     if compression == Compression.NONE.image_format:
         return stream.read
     if compression == Compression.ZSTD.image_format:
@@ -201,7 +208,7 @@ def _payload(stream: BinaryIO, compression: int) -> Read:
 
 @contextmanager
 def _explained(image: Path) -> Iterator[None]:
-    """What decompressors say, as an error of the image."""
+    """Turn the errors of decompressors into an error about the image."""
     try:
         yield
     except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as error:

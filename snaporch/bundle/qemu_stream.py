@@ -1,10 +1,10 @@
-"""QEMU's migration stream taken apart: pages of RAM, and the rest, kept byte by byte.
+"""Split QEMU's migration stream into pages of RAM and the rest, which is kept byte by byte.
 
 The stream (QEMU's docs/devel/migration/main.rst, migration/savevm.c, migration/ram.c; numbers are
-big endian): magic and version; the machine's name; then sections. Memory is one section with parts:
-START names its blocks with their sizes, PART and END hold pages in any order, a later one replacing
-an earlier one of its place. Sections of devices have no length, so everything behind END is taken
-as it is. ``docs/bundle-format.md`` has it byte by byte.
+big endian) consists of magic and version, the machine's name, and sections. Memory is one section
+with parts. START names its blocks with their sizes. PART and END contain pages in any order; a
+later page replaces an earlier one at the same place. Sections of devices have no length, so
+everything behind END is kept unparsed. ``docs/bundle-format.md`` describes it byte by byte.
 
 The parser knows what a live save into a file contains and refuses everything else.
 """
@@ -20,10 +20,12 @@ from snaporch.errors import SnaporchError
 
 PAGE = 4096
 ALIGNMENT = 1 << 20
-"""A block of memory begins at a multiple of this in the page file; a run of pages is no longer."""
+"""Each block of memory begins at a multiple of this in the page file. It also limits a run of
+pages.
+"""
 
 Read = Callable[[int], bytes]
-"""The next bytes, at most so many; nothing at the end."""
+"""Returns the next bytes, at most as many as asked for; none at the end of the stream."""
 
 _MAGIC = struct.Struct(">4sI")
 _U64 = struct.Struct(">Q")
@@ -39,12 +41,12 @@ _MAX_NAME = 4096
 _MAX_BLOCKS = 4096
 _MAX_MEMORY = 1 << 46
 _MAX_TAIL = 512 << 20
-_NO_PAGE = bytes(PAGE)
-_NOTHING = bytes(ALIGNMENT)
+_ZERO_PAGE = bytes(PAGE)
+_ZERO_RUN = bytes(ALIGNMENT)
 
 
 class StreamError(SnaporchError):
-    """The stream holds something unknown, or ends too early."""
+    """The stream contains something unknown, or ends too early."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("QEMU's migration stream", reason)
@@ -52,7 +54,7 @@ class StreamError(SnaporchError):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of the guest's memory: its name, its size, and where it begins in the page file."""
+    """A block of the guest's memory: name, size in bytes, and offset in the page file."""
 
     name: bytes
     bytes: int
@@ -61,10 +63,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:
-    """What stands before the pages."""
+    """The part of the stream before the pages."""
 
     raw: bytes
-    """From the magic to the end of START and the commands behind it."""
+    """The bytes from the magic to the end of START, with the commands that follow START."""
     section: int
     blocks: tuple[Block, ...]
 
@@ -76,7 +78,7 @@ class StreamHead:
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """Where the page file belongs to no block: place and length of each."""
+        """Offset and length of each part of the page file that belongs to no block."""
         ends = [block.start + block.bytes for block in self.blocks]
         starts = [block.start for block in self.blocks[1:]]
         pairs = zip(ends, starts, strict=False)
@@ -85,23 +87,23 @@ class StreamHead:
 
 @dataclass(frozen=True, slots=True)
 class StreamRest:
-    """Everything but the pages."""
+    """The stream without its pages."""
 
     head: StreamHead
     tail: bytes
-    """The devices' state, to the end of the stream."""
+    """The state of the devices, to the end of the stream."""
     stream_bytes: int
 
 
 class Sink(Protocol):
-    """Where pages go."""
+    """A receiver of pages."""
 
     def put(self, place: int, data: bytes) -> None:
-        """Pages at ``place`` of the page file; a later one replaces an earlier one."""
+        """Store pages at offset ``place`` of the page file. Later pages replace earlier ones."""
 
 
 class _Source:
-    """Reads ahead, and keeps what was consumed as long as it is wanted."""
+    """Reads the stream through a buffer. Bytes before ``position`` are consumed."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -111,7 +113,7 @@ class _Source:
         self.passed = 0
 
     def fill(self, wanted: int) -> None:
-        """Have ``wanted`` bytes at the position, unless the stream ends before."""
+        """Have at least ``wanted`` bytes behind the position, unless the stream ends earlier."""
         parts = [self.buffer[self.position :]]
         have = len(parts[0])
         self.passed += self.position
@@ -135,8 +137,8 @@ class _Source:
     def number(self, count: int) -> int:
         return int.from_bytes(self.take(count), "big")
 
-    def comes(self, byte: int) -> bool:
-        """Whether ``byte`` is the next one; at the end nothing is."""
+    def next_is(self, byte: int) -> bool:
+        """Whether ``byte`` is the next byte; false at the end of the stream."""
         if self.position == len(self.buffer):
             self.fill(1)
         return self.buffer[self.position : self.position + 1] == bytes([byte])
@@ -147,7 +149,7 @@ class _Source:
 
 
 class _Recorder:
-    """A source that remembers what was taken."""
+    """A source that also records every byte it returns."""
 
     def __init__(self, source: _Source) -> None:
         self.source = source
@@ -166,23 +168,23 @@ class _Recorder:
 
 
 def read_head(read: Read) -> StreamHead:
-    """The head alone, from a stream or from the rest of one.
+    """Parse the head, from a complete stream or from the rest of one.
 
     Raises:
-        StreamError: it is not what a live save into a file begins with.
+        StreamError: the stream does not begin like a live save into a file.
     """
     return _head(_Recorder(_Source(read)))
 
 
 def split(read: Read, prepare: Callable[[StreamHead], Sink]) -> StreamRest:
-    """Take a stream apart in one pass.
+    """Split a stream in one pass.
 
     Args:
-        read: gives the stream.
-        prepare: called with the head, before the first page; where the pages go.
+        read: returns the bytes of the stream.
+        prepare: called with the head before the first page; returns the receiver of the pages.
 
     Raises:
-        StreamError: something in it is unknown, or it does not hold every page.
+        StreamError: the stream contains something unknown, or lacks a page.
     """
     source = _Source(read)
     recorder = _Recorder(source)
@@ -205,12 +207,12 @@ def split(read: Read, prepare: Callable[[StreamHead], Sink]) -> StreamRest:
 
 
 def join(head: StreamHead, tail: bytes, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
-    """A stream with the same memory and devices; pages come in the order of the page file.
+    """Build a stream with the same memory and devices. Its pages are in the order of the page file.
 
     Args:
-        head: of the stream, as :func:`split` gave it.
-        tail: likewise.
-        read: gives so many bytes of the page file, from a place on.
+        head: as :func:`split` returned it.
+        tail: as :func:`split` returned it.
+        read: called with an offset in the page file and a number of bytes; returns the bytes.
     """
     section = head.section.to_bytes(4, "big")
     yield head.raw
@@ -243,7 +245,7 @@ def _head(source: _Recorder) -> StreamHead:
     if source.number(8) != _EOS:
         source.refuse("something unknown behind the list of memory blocks")
     _footer(source, section)
-    while source.source.comes(_COMMAND):
+    while source.source.next_is(_COMMAND):
         source.take(1)
         _command(source)
     return StreamHead(bytes(source.raw), section, blocks)
@@ -268,7 +270,10 @@ def _blocks(source: _Recorder) -> tuple[Block, ...]:
 
 
 def _command(source: _Recorder) -> None:
-    """Behind its type byte. One is harmless: that the devices' state comes next (QEMU 10)."""
+    """Parse a command behind its type byte.
+
+    Only SWITCHOVER_START (QEMU 10) is accepted: the state of the devices follows it.
+    """
     number, length = source.number(2), source.number(2)
     if (number, length) != (_SWITCHOVER_START, 0):
         source.refuse(f"the unknown command {number}")
@@ -291,7 +296,7 @@ def _tail(source: _Source) -> bytes:
 
 
 class _Pages:
-    """Gathers pages into runs, and sees to it that every page comes at least once."""
+    """Collects pages into contiguous runs, and checks that each page occurs at least once."""
 
     def __init__(self, head: StreamHead, sink: Sink) -> None:
         self._sink = sink
@@ -299,12 +304,14 @@ class _Pages:
         self._seen = bytearray(head.page_file_bytes // PAGE)
         self._head = head
         self._block = Block(b"", 0, 0)
-        """That of the last page: it goes on from part to part until another is named."""
+        """The block of the last page. It stays current, across parts, until a record names another
+        block.
+        """
         self._run: list[bytes] = []
         self._start = 0
 
     def take_part(self, source: _Source) -> None:
-        """The pages of one part, to its end mark."""
+        """Read the pages of one part, up to its end mark."""
         buffer, position, size = source.buffer, source.position, len(source.buffer)
         unpack = _U64.unpack_from
         run, start, limit, following = self._run, self._block.start, self._block.bytes, -1
@@ -354,7 +361,7 @@ class _Pages:
         self._run.clear()
 
     def finish(self) -> None:
-        """Every page of every block was there."""
+        """Check that every page of every block occurred."""
         for block in self._head.blocks:
             first = block.start // PAGE
             missing = self._seen.find(0, first, first + block.bytes // PAGE)
@@ -364,29 +371,32 @@ class _Pages:
 
 
 def _page(buffer: bytes, position: int, flags: int) -> tuple[bytes, int]:
-    """The page behind its record's head, and where the next record begins."""
+    """The page behind its record's head, and the position of the next record."""
     if flags == _IS_PAGE | _CONTINUE:
         page = buffer[position : position + PAGE]
         if len(page) == PAGE:
             return page, position + PAGE
     elif flags == _ZERO | _CONTINUE:
         if buffer[position : position + 1] == b"\0":
-            return _NO_PAGE, position + 1
+            return _ZERO_PAGE, position + 1
     else:
         raise StreamError(f"a page of an unknown kind (flags {flags:#x})")
     raise StreamError("ends in the middle of a page, or fills one with something unknown")
 
 
 def _records(block: Block, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
-    """All pages of a block, a run at a time; the first one carries its name."""
+    """The records of all pages of a block, one run at a time.
+
+    The first record has the block's name.
+    """
     name = bytes([len(block.name)]) + block.name
     for offset in range(0, block.bytes, ALIGNMENT):
         data = read(block.start + offset, min(ALIGNMENT, block.bytes - offset))
-        empty = data == _NOTHING[: len(data)]
+        empty = data == _ZERO_RUN[: len(data)]
         parts: list[bytes] = []
         for inner in range(0, len(data), PAGE):
-            page = _NO_PAGE if empty else data[inner : inner + PAGE]
-            flags, content = (_ZERO, b"\0") if page == _NO_PAGE else (_IS_PAGE, page)
+            page = _ZERO_PAGE if empty else data[inner : inner + PAGE]
+            flags, content = (_ZERO, b"\0") if page == _ZERO_PAGE else (_IS_PAGE, page)
             if offset == inner == 0:
                 parts += (_U64.pack(flags), name, content)
             else:

@@ -1,15 +1,16 @@
-"""The reading end of the pipe into which libvirt saves RAM.
+"""The read end of the pipe into which libvirt saves RAM.
 
-libvirt opens the path, streams the image, closes it, and opens it *again* to write the finished
-header; the second open may come before or after the reader could see the first end of file. So
-there is no end of file here at all: this process keeps a writing end of its own, an empty pipe only
-means "nothing just now", and the stream ends when libvirt's call has returned and the pipe is
-drained. When anything fails both ends are closed, which gives libvirt EPIPE instead of a reader
-that never comes.
+libvirt opens the path, writes the image, closes it, and opens it *again* to write the finished
+header. The second open may come before or after the reader could see the first end of file. So this
+module does not use the end of file at all: the process also keeps a write end open. An empty pipe
+only means that there is no data at the moment. The stream ends when libvirt's call has returned and
+the pipe is drained. On failure both ends are closed, so that libvirt gets EPIPE instead of waiting
+for a reader.
 
-While the guest runs the pipe is short, so that QEMU learns how fast its RAM is taken. Once the
-guest stands still, the pipe takes the rest whole, and nobody reads for a moment: the guest waits
-neither for the compressor and the store nor for cores that they keep busy.
+While the guest runs the pipe is short, so that QEMU measures how fast its RAM is read. Once the
+guest is paused, the pipe is enlarged to take all the remaining RAM, and the reader rests for a
+moment. So the guest waits neither for the compressor and the store nor for cores that they keep
+busy.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from snaporch.bundle.rate_limit import RateLimit
 from snaporch.bundle.save_image import SaveImage, SaveImageWriter
 
 _BLOCK = 1 << 20
-_ROOM = 128 << 20
-"""For the rest of RAM: what QEMU leaves is what goes through in the time of the downtime limit."""
+_LARGE_PIPE = 128 << 20
+"""For the remaining RAM, which QEMU limits to what it can send within the downtime limit."""
 _REST_SECONDS = 0.5
-_REST_LOOK_MS = 2
+_REST_POLL_MS = 2
 
 
 class RamPipe:
-    """A FIFO at ``path`` whose content goes to ``writer``, read by a thread of its own."""
+    """A FIFO at ``path``. A thread reads it and passes the content to ``writer``.
+
+    Args:
+        throttle: limits the rate of reading; unlimited by default.
+    """
 
     def __init__(
         self, path: Path, writer: SaveImageWriter, throttle: RateLimit | None = None
@@ -44,17 +49,17 @@ class RamPipe:
         self._throttle = throttle or RateLimit(0)
         self._limited = self._throttle.limits
         self._stop = threading.Event()
-        self._broken = False
-        self._began = self._asked = 0.0
+        self._aborted = False
+        self._began = self._polling_since = 0.0
         self._waited_for_ram = 0.0
         self._pace: RamSaveTimes | None = None
-        self._roomy = False
+        self._enlarged = False
         self._resting_until = 0.0
         self._failure: BaseException | None = None
         self._buffer = memoryview(bytearray(_BLOCK))
         os.mkfifo(path, 0o600)
         self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._keeper = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._own_write_end = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with contextlib.suppress(OSError):  # an unprivileged user may be over the pipe quota
             fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, _BLOCK)
@@ -65,12 +70,12 @@ class RamPipe:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of RAM that came through so far."""
+        """Bytes of RAM read so far."""
         return self._writer.payload_bytes
 
     @property
     def failure(self) -> BaseException | None:
-        """Why reading or storing failed; the pipe is closed by then."""
+        """The error that ended reading or storing; the pipe is closed by then."""
         return self._failure
 
     def _run(self) -> None:
@@ -80,23 +85,23 @@ class RamPipe:
         except BaseException as error:  # noqa: BLE001 - handed to the main thread by `failure` and `finish`
             self._failure = error
         finally:
-            self._path.unlink(missing_ok=True)  # first: a later open must fail, not wait for us
+            self._path.unlink(missing_ok=True)  # first: a later open must fail, not wait for ever
             with self._closing:
                 self._closed = True
-                os.close(self._keeper)
+                os.close(self._own_write_end)
                 os.close(self._reader)
 
     def _pump(self) -> bool:
-        """Move what is there; False when the stream is over."""
+        """Move the available data to the writer; ``False`` at the end of the stream."""
         self._rest()
-        stopping = self._stop.is_set()  # looked at first: what came before it is taken yet
-        self._asked = time.monotonic()
+        stopping = self._stop.is_set()  # read first: data that arrived before it still counts
+        self._polling_since = time.monotonic()
         ready = {descriptor for descriptor, _ in self._poll()}
-        if self._broken:
+        if self._aborted:
             return False
         if self._began:
-            self._waited_for_ram += time.monotonic() - self._asked
-        self._asked = 0.0
+            self._waited_for_ram += time.monotonic() - self._polling_since
+        self._polling_since = 0.0
         if self._reader in ready:
             self._began = self._began or time.monotonic()
             count = os.readv(self._reader, [self._buffer])
@@ -106,11 +111,14 @@ class RamPipe:
         return not stopping
 
     def _rest(self) -> None:
-        """Keep still for a guest that stands still, unless the pipe fills up or the stream ends."""
+        """Read nothing for a moment while the guest is paused.
+
+        The rest ends early if the pipe fills up or the stream ends.
+        """
         poll = select.poll()
-        poll.register(self._keeper, select.POLLOUT)
+        poll.register(self._own_write_end, select.POLLOUT)
         while time.monotonic() < self._resting_until:
-            if not poll.poll(0) or self._stop.wait(_REST_LOOK_MS / 1000):
+            if not poll.poll(0) or self._stop.wait(_REST_POLL_MS / 1000):
                 self._resting_until = 0.0
 
     def _poll(self) -> list[tuple[int, int]]:
@@ -122,23 +130,27 @@ class RamPipe:
 
     @property
     def pace(self) -> RamSaveTimes | None:
-        """How RAM was taken while the guest ran; nothing to go by if there was a limit."""
+        """How fast RAM was read while the guest ran; ``None`` if the rate was limited."""
         return self._pace
 
     def take_pace(self) -> None:
-        """What comes from now on tells nothing of the pace; only the first call counts."""
+        """End the measurement for :attr:`pace`. Only the first call has an effect."""
         if self._pace is None and not self._limited:
-            now, asked = time.monotonic(), self._asked
+            now, asked = time.monotonic(), self._polling_since
             began = self._began or now
             waiting = now - asked if asked and self._began else 0.0
-            ram, stored = self._waited_for_ram + waiting, self._writer.waited_for_store
-            self._pace = RamSaveTimes(self._writer.level, now - began, ram, stored)
+            times = (
+                now - began,
+                self._waited_for_ram + waiting,
+                self._writer.waited_for_store,
+            )
+            self._pace = RamSaveTimes(self._writer.level, *(round(each, 3) for each in times))
 
     def finish(self) -> SaveImage:
-        """After libvirt's call returned: drain, close, and seal the image.
+        """Drain and close the pipe, and seal the image; to be called after libvirt's call returned.
 
         Raises:
-            RamImageError: the stream is not a finished save image.
+            SaveImageError: the stream is not a finished save image.
             OSError: it could not be stored.
         """
         self.take_pace()
@@ -149,27 +161,27 @@ class RamPipe:
         return self._writer.finish()
 
     def hurry(self) -> None:
-        """Take what comes as fast as it comes, whatever the limit was."""
+        """Lift the rate limit."""
         self._throttle.lift()
 
     def make_room(self) -> None:
-        """The guest stands still: take the rest of its RAM whole, as far as the kernel allows.
+        """Take all the remaining RAM of a guest that is paused, as far as the kernel allows.
 
-        What does not fit in the pipe is compressed, and waits in memory for the store.
-        More than ``/proc/sys/fs/pipe-max-size`` needs ``CAP_SYS_RESOURCE`` (pipe(7)).
+        RAM that does not fit into the pipe is compressed, and queued in memory for the store. More
+        than ``/proc/sys/fs/pipe-max-size`` needs ``CAP_SYS_RESOURCE`` (pipe(7)).
         """
-        if self._roomy:
+        if self._enlarged:
             return
         self.take_pace()
         self.hurry()
-        self._roomy = True
+        self._enlarged = True
         self._writer.make_room()
         with self._closing:
-            if not self._closed and self._widen():
+            if not self._closed and self._enlarge_pipe():
                 self._resting_until = time.monotonic() + _REST_SECONDS
 
-    def _widen(self) -> bool:
-        size = _ROOM
+    def _enlarge_pipe(self) -> bool:
+        size = _LARGE_PIPE
         while size > _BLOCK:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, size)
@@ -178,17 +190,17 @@ class RamPipe:
         return False
 
     def break_off(self) -> None:
-        """Close the pipe at once, even if the compressor stands still.
+        """Close the pipe at once, even if the compressor is blocked.
 
-        QEMU cannot be called back from a write into a full pipe; only its reader's end frees it.
+        QEMU cannot be interrupted in a write to a full pipe; only closing the read end releases it.
         """
         self.hurry()
-        self._broken = True
+        self._aborted = True
         self._writer.break_off()
         self._end()
 
     def abandon(self) -> None:
-        """Close the pipe at once and remove what was written."""
+        """Close the pipe at once and remove the image."""
         self.break_off()
         self._writer.abandon()
 

@@ -1,4 +1,4 @@
-"""A limit on how fast bytes are taken, which can be lifted while somebody waits for it."""
+"""A limit on a rate of bytes. It can be lifted while a thread waits for it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _MIB = 1 << 20
 
 
 class RateLimit:
-    """``rate`` MiB a second on average; 0 for no limit.
+    """Limits to ``rate`` MiB per second on average; 0 for no limit.
 
-    What was not used is not saved up for more than a moment: a stream that stood still goes on at
-    the rate, and not in a rush.
+    Unused time counts for a moment only. So after a pause the stream continues at the rate, and not
+    in a burst.
     """
 
     def __init__(self, rate: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,17 +27,17 @@ class RateLimit:
 
     @property
     def limits(self) -> bool:
-        """Whether there is a limit still."""
+        """Whether there is still a limit."""
         return not self._lifted.is_set()
 
     def spend(self, count: int) -> None:
-        """Wait until ``count`` bytes may be taken, or the limit is lifted."""
+        """Wait until ``count`` bytes may pass, or until the limit is lifted."""
         delay = self.delay(count)
         if delay > 0:
             self._lifted.wait(delay)
 
     def delay(self, count: int) -> float:
-        """Reckon with ``count`` bytes more; how many seconds to wait for them."""
+        """Add ``count`` bytes to the account; the seconds to wait for them."""
         if not self.limits:
             return 0.0
         now = self._clock()
@@ -45,5 +45,5 @@ class RateLimit:
         return self._due - now
 
     def lift(self) -> None:
-        """No limit from now on; whoever waits goes on at once."""
+        """Remove the limit. A thread that waits in :meth:`spend` continues at once."""
         self._lifted.set()

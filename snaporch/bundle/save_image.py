@@ -2,11 +2,11 @@
 
 Layout (``virQEMUSaveHeader`` in libvirt's qemu_saveimage.h, version 2; little endian as written on
 x86): 92 bytes of header, then ``data_length`` bytes of domain XML and cookie in the clear, then the
-QEMU stream, compressed as the header says. ``docs/bundle-format.md`` has it byte by byte.
+QEMU stream, compressed as the header says. ``docs/bundle-format.md`` describes it byte by byte.
 
-What libvirt pours into a pipe begins with an *unfinished* header (magic ``LibvirtQemudPart``) and
-ends with the finished one, which it meant for offset 0. The writer takes both kinds of input, pipe
-and regular file.
+What libvirt writes into a pipe begins with an *unfinished* header (magic ``LibvirtQemudPart``) and
+ends with the finished one, which libvirt intended for offset 0. The writer takes both kinds of
+input, pipe and regular file.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _MAX_XML = 64 << 20
 
 
 class SaveImageError(SnaporchError):
-    """What libvirt wrote is not the save image it should be."""
+    """The file or stream is not a complete save image of libvirt."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveImageHeader:
-    """The fixed part of a save image."""
+    """The header of a save image."""
 
     magic: bytes
     version: int
@@ -48,25 +48,29 @@ class SaveImageHeader:
 
     @classmethod
     def parse(cls, raw: bytes, thing: str) -> SaveImageHeader:
-        """The first 92 bytes of an image.
+        """Parse the first 92 bytes of an image.
+
+        Args:
+            raw: these bytes, or more.
+            thing: names the image in errors.
 
         Raises:
-            RamImageError: too short, a foreign magic, byte order or version.
+            SaveImageError: too short, or an unknown magic, byte order or version.
         """
         if len(raw) < HEADER_SIZE:
             raise SaveImageError(thing, f"ends after {len(raw)} bytes, inside its header")
         magic, version, length, running, compression = _FIELDS.unpack_from(raw)
         if magic not in (MAGIC, PARTIAL_MAGIC):
-            raise SaveImageError(thing, f"does not begin as a libvirt save image ({magic!r})")
+            raise SaveImageError(thing, f"is not a libvirt save image: it begins with {magic!r}")
         if version != _VERSION:
-            raise SaveImageError(thing, f"has save image version {version}, known is {_VERSION}")
+            raise SaveImageError(thing, f"has save image version {version}, expected {_VERSION}")
         if length > _MAX_XML:
-            raise SaveImageError(thing, f"claims {length} bytes of XML, which cannot be")
+            raise SaveImageError(thing, f"is damaged: its header claims {length} bytes of XML")
         rest = raw[_FIELDS.size : HEADER_SIZE]
         return cls(magic, version, length, bool(running), compression, rest)
 
     def pack(self) -> bytes:
-        """The 92 bytes."""
+        """The 92 bytes of the header."""
         return (
             _FIELDS.pack(
                 self.magic, self.version, self.data_length, self.was_running, self.compression
@@ -77,7 +81,7 @@ class SaveImageHeader:
 
 @dataclass(frozen=True, slots=True)
 class SaveImage:
-    """What was written: sizes in bytes, and the SHA-256 of the file as it lies on disk."""
+    """A written image: sizes in bytes, and the SHA-256 of the file on disk."""
 
     payload_bytes: int
     stored_bytes: int
@@ -86,10 +90,14 @@ class SaveImage:
 
 
 class SaveImageWriter:
-    """Takes a save image in blocks of any size, writes it compressed to ``path``.
+    """Takes a save image in blocks of any size and writes it compressed to ``path``.
 
-    Until :meth:`finish` the file carries libvirt's magic of an unfinished image, so that a torn
-    one can never be restored by mistake.
+    Until :meth:`finish` the file has libvirt's magic of an unfinished image. So an incomplete image
+    cannot be restored by mistake.
+
+    Args:
+        how: the compressor, its level and threads.
+        trailer: whether the input ends with the finished header, as from a pipe.
     """
 
     def __init__(self, path: Path, how: Compressing, *, trailer: bool) -> None:
@@ -107,9 +115,9 @@ class SaveImageWriter:
         self._compressor: Compressor | None = None
         self._storing: AsyncWriter | None = None
         self._held = bytearray()
-        self._broken_off = self._roomy = False
+        self._aborted = self._enlarged = False
         self.syncing = False
-        """Whether all is written, and only has to get to the disks."""
+        """Whether everything is written and only the sync is left."""
 
     @property
     def payload_bytes(self) -> int:
@@ -118,7 +126,7 @@ class SaveImageWriter:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes taken and bytes written so far: while they grow, it goes on."""
+        """Bytes taken plus bytes written so far. While the number grows, there is progress."""
         return self._payload + self._stored
 
     @property
@@ -128,14 +136,14 @@ class SaveImageWriter:
 
     @property
     def waited_for_store(self) -> float:
-        """Seconds in which the compressor could not go on because of the store."""
+        """Seconds in which the store blocked the compressor."""
         return self._storing.waited if self._storing else 0.0
 
     def write(self, block: Block) -> None:
-        """Take the next block; it is not kept.
+        """Take the next block. The caller may reuse the block afterwards.
 
         Raises:
-            RamImageError: it is not a save image.
+            SaveImageError: the input is not a save image.
             OSError: it cannot be stored (no space, read-only, quota).
         """
         if self._compressor is None:
@@ -145,7 +153,7 @@ class SaveImageWriter:
         self._take(block)
 
     def _begin(self) -> None:
-        """Once header, XML and the payload's magic are here: write them, start compressing."""
+        """Once header, XML and the payload's magic have arrived: write them, start compressing."""
         if len(self._head) < HEADER_SIZE:
             return
         header = SaveImageHeader.parse(bytes(self._head[:HEADER_SIZE]), "libvirt's RAM image")
@@ -157,38 +165,38 @@ class SaveImageWriter:
         method = self._payload_method(header, plain=plain)
         self._final_header = replace(header, magic=MAGIC, compression=method)
         how = self._how if plain else Compressing(Compression.NONE)
-        # Hashing and storing are done beside, so that RAM never waits for either.
+        # Another thread hashes and stores, so that RAM waits for neither.
         self._storing = AsyncWriter(self._store)
-        if self._roomy:
-            self._storing.make_room()
+        if self._enlarged:
+            self._storing.enlarge()
         self._storing.put(bytes(self._head[HEADER_SIZE:start]))
         self._compressor = compressor(how, self._storing.put)
-        if self._broken_off:  # while it was being started: nobody else could stop it
+        if self._aborted:  # aborted during the start: only this thread can stop it
             self.break_off()
-            raise SaveImageError("libvirt's RAM image", "was broken off")
+            raise SaveImageError("libvirt's RAM image", "was aborted")
         rest = memoryview(self._head[start:])
         self._head.clear()
         self._take(rest)
 
     def _payload_method(self, header: SaveImageHeader, *, plain: bool) -> int:
-        """What the stored image's header must say.
+        """The compression field of the stored image's header.
 
-        A plain stream labelled "sparse" is libvirt 11.3's mistake with ``snapshot_image_format =
-        "sparse"``: what follows counts, not the label. Anything else was compressed by libvirt as
-        labelled and is kept as it is.
+        libvirt 11.3 labels a plain stream "sparse" by mistake with ``snapshot_image_format =
+        "sparse"``, so the payload's magic decides, not the label. A payload without that magic was
+        compressed by libvirt as labelled and is kept as it is.
         """
         if plain:
             return self._how.method.image_format
         if header.compression in (0, _SPARSE):
             raise SaveImageError(
                 "libvirt's RAM image",
-                f"its payload is no QEMU stream (format {header.compression})",
+                f"its payload is not a QEMU stream (format {header.compression})",
                 'set snapshot_image_format = "raw" in qemu.conf',
             )
         return header.compression
 
     def _take(self, block: Block) -> None:
-        """Compress it; of a stream with a trailer all but the last bytes, which may be that."""
+        """Compress the block. With a trailer hold back the last bytes, which may be the trailer."""
         if not self._trailer:
             self._compress(block)
             return
@@ -222,10 +230,10 @@ class SaveImageWriter:
             view = view[written:]
 
     def finish(self) -> SaveImage:
-        """Check the end, make the file a finished image, and sync it.
+        """Check the end of the input, make the file a finished image, and sync it.
 
         Raises:
-            RamImageError: libvirt never finished its header.
+            SaveImageError: libvirt did not finish its header.
             OSError: it cannot be stored.
         """
         if self._compressor is None:
@@ -239,13 +247,16 @@ class SaveImageWriter:
         self.syncing = True
         os.fsync(self._file.fileno())
         self._file.close()
-        self._let_go()
+        self._free_compressor()
         return SaveImage(
             self._payload, self._stored, self._digest.hexdigest(), self._final_header.compression
         )
 
-    def _let_go(self) -> None:
-        """Of the compressor's memory: it is part of a circle that would be long in being found."""
+    def _free_compressor(self) -> None:
+        """Free the compressor's memory now.
+
+        It is part of a reference cycle, which would keep it until a garbage collection.
+        """
         self._compressor = self._storing = None
 
     def _check_finished(self) -> None:
@@ -258,36 +269,36 @@ class SaveImageWriter:
             )
 
     def make_room(self) -> None:
-        """Let no :meth:`write` wait for the store from now on: what it cannot take is kept."""
-        self._roomy = True  # first: storing may just be beginning in another thread
+        """Keep :meth:`write` from waiting for the store: queue the blocks in memory instead."""
+        self._enlarged = True  # first: another thread may just be starting to store
         if self._storing is not None:
-            self._storing.make_room()
+            self._storing.enlarge()
 
     def break_off(self) -> None:
-        """Make a :meth:`write` that stands still in another thread fail."""
-        self._broken_off = True  # first: a compressor that is being started looks at it
-        storing, compressor = self._storing, self._compressor  # another thread may be finishing
+        """Make a :meth:`write` that is blocked in another thread fail."""
+        self._aborted = True  # first: the thread that starts a compressor checks it
+        storing, compressor = self._storing, self._compressor  # another thread may be in finish()
         if storing is not None:
             storing.stop()
         if compressor is not None:
             compressor.abandon()
 
     def abandon(self) -> None:
-        """Stop and remove the file; waits for nobody, since a guest may stand still meanwhile."""
+        """Stop and remove the file. Never waits, because a guest may be paused meanwhile."""
         self.break_off()
         if self._storing is None:
             self._file.close()
         else:
-            self._storing.afterwards(self._file.close)
+            self._storing.on_end(self._file.close)
         self._path.unlink(missing_ok=True)
-        self._let_go()
+        self._free_compressor()
 
 
 def read_header(path: Path) -> SaveImageHeader:
-    """The header of a stored image.
+    """Read the header of a stored image.
 
     Raises:
-        RamImageError: it is no finished save image.
+        SaveImageError: it is not a finished save image.
         OSError: it cannot be read.
     """
     with path.open("rb") as stream:

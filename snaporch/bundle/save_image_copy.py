@@ -1,9 +1,9 @@
-"""A save image for another domain: the same RAM under another XML.
+"""A save image for another domain: the same RAM with other XML.
 
-libvirt (11.3, ``virDomainDefCheckABIStability``) refuses to change name or UUID of a saved domain,
-by ``virDomainSaveImageDefineXML`` and by the XML given to ``virDomainRestoreFlags`` alike. The XML
-lies in the clear behind the header, though, so a copy of the image can carry another. QEMU's stream
-holds neither name nor UUID nor paths.
+libvirt (11.3, ``virDomainDefCheckABIStability``) refuses to change the name or UUID of a saved
+domain, by ``virDomainSaveImageDefineXML`` and by the XML given to ``virDomainRestoreFlags`` alike.
+But the XML lies in the clear behind the header, so a copy of the image can have other XML. QEMU's
+stream contains neither name nor UUID nor paths.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 @dataclass(frozen=True, slots=True)
 class SaveImagePreface:
-    """What stands before the payload of a save image."""
+    """The part of a save image before its payload."""
 
     header: SaveImageHeader
     xml: str
@@ -37,15 +37,15 @@ class SaveImagePreface:
 
     @property
     def end(self) -> int:
-        """Where the payload begins, in bytes from the beginning of the file."""
+        """Offset of the payload in the file, in bytes."""
         return HEADER_SIZE + self.header.data_length
 
 
 def read_preface(path: Path) -> SaveImagePreface:
-    """Header, XML and cookie of a finished image.
+    """Read header, XML and cookie of a finished image.
 
     Raises:
-        RamImageError: it is none, or its XML or cookie cannot be found.
+        SaveImageError: it is not a finished image, or its XML or cookie is damaged.
         OSError: it cannot be read.
     """
     with path.open("rb") as stream:
@@ -64,14 +64,14 @@ def read_preface(path: Path) -> SaveImagePreface:
 
 
 def copy_with_xml(source: Path, target: Path, xml: str) -> None:
-    """Write ``target`` (0600): the image ``source`` with other XML.
+    """Write ``target`` (0600): a copy of the image ``source`` with other XML.
 
-    The payload keeps its place where the XML fits, so that a file system that shares blocks
-    between files can share it. Until all is there, ``target`` is marked as unfinished.
+    The payload keeps its offset where the XML fits, so that a file system with block sharing can
+    share it. ``target`` is marked as unfinished until it is complete.
 
     Raises:
-        RamImageError: ``source`` is no finished save image.
-        OSError: it cannot be written.
+        SaveImageError: ``source`` is not a finished save image.
+        OSError: the copy cannot be written.
     """
     old = read_preface(source)
     header, data = with_xml(old, xml)
@@ -85,7 +85,7 @@ def copy_with_xml(source: Path, target: Path, xml: str) -> None:
 
 
 def with_xml(old: SaveImagePreface, xml: str) -> tuple[SaveImageHeader, bytes]:
-    """Header, and XML and cookie, of an image with other XML; not shorter than before."""
+    """The header, and XML with cookie, of an image with other XML; they never become shorter."""
     text = xml.encode() + b"\0"
     data = text + (old.cookie + b"\0" if old.cookie else b"")
     length = max(old.header.data_length, len(data))
@@ -95,7 +95,7 @@ def with_xml(old: SaveImagePreface, xml: str) -> tuple[SaveImageHeader, bytes]:
 
 
 def _copy(source: int, target: int, start: int, shift: int) -> None:
-    """From ``start`` to the end, ``shift`` bytes further on; by sharing blocks if possible."""
+    """Copy from ``start`` to the end, ``shift`` bytes further on. Share blocks if possible."""
     end = os.fstat(source).st_size
     share = True
     while start < end:

@@ -1,7 +1,7 @@
-"""Where bundles live: ``STORE/<domain UUID>/<run>/``, private to root.
+"""The bundle store: ``STORE/<domain UUID>/<run>/``, private to root.
 
-A bundle is built in ``STORE/<domain UUID>/.<run>.partial/`` and renamed when everything in it is
-synced, so a directory without the leading dot is whole or was damaged later.
+A bundle is built in ``STORE/<domain UUID>/.<run>.partial/``, which is renamed when all its files
+are synced. So a directory without the leading dot was complete; it may have been damaged later.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ from snaporch.model import BundleState
 _READ = 1 << 20
 RAM_NAME = "ram.save"
 REST_NAME = "ram.rest"
-"""What takes the place of the image when its pages are elsewhere."""
+"""Replaces the image when its pages are in a page file."""
 FRESH_MANIFEST_NAME = "manifest.json.new"
 LEFTOVERS = (REST_NAME, FRESH_MANIFEST_NAME)
-"""What is there, or was, when a move of RAM into pages was killed; an image may be there too."""
+"""Files that a killed move of RAM into pages may leave; the image may exist beside them."""
 MARKER = ".snaporch-store"
-"""In every store: where one is not mounted there is an empty directory, or none, without it."""
+"""Exists in every store. A store that is not mounted has an empty directory or none, and so no
+marker.
+"""
 COPY_NAME = "copy.json"
-"""In a bundle on a replica: the dataset below which the copies of its snapshots are."""
+"""In a bundle on a replica: names the dataset below which the copies of its snapshots are."""
 COPYING = ".copying"
-"""What the name of a bundle that is being copied to a replica ends with."""
+"""Suffix of the directory of a bundle that is being copied to a replica."""
 UUID_NAME = "[0-9a-f-]{36}"
 RUN_NAME = "[0-9A-Za-z][0-9A-Za-z-]*"
-_FEW = 16
+_BUNDLES_SEARCHED = 16
 _REFERENCE = re.compile(f"{UUID_NAME}/{RUN_NAME}")
 
 
 def copy_of(dataset: str) -> str:
-    """What the copy of a dataset is called on a replica: no copy may lie below another."""
+    """The name of a dataset's copy on a replica. It contains no ``/``: copies must not nest."""
     return dataset.replace("/", ":")
 
 
@@ -66,14 +68,14 @@ class BundleStore:
         """The directory of the bundle that ``snaporch:bundle`` names (``uuid/run``).
 
         Raises:
-            BundleError: the reference would lead out of the store.
+            BundleError: it is not a valid reference, and might lead out of the store.
         """
         if not _REFERENCE.fullmatch(reference):
             raise BundleError(reference, "is not a bundle reference (uuid/run)")
         return self.root / reference
 
     def references(self) -> list[str]:
-        """Every ``uuid/run`` in the store, by name alone; what is there is not looked at.
+        """Every ``uuid/run`` in the store, by the names of directories alone.
 
         Raises:
             UnavailableError: the store cannot be read.
@@ -86,7 +88,7 @@ class BundleStore:
             ]
 
     def is_known(self) -> bool:
-        """Whether it is a store, or was one before stores had a marker.
+        """Whether it is a store: it has the marker, or at least one bundle.
 
         Raises:
             UnavailableError: the store cannot be read.
@@ -95,11 +97,11 @@ class BundleStore:
             return (self.root / MARKER).exists() or bool(self.references())
 
     def last_pace(self, uuid: str) -> RamSaveTimes | None:
-        """How RAM of a domain was saved the last time, going by a few bundles that can be read."""
+        """The times of the latest RAM save of a domain, searched in its newest bundles with RAM."""
         with suppress(OSError):
             bundles = sorted(_directories(self.root / uuid, RUN_NAME), reverse=True)
             with_ram = (each for each in bundles if _has_ram(each))
-            for directory in itertools.islice(with_ram, _FEW):
+            for directory in itertools.islice(with_ram, _BUNDLES_SEARCHED):
                 with suppress(ManifestError):
                     if pace := read_manifest(directory).pace:
                         return pace
@@ -120,20 +122,23 @@ class BundleStore:
         return PartialBundle(partial, self.root / uuid / run)
 
     def discard_partial(self, uuid: str, run: str) -> None:
-        """Remove what an unfinished run left."""
+        """Remove the partial bundle of an unfinished run."""
         shutil.rmtree(self.root / uuid / f".{run}.partial", ignore_errors=True)
 
     def manifest(self, reference: str) -> Manifest | None:
-        """The manifest of a bundle, ``None`` when there is no such directory.
+        """The manifest of a bundle; ``None`` if there is no such directory.
 
         Raises:
-            ManifestError: the directory is there, its manifest is not or is wrong.
+            ManifestError: the directory exists, but its manifest is missing or invalid.
         """
         directory = self.path(reference)
         return read_manifest(directory) if directory.is_dir() else None
 
     def state(self, reference: str) -> tuple[BundleState, Manifest | None]:
-        """What is there, by presence and size of every part; checksums are for :meth:`verify`."""
+        """The state of a bundle, by existence and size of each part.
+
+        :meth:`verify` compares checksums.
+        """
         try:
             directory = self.path(reference)
         except BundleError:
@@ -145,7 +150,7 @@ class BundleStore:
         """Read every part and compare its SHA-256.
 
         Raises:
-            BundleError, ManifestError: something is missing or differs.
+            BundleError, ManifestError: a part is missing or differs.
         """
         for error in self.damage(reference).values():
             raise error
@@ -155,16 +160,16 @@ class BundleStore:
         return manifest
 
     def damage(self, reference: str) -> dict[str, BundleError]:
-        """What is wrong with which part, by its name.
+        """The damaged parts of a bundle: an error for each, by the part's name.
 
         Raises:
-            BundleError, ManifestError: there is no such bundle, or its manifest is wrong.
+            BundleError, ManifestError: there is no such bundle, or its manifest is invalid.
         """
         return damage_of(self.path(reference))
 
 
 def state_of(directory: Path) -> tuple[BundleState, Manifest | None]:
-    """What is there of the bundle in a directory, by presence and size of every part."""
+    """The state of the bundle in a directory, by existence and size of each part."""
     if not directory.is_dir():
         return BundleState.MISSING, None
     try:
@@ -176,10 +181,10 @@ def state_of(directory: Path) -> tuple[BundleState, Manifest | None]:
 
 
 def damage_of(directory: Path) -> dict[str, BundleError]:
-    """What is wrong with which part of the bundle in a directory, by its name.
+    """The damaged parts of the bundle in a directory: an error for each, by the part's name.
 
     Raises:
-        BundleError, ManifestError: there is no bundle, or its manifest is wrong.
+        BundleError, ManifestError: there is no bundle, or its manifest is invalid.
     """
     if not directory.is_dir():
         raise BundleError(str(directory), "there is no such bundle")
@@ -192,13 +197,13 @@ def damage_of(directory: Path) -> dict[str, BundleError]:
             found[part.name] = BundleError(str(path), error.strerror or "cannot be read")
             continue
         if digest != part.sha256:
-            reason = "its SHA-256 is not that of the manifest: it is damaged"
+            reason = "its SHA-256 differs from the manifest's: it is damaged"
             found[part.name] = BundleError(str(path), reason)
     return found
 
 
 class PartialBundle:
-    """A bundle being written."""
+    """A bundle that is being written."""
 
     def __init__(self, directory: Path, final: Path) -> None:
         self.directory = directory
@@ -206,7 +211,7 @@ class PartialBundle:
 
     @property
     def reference(self) -> str:
-        """What ``snaporch:bundle`` will hold."""
+        """The future value of ``snaporch:bundle``."""
         return f"{self._final.parent.name}/{self._final.name}"
 
     def add_text(self, name: str, role: Role, text: str) -> Part:
@@ -214,7 +219,11 @@ class PartialBundle:
         return self._add(name, role, text.encode("utf-8", "surrogateescape"))
 
     def add_copy(self, name: str, role: Role, source: Path, *, before: float | None) -> Part:
-        """Copy a host file; ``before``, the time of the freeze, tells whether it changed since.
+        """Copy a file of the host into the bundle.
+
+        Args:
+            before: the time of the freeze, in seconds since the epoch. The part is marked as exact
+                if the file had not changed since; ``None`` leaves that open.
 
         Raises:
             HostFileError: it is not a regular file of a sensible size.
@@ -237,7 +246,10 @@ class PartialBundle:
         return Part(name=name, role=role, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def seal(self, manifest: Manifest) -> Path:
-        """Write the manifest, sync everything, give the bundle its name; the final path."""
+        """Write the manifest, sync everything and give the bundle its final name.
+
+        Returns: the final path.
+        """
         write_private(self.directory / MANIFEST_NAME, _text(manifest))
         sync_directory(self.directory)
         self.directory.rename(self._final)
@@ -246,11 +258,11 @@ class PartialBundle:
 
 
 def replace_manifest(directory: Path, manifest: Manifest) -> None:
-    """Give a sealed bundle another manifest, in one instant and on stable storage."""
+    """Replace the manifest of a sealed bundle in one step, on stable storage."""
     fresh = directory / FRESH_MANIFEST_NAME
     fresh.unlink(missing_ok=True)
     write_private(fresh, _text(manifest))
-    sync_directory(directory)  # the parts it names, too
+    sync_directory(directory)  # also for the parts that it names
     fresh.rename(directory / MANIFEST_NAME)
     sync_directory(directory)
 
@@ -261,7 +273,7 @@ def _text(manifest: Manifest) -> bytes:
 
 @contextmanager
 def explained_store(path: Path) -> Iterator[None]:
-    """Turn what the file system says about ``path`` into an error with a next step."""
+    """Turn an error of the file system about ``path`` into an error with a next step."""
     try:
         yield
     except OSError as error:
@@ -269,15 +281,15 @@ def explained_store(path: Path) -> Iterator[None]:
         raise UnavailableError(
             str(where),
             error.strerror or "cannot be written",
-            "run snaporch as root and see the paths in its configuration",
+            "run snaporch as root, and check the paths in its configuration",
         ) from error
 
 
 def private_directory(path: Path, mode: int = 0o700) -> None:
-    """Make sure that ``path`` is a directory, with ``mode`` if it is made here.
+    """Create the directory ``path`` with ``mode``, unless it exists.
 
-    One that exists stays as it is: it may be somebody else's, as ``/var/tmp`` is. Parents are made
-    traversable only.
+    An existing directory is left unchanged: another program may own it, as with ``/var/tmp``.
+    Missing parents are created with permission to traverse only.
     """
     if path.is_dir():
         return
@@ -296,7 +308,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def replace_private(path: Path, data: bytes) -> None:
-    """Have ``data`` in ``path`` (0600), in one step: it holds the old or the new, never a part."""
+    """Replace ``path`` (0600) by ``data`` in one step. A reader gets the old or the new data."""
     fresh = path.with_name(f".{path.name}")
     fresh.unlink(missing_ok=True)
     write_private(fresh, data)
@@ -304,7 +316,7 @@ def replace_private(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power loss."""
+    """Sync a directory, so that its names survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -313,7 +325,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in blocks."""
+    """The SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(_READ):
@@ -322,7 +334,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _directories(path: Path, name: str) -> list[Path]:
-    """The directories in it whose names match, in order; a link to one is none."""
+    """The subdirectories whose names match, sorted; links do not count."""
     if not path.is_dir():
         return []
     with os.scandir(path) as entries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Iterator
 
-from snaporch.bundle.manifest import RamSaveTimesEntry
+from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.context import Context
 from snaporch.errors import one_line
 from snaporch.model import SnapshotRecord
@@ -84,7 +84,7 @@ def _contents(shown: Description) -> Iterator[str]:
             yield f"  its pages  {size(part.pages.stored_bytes)} that had changed, in {place}"
 
 
-def _paced(pace: RamSaveTimesEntry) -> str:
+def _paced(pace: RamSaveTimes) -> str:
     """Who held it up, as shares of the time."""
     names = {"QEMU": pace.waited_for_ram, "the store": pace.waited_for_store}
     held = [f"{name} {waited / pace.seconds:.0%}" for name, waited in names.items() if pace.seconds]

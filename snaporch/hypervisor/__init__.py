@@ -1,4 +1,4 @@
-"""The only room that talks to libvirt."""
+"""Access to libvirt; no other package calls it."""
 
 from snaporch.hypervisor.interface import (
     BackingImage,
@@ -48,7 +48,7 @@ def open_hypervisor(uri: str) -> Hypervisor:
     """Connect to libvirt.
 
     Raises:
-        UnavailableError: the bindings are not installed or nobody answers at ``uri``.
+        UnavailableError: the bindings are not installed, or libvirt does not answer at ``uri``.
     """
     from snaporch.errors import UnavailableError
 

@@ -1,9 +1,9 @@
-"""The guest's agent: freezing and thawing its file systems.
+"""The guest's agent: freeze and thaw the guest's file systems.
 
-Every question has a time limit of its own: a dead agent would block for ever otherwise. libvirt's
-limit for all (``virDomainAgentSetResponseTimeout``) is everybody's, so it is left alone. The agent
-does one command after the other (QEMU Guest Agent protocol reference): a status that it answers is
-that after all that it was told before, and while it freezes it answers nothing.
+Every request has its own time limit, because a dead agent would block for ever. libvirt's general
+limit (``virDomainAgentSetResponseTimeout``) applies to all of libvirt's clients, so it is left
+unchanged. The agent executes one command after the other (QEMU Guest Agent protocol reference). So
+a status that it returns includes all earlier commands, and it answers nothing while it freezes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _STATUS_SECONDS = 5
 _THAW_TRIES = 3
 _REFUSED = (
     libvirt.VIR_ERR_INTERNAL_ERROR,
-    getattr(libvirt, "VIR_ERR_AGENT_COMMAND_FAILED", None),  # of later libvirts
+    getattr(libvirt, "VIR_ERR_AGENT_COMMAND_FAILED", None),  # in later versions of libvirt
 )
-"""What libvirt raises when the agent answers with an error."""
+"""libvirt's error codes for an error that the agent returned."""
 
 
 def answers(domain: Any, seconds: int) -> bool:
@@ -47,16 +47,18 @@ def freeze(domain: Any, mountpoints: Sequence[Path], seconds: int) -> int:
         answered = _code(error) in _REFUSED
         is_frozen = frozen(domain)
         reason = f"its agent did not freeze: {_reason(error)}"
-        if is_frozen is False:  # a freeze that fails half way is thawed by the agent itself
+        if is_frozen is False:  # the agent itself thaws a freeze that failed half way
             raise NotFrozenByUsError(domain.name(), reason) from error
-        if is_frozen and answered:  # it freezes nothing that is frozen
-            raise NotFrozenByUsError(domain.name(), f"{reason} (somebody else has)") from error
+        if is_frozen and answered:  # it does not freeze what is frozen already
+            raise NotFrozenByUsError(
+                domain.name(), f"{reason} (another program has frozen it)"
+            ) from error
         raise HypervisorError(domain.name(), reason) from error
 
 
 def thaw(domain: Any, seconds: int) -> None:
     """Thaw until the agent says so; see :meth:`Hypervisor.thaw_file_systems`."""
-    last = "it says that file systems are still frozen"
+    last = "it reports that file systems are still frozen"
     for _ in range(_THAW_TRIES):
         try:
             _ask(domain, "guest-fsfreeze-thaw", seconds)
@@ -67,12 +69,12 @@ def thaw(domain: Any, seconds: int) -> None:
     raise HypervisorError(
         domain.name(),
         f"its file systems could not be thawed: {last}",
-        "see to the agent inside the guest, or reset it",
+        "check the agent inside the guest, or reset the guest",
     )
 
 
 def frozen(domain: Any) -> bool | None:
-    """Whether the agent says that file systems are frozen; ``None`` if it does not say."""
+    """Whether the agent reports file systems as frozen; ``None`` if it does not answer."""
     with suppress(libvirt.libvirtError, ValueError, KeyError, TypeError):
         status = _ask(domain, "guest-fsfreeze-status", _STATUS_SECONDS)
         return {"frozen": True, "thawed": False}.get(str(status))
@@ -81,9 +83,10 @@ def frozen(domain: Any) -> bool | None:
 
 @contextmanager
 def answering(domain: Any, seconds: int) -> Iterator[None]:
-    """For a domain just started: a time limit for what libvirt asks its agent by itself.
+    """Set a time limit for the requests that libvirt itself sends to the agent.
 
-    It cannot be asked for; what a domain has from its start is none.
+    Only for a domain that was just started: a limit cannot be read, and a new domain has none.
+    Afterwards the domain has none again.
     """
     domain.agentSetResponseTimeout(seconds, 0)
     try:
@@ -93,7 +96,10 @@ def answering(domain: Any, seconds: int) -> Iterator[None]:
 
 
 def _ask(domain: Any, command: str, seconds: int, **arguments: Any) -> Any:
-    """What the agent returns; whatever libvirt or JSON raises if it is not that."""
+    """Send one command to the agent and return its result.
+
+    Errors of libvirt and JSON pass through.
+    """
     question = {"execute": command} | ({"arguments": arguments} if arguments else {})
     answer = libvirt_qemu.qemuAgentCommand(domain, json.dumps(question), seconds, 0)
     return json.loads(answer)["return"]
@@ -106,4 +112,4 @@ def _code(error: Exception) -> int:
 def _reason(error: Exception) -> str:
     if isinstance(error, libvirt.libvirtError):
         return str(error.get_error_message())
-    return "what it says makes no sense"
+    return "its answer is invalid"

@@ -1,4 +1,4 @@
-"""What libvirt's AppArmor driver lets an emulator do."""
+"""The permissions that libvirt's AppArmor driver gives an emulator."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _PROFILES = Path("/etc/apparmor.d/libvirt")
 
 
 def is_confined(uuid: str, profiles: Path = _PROFILES) -> bool:
-    """Whether libvirt has a profile for a guest that runs."""
+    """Whether libvirt has an AppArmor profile for a running guest."""
     return (profiles / f"libvirt-{uuid}.files").exists()
 
 
 def denies_writing(uuid: str, path: str, profiles: Path = _PROFILES) -> bool:
-    """Whether a guest's profile has an express ``deny`` for writing to an image.
+    """Whether a guest's profile explicitly denies writing to an image.
 
-    libvirt's virt-aa-helper writes one for all that lies below a disk when the guest is started,
-    and when an image is taken from it: with a disk that is detached, or at the end of a backup, a
-    copy or a commit. It stays until the guest is off, and wins over what libvirt adds for a commit;
-    nothing is logged.
+    libvirt's virt-aa-helper writes such a ``deny`` for every image below a disk when the guest
+    starts. It also writes one when an image is removed from the guest: when a disk is detached, or
+    at the end of a backup, a copy or a commit. The ``deny`` stays until the guest is off, and
+    overrides what libvirt adds for a commit. The kernel logs nothing.
     """
     try:
         lines = (profiles / f"libvirt-{uuid}.files").read_text("utf-8", "replace").splitlines()

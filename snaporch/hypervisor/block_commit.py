@@ -1,9 +1,8 @@
-"""Bringing overlays back into their bases, never believing an event alone.
+"""Commit overlays into their bases, by the state of the domain and never by an event alone.
 
-The order is that of libvirt's manual: ``blockCommit(ACTIVE|SHALLOW)``, ready, pivot, completed.
-A commit is done when the live XML and the inactive XML name the base and no job is left; only then
-may anyone think of removing an overlay (an overlay unlinked after a failed commit lost writes in
-lxc/incus#3654).
+The order is that of libvirt's manual: ``blockCommit(ACTIVE|SHALLOW)``, ready, pivot, completed. A
+commit is done when the live XML and the inactive XML name the base and no job is left. Only then
+may an overlay be removed (an overlay unlinked after a failed commit lost writes in lxc/incus#3654).
 """
 
 from __future__ import annotations
@@ -29,37 +28,39 @@ _RESTARTS = 3
 
 
 class _Progress(Enum):
-    """How far one disk has come."""
+    """The progress of one disk's commit."""
 
     UNDER_WAY = "under way"
     READY = "ready"
-    HOME = "home"
+    ON_BASE = "on base"
 
 
 def commit_overlays(
     domain: Any,
     events: DomainEvents,
     disks: Sequence[OverlayDisk],
-    told: Told,
+    on_stage: Told,
     patience: Patience,
 ) -> dict[str, HypervisorError]:
-    """Commit all ``disks`` side by side, and pivot them together when all are ready.
+    """Commit all ``disks`` at the same time, and pivot them together when all are ready.
 
-    A running guest that writes faster than the commit copies is suspended now and then, as
-    ``patience`` says; it runs again before this returns or raises. A disk that is on neither image,
-    or whose job keeps failing, does not keep the others from theirs: errors are returned by target.
-    But where AppArmor confines the guest, nothing is pivoted then: libvirt would write the guest's
-    profile anew, in which a disk that is still on its overlay is denied its base for good.
+    A running guest that writes faster than the commit copies is suspended from time to time, as
+    ``patience`` says. It is resumed before this returns or raises. A disk that is on neither image,
+    or whose job fails repeatedly, does not stop the others. But if AppArmor confines the guest, no
+    disk is pivoted then: libvirt would write a new profile, which denies a disk that is still on
+    its overlay its base permanently.
+
+    Returns: the errors of failed disks, by target.
 
     Raises:
-        HypervisorError: such a thing happened in the pivot, or nothing moves.
+        HypervisorError: a disk failed during the pivot or in a confined guest, or nothing moves.
     """
     pending = {disk.target: disk for disk in disks}
     failed: dict[str, HypervisorError] = {}
     starts = dict.fromkeys(pending, 0)
-    watch = _Standstill(domain, patience.stall)
+    stall = _StallDetector(domain, patience.stall)
     pivoting = False
-    with _Brake(domain, told, patience) as brake:
+    with _Throttle(domain, on_stage, patience) as throttle:
         while True:
             root = domain_xml.parse(domain.XMLDesc(0))
             jobs = domain_xml.mirrors(root)
@@ -72,31 +73,31 @@ def commit_overlays(
                         raise
                     failed[disk.target] = error
                     del pending[disk.target]
-            for target in [name for name, come in found.items() if come is _Progress.HOME]:
+            for target in [name for name, each in found.items() if each is _Progress.ON_BASE]:
                 del pending[target], found[target]
             if not pending:
                 return failed
-            if all(come is _Progress.READY for come in found.values()):
+            if all(each is _Progress.READY for each in found.values()):
                 if not pivoting:
-                    told(CommitStage.PIVOTING)
+                    on_stage(CommitStage.PIVOTING)
                     pivoting = True
                 for target in pending:
                     _pivot(domain, target)
-            told(CommitStage.WAITING)
-            brake.turn()
-            watch.check(list(pending), moving=pivoting)
+            on_stage(CommitStage.WAITING)
+            throttle.turn()
+            stall.check(list(pending), moving=pivoting)
             events.wait(_POLL_SECONDS)
 
 
-class _Brake:
-    """Suspends a guest that a commit cannot catch up with, for longer each time."""
+class _Throttle:
+    """Suspends a guest that the commit cannot catch up with, each time twice as long."""
 
-    def __init__(self, domain: Any, told: Told, patience: Patience) -> None:
+    def __init__(self, domain: Any, on_stage: Told, patience: Patience) -> None:
         self._domain = domain
-        self._told = told
+        self._on_stage = on_stage
         self._pause = patience.pause
         self._next = time.monotonic() + patience.running
-        self._still = False
+        self._suspended = False
 
     def __enter__(self) -> Self:
         return self
@@ -107,61 +108,61 @@ class _Brake:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._still:
-            self._let_go()
+        if self._suspended:
+            self._resume()
 
     def turn(self) -> None:
-        """Suspend it or let it go, if it is time to."""
+        """Suspend or resume the guest if it is time to."""
         if time.monotonic() < self._next:
             return
-        if self._still:
-            self._let_go()
+        if self._suspended:
+            self._resume()
         elif self._domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING:
-            self._told(CommitStage.SUSPENDING)
+            self._on_stage(CommitStage.SUSPENDING)
             self._domain.suspend()
-            self._still = True
+            self._suspended = True
         self._next = time.monotonic() + self._pause
-        if not self._still:
+        if not self._suspended:
             self._pause *= 2
 
-    def _let_go(self) -> None:
-        self._still = False
+    def _resume(self) -> None:
+        self._suspended = False
         try:
             self._domain.resume()
         except libvirt.libvirtError:
             if self._domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
                 raise
-        self._told(CommitStage.RESUMED)
+        self._on_stage(CommitStage.RESUMED)
 
 
-class _Standstill:
-    """Notices a commit whose jobs do not move any more: a base that hangs, a pivot never done."""
+class _StallDetector:
+    """Detects a commit whose jobs no longer move: a base blocks, or a pivot does not end."""
 
     def __init__(self, domain: Any, limit: float) -> None:
         self._domain = domain
         self._limit = limit
-        self._seen: object = None
-        self._since = self._looked = time.monotonic()
+        self._last: object = None
+        self._since = self._checked = time.monotonic()
 
     def check(self, targets: Sequence[str], *, moving: bool) -> None:
-        """Look now and then.
+        """Compare the jobs' progress with the last time.
 
         Raises:
-            HypervisorError: nothing has moved for as long as the limit.
+            HypervisorError: nothing has moved for the time limit.
         """
         now = time.monotonic()
-        if now - self._looked < self._limit / 10:
+        if now - self._checked < self._limit / 10:
             return
-        self._looked = now
+        self._checked = now
         infos = {target: self._domain.blockJobInfo(target, 0) for target in targets}
-        seen = moving, [(name, info.get("cur"), info.get("end")) for name, info in infos.items()]
-        if seen != self._seen:
-            self._seen, self._since = seen, now
+        state = moving, [(name, info.get("cur"), info.get("end")) for name, info in infos.items()]
+        if state != self._last:
+            self._last, self._since = state, now
         elif now - self._since > self._limit:
             raise HypervisorError(
                 ", ".join(targets),
                 f"its commit has not moved for {self._limit:.0f} s",
-                "see whether the pool and the overlay directory still answer; nothing was removed",
+                "check whether the pool and the overlay directory respond; nothing was removed",
             )
 
 
@@ -172,7 +173,7 @@ def _advance(
     disk: OverlayDisk,
     starts: dict[str, int],
 ) -> _Progress:
-    """See where one disk is, and start its commit if none runs."""
+    """Determine the progress of one disk, and start its commit if none runs."""
     element = domain_xml.disk_element(root, disk.target)
     if element is None:
         raise HypervisorError(disk.target, "the disk was unplugged during the commit")
@@ -181,12 +182,12 @@ def _advance(
     if job is not None and (job[0] != "active-commit" or source == disk.base):
         raise HypervisorError(disk.target, f"a foreign block job ({job[0]}) runs on it")
     if source == disk.base:
-        return _Progress.UNDER_WAY if domain.blockJobInfo(disk.target, 0) else _Progress.HOME
+        return _Progress.UNDER_WAY if domain.blockJobInfo(disk.target, 0) else _Progress.ON_BASE
     if source != disk.overlay:
         raise HypervisorError(
             disk.target,
             f"is on {source}, neither on its overlay {disk.overlay} nor on its base {disk.base}",
-            "look at `virsh domblklist` and finish by hand; nothing was removed",
+            "check `virsh domblklist` and finish by hand; nothing was removed",
         )
     if job is None:
         _start(domain, root, disk, starts)
@@ -204,19 +205,19 @@ def _start(domain: Any, root: Any, disk: OverlayDisk, starts: dict[str, int]) ->
         raise HypervisorError(
             disk.target,
             f"its commit ended {_RESTARTS} times without reaching the base",
-            "see libvirt's log; the guest goes on with its overlay",
+            "see libvirt's log; the guest stays on its overlay",
         )
     try:
         domain.blockCommit(disk.target, None, None, 0, _ACTIVE_COMMIT)
     except libvirt.libvirtError as error:
-        raise HypervisorError(disk.target, _why_not(domain, disk, error)) from error
+        raise HypervisorError(disk.target, _reason_of_refusal(domain, disk, error)) from error
 
 
-def _why_not(domain: Any, disk: OverlayDisk, error: libvirt.libvirtError) -> str:
-    """Why a commit could not be begun.
+def _reason_of_refusal(domain: Any, disk: OverlayDisk, error: libvirt.libvirtError) -> str:
+    """Why libvirt refused to start a commit.
 
-    A libvirtd that is killed just when it begins one has the job afterwards, but no mirror, so it
-    cannot be pivoted; and libvirt 11.3 crashes when it is told to abort it (seen in the lab).
+    If libvirtd is killed just when it starts a commit, a job without a mirror is left, which cannot
+    be pivoted. libvirt 11.3 crashes when that job is aborted (seen in the lab).
     """
     with contextlib.suppress(libvirt.libvirtError):
         if denies_writing(domain.UUIDString(), disk.base):
@@ -227,13 +228,16 @@ def _why_not(domain: Any, disk: OverlayDisk, error: libvirt.libvirtError) -> str
             )
         if domain.blockJobInfo(disk.target, 0).get("type") == _ACTIVE_COMMIT_JOB:
             return (
-                "libvirt was killed as it began its commit, and can neither finish nor end it; "
+                "libvirt was killed when it began the commit, and can neither finish nor end it; "
                 "its overlay is whole, and is committed when the guest is off: shut it off"
             )
     return f"blockcommit: {error.get_error_message()}"
 
 
 def _pivot(domain: Any, target: str) -> None:
-    """Ask for the pivot; "not ready yet" is an answer, not a failure: the next round asks again."""
+    """Request the pivot.
+
+    libvirt may refuse because the job is not ready yet; the next round retries.
+    """
     with contextlib.suppress(libvirt.libvirtError):
         domain.blockJobAbort(target, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)

@@ -1,4 +1,4 @@
-"""What about a domain makes a strategy impossible, before libvirt finds out half way."""
+"""Find what prevents a strategy for a domain, before libvirt would fail half way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONLY_LIBVIRT = {
     "encryption": "is encrypted",
     "slices": "is a slice of its image",
 }
-"""What a plain qemu-img would ignore, here or beneath a disk."""
+"""Properties of an image, or of one below it, that a plain qemu-img would ignore."""
 _ACTIVE = _CAREFUL | {Strategy.CRASH}
 
 
@@ -82,8 +82,8 @@ def _of_devices(root: Any) -> Iterator[Blocker]:
 def _of_arguments(root: Any) -> Iterator[Blocker]:
     argument = unknown_argument(root)
     if argument is not None:
-        reason = f"QEMU gets {argument} past libvirt, which would be in no snapshot"
-        yield Blocker(_RAM, reason, "take it out of <qemu:commandline>")
+        reason = f"libvirt passes {argument} on to QEMU, and no snapshot would contain it"
+        yield Blocker(_RAM, reason, "remove it from <qemu:commandline>")
 
 
 def _of_disk(disk: Disk) -> Iterator[Blocker]:
@@ -95,7 +95,7 @@ def _of_disk(disk: Disk) -> Iterator[Blocker]:
         reason = f"{name} is a storage pool's volume, which could not be committed back"
         yield Blocker(_OVERLAY, reason, "name its file or device instead, or use manual", name)
     if disk.transient:
-        # even if it is left out of the snapshot: libvirt saves no RAM of a guest that has one
+        # even if it is excluded: libvirt saves no RAM of a guest that has one
         yield Blocker(_RAM, f"{name} is transient, and cannot be saved with RAM", "detach it")
     if disk.cache == "unsafe":
         reason = f"{name} has cache='unsafe', which ignores flushes"
@@ -103,7 +103,11 @@ def _of_disk(disk: Disk) -> Iterator[Blocker]:
 
 
 def _of_image(root: Any, disk: Disk) -> Iterator[Blocker]:
-    """An overlay whose guest is off is committed without libvirt, which has to know the image."""
+    """Properties that only libvirt handles.
+
+    An overlay of a guest that is off is committed by qemu-img, which must be able to read the
+    image.
+    """
     element = domain_xml.disk_element(root, disk.target)
     if domain_xml.is_shareable(root, disk.target):
         reason = f"{disk.target} is shareable, and libvirt puts no overlay over such a disk"
@@ -116,7 +120,7 @@ def _of_image(root: Any, disk: Disk) -> Iterator[Blocker]:
 
 def _of_jobs(handle: Any, root: Any) -> Iterator[Blocker]:
     for target, (job, _) in domain_xml.mirrors(root).items():
-        # libvirt's qemuMigrationSrcIsAllowed: RAM cannot be saved while one runs on any disk
+        # libvirt's qemuMigrationSrcIsAllowed: a job on any disk prevents saving RAM
         yield Blocker(_RAM, f"a block job ({job}) runs on {target}", "wait until it has ended")
     try:
         checkpoints = handle.listAllCheckpoints(0)

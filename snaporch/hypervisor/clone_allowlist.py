@@ -1,8 +1,8 @@
-"""What a clone may take over from the definition of its original: an allow-list.
+"""The allow-list for a clone's XML: what it may take over from its original.
 
-Everything that is not in it may name something of the host or of the original. The list is read
-line by line: an element, the attributes it may have, and indented below it its children. What
-follows the name of an attribute (or ``.``, the element's text) says what its value may be:
+Anything that is not in the list may refer to something of the host or of the original. Each line
+has an element and the attributes it may have; its children are indented below it. The sign after an
+attribute's name (``.`` is the element's text) says which values are allowed:
 
 ======== ======================================================================
 nothing  a word or a number, nothing with a slash
@@ -12,7 +12,7 @@ nothing  a word or a number, nothing with a slash
 ``=a|b`` one of these
 ======== ======================================================================
 
-``**`` stands for any attributes, text and children with such words, ``**~`` for any at all.
+``**`` stands for any attributes, text and children with such values, ``**~`` for any at all.
 """
 
 from __future__ import annotations
@@ -162,13 +162,13 @@ _Fits = Callable[[str, Collection[str]], bool]
 
 @dataclass(slots=True)
 class _Rule:
-    """What an element may have."""
+    """The allowed attributes, text and children of an element."""
 
     values: dict[str, _Fits] = field(default_factory=dict)
-    """By attribute; the text's is ``.``."""
+    """The check of each attribute's value; the text's is ``.``."""
     children: dict[str, _Rule] = field(default_factory=dict)
     all: _Fits | None = None
-    """Whatever it has need only have such values."""
+    """If set: any attributes and children are allowed, whose values pass this check."""
 
 
 def _word(value: str, _own: Collection[str]) -> bool:
@@ -212,7 +212,7 @@ def _rules(lines: str) -> _Rule:
             for tag in tags.split("|"):
                 parent.children[tag.replace("qemu:", QEMU)] = rule
                 if tag == "backingStore":
-                    rule.children[tag] = rule  # a chain
+                    rule.children[tag] = rule  # an entry of a chain may have another
         open_rules.append((depth, [rule]))
     return top
 
@@ -220,21 +220,25 @@ def _rules(lines: str) -> _Rule:
 _DOMAIN = _rules(_LIST).children["domain"]
 _DEVICES = _DOMAIN.children.pop("devices").children
 MEDIUM = "medium"
-"""In the place of ``disk``: one that is read-only, and shared with the original."""
+"""Used instead of ``disk`` for a read-only disk that is shared with the original."""
 
 
 def foreign(root: Element, own: Collection[str]) -> Iterator[str]:
-    """What is not in the list, devices aside.
+    """The parts of a domain's XML that are not in the list, except devices.
 
     Args:
         root: the ``<domain>``.
-        own: paths that are the clone's, and directories all in which is.
+        own: paths that belong to the clone: files, and directories with everything in them.
     """
     return _foreign(root, _DOMAIN, own, ("devices",))
 
 
 def foreign_in_device(element: Element, own: Collection[str], tag: str = "") -> Iterator[str]:
-    """What of a device is not in the list; ``tag`` is another entry's to look at."""
+    """The parts of a device that are not in the list.
+
+    Args:
+        tag: the entry of the list to use, if not that of the element's name.
+    """
     rule = _DEVICES.get(tag or element.tag)
     if rule is None:
         return iter([f"<{element.tag}>"])

@@ -1,6 +1,7 @@
-"""What is behind a clone's devices on the host: made its own, or made to lead nowhere.
+"""Give a clone's devices backends of their own, or none.
 
-The guest sees the device, not what is behind it, and neither does the image of its RAM.
+The guest sees only the device, not its backend on the host. Neither is a backend part of the image
+of its RAM.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from xml.etree.ElementTree import Element, SubElement
 _CHARACTER_DEVICES = ("serial", "parallel", "console", "channel", "redirdev", "smartcard")
 _OWN_BACKENDS = ("pty", "null", "stdio", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
 _NAMED = ("spiceport", "dbus")
-"""These have a name for those who connect to the clone's own display."""
+"""These have a name, which programs use that connect to the clone's own display."""
 _SCREENS = ("vnc", "spice", "egl-headless", "dbus")
-"""The others are windows on the host's screen, or have a port that nobody else may have."""
+"""The other types are windows on the host's screen, or have a fixed port."""
 _SOUND = ("none", "spice", "dbus")
-"""The others are the host's, or files."""
+"""The other types use the host's sound, or files."""
 _RANDOM = ("/dev/urandom", "/dev/random")
 
 
 def character_devices(root: Element, files: str) -> None:
-    """Point serial ports, consoles, channels and the like at something of the clone's.
+    """Give serial ports, consoles, channels and the like backends of the clone's own.
 
-    A file becomes one of its own, below the directory ``files``; what only one can hold (sockets,
-    ports, devices), nothing.
+    A file is replaced by one in the directory ``files``. A backend that only one guest can have (a
+    socket, port or device) is replaced by the null backend.
     """
     logs: dict[str, str] = {}
     for tag in _CHARACTER_DEVICES:
@@ -40,7 +41,7 @@ def _character_device(element: Element, files: str, logs: dict[str, str]) -> Non
             element.remove(old)
     element.attrib.pop("tty", None)
     if kind == "file" and source is not None:
-        original = source.get("path", "")  # a console names the file of its serial device again
+        original = source.get("path", "")  # a console repeats the file of its serial device
         number = f"{len(logs)}." if logs and original not in logs else ""
         own = f"{files}/{number}{PurePosixPath(original).name}"
         append = {key: value for key, value in source.items() if key == "append"}
@@ -48,11 +49,11 @@ def _character_device(element: Element, files: str, logs: dict[str, str]) -> Non
     elif kind in _NAMED and source is not None:
         SubElement(element, "source", channel=source.get("channel", ""))
     elif kind not in _OWN_BACKENDS and not (kind == "unix" and element.tag == "channel"):
-        element.set("type", "null")  # a channel's socket is made by libvirt
+        element.set("type", "null")  # libvirt creates the socket of a channel
 
 
 def displays(root: Element) -> None:
-    """Screens that only this clone has, where libvirt wants them by default."""
+    """Replace displays by such as only this clone has, at libvirt's default addresses."""
     devices = root.find("devices")
     for element in root.findall("devices/graphics"):
         if element.get("type") not in _SCREENS:
@@ -77,7 +78,7 @@ def displays(root: Element) -> None:
 
 
 def other_backends(root: Element) -> None:
-    """Sound goes nowhere, random numbers come from the emulator, and no input is grabbed."""
+    """Replace sound by silence, random numbers by the emulator's own, and remove input devices."""
     for element in root.findall("devices/audio"):
         if element.get("type") not in _SOUND:
             number = element.get("id", "1")
@@ -90,4 +91,4 @@ def other_backends(root: Element) -> None:
                 backend.set("model", "builtin")
     for devices in root.findall("devices"):
         for element in devices.findall("input[@type='evdev']"):
-            devices.remove(element)  # no device of the guest's: it feeds the others
+            devices.remove(element)  # not a device of the guest: it feeds the others

@@ -1,9 +1,9 @@
-"""Domain XML for a clone: the same machine under another name, on disks of its own.
+"""Domain XML for a clone: the same machine with another name and its own disks.
 
-What the guest sees stays (addresses, models, sizes), for a clone may be resumed from RAM. What it
-would share with the original is replaced or taken away: disks, UEFI variables, TPM state, logs,
-sockets, ports, networks (:mod:`snaporch.hypervisor.clone_backends`). What is left then has to be in
-the list of what a clone may take over (:mod:`snaporch.hypervisor.clone_allowlist`).
+What the guest sees stays (addresses, models, sizes), since a clone may be resumed from RAM. What it
+would share with the original is replaced or removed: disks, UEFI variables, TPM state, logs,
+sockets, ports, networks (:mod:`snaporch.hypervisor.clone_backends`). Everything that remains must
+be in the allow-list (:mod:`snaporch.hypervisor.clone_allowlist`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _HOW_TO_READ = ("encryption", "slices")
 _WRITES = ("disk", "lun")
 _OF_THE_GUEST = ("mac", "model", "address", "driver", "mtu", "boot", "rom", "alias", "acpi")
 _TPM_FILE = "state"
-_OTHER_CARDS = ("hostdev", "vdpa", "vhostuser")
-"""What a guest sees of these depends on what is behind them."""
+_PASSED_THROUGH = ("hostdev", "vdpa", "vhostuser")
+"""With these, what the guest sees depends on the backend."""
 _NEEDED = ("emulator", "disk", "controller", "memory", "tpm")
-"""Without these it would be another machine."""
+"""A clone without one of these would be another machine."""
 _OF_THE_HOST = ("resource", "blkiotune/device", "cputune/cachetune", "cputune/memorytune")
-"""Groups and shares of the host, which the guest knows nothing of."""
+"""Groups and shares of the host, which the guest does not see."""
 _LIBOSINFO = "{http://libosinfo.org/xmlns/libvirt/domain/1.0}"
 _SPACE = re.compile(r"\s*")
 
@@ -51,12 +51,12 @@ ElementTree.register_namespace("snaporch", NAMESPACE)
 
 
 class SharedError(RefusedError):
-    """A clone would share something with the original, or with another."""
+    """A clone would share something with the original or with another clone."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloneDisk:
-    """Where a disk of the clone is."""
+    """An image of the clone."""
 
     path: str
     kind: str
@@ -65,32 +65,35 @@ class CloneDisk:
     below: CloneDisk | None = None
     """Its backing file."""
     data: CloneDisk | None = None
-    """The file with its data, if that is another."""
+    """Its data file, if its data is in another file."""
 
     @property
     def chain(self) -> tuple[CloneDisk, ...]:
-        """All that is below it, the nearest first."""
+        """All images below it, the nearest first."""
         return (self.below, *self.below.chain) if self.below is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
 class CloneIdentity:
-    """Who the clone is."""
+    """The clone's name, disks, files and network."""
 
     name: str
     uuid: str
     of: str
     """``DOMAIN@SNAPSHOT``"""
     disks: Mapping[str, CloneDisk]
-    """By target."""
+    """The disks by target."""
     files: str
-    """A directory for what it writes beside its disks: logs, UEFI variables."""
+    """A directory for the files that it writes besides its disks: logs, UEFI variables."""
     network: str
     """:data:`NO_NETWORK`, :data:`ISOLATED`, or the name of a libvirt network."""
     resumed: bool
-    """From RAM: every device has to stay, MAC addresses too."""
+    """It is resumed from RAM, so every device must stay, also the MAC addresses."""
     throw_away: bool = False
-    """Gone in a minute: takes no huge pages and no CPUs that are set aside for somebody."""
+    """It exists for a minute only.
+
+    So it gets no huge pages, and none of the original's pinned CPUs.
+    """
 
     @property
     def nvram(self) -> str:
@@ -100,28 +103,30 @@ class CloneIdentity:
 
 @dataclass(frozen=True, slots=True)
 class CloneXml:
-    """XML, and what the clone does without."""
+    """The XML of a clone, and the parts of the original that it lacks."""
 
     xml: str
     missing: tuple[str, ...]
 
 
 def rewrite(xml: str, identity: CloneIdentity) -> CloneXml:
-    """The XML of the clone.
+    """Make the XML of the clone.
+
+    Args:
+        xml: the XML of the original.
 
     Raises:
-        SharedError, RefusedError: it would share something that cannot be shared, and that it
-            cannot do without.
+        SharedError, RefusedError: it would share something that cannot be shared nor left out.
     """
     root = parse(xml)
     if (argument := unknown_argument(root)) is not None:
         raise SharedError(
             identity.of,
             f"its XML passes {argument} on to QEMU, which may be in use by the original",
-            "take it out of <qemu:commandline>",
+            "remove it from <qemu:commandline>",
         )
-    _name(root, identity)
-    _of_the_host(root)
+    _set_identity(root, identity)
+    _remove_host_settings(root)
     missing = _disks(root, identity)
     _host_memory(root, identity)
     _firmware(root, identity)
@@ -132,8 +137,8 @@ def rewrite(xml: str, identity: CloneIdentity) -> CloneXml:
         _interface(interface, identity)
     displays(root)
     other_backends(root)
-    _scheduling(root, identity)
-    missing += _without_foreign(root, identity)
+    _remove_reservations(root, identity)
+    missing += _remove_foreign(root, identity)
     for element in root.iter():
         if element.text is not None and _SPACE.fullmatch(element.text):
             element.text = None
@@ -142,9 +147,9 @@ def rewrite(xml: str, identity: CloneIdentity) -> CloneXml:
 
 
 def clone_of(xml: str) -> str | None:
-    """``DOMAIN@SNAPSHOT`` that a domain is a clone of; ``None`` if snaporch did not make it.
+    """``DOMAIN@SNAPSHOT`` of which a domain is a clone; ``None`` if it is not a clone by snaporch.
 
-    The mark names the UUID it was made for, for metadata is copied along with domains.
+    Metadata is copied along with a domain's definition. So the mark contains the UUID of its clone.
     """
     root = parse(xml)
     mark = root.find(f"metadata/{_MARK}")
@@ -154,7 +159,7 @@ def clone_of(xml: str) -> str | None:
 
 
 def memory_bytes(xml: str) -> int:
-    """The most memory the domain can have."""
+    """The maximum memory of the domain in bytes."""
     root = parse(xml)
     units = {"b": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
     element = root.find("maxMemory")
@@ -165,23 +170,26 @@ def memory_bytes(xml: str) -> int:
     return int(element.text or 0) * units.get(element.get("unit", "KiB"), 1 << 10)
 
 
-def _name(root: Element, identity: CloneIdentity) -> None:
+def _set_identity(root: Element, identity: CloneIdentity) -> None:
     _child(root, "name").text = identity.name
     _child(root, "uuid").text = identity.uuid
     root.attrib.pop("id", None)
     if (generation := root.find("genid")) is not None:
         generation.text = str(uuids.uuid4())
     for entry in root.findall("sysinfo/system/entry[@name='uuid']"):
-        entry.text = identity.uuid  # libvirt wants it to be the domain's
+        entry.text = identity.uuid  # libvirt requires that it equals the domain's
     metadata = _child(root, "metadata")
     for old in list(metadata):
-        if not old.tag.startswith(_LIBOSINFO):  # hooks and tools of the host go by the others
+        if not old.tag.startswith(_LIBOSINFO):  # hooks and tools of the host act on the others
             metadata.remove(old)
     SubElement(metadata, _MARK, {"uuid": identity.uuid, "of": identity.of})
 
 
-def _of_the_host(root: Element) -> None:
-    """Security labels too: one that was given by hand lets into the original's files."""
+def _remove_host_settings(root: Element) -> None:
+    """Remove the host's groups and shares, and security labels.
+
+    A label that was set by hand would give access to the original's files.
+    """
     for path in _OF_THE_HOST:
         above, _, tag = path.rpartition("/")
         for parent in root.findall(above or "."):
@@ -208,7 +216,7 @@ def _disks(root: Element, identity: CloneIdentity) -> list[str]:
         elif _is_shareable(element):
             _make_optional(element)
         elif element.get("device", "disk") in ("cdrom", "floppy"):
-            _take_out(element)
+            _empty_drive(element)
             missing.append(f"the medium in {target}")
         elif identity.resumed:
             raise SharedError(
@@ -227,7 +235,7 @@ def _disks(root: Element, identity: CloneIdentity) -> list[str]:
 
 def _point_at(element: Element, place: CloneDisk) -> None:
     element.set("type", place.kind)
-    for name in ("rawio", "sgio"):  # they are for commands to a device of the host
+    for name in ("rawio", "sgio"):  # they permit commands to a device of the host
         element.attrib.pop(name, None)
     source, store = element.find("source"), element.find("backingStore")
     for name in ("source", "backingStore", "mirror"):
@@ -241,11 +249,14 @@ def _point_at(element: Element, place: CloneDisk) -> None:
         source = store.find("source") if store is not None else None
         _add_source(above, below, source)
         store = store.find("backingStore") if store is not None else None
-    SubElement(above, "backingStore")  # nothing below that, whatever a header says
+    SubElement(above, "backingStore")  # ends the chain, whatever the image's header says
 
 
 def _add_source(element: Element, place: CloneDisk, original: Element | None) -> None:
-    """Another path, read as the original is: by its secret, from its slice."""
+    """Add a ``<source>`` with the clone's path.
+
+    It is read like the original: by secret and slices.
+    """
     kind = "file" if place.kind == "file" else "dev"
     source = SubElement(element, "source", {kind: place.path})
     if original is not None:
@@ -257,10 +268,10 @@ def _add_source(element: Element, place: CloneDisk, original: Element | None) ->
 
 
 def _is_shareable(element: Element) -> bool:
-    """Whether it is read-only, and nothing but a file or, for a disk, a device of the host.
+    """Whether a disk is empty, or read-only and a file (for a disk also a device) of the host.
 
-    A drive of the host would be opened and ejected, an image that is written to is another one by
-    now, and anything else is over a network.
+    A drive of the host would be opened and ejected, a writable image has changed since the
+    snapshot, and anything else is reached over a network.
     """
     device = element.get("device", "disk")
     if device != "disk":
@@ -273,7 +284,7 @@ def _is_shareable(element: Element) -> bool:
     return next(foreign_in_device(element, (), MEDIUM), None) is None
 
 
-def _take_out(element: Element) -> None:
+def _empty_drive(element: Element) -> None:
     for name in ("source", "backingStore", "mirror", "auth", "encryption", "driver", "transient"):
         for old in element.findall(name):
             element.remove(old)
@@ -281,7 +292,7 @@ def _take_out(element: Element) -> None:
 
 
 def _make_optional(element: Element) -> None:
-    """A medium that has gone since is no reason not to start."""
+    """Let the clone start even if the medium does not exist any more."""
     source = element.find("source")
     if source is not None and element.get("device", "disk") in ("cdrom", "floppy"):
         source.set("startupPolicy", "optional")
@@ -296,13 +307,13 @@ def _host_memory(root: Element, identity: CloneIdentity) -> None:
 
 
 def _firmware(root: Element, identity: CloneIdentity) -> None:
-    """UEFI variables and TPM state of its own: what libvirt knows of them, and nothing else."""
+    """Give the clone its own UEFI variables and TPM state. Refuse what libvirt does not know."""
     for loader in root.findall("os/loader[@type='pflash']"):
         if loader.get("readonly") != "yes":
             raise SharedError(identity.of, f"its firmware may write to {loader.text}")
-    trouble = uncapturable(root)
-    if trouble is not None:
-        reason, step = trouble
+    problem = uncapturable(root)
+    if problem is not None:
+        reason, step = problem
         raise SharedError(identity.of, reason, f"{step}, and snapshot it again")
     nvram, store = root.find("os/nvram"), root.find("os/varstore")
     if nvram is not None:
@@ -316,7 +327,7 @@ def _firmware(root: Element, identity: CloneIdentity) -> None:
 
 
 def _tpm(root: Element, identity: CloneIdentity) -> None:
-    """In libvirt's own directory: where the original has its own, AppArmor may keep others out."""
+    """Use libvirt's own directory. AppArmor may deny the clone any other, as the original's."""
     state, backend = tpm_state(root), root.find("devices/tpm/backend")
     source = backend.find("source") if backend is not None else None
     if state is None or backend is None or source is None:
@@ -326,7 +337,7 @@ def _tpm(root: Element, identity: CloneIdentity) -> None:
 
 
 def _interface(element: Element, identity: CloneIdentity) -> None:
-    if element.get("type") in _OTHER_CARDS:
+    if element.get("type") in _PASSED_THROUGH:
         return
     for child in list(element):
         if child.tag not in _OF_THE_GUEST:
@@ -339,7 +350,7 @@ def _interface(element: Element, identity: CloneIdentity) -> None:
         if not identity.resumed:
             mac.set("address", _new_mac())
     if identity.network in (NO_NETWORK, ISOLATED):
-        element.set("type", "ethernet")  # a tap that is attached to nothing
+        element.set("type", "ethernet")  # a tap device without a bridge
         SubElement(element, "link", state="down" if identity.network == NO_NETWORK else "up")
     else:
         element.set("type", "network")
@@ -347,11 +358,11 @@ def _interface(element: Element, identity: CloneIdentity) -> None:
 
 
 def _new_mac() -> str:
-    """QEMU's own prefix, as libvirt does."""
+    """A random address with QEMU's prefix, as libvirt makes them."""
     return "52:54:00:" + ":".join(f"{byte:02x}" for byte in secrets.token_bytes(3))
 
 
-def _scheduling(root: Element, identity: CloneIdentity) -> None:
+def _remove_reservations(root: Element, identity: CloneIdentity) -> None:
     if not identity.throw_away:
         return
     for name in ("cputune", "numatune"):
@@ -365,14 +376,14 @@ def _scheduling(root: Element, identity: CloneIdentity) -> None:
             _child(root, "memoryBacking").remove(element)
 
 
-def _without_foreign(root: Element, identity: CloneIdentity) -> list[str]:
-    """Refuse what is not known to be harmless; a clone that boots goes without such devices."""
+def _remove_foreign(root: Element, identity: CloneIdentity) -> list[str]:
+    """Remove or refuse what is not in the allow-list. A clone that boots can lack such devices."""
     own = {identity.files, str(tpm_directory(identity.uuid, None).parent)}
     for place in identity.disks.values():
         own |= {place.path, *(below.path for below in place.chain)}
         own |= {place.data.path} if place.data is not None else set()
     for what in foreign(root, own):
-        raise SharedError(identity.of, f"its XML has {what}, which may be of the host")
+        raise SharedError(identity.of, f"its XML has {what}, which may belong to the host")
     missing = []
     devices = _child(root, "devices")
     for element in list(devices):

@@ -1,4 +1,4 @@
-"""From libvirt's handles to :class:`~snaporch.model.Domain`."""
+"""Make a :class:`~snaporch.model.Domain` from a handle of libvirt."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _INACTIVE = libvirt.VIR_DOMAIN_XML_INACTIVE
 
 
 def _boot(handle: Any) -> str:
-    """Of this boot of the host, libvirt's number of the domain, and its emulator's process.
+    """Identifies one run of an emulator: the host's boot, libvirt's ID and the emulator's process.
 
-    libvirtd counts anew from what runs when it is started again, so its number may come again.
+    libvirt's ID alone is not unique: a restarted libvirtd counts from the running domains on.
     """
     process = ""
-    with contextlib.suppress(OSError):  # another driver's, or a user's libvirt
+    with contextlib.suppress(OSError):  # another driver, or libvirt of a user
         process = (_PROCESSES / f"{handle.name()}.pid").read_text().strip()
     return f"{_BOOT_ID.read_text().strip()}:{handle.ID()}:{process}"
 
@@ -45,7 +45,7 @@ class DomainReader:
         self._connection = connection
 
     def read(self, handle: Any) -> Domain | None:
-        """The domain behind a handle, or ``None`` when it went away meanwhile."""
+        """The domain of a handle; ``None`` if it was removed meanwhile."""
         try:
             return self._read(handle)
         except libvirt.libvirtError as error:
@@ -54,9 +54,9 @@ class DomainReader:
             raise
 
     def read_listed(self, handle: Any) -> Domain | None:
-        """Like :meth:`read`; of one that does not answer, what its definition says.
+        """Like :meth:`read`; if libvirt cannot read the domain, its definition and the error.
 
-        An emulator with a stuck monitor must not keep the other guests from being looked at.
+        An emulator whose monitor is blocked must not keep other guests from being listed.
         """
         try:
             return self.read(handle)
@@ -99,7 +99,7 @@ class DomainReader:
         return self._xml(handle, _SECURE) if handle.isActive() else None
 
     def _xml(self, handle: Any, flags: int) -> str:
-        """With secrets where we may see them; a read-only or test connection may not."""
+        """XML with secrets where permitted; a read-only or test connection gets none."""
         try:
             return str(handle.XMLDesc(flags))
         except libvirt.libvirtError:

@@ -1,4 +1,4 @@
-"""Reading domain XML and writing snapshot XML."""
+"""Read domain XML; write snapshot XML and changed definitions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from snaporch.model import Disk, Owner, TpmState
 
 _SOURCE_ATTRIBUTES = {"file": "file", "block": "dev", "dir": "dir"}
 _OF_THE_IMAGE = ("driver", "auth", "source", "backingStore", "mirror", "encryption")
-"""What of a ``<disk>`` is about its image, and not about the guest's device."""
+"""Children of a ``<disk>`` that describe its image, not the guest's device."""
 SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
 """Where libvirt keeps the state of emulated TPMs (docs/formatdomain, "TPM device")."""
 _NO_VARIABLES = ("readonly", "stateless")
-"""Attributes of a ``<loader>`` to which nothing is written, if one is ``yes``."""
+"""A ``<loader>`` is not written to if one of these attributes is ``yes``."""
 
 
 def parse(xml: str) -> Element:
-    """A ``<domain>`` document.
+    """Parse a ``<domain>`` document.
 
     Raises:
-        RefusedError: not XML, not a domain, or XML that tries to load something.
+        RefusedError: not XML, not a domain, or XML that would load external data.
     """
     try:
         root: Element = fromstring(xml, forbid_dtd=True)
@@ -58,7 +58,7 @@ def disks(root: Element) -> list[Disk]:
 
 
 def sources(xml: str | None) -> dict[str, str] | None:
-    """Path of every disk by target; ``None`` without a definition."""
+    """The path of every disk by target; ``None`` without a definition."""
     if xml is None:
         return None
     return {disk.target: disk.source for disk in disks(parse(xml)) if disk.source}
@@ -107,15 +107,15 @@ def nvram(root: Element) -> str | None:
 
 
 def tpm_directory(uuid: str, version: str | None) -> PurePosixPath:
-    """Where libvirt keeps the state of an emulated TPM unless it is told otherwise.
+    """The directory in which libvirt keeps the state of an emulated TPM by default.
 
-    Its AppArmor profiles let the emulator of that domain, and of no other, write there.
+    libvirt's AppArmor profiles allow only the emulator of this domain to write there.
     """
     return SWTPM_STATE / uuid / ("tpm1.2" if version == "1.2" else "tpm2")
 
 
 def tpm_state(root: Element) -> TpmState | None:
-    """Where the state of an emulated TPM is, if that can be told."""
+    """The path of an emulated TPM's state; ``None`` without a TPM, or if the path is unknown."""
     backend = root.find("devices/tpm/backend[@type='emulator']")
     if backend is None:
         return None
@@ -127,20 +127,20 @@ def tpm_state(root: Element) -> TpmState | None:
 
 
 def has_tpm_in_default_place(root: Element) -> bool:
-    """Whether an emulated TPM has its state where libvirt chose to keep it."""
+    """Whether an emulated TPM has its state in libvirt's default directory."""
     backend = root.find("devices/tpm/backend[@type='emulator']")
     return backend is not None and backend.find("source") is None
 
 
 def uncapturable(root: Element) -> tuple[str, str] | None:
-    """Why UEFI variables or TPM state cannot be copied, and what to do; ``None`` if they can."""
+    """Why UEFI variables or TPM state cannot be copied, and the remedy; ``None`` if they can."""
     return _uncapturable_variables(root) or _uncapturable_tpm(root)
 
 
 def _uncapturable_variables(root: Element) -> tuple[str, str] | None:
     element, store = root.find("os/nvram"), root.find("os/varstore")
     if element is not None and store is not None:
-        return "it has both an <nvram> and a <varstore>", "take one of them out"
+        return "it has both an <nvram> and a <varstore>", "remove one of them"
     if store is not None and not store.get("path"):
         return "its <varstore> does not say where its UEFI variables are", "give it a path"
     if element is not None:
@@ -164,7 +164,10 @@ def _uncapturable_variables(root: Element) -> tuple[str, str] | None:
 def _uncapturable_tpm(root: Element) -> tuple[str, str] | None:
     found = root.findall("devices/tpm")
     if len(found) > 1:
-        return f"it has {len(found)} TPMs, and the state of one can be captured", "leave it one"
+        return (
+            f"it has {len(found)} TPMs, and only the state of one can be captured",
+            "remove the others",
+        )
     if not found or tpm_state(root) is not None:
         return None
     backend = found[0].find("backend")
@@ -180,16 +183,16 @@ def _uncapturable_tpm(root: Element) -> tuple[str, str] | None:
 
 
 def emulator_owner(root: Element) -> Owner | None:
-    """Who the emulator runs as, from the DAC security label of a running domain."""
+    """The user and group of the emulator, from the DAC security label of a running domain."""
     label = text(root, "seclabel[@model='dac']/label")
     uid, _, gid = label.replace("+", "").partition(":")
     return Owner(int(uid), int(gid)) if uid.isdecimal() and gid.isdecimal() else None
 
 
 def huge_memory(root: Element) -> dict[int, int]:
-    """Bytes of the memory that lies on huge pages, by the size of a page in KiB.
+    """Bytes of memory on huge pages, by the size of a page in KiB.
 
-    0 stands for the host's default size. libvirt writes all sizes in KiB.
+    The size 0 is the host's default size. libvirt writes all sizes in KiB.
     """
     pages = root.findall("memoryBacking/hugepages/page")
     if root.find("memoryBacking/hugepages") is None:
@@ -210,25 +213,25 @@ def huge_memory(root: Element) -> dict[int, int]:
 
 
 def _nodes(nodeset: str) -> list[str]:
-    """``0,2-3`` as libvirt writes it."""
+    """Parse a node set as libvirt writes it: ``0,2-3``."""
     spans = [span.partition("-") for span in nodeset.split(",") if span]
     return [str(n) for low, _, high in spans for n in range(int(low), int(high or low) + 1)]
 
 
 def backing_source(root: Element, target: str) -> str | None:
-    """The file directly below a disk's active image, as the live XML has it."""
+    """The path of the image directly below a disk's active one, from the live XML."""
     element = disk_element(root, target)
     store = element.find("backingStore") if element is not None else None
     return source_path(store, store.get("type", "file")) if store is not None else None
 
 
 def backing_chain(root: Element, target: str) -> list[str]:
-    """Everything below a disk's active image, the nearest first."""
+    """The paths of all images below a disk's active one, the nearest first."""
     return [image.path for image in backing_images(root, target)]
 
 
 def backing_images(root: Element, target: str) -> tuple[BackingImage, ...]:
-    """Every image below a disk's active one, the nearest first."""
+    """All images below a disk's active one, the nearest first."""
     element = disk_element(root, target)
     found = []
     while element is not None and (element := element.find("backingStore")) is not None:
@@ -250,13 +253,13 @@ def disk_element(root: Element, target: str) -> Element | None:
 
 
 def is_shareable(root: Element, target: str) -> bool:
-    """Whether other guests may have the disk at the same time."""
+    """Whether other guests may use the disk at the same time."""
     element = disk_element(root, target)
     return element is not None and element.find("shareable") is not None
 
 
 def mirrors(root: Element) -> dict[str, tuple[str, bool]]:
-    """Block jobs that mirror, by target: (job name, ready to pivot)."""
+    """The block jobs with a mirror, by target: the job's name, and whether it is ready to pivot."""
     found = {}
     for element in root.findall("devices/disk"):
         mirror, target = element.find("mirror"), element.find("target")
@@ -266,7 +269,7 @@ def mirrors(root: Element) -> dict[str, tuple[str, bool]]:
 
 
 def cards(root: Element, network: str) -> set[str]:
-    """MAC addresses of the cards that are on a libvirt network, in lower case."""
+    """The MAC addresses of the interfaces on a libvirt network, in lower case."""
     found = set()
     for card in root.findall("devices/interface"):
         source, mac = card.find("source"), card.find("mac")
@@ -276,7 +279,7 @@ def cards(root: Element, network: str) -> set[str]:
 
 
 def agent_connected(root: Element) -> bool:
-    """Whether a guest agent has opened its channel; libvirt tells in the live XML."""
+    """Whether a guest agent has opened its channel, according to the live XML."""
     channel = root.find("devices/channel/target[@name='org.qemu.guest_agent.0']")
     return channel is not None and channel.get("state") == "connected"
 
@@ -300,7 +303,7 @@ def snapshot_xml(request: CaptureRequest) -> str:
 
 
 def with_bases(xml: str, overlays: Iterable[OverlayDisk]) -> str | None:
-    """Domain XML with overlays replaced by their bases; ``None`` when it names no overlay."""
+    """Domain XML with overlays replaced by their bases; ``None`` if it contains no overlay."""
     root = parse(xml)
     changed = False
     for disk in overlays:
@@ -315,8 +318,8 @@ def with_bases(xml: str, overlays: Iterable[OverlayDisk]) -> str | None:
 def barred(xml: str, path: str) -> str:
     """The definition with its first disk at ``path``, which must not exist: it cannot be started.
 
-    libvirt refuses with "Cannot access storage file" and that path. One without disks stays as it
-    is.
+    libvirt refuses with "Cannot access storage file" and that path. A definition without disks is
+    returned unchanged.
     """
     root = parse(xml)
     element = root.find("devices/disk")
@@ -332,18 +335,18 @@ def barred(xml: str, path: str) -> str:
 
 
 def names_path(xml: str, path: str) -> bool:
-    """Whether one of the disks is at ``path``."""
+    """Whether the domain has a disk at ``path``."""
     return any(disk.source == path for disk in disks(parse(xml)))
 
 
 def disk_xml(xml: str, target: str) -> str:
-    """The ``<disk>`` whose target is ``target``, by itself; empty if there is none."""
+    """The ``<disk>`` with this target as a document; empty if there is none."""
     element = disk_element(parse(xml), target)
     return ElementTree.tostring(element, encoding="unicode") if element is not None else ""
 
 
-def _take_back(element: Element, original: Element) -> None:
-    """All that says where a disk's bytes are and how they are read: secrets, slices, data files."""
+def _restore_image(element: Element, original: Element) -> None:
+    """Restore all that describes the disk's image: its path, secrets, slices and data files."""
     element.set("type", original.get("type", "file"))
     ours = [child for child in element if child.tag in _OF_THE_IMAGE]
     place = min((list(element).index(child) for child in ours), default=0)
@@ -355,7 +358,7 @@ def _take_back(element: Element, original: Element) -> None:
 def _point_at(element: Element, disk: OverlayDisk) -> None:
     original: Element | None = fromstring(disk.xml, forbid_dtd=True) if disk.xml else None
     if original is not None and source_path(original, original.get("type", "file")) == disk.base:
-        _take_back(element, original)
+        _restore_image(element, original)
         return
     element.set("type", disk.base_kind)
     source, driver, store = (

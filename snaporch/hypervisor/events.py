@@ -1,4 +1,4 @@
-"""libvirt's events: one loop for the process, and what each wait needs of it."""
+"""libvirt's events: the event loop of the process, and the events of a domain."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _CHANGES = (
 )
 
 
-def tell_changes(connection: Any, told: Callable[[], None]) -> None:
-    """Call ``told`` whenever a domain of the connection was defined, undefined, started, stopped.
+def watch_changes(connection: Any, callback: Callable[[], None]) -> None:
+    """Call ``callback`` whenever a domain was defined, undefined, started or stopped.
 
-    For as long as the connection is: libvirt forgets it with that.
+    The registration lasts as long as the connection.
     """
 
     def happened(_conn: Any, _dom: Any, event: int, _detail: int, _opaque: Any) -> None:
         if event in _CHANGES:
-            told()
+            callback()
 
     kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
     connection.domainEventRegisterAny(None, kind, happened, None)
@@ -51,9 +51,9 @@ def tell_changes(connection: Any, told: Callable[[], None]) -> None:
 
 @dataclass
 class DomainEvents:
-    """Lifecycle and block job events of one domain, from ``with`` to its end.
+    """Lifecycle and block job events of one domain, within a ``with`` block.
 
-    Events only wake the waiter and take times; what *is* gets read from the domain, because an
+    Events only wake the waiter and provide times. The state is read from the domain, because an
     event can be missed (a job that dismisses itself, a reconnect).
     """
 
@@ -63,7 +63,7 @@ class DomainEvents:
     suspended_at: datetime | None = None
     resumed: float | None = None
     completed: float | None = None
-    """When a job's end was told, such as that of saving RAM."""
+    """When the end of a job was reported, such as that of saving RAM (``time.monotonic()``)."""
     downtime: float | None = None
     """QEMU's downtime in that job, in seconds."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -78,7 +78,7 @@ class DomainEvents:
                 self.domain, libvirt.VIR_DOMAIN_EVENT_ID_BLOCK_JOB_2, self._on_block_job, None
             ),
         ]
-        with contextlib.suppress(libvirt.libvirtError):  # only for figures
+        with contextlib.suppress(libvirt.libvirtError):  # needed only for measurements
             kind = libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED
             self._callbacks.append(register(self.domain, kind, self._on_job, None))
         return self
@@ -104,19 +104,19 @@ class DomainEvents:
 
     def _on_job(self, _conn: Any, _dom: Any, statistics: dict[str, Any], _opaque: Any) -> None:
         self.completed = time.monotonic()
-        told = statistics.get(libvirt.VIR_DOMAIN_JOB_DOWNTIME)
-        self.downtime = None if told is None else told / 1000
+        downtime = statistics.get(libvirt.VIR_DOMAIN_JOB_DOWNTIME)
+        self.downtime = None if downtime is None else downtime / 1000
 
     def _on_block_job(
         self, _conn: Any, _dom: Any, _disk: str, _kind: int, _status: int, _opaque: Any
     ) -> None:
         self.wake()
 
-    def stood_still(self) -> tuple[datetime | None, float | None]:
-        """When the guest stopped, on either clock.
+    def paused_since(self) -> tuple[datetime | None, float | None]:
+        """When the guest was paused: wall-clock time and ``time.monotonic()``.
 
-        QEMU flushes the disks before anything it says about having stopped gets out, so the event
-        may come late; its downtime, counted back from its end, may tell an earlier moment.
+        QEMU flushes the disks before it reports the pause, so the event may come late. QEMU's
+        downtime, subtracted from the job's end, may give an earlier time.
         """
         if self.suspended is None or self.suspended_at is None:
             return None, None
@@ -132,7 +132,7 @@ class DomainEvents:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Until something happened, at most ``seconds``."""
+        """Wait until an event comes, at most ``seconds``."""
         with self._changed:
             if not self._pending:
                 self._changed.wait(seconds)

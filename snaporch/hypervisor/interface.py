@@ -1,7 +1,7 @@
-"""What snaporch needs of a hypervisor.
+"""The operations of a hypervisor that snaporch uses.
 
-:class:`~snaporch.hypervisor.libvirt_driver.LibvirtHypervisor` is the real one; unit tests have a
-fake that passes the same contract test.
+:class:`~snaporch.hypervisor.libvirt_driver.LibvirtHypervisor` implements them by libvirt. Unit
+tests have a fake, which passes the same contract test.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from snaporch.faults import Component
 from snaporch.model import Domain, DomainState, PauseParts, Strategy, Versions
 
 Tick = Callable[[], None]
-"""Called several times a second while something long goes on; raising aborts it."""
+"""Called several times a second during a long operation. If it raises, the operation is aborted."""
 
 
 def nothing() -> None:
-    """A tick that lets things go on."""
+    """A tick that does nothing."""
 
 
 class CommitStage(Enum):
-    """What :meth:`Hypervisor.commit` tells about itself, before it does it."""
+    """Stages that :meth:`Hypervisor.commit` reports before it enters them."""
 
     WAITING = "waiting"
-    """Told several times a second; nothing happens."""
+    """Reported several times a second."""
     PIVOTING = "pivoting"
-    """All bases have caught up; from now on any disk may be on either image."""
+    """All bases have caught up. From now on each disk may be on either image."""
     PIVOTED = "pivoted"
-    """No disk is being switched any more, and definitions say where each is; some have failed."""
+    """The pivots are over and the definitions name each disk's image. Some disks have failed."""
     SUSPENDING = "suspending"
-    """The guest is about to be suspended, for the commit to catch up with it."""
+    """The guest is about to be suspended, so that the commit can catch up."""
     RESUMED = "resumed"
     """The guest runs again."""
 
 
 Told = Callable[[CommitStage], None]
-"""Hears how a commit goes on; raising ends the waiting, not the commit."""
+"""Receives the stages of a commit. If it raises, the waiting ends, but not the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a commit waits, in seconds."""
+    """Time limits of a commit, in seconds."""
 
     running: float = 60.0
-    """The guest may write faster than the commit copies, before it is suspended."""
+    """How long the guest may write faster than the commit copies, before it is suspended."""
     pause: float = 5.0
-    """The first suspension; each is followed by as long a rest, and the next is twice as long."""
+    """The first suspension. An equally long rest follows each, and the next is twice as long."""
     stall: float = 300.0
-    """Without any progress, before the commit is given up."""
+    """How long a commit may make no progress."""
 
 
 class HypervisorError(SnaporchError):
@@ -64,11 +64,11 @@ class HypervisorError(SnaporchError):
 
 
 class LostLibvirtError(HypervisorError):
-    """libvirt went away meanwhile: what became of the operation is not known."""
+    """The connection to libvirt was lost during the operation; its result is unknown."""
 
 
 class CancelledError(HypervisorError):
-    """Somebody had libvirt give up what it did (``virsh domjobabort``)."""
+    """Another program aborted libvirt's job (``virsh domjobabort``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +92,16 @@ class OverlayDisk:
     base_format: str
     overlay: str
     below: tuple[BackingImage, ...] = ()
-    """The base's own chain, the nearest first."""
+    """The images below the base, the nearest first."""
     xml: str = ""
-    """The ``<disk>`` of the definition, as it was on its base."""
+    """The ``<disk>`` of the definition while it was on its base."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> OverlayDisk:
-        """As a journal has it.
+        """The disk from a journal.
 
         Raises:
-            KeyError, TypeError: it is not what it should be.
+            KeyError, TypeError: a key is missing or unknown.
         """
         below = tuple(BackingImage(**image) for image in value.get("below", ()))
         return cls(**value | {"below": below})
@@ -109,42 +109,50 @@ class OverlayDisk:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """An external snapshot with memory: what to switch, what to leave, where RAM goes."""
+    """An external snapshot with memory: the disks to switch or to keep, and a path for the RAM."""
 
     uuid: str
     disks: tuple[OverlayDisk, ...]
     manual: tuple[str, ...]
-    """Targets that get no overlay and are of the instant only while the guest stays paused."""
+    """Targets that get no overlay.
+
+    Their snapshots match the RAM only while the guest stays paused.
+    """
     left_out: tuple[str, ...]
-    """Targets of the disks that get no overlay; libvirt wants every disk named."""
+    """Targets that are excluded. libvirt requires that every disk is listed."""
     ram_path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """Something that makes some strategies impossible."""
+    """A property of the domain that makes some strategies impossible."""
 
     strategies: frozenset[Strategy]
     reason: str
     step: str
     target: str = ""
-    """The disk that has to be left out of the snapshot for it to be in the way no more."""
+    """The disk that the admin can exclude to remove the blocker; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How long the guest stood still, as libvirt's events tell it."""
+    """How long the guest was paused, according to libvirt's events."""
 
     began: datetime | None
     milliseconds: float
     since: float | None = None
-    """``time.monotonic()`` at its beginning, for a pause that goes on."""
+    """``time.monotonic()`` at its beginning, if the guest is still paused."""
     parts: PauseParts = field(default_factory=PauseParts)
     asked_for: bool = False
-    """Somebody suspended the guest while its RAM was saved: it did not only stop for its end."""
+    """Another program suspended the guest while its RAM was saved."""
 
     def over(self, released: float, now: float) -> Pause:
-        """A pause that ends now, after a release begun at ``released``; on the monotonic clock."""
+        """The pause when it has ended.
+
+        Args:
+            released: when the release of the guest began, as ``time.monotonic()``.
+            now: when the guest ran again, as ``time.monotonic()``.
+        """
         if self.since is None:
             return self
         still = self.since + ((self.parts.downtime or 0.0) + (self.parts.switch or 0.0)) / 1000
@@ -155,56 +163,56 @@ class Pause:
 
 
 def milliseconds(seconds: float) -> float:
-    """Seconds as a pause is given: in milliseconds, to a tenth, never less than none."""
+    """Seconds as milliseconds, rounded to a tenth, and never negative."""
     return max(round(seconds * 1000, 1), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Signs of life of a domain."""
+    """State and CPU time of a domain."""
 
     state: DomainState
     vcpu_ns: int
-    """CPU time that its virtual CPUs have had, in nanoseconds."""
+    """CPU time of its virtual CPUs, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """What a file descriptor of an emulator refers to."""
+    """A file that an emulator has open."""
 
     path: str
-    """As the kernel tells it (proc(5), ``/proc/pid/fd``)."""
+    """As the kernel reports it (proc(5), ``/proc/pid/fd``)."""
     status: os.stat_result
     writable: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Screenshot:
-    """A screen shot."""
+    """An image of a guest's screen."""
 
     data: bytes
     suffix: str
-    """Of a file with it: ``png``, ``ppm``."""
+    """The file name's suffix: ``png``, ``ppm``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unguarded:
-    """Why nothing keeps libvirt from starting a guest on its overlays."""
+    """Why libvirt would start a guest on its overlays without checking them."""
 
     reason: str
     step: str
-    """What to do."""
+    """The remedy."""
 
 
 class NotFrozenByUsError(HypervisorError):
-    """The agent froze nothing: it refused to, or somebody else has its file systems frozen."""
+    """The agent froze nothing: it refused, or another program has frozen the file systems."""
 
 
 class Hypervisor(Protocol):
-    """Operations on domains. A domain is named by its UUID once it has been looked up."""
+    """Operations on domains. After a lookup a domain is identified by its UUID."""
 
     def domains(self) -> list[Domain]:
-        """Every domain, defined or running, by name; see :attr:`Domain.trouble`."""
+        """All domains, defined or running, sorted by name; see :attr:`Domain.trouble`."""
 
     def domain(self, name: str) -> Domain:
         """The domain called ``name``, or with that UUID.
@@ -216,178 +224,190 @@ class Hypervisor(Protocol):
     def find(self, uuid: str) -> Domain | None:
         """The domain with this UUID, if it exists."""
 
-    def on_change(self, told: Callable[[], None]) -> None:
-        """Call ``told`` whenever a domain was defined, undefined, started or stopped.
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever a domain was defined, undefined, started or stopped.
 
-        From another thread, and perhaps more often than that. Not for what happens while libvirt
-        does not answer, nor before somebody asks it anything again.
+        The calls come from another thread, possibly more often than there are changes. There are
+        none for changes while libvirt does not answer, until the next call of any method.
         """
 
     def versions(self, domain: Domain) -> Versions:
-        """What runs the domain."""
+        """The versions of snaporch, libvirt, emulator and machine, and the CPU the domain sees."""
 
     def emulator_release(self, domain: Domain) -> str:
-        """The version of the emulator that runs a domain; empty if nobody knows.
+        """The version of the emulator that runs a domain; empty if it is unknown.
 
         Raises:
-            HypervisorError: libvirt does not tell it.
+            HypervisorError: libvirt does not report it.
         """
 
     def releases(self) -> Mapping[Component, str]:
-        """The versions of libvirt and of the emulator that is installed.
+        """The versions of libvirt and of the installed emulator.
 
         Raises:
-            HypervisorError: libvirt does not tell them.
+            HypervisorError: libvirt does not report them.
         """
 
     def reads_zstd(self) -> bool:
-        """Whether this libvirt restores save images compressed with zstd (10.4 and later)."""
+        """Whether this libvirt can restore save images compressed with zstd (10.4 and later)."""
 
     def paused_by(self, uuid: str) -> str | None:
-        """libvirt's reason when the domain is paused (``user``, ``snapshot``, …), else ``None``."""
+        """libvirt's reason for a pause (``user``, ``snapshot``, …); ``None`` if not paused."""
 
     def busy_with(self, uuid: str) -> str | None:
-        """The job libvirt runs on the domain (``migration``, ``save``, …), if any."""
+        """The job that libvirt runs on the domain (``migration``, ``save``, …), if any."""
 
     def disk_capacity(self, uuid: str, target: str) -> int:
         """The virtual size of a disk in bytes."""
 
     def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
-        """Path of every disk by target: in the live XML and in the inactive XML."""
+        """The path of every disk by target: in the live XML and in the inactive XML."""
 
     def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = nothing) -> Pause:
-        """Save RAM while the guest runs, then switch every disk to its overlay in one instant.
+        """Save the RAM while the guest runs, then switch all disks to overlays at one instant.
 
-        ``stopped`` is called as soon as the guest stands still, whether for the last of its RAM or
-        because somebody suspended it: from then on every moment counts.
-        When ``tick`` raises, the job is aborted and its end awaited before the error goes on.
-        With overlays libvirt lets a guest go on that was suspended meanwhile, too.
+        With overlays libvirt resumes a guest even if another program suspended it meanwhile.
+
+        Args:
+            tick: if it raises, the job is aborted, and its end awaited before the error continues.
+            stopped: called as soon as the guest is paused, for the last of its RAM or because
+                another program suspended it. It must be quick.
 
         Raises:
-            CancelledError: somebody else aborted the job; the guest runs on its bases.
-            HypervisorError: the guest runs on its bases, or on overlays if the switch was made.
+            CancelledError: another program aborted the job; the guest runs on its bases.
+            HypervisorError: the guest runs on its bases, or on overlays if they were switched.
         """
 
     def downtime_limit(self, uuid: str) -> int | None:
-        """How many milliseconds the last of RAM may take; ``None`` if there is no such limit."""
+        """The milliseconds that saving the last of RAM may take; ``None`` without a limit."""
 
     def limit_downtime(self, uuid: str, milliseconds: int) -> None:
-        """Have QEMU end the live phase of saving RAM when the rest takes no longer than this.
+        """Let QEMU end the live phase of saving RAM when the rest takes at most this long.
 
-        The limit stays with the emulator. Where there is no such thing, nothing is changed.
+        The emulator keeps the limit. A hypervisor without such a limit ignores the call.
         """
 
     def abort_job(self, uuid: str) -> None:
-        """Ask libvirt to give up the job on the domain; no job is not an error."""
+        """Request that libvirt aborts the job on the domain. It is no error if there is none."""
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], told: Told, patience: Patience
+        self, uuid: str, disks: Sequence[OverlayDisk], on_stage: Told, patience: Patience
     ) -> None:
-        """Bring the overlays' writes into the bases and pivot to them.
+        """Commit the overlays into the bases and pivot to the bases.
 
-        Joins a commit already under way. A guest that writes faster than the commit copies is
-        suspended now and then, as ``patience`` says. Returns only when live and inactive XML name
-        the bases and no block job is left. A disk that fails does not keep the others from theirs.
+        Joins a commit that already runs. A guest that writes faster than the commit copies is
+        suspended from time to time, as ``patience`` says. Returns only when live and inactive XML
+        name the bases and no block job is left. One failed disk does not stop the commits of the
+        others.
 
         Raises:
-            HypervisorError: an overlay may still hold writes; nothing was removed.
+            HypervisorError: an overlay may still contain writes; nothing was removed.
         """
 
     def busy_disks(self, uuid: str) -> set[str]:
-        """Targets of the disks that a block job with a mirror (copy, active commit) runs on."""
+        """Targets of the disks with a block job that mirrors (copy, active commit)."""
 
     def rebase_inactive(self, uuid: str, disks: Sequence[OverlayDisk]) -> None:
-        """Make the inactive XML name the bases again, where it names the overlays."""
+        """Replace the overlays by their bases in the inactive XML."""
 
     def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> bool:
-        """Make the managed save image, if there is one, name the bases instead of the overlays.
+        """Replace the overlays by their bases in the managed save image, if there is one.
 
-        What the overlays held must be in the bases: its RAM goes with the disks as they were.
-        Returns whether it named one.
+        The overlays must be committed, because the image's RAM belongs to the disks with these
+        writes.
+
+        Returns: whether the image contained an overlay.
         """
 
     def unpause_managed_save(self, uuid: str) -> None:
-        """Have the managed save image, if there is one, run when it is resumed."""
+        """Let the guest run when its managed save image, if there is one, is resumed."""
 
     def saved_sources(self, uuid: str) -> dict[str, str] | None:
-        """Path of every disk by target in the managed save image; ``None`` if there is none."""
+        """The path of every disk by target in the managed save image; ``None`` if there is none."""
 
     def unguarded(self) -> Unguarded | None:
-        """Why libvirt would start a guest on the overlays of a run that was cut short, if so."""
+        """Why libvirt would start a guest on the overlays of an interrupted run, if so."""
 
     def starts_at_boot(self, uuid: str) -> bool:
-        """Whether libvirt is to start the domain when the host boots."""
+        """Whether libvirt starts the domain when the host boots."""
 
     def suspend(self, uuid: str) -> None:
-        """Pause a running domain; also what makes a RAM capture converge."""
+        """Pause a running domain. A RAM capture converges then."""
 
     def resume(self, uuid: str) -> None:
-        """Let a paused domain run; one that runs already is not an error."""
+        """Resume a paused domain. A running domain is no error."""
 
     def agent_answers(self, uuid: str, seconds: int) -> bool:
         """Whether the guest's agent answers a ping within ``seconds``."""
 
     def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
-        """Have the guest's agent freeze its file systems; how many it froze.
+        """Let the guest's agent freeze file systems.
+
+        Args:
+            mountpoints: the file systems to freeze; all if empty.
+
+        Returns: the number of frozen file systems.
 
         Raises:
             NotFrozenByUsError: it froze nothing, so there is nothing to thaw.
-            HypervisorError: no agent, or it did not answer within ``seconds``: it may have frozen
-                some of them, or do so later.
+            HypervisorError: no agent, or no answer within ``seconds``: it may have frozen some file
+                systems, or may do so later.
         """
 
     def thaw_file_systems(self, uuid: str, seconds: int) -> None:
-        """Have the agent thaw everything, whoever froze it; until the agent says that it is done.
+        """Let the agent thaw all file systems, until it confirms that they are thawed.
+
+        It does not matter which program froze them.
 
         Raises:
-            HypervisorError: the agent does not answer any more.
+            HypervisorError: the agent does not answer.
         """
 
     def was_booted(self, uuid: str) -> bool:
-        """Whether a guest runs, and is known to have booted in its emulator.
+        """Whether a guest runs and its emulator is known to have booted it.
 
-        One that was paused since is not: libvirt keeps only the last reason for which it runs.
+        ``False`` after a pause: libvirt keeps only the last reason for which the guest runs.
         """
 
     def file_systems_frozen(self, uuid: str) -> bool | None:
-        """What the agent says about it; ``None`` when it says nothing."""
+        """Whether the agent reports frozen file systems; ``None`` if it does not answer."""
 
     def backing_images(self, domain: Domain, target: str) -> tuple[BackingImage, ...]:
-        """The images below a disk's active one that are files or devices, the nearest first."""
+        """The files and devices below a disk's active image, the nearest first."""
 
     def backing_chain(self, domain: Domain, target: str) -> list[str]:
-        """Files and devices below a disk's active image, as the live XML has them."""
+        """The paths of files and devices below a disk's active image, from the live XML."""
 
     def ram_in_use(self, uuid: str) -> int:
-        """Bytes of RAM that a running guest has touched, at most its whole memory."""
+        """Bytes of RAM that a running guest has touched, at most its total memory."""
 
     def blockers(self, domain: Domain) -> list[Blocker]:
-        """What about the domain stands in the way of which strategies."""
+        """What prevents which strategies for the domain."""
 
     def destroy(self, uuid: str) -> None:
-        """Pull the plug; a domain that is off is not an error."""
+        """Stop the domain immediately. A domain that is off is no error."""
 
     def define(self, xml: str) -> None:
         """Create or replace the persistent definition."""
 
     def drop_managed_save(self, uuid: str) -> None:
-        """Remove libvirt's managed save image, which would otherwise be resumed by a start."""
+        """Remove libvirt's managed save image; otherwise a start would resume it."""
 
     def managed_save_path(self, uuid: str) -> Path | None:
-        """Where the managed save image of a domain is; ``None`` when it has none."""
+        """The path of a domain's managed save image; ``None`` if it has none."""
 
     def save(self, uuid: str, path: Path) -> None:
-        """Write the RAM of an active domain to a save image and end it, in one instant.
+        """Save the RAM of an active domain to a save image and end the domain, at one instant.
 
         Raises:
-            HypervisorError: it could not be saved; the domain goes on.
+            HypervisorError: it could not be saved; the domain continues.
         """
 
     def misfit(self, xml: str, cpu: str = "") -> str:
         """Why this host cannot run a domain with this XML (machine type, CPU); else empty.
 
         Args:
-            cpu: what a guest that sees the host's CPU saw of it (:attr:`Versions.cpu`).
+            cpu: the host's CPU as the guest saw it (:attr:`Versions.cpu`).
         """
 
     def restore(self, ram_path: Path, *, running: bool) -> None:
@@ -397,36 +417,36 @@ class Hypervisor(Protocol):
         """Boot a domain from its definition."""
 
     def create(self, xml: str, *, paused: bool) -> None:
-        """Boot a transient domain: when it ends, libvirt forgets it."""
+        """Boot a transient domain, which libvirt forgets when it ends."""
 
     def open_files(self, uuid: str) -> list[OpenFile]:
-        """Everything the emulator of an active domain has open.
+        """All files that the emulator of an active domain has open.
 
         Raises:
-            UnavailableError: it cannot be found, or not looked at.
+            UnavailableError: its process cannot be found or inspected.
         """
 
     def undefine(self, uuid: str) -> None:
-        """Forget a domain that is off, with its managed save and UEFI variables; its disks stay.
+        """Remove the definition of a domain that is off, its managed save and UEFI variables.
 
-        One that is not there is not an error.
+        Its disks stay. A domain that does not exist is no error.
         """
 
     def vitals(self, uuid: str) -> Vitals:
-        """State and CPU time of a domain."""
+        """The state and CPU time of a domain."""
 
     def screenshot(self, uuid: str) -> Screenshot | None:
-        """What is on the first screen; ``None`` for a domain without one."""
+        """The image of the first screen; ``None`` for a domain without one."""
 
     def network_is_isolated(self, name: str) -> bool:
-        """Whether a libvirt network leads nowhere (``<forward>`` is absent from its XML).
+        """Whether a libvirt network has no connection to others (no ``<forward>`` in its XML).
 
         Raises:
             NotFoundError: there is no such network.
         """
 
     def set_guest_clock(self, uuid: str) -> bool:
-        """Set the guest's clock to the host's; False when no agent answers."""
+        """Set the guest's clock to the host's; ``False`` if no agent answers."""
 
     def state(self, uuid: str) -> DomainState:
-        """The domain's state now."""
+        """The domain's current state."""

@@ -1,7 +1,9 @@
-"""The external snapshot with memory, run beside a watchful main thread.
+"""The external snapshot with memory.
 
-The call into libvirt lasts as long as RAM takes to save. It runs in a thread of its own so that a
-signal, a failing reader of the RAM stream or a budget can abort the job.
+libvirt's call runs in a thread, and the main thread watches it.
+
+The call takes as long as saving the RAM. It has its own thread so that a signal, a failing reader
+of the RAM pipe or a time limit can abort the job.
 """
 
 from __future__ import annotations
@@ -40,20 +42,20 @@ _EVENT_GRACE_SECONDS = 2.0
 def capture(
     domain: Any, events: DomainEvents, request: CaptureRequest, tick: Tick, stopped: Tick
 ) -> Pause:
-    """Create the snapshot; see :meth:`Hypervisor.capture`."""
+    """Take the snapshot; see :meth:`Hypervisor.capture`."""
     ran = domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING
     resumes = bool(request.disks) and ran
     call = _SnapshotCall(domain, domain_xml.snapshot_xml(request), events)
     call.start()
-    looked_at = asked_at = None
+    checked_at = asked_at = None
     try:
         while not call.over:
             events.wait(_TICK_SECONDS)
             if events.suspended is not None:
                 stopped()
-                if looked_at != events.suspended:  # once: later libvirt may wait for the pipe
-                    looked_at = events.suspended
-                    asked_at = looked_at if _is_asked_for(domain) else None
+                if checked_at != events.suspended:  # only once: later libvirt may block on the pipe
+                    checked_at = events.suspended
+                    asked_at = checked_at if _is_suspended_by_request(domain) else None
             if not call.over:
                 tick()
     except BaseException:
@@ -69,15 +71,21 @@ def capture(
     return replace(pause, asked_for=asked_for)
 
 
-def _is_asked_for(domain: Any) -> bool:
-    """Whether somebody has suspended it: when QEMU stops it for the end, libvirt has no reason."""
+def _is_suspended_by_request(domain: Any) -> bool:
+    """Whether another program suspended the guest.
+
+    libvirt's reason is different if QEMU paused it.
+    """
     state, reason = domain.state()
     paused = libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT
     return (state, reason) == paused
 
 
 def _abort_until_done(domain: Any, call: _SnapshotCall) -> None:
-    """An abort can come before the job began or too late for it: ask until the call ended."""
+    """Repeat the abort until the call ends.
+
+    One abort can come before the job began, or too late.
+    """
     while call.is_alive():
         with contextlib.suppress(libvirt.libvirtError):
             domain.abortJob()
@@ -85,31 +93,35 @@ def _abort_until_done(domain: Any, call: _SnapshotCall) -> None:
 
 
 def _open_pause(events: DomainEvents, *, ran: bool) -> Pause:
-    """The guest stands still, and goes on doing so."""
+    """The pause of a guest that stays paused."""
     if ran:
         _await(events, lambda: events.suspended is not None)
-    began, since = events.stood_still()
+    began, since = events.paused_since()
     return Pause(began, 0.0, since, _parts(events, since, time.monotonic()))
 
 
 def _short_pause(events: DomainEvents) -> Pause:
+    """The pause of a guest that libvirt has resumed."""
     _await(events, lambda: events.resumed is not None)
-    began, since = events.stood_still()
+    began, since = events.paused_since()
     if since is None or events.resumed is None:
         return Pause(began, 0.0)
     parts = _parts(events, since, events.resumed)
     return Pause(began, milliseconds(events.resumed - since), parts=parts)
 
 
-def _await(events: DomainEvents, told: Callable[[], bool]) -> None:
-    """Events come on the call's own connection, and may yet be heard of after its end."""
+def _await(events: DomainEvents, arrived: Callable[[], bool]) -> None:
+    """Wait for an event. Events use the call's connection, but may arrive after its end."""
     end = time.monotonic() + _EVENT_GRACE_SECONDS
-    while not told() and time.monotonic() < end:
+    while not arrived() and time.monotonic() < end:
         events.wait(_TICK_SECONDS)
 
 
 def _parts(events: DomainEvents, since: float | None, end: float) -> PauseParts:
-    """What came before the disks stood still; QEMU's own share of it only if libvirt told it."""
+    """The parts of the pause until the disks were frozen.
+
+    QEMU's own part only if libvirt reported it.
+    """
     if since is None:
         return PauseParts()
     if events.downtime is None:
@@ -124,7 +136,7 @@ class _SnapshotCall(threading.Thread):
         self._domain, self._xml, self._events = domain, xml, events
         self.error: libvirt.libvirtError | None = None
         self.over = False
-        """Told before the thread itself has ended: with a paused guest every moment counts."""
+        """Set before the thread ends: with a paused guest every moment counts."""
 
     def run(self) -> None:
         try:

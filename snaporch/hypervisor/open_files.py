@@ -1,4 +1,4 @@
-"""What an emulator has open, as the kernel tells (proc(5))."""
+"""The files that an emulator has open, from the kernel (proc(5))."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PROC = Path("/proc")
 
 
 def open_files_of(uuid: str, proc: Path = _PROC) -> list[OpenFile]:
-    """Everything the emulator of a domain has open.
+    """All files that the emulator of a domain has open.
 
     Raises:
-        UnavailableError: there is no such process here, or it cannot be looked at.
+        UnavailableError: there is no such process on this host, or it cannot be inspected.
     """
     try:
         process = _emulator(uuid, proc)
@@ -27,12 +27,14 @@ def open_files_of(uuid: str, proc: Path = _PROC) -> list[OpenFile]:
         ]
     except OSError as error:
         raise UnavailableError(
-            uuid, f"what its emulator has open cannot be seen ({error.strerror})", "run it as root"
+            uuid,
+            f"the open files of its emulator cannot be read ({error.strerror})",
+            "run snaporch as root",
         ) from error
 
 
 def _emulator(uuid: str, proc: Path) -> Path:
-    """libvirt starts QEMU with ``-uuid UUID``."""
+    """Find the process: libvirt starts QEMU with ``-uuid UUID``."""
     wanted = f"\0-uuid\0{uuid}\0".encode()
     for process in proc.glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -42,7 +44,7 @@ def _emulator(uuid: str, proc: Path) -> Path:
 
 
 def _open_file(process: Path, number: str) -> OpenFile | None:
-    """``None`` for one that was closed meanwhile."""
+    """One open file; ``None`` if it was closed meanwhile."""
     with suppress(FileNotFoundError, ProcessLookupError):
         link = process / "fd" / number
         lines = (process / "fdinfo" / number).read_text().splitlines()

@@ -1,7 +1,8 @@
-"""What the header of a qcow2 image says, read without believing it.
+"""Read the header of a qcow2 image without trusting it.
 
-An emulator owns the file and may have written anything into it. No other program is asked: it would
-open what the header names. Reads a few KiB, whatever is in them (QEMU's docs/interop/qcow2.txt).
+An emulator owns the file and may have written anything into it. No other program is used, because
+it would open the files that the header names. At most a few KiB are read, whatever they contain
+(QEMU's docs/interop/qcow2.txt).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import struct
 from dataclasses import dataclass
 
 SELF_CONTAINED = ("raw", "vdi")
-"""Formats whose images name no other file."""
+"""Formats whose images refer to no other file."""
 MAX_CHAIN = 64
-"""More images than anybody puts below one another."""
+"""More images than any real chain has."""
 PROTOCOL = re.compile(r"[^/]*:")
-"""What QEMU takes for something else than a path (``path_has_protocol`` of its block.c)."""
+"""What QEMU takes for a protocol, not a path (``path_has_protocol`` of its block.c)."""
 _MAGIC = b"QFI\xfb"
 _FIXED = struct.Struct(">4sIQIIQI")
 """Magic, version, the backing name's offset and length, cluster bits, size, encryption."""
@@ -34,37 +35,37 @@ _MAX_CLUSTER_BITS = 21
 
 
 class HeaderError(ValueError):
-    """It is not the image that it is said to be."""
+    """The file is not a valid qcow2 image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Qcow2Header:
-    """What matters of a header; names as they are written there."""
+    """The relevant fields of a header; names as they are written there."""
 
     size: int
-    """Of the guest's disk, in bytes."""
+    """Size of the guest's disk in bytes."""
     backing: str | None
     backing_format: str | None
     data_file: str | None
-    """Empty if it has one that it does not name."""
+    """Empty if there is one whose name is not in the header."""
     encrypted: bool
 
 
 def is_qcow2(descriptor: int) -> bool:
-    """Whether a file begins as a qcow2 image does."""
+    """Whether a file begins like a qcow2 image."""
     return os.pread(descriptor, len(_MAGIC), 0) == _MAGIC
 
 
 def read_qcow2(descriptor: int) -> Qcow2Header:
-    """The header of an image that is open.
+    """Read the header of an open image.
 
     Raises:
-        HeaderError: it is none, or is damaged.
+        HeaderError: it is not a qcow2 image, or is damaged.
         OSError: it cannot be read.
     """
     head = os.pread(descriptor, _HEAD_BYTES, 0)
     if len(head) < _LENGTH_2 or not head.startswith(_MAGIC):
-        raise HeaderError("is no qcow2 image")
+        raise HeaderError("is not a qcow2 image")
     head = head.ljust(_HEAD_BYTES, b"\0")
     _, version, offset, length, cluster_bits, size, encryption = _FIXED.unpack_from(head)
     if version not in (2, 3):

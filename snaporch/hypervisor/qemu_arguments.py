@@ -1,8 +1,8 @@
-"""QEMU arguments in ``<qemu:commandline>``: libvirt passes them on and knows nothing of them.
+"""QEMU arguments in ``<qemu:commandline>``, which libvirt passes on without knowing them.
 
-A drive that is named there is no disk of the domain: it is in no snapshot, and a clone would use
-the original's. So only what is known to name no file, device or network is let through. The same
-goes for ``<qemu:override>``, which sets properties of devices.
+A drive that is named there is no disk of the domain: no snapshot contains it, and a clone would use
+the original's. So only arguments are accepted that cannot refer to a file, device or network. The
+same applies to ``<qemu:override>``, which sets properties of devices.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _DEVICES = re.compile(
     r"|AC97|isa-(applesmc|debug-exit)|pvpanic(-pci)?|vmcoreinfo|vmgenid|edu|sga|intel-iommu"
     r"|amd-iommu|virtio-iommu(-pci)?)(,.*)?"
 )
-"""Those that have nothing of the host behind them."""
+"""Devices without a backend on the host."""
 _NAMES = re.compile(
     r"/|\b(drive|\w*file(name)?|path|host(bus|addr|port|device|name)?|netdev|chardev|mem-path|mem(ory-backend|dev)|\w*fd"
     r"|[\w-]*cid|vendorid|productid|wwpn|hidraw|\w*dir|evdev|sysfsdev|driver|tpmdev|audiodev"
     r"|pflash\d|kernel|initrd|\w*dtb|firmware)="
 )
-"""What in the value of an option names something outside of the emulator."""
+"""Parts of an option's value that refer to something outside of the emulator."""
 _SETTABLE = re.compile(r"device\.[^.=]+\.[^.=]+=.*")
 
 
 def unknown_argument(root: Element) -> str | None:
-    """The first argument that may name a file, a device or a network; ``None`` without one."""
+    """The first argument that may refer to a file, device or network; ``None`` if there is none."""
     option = ""
     for element in root.findall(f"{_QEMU}commandline/{_QEMU}arg"):
         value = element.get("value", "")
@@ -67,11 +67,11 @@ def _unknown_property(root: Element) -> str | None:
 
 
 def receive_user_networks(root: Element) -> None:
-    """Have a place for the state of each ``<interface type='user'>``, whose card goes elsewhere.
+    """Add a receiver for the state of each ``<interface type='user'>``, whose card is replaced.
 
-    QEMU's image of the RAM has a section of its own for each such network (``slirp``), and is
-    refused by an emulator that has none. These are networks without a card, and cut off
-    (``restrict``): libvirt cannot set a link down for good, a card that is resumed puts it up.
+    QEMU's image of the RAM has a section for each such network (``slirp``), which an emulator
+    without one refuses. The added networks have no card and no access to outside (``restrict``). A
+    card whose link is down would not do: resuming sets it up again.
     """
     cards = root.findall("devices/interface[@type='user']")
     count = sum(card.find("backend[@type='passt']") is None for card in cards)

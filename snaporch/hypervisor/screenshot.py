@@ -1,4 +1,4 @@
-"""What is on a guest's screen."""
+"""Take a screenshot of a guest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUFFIXES = {"image/png": "png", "image/x-portable-pixmap": "ppm"}
 
 
 def take_screenshot(connection: Any, handle: Any) -> Screenshot | None:
-    """The first screen of a running domain, ``None`` if it has none."""
+    """The first screen of a running domain; ``None`` if it has none."""
     data = bytearray()
     try:
         stream = connection.newStream(0)

@@ -1,8 +1,8 @@
-"""libvirt's hook that keeps guests from being started on overlays: where it lies, and if it works.
+"""libvirt's hook that prevents guests from being started on overlays: its place, and its check.
 
-libvirt looks for hooks when it starts. From then on it calls them for each guest that it starts, or
-that it finds running when it is started anew itself. So a hook that was never called while guests
-run is one that libvirt does not know.
+libvirt looks for hooks when it starts. From then on it calls them for each guest that it starts,
+and after its own restart for each running guest. So a hook that was never called while guests run
+is one that libvirt does not know.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SOURCE = "hooks/libvirt-qemu"
 PLACE = Path("/etc/libvirt/hooks/qemu.d/snaporch")
 """Read by libvirt 6.5 and later."""
 CALLED = Path("/run/snaporch-hook")
-"""What the hook makes whenever it is called."""
+"""The hook creates this file whenever it is called."""
 _INSTALL = "snaporch install"
 _RESTART = "systemctl try-restart libvirtd virtqemud"
 
@@ -25,21 +25,21 @@ _RESTART = "systemctl try-restart libvirtd virtqemud"
 def find_unguarded(
     *, may_have_called: bool, place: Path = PLACE, called: Path = CALLED
 ) -> Unguarded | None:
-    """What is wrong with the hook, or ``None``.
+    """Check the hook: its problem and the remedy, or ``None``.
 
     Args:
-        may_have_called: guests run, so that libvirt has called its hooks.
+        may_have_called: guests run, so libvirt has called its hooks.
 
     Raises:
-        UnavailableError: snaporch's own copy of it is not installed.
+        UnavailableError: snaporch's own copy of the hook is not installed.
     """
     try:
         text = place.read_text("utf-8", "replace")
     except OSError:
-        return Unguarded(f"{place} is not there", _INSTALL)
+        return Unguarded(f"{place} does not exist", _INSTALL)
     _, _, body = shared_file(SOURCE).read_text("utf-8").partition("\n")
     if not text.endswith(body) or not os.access(place, os.X_OK):
-        return Unguarded(f"{place} is not this snaporch's", _INSTALL)
+        return Unguarded(f"{place} is not the hook of this version of snaporch", _INSTALL)
     if may_have_called and not called.exists():
-        return Unguarded(f"libvirt has not seen {place} yet", _RESTART)
+        return Unguarded(f"libvirt has not loaded {place} yet", _RESTART)
     return None

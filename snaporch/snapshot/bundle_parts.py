@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.bundle.compress import Compressing, Compression
-from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.host_file import PERMANENT, tpm_files
 from snaporch.bundle.manifest import (
     BackingFileEntry,
@@ -19,7 +18,6 @@ from snaporch.bundle.manifest import (
     MemberEntry,
     Part,
     PauseEntry,
-    RamSaveTimesEntry,
     Role,
     SnapshotEntry,
     VersionsEntry,
@@ -202,7 +200,7 @@ class RamCapture:
             sha256=image.sha256,
             payload_bytes=image.payload_bytes,
             compression=_FORMAT_NAMES.get(image.image_format, str(image.image_format)),
-            pace=_pace_entry(self._stream.pace)
+            pace=self._stream.pace
             if self._stream and image.image_format == Compression.ZSTD.image_format
             else None,
         )
@@ -246,17 +244,6 @@ def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part
     for index, path in enumerate(tpm_files(domain.tpm_state, PERMANENT)):
         parts.append(bundle.add_copy(f"tpm.{index}.permall", Role.TPM, path, before=frozen))
     return parts
-
-
-def _pace_entry(pace: RamSaveTimes | None) -> RamSaveTimesEntry | None:
-    if pace is None:
-        return None
-    return RamSaveTimesEntry(
-        level=pace.level,
-        seconds=round(pace.seconds, 3),
-        waited_for_ram=round(pace.waited_for_ram, 3),
-        waited_for_store=round(pace.waited_for_store, 3),
-    )
 
 
 def _pause_entry(parts: PauseParts) -> PauseEntry:

@@ -1,4 +1,4 @@
-"""The only room that talks to ZFS."""
+"""Access to ZFS; no other package runs ``zfs`` or calls libzfs_core."""
 
 from snaporch.zfs.interface import (
     PREFIX,
@@ -23,14 +23,14 @@ __all__ = [
 
 
 def open_pool(*, to_look: bool = False) -> Pool:
-    """The pool access of this host: libzfs_core where it works, the ``zfs`` command otherwise.
+    """Access to the pools of this host: by libzfs_core where it works, else by the ``zfs`` command.
 
     Args:
-        to_look: nothing will be snapshotted, held or destroyed, so that libzfs_core, which takes
-            its time to import and cannot list, is not needed.
+        to_look: the caller takes, holds and destroys no snapshots. Then libzfs_core is not used,
+            which is slow to import and cannot list.
 
     Raises:
-        UnavailableError: neither can be used here.
+        UnavailableError: ZFS cannot be used here.
     """
     from snaporch.zfs.cli import ZfsCommand
 

@@ -1,4 +1,4 @@
-"""The pool through the ``zfs`` command: listings for everyone, and the fallback for the rest."""
+"""ZFS by the ``zfs`` command: all listings, and the fallback where libzfs_core is not available."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ PROPERTIES = (
     "domain",
     "unchanged",
 )
-"""The ``snaporch:`` user properties."""
+"""The ``snaporch:`` user properties of snapshots."""
 
-_BORN = ("guid", "createtxg", "creation")
-_MARKS = tuple(PREFIX + key for key in PROPERTIES)
+_BIRTH = ("guid", "createtxg", "creation")
+_OWN = tuple(PREFIX + key for key in PROPERTIES)
 
 _ARG_BYTES = 100_000
-"""Keep one command line well below the kernel's limit (execve(2), ARG_MAX)."""
+"""Keeps a command line well below the kernel's limit (execve(2), ARG_MAX)."""
 
 
 _SYNC_SECONDS = 60.0
 _HOLD_COLUMNS = 3
-_MOST_KEYS = 200
-"""Their names, which can be long, are one argument (execve(2), MAX_ARG_STRLEN)."""
+_MAX_KEYS = 200
+"""Property names, which can be long, are passed as one argument (execve(2), MAX_ARG_STRLEN)."""
 
 
 class ZfsCommand:
@@ -55,7 +55,7 @@ class ZfsCommand:
 
     @classmethod
     def open(cls) -> ZfsCommand:
-        """Find ``zfs`` and see that its kernel side answers.
+        """Find ``zfs`` and check that its kernel module is loaded and accessible.
 
         Raises:
             UnavailableError: no command, no module, or no permission.
@@ -82,7 +82,7 @@ class ZfsCommand:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
-                process_group=0,  # a terminal's Ctrl-C is for us, not for what we are finishing
+                process_group=0,  # a terminal's Ctrl-C must not kill a command under way
                 env={**os.environ, "LC_ALL": "C"},
                 timeout=seconds,
             )
@@ -112,7 +112,7 @@ class ZfsCommand:
 
     def survey(self) -> Survey:
         own = f"{PREFIX}policy"
-        listing = Listing((*_BORN, "userrefs", "clones"), (own, *_MARKS))
+        listing = Listing((*_BIRTH, "userrefs", "clones"), (own, *_OWN))
         found: list[PoolSnapshot] = []
         pinned: dict[str, str] = {}
         policies: dict[str, str] = {}
@@ -150,7 +150,7 @@ class ZfsCommand:
         return Census(pools, snapshots)
 
     def _snapshots(self, *options: str, names: Sequence[str] = ()) -> list[PoolSnapshot]:
-        found = self._listed(Listing(_BORN, _MARKS), "-t", "snapshot", *options, names=names)
+        found = self._listed(Listing(_BIRTH, _OWN), "-t", "snapshot", *options, names=names)
         return sorted((_snapshot(name, values) for name, values in found), key=_age)
 
     def _listed(
@@ -176,16 +176,16 @@ class ZfsCommand:
 
     @contextmanager
     def _explained(self, names: Sequence[str]) -> Iterator[None]:
-        """Where destroying fails: who has it mounted, if that is why."""
+        """If destroying fails because of a mount: name the program that has it, in the error."""
         try:
             yield
         except PoolError as error:
             found = self.foreign_mounts(names)
             if not found:
                 raise
-            told = ", ".join(f"{each.name} is mounted by {each.holder}" for each in found)
-            step = "it can be destroyed when that has ended; see `docs/hosts.md`, mount namespaces"
-            raise MountedError(error.thing, told, step) from error
+            mounts = ", ".join(f"{each.name} is mounted by {each.holder}" for each in found)
+            step = "it can be destroyed after the unmount; see `docs/hosts.md`, mount namespaces"
+            raise MountedError(error.thing, mounts, step) from error
 
     def _destroy_snapshots(self, names: Sequence[str]) -> None:
         present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
@@ -251,7 +251,7 @@ class ZfsCommand:
             for line in self._run("list", "-Hp", "-o", columns, *chunk).splitlines():
                 name, *figures = line.split("\t")
                 kept, used, free = (int(each) if each.isdecimal() else 0 for each in figures)
-                if kept:  # what is left of it counts as available to the dataset, not to a snapshot
+                if kept:  # the unused reservation is available to the dataset, not to a snapshot
                     found[name] = min(used, kept), free - max(0, kept - used)
         return found
 
@@ -325,11 +325,11 @@ class ZfsCommand:
 
     def written_since(self, snapshot: str) -> int:
         dataset, _, name = snapshot.partition("@")
-        told = self._run("get", "-Hp", "-o", "value", f"written@{name}", dataset).strip()
-        if not told.isdecimal():  # "-" of a snapshot that is gone, and no error
-            reason = f"{dataset} does not say; is the snapshot gone?"
+        answer = self._run("get", "-Hp", "-o", "value", f"written@{name}", dataset).strip()
+        if not answer.isdecimal():  # of a missing snapshot "-", without an error
+            reason = f"ZFS gives no number for {dataset}; does the snapshot still exist?"
             raise PoolError(f"zfs get written@{name}", reason)
-        return int(told)
+        return int(answer)
 
     def receive(self, dataset: str, path: Path) -> None:
         with path.open("rb") as stream:
@@ -351,10 +351,10 @@ class ZfsCommand:
         found: dict[str, dict[str, str]] = {}
         for chunk in _chunks(snapshots):
             columns = ("-s", ",".join(sources), "-t", "snapshot", "-o", "property")
-            told = {*self._run("get", "-Hp", *columns, "all", *chunk).splitlines()}
-            keys = sorted(key for key in told if ":" in key)
-            for start in range(0, len(keys), _MOST_KEYS):
-                listing = Listing((), keys[start : start + _MOST_KEYS])
+            names = {*self._run("get", "-Hp", *columns, "all", *chunk).splitlines()}
+            keys = sorted(key for key in names if ":" in key)
+            for start in range(0, len(keys), _MAX_KEYS):
+                listing = Listing((), keys[start : start + _MAX_KEYS])
                 listed = self._listed(listing, "-t", "snapshot", names=chunk, sources=sources)
                 for name, values in listed:
                     if values:
@@ -362,7 +362,7 @@ class ZfsCommand:
         return found
 
     def _send_flags(self, origin: str, snapshot: str) -> list[str]:
-        """Compressed blocks as they are; raw if encrypted, so that no clear text leaves."""
+        """Send compressed blocks as they are, and encrypted ones raw: no clear text leaves."""
         dataset = snapshot.split("@", 1)[0]
         encryption = self._run("get", "-Hp", "-o", "value", "encryption", dataset).strip()
         raw = ["-w"] if encryption not in ("off", "-") else ["-L", "-c", "-e"]
@@ -370,7 +370,7 @@ class ZfsCommand:
 
 
 def _pin(holds: str, clones: str) -> str:
-    """Why ``zfs destroy`` would refuse, from ``userrefs`` and ``clones`` of zfsprops(7)."""
+    """Why ``zfs destroy`` would refuse, by ``userrefs`` and ``clones`` of zfsprops(7); or empty."""
     if holds not in ("", "-", "0"):
         return "held"
     return f"cloned as {clones}" if clones not in ("", "-") else ""

@@ -1,7 +1,7 @@
-"""What snaporch needs of ZFS, and nothing more.
+"""The operations of ZFS that snaporch uses.
 
-Three things satisfy :class:`Pool`: libzfs_core, the ``zfs`` command, and the fake of the unit
-tests. One contract test holds all three to the same behaviour.
+:class:`Pool` has three implementations: libzfs_core, the ``zfs`` command, and the fake of the unit
+tests. One contract test checks that all three behave alike.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from snaporch.model import Census, Dataset, PoolSnapshot, Survey
 from snaporch.zfs.mount_users import ForeignMount
 
 PREFIX = "snaporch:"
-"""Of the user properties on our snapshots."""
+"""Of the names of snaporch's user properties."""
 
 
 RAM_PROPERTY = f"{PREFIX}ram"
 """On a page dataset the domain's UUID; on a snapshot of it the bundle: ``UUID/RUN``."""
 RAM_POOLS_PROPERTY = f"{PREFIX}ram-pools"
-"""On a snapshot of a page dataset: the pools that the guest's snapshots are in."""
+"""On a snapshot of a page dataset: the pools that contain the guest's snapshots."""
 
 
 class PoolError(SnaporchError):
@@ -32,78 +32,78 @@ class PoolError(SnaporchError):
 
 
 class MountedError(PoolError):
-    """What is to be destroyed is mounted where ZFS does not unmount it; later it can be."""
+    """The snapshot or dataset is mounted where ZFS cannot unmount it. It can be destroyed later."""
 
 
 class Pool(Protocol):
     """Operations on datasets and snapshots; names are ``dataset`` or ``dataset@snapshot``."""
 
     def datasets(self) -> list[Dataset]:
-        """Every file system and volume of every imported pool."""
+        """All file systems and volumes of all imported pools."""
 
     def encrypted(self) -> frozenset[str]:
-        """The datasets whose content is encrypted on disk."""
+        """The datasets that are encrypted on disk."""
 
     def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
-        """Snapshots of exactly these datasets (all when ``None``), oldest first.
+        """Snapshots of exactly these datasets (of all if ``None``), oldest first.
 
-        Datasets that do not exist have no snapshots. ``properties`` holds the ``snaporch:…``
-        properties set on each.
+        Datasets that do not exist have no snapshots. ``properties`` contains the ``snaporch:…``
+        properties set on each snapshot.
 
         Raises:
-            PoolError: the listing failed; never an empty list in its place.
+            PoolError: the listing failed; an empty list is never returned for that.
         """
 
     def sync(self, datasets: Collection[str]) -> None:
-        """Wait until all that was begun in the pools of these is on disk, and is listed.
+        """Wait until all changes begun in the pools of these datasets are on disk and listed.
 
-        A snapshot has the contents of its transaction group, and is listed only when that has been
+        A snapshot has the content of its transaction group, and is listed only when that has been
         written (OpenZFS: ``dsl_sync_task``, ``zpool-sync(8)``).
 
         Raises:
-            PoolError: it cannot be told, or it takes more than a minute.
+            PoolError: the sync failed, or takes more than a minute.
         """
 
     def census(self) -> Census:
-        """The pools that are imported and every snapshot in them, by one listing.
+        """The imported pools and all their snapshots, from one listing.
 
         Raises:
-            PoolError: the listing failed or was empty; never an empty census in its place.
+            PoolError: the listing failed or was empty; an empty census is never returned.
         """
 
     def survey(self) -> Survey:
-        """Everything policies need to know, in one listing.
+        """Everything that policies need to know, from one listing.
 
         Raises:
-            PoolError: the listing failed; never an empty one in its place.
+            PoolError: the listing failed; an empty survey is never returned for that.
         """
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
-        """Take all of ``names`` (of one pool) atomically, with user properties.
+        """Take all snapshots ``names`` (of one pool) atomically, with user properties.
 
         Raises:
-            PoolError: none of them was taken.
+            PoolError: no snapshot was taken.
         """
 
     def destroy_snapshots(self, names: Sequence[str]) -> None:
-        """Destroy snapshots of one pool, all or none; absent ones are not an error.
+        """Destroy snapshots of one pool, all or none. Absent snapshots are not an error.
 
         Raises:
-            MountedError: one is mounted by somebody, who is named; none was destroyed.
+            MountedError: one is mounted, by the program that the error names; none was destroyed.
             PoolError: one is held or has clones; none was destroyed.
         """
 
     def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
-        """Mounts that keep these (every snapshot when ``None``) from being destroyed."""
+        """Mounts that prevent these snapshots (all if ``None``) from being destroyed."""
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """Set user properties on datasets or snapshots."""
 
     def hold(self, names: Sequence[str], tag: str) -> None:
-        """Put the user hold ``tag`` on snapshots of one pool, all or none."""
+        """Put the user hold ``tag`` on snapshots of one pool, on all or none."""
 
     def release(self, names: Sequence[str], tag: str) -> None:
-        """Release the user hold ``tag``; a hold that is not there is not an error."""
+        """Release the user hold ``tag``. A missing hold is not an error."""
 
     def holds(self, name: str) -> list[str]:
         """The tags of the user holds on a snapshot."""
@@ -111,45 +111,47 @@ class Pool(Protocol):
     def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
         """Create ``dataset`` as a clone of the snapshot ``origin``, and mount it.
 
-        ``properties`` (user properties and ZFS's own) are set in the same transaction.
+        Args:
+            properties: user properties and ZFS's own, set in the same transaction.
 
         Raises:
             PoolError: it was not created, or could not be mounted.
         """
 
     def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Of each dataset that has one of the properties set on itself: those, with their values.
+        """The locally set values of these properties, by dataset. Datasets without any are omitted.
 
         Inherited and received values do not count.
         """
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
-        """The snapshot that each of these datasets is a clone of; only those that are clones."""
+        """The origin of each of these datasets that is a clone."""
 
     def sizes(self, snapshots: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Of each snapshot: bytes it alone holds, bytes it refers to (``used``, ``referenced``)."""
+        """The ``used`` and ``referenced`` bytes of each snapshot."""
 
     def create_filesystem(self, dataset: str, properties: Mapping[str, str]) -> None:
-        """Create a file system, with those above it if they are missing, and mount it.
+        """Create a file system, with its missing parents, and mount it.
 
-        ``properties`` (user properties and ZFS's own) are set on it in the same transaction.
+        Args:
+            properties: user properties and ZFS's own, set on it in the same transaction.
 
         Raises:
             PoolError: it exists, or was not created, or could not be mounted.
         """
 
     def reserved(self, datasets: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Of each of these with a ``refreservation``: bytes a snapshot needs, and bytes there are.
+        """For each dataset with a ``refreservation``: bytes a snapshot needs, and bytes available.
 
-        What is written already belongs to the snapshot, too, and is reserved once more, so that the
-        dataset can be overwritten.
+        A snapshot takes over the written part of the reservation. The dataset reserves that part
+        again, so that all of it can still be overwritten.
         """
 
     def destroy_dataset(self, dataset: str) -> None:
         """Destroy one dataset that has no snapshots and no children.
 
         Raises:
-            MountedError: it is mounted by somebody else, who is named.
+            MountedError: it is mounted by another program, which the error names.
             PoolError: it was not destroyed.
         """
 
@@ -164,14 +166,14 @@ class Pool(Protocol):
         """Snapshots (``d@s``) and bookmarks (``d#b``) of the dataset newer than ``snapshot``."""
 
     def bookmark(self, snapshot: str, name: str) -> None:
-        """Make the bookmark ``dataset#name`` of a snapshot.
+        """Create the bookmark ``dataset#name`` of a snapshot.
 
         Raises:
-            PoolError: there is no such snapshot, or a bookmark of that name.
+            PoolError: there is no such snapshot, or the bookmark exists.
         """
 
     def bookmarks(self, dataset: str) -> dict[str, int]:
-        """The bookmarks of a dataset, as ``dataset#name``, with the txg of what they stand for."""
+        """The bookmarks of a dataset, as ``dataset#name``, each with the txg of its snapshot."""
 
     def destroy_bookmark(self, name: str) -> None:
         """Destroy the bookmark ``dataset#bookmark``."""
@@ -180,13 +182,18 @@ class Pool(Protocol):
         """The clones of each snapshot that has any."""
 
     def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
-        """Write all that lies between two snapshots of a dataset to ``path``; its size in bytes."""
+        """Write the increments between two snapshots of a dataset to ``path``.
+
+        Returns: the bytes written.
+        """
 
     def increment_size(self, origin: str, snapshot: str) -> int:
-        """Bytes that :meth:`send_increment` is expected to write."""
+        """Estimated bytes that :meth:`send_increment` will write."""
 
     def mounted_snapshot(self, snapshot: str) -> AbstractContextManager[Path]:
-        """The root of a file system's snapshot, to read from, by a mount that nobody else gets.
+        """Mount the snapshot of a file system for reading, so that only this process has the mount.
+
+        Yields: its root directory.
 
         Raises:
             PoolError: it cannot be mounted.
@@ -196,18 +203,18 @@ class Pool(Protocol):
         """Bytes written to the dataset since its snapshot (``written@…`` of zfsprops(7)).
 
         Raises:
-            PoolError: ZFS does not tell, as of a snapshot that is gone.
+            PoolError: ZFS gives no number, as for a snapshot that does not exist.
         """
 
     def receive(self, dataset: str, path: Path) -> None:
-        """Add what :meth:`send_increment` wrote to a dataset, discarding what came since.
+        """Receive a stream of :meth:`send_increment` into a dataset, and discard later changes.
 
         Raises:
-            PoolError: its origin is not the newest snapshot, or not all was received.
+            PoolError: the origin is not the newest snapshot, or the stream is incomplete.
         """
 
     def available(self, dataset: str) -> int:
         """Bytes that can still be written to a dataset (``available`` of zfsprops(7))."""
 
     def user_properties(self, snapshots: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Of each snapshot that has any: the user properties set on itself, or received."""
+        """The user properties of each snapshot that has any set on itself or received."""

@@ -1,7 +1,7 @@
-"""The pool through libzfs_core (pyzfs): atomic, and without a fork inside the frozen window.
+"""ZFS by libzfs_core (pyzfs): atomic, and without a fork while a guest is frozen.
 
-libzfs_core cannot list, nor read or set properties (``lzc_list_snaps`` raises
-NotImplementedError), so those stay with the ``zfs`` command that this class is built upon.
+libzfs_core cannot list, nor read or set properties (``lzc_list_snaps`` raises NotImplementedError).
+For these this class uses the ``zfs`` command.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from snaporch.zfs.interface import PoolError
 
 
 class LibZfsCore(ZfsCommand):
-    """:class:`~snaporch.zfs.interface.Pool` by libzfs_core, listings by ``zfs``.
+    """:class:`~snaporch.zfs.interface.Pool` by libzfs_core; listings by ``zfs``.
 
-    pyzfs loads its libraries at the first call, which would be the snapshot of a guest that stands
-    still. So they are loaded here, by a call that does nothing.
+    pyzfs loads its libraries at the first call, which would be the snapshot of a frozen guest. So
+    the constructor loads them by a call that does nothing.
 
     Raises:
-        ImportError: they cannot be, or find no kernel side they understand.
+        ImportError: the libraries cannot be loaded, or do not fit the kernel module.
     """
 
     def __init__(self, command: ZfsCommand) -> None:
@@ -50,7 +50,7 @@ class LibZfsCore(ZfsCommand):
             missing = libzfs_core.lzc_hold({name: tag.encode() for name in _bytes(names)})
         except lzc_errors.ZFSError as error:
             raise _pool_error("hold", names, error) from error
-        if missing:  # the others were held all the same
+        if missing:  # the existing ones were held nevertheless
             there = [name for name in names if name.encode() not in missing]
             self.release(there, tag)
             raise PoolError(", ".join(name.decode() for name in missing), "no such snapshot")
@@ -81,7 +81,7 @@ def _bytes(names: Sequence[str]) -> list[bytes]:
 
 
 def _pool_error(operation: str, names: Sequence[str], error: Exception) -> PoolError:
-    """The causes inside a libzfs_core failure, each with the dataset it names."""
+    """An error with all causes inside a libzfs_core failure, each with its dataset."""
     causes = getattr(error, "errors", None) or [error]
     texts = []
     for cause in causes:

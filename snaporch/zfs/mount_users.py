@@ -1,8 +1,8 @@
-"""Who keeps a snapshot or a file system from being destroyed by having it mounted.
+"""Find the programs whose mounts prevent a snapshot or a file system from being destroyed.
 
-ZFS takes its own mounts below ``.zfs/snapshot`` back to destroy a snapshot, and copies of them that
-follow this host's mounts go along. A copy in a private mount namespace stays for as long as the
-namespace does: an emulator's until its guest is shut off.
+To destroy a snapshot, ZFS unmounts its own mounts below ``.zfs/snapshot``, and copies of them that
+follow this host's mounts. A copy in a private mount namespace stays as long as the namespace: that
+of an emulator until its guest is shut off.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _GUEST = re.compile(r"guest=((?:[^,]|,,)*)")
 
 @dataclass(frozen=True, slots=True)
 class ForeignMount:
-    """A mount that ZFS does not take back."""
+    """A mount that ZFS does not unmount by itself."""
 
     name: str
-    """The dataset or the snapshot."""
+    """The mounted dataset or snapshot."""
     holder: str
-    """Who has it mounted, in words."""
+    """The program that has it mounted, as text for people."""
     uuid: str | None = None
-    """Of the domain, if it is an emulator."""
+    """The domain's UUID, if the program is an emulator."""
 
 
 def foreign_mounts(names: Collection[str] | None = None, proc: Path = _PROC) -> list[ForeignMount]:
-    """Mounts that keep datasets and snapshots from being destroyed.
+    """Mounts that prevent datasets and snapshots from being destroyed.
 
     Args:
-        names: datasets and snapshots to look for; every snapshot when ``None``.
+        names: datasets and snapshots to check; all snapshots if ``None``.
     """
     own = _namespace(proc / "self")
     found = set()
     for process in _one_of_each_namespace(proc):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             for mount in read_mounts(process / "mountinfo"):
                 wanted = "@" in mount.source if names is None else mount.source in names
                 if mount.filesystem != "zfs" or not wanted:
@@ -56,12 +56,12 @@ def foreign_mounts(names: Collection[str] | None = None, proc: Path = _PROC) -> 
 
 
 def _mounted_by_hand(mount: Mount) -> bool:
-    """A file system's mount is ZFS's to take back, and so is a look into ``.zfs``."""
+    """Whether ZFS cannot unmount it: a snapshot that is mounted outside of ``.zfs/snapshot``."""
     return "@" in mount.source and _AUTOMOUNTS not in mount.mount_point
 
 
 def _one_of_each_namespace(proc: Path) -> Iterator[Path]:
-    """A process of each mount namespace, an emulator where there is one."""
+    """One process of each mount namespace, preferably an emulator."""
     found: dict[int, Path] = {}
     for process in proc.glob("[0-9]*"):
         with suppress(OSError):
@@ -85,7 +85,7 @@ def _held_by(process: Path, mount: Mount) -> ForeignMount:
 
 
 def _domain(process: Path) -> tuple[str, str] | None:
-    """Name and UUID as libvirt gave them to an emulator: ``-name guest=NAME,… -uuid UUID``."""
+    """Name and UUID that libvirt gave to an emulator: ``-name guest=NAME,… -uuid UUID``."""
     words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     given = dict(pairwise(words))
     match = _GUEST.match(given.get("-name", ""))

@@ -1,4 +1,4 @@
-"""The pools of another machine, or of this one as somewhere to replicate to."""
+"""The pools of a replica: of another host, or of this one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from snaporch.zfs.interface import PoolError
 from snaporch.zfs.mount_users import ForeignMount
 
 _SCRIPT_BYTES = 60_000
-"""A command line of ssh becomes one argument of a shell there (execve(2), MAX_ARG_STRLEN)."""
+"""ssh passes a command line to the remote shell as one argument (execve(2), MAX_ARG_STRLEN)."""
 
 
 class RemoteZfs(ZfsCommand):
@@ -33,30 +33,30 @@ class RemoteZfs(ZfsCommand):
             raise PoolError(error.thing, error.reason, error.step) from error
 
     def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
-        """None that this host knows of."""
+        """Always empty: this host cannot see the other host's mounts."""
         return []
 
     def mounted_snapshot(self, snapshot: str) -> AbstractContextManager[Path]:
-        """Not here: its files are on the other host.
+        """Not possible: the files are on the other host.
 
         Raises:
             PoolError: always.
         """
-        raise PoolError(snapshot, "cannot be read from here")
+        raise PoolError(snapshot, "is on another host, and cannot be mounted here")
 
     def make(self, dataset: str) -> None:
-        """Make a file system and those above it, unless they are there.
+        """Create a file system and its parents, unless they exist.
 
         Raises:
-            PoolError: its pool is not there, or something else.
+            PoolError: its pool does not exist, or creating failed.
         """
         self._run("create", "-p", dataset)
 
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Set user properties on snapshots, on each its own.
+        """Set user properties on snapshots, different ones on each.
 
         Raises:
-            PoolError: one of them could not be marked; those before it were.
+            PoolError: setting failed for one snapshot; those before it have theirs.
         """
         for script in _scripts(properties):
             self._script(script, "zfs set")

@@ -1,8 +1,8 @@
-"""From a disk's path to the dataset or volume that holds its bytes.
+"""Find the dataset or volume that holds the data of a disk, from the disk's path.
 
-Nothing is guessed from names: a file belongs to the mount its device number belongs to, and a
-block device is asked which volume it is. A path is followed by the list of mounts, and what a
-server or a program answers for is not touched: a dead one would never answer.
+Names prove nothing. A file belongs to the mount with its device number, and the kernel is asked for
+the volume of a block device. Paths are followed by the list of mounts, without touching file
+systems that a server or a program serves: these would block for ever if it is dead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_DATASET_NAME = 256
 """ZFS_MAX_DATASET_NAME_LEN of the OpenZFS headers."""
 
 _BLKZNAME = (2 << 30) | (_MAX_DATASET_NAME << 16) | (0x12 << 8) | 125
-"""_IOR(0x12, 125, char[256]): the question ``zvol_id`` of OpenZFS asks a volume's node."""
+"""_IOR(0x12, 125, char[256]): the request by which ``zvol_id`` of OpenZFS gets a volume's name."""
 
 _LINKS = Path("/dev/zvol")
 _SYS = Path("/sys/dev/block")
@@ -34,15 +34,15 @@ _NODE_POLL_SECONDS = 0.05
 
 _FORGETFUL = ("tmpfs", "ramfs")
 _MAX_LINKS = 40
-"""As the kernel (path_resolution(7))."""
+"""The kernel's limit (path_resolution(7))."""
 ANSWERED_FOR = "fuse(blk|[.].*)?|nfs4?|cifs|smb3|9p|virtiofs|ceph|afs|lustre|beegfs|orangefs"
-"""File systems that stand still with the server or the program behind them (also for awk)."""
+"""File systems that block while the server or program behind them is blocked (also for awk)."""
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class NotOnZfsError(SnaporchError):
-    """The path is readable but its bytes are not in a dataset that can be snapshotted."""
+    """The path exists, but its data is not in a dataset that can be snapshotted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Mount:
     filesystem: str
     source: str
     number: int = field(default=0, compare=False)
-    """By which others name it as their parent."""
+    """The mount's ID, which its children give as their parent."""
     parent: int = field(default=0, compare=False)
     root: str = field(default="/", compare=False)
-    """The directory of the file system that is mounted; a bind mount may have another."""
+    """The directory of the file system that is mounted; not ``/`` for some bind mounts."""
     follows: bool = field(default=False, compare=False)
-    """Whether it is unmounted with its like in other namespaces (mount_namespaces(7))."""
+    """Whether an unmount in another namespace also unmounts it here (mount_namespaces(7))."""
 
 
 def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
@@ -69,7 +69,7 @@ def read_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
 
 
 def parse_mount(line: str) -> Mount:
-    """One mountinfo line; octal escapes (space, tab, backslash) are undone."""
+    """Parse a line of mountinfo; octal escapes (space, tab, backslash) are decoded."""
     head, _, tail = line.partition(" - ")
     fields = head.split(" ")
     filesystem, source = tail.split(" ")[:2]
@@ -86,19 +86,19 @@ def parse_mount(line: str) -> Mount:
 
 
 def _unescape(text: str) -> str:
-    """mountinfo writes the bytes of a name; those it escapes come as octal."""
+    """Decode the octal escapes of mountinfo."""
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def resolve(path: str, mounts: list[Mount] | None = None) -> Dataset:
-    """The dataset of a disk image or the volume of a block device.
+    """The dataset of a disk image, or the volume of a block device.
 
     Args:
-        mounts: as :func:`read_mounts` has just given them, for many paths at once.
+        mounts: a fresh result of :func:`read_mounts`, to resolve many paths with one reading.
 
     Raises:
-        NotOnZfsError: it exists but not on ZFS, or only in a snapshot; or it would be on a file
-            system that a server or a program answers for, which is not asked.
+        NotOnZfsError: it is not on ZFS, or only in a snapshot. Or its path leads to a file system
+            that a server or a program serves, which is not accessed.
         OSError: it cannot be read.
     """
     mounts = read_mounts() if mounts is None else mounts
@@ -106,7 +106,7 @@ def resolve(path: str, mounts: list[Mount] | None = None) -> Dataset:
     if stat.S_ISBLK(status.st_mode):
         return Dataset(_volume_name(path, status.st_rdev), DatasetKind.VOLUME)
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    mount = _mount_of(device, mounts) or _mount_of(device, read_mounts())  # mounted by the look
+    mount = _mount_of(device, mounts) or _mount_of(device, read_mounts())  # stat mounted it
     if mount is None:
         raise NotOnZfsError(path, f"no mount has its device number {device}")
     return _dataset_of(path, mount)
@@ -117,7 +117,7 @@ def _mount_of(device: str, mounts: list[Mount]) -> Mount | None:
 
 
 def forgetful(path: Path) -> str:
-    """The kind of file system of ``path`` if a power loss empties it, else nothing."""
+    """The type of the file system of ``path`` if its files are lost with the power; else empty."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mount = _mount_of(number, read_mounts())
@@ -125,7 +125,7 @@ def forgetful(path: Path) -> str:
 
 
 def resolve_nearest(path: str, mounts: list[Mount] | None = None) -> Dataset:
-    """The dataset of a path, or the one it would be in if it existed.
+    """The dataset of a path, or the dataset that it would be in if it existed.
 
     Raises:
         NotOnZfsError, OSError: as :func:`resolve`.
@@ -137,63 +137,63 @@ def resolve_nearest(path: str, mounts: list[Mount] | None = None) -> Dataset:
 
 
 def real_path(path: str, mounts: list[Mount] | None = None) -> str:
-    """As :func:`os.path.realpath`, without touching what a server or a program answers for.
+    """Like :func:`os.path.realpath`, but refuses file systems that a server or a program serves.
 
     Args:
-        mounts: as :func:`read_mounts` has just given them, for many paths at once.
+        mounts: a fresh result of :func:`read_mounts`, to resolve many paths with one reading.
 
     Raises:
-        NotOnZfsError: the way leads onto such a file system.
+        NotOnZfsError: the path leads to such a file system. It was not touched.
         OSError: it cannot be followed.
     """
     mounts = read_mounts() if mounts is None else mounts
     over = {(each.parent, each.mount_point): each for each in mounts if each.number != each.parent}
     root = next((each.number for each in reversed(mounts) if each.mount_point == "/"), 0)
     at, inside, links = "/", root, 0
-    left = _names(path if path.startswith("/") else os.path.join(os.getcwd(), path))
+    left = _reversed_names(path if path.startswith("/") else os.path.join(os.getcwd(), path))
     while left:
         name = left.pop()
         if name == "..":
-            left += _names(os.path.dirname(at))
+            left += _reversed_names(os.path.dirname(at))
             at, inside = "/", root
             continue
         step = os.path.join(at, name)
         mount = _on_top(over, step, inside)
         while mount is not None and re.fullmatch(ANSWERED_FOR, mount.filesystem):
-            # nothing on the way through it is looked at: what is mounted below it decides
+            # names in it are not read: a mount below it decides
             if not left or left[-1] == "..":
                 raise NotOnZfsError(path, f"not on ZFS but on {mount.filesystem}")
             step = os.path.join(step, left.pop())
             mount = _on_top(over, step, mount.number) or mount
         below = mount.number if mount is not None else inside
-        target = _link(step)
+        target = _link_target(step)
         if target is None:
             at, inside = step, below
             continue
         links += 1
         if links > _MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        left += _names(target)
+        left += _reversed_names(target)
         if target.startswith("/"):
             at, inside = "/", root
     return at
 
 
 def _on_top(over: Mapping[tuple[int, str], Mount], place: str, inside: int) -> Mount | None:
-    """What is seen at a place: the last mount there, on top of those it covers."""
+    """The visible mount at a place: the last one, which covers the others."""
     found = None
     while (mount := over.get((found.number if found else inside, place))) is not None:
         found = mount
     return found
 
 
-def _names(path: str) -> list[str]:
+def _reversed_names(path: str) -> list[str]:
     """The names in a path, the last one first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
-def _link(path: str) -> str | None:
-    """Where a link leads; ``None`` for what is none, or is not there."""
+def _link_target(path: str) -> str | None:
+    """The target of a link; ``None`` if it is not a link or does not exist."""
     try:
         return os.readlink(path)
     except OSError as error:
@@ -203,10 +203,10 @@ def _link(path: str) -> str | None:
 
 
 def mount_point_of(dataset: str) -> Path:
-    """Where a dataset is mounted, all of it.
+    """Where the root of a dataset is mounted.
 
     Raises:
-        NotOnZfsError: nowhere.
+        NotOnZfsError: it is not mounted.
     """
     for mount in read_mounts():
         if (mount.filesystem, mount.source, mount.root) == ("zfs", dataset, "/"):
@@ -215,16 +215,22 @@ def mount_point_of(dataset: str) -> Path:
 
 
 def volume_link(volume: str) -> Path:
-    """The link to the device of a volume, as ``zvol_id`` of OpenZFS writes it."""
+    """The link to the device of a volume, as ``zvol_id`` of OpenZFS names it."""
     return _LINKS / volume.replace(" ", "+")
 
 
 def volume_node(volume: str, seconds: float = _NODE_SECONDS) -> Path:
-    """The block device of a volume, once its link is there and is the right one.
+    """Wait for the block device of a volume.
 
-    Links appear some time after a volume was made, may be another's for a moment (openzfs#8669,
-    openzfs#15904), and may go and come again while udev looks at the volume for a second time. So
-    the node itself is asked, and asked again when udev has nothing left to do.
+    A link appears some time after the volume was created, may be that of another volume for a
+    moment (openzfs#8669, openzfs#15904), and may disappear and return while udev handles the volume
+    again. So the device itself is asked for its name, and asked again after udev has handled
+    everything.
+
+    Args:
+        seconds: the time limit.
+
+    Returns: the link, which leads to the right device.
 
     Raises:
         NotOnZfsError: it did not appear in time.
@@ -247,8 +253,11 @@ def _is_node_of(link: Path, volume: str) -> bool:
 
 
 def _settle_udev(seconds: float) -> None:
-    """Wait until udev has handled what has happened so far; a host without it has nothing to do."""
-    import subprocess  # a hook that has nothing to do is not to pay for it
+    """Wait until udev has handled all events so far.
+
+    A host without udev has nothing to wait for.
+    """
+    import subprocess  # slow to import, and most callers do not need it
 
     with suppress(OSError, subprocess.SubprocessError):
         subprocess.run(
@@ -269,9 +278,10 @@ def _dataset_of(path: str, mount: Mount) -> Dataset:
 
 
 def _volume_name(path: str, rdev: int) -> str:
-    """Ask the node; a partition's answer is that of its whole disk.
+    """Ask the kernel for the volume of a device; for a partition, for that of its whole disk.
 
-    Device mapper and the like pass the question on to what they lie over, which starts elsewhere.
+    Device mapper and similar devices pass the request on to the device below, where their data
+    begins at another offset. They are refused.
     """
     if below := lies_over(rdev):
         raise NotOnZfsError(
@@ -292,9 +302,9 @@ def _volume_name(path: str, rdev: int) -> str:
 
 
 def inside(path: str, dataset: Dataset) -> str | None:
-    """The real path of an image below the mount point of its file system; ``None`` for a volume.
+    """The real path of an image below the mount point of its file system.
 
-    Also ``None`` where it cannot be told.
+    ``None`` for a volume, and if the path cannot be determined.
     """
     if dataset.kind is DatasetKind.VOLUME:
         return None
@@ -313,10 +323,10 @@ def inside(path: str, dataset: Dataset) -> str | None:
 
 
 def partition(path: str) -> int | None:
-    """The number of the partition that a path is; ``None`` for anything else.
+    """The number of the partition at a path; ``None`` if it is not a partition.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the path cannot be read.
     """
     status = os.stat(path)
     if not stat.S_ISBLK(status.st_mode):
@@ -328,7 +338,7 @@ def partition(path: str) -> int | None:
 
 
 def lies_over(rdev: int) -> list[str]:
-    """The devices that a block device is made of, by their names; none for a disk or partition."""
+    """The names of the devices below a device (device mapper, RAID); none below a plain disk."""
     with suppress(FileNotFoundError):
         return sorted(os.listdir(_SYS / f"{os.major(rdev)}:{os.minor(rdev)}" / "slaves"))
     return []
@@ -344,9 +354,9 @@ def _whole_disk(rdev: int) -> str | None:
 def flush_device(path: str) -> None:
     """Write the host's page cache of a block device to its volume.
 
-    A volume that the emulator opened without O_DIRECT has dirty pages in the host's cache which
-    are not yet in the pool when QEMU's own flush was to a file descriptor of another process;
-    fsync of the node reaches them all.
+    If the emulator opened a volume without O_DIRECT, the host's cache has dirty pages that are not
+    in the pool. QEMU's own flush may have gone to a file descriptor of another process; an fsync of
+    the device writes all of them.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

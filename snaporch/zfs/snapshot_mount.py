@@ -1,10 +1,10 @@
-"""Reading the files of a snapshot through a mount that this process alone has.
+"""Read the files of a snapshot through a mount that only this process has.
 
-A look into ``.zfs/snapshot`` makes ZFS mount the snapshot for all to see. Mount namespaces that are
-made meanwhile get a copy (each emulator has a namespace of its own), and where they do not follow
-the host's unmounting, the snapshot cannot be destroyed for as long as they exist. A mount made by
-fsmount(2) is in no namespace: nobody can copy it, and it goes with its last descriptor, however the
-process ends. It needs neither ``snapdir`` nor a mounted dataset.
+Access to ``.zfs/snapshot`` makes ZFS mount the snapshot for all processes. A mount namespace that
+is created meanwhile gets a copy (each emulator has a namespace of its own). If the namespace does
+not follow the host's unmounts, the snapshot cannot be destroyed while the namespace exists. A mount
+made by fsmount(2) is in no namespace. No process can copy it, and it ends with its last descriptor,
+however the process ends. It needs neither ``snapdir`` nor a mounted dataset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from snaporch.zfs.interface import PoolError
 
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
-"""Numbers of system calls newer than Linux 5.1 are the same on every architecture of Debian's."""
+"""System calls newer than Linux 5.1 have the same numbers on all architectures of Debian."""
 _CLOEXEC = 1
 """FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC."""
 _SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
@@ -30,13 +30,16 @@ _NONE = None
 
 @contextmanager
 def mounted_snapshot(snapshot: str) -> Iterator[Path]:
-    """The root of a file system's snapshot, read-only, for this process and this block alone.
+    """Mount a file system's snapshot read-only, for this process and until the end of the block.
 
     Args:
         snapshot: ``dataset@snapshot``.
 
+    Yields: its root directory.
+
     Raises:
-        PoolError: it cannot be mounted: it is not there, a volume's, or its key is not loaded.
+        PoolError: it cannot be mounted: it does not exist, is of a volume, or its key is not
+            loaded.
     """
     try:
         descriptor = _mount(snapshot)

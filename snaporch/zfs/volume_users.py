@@ -1,6 +1,6 @@
-"""What else uses a volume: the host itself, and partitions beside a guest's.
+"""Find other users of a volume: the host itself, or users of partitions beside a guest's.
 
-A rollback changes all of a volume beneath whatever uses it.
+A rollback would change the whole volume while they use it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _LOOPS = Path("/sys/block")
 
 
 def holder_of(volume: str) -> str:
-    """What of this host holds the device of a volume, or one of its partitions; empty for nothing.
+    """The users on this host of a volume's device or of one of its partitions; else empty.
 
-    The kernel is asked: mounts, swap, device mapper, RAID and pools all claim their devices, and an
-    exclusive opening fails then (open(2), ``O_EXCL``). An emulator claims nothing.
+    The kernel decides: mounts, swap, device mapper, RAID and pools all claim their devices, and
+    then opening them exclusively fails (open(2), ``O_EXCL``). An emulator claims nothing.
 
     Raises:
-        OSError: the device is there and cannot be opened.
+        OSError: the device exists but cannot be opened.
     """
     link = resolver.volume_link(volume)
     try:
@@ -39,9 +39,9 @@ def holder_of(volume: str) -> str:
 
 
 def loops() -> Iterator[tuple[str, str]]:
-    """Loop devices of this host, each with the dataset or the volume that it lies over.
+    """Loop devices of this host, each with the dataset or volume of its backing file.
 
-    They claim nothing, and what they lie over is open in no process.
+    They claim nothing, and no process has their backing file open.
     """
     for file in sorted(_LOOPS.glob("loop*/loop/backing_file")):
         with suppress(OSError, resolver.NotOnZfsError):
@@ -64,7 +64,7 @@ def numbers(volume: str) -> frozenset[int]:
 
 
 def partitions(volume: str) -> frozenset[int]:
-    """The numbers of the partitions of a volume that the kernel knows."""
+    """The numbers of a volume's partitions, as far as the kernel knows them."""
     place = _device(resolver.volume_link(volume))
     numbers = place.glob("*/partition") if place is not None else ()
     return frozenset(int(each.read_text()) for each in numbers)
@@ -82,7 +82,7 @@ def _holders(link: Path) -> Iterator[str]:
 
 
 def _device(link: Path) -> Path | None:
-    """What the kernel tells of a device, in sysfs; ``None`` if there is none."""
+    """The directory of a device in sysfs; ``None`` if there is none."""
     try:
         number = os.stat(link).st_rdev
     except FileNotFoundError:

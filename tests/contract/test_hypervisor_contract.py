@@ -636,7 +636,7 @@ class TestAgentContract:
 
     def test_a_second_freeze_fails_and_leaves_the_first(self, linux):
         linux.hypervisor.freeze_file_systems(linux.uuid, (), 10)
-        with pytest.raises(NotFrozenByUsError, match="somebody else has"):
+        with pytest.raises(NotFrozenByUsError, match="another program has"):
             linux.hypervisor.freeze_file_systems(linux.uuid, (), 10)
         assert linux.hypervisor.file_systems_frozen(linux.uuid)
 

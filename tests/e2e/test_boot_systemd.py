@@ -154,10 +154,10 @@ def test_the_hook_is_seen_and_called(running):
     with unguarded():
         assert "unguarded-start" in snaporch("check", "--json").out
         outcome = snaporch("snapshot", running.name)
-        assert f"{HOOK} is not there; run: snaporch install" in outcome.err
+        assert f"{HOOK} does not exist; run: snaporch install" in outcome.err
     CALLED.unlink()
     outcome = snaporch("snapshot", running.name)
-    assert f"libvirt has not seen {HOOK} yet" in outcome.err
+    assert f"libvirt has not loaded {HOOK} yet" in outcome.err
     must("systemctl", "restart", "libvirtd")
     must("virsh", "list")
     outcome = snaporch("snapshot", running.name)

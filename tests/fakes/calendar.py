@@ -34,7 +34,7 @@ RULES = (
 
 
 def numbers(field, lowest, highest):
-    """What a field of crontab means."""
+    """The numbers that a field of crontab stands for."""
     found = set()
     for part in field.split(","):
         numbers, _, step = part.partition("/")
@@ -48,7 +48,7 @@ def numbers(field, lowest, highest):
 
 
 class Oracle:
-    """Which minutes of a zone's clock a rule means."""
+    """The minutes of a zone's clock that a rule stands for."""
 
     def __init__(self, rule):
         minute, hour, day, month, weekday = rule.split()
@@ -67,7 +67,7 @@ class Oracle:
 
 
 def due(rules, zone_name, start, end):
-    """When each rule is due: minute by minute, by what the zone's clock shows."""
+    """When each rule is due, found by reading the zone's clock minute by minute."""
     oracles, zone = {rule: Oracle(rule) for rule in rules}, ZoneInfo(zone_name)
     found = {rule: set() for rule in rules}
     moment, before = start, shown_at(start - MINUTE, zone)
@@ -89,7 +89,7 @@ def shown_at(moment, zone):
 
 
 def said(rule, zone_name, start, end):
-    """What snaporch says, each time asked from the one before."""
+    """The times that snaporch computes, each from the one before."""
     schedule = {"schedule": {"timezone": zone_name}, "policy": {"p": {"cron": rule}}}
     when = times(Config.model_validate(schedule), "p", "u")
     found, moment = [], when.after(start - timedelta(seconds=1))
@@ -101,7 +101,7 @@ def said(rule, zone_name, start, end):
 
 @cache
 def changes(zone_name, first, last):
-    """Minutes in which the clock is changed, by looking at every quarter of an hour."""
+    """Minutes in which the clock is changed, found by checking every quarter of an hour."""
     zone, found = ZoneInfo(zone_name), []
     day = datetime(first, 1, 1, tzinfo=UTC)
     while day.year < last:
@@ -115,7 +115,7 @@ def changes(zone_name, first, last):
 
 @cache
 def zones_that_change(first, last):
-    """One zone for all that change their clocks alike, with their names."""
+    """One zone for all that change their clocks at the same times, with their names."""
     alike = {}
     for name in sorted(available_timezones() - {"localtime"}):
         if found := changes(name, first, last):
@@ -129,7 +129,9 @@ ROW = "{:32} {:>5} {:>8} {:>8} {:>8} {:>8}"
 
 
 def differences(zone_name: str, year: int) -> tuple[int, int, int]:
-    """Slots, skipped, doubled; each that is skipped or doubled is printed."""
+    """The numbers of slots, of skipped ones and of doubled ones; prints each skipped or doubled
+    slot.
+    """
     start, end = (datetime(each, 1, 1, tzinfo=UTC) for each in (year, year + 1))
     slots = skipped = doubled = 0
     for rule, expected in due(RULES, zone_name, start, end).items():
@@ -147,7 +149,7 @@ def differences(zone_name: str, year: int) -> tuple[int, int, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The table, a line for each zone as soon as it is known."""
+    """Print the table, a line for each zone as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("year", type=int, nargs="?", default=YEAR)
     year = parser.parse_args(arguments).year

@@ -36,7 +36,7 @@ _PATIENCE = 6
 
 
 def _candidates(number: int) -> Iterator[str]:
-    """Values by which a mark can be known; the first that the schema takes is used."""
+    """Values that identify a mark; the first that the schema accepts is used."""
     low = number % 90 + 10
     words = f"/q7q/{number}", f"q7q{number}"
     yield from words if number % 2 else reversed(words)
@@ -96,7 +96,7 @@ def _takes(node: Element, value: str) -> bool:
 
 
 class Grammar:
-    """The rules of a RELAX NG schema, and a maker of documents."""
+    """The rules of a RELAX NG schema, and a generator of documents."""
 
     def __init__(self, schema: Path = SCHEMA) -> None:
         self._defines: dict[str, Element] = {}
@@ -125,14 +125,14 @@ class Grammar:
             self._inherit(child, namespace)
 
     def _below(self, name: str) -> Iterator[Element]:
-        """The nodes of a rule; those of addresses are the same for every device."""
+        """The nodes of a rule; the nodes for addresses are the same for every device."""
         for node in self._defines[name].iter():
             yield node
             if node.tag == f"{_RNG}ref":
                 yield from self._below(node.get("name", ""))
 
     def rules(self, name: str, tag: str) -> list[Element]:
-        """What may be in the element ``tag`` of the rule ``name``, one by one."""
+        """The possible contents of the element ``tag`` of the rule ``name``, one by one."""
         top = self._defines[name]
         if tag:
             top = next(top.iter(f"{_RNG}element"))
@@ -140,7 +140,7 @@ class Grammar:
         return list(self._leaves(inner))
 
     def _leaves(self, node: Element) -> Iterator[Element]:
-        """Down to single elements, through refs that hold several."""
+        """Single elements, also through refs that contain several."""
         for child in node:
             if child.tag == f"{_RNG}ref":
                 yield from self._leaves(self._defines[child.get("name", "")])
@@ -150,7 +150,7 @@ class Grammar:
                 yield from self._leaves(child)
 
     def examples(self, node: Element) -> Iterator[Element]:
-        """Elements (below one of no meaning) until every way through a rule was taken."""
+        """Elements (below an empty one) until every alternative of a rule was used."""
         for self._rare in _RARE:
             self._taken = {way for way in self._taken if way[0] in self._common}
             idle = 0
@@ -200,7 +200,7 @@ class Grammar:
         return _candidates(self._number)
 
     def _is_possible(self, node: Element) -> bool:
-        """Rules that some other schema is to fill say ``notAllowed``."""
+        """False for rules that another schema should fill, which say ``notAllowed``."""
         if node.tag == f"{_RNG}ref":
             node = self._defines[node.get("name", "")]
         return node.find(f"{_RNG}notAllowed") is None
@@ -239,14 +239,14 @@ class Grammar:
 
 @dataclass
 class Example:
-    """A domain, and which element it has of interest."""
+    """A domain, and its element of interest."""
 
     tag: str
     root: Element = field(repr=False)
 
 
 def examples(plain: Element, grammar: Grammar) -> Iterator[Example]:
-    """``plain`` with one thing more, or instead of its own."""
+    """``plain`` with one more element, or with one in place of its own."""
     for rule in grammar.rules("domaincontents", ""):
         if rule.get("name") == "devices":
             continue
@@ -271,7 +271,7 @@ def _with(plain: Element, where: str, holder: Element) -> Iterator[Example]:
 
 
 class Validator:
-    """libxml2's, which libvirt itself uses."""
+    """The validator of libxml2, which libvirt itself uses."""
 
     def __init__(self, schema: Path = SCHEMA) -> None:
         name = ctypes.util.find_library("xml2")
@@ -293,7 +293,7 @@ class Validator:
         self._context = self._xml.xmlRelaxNGNewValidCtxt(self._schema)
 
     def accepts(self, text: str) -> bool:
-        """Whether a document is of the schema; why not is on standard error."""
+        """Whether a document is valid; the reason, if not, is on standard error."""
         data = text.encode()
         document = self._xml.xmlReadMemory(data, len(data), b"domain.xml", None, 0)
         assert document

@@ -1,4 +1,4 @@
-"""Domain XML in the shape libvirt gives it."""
+"""Domain XML as libvirt writes it."""
 
 from __future__ import annotations
 

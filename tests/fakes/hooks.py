@@ -1,4 +1,4 @@
-"""What all fakes share: a log of what was done, and places where a test can step in."""
+"""What all fakes share: a log of their acts, and places where a test can intervene."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Hooks:
     at: dict[str, Hook] = field(default_factory=dict)
 
     def act(self, place: str, *about: str) -> None:
-        """Log an act, then let the test step in."""
+        """Log an act, then call the test's hook."""
         self.log.append(" ".join([place, *about]))
         self.reach(place)
 
     def reach(self, place: str) -> None:
-        """Let the test step in at a place that is no act of its own."""
+        """Call the test's hook at a place that is not an act."""
         if hook := self.at.get(place):
             hook()
 

@@ -83,7 +83,7 @@ FILES: dict[str, Plant] = {
 
 
 def _parent_link(place: Path, canary: Path) -> None:
-    """The whole directory is another one of root's, with a file of that name."""
+    """The whole directory is a link to one of root's, which has a file of that name."""
     place.parent.rename(place.parent.with_name("moved-away"))
     place.parent.symlink_to(canary.parent)
 
@@ -99,7 +99,7 @@ WHOLE: dict[str, Plant] = FILES | {"parent-link": _parent_link}
 
 
 def odd_names(place: Path) -> None:
-    """Files of every odd name beside it."""
+    """Create files of every odd name beside it."""
     for name in NAMES.values():
         (place.parent / os.fsdecode(name)).write_bytes(b"odd")
 
@@ -155,17 +155,17 @@ HEADERS: dict[str, Callable[[bytearray, Path], object]] = {
 
 
 def forged(name: str, good: bytes, canary: Path) -> bytes:
-    """An overlay with another header."""
+    """An overlay with a forged header."""
     image = bytearray(good)
     HEADERS[name](image, canary)
     return bytes(image)
 
 
-# -- who does it --------------------------------------------------------------------------------
+# -- acting as a user ----------------------------------------------------------------
 
 
 def as_user(user: str, act: Callable[[], None]) -> bool:
-    """Have a child of that user do it; whether it was let."""
+    """Let a child process of that user do it; returns whether it was permitted."""
     account = pwd.getpwnam(user)
     child = os.fork()
     if child == 0:
@@ -185,12 +185,12 @@ def as_user(user: str, act: Callable[[], None]) -> bool:
     return status == 0
 
 
-# -- what must stay as it is --------------------------------------------------------------------
+# -- files that must not change ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A file as it is."""
+    """The state of a file."""
 
     digest: str
     owner: tuple[int, int]
@@ -200,7 +200,7 @@ class Seen:
 
 
 def look(files: Iterable[Path], directories: Iterable[Path]) -> dict[Path, object]:
-    """Every file's content, owner, mode and time, and every directory's names."""
+    """The content, owner, mode and time of each file, and the names in each directory."""
     found: dict[Path, object] = {}
     for path in files:
         status = path.lstat()
@@ -215,7 +215,7 @@ def look(files: Iterable[Path], directories: Iterable[Path]) -> dict[Path, objec
 
 
 def leaks(places: Iterable[Path]) -> Iterator[Path]:
-    """Regular files below ``places`` in whose beginning is something of root's."""
+    """Regular files below ``places`` that begin with data of root's."""
     for place in (each for each in places if not each.is_symlink()):
         for root, _, names in os.walk(place):
             for name in names:

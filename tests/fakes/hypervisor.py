@@ -1,4 +1,4 @@
-"""libvirt in memory."""
+"""A hypervisor in memory."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Agent(StrEnum):
     MISSING = "missing"
     ANSWERS = "answers"
     SILENT = "silent"
-    """Connected, and never answers."""
+    """Connected, but never answers."""
     SLOW = "slow"
     """Freezes, but answers only after libvirt has given up."""
     LATE = "late"
-    """Answers nothing while it freezes, which takes so long that it is silent from then on."""
+    """Answers nothing while it freezes, and freezing takes so long that it stays silent."""
     DUMB = "dumb"
-    """May not be asked for its status."""
+    """Forbids the request for its status."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Checkpoint:
 
 @dataclass
 class FakeGuest:
-    """A domain: what libvirt knows of it, and its RAM."""
+    """A domain: the data that libvirt has of it, and its RAM."""
 
     name: str
     uuid: str
@@ -86,33 +86,33 @@ class FakeGuest:
     paused_reason: str | None = None
     job: str | None = None
     outdated: bool = False
-    """Its emulator's program was replaced by another version since it was started."""
+    """Its emulator's program was replaced by another version after the start."""
     ram: bytes = b""
     managed_save: bool = False
     autostart: bool = False
     agent: Agent = Agent.MISSING
     frozen: bool = False
     running_reason: str = "booted"
-    """Why it runs, when it does: libvirt keeps the last reason alone."""
+    """The reason for which it runs: libvirt keeps only the last one."""
     boot: int = 1
-    """Counts emulators."""
+    """Counts the emulators of this domain."""
     writes_fast: bool = False
-    """Faster than a commit copies."""
+    """It writes faster than a commit copies."""
     images_inactive: bool = False
-    """QEMU gives its images up when RAM has been saved, until the guest runs again."""
+    """QEMU closes its images after the RAM has been saved, until the guest runs again."""
     committing: set[str] = field(default_factory=set)
     checkpoints: list[str] = field(default_factory=list)
     vcpu_ns: int = 0
     downtime_limit: int = 300
-    """In milliseconds; QEMU's own unless somebody sets it."""
+    """In milliseconds; by default QEMU's own."""
     hangs: bool = False
-    """It is there, and its CPUs do nothing."""
+    """It is running, but its CPUs do nothing."""
     screen: bytes | None = None
     opened: list[str] = field(default_factory=list)
-    """What its emulator has open for writing, beside its disks."""
+    """Files that its emulator has open for writing, besides its disks."""
 
     def listAllCheckpoints(self, flags: int) -> list[_Checkpoint]:  # noqa: N802 - libvirt's
-        """What looking for blockers asks libvirt's handle."""
+        """The method of libvirt's handle that the search for blockers calls."""
         return [_Checkpoint(name) for name in self.checkpoints]
 
     def sources(self) -> tuple[dict[str, str] | None, dict[str, str] | None]:
@@ -123,11 +123,11 @@ class FakeGuest:
 class FakeHypervisor:
     """A :class:`~snaporch.hypervisor.interface.Hypervisor`.
 
-    Places for hooks, beside one for each act (``hypervisor.commit`` …): ``capture.writing`` when
-    half of the RAM is written, ``capture.switched`` when the disks are on their overlays and the
-    guest does not run again yet, ``commit.suspended`` when a commit has suspended a guest that
-    writes faster, ``commit.pivoting`` when it is about to switch the disks back, ``agent.frozen``
-    when the file systems are frozen and nobody knows yet.
+    Places for hooks, besides one for each act (``hypervisor.commit`` …): ``capture.writing`` when
+    half of the RAM is written. ``capture.switched`` when the disks are on their overlays and the
+    guest is still paused. ``commit.suspended`` when a commit has suspended a guest that writes
+    faster. ``commit.pivoting`` before the disks are switched back. ``agent.frozen`` when the file
+    systems are frozen, before the caller gets the answer.
     """
 
     def __init__(self, *guests: FakeGuest, hooks: Hooks | None = None) -> None:
@@ -138,28 +138,28 @@ class FakeHypervisor:
         self.machines = {"pc-q35-9.2"}
         self.cpu_misfit = ""
         self.cpu = "<cpu><model>Skylake</model></cpu>"
-        """The host's, as guests of ``host-passthrough`` see it."""
+        """The host's CPU, as guests with ``host-passthrough`` see it."""
         self.managed_saves: dict[str, Path] = {}
         self.overlays_must_exist = True
         self.why_unguarded: Unguarded | None = None
         self.networks: dict[str, bool] = {}
-        """libvirt's networks: whether they are isolated."""
+        """Names of libvirt's networks, and whether each is isolated."""
         self.restored: Callable[[FakeGuest], None] = lambda _guest: None
-        """Called with every guest that was resumed from RAM or booted."""
+        """Called with every guest that was resumed from RAM, or booted."""
 
         self.listeners: list[Callable[[], None]] = []
 
     def happen(self) -> None:
-        """Tell whoever listens that a domain changed."""
-        for told in self.listeners:
-            told()
+        """Report to all listeners that a domain changed."""
+        for callback in self.listeners:
+            callback()
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
-    def on_change(self, told: Callable[[], None]) -> None:
+    def on_change(self, callback: Callable[[], None]) -> None:
         """See the protocol."""
         self.hooks.reach("hypervisor.on_change")
-        self.listeners.append(told)
+        self.listeners.append(callback)
 
     def domains(self) -> list[Domain]:
         """See the protocol."""
@@ -232,7 +232,7 @@ class FakeHypervisor:
         return guest.sources() if guest else (None, None)
 
     def backing_images(self, domain: Domain, target: str) -> tuple[BackingImage, ...]:
-        """Like backing_chain, with the formats."""
+        """Like backing_chain, with formats."""
         return domain_xml.backing_images(domain_xml.parse(domain.live_xml or ""), target)
 
     def backing_chain(self, domain: Domain, target: str) -> list[str]:
@@ -254,7 +254,7 @@ class FakeHypervisor:
         self.hooks.reach("hypervisor.blockers")
         return find_blockers(self._guest(domain.uuid), domain)
 
-    # -- acting ---------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------
 
     def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = nothing) -> Pause:
         """See the protocol."""
@@ -339,7 +339,7 @@ class FakeHypervisor:
             self.guests[uuid].job = None
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], told: Told, patience: Patience
+        self, uuid: str, disks: Sequence[OverlayDisk], on_stage: Told, patience: Patience
     ) -> None:
         """See the protocol."""
         guest = self._guest(uuid)
@@ -352,17 +352,17 @@ class FakeHypervisor:
         disks = [disk for disk in disks if disk not in lost]
         if guest.images_inactive and any((live or {})[d.target] == d.overlay for d in disks):
             raise HypervisorError(guest.name, "commit: its images are inactive")
-        told(CommitStage.WAITING)
+        on_stage(CommitStage.WAITING)
         fast = guest.writes_fast and guest.state is DomainState.RUNNING
         fast = fast and math.isfinite(patience.running)
         if fast:
-            told(CommitStage.SUSPENDING)
+            on_stage(CommitStage.SUSPENDING)
             guest.state, guest.paused_reason = DomainState.PAUSED, "user"
             self.hooks.reach("commit.suspended")
         on_overlays = {d.target for d in disks if (live or {})[d.target] == d.overlay}
         if on_overlays:
             guest.committing = on_overlays
-            told(CommitStage.PIVOTING)
+            on_stage(CommitStage.PIVOTING)
             self.hooks.reach("commit.pivoting")
             guest.committing = set()
         if guest.live is not None:
@@ -371,10 +371,10 @@ class FakeHypervisor:
             guest.live = domain_xml.with_bases(guest.live, disks) or guest.live
         if fast:
             self._let_run(guest)
-            told(CommitStage.RESUMED)
+            on_stage(CommitStage.RESUMED)
         self._rebase(guest, disks)
         if lost:
-            told(CommitStage.PIVOTED)
+            on_stage(CommitStage.PIVOTED)
             raise HypervisorError(lost[0].target, "is neither on its overlay nor on its base")
 
     def busy_disks(self, uuid: str) -> set[str]:
@@ -464,7 +464,10 @@ class FakeHypervisor:
         if not _answers(guest):
             raise HypervisorError(guest.name, "its agent did not freeze: it is not connected")
         if guest.frozen:
-            reason = "its agent did not freeze: the command is not allowed (somebody else has)"
+            reason = (
+                "its agent did not freeze: the command is not allowed "
+                "(another program has frozen it)"
+            )
             raise NotFrozenByUsError(guest.name, reason)
         guest.frozen = True
         self.hooks.reach("agent.frozen")
@@ -658,7 +661,7 @@ class FakeHypervisor:
 
 
 def _check_job(guest: FakeGuest) -> None:
-    """See that nobody has aborted it."""
+    """Raise if a test has aborted the job."""
     if guest.job is None:
         raise CancelledError(guest.name, "operation aborted: canceled by client")
 
@@ -762,7 +765,7 @@ def _keeps_tpm(root: ElementTree.Element) -> bool:
 
 
 def _delete_tpm(xml: str | None) -> None:
-    """With a domain that is not defined any more libvirt deletes the state of its TPM."""
+    """libvirt deletes the state of a TPM when its domain is undefined."""
     root = domain_xml.parse(xml) if xml else None
     state = domain_xml.tpm_state(root) if root is not None else None
     if root is None or state is None or _keeps_tpm(root):
@@ -774,13 +777,13 @@ def _delete_tpm(xml: str | None) -> None:
 
 
 def _answers(guest: FakeGuest) -> bool:
-    """An agent of a guest that stands still says nothing."""
+    """Whether the agent answers: that of a paused guest does not."""
     there = guest.agent not in (Agent.MISSING, Agent.SILENT)
     return there and guest.state is DomainState.RUNNING
 
 
 def _copy_down(disk: OverlayDisk, source: str) -> None:
-    """What the guest wrote to the overlay is in the base."""
+    """Copy the guest's writes from the overlay to the base."""
     overlay = Path(disk.overlay)
     if source == disk.overlay and overlay.exists() and (written := overlay.read_bytes()):
         Path(disk.base).write_bytes(written)
@@ -794,7 +797,7 @@ def _paths(xml: str | None) -> dict[str, str] | None:
 
 
 def _on_overlay(xml: str | None, disk: OverlayDisk, *, chain: bool = False) -> str | None:
-    """Switched; libvirt shows the chain below in the live XML."""
+    """XML with the disk on its overlay; libvirt shows the chain below in the live XML."""
     if xml is None:
         return None
     root = domain_xml.parse(xml)

@@ -1,4 +1,4 @@
-"""Save images as libvirt writes them: header, XML, QEMU stream."""
+"""Save images as libvirt writes them: header, XML and QEMU's stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def header(
     running: int = 1,
     compression: int = 0,
 ) -> bytes:
-    """``virQEMUSaveHeader``: the fields, and a recognisable rest."""
+    """``virQEMUSaveHeader``: the known fields, and recognizable bytes in the rest."""
     return struct.pack("<16sIIII", magic, version, data_length, running, compression) + _SPARE
 
 
@@ -36,7 +36,7 @@ def image(
     running: int = 1,
     magic: bytes = FINISHED,
 ) -> bytes:
-    """A whole image, as libvirt leaves it in a regular file."""
+    """A complete image, as libvirt leaves it in a regular file."""
     stream = qemu_stream() if payload is None else payload
     start = header(magic, data_length=len(xml), compression=compression, running=running)
     return start + xml + stream
@@ -49,7 +49,7 @@ def piped(
     compression: int = 0,
     running: int = 1,
 ) -> bytes:
-    """A whole image as it comes out of a pipe: unfinished header first, finished header last."""
+    """A complete image as it comes from a pipe: unfinished header first, finished header last."""
     body = image(xml, payload, compression=compression, running=running, magic=UNFINISHED)
     return body + header(data_length=len(xml), compression=compression, running=running)
 

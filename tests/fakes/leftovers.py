@@ -1,4 +1,4 @@
-"""What a piece of code must not leave behind in its own process."""
+"""Check that code leaves no threads and open files in its own process."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _open_files() -> set[str]:
 
 @contextmanager
 def nothing_left_open() -> Iterator[None]:
-    """All threads that were started within end by themselves, all files are closed by then.
+    """All threads started within the block end by themselves, and all files are closed by then.
 
-    A file that is given up is closed by the thread that was writing to it, a moment later.
+    An aborted writer's file is closed a moment later, by a thread of that writer.
     """
     _join([thread for thread in threading.enumerate() if thread.name == "store"])
     threads, files = threading.enumerate(), _open_files()

@@ -1,4 +1,4 @@
-"""A mail server that keeps what it is given, for one test."""
+"""A mail server that keeps what it receives, for one test."""
 
 import socketserver
 import ssl
@@ -10,7 +10,7 @@ _ANSWERS = {"STARTTLS": "220 go on", "AUTH": "235 welcome", "QUIT": "221 bye"}
 
 @dataclass
 class Mail:
-    """What came in one transaction."""
+    """The content of one transaction."""
 
     sender: str = ""
     recipients: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class _Session(socketserver.StreamRequestHandler):
                 return
 
     def answer(self, words: str, mail: Mail) -> bool:
-        """Whether the session goes on."""
+        """Answer one command; returns whether the session continues."""
         verb = words.split(" ", 1)[0].upper()
         refused = self.server.refuse.get(verb)
         if verb in self.server.hang:
@@ -122,14 +122,14 @@ class MailSink(socketserver.ThreadingTCPServer):
 
     @property
     def place(self) -> str:
-        """As ``notify.email.smtp`` has it."""
+        """The server's address, in the form of ``notify.email.smtp``."""
         return f"127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no news."""
+        """Ignore clients that disconnect."""
 
     def close(self) -> None:
-        """End."""
+        """Stop the server."""
         self.released.set()
         self.shutdown()
         self.server_close()

@@ -68,26 +68,26 @@ class FakePool:
         for name in datasets:
             self.create(name)
 
-    # -- what a test does to the pool, and sees of it -------------------------------------------
+    # -- for tests alone ---------------------------------------------------------------------------
 
     def create(
         self, name: str, kind: DatasetKind = DatasetKind.FILESYSTEM, *, encrypted: bool = False
     ) -> None:
-        """``zfs create``; what is below an encrypted dataset is encrypted too."""
+        """``zfs create``; datasets below an encrypted one are encrypted too."""
         above = self._datasets.get(name.rpartition("/")[0])
         inherited = above is not None and above.encrypted
         self._datasets[name] = _Dataset(name, kind, encrypted=encrypted or inherited)
 
     def reserve(self, dataset: str, amount: int, *, room: int) -> None:
-        """``zfs set refreservation``, and so much is free beside it."""
+        """``zfs set refreservation``, with ``room`` more bytes available."""
         self._dataset(dataset).reserved, self._dataset(dataset).room = amount, room
 
     def write(self, dataset: str, content: bytes) -> None:
-        """Replace what the dataset holds."""
+        """Replace the content of the dataset."""
         self._dataset(dataset).content = content
 
     def read(self, dataset: str) -> bytes:
-        """What the dataset holds."""
+        """The content of the dataset."""
         return self._dataset(dataset).content
 
     def bookmark(self, snapshot: str, name: str) -> None:
@@ -108,7 +108,7 @@ class FakePool:
         self._find(name)[1].properties.pop(key, None)
 
     def bookmarked(self, dataset: str) -> dict[int, int]:
-        """The transaction groups of the snapshots that bookmarks stand for, by GUID."""
+        """The transaction groups of the bookmarked snapshots, by GUID."""
         return {mark.guid: mark.txg for mark in self._dataset(dataset).bookmarks.values()}
 
     def rename(self, dataset: str, name: str) -> None:
@@ -116,7 +116,7 @@ class FakePool:
         self._datasets[name] = replace(self._datasets.pop(dataset), name=name)
 
     def replicate(self, snapshot: str, dataset: str) -> None:
-        """``zfs send | zfs receive`` into a new dataset: the GUID is the same."""
+        """``zfs send | zfs receive`` into a new dataset; the GUID stays the same."""
         source, found = self._find(snapshot)
         self._datasets[dataset] = _Dataset(dataset, source.kind, found.content)
         self._datasets[dataset].snapshots[found.name] = replace(found, txg=next(self._txg))
@@ -429,10 +429,10 @@ class FakePool:
         return {name: own for name, own in found.items() if own}
 
     def age(self, full: str, created: datetime) -> None:
-        """Make a snapshot one of another time."""
+        """Change a snapshot's time of creation."""
         self._find(full)[1].created = created
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _imported(self) -> dict[str, _Dataset]:
         return {n: d for n, d in self._datasets.items() if n.split("/")[0] not in self.exported}
@@ -475,7 +475,7 @@ class FakePool:
         )
 
     def remake(self, full: str) -> None:
-        """Destroy a snapshot and take another of its name: same name, other GUID."""
+        """Destroy a snapshot and take another with the same name; its GUID differs."""
         dataset, found = self._find(full)
         dataset.snapshots[found.name] = replace(found, guid=found.guid + 1, txg=next(self._txg))
 

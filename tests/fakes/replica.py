@@ -25,11 +25,11 @@ class FakeReplica:
         self._copies: dict[str, list[PoolSnapshot]] = {}
 
     def names(self) -> list[str]:
-        """Every snapshot's full name."""
+        """The full name of every snapshot."""
         return [each.full_name for copies in self._copies.values() for each in copies]
 
     def drop(self, name: str) -> None:
-        """``zfs destroy`` there."""
+        """``zfs destroy`` on the replica."""
         dataset = name.partition("@")[0]
         self._copies[dataset] = [s for s in self._copies[dataset] if s.full_name != name]
 
@@ -47,7 +47,7 @@ class FakeReplica:
         there = self._copies.setdefault(dataset, [])
         known = {each.guid: each.createtxg for each in ours}
         if known.keys().isdisjoint(each.guid for each in there):
-            known |= self._pool.bookmarked(dataset)  # syncoid looks for them only then
+            known |= self._pool.bookmarked(dataset)  # syncoid searches them only then
         if there and there[-1].guid not in known:
             raise ReplicaError(dataset, "most recent snapshot does not match", "see the docs")
         begin = known[there[-1].guid] if there else -1

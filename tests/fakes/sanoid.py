@@ -10,7 +10,7 @@ DEFAULTS = SAMPLES / "sanoid.defaults.conf"
 
 
 def script(directory: Path, release: str) -> Path:
-    """How a sanoid of this release begins."""
+    """Write the beginning of a sanoid script of this release."""
     found = directory / "sanoid"
     found.write_text(f"#!/usr/bin/perl\n\n# GPL\n\n$::VERSION = '{release}';\nuse strict;\n")
     return found
@@ -23,7 +23,7 @@ def resolved(
     release: str = "2.2.0",
     listed: tuple[str, ...] = (),
 ) -> SanoidConfig:
-    """What sanoid makes of ``text`` when these datasets exist, and 2.3 has listed these."""
+    """sanoid's reading of ``text`` if these datasets exist, and 2.3 has listed these."""
     (directory / "sanoid.conf").write_text(text)
     (directory / "datasets.txt").write_text("".join(f"{name}\n" for name in listed))
     program = script(directory, release)

@@ -12,7 +12,7 @@ HOURLY = {"every": "1h", "keep": {"hourly": 2}}
 
 
 class Scheduled:
-    """Shorthands."""
+    """Shortcuts for tests."""
 
     def __init__(self, world):
         self.world = world
@@ -23,12 +23,12 @@ class Scheduled:
         return self.world.context
 
     def configure(self, **document):
-        """This configuration, with the world's paths."""
+        """Use this configuration, with the world's paths."""
         paths = self.world.paths.model_dump() | {"schedule": self.world.root / "schedule"}
         self.context.config = Config.model_validate({"paths": paths} | document)
 
     def taken(self, created, policy="hourly", guest="web", level=None):
-        """A snapshot of that time; its record."""
+        """Take a snapshot of that time; returns its record."""
         domain = self.context.hypervisor.domain(guest)
         name = None if policy else f"s{created:%H%M%S}"
         record = take_snapshot(
@@ -42,5 +42,5 @@ class Scheduled:
         return record
 
     def hours_ago(self, *hours, **more):
-        """Snapshots so many hours before now, given oldest first."""
+        """Take snapshots so many hours before now; the oldest is given first."""
         return [self.taken(NOW - timedelta(hours=hour), **more) for hour in hours]

@@ -1,4 +1,4 @@
-"""A status of a host on which all is well, to be spoilt."""
+"""The status of a host without problems; tests change it."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -60,10 +60,10 @@ WELL = Status(
 
 
 def with_domain(**changes):
-    """The status with one thing about its domain changed."""
+    """The status with one change to its domain."""
     return replace(WELL, domains=(replace(DOMAIN, **changes),))
 
 
 def with_policy(**changes):
-    """The status with one thing about its domain's policy changed."""
+    """The status with one change to the policy of its domain."""
     return with_domain(policies=(replace(POLICY, **changes),))

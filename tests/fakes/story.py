@@ -6,7 +6,10 @@ from snaporch.snapshot.run import take_snapshot
 
 
 class Story:
-    """A guest on two pools: ``s1`` is of when its datasets held ``first``; now it is ``now``."""
+    """A guest on two pools.
+
+    Its datasets contained ``first`` at the snapshot ``s1``, and ``now`` now.
+    """
 
     def __init__(self, world, **guest):
         self.world = world
@@ -26,7 +29,7 @@ class Story:
         return take_snapshot(self.world.context, domain, name=name, wait=0)
 
     def write(self, content):
-        """As the guest does: to its images."""
+        """Write to the guest's images, as the guest would."""
         for disk, dataset in zip(self.domain.disks, ("tank/web", "flash/web"), strict=True):
             self.world.pool.write(dataset, content)
             Path(disk.source).write_bytes(content)
@@ -35,6 +38,6 @@ class Story:
         return {self.world.pool.read(dataset) for dataset in self.datasets}
 
     def safety(self):
-        """What there is of safety copies: snapshots and directories."""
+        """The snapshots and directories of safety copies."""
         snapshots = [name for name in self.world.pool.names() if "@snaporch-safety_" in name]
         return snapshots, list(self.world.paths.bundles.glob("*/safety-*"))

@@ -1,4 +1,4 @@
-"""QEMU's migration streams, made by hand."""
+"""QEMU's migration streams, built by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Record = tuple[bytes, int, bytes | None]
 
 
 def head(blocks: Mapping[bytes, int], *, machine: bytes | None = b"pc-q35-10.0") -> bytes:
-    """To the end of START; ``blocks`` has the pages of each."""
+    """The stream to the end of START; ``blocks`` has the number of pages of each block."""
     start = b"QEVM" + struct.pack(">I", 3)
     if machine is not None:
         start += b"\x07" + struct.pack(">I", len(machine)) + machine
@@ -29,7 +29,7 @@ def end() -> bytes:
 
 
 def part(records: Iterable[Record], *, kind: int = 2, last: bytes = b"") -> bytes:
-    """PART (2) or END (3) with its pages; ``last`` is the block that the part before ended in."""
+    """PART (2) or END (3) with its pages; ``last`` is the block that was current before."""
     made = bytes([kind]) + struct.pack(">I", SECTION)
     for name, number, content in records:
         flags = (0x02 if content is None else 0x08) | (0x20 if name == last else 0)
@@ -47,7 +47,7 @@ def stream(
     tail: bytes = b"\x04the devices' state\x00\x06",
     command: bytes = b"",
 ) -> bytes:
-    """A whole one; the last of ``parts`` is END, and ``command`` stands before it."""
+    """A complete stream; the last of ``parts`` is END, and ``command`` comes before it."""
     made, last = head(blocks), b""
     for number, records in enumerate(parts):
         final = number == len(parts) - 1
@@ -58,7 +58,7 @@ def stream(
 
 
 def memory_of(blocks: Mapping[bytes, int], parts: Iterable[Sequence[Record]]) -> dict[bytes, bytes]:
-    """What the guest's memory is in the end, block by block."""
+    """The final content of the guest's memory, block by block."""
     memory = {name: bytearray(pages * PAGE) for name, pages in blocks.items()}
     for records in parts:
         for name, number, content in records:
@@ -67,7 +67,7 @@ def memory_of(blocks: Mapping[bytes, int], parts: Iterable[Sequence[Record]]) ->
 
 
 def guest_stream(pages: int = 64, seed: int = 1, changed: Iterable[int] = ()) -> bytes:
-    """Of a small guest: a third of its pages is empty; ``changed`` pages are of another time."""
+    """The stream of a small guest: a third of its pages is empty, and ``changed`` pages differ."""
     blocks = {b"pc.ram": pages, b"vga.vram": 4}
     other = set(changed)
 
@@ -81,7 +81,7 @@ def guest_stream(pages: int = 64, seed: int = 1, changed: Iterable[int] = ()) ->
 
 
 def contents(data: bytes) -> tuple[dict[bytes, bytes], bytes]:
-    """Memory and devices' state of a stream, read without snaporch; parts, and no commands."""
+    """Memory and state of the devices, parsed without snaporch; no commands."""
     place = 8
     if data[place] == 7:
         place += 5 + struct.unpack_from(">I", data, place + 1)[0]

@@ -31,7 +31,7 @@ _WRITTEN = b"the guest's last writes"
 
 @dataclass
 class Heard:
-    """A listener that remembers."""
+    """A listener that records what is reported."""
 
     steps: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -83,9 +83,9 @@ class World:
         self.context = self.with_defaults()
 
     def with_defaults(self, **defaults: object) -> Context:
-        """The context, with these settings for every domain.
+        """The context with these settings for every domain.
 
-        RAM goes with overlays unless something else is said: that is the way with most steps.
+        RAM is saved with overlays by default: that strategy has the most steps.
         """
         chosen = {"ram_strategy": "overlay"} | defaults
         pages = {"dataset": "tank/ram"}
@@ -98,7 +98,7 @@ class World:
         return self.context
 
     def with_pages(self, name: str = "web", **defaults: object) -> World:
-        """Store RAM in pages below ``tank/ram``; the guest's RAM is a stream that has some."""
+        """Store RAM in pages below ``tank/ram``; the guest's RAM is a stream with pages."""
         self.with_defaults(ram_store="pages", **defaults)
         if "tank" not in {known.name for known in self.pool.datasets()}:
             self.pool.create("tank")
@@ -106,11 +106,11 @@ class World:
         return self
 
     def finish(self, context: Context, journal: ForeignJournal, dry_run: bool) -> list[str]:
-        """Finish a restore, as the command line would."""
+        """Finish a restore, as the command line does."""
         return recovery.finish(context, journal, dry_run=dry_run)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put the fake resolver and the fake qemu-img in their places; start no guardians."""
+        """Install the fake resolver and the fake qemu-img; start no guardians."""
         monkeypatch.setattr("snaporch.recovery.release_guest._RESUME_SECONDS", 0)
         monkeypatch.setattr("snaporch.snapshot.run.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.recovery.start_guardian.start_guardian", self.start_guardian)
@@ -143,7 +143,7 @@ class World:
         persistent: bool = True,
         agent: Agent = Agent.MISSING,
     ) -> Domain:
-        """A guest with an image on each dataset: target → dataset."""
+        """Add a guest with an image on each dataset: target → dataset."""
         specs = [
             DiskSpec(target, str(self.image(dataset, f"{name}-{target}.img")))
             for target, dataset in ({"vda": f"tank/{name}"} if disks is None else disks).items()
@@ -165,11 +165,11 @@ class World:
         return self.hypervisor.domain(uuid)
 
     def guest(self, name: str = "web") -> FakeGuest:
-        """What the hypervisor knows of the guest."""
+        """The hypervisor's data of the guest."""
         return next(g for g in self.hypervisor.guests.values() if g.name == name)
 
     def image(self, dataset: str, name: str) -> Path:
-        """An image file in a dataset; both are made as needed."""
+        """An image file in a dataset; creates both as needed."""
         if dataset not in {known.name for known in self.pool.datasets()}:
             self.pool.create(dataset)
             self.pool.write(dataset, b"first")
@@ -179,11 +179,11 @@ class World:
         return path
 
     def on_bases(self, name: str = "web") -> bool:
-        """Whether live and inactive XML name no overlay."""
+        """Whether neither live nor inactive XML names an overlay."""
         used = [path for xml in self.guest(name).sources() for path in (xml or {}).values()]
         return not any(path.startswith(str(self.paths.overlays)) for path in used)
 
-    # -- what must not be left behind -----------------------------------------------------------
+    # -- leftovers -------------------------------------------------------------------------------
 
     def leftovers(self) -> list[str]:
         """Overlays, journals, pipes and unfinished bundles."""
@@ -193,15 +193,15 @@ class World:
         return sorted(str(path.relative_to(self.root)) for path in found)
 
     def is_as_it_was(self, name: str = "web", state: DomainState = DomainState.RUNNING) -> bool:
-        """Whether a run left the guest as it found it, and nothing of its own."""
+        """Whether a run left the guest unchanged, and nothing of its own behind."""
         guest = self.guest(name)
         still = guest.state is state and not guest.frozen and guest.job is None
         return still and self.on_bases(name) and self.leftovers() == []
 
-    # -- in place of the real ones --------------------------------------------------------------
+    # -- fakes of functions ----------------------------------------------------------------------
 
     def resolve(self, path: str, mounts: object = None) -> Dataset:
-        """The dataset by the directory; like the real one, it wants the path to exist."""
+        """The dataset of a directory; like the real one, it requires that the path exists."""
         path = str(Path(path).resolve(strict=True))
         zfs = self.root / "zfs"
         if not Path(path).is_relative_to(zfs):
@@ -221,11 +221,11 @@ class World:
             shutil.copytree(self.root / "zfs" / origin, where, symlinks=True)
 
     def created(self, name: str) -> None:
-        """A new file system is mounted, and empty."""
+        """A new file system is mounted and empty."""
         (self.root / "zfs" / name).mkdir(parents=True)
 
     def snapshotted(self, name: str, snapshot: str) -> None:
-        """A snapshot of a page dataset has the page file of that instant."""
+        """Keep the page file of a page dataset for its snapshot."""
         pages = self.root / "zfs" / name / "pages"
         if pages.exists():
             target = self.snapshot_files(name, snapshot)
@@ -233,36 +233,36 @@ class World:
             shutil.copy(pages, target)
 
     def snapshot_files(self, name: str, snapshot: str) -> Path:
-        """Where the files of a snapshot are, if it has any."""
+        """The directory with the files of a snapshot, if it has any."""
         return self.root / "zfs" / name / ".zfs" / "snapshot" / snapshot
 
     def unmounted(self, where: Path) -> None:
-        """And they go with it."""
+        """Remove the files of an unmounted clone."""
         if where.is_relative_to(self.root):
             shutil.rmtree(where)
 
     def processes_on(self, datasets: Collection[str], uuid: str) -> Iterator[tuple[str, str]]:
-        """Processes by dataset, as a test has set them."""
+        """The processes that the test has set, by dataset."""
         return iter([(process, name) for name, process in self.users.items() if name in datasets])
 
     def volume_node(self, volume: str) -> Path:
-        """A file stands for the device of a clone."""
+        """A file in place of the device of a clone."""
         node = self.root / "dev" / volume
         node.parent.mkdir(parents=True, exist_ok=True)
         node.write_bytes(self.pool.read(volume))
         return node
 
     def make_overlay(self, disk: OverlayDisk, size: int, owner: Owner | None) -> None:
-        """An empty overlay."""
+        """Create an empty overlay."""
         self.hooks.act("overlays.make", disk.target)
         Path(disk.overlay).touch()
 
     def write_overlay(self, path: str) -> None:
-        """A guest's write into an overlay."""
+        """Write to an overlay, as the guest would."""
         Path(path).write_bytes(_WRITTEN)
 
     def holds_writes(self, disk: OverlayDisk, owner: Owner | None) -> bool:
-        """Whether there were writes."""
+        """Whether the overlay contains writes."""
         return Path(disk.overlay).read_bytes() == _WRITTEN
 
     def holds_what_base_holds(self, disk: OverlayDisk, owner: Owner | None) -> bool:
@@ -272,19 +272,19 @@ class World:
     def start_guardian(
         self, context: Context, facts: RunFacts, journal: Path, *, process: int | None = None
     ) -> None:
-        """Remember whom a guardian was to watch over again; see ``await_guardian``."""
+        """Record the run that a guardian should watch again; see ``await_guardian``."""
         self.hooks.reach("guardian.start")
         if process is not None:
             self.guarded_again.append(facts)
 
     def await_guardian(self, context: Context, facts: RunFacts, journal: Path) -> None:
-        """It is there at once."""
+        """Returns at once: the guardian is ready."""
         self.hooks.reach("guardian.watching")
         assert journal.exists()
         self.guarded.append(facts)
 
     def commit_offline(self, disk: OverlayDisk, owner: Owner | None) -> None:
-        """What ``qemu-img commit`` does."""
+        """Do what ``qemu-img commit`` does."""
         self.hooks.act("overlays.commit_offline", disk.target)
         Path(disk.base).write_bytes(Path(disk.overlay).read_bytes())
         Path(disk.overlay).write_bytes(b"")

@@ -1,4 +1,4 @@
-"""``zfs get`` over a table that is known."""
+"""The output of ``zfs get`` for a given table."""
 
 from collections.abc import Mapping, Sequence
 

@@ -4,116 +4,116 @@ import pytest
 
 from snaporch.bundle.async_writer import _DEPTH, AsyncWriter
 
-PATIENCE = 60
+TIMEOUT_SECONDS = 60
 
 
-def test_blocks_are_done_in_order():
+def test_blocks_are_written_in_order():
     done = []
-    behind = AsyncWriter(done.append)
+    writer = AsyncWriter(done.append)
     for number in range(100):
-        behind.put(bytes([number]))
-    behind.finish()
+        writer.put(bytes([number]))
+    writer.finish()
     assert b"".join(done) == bytes(range(100))
 
 
-def test_a_buffer_may_be_used_again():
+def test_the_caller_may_reuse_its_buffer():
     done = []
     gate = threading.Event()
-    behind = AsyncWriter(lambda block: (gate.wait(PATIENCE), done.append(bytes(block))))
+    writer = AsyncWriter(lambda block: (gate.wait(TIMEOUT_SECONDS), done.append(bytes(block))))
     buffer = bytearray(b"first")
-    behind.put(memoryview(buffer))
+    writer.put(memoryview(buffer))
     buffer[:] = b"other"
     gate.set()
-    behind.finish()
+    writer.finish()
     assert done == [b"first"]
 
 
-def test_the_time_in_which_there_was_no_room_is_counted():
+def test_the_time_spent_waiting_for_room_is_counted():
     gate = threading.Event()
-    behind = AsyncWriter(lambda _block: gate.wait(PATIENCE))
+    writer = AsyncWriter(lambda _block: gate.wait(TIMEOUT_SECONDS))
     for _ in range(_DEPTH):
-        behind.put(b"x")
-    assert behind.waited == 0.0
+        writer.put(b"x")
+    assert writer.waited == 0.0
     threading.Timer(0.2, gate.set).start()
     for _ in range(2):  # one more than is being done and waits
-        behind.put(b"x")
-    behind.finish()
-    assert 0.1 < behind.waited < PATIENCE
+        writer.put(b"x")
+    writer.finish()
+    assert 0.1 < writer.waited < TIMEOUT_SECONDS
 
 
-def test_who_waits_and_who_comes_goes_on_when_there_is_room():
+def test_enlarging_frees_a_waiting_put_and_later_puts_do_not_wait():
     gate, done = threading.Event(), []
-    behind = AsyncWriter(lambda block: (gate.wait(PATIENCE), done.append(block)))
+    writer = AsyncWriter(lambda block: (gate.wait(TIMEOUT_SECONDS), done.append(block)))
     full = threading.Thread(
-        target=lambda: [behind.put(bytes([number])) for number in range(_DEPTH + 2)]
+        target=lambda: [writer.put(bytes([number])) for number in range(_DEPTH + 2)]
     )
     full.start()
-    while not behind.waited:
+    while not writer.waited:
         pass
-    behind.make_room()
-    full.join(PATIENCE)
+    writer.enlarge()
+    full.join(TIMEOUT_SECONDS)
     assert not full.is_alive()
-    waited = behind.waited
+    waited = writer.waited
     for number in range(_DEPTH + 2, 100):
-        behind.put(bytes([number]))
-    assert behind.waited == waited
+        writer.put(bytes([number]))
+    assert writer.waited == waited
     assert not done
     gate.set()
-    behind.finish()
+    writer.finish()
     assert b"".join(done) == bytes(range(100))
 
 
-def test_what_fails_is_told_by_the_next_call():
+def test_the_next_call_raises_the_error_of_the_write():
     failed = threading.Event()
 
     def fail(_block):
         failed.set()
         raise OSError(28, "No space left on device")
 
-    behind = AsyncWriter(fail)
-    behind.put(b"x")
-    assert failed.wait(PATIENCE)
+    writer = AsyncWriter(fail)
+    writer.put(b"x")
+    assert failed.wait(TIMEOUT_SECONDS)
     with pytest.raises(OSError, match="No space left"):
-        behind.finish()
+        writer.finish()
     with pytest.raises(OSError, match="No space left"):
-        behind.put(b"y")
+        writer.put(b"y")
 
 
-def test_not_more_wait_than_a_few_and_stopping_frees_who_waits():
+def test_the_queue_is_short_and_stopping_frees_a_waiting_put():
     gate, errors = threading.Event(), []
     taken = []
 
     def slow(block):
         taken.append(block)
-        gate.wait(PATIENCE)
+        gate.wait(TIMEOUT_SECONDS)
 
-    behind = AsyncWriter(slow)
+    writer = AsyncWriter(slow)
 
     def put_for_ever():
         try:
             for _ in range(1000):
-                behind.put(b"x")
+                writer.put(b"x")
         except OSError as error:
             errors.append(str(error))
 
     thread = threading.Thread(target=put_for_ever, daemon=True)
     thread.start()
-    behind.stop()
-    thread.join(PATIENCE)
-    assert errors == ["it was broken off"]
+    writer.stop()
+    thread.join(TIMEOUT_SECONDS)
+    assert errors == ["it was aborted"]
     ended = threading.Event()
-    behind.afterwards(ended.set)
+    writer.on_end(ended.set)
     if taken:
         assert not ended.is_set()
     gate.set()
-    assert ended.wait(PATIENCE)
+    assert ended.wait(TIMEOUT_SECONDS)
     assert len(taken) <= 1  # what waited was dropped
 
 
-def test_what_comes_afterwards_comes_at_once_if_nothing_is_under_way():
-    behind = AsyncWriter(lambda _block: None)
-    behind.stop()
-    behind._thread.join(PATIENCE)
+def test_on_end_acts_at_once_if_no_block_is_being_written():
+    writer = AsyncWriter(lambda _block: None)
+    writer.stop()
+    writer._thread.join(TIMEOUT_SECONDS)
     ended = []
-    behind.afterwards(lambda: ended.append(True))
+    writer.on_end(lambda: ended.append(True))
     assert ended == [True]

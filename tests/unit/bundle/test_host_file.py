@@ -133,7 +133,7 @@ def emulators(tmp_path):
 
 def test_a_link_that_was_planted_on_the_way_is_not_followed(tmp_path, emulators):
     place = emulators / "nvram/vars.fd"
-    with pytest.raises(HostFileError, match="nvram on the way to it is a link"):
+    with pytest.raises(HostFileError, match="nvram in its path is a link of another user"):
         read_host_file(place)
     with pytest.raises(HostFileError, match="is a link"):
         put_host_file(place, b"planted", None, None, None)

@@ -127,7 +127,7 @@ def test_what_is_not_known_of_the_beginning_is_never_restored(tmp_path):
     rest = tmp_path / "rest1"
     raw = rest.read_bytes()
     rest.write_bytes(raw[: entry.split] + b"?" + raw[entry.split :])
-    with pytest.raises(SaveImageError, match="unknown before its pages"):
+    with pytest.raises(SaveImageError, match="unknown data before its pages"):
         put_together(tmp_path, entry.model_copy(update={"split": entry.split + 1}))
 
 

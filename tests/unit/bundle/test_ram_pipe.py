@@ -153,7 +153,7 @@ def test_the_pipe_holds_a_block(fifo, monkeypatch):
     assert fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) == 2 * SMALL
     os.close(descriptor)
     stream.abandon()
-    assert stream_module._ROOM > stream_module._BLOCK
+    assert stream_module._LARGE_PIPE > stream_module._BLOCK
 
 
 def test_a_pipe_that_may_not_be_larger_does(fifo, monkeypatch):
@@ -283,7 +283,7 @@ def test_the_pipe_has_no_name_any_more_when_its_reader_goes(fifo, monkeypatch):
     stream, named, read, real = RamPipe(fifo, Sink()), [], [], os.close
 
     def close(descriptor):
-        if descriptor in (stream._reader, stream._keeper):
+        if descriptor in (stream._reader, stream._own_write_end):
             named.append(fifo.exists())
         if descriptor in (stream._wake_reader, stream._wake_writer):
             read.append(stream._thread.is_alive())
@@ -493,7 +493,7 @@ def test_a_limited_stream_tells_nothing(fifo, eased):
 def small_pipe(monkeypatch):
     """So that making room needs no privilege: 64 KiB, and at most 1 MiB."""
     monkeypatch.setattr(stream_module, "_BLOCK", SMALL)
-    monkeypatch.setattr(stream_module, "_ROOM", 1 << 20)
+    monkeypatch.setattr(stream_module, "_LARGE_PIPE", 1 << 20)
     monkeypatch.setattr(stream_module, "_REST_SECONDS", 3600)
 
 

@@ -86,9 +86,9 @@ def test_what_lies_behind_a_header_is_not_its_own():
     [
         (b"", "ends after 0 bytes"),
         (images.header()[:91], "ends after 91 bytes, inside its header"),
-        (images.header(b"LibvirtQemudBoot"), "does not begin as a libvirt save image"),
-        (b"\x7fELF" + bytes(88), "does not begin as a libvirt save image"),
-        (images.header(version=3), "has save image version 3, known is 2"),
+        (images.header(b"LibvirtQemudBoot"), "is not a libvirt save image"),
+        (b"\x7fELF" + bytes(88), "is not a libvirt save image"),
+        (images.header(version=3), "has save image version 3, expected 2"),
         (images.header(version=2 << 24), "version"),
     ],
     ids=["nothing", "short", "magic", "elf", "version", "byte-order"],
@@ -101,7 +101,7 @@ def test_a_foreign_header_is_refused(raw, message):
 def test_an_absurd_length_is_not_blamed_on_the_version():
     with pytest.raises(SaveImageError) as caught:
         SaveImageHeader.parse(images.header(data_length=(64 << 20) + 1), "x")
-    assert "version 2, known is 2" not in str(caught.value)
+    assert "version 2, expected 2" not in str(caught.value)
 
 
 # -- writing ------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_a_file_that_libvirt_did_not_finish_is_refused(tmp_path):
 
 def test_a_foreign_magic_is_refused_as_soon_as_it_is_seen(tmp_path):
     writer = SaveImageWriter(tmp_path / "ram.save", PLAIN, trailer=True)
-    with pytest.raises(SaveImageError, match="does not begin"):
+    with pytest.raises(SaveImageError, match="is not a libvirt save image"):
         writer.write(b"\0" * 92)
     writer.abandon()
     assert list(tmp_path.iterdir()) == []
@@ -238,7 +238,7 @@ def test_a_foreign_magic_is_refused_as_soon_as_it_is_seen(tmp_path):
 @pytest.mark.parametrize("compression", [0, 6])
 def test_a_payload_that_is_no_qemu_stream_is_refused(tmp_path, compression):
     source = images.image(XML, b"\0" * 100, compression=compression)
-    with pytest.raises(SaveImageError, match="is no QEMU stream"):
+    with pytest.raises(SaveImageError, match="is not a QEMU stream"):
         write(tmp_path / "ram.save", source, trailer=False)
 
 
@@ -355,7 +355,7 @@ def test_broken_off_while_the_compressor_is_started(tmp_path, monkeypatch):
         return Stalled()
 
     monkeypatch.setattr("snaporch.bundle.save_image.compressor", start)
-    with pytest.raises(SaveImageError, match="broken off"):
+    with pytest.raises(SaveImageError, match="aborted"):
         writer.write(images.image(XML))
     assert acts == ["abandon"]
     writer.abandon()
@@ -380,9 +380,9 @@ def test_room_is_made_whenever_it_is_asked_for(tmp_path, monkeypatch, already):
     made = []
 
     class Noting(save_image.AsyncWriter):
-        def make_room(self):
+        def enlarge(self):
             made.append("room")
-            super().make_room()
+            super().enlarge()
 
     monkeypatch.setattr(save_image, "AsyncWriter", Noting)
     writer = SaveImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)

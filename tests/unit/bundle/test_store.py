@@ -10,7 +10,6 @@ from snaporch.bundle.manifest import (
     DiskEntry,
     Manifest,
     ManifestError,
-    RamSaveTimesEntry,
     Role,
     VersionsEntry,
 )
@@ -71,9 +70,7 @@ def test_the_pace_of_the_last_snapshot_that_tells_one(store):
         pace = (
             None
             if level is None
-            else RamSaveTimesEntry(
-                level=level, seconds=2.0, waited_for_ram=1.0, waited_for_store=0.5
-            )
+            else RamSaveTimes(level=level, seconds=2.0, waited_for_ram=1.0, waited_for_store=0.5)
         )
         seal_with_pace(store, f"20250601T12000{second}Z-0badcafe", pace)
     (store.root / UUID / "20250601T120003Z-0badcafe").mkdir()

@@ -303,7 +303,7 @@ def test_a_format_that_nobody_reads_here_is_refused(world):
 
 def test_an_image_that_is_not_of_its_format_is_damaged(layout):
     layout.put("top.img", qcow2()).snapshot().put("top.img", b"zeros")
-    with pytest.raises(NotWholeError, match="no qcow2 image"):
+    with pytest.raises(NotWholeError, match="not a qcow2 image"):
         layout.clone()
 
 

@@ -165,7 +165,7 @@ def test_a_backing_file_that_a_guest_writes_to(chain, world, elsewhere, state):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"zeros", "is no qcow2 image"),
+        (b"zeros", "is not a qcow2 image"),
         (qcow2("nbd://host/x", "raw"), "which is no path"),
         (qcow2(data_file="nbd://host/x"), "which is no path"),
         (qcow2(data_file=""), "names nothing as its data"),

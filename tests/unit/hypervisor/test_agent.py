@@ -123,7 +123,7 @@ def test_a_freeze_that_was_refused_is_nobodys_or_somebody_elses(guest, frozen):
     guest.freeze_fails, guest.frozen = REFUSED, frozen
     with pytest.raises(NotFrozenByUsError, match="not allowed") as caught:
         agent.freeze(guest, (), 7)
-    assert ("somebody else" in caught.value.reason) is frozen
+    assert ("another program" in caught.value.reason) is frozen
     assert guest.frozen is frozen
 
 

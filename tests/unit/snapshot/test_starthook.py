@@ -113,5 +113,5 @@ def test_one_of_another_snaporch(find, tmp_path):
 
 def test_one_that_libvirt_has_not_seen(find, tmp_path):
     (tmp_path / "called").unlink()
-    assert "has not seen" in find().reason
+    assert "has not loaded" in find().reason
     assert find(may_have_called=False) is None

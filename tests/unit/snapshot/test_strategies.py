@@ -1284,7 +1284,7 @@ def test_a_freeze_of_somebody_elses_is_left_to_them(world, ready, when):
             world.guest(), "frozen", True
         )
         assert snapshot(world).level is Level.PAUSED
-        assert any("somebody else has" in text for text in world.heard.notes)
+        assert any("another program has frozen it" in text for text in world.heard.notes)
     assert world.guest().frozen
     assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
     world.guest().frozen = False

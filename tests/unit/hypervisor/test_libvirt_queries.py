@@ -1,0 +1,47 @@
+from types import SimpleNamespace
+
+import pytest
+
+from snaporch.errors import NotFoundError
+from snaporch.hypervisor import domain_reader
+from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
+
+
+@pytest.mark.parametrize(
+    ("backing", "used"),
+    [("", 1 << 20), ("<memoryBacking><hugepages/></memoryBacking>", 4 << 20)],
+)
+def test_ram_on_huge_pages_is_in_use_as_a_whole(monkeypatch, backing, used):
+    """The kernel does not count it as resident."""
+    handle = SimpleNamespace(
+        info=lambda: [1, 4096, 4096, 1, 0],
+        memoryStats=lambda: {"rss": 1024},
+        XMLDesc=lambda _flags: f"<domain><memory>4096</memory>{backing}</domain>",
+    )
+    hypervisor = LibvirtHypervisor("test:///default")
+    monkeypatch.setattr(hypervisor, "_handle", lambda _uuid: handle)
+    assert hypervisor.ram_in_use("uuid") == used
+
+
+def test_an_emulator_that_is_gone_has_no_downtime_limit():
+    """libvirt's Python binding raises no error there, but gives None."""
+    hypervisor = LibvirtHypervisor("test:///default")
+    assert hypervisor.downtime_limit(hypervisor.domain("test").uuid) is None
+
+
+@pytest.mark.parametrize("name", ["absent", "", "00000000-f6a4-8304-79aa-97f2502e193f"])
+def test_what_libvirt_does_not_have(name):
+    hypervisor = LibvirtHypervisor("test:///default")
+    for ask in (hypervisor.domain, hypervisor.network_is_isolated):
+        with pytest.raises(NotFoundError, match="no such"):
+            ask(name)
+
+
+def test_an_emulator_is_told_from_the_next_though_libvirtd_counts_anew(monkeypatch, tmp_path):
+    monkeypatch.setattr(domain_reader, "_PROCESSES", tmp_path)
+    hypervisor = LibvirtHypervisor("test:///default")
+    (tmp_path / "test.pid").write_text("100\n")
+    first = hypervisor.domain("test").boot
+    assert hypervisor.domain("test").boot == first
+    (tmp_path / "test.pid").write_text("101\n")
+    assert hypervisor.domain("test").boot not in ("", first)
