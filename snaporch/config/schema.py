@@ -308,7 +308,7 @@ class Config(_Section):
     libvirt_uri: Annotated[str, StringConstraints(min_length=1, pattern=r"^[\x21-\x7e]+$")] = Field(
         default=LIBVIRT, description="The libvirt connection. Must be of this host."
     )
-    jobs: int = Field(
+    sanoid_hook_jobs: int = Field(
         default=4,
         ge=1,
         le=256,

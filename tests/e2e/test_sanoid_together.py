@@ -97,7 +97,7 @@ def test_nobody_is_paused_while_ram_of_another_is_saved(guests, sanoid, tmp_path
 
 def test_guests_that_stay_paused_are_frozen_together(guests, sanoid, tmp_path):
     """However few at a time: one after the other would have the first wait for all others."""
-    text = "jobs = 1\n" + PATIENT + 'ram_strategy = "manual"\n'
+    text = "sanoid_hook_jobs = 1\n" + PATIENT + 'ram_strategy = "manual"\n'
     with config(tmp_path, text) as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)
     assert "WARN" not in outcome.err
