@@ -345,7 +345,7 @@ def _pages(
 ) -> PageStoreFacts | None:
     settings = {each.name: context.config.settings(each.name, each.uuid) for each in domains}
     guests = _sorted(name for name, its in settings.items() if its.ram_store == "pages")
-    dataset = context.config.pages.dataset
+    dataset = context.config.ram_pages.dataset
     if not guests:
         return None
     steps = dataset.split("/")

@@ -46,7 +46,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         "Bundles whose snapshots are gone, and safety copies: see [pruning](pruning.md).",
     ),
     (
-        "`[pages]`",
+        "`[ram_pages]`",
         RamPagesOptions,
         "RAM that costs what changed: see [RAM in pages](ram-pages.md).",
     ),

@@ -245,7 +245,7 @@ class DomainSettings(_Section):
         default="image",
         description="How RAM is kept. `image`: compressed in the bundle, ready to be restored by "
         "`virsh`. `pages`: in a dataset of its own where it costs what changed since the snapshot "
-        "before; needs `pages.dataset`.",
+        "before; needs `ram_pages.dataset`.",
     )
     compression: Literal["auto", "zstd", "gzip", "none"] = Field(
         default="auto",
@@ -264,7 +264,7 @@ class DomainSettings(_Section):
     compression_threads: int = Field(
         default=0, ge=0, le=256, description="Compressor threads; 0 for one per core."
     )
-    rate: int = Field(
+    ram_rate: int = Field(
         default=0,
         ge=0,
         le=1 << 20,
@@ -319,7 +319,7 @@ class Config(_Section):
     prune: PruneOptions = Field(
         default=PruneOptions(), description="How long things stay that nothing needs any more."
     )
-    pages: RamPagesOptions = Field(
+    ram_pages: RamPagesOptions = Field(
         default=RamPagesOptions(), description='Where RAM goes with `ram_store = "pages"`.'
     )
     defaults: DomainSettings = Field(
@@ -383,8 +383,8 @@ class Config(_Section):
         sections = [("defaults", {"ram_store": self.defaults.ram_store})]
         sections += [(f"domain.{name}", section) for name, section in self.domain.items()]
         for title, section in sections:
-            if section.get("ram_store") == "pages" and not self.pages.dataset:
-                raise ValueError(f"{title}.ram_store is 'pages', and pages.dataset is not set")
+            if section.get("ram_store") == "pages" and not self.ram_pages.dataset:
+                raise ValueError(f"{title}.ram_store is 'pages', and ram_pages.dataset is not set")
         return self
 
     def settings(self, name: str, uuid: str) -> DomainSettings:

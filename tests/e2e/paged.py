@@ -7,7 +7,7 @@ import pytest
 from support import must, snaporch
 
 CONFIG = """
-[pages]
+[ram_pages]
 dataset = "tank/ram"
 
 [defaults]

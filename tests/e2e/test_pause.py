@@ -127,7 +127,7 @@ def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path,
 def test_a_guest_that_is_suspended_for_its_ram_is_let_go_at_the_deadline(dirtying, tmp_path, way):
     """The run itself stands still, and cannot let it go."""
     text = f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = 3\n'
-    text += "ram_budget_mib = 20\nrate = 10\nram_budget_seconds = 0\n"
+    text += "ram_budget_mib = 20\nram_rate = 10\nram_budget_seconds = 0\n"
     with config(tmp_path, text) as environment:
         run = Run("snapshot", dirtying.name, env=environment)
         try:

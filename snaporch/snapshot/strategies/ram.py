@@ -41,7 +41,7 @@ class RamStrategy(FreezeStrategy):
         settings = self.work.plan.settings
         expected = self.work.hypervisor.ram_in_use(self.work.domain.uuid)
         rate = fair_rate(settings, expected)
-        if rate > settings.rate:
+        if rate > settings.ram_rate:
             seconds = settings.ram_budget_seconds
             self.work.warn(f"saving RAM at {rate:.0f} MiB/s: its budget is {seconds} s")
         self._capture.limit(rate)

@@ -33,10 +33,10 @@ _SHARE = 0.5
 
 def fair_rate(settings: DomainSettings, ram_bytes: int) -> float:
     """MiB a second: the configured rate, or more if the budget would be used up before the end."""
-    if not settings.rate or not settings.ram_budget_seconds:
-        return settings.rate
+    if not settings.ram_rate or not settings.ram_budget_seconds:
+        return settings.ram_rate
     needed = (ram_bytes >> 20) / (settings.ram_budget_seconds * _SHARE)
-    return max(float(settings.rate), needed)
+    return max(float(settings.ram_rate), needed)
 
 
 class Downtime:

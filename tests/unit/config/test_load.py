@@ -43,7 +43,7 @@ def test_the_full_sample_sets_every_option_to_something_else():
     nightly = config.policy["nightly"]
     assert nightly.model_fields_set == set(type(nightly).model_fields) - {"every"}
     assert config.replica["offsite"].model_fields_set == set(Replica.model_fields)
-    for section in (config.paths, config.pages, config.defaults, config.schedule, nightly.keep):
+    for section in (config.paths, config.ram_pages, config.defaults, config.schedule, nightly.keep):
         assert section.model_fields_set == set(type(section).model_fields)
     usual = config.defaults.model_dump().items() & DomainSettings().model_dump().items()
     assert usual == set()

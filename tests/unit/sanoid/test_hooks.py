@@ -249,8 +249,8 @@ def test_nobody_stands_still_while_another_waits_for_its_lock(three, world):
 
 def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world, monkeypatch):
     uuid = world.guest("mail").uuid
-    monkeypatch.setattr(freeze, "plan_seconds", lambda settings: 0.5 if settings.rate else 60)
-    configured(world, mail={"rate": 100})
+    monkeypatch.setattr(freeze, "plan_seconds", lambda settings: 0.5 if settings.ram_rate else 60)
+    configured(world, mail={"ram_rate": 100})
     with (
         domain_lock(default_paths.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()),
         pytest.raises(RunFailedError, match="is to freeze it has no plan after 0 s"),

@@ -1173,7 +1173,7 @@ def streams(monkeypatch):
 
 
 def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
-    ready("overlay", rate=1)
+    ready("overlay", ram_rate=1)
     limits = []
     for place in ("capture.writing", "capture.switched"):
         world.hooks.at[place] = lambda: limits.append(streams[0][1].limits)
@@ -1182,13 +1182,13 @@ def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
 
 
 def test_a_rate_on_the_command_line(world, ready, streams):
-    ready("overlay", rate=1)
+    ready("overlay", ram_rate=1)
     take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=None, rate=0)
     assert [rate for rate, _ in streams] == [0]
 
 
 def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
-    ready("overlay", rate=1, ram_budget_seconds=10)
+    ready("overlay", ram_rate=1, ram_budget_seconds=10)
     monkeypatch.setattr(world.hypervisor, "ram_in_use", lambda _uuid: 100 << 20)
     snapshot(world)
     assert [rate for rate, _ in streams] == [20]
@@ -1196,7 +1196,7 @@ def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
 
 
 def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready, streams):
-    ready("overlay", rate=1000, downtime_ms=40)
+    ready("overlay", ram_rate=1000, downtime_ms=40)
     hurried = []
     real = RamCapture.hurry
 
