@@ -73,7 +73,7 @@ def _carrier(status: Status, limits: Limits) -> Iterator[Problem]:
         text = (
             "snapshots are due, and nobody takes them: neither the daemon nor its timer is active"
         )
-        yield Problem("nobody", ProblemGrade.WARNING, "policies", text)
+        yield Problem("scheduler-inactive", ProblemGrade.WARNING, "policies", text)
 
 
 def _anything_waits(status: Status, grace: timedelta) -> bool:

@@ -75,7 +75,7 @@ def test_only_the_domains_that_are_named(policies, snaporch):
     policies.add_guest("mail")
     fail(policies)
     answer = snaporch("status", "mail")
-    assert "[nobody]" in answer.out  # it has no snapshot yet
+    assert "[scheduler-inactive]" in answer.out  # it has no snapshot yet
     assert "web" not in answer.out
     names = [each["domain"] for each in snaporch("status", "web", "mail", "--json").json["domains"]]
     assert names == ["mail", "web"]

@@ -286,7 +286,7 @@ def test_a_clock_that_went_back_excuses_no_longer_than_another_beginning(schedul
 def test_the_newest_snapshot_of_the_future_is_none(scheduled, standing):
     carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
     scheduled.taken(NOW + timedelta(days=3))
-    assert codes(scheduled, standing(NOW + timedelta(hours=1))) == ["never", "nobody"]
+    assert codes(scheduled, standing(NOW + timedelta(hours=1))) == ["never", "scheduler-inactive"]
 
 
 def test_snapshots_that_are_not_whole_are_none(scheduled, standing):

@@ -19,7 +19,7 @@ DUE = replace(NEXT, at=NOW - timedelta(minutes=31))
 JUST_DUE = replace(NEXT, at=NOW - timedelta(minutes=30))
 FIRST = replace(NEXT, at=NOW, wanted=None, since=NOW - timedelta(minutes=30))
 LONG = replace(FIRST, since=NOW - timedelta(minutes=30, seconds=1))
-NOBODY = SchedulerState(None, {"snaporch.service": "inactive"})
+INACTIVE = SchedulerState(None, {"snaporch.service": "inactive"})
 HALF = replace(RECORD, state=BundleState.MISSING)
 BROKEN = replace(
     RECORD, verified=VerificationResult(NOW, passed=False, reached=VerifyDepth.CHECKED)
@@ -50,12 +50,12 @@ def codes(status, **limits):
     [
         WELL,
         replace(WELL, runs=(RUN,)),
-        replace(WELL, carrier=NOBODY),  # nothing is due
+        replace(WELL, carrier=INACTIVE),  # nothing is due
         replace(
             with_policy(next=DUE),
             carrier=SchedulerState(None, {"snaporch-run-due.timer": "active"}),
         ),
-        replace(with_policy(next=JUST_DUE), carrier=NOBODY),
+        replace(with_policy(next=JUST_DUE), carrier=INACTIVE),
         with_policy(next=FIRST),
         replace(with_domain(last=HALF), runs=(RUN,)),  # it is being sealed
         with_domain(verified=FINE),
@@ -89,8 +89,8 @@ def test_nothing_needs_attention(status):
         (replace(WELL, runs=(replace(RUN, kind=""),)), ("strange-journal", "critical")),
         (replace(WELL, barred=(("web", "cannot be started"),)), ("barred", "critical")),
         (replace(WELL, overlays=("/o/r",)), ("stray-overlay", "warning")),
-        (replace(with_policy(next=DUE), carrier=NOBODY), ("nobody", "warning")),
-        (replace(with_policy(next=FIRST), carrier=NOBODY), ("nobody", "warning")),
+        (replace(with_policy(next=DUE), carrier=INACTIVE), ("scheduler-inactive", "warning")),
+        (replace(with_policy(next=FIRST), carrier=INACTIVE), ("scheduler-inactive", "warning")),
         (with_policy(next=LONG), ("never", "critical")),
         (with_policy(next=replace(FIRST, since=None)), ("never", "critical")),
         (with_domain(lost="hourly"), ("no-policy", "critical")),
