@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from snaporch.config.reference import SECTIONS_OF_THEIR_OWN
+from snaporch.config.reference import SECTIONS_OF_THEIR_OWN, default_text
 from snaporch.config.schema import Config, DomainSettings
 
 _WIDTH = 88
@@ -68,6 +67,5 @@ def _options(model: BaseModel) -> Iterator[str]:
 
 def _option(name: str, field: FieldInfo) -> str:
     words = textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)
-    value = list(field.default) if isinstance(field.default, tuple) else field.default
-    lines = [*(f"# {line}" for line in words), f"#{name} = {json.dumps(value, default=str)}"]
+    lines = [*(f"# {line}" for line in words), f"#{name} = {default_text(field)}"]
     return "\n".join(lines) + "\n"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from snaporch.config.policy import Span
+from snaporch.config.duration import Duration, Seconds
 
 Kind = Literal["failure", "attention", "downgrade", "success"]
 """What can be notified about."""
@@ -84,13 +85,13 @@ class _Section(BaseModel):
 class StatusOptions(_Section):
     """When `snaporch status` finds that something needs attention."""
 
-    grace: Span = Field(
-        default="30m",
+    grace: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(minutes=30),
         description="How long after its time a policy's snapshot may come before it counts as "
         "missed.",
     )
-    replica_late: Span = Field(
-        default="1d",
+    replica_late: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(days=1),
         description="How long a snapshot that a policy replicates may lack its copy before that "
         "is a warning.",
     )
@@ -175,16 +176,14 @@ class NotifyOptions(_Section):
         "was; `attention`: a human must look; `downgrade`: a lower level was taken than was asked "
         "for; `success`: all others.",
     )
-    repeat: Span = Field(
-        default="1d",
+    repeat: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(days=1),
         description="How long no other notification is sent of a policy that fails again on the "
-        "same domain for the same reason; `0m` to send one every time.",
+        "same domain for the same reason; `0s` to send one every time.",
     )
-    timeout: int = Field(
+    timeout: Annotated[int, Seconds("1s", "10m")] = Field(
         default=30,
-        ge=1,
-        le=600,
-        description="Seconds that each way of notifying (program, e-mail, apprise) may take before "
+        description="How long each way of notifying (program, e-mail, apprise) may take before "
         "it is given up.",
     )
     command: PathOrNothing = Field(

@@ -18,6 +18,8 @@ from pydantic import (
     model_validator,
 )
 
+from snaporch.config.duration import Duration
+
 if TYPE_CHECKING:
     from apscheduler.triggers.cron import CronTrigger
 
@@ -26,52 +28,16 @@ RESERVED = ("manual", "none")
 """No names of policies: what snapshots by hand end in, and what says that there is no policy."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _MOST = 100_000
-_SPAN = re.compile(r"(0|[1-9][0-9]{0,3})([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _CRON_FIELDS = 5
 VERIFY_WORDS = {"daily": "1d", "weekly": "1w", "monthly": "0 0 1 * *"}
-"""Words for how often to verify: a span, or a line of crontab(5)."""
+"""Words for how often to verify: a duration, or a line of crontab(5)."""
 CHECKSUMS = "checksums"
 _VERIFY_TEXTS = (
-    "'checksums', 'daily', 'weekly', 'monthly', a span such as '3d', or a line of crontab"
+    "'checksums', 'daily', 'weekly', 'monthly', a duration such as '3d', or a line of crontab"
 )
+_EVERY = Duration("1m")
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _WEEKDAY_PART = re.compile(r"(\*|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([1-9]))?")
-
-
-def span(text: str) -> timedelta:
-    """A length of time: ``90s``, ``15m``, ``1h``, ``2d``, ``1w``.
-
-    Raises:
-        ValueError: it is none.
-    """
-    found = _SPAN.fullmatch(text)
-    if found is None:
-        raise ValueError("must be a number and one of s, m, h, d, w, as in '15m'")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
-
-
-def _span_text(text: str) -> str:
-    span(text)
-    return text
-
-
-def _refresh(text: str) -> str:
-    if span(text) < timedelta(seconds=1):
-        raise ValueError("must be a second or more")
-    return text
-
-
-def _retry(text: str) -> str:
-    if span(text) < timedelta(minutes=1):
-        raise ValueError("must be a minute or more")
-    return text
-
-
-def _every(text: str) -> str:
-    if text and span(text) < timedelta(minutes=1):
-        raise ValueError("must be a minute or more")
-    return text
 
 
 @lru_cache
@@ -150,7 +116,8 @@ def _verify(value: object) -> bool | str:
     try:
         if " " in value.strip():
             return _cron(value)
-        return _every(value)
+        _EVERY.validate(value)
+        return value
     except ValueError as error:
         raise ValueError(f"must be {_VERIFY_TEXTS}: it {error}") from error
 
@@ -171,9 +138,6 @@ def _zone(name: str) -> str:
 
 
 PolicyName = Annotated[str, AfterValidator(_policy_name)]
-Span = Annotated[str, AfterValidator(_span_text)]
-SPANS = (_span_text, _refresh, _retry, _every)
-"""What looks at the options that are a length of time."""
 
 
 class _Section(BaseModel):
@@ -210,8 +174,8 @@ class Keep(_Section):
 class Policy(_Section):
     """When to take snapshots, which, and how long they stay."""
 
-    every: Annotated[str, AfterValidator(_every)] = Field(
-        default="",
+    every: Annotated[timedelta | None, Duration("1m")] = Field(
+        default=None,
         description="Take one every so often: `15m`, `1h`, `1d`, `1w`, counted in UTC from a "
         "Monday on, so that `1h` is the full hour. Without `every` and `cron` nothing is taken by "
         "itself.",
@@ -222,8 +186,8 @@ class Policy(_Section):
         "month, month, weekday; in `schedule.timezone`. Either the day of the month or the weekday "
         "must be `*`.",
     )
-    stagger: Span = Field(
-        default="0m",
+    stagger: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(),
         description="Spread the starts over this long: every domain has a place in it that is "
         "always the same.",
     )
@@ -242,7 +206,7 @@ class Policy(_Section):
         default=False,
         description="`true` or `checksums`: read every bundle back once it is written and compare "
         "its checksums; a snapshot that fails counts as a failed run. `daily`, `weekly`, "
-        "`monthly`, a span (`3d`) or a line of crontab(5): test-restore the newest snapshot of "
+        "`monthly`, a duration (`3d`) or a line of crontab(5): test-restore the newest snapshot of "
         "each domain so often, as `snaporch verify` does, one at a time.",
     )
     verify_disks: bool = Field(
@@ -266,7 +230,7 @@ class Policy(_Section):
 
     @property
     def verify_rule(self) -> str:
-        """How often to test-restore: a span or a line of crontab(5); empty for never."""
+        """How often to test-restore: a duration or a line of crontab(5); empty for never."""
         if isinstance(self.verify, bool) or self.reads_back:
             return ""
         return VERIFY_WORDS.get(self.verify, self.verify)
@@ -314,11 +278,11 @@ class Schedule(_Section):
         description="Most RAM in MiB of all guests whose RAM is saved at once; a guest that has "
         "more is taken alone. 0 for no limit.",
     )
-    refresh: Annotated[str, AfterValidator(_refresh)] = Field(
-        default="5m",
+    refresh: Annotated[timedelta, Duration("1s")] = Field(
+        default=timedelta(minutes=5),
         description="How often the daemon looks anew which domains, policies and snapshots there "
         "are.",
     )
-    retry: Annotated[str, AfterValidator(_retry)] = Field(
-        default="10m", description="How long after a failed run the next try comes."
+    retry: Annotated[timedelta, Duration("1m")] = Field(
+        default=timedelta(minutes=10), description="How long after a failed run the next try comes."
     )

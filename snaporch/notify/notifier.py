@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from snaporch.config import Config
-from snaporch.config.policy import span
 from snaporch.errors import SnaporchError, one_line
 from snaporch.notify.channels import NotifyError, Way, ways
 from snaporch.notify.event import Event, event_of, event_of_error
@@ -114,7 +113,7 @@ class Notifier:
         notify, directory = config.notify, config.paths.schedule
         known = read_told(directory)
         wanted = event.kind in notify.on
-        if wanted and not is_news(event, known, span(notify.repeat)):
+        if wanted and not is_news(event, known, notify.repeat):
             return
         told_by = ways(notify).items() if wanted else ()
         heard = [self._try(way, event, notify.timeout) for way in told_by]

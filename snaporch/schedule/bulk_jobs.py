@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from apscheduler.schedulers.base import BaseScheduler
 
 from snaporch.config import Schedule
-from snaporch.config.policy import span
 from snaporch.errors import ExitCode
 from snaporch.schedule.forecast import Forecast
 from snaporch.schedule.subprocesses import BulkJobResult, Subprocesses
@@ -104,7 +103,7 @@ class BulkJobs:
             done = self._captures.errand(name)
         finally:
             schedule = self._schedule()
-            pause: timedelta = span(schedule.refresh if done.status == 0 else schedule.retry)
+            pause = schedule.refresh if done.status == 0 else schedule.retry
             with self._lock:
                 self._under_way.discard(name)
                 self._not_before[name] = datetime.now(UTC) + pause

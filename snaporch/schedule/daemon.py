@@ -28,7 +28,6 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 from snaporch.config import Config
-from snaporch.config.policy import span
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.recovery.start_guardian import guard_leftovers
@@ -200,7 +199,7 @@ class Daemon:
 
     def _next_message(self) -> _Message | None:
         """What comes first: a message, or the time to look anew (``None``)."""
-        pause = span(self._context.config.schedule.refresh).total_seconds()
+        pause = self._context.config.schedule.refresh.total_seconds()
         until = min(time.monotonic() + pause, self._look_at or math.inf)
         watchdog = watchdog_seconds()
         while (left := until - time.monotonic()) > 0:
@@ -391,7 +390,7 @@ class Daemon:
             return True
         config = self._context.config
         when = times(config, capture.policy, capture.group or capture.uuid)
-        soonest = min(when.after(last), last + span(config.schedule.retry))
+        soonest = min(when.after(last), last + config.schedule.retry)
         return not last <= datetime.now(UTC) < soonest
 
     def _tell(self, message: CaptureOutcome | BulkJobResult) -> None:

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 
 from snaporch.catalog.records import marked_records
 from snaporch.config import Config
-from snaporch.config.policy import span
 from snaporch.context import Context
 from snaporch.journal import read_journals
 from snaporch.model import (
@@ -177,7 +176,7 @@ def _outlook(
         (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)
     )
     nexts = []
-    retry = span(config.schedule.retry)
+    retry = config.schedule.retry
     for name in assignment.policies:
         taken = _names_of(record for record in records if _stands(config, name, record))
         own = [s for s in snapshots if s.full_name in taken]

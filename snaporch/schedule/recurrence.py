@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
 
 from snaporch.config import Config, Policy
-from snaporch.config.policy import cron_trigger, span
+from snaporch.config.duration import duration_text, parse_duration
+from snaporch.config.policy import cron_trigger
 
 _MONDAY = datetime(1970, 1, 5, tzinfo=UTC)
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -38,7 +39,7 @@ def read_zone_again() -> None:
 class Times:
     """The times of one policy on one domain."""
 
-    every: str
+    every: timedelta | None
     cron: str
     zone: tzinfo
     offset: timedelta
@@ -52,7 +53,7 @@ class Times:
     @property
     def rule(self) -> str:
         """For people: ``every 1h``."""
-        return f"every {self.every}" if self.every else f"cron {self.cron}"
+        return f"every {duration_text(self.every)}" if self.every else f"cron {self.cron}"
 
     def after(self, moment: datetime) -> datetime:
         """The first of them that is later than ``moment``."""
@@ -60,8 +61,7 @@ class Times:
 
     def _slot_after(self, moment: datetime) -> datetime:
         if self.every:
-            length = span(self.every)
-            return _MONDAY + ((moment - _MONDAY) // length + 1) * length
+            return _MONDAY + ((moment - _MONDAY) // self.every + 1) * self.every
         return _cron_after(self.cron, self.zone, moment)
 
 
@@ -113,12 +113,11 @@ def verify_times(config: Config, name: str, uuid: str) -> Times:
     """When the policy ``name`` wants a test restore of the domain ``uuid``."""
     policy = config.policy[name]
     rule = policy.verify_rule
-    by_clock = " " in rule
-    every, cron = ("", rule) if by_clock else (rule, "")
-    return Times(every, cron, zone_of(config), _place(policy, name, uuid))
+    every = parse_duration(rule) if rule and " " not in rule else None
+    return Times(every, "" if every else rule, zone_of(config), _place(policy, name, uuid))
 
 
 def _place(policy: Policy, name: str, uuid: str) -> timedelta:
-    length = span(policy.stagger) // timedelta(seconds=1)
+    length = policy.stagger // timedelta(seconds=1)
     digest = hashlib.sha256(f"{uuid}/{name}".encode()).digest()
     return timedelta(seconds=int.from_bytes(digest[:8]) % length if length else 0)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.config import Config
-from snaporch.config.policy import span
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import domain_xml
@@ -165,7 +164,7 @@ def missed(config: Config, coming: NextSnapshot | None, outlook: Forecast, now: 
     """
     if coming is None or coming.wanted is None:
         return 0
-    grace = span(config.status.grace)
+    grace = config.status.grace
     if coming.wanted + grace >= now:
         return 0
     place = group_of(config, outlook.domain) or outlook.domain.uuid

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from snaporch.config import StatusOptions as Limits
-from snaporch.config.policy import span
 from snaporch.model import Level
 from snaporch.status.model import (
     DomainStatus,
@@ -35,9 +34,9 @@ def judge(status: Status, limits: Limits) -> list[Problem]:
     for domain in status.domains:
         found += _domain(domain, _busy(domain, status.runs))
         for policy in domain.policies:
-            found += _policy(domain.name, policy, status.at - span(limits.grace))
+            found += _policy(domain.name, policy, status.at - limits.grace)
         for replica in domain.replicas:
-            found += _replica(domain.name, replica, status.at - span(limits.replica_late))
+            found += _replica(domain.name, replica, status.at - limits.replica_late)
     for path in status.overlays:
         text = "belongs to no run that is known; may hold writes of a guest: see docs/recovery.md"
         found.append(Problem("stray-overlay", ProblemGrade.WARNING, path, text))
@@ -69,7 +68,7 @@ def _carrier(status: Status, limits: Limits) -> Iterator[Problem]:
     for section, name in status.strangers:
         text = f"names the domain {name!r}, which does not exist"
         yield Problem("no-such-domain", ProblemGrade.WARNING, section, text)
-    if not status.carrier.there and _anything_waits(status, span(limits.grace)):
+    if not status.carrier.there and _anything_waits(status, limits.grace):
         text = (
             "snapshots are due, and nobody takes them: neither the daemon nor its timer is active"
         )

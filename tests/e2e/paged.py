@@ -14,7 +14,7 @@ dataset = "tank/ram"
 ram_store = "pages"
 
 [prune]
-trash_days = 0
+trash_keep = "0s"
 """
 
 

@@ -106,7 +106,7 @@ def test_guests_that_stay_paused_are_frozen_together(guests, sanoid, tmp_path):
 
 def test_what_does_not_fit_is_refused_before_anybody_is_frozen(guests, sanoid, tmp_path):
     """At one MiB a second the RAM of a guest takes longer than another may stand still."""
-    text = '[defaults]\nram_strategy = "manual"\nram_rate = 1\nfreeze_deadline = 3\n'
+    text = '[defaults]\nram_strategy = "manual"\nram_rate = 1\nfreeze_deadline = "3s"\n'
     with config(tmp_path, text) as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)
         checked = snaporch("check", "--configdir", str(sanoid.directory), "--json", env=environment)

@@ -63,7 +63,7 @@ def test_the_default_file_need_not_exist(tmp_path, monkeypatch):
 
 def test_the_default_file_is_read_when_it_exists(tmp_path, monkeypatch):
     monkeypatch.setattr(load_module, "DEFAULT_PATH", tmp_path / "snaporch.toml")
-    (tmp_path / "snaporch.toml").write_text("[defaults]\nwait = 7\n")
+    (tmp_path / "snaporch.toml").write_text('[defaults]\nwait = "7s"\n')
     assert load_config(None).defaults.wait == 7
 
 

@@ -82,7 +82,7 @@ class Host:
         self.scheduled.configure(
             policy=POLICIES,
             schedule={"timezone": "Europe/Berlin"},
-            prune={"trash_days": 0},  # they are the real clock's
+            prune={"trash_keep": "0s"},  # they are the real clock's
             status={"store_warning": 100, "store_critical": 100},
         )
         self.now, self.by, self.ticks, self.is_full = now, "daemon", 0, False
