@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -35,6 +34,7 @@ from snaporch.schedule.apply_retention import RetentionResult, prune_daily, reti
 from snaporch.schedule.bulk_jobs import BulkJobs
 from snaporch.schedule.concurrency import PolicyCapture
 from snaporch.schedule.forecast import Forecast, NextSnapshot, carried_out, look
+from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.recurrence import Times, times
 from snaporch.schedule.run_due import capture_of, remember
 from snaporch.schedule.subprocesses import BulkJobResult, CaptureOutcome, Subprocesses
@@ -87,19 +87,6 @@ class _Broken:
 
 
 _Message = _Stop | _Reload | _Looked | _Changed | _Broken | CaptureOutcome | BulkJobResult
-
-
-class PolicyObserver(Protocol):
-    """Whoever wants to know how policies are carried out. Nothing here may raise or take long."""
-
-    def looked(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
-        """Somebody has looked at what policies have in store."""
-
-    def ended(self, config: Config, outcome: CaptureOutcome) -> None:
-        """A run ended; its guest was released."""
-
-    def failed(self, config: Config, error: SnaporchError) -> None:
-        """Something else went wrong: policies could not be looked at, or something not deleted."""
 
 
 class Daemon:

@@ -5,22 +5,85 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.model import Domain
+from snaporch.recovery.settle import recover_leftovers
+from snaporch.schedule.apply_retention import RetentionResult, retire
 from snaporch.schedule.concurrency import PolicyCapture
 from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
-from snaporch.schedule.forecast import Forecast
+from snaporch.schedule.forecast import Forecast, carried_out, look
+from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.policy_assignment import datasets
 from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses
 from snaporch.snapshot.group import group_of, members_of_group
 
-Told = Callable[[CaptureOutcome], None]
 _POLL_SECONDS = 0.2
 _MOST_WAITING = 64
 _NO_RAM = ("quiesced", "paused", "crash", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDueResult:
+    """What one pass over the policies did."""
+
+    forecasts: Sequence[Forecast]
+    """As they were before anything was done."""
+    outcomes: Sequence[CaptureOutcome]
+    retired: RetentionResult
+
+
+def run_due(
+    context: Context, captures: Subprocesses, observer: PolicyObserver, *, retention: bool
+) -> RunDueResult:
+    """Take the snapshots that are due, and delete those that no rule keeps.
+
+    The caller holds the lock of the schedule. A failure is part of the result and is reported to
+    the observer; it does not stop the other snapshots.
+
+    Args:
+        captures: starts the processes that take the snapshots.
+        observer: hears of each outcome and failure.
+        retention: whether to delete snapshots.
+    """
+    recover_leftovers(context)
+    config, now = context.config, datetime.now(UTC)
+    forecasts = look(context, now)
+    wanted = due_captures(context, forecasts, now)
+    outcomes = take_all(context, captures, wanted, lambda each: observer.ended(config, each))
+    retired = RetentionResult()
+    unwritten = _record(context, forecasts, outcomes, now)
+    if context.interrupt.signum is None and (retention or config.metrics.textfile):
+        later = datetime.now(UTC)
+        after = look(context, later)
+        if retention:
+            retired = retire(context, after, later)
+        observer.looked(context, after, later)
+    retired.failures += unwritten
+    for error in retired.failures:
+        observer.failed(config, error)
+    return RunDueResult(forecasts, outcomes, retired)
+
+
+def _record(
+    context: Context,
+    forecasts: Sequence[Forecast],
+    outcomes: Sequence[CaptureOutcome],
+    now: datetime,
+) -> list[SnaporchError]:
+    """Errors of writing failed attempts; on a full disk retention must still make room."""
+    try:
+        carried_out(context, forecasts, now)
+    except SnaporchError as error:
+        context.progress.note("snaporch", error.line())
+    try:
+        remember(context, outcomes)
+    except SnaporchError as error:
+        return [error]
+    return []
 
 
 def due_captures(
@@ -80,14 +143,17 @@ def _ram_mib(context: Context, domain: Domain, level: str) -> int:
 
 
 def take_all(
-    context: Context, captures: Subprocesses, wanted: Sequence[PolicyCapture], told: Told
+    context: Context,
+    captures: Subprocesses,
+    wanted: Sequence[PolicyCapture],
+    on_outcome: Callable[[CaptureOutcome], None],
 ) -> list[CaptureOutcome]:
     """Take them side by side as the limits allow; a failure stops no other.
 
     A signal lets nothing begin any more, and those under way undo or finish themselves.
 
     Args:
-        told: is called with each outcome as it comes.
+        on_outcome: is called with each outcome as it comes.
     """
     outcomes: list[CaptureOutcome] = []
     if not wanted:
@@ -102,7 +168,7 @@ def take_all(
             for future in done:
                 outcomes.append(future.result())
                 _tell(context, outcomes[-1])
-                told(outcomes[-1])
+                on_outcome(outcomes[-1])
             if context.interrupt.signum is not None and not stopped:
                 stopped = True
                 captures.stop()

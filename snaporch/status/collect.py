@@ -12,14 +12,14 @@ from pathlib import Path
 from snaporch import default_paths
 from snaporch.config import Config
 from snaporch.context import Context
-from snaporch.errors import SnaporchError
+from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import domain_xml
 from snaporch.journal import ForeignJournal, SnapshotJournal, Step, UnreadableJournal, list_journals
 from snaporch.locks import RECOVERING, SCHEDULE, held_by
 from snaporch.model import BundleState, Domain, SnapshotRecord
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.restore.start_lock import left_barred
-from snaporch.schedule.forecast import Forecast, NextSnapshot, replicas_of
+from snaporch.schedule.forecast import Forecast, NextSnapshot, look, replicas_of
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.replication_due import last_arrived
 from snaporch.snapshot.group import group_of
@@ -36,6 +36,36 @@ from snaporch.systemd.unit_state import unit_states
 from snaporch.zfs import ForeignMount
 
 _RESTORE_PHASE = "under way"
+
+
+def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -> Status:
+    """The state of all domains, or only of those named.
+
+    Args:
+        names: names or UUIDs of domains.
+
+    Raises:
+        NotFoundError: a domain does not exist.
+        UnavailableError: the journals cannot be read.
+    """
+    outlooks = look(context, now)
+    chosen: set[str] = set()
+    for name in names:
+        found = {e.domain.uuid for e in outlooks if name in (e.domain.name, e.domain.uuid)}
+        if not found:
+            raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")
+        chosen |= found
+    status = gather(context, outlooks, now)
+    if not names:
+        return status
+    return replace(
+        status,
+        domains=tuple(domain for domain in status.domains if domain.uuid in chosen),
+        runs=tuple(run for run in status.runs if run.uuid in chosen),
+        overlays=(),
+        unused=(),
+        strangers=(),
+    )
 
 
 def gather(context: Context, outlooks: Sequence[Forecast], now: datetime) -> Status:

@@ -32,6 +32,15 @@ class Problem:
     subject: str
     text: str
 
+    def as_json(self) -> dict[str, str]:
+        """The documented JSON object (``docs/json.md``)."""
+        return {
+            "code": self.code,
+            "grade": self.grade.value,
+            "subject": self.subject,
+            "text": self.text,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
