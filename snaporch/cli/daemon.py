@@ -38,7 +38,7 @@ def daemon_command(
     from snaporch.recovery.settle import recover_leftovers
     from snaporch.schedule.concurrency import ConcurrencyLimiter
     from snaporch.schedule.daemon import Daemon
-    from snaporch.schedule.subprocesses import Subprocesses, errand_command, snapshot_command
+    from snaporch.schedule.subprocesses import Subprocesses, bulk_job_command, snapshot_command
     from snaporch.snapshot.capture_selftest import capture_mode
     from snaporch.zfs import open_pool
 
@@ -47,7 +47,7 @@ def daemon_command(
     pool, hypervisor = open_pool(), open_hypervisor(settings.libvirt_uri)
     opened = Context(settings, hypervisor, pool, TerminalProgress(quiet=quiet), config_path=path)
     captures = Subprocesses(
-        ConcurrencyLimiter(settings.schedule), snapshot_command(path), errand_command(path)
+        ConcurrencyLimiter(settings.schedule), snapshot_command(path), bulk_job_command(path)
     )
     runtime, interrupt = settings.paths.runtime, opened.interrupt
     with (

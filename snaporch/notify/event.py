@@ -35,7 +35,7 @@ class Event:
 
     @property
     def key(self) -> str:
-        """What it is about: repeated troubles have the same."""
+        """What it is about: repeated problems have the same."""
         return f"{self.uuid or self.domain}/{self.policy}"
 
     @property
@@ -75,7 +75,7 @@ class Event:
         }
 
 
-def event_of(config: Config, outcome: CaptureOutcome, host: str, at: datetime) -> Event | None:
+def event_of_run(config: Config, outcome: CaptureOutcome, host: str, at: datetime) -> Event | None:
     """What the end of a run means; nothing if somebody stopped it."""
     if outcome.status >= _SIGNAL:
         return None

@@ -1,4 +1,4 @@
-"""Who was told what, so that a trouble that goes on is not told every ten minutes."""
+"""Who was told what, so that a problem that goes on is not told every ten minutes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class NotificationRecord:
     text: str
 
 
-def is_news(event: Event, known: Mapping[str, NotificationRecord], repeat: timedelta) -> bool:
-    """Whether it is to be told: a trouble only if it is another one, or was told long ago."""
+def should_notify(event: Event, known: Mapping[str, NotificationRecord], repeat: timedelta) -> bool:
+    """Whether it is to be told: a problem only if it is another one, or was told long ago."""
     last = known.get(event.key)
     if event.kind not in _TROUBLES or last is None or last.at > event.at:
         return True
@@ -37,14 +37,14 @@ def is_news(event: Event, known: Mapping[str, NotificationRecord], repeat: timed
 def remembered(
     event: Event, known: Mapping[str, NotificationRecord]
 ) -> dict[str, NotificationRecord]:
-    """What is known after an event; a trouble that is over is forgotten."""
+    """What is known after an event; a problem that is over is forgotten."""
     others = {key: told for key, told in known.items() if key != event.key}
     if event.kind in _TROUBLES:
         others[event.key] = NotificationRecord(event.at, event.kind, event.text)
     return others
 
 
-def read_told(directory: Path) -> dict[str, NotificationRecord]:
+def read_history(directory: Path) -> dict[str, NotificationRecord]:
     """What was told; nothing in a file that cannot be understood."""
     try:
         document = json.loads((directory / _NAME).read_bytes())
@@ -56,7 +56,7 @@ def read_told(directory: Path) -> dict[str, NotificationRecord]:
         return {}
 
 
-def write_told(directory: Path, known: Mapping[str, NotificationRecord]) -> None:
+def write_history(directory: Path, known: Mapping[str, NotificationRecord]) -> None:
     """Replace what is remembered, in one step.
 
     Raises:

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from snaporch.config import Config
 from snaporch.errors import SnaporchError, one_line
 from snaporch.notify.channels import NotifyError, Way, ways
-from snaporch.notify.event import Event, event_of, event_of_error
-from snaporch.notify.history import is_news, read_told, remembered, write_told
+from snaporch.notify.event import Event, event_of_error, event_of_run
+from snaporch.notify.history import read_history, remembered, should_notify, write_history
 from snaporch.progress import Progress
 from snaporch.schedule.subprocesses import CaptureOutcome
 
@@ -62,7 +62,7 @@ class Notifier:
 
     def ended(self, config: Config, outcome: CaptureOutcome) -> None:
         """A run of a policy ended."""
-        event = event_of(config, outcome, self._host, datetime.now(UTC))
+        event = event_of_run(config, outcome, self._host, datetime.now(UTC))
         if event is not None:
             self._put(_Job(config, event))
 
@@ -111,47 +111,47 @@ class Notifier:
 
     def _tell(self, config: Config, event: Event) -> None:
         notify, directory = config.notify, config.paths.schedule
-        known = read_told(directory)
+        known = read_history(directory)
         wanted = event.kind in notify.on
-        if wanted and not is_news(event, known, notify.repeat):
+        if wanted and not should_notify(event, known, notify.repeat):
             return
         told_by = ways(notify).items() if wanted else ()
         heard = [self._try(way, event, notify.timeout) for way in told_by]
         if any(heard) or not wanted:
             changed = remembered(event, known)
             if changed != known and (wanted or event.key in known):
-                write_told(directory, changed)
+                write_history(directory, changed)
 
     def _try(self, way: tuple[str, Way], event: Event, seconds: int) -> bool:
         """Whether it was told by that way."""
         name, tell = way
-        trouble: list[str] = []
+        problem: list[str] = []
         done = threading.Event()
 
         def run() -> None:
             try:
                 tell(event)
             except NotifyError as error:
-                trouble.append(error.line())
+                problem.append(error.line())
             except Exception as error:  # noqa: BLE001 - a library's; it must not end the daemon
-                trouble.append(f"{type(error).__name__} while telling")
+                problem.append(f"{type(error).__name__} while telling")
             finally:
                 done.set()
 
         threading.Thread(target=run, name=name, daemon=True).start()
         if not done.wait(seconds + _MORE_SECONDS):
-            trouble.append(f"did not end within {seconds} s")
-        if trouble:
-            self._progress.note(event.domain, one_line(f"{name}: {trouble[0]}"))
-        return not trouble
+            problem.append(f"did not end within {seconds} s")
+        if problem:
+            self._progress.note(event.domain, one_line(f"{name}: {problem[0]}"))
+        return not problem
 
 
 def _forget(over: _Over) -> None:
     directory = over.config.paths.schedule
-    known = read_told(directory)
+    known = read_history(directory)
     left = {key: told for key, told in known.items() if key not in over.keys}
     if left != known:
-        write_told(directory, left)
+        write_history(directory, left)
 
 
 def patience(config: Config) -> float:

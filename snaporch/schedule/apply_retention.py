@@ -49,16 +49,16 @@ class RetentionResult:
     """Snapshots that somebody has mounted; they wait for the next time, too."""
 
 
-def retire(context: Context, outlooks: Sequence[Forecast], now: datetime) -> RetentionResult:
+def retire(context: Context, forecasts: Sequence[Forecast], now: datetime) -> RetentionResult:
     """Delete what retention foresees; a failure on one domain does not stop the others."""
     done = RetentionResult()
-    for outlook in outlooks:
-        if outlook.doomed:
-            context.interrupt.check(outlook.domain.name)
+    for forecast in forecasts:
+        if forecast.doomed:
+            context.interrupt.check(forecast.domain.name)
             try:
-                _retire(context, outlook, now, done)
+                _retire(context, forecast, now, done)
             except BusyError:
-                done.busy.append(outlook.domain.name)
+                done.busy.append(forecast.domain.name)
             except SnaporchError as error:
                 done.failures.append(error)
     return done
@@ -104,8 +104,8 @@ def _is_a_day_old(mark: Path) -> bool:
         return True
 
 
-def _retire(context: Context, outlook: Forecast, now: datetime, done: RetentionResult) -> None:
-    domain = outlook.domain
+def _retire(context: Context, forecast: Forecast, now: datetime, done: RetentionResult) -> None:
+    domain = forecast.domain
     gone: list[str] = []
 
     def hold(uuid: str) -> AbstractContextManager[None]:
@@ -116,7 +116,7 @@ def _retire(context: Context, outlook: Forecast, now: datetime, done: RetentionR
     with hold(domain.uuid), hold(replication_lock_name(domain.uuid)):
         # What was seen before the lock was held may have been rolled away meanwhile.
         (current,) = look(context, now, domain.uuid)
-        foreseen = {verdict.taken.run for verdict in outlook.doomed}
+        foreseen = {verdict.taken.run for verdict in forecast.doomed}
         end = time.monotonic() + _HELD_SECONDS
         for verdict in current.doomed:
             if verdict.taken.run not in foreseen:

@@ -27,7 +27,7 @@ class BulkJob:
     """When there is something to do for a domain."""
 
 
-ERRANDS = (
+BULK_JOBS = (
     BulkJob("verify", "verifying", lambda each: [check.at for check in each.checks]),
     BulkJob("replicate", "replicating", lambda each: [each.at for each in each.shipments]),
 )
@@ -59,24 +59,24 @@ class BulkJobs:
     @property
     def ids(self) -> frozenset[str]:
         """The jobs that are not captures."""
-        return frozenset(errand.name for errand in ERRANDS)
+        return frozenset(kind.name for kind in BULK_JOBS)
 
     def describe(self) -> str:
         """What is being done now: ``verifying; ``."""
         with self._lock:
-            return "".join(f"{each.doing}; " for each in ERRANDS if each.name in self._under_way)
+            return "".join(f"{each.doing}; " for each in BULK_JOBS if each.name in self._under_way)
 
-    def set_times(self, outlooks: Sequence[Forecast]) -> None:
+    def set_times(self, forecasts: Sequence[Forecast]) -> None:
         """Have each kind done when something of it is due."""
-        for errand in ERRANDS:
-            self._set_time(errand, [at for each in outlooks for at in errand.times(each)])
+        for kind in BULK_JOBS:
+            self._set_time(kind, [at for each in forecasts for at in kind.times(each)])
 
-    def _set_time(self, errand: BulkJob, times: Sequence[datetime]) -> None:
+    def _set_time(self, kind: BulkJob, times: Sequence[datetime]) -> None:
         with self._lock:
-            if errand.name in self._under_way:
+            if kind.name in self._under_way:
                 return
-            earliest = self._not_before.get(errand.name, datetime.min.replace(tzinfo=UTC))
-        job = self._scheduler.get_job(errand.name)
+            earliest = self._not_before.get(kind.name, datetime.min.replace(tzinfo=UTC))
+        job = self._scheduler.get_job(kind.name)
         if not times:
             if job is not None:
                 job.remove()
@@ -86,9 +86,9 @@ class BulkJobs:
             self._scheduler.add_job(
                 self._do,
                 "date",
-                args=[errand.name],
+                args=[kind.name],
                 run_date=at,
-                id=errand.name,
+                id=kind.name,
                 replace_existing=True,
             )
 
@@ -100,7 +100,7 @@ class BulkJobs:
             self._under_way.add(name)
         done = BulkJobResult(name, ExitCode.BUG, (), ())
         try:
-            done = self._captures.errand(name)
+            done = self._captures.run_bulk_job(name)
         finally:
             schedule = self._schedule()
             pause = schedule.refresh if done.status == 0 else schedule.retry

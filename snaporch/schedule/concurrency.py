@@ -47,7 +47,7 @@ class PolicyCapture:
         return f"group {self.group}" if self.group else self.domain
 
 
-class GateClosedError(Exception):
+class LimiterClosedError(Exception):
     """No snapshot may begin any more."""
 
 
@@ -83,12 +83,12 @@ class ConcurrencyLimiter:
         """Wait until there is room, and take it until the end.
 
         Raises:
-            GateClosedError: the gate was closed before.
+            LimiterClosedError: the limiter was closed before.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._room(capture))
             if self._closed:
-                raise GateClosedError
+                raise LimiterClosedError
             self._inside.append(capture)
             self._changed.notify_all()
         try:

@@ -33,7 +33,7 @@ from snaporch.recovery.start_guardian import guard_leftovers
 from snaporch.schedule.apply_retention import RetentionResult, prune_daily, retire
 from snaporch.schedule.bulk_jobs import BulkJobs
 from snaporch.schedule.concurrency import PolicyCapture
-from snaporch.schedule.forecast import Forecast, NextSnapshot, carried_out, look
+from snaporch.schedule.forecast import Forecast, NextSnapshot, look, record_carried_out
 from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.recurrence import Times, times
 from snaporch.schedule.run_due import capture_of, remember
@@ -127,7 +127,7 @@ class Daemon:
             executors={"default": ThreadPoolExecutor(_THREADS)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
-        self._errands = BulkJobs(
+        self._bulk_jobs = BulkJobs(
             self._scheduler, captures, lambda: self._context.config.schedule, self._inbox.put
         )
 
@@ -223,7 +223,7 @@ class Daemon:
             self._context.progress.note(_ME, f"{error.line()}; the old configuration stays")
         else:
             self._context.config = config
-            self._captures.gate.limit(config.schedule)
+            self._captures.limiter.limit(config.schedule)
             self._context.progress.step(_ME, "configuration loaded")
         notify("READY=1")
 
@@ -274,9 +274,9 @@ class Daemon:
         progress = context.progress
         try:
             guard_leftovers(context)
-            outlooks = look(context, now)
-            self._carried_out(context, outlooks, now)
-            retired = retire(context, outlooks, now)
+            forecasts = look(context, now)
+            self._record_carried_out(context, forecasts, now)
+            retired = retire(context, forecasts, now)
         except InterruptedRunError:
             return False
         except SnaporchError as error:
@@ -289,28 +289,30 @@ class Daemon:
         for waiting in retired.mounted:
             progress.note(_ME, waiting.line())
         self._tell_failures(context, retired)
-        self._set_times(context.config, outlooks, now)
-        self._errands.set_times(outlooks)
+        self._set_times(context.config, forecasts, now)
+        self._bulk_jobs.set_times(forecasts)
         self._scheduler.wakeup()  # it sleeps on when the clock has been put forward
-        self._watcher.looked(context, outlooks, now)
+        self._watcher.looked(context, forecasts, now)
         notify(f"STATUS={self._status()}")
         return True
 
-    def _carried_out(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
+    def _record_carried_out(
+        self, context: Context, forecasts: Sequence[Forecast], now: datetime
+    ) -> None:
         try:
-            carried_out(context, outlooks, now)
+            record_carried_out(context, forecasts, now)
         except SnaporchError as error:
             context.progress.note(_ME, error.line())
             self._watcher.failed(context.config, error)
 
-    def _set_times(self, config: Config, outlooks: Sequence[Forecast], now: datetime) -> None:
+    def _set_times(self, config: Config, forecasts: Sequence[Forecast], now: datetime) -> None:
         wanted = {
             f"{each.domain.uuid}/{coming.policy}": (each, coming)
-            for each in outlooks
+            for each in forecasts
             for coming in each.nexts
         }
         for job in self._scheduler.get_jobs():
-            if job.id not in (*wanted, *self._errands.ids):
+            if job.id not in (*wanted, *self._bulk_jobs.ids):
                 job.remove()
         for key, (each, coming) in wanted.items():
             with self._lock:
@@ -332,11 +334,11 @@ class Daemon:
             )
 
     def _status(self) -> str:
-        captures = [job for job in self._scheduler.get_jobs() if job.id not in self._errands.ids]
+        captures = [job for job in self._scheduler.get_jobs() if job.id not in self._bulk_jobs.ids]
         jobs = sorted(captures, key=lambda job: job.next_run_time)
-        inside = [f"{c.label} ({c.policy})" for c in self._captures.gate.inside]
+        inside = [f"{c.label} ({c.policy})" for c in self._captures.limiter.inside]
         text = f"taking {', '.join(inside)}; " if inside else ""
-        text += self._errands.describe()
+        text += self._bulk_jobs.describe()
         if not jobs:
             return f"{text}no policy has anything to take"
         first = jobs[0]

@@ -13,7 +13,7 @@ from snaporch.model import iso, parse_iso
 _NAME = "carried.json"
 
 
-def read_carried(directory: Path) -> dict[str, datetime]:
+def read_first_runs(directory: Path) -> dict[str, datetime]:
     """When each was first carried out, by ``UUID/POLICY``; none in a file not understood."""
     try:
         document = json.loads((directory / _NAME).read_bytes())
@@ -22,13 +22,13 @@ def read_carried(directory: Path) -> dict[str, datetime]:
         return {}
 
 
-def note_carried(directory: Path, keys: Iterable[str], now: datetime) -> None:
+def record_first_runs(directory: Path, keys: Iterable[str], now: datetime) -> None:
     """Note that these are carried out, and no others.
 
     Raises:
         UnavailableError: the directory cannot be written.
     """
-    known = read_carried(directory)
+    known = read_first_runs(directory)
     changed = {key: min(known.get(key, now), now).replace(microsecond=0) for key in keys}
     if changed != known:
         _write(directory, changed)

@@ -26,12 +26,12 @@ from snaporch.schedule.failures import (
     FailedAttempt,
     read_failed,
 )
-from snaporch.schedule.first_run import note_carried, read_carried
+from snaporch.schedule.first_run import read_first_runs, record_first_runs
 from snaporch.schedule.policy_assignment import Assignment, assign, datasets
 from snaporch.schedule.recurrence import Times, read_zone_again, times, verify_times, zone_of
-from snaporch.schedule.replication_due import PendingReplication, next_shipment
+from snaporch.schedule.replication_due import PendingReplication, next_replication
 from snaporch.schedule.retention import RetentionDecision, RetentionSnapshot, judge, keep_together
-from snaporch.schedule.verification_due import DueVerification, next_check
+from snaporch.schedule.verification_due import DueVerification, next_verification
 from snaporch.snapshot.group import group_of
 
 
@@ -54,7 +54,7 @@ class NextSnapshot:
         return self.at <= now
 
     @property
-    def owed(self) -> datetime:
+    def due_but_for_failures(self) -> datetime:
         """When it is due but for the tries that failed."""
         return self.at if self.failed is None else self.wanted or self.since or self.at
 
@@ -105,14 +105,14 @@ def look(context: Context, now: datetime, only: str | None = None) -> list[Forec
         domains = [own, *(each for each in others if each is not None)]
     guids = frozenset(snapshot.guid for snapshot in survey.snapshots)
     memory = _Memory.of(context)
-    outlooks = [
-        _outlook(context, domain, snapshots[domain.uuid], survey, guids, memory, now)
+    forecasts = [
+        _forecast(context, domain, snapshots[domain.uuid], survey, guids, memory, now)
         for domain in domains
     ]
-    verdicts = keep_together({each.domain.name: each.verdicts for each in outlooks})
+    verdicts = keep_together({each.domain.name: each.verdicts for each in forecasts})
     return [
         replace(each, verdicts=tuple(verdicts[each.domain.name]))
-        for each in outlooks
+        for each in forecasts
         if own in (None, each.domain)
     ]
 
@@ -127,14 +127,14 @@ def _members_with(snapshots: Mapping[str, Sequence[PoolSnapshot]], uuid: str) ->
     return {other for other, groups in instants.items() if groups & own}
 
 
-def carried_out(context: Context, outlooks: Iterable[Forecast], now: datetime) -> None:
+def record_carried_out(context: Context, forecasts: Iterable[Forecast], now: datetime) -> None:
     """Note which policies are carried out for which domains, by whoever does it.
 
     Raises:
         UnavailableError: it cannot be written down.
     """
-    keys = [f"{each.domain.uuid}/{coming.policy}" for each in outlooks for coming in each.nexts]
-    note_carried(context.config.paths.schedule, keys, now)
+    keys = [f"{each.domain.uuid}/{coming.policy}" for each in forecasts for coming in each.nexts]
+    record_first_runs(context.config.paths.schedule, keys, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +156,10 @@ class _Memory:
             read_failed(paths.schedule, name, spare=paths.runtime)
             for name in (CAPTURES, VERIFICATIONS, REPLICATIONS)
         )
-        return cls(read_carried(paths.schedule), captures, verifications, replications, runs)
+        return cls(read_first_runs(paths.schedule), captures, verifications, replications, runs)
 
 
-def _outlook(
+def _forecast(
     context: Context,
     domain: Domain,
     snapshots: Sequence[PoolSnapshot],
@@ -192,7 +192,7 @@ def _outlook(
     as_named = [record for record in finished if not record.renamed]
     wanted = ((name, verify_times(config, name, domain.uuid)) for name in assignment.policies)
     checks = [
-        next_check(
+        next_verification(
             name,
             when,
             finished,
@@ -205,7 +205,7 @@ def _outlook(
         if when.known
     ]
     shipments = [
-        next_shipment(name, policies, as_named, memory.replications, retry, now)
+        next_replication(name, policies, as_named, memory.replications, retry, now)
         for name, policies in replicas_of(config, assignment).items()
     ]
     return Forecast(

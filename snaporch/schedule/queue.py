@@ -28,10 +28,10 @@ class QueueItem(Protocol):
 T = TypeVar("T", bound=QueueItem)
 
 
-def one_by_one(
+def due_items(
     context: Context, doing: str, wanted: Callable[[Forecast], Iterable[T]]
 ) -> Iterator[tuple[Forecast, T]]:
-    """What is due, each once, what has waited longest first, with its domain's outlook.
+    """What is due, each once, what has waited longest first, with its domain's forecast.
 
     Looks anew after each, for each takes its time: snapshots come and go meanwhile.
 
@@ -43,9 +43,9 @@ def one_by_one(
         context.interrupt.check(doing)
         now = datetime.now(UTC)
         left = [
-            (outlook, work)
-            for outlook in look(context, now)
-            for work in wanted(outlook)
+            (forecast, work)
+            for forecast in look(context, now)
+            for work in wanted(forecast)
             if work.due(now) and work.key not in done
         ]
         if not left:

@@ -36,7 +36,7 @@ class PendingReplication:
         return self.at <= now
 
 
-def next_shipment(
+def next_replication(
     replica: str,
     policies: Iterable[str],
     records: Sequence[SnapshotRecord],

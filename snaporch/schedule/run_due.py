@@ -15,7 +15,7 @@ from snaporch.recovery.settle import recover_leftovers
 from snaporch.schedule.apply_retention import RetentionResult, retire
 from snaporch.schedule.concurrency import PolicyCapture
 from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
-from snaporch.schedule.forecast import Forecast, carried_out, look
+from snaporch.schedule.forecast import Forecast, look, record_carried_out
 from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.policy_assignment import datasets
 from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses
@@ -76,7 +76,7 @@ def _record(
 ) -> list[SnaporchError]:
     """Errors of writing failed attempts; on a full disk retention must still make room."""
     try:
-        carried_out(context, forecasts, now)
+        record_carried_out(context, forecasts, now)
     except SnaporchError as error:
         context.progress.note("snaporch", error.line())
     try:
@@ -87,12 +87,12 @@ def _record(
 
 
 def due_captures(
-    context: Context, outlooks: Iterable[Forecast], now: datetime
+    context: Context, forecasts: Iterable[Forecast], now: datetime
 ) -> list[PolicyCapture]:
     """What is due, each group once; what has waited longest comes first."""
     due = [
         (coming.at, each.domain.name, each.domain, coming.policy)
-        for each in outlooks
+        for each in forecasts
         for coming in each.nexts
         if coming.due(now)
     ]

@@ -11,7 +11,7 @@ from snaporch.model import SnapshotRecord
 from snaporch.replication.replicate import Shipped, ship
 from snaporch.replication.target import Destination
 from snaporch.schedule.failures import REPLICATIONS, remember_try
-from snaporch.schedule.queue import one_by_one
+from snaporch.schedule.queue import due_items
 from snaporch.schedule.replication_due import PendingReplication
 
 Opened = Callable[[Context, str], Destination]
@@ -32,8 +32,8 @@ def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutco
     Raises:
         InterruptedRunError: a signal came; what had arrived stays.
     """
-    for outlook, shipment in one_by_one(context, "replicate", lambda outlook: outlook.shipments):
-        yield _send(context, outlook.finished, shipment, opened)
+    for forecast, shipment in due_items(context, "replicate", lambda forecast: forecast.shipments):
+        yield _send(context, forecast.finished, shipment, opened)
 
 
 def _send(

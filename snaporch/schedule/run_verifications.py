@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.schedule.failures import VERIFICATIONS, remember_try
-from snaporch.schedule.queue import one_by_one
+from snaporch.schedule.queue import due_items
 from snaporch.schedule.verification_due import DueVerification
 from snaporch.verify.verify import Verification, VerifyOptions, verify
 
@@ -34,7 +34,7 @@ def verify_due(context: Context) -> Iterator[VerificationOutcome]:
     Raises:
         InterruptedRunError: a signal came; the one under way has found nothing out.
     """
-    for _, check in one_by_one(context, "verify", lambda outlook: outlook.checks):
+    for _, check in due_items(context, "verify", lambda forecast: forecast.checks):
         yield _verify(context, check)
 
 

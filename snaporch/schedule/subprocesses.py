@@ -19,7 +19,7 @@ from typing import Any
 
 from snaporch.errors import ExitCode
 from snaporch.model import Level
-from snaporch.schedule.concurrency import ConcurrencyLimiter, GateClosedError, PolicyCapture
+from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError, PolicyCapture
 
 Command = Callable[[PolicyCapture], list[str]]
 _PREFIX = "snaporch: "
@@ -72,7 +72,7 @@ def snapshot_command(config: Path | None) -> Command:
     return command
 
 
-def errand_command(config: Path | None) -> Callable[[str], list[str]]:
+def bulk_job_command(config: Path | None) -> Callable[[str], list[str]]:
     """The command line that does what policies have due of a kind: ``verify``, ``replicate``."""
     return lambda name: [*own_words(config), name, "--due", "--quiet"]
 
@@ -84,17 +84,17 @@ def own_words(config: Path | None) -> list[str]:
 
 
 class Subprocesses:
-    """The captures of this process, and its errands."""
+    """The captures of this process, and its bulk_job."""
 
     def __init__(
         self,
-        gate: ConcurrencyLimiter,
+        limiter: ConcurrencyLimiter,
         command: Command,
-        errands: Callable[[str], Sequence[str]] = errand_command(None),  # noqa: B008 - pure
+        bulk_job: Callable[[str], Sequence[str]] = bulk_job_command(None),  # noqa: B008 - pure
     ) -> None:
-        self.gate = gate
+        self.limiter = limiter
         self.command = command
-        self.errands = errands
+        self.bulk_job = bulk_job
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -102,16 +102,16 @@ class Subprocesses:
     def take(self, capture: PolicyCapture) -> CaptureOutcome:
         """Wait for room, take the snapshot, and say how it went; never raises for its failure."""
         try:
-            with self.gate.through(capture):
+            with self.limiter.through(capture):
                 return self._take(capture)
-        except GateClosedError:
+        except LimiterClosedError:
             return CaptureOutcome(capture, 128 + signal.SIGTERM, "not begun: asked to stop")
 
-    def errand(self, name: str) -> BulkJobResult:
+    def run_bulk_job(self, name: str) -> BulkJobResult:
         """Do what is due of a kind, and say how it went; never raises for its failure."""
         try:
-            status, out, err = self._run(self.errands(name))
-        except GateClosedError:
+            status, out, err = self._run(self.bulk_job(name))
+        except LimiterClosedError:
             return BulkJobResult(name, 128 + signal.SIGTERM, (), ())
         except OSError as error:
             return BulkJobResult(name, ExitCode.UNAVAILABLE, (), (f"cannot be started: {error}",))
@@ -127,7 +127,7 @@ class Subprocesses:
         """Exit code, output and errors of a process that is told when we stop."""
         with self._lock:
             if self._stopped:
-                raise GateClosedError
+                raise LimiterClosedError
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -148,7 +148,7 @@ class Subprocesses:
 
     def stop(self) -> None:
         """Begin nothing any more, and ask what runs to undo or finish itself."""
-        self.gate.close()
+        self.limiter.close()
         with self._lock:
             self._stopped = True
             for process in self._running:

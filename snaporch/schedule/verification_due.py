@@ -33,7 +33,7 @@ class DueVerification:
         return self.at <= now
 
 
-def next_check(
+def next_verification(
     policy: str,
     when: Times,
     records: Sequence[SnapshotRecord],

@@ -48,14 +48,14 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         NotFoundError: a domain does not exist.
         UnavailableError: the journals cannot be read.
     """
-    outlooks = look(context, now)
+    forecasts = look(context, now)
     chosen: set[str] = set()
     for name in names:
-        found = {e.domain.uuid for e in outlooks if name in (e.domain.name, e.domain.uuid)}
+        found = {e.domain.uuid for e in forecasts if name in (e.domain.name, e.domain.uuid)}
         if not found:
             raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")
         chosen |= found
-    status = gather(context, outlooks, now)
+    status = gather(context, forecasts, now)
     if not names:
         return status
     return replace(
@@ -68,7 +68,7 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
     )
 
 
-def gather(context: Context, outlooks: Sequence[Forecast], now: datetime) -> Status:
+def gather(context: Context, forecasts: Sequence[Forecast], now: datetime) -> Status:
     """How it stands, by what :func:`snaporch.schedule.forecast.look` saw.
 
     Raises:
@@ -80,103 +80,103 @@ def gather(context: Context, outlooks: Sequence[Forecast], now: datetime) -> Sta
     return Status(
         at=now,
         carrier=SchedulerState(held_by(config.paths.runtime, SCHEDULE), unit_states()),
-        domains=tuple(_domain(context, each, runs, now) for each in outlooks),
+        domains=tuple(_domain(context, each, runs, now) for each in forecasts),
         runs=tuple(runs),
         overlays=_stray(overlays, runs),
         store=usage(config.paths.bundles),
-        store_gone=_store_gone(context, outlooks),
-        unused=_unused(config, outlooks),
-        strangers=_strangers(config, outlooks),
-        mounted=_mounted(context, outlooks),
+        store_gone=_store_gone(context, forecasts),
+        unused=_unused(config, forecasts),
+        strangers=_strangers(config, forecasts),
+        mounted=_mounted(context, forecasts),
         barred=tuple(
             (left.thing, left.explanation)
-            for left in left_barred(context, [each.domain for each in outlooks])
+            for left in left_barred(context, [each.domain for each in forecasts])
         ),
     )
 
 
-def _mounted(context: Context, outlooks: Sequence[Forecast]) -> tuple[ForeignMount, ...]:
+def _mounted(context: Context, forecasts: Sequence[Forecast]) -> tuple[ForeignMount, ...]:
     """Also those of others' snapshots: they are in the way of a restore all the same."""
-    records = [record for each in outlooks for record in each.records]
+    records = [record for each in forecasts for record in each.records]
     datasets = {name for record in records for name in record.datasets}
     found = context.pool.foreign_mounts()
     return tuple(each for each in found if each.name.partition("@")[0] in datasets)
 
 
-def _unused(config: Config, outlooks: Sequence[Forecast]) -> tuple[str, ...]:
-    used = {policy for each in outlooks for policy in each.assignment.policies}
+def _unused(config: Config, forecasts: Sequence[Forecast]) -> tuple[str, ...]:
+    used = {policy for each in forecasts for policy in each.assignment.policies}
     timed = [name for name, policy in config.policy.items() if policy.every or policy.cron]
     return tuple(name for name in timed if name not in used)
 
 
-def _store_gone(context: Context, outlooks: Sequence[Forecast]) -> bool:
+def _store_gone(context: Context, forecasts: Sequence[Forecast]) -> bool:
     """Whether there are snapshots with bundles, and no store."""
-    lost = (r.state is BundleState.MISSING for each in outlooks for r in each.records)
+    lost = (r.state is BundleState.MISSING for each in forecasts for r in each.records)
     return any(lost) and not context.store.is_known()
 
 
-def _strangers(config: Config, outlooks: Sequence[Forecast]) -> tuple[tuple[str, str], ...]:
+def _strangers(config: Config, forecasts: Sequence[Forecast]) -> tuple[tuple[str, str], ...]:
     """Names and UUIDs that policies are for, and that nobody has; patterns may mean nobody."""
-    known = {name for each in outlooks for name in (each.domain.name, each.domain.uuid)}
+    known = {name for each in forecasts for name in (each.domain.name, each.domain.uuid)}
     named = [(f"policy.{name}", d) for name, p in config.policy.items() for d in p.domains]
     named += [("domain", name) for name, own in config.domain.items() if "policies" in own]
     return tuple((where, n) for where, n in named if n not in known and not set("*?[") & set(n))
 
 
 def _domain(
-    context: Context, outlook: Forecast, runs: Sequence[OpenRun], now: datetime
+    context: Context, forecast: Forecast, runs: Sequence[OpenRun], now: datetime
 ) -> DomainStatus:
-    config, domain, records = context.config, outlook.domain, outlook.records
+    config, domain, records = context.config, forecast.domain, forecast.records
     verified = [record for record in records if record.verified is not None]
     known = any(run.uuid == domain.uuid for run in runs)
     return DomainStatus(
         name=domain.name,
         uuid=domain.uuid,
-        policies=_policies(config, outlook, now),
-        unknown=outlook.assignment.unknown,
+        policies=_policies(config, forecast, now),
+        unknown=forecast.assignment.unknown,
         newest={record.level: record.created for record in records},  # the newest comes last
         counts=Counter(record.level for record in records),
         last=records[-1] if records else None,
         verified=max(verified, key=_verified_at, default=None),
-        replicas=_replicas(config, outlook),
+        replicas=_replicas(config, forecast),
         stray=() if known else _on_overlays(context, domain),
-        lost=_lost(outlook),
+        lost=_lost(forecast),
     )
 
 
-def _lost(outlook: Forecast) -> str:
+def _lost(forecast: Forecast) -> str:
     """Somebody who wants no policy any more says so; a domain that was renamed does not."""
-    assignment = outlook.assignment
+    assignment = forecast.assignment
     if assignment.policies or assignment.unknown or assignment.source:
         return ""
-    return next((record.policy for record in reversed(outlook.records) if record.policy), "")
+    return next((record.policy for record in reversed(forecast.records) if record.policy), "")
 
 
 def _verified_at(record: SnapshotRecord) -> datetime:
     return record.verified.at if record.verified else datetime.min.replace(tzinfo=UTC)
 
 
-def _replicas(config: Config, outlook: Forecast) -> tuple[ReplicaStatus, ...]:
-    shipments = {shipment.replica: shipment for shipment in outlook.shipments}
+def _replicas(config: Config, forecast: Forecast) -> tuple[ReplicaStatus, ...]:
+    shipments = {shipment.replica: shipment for shipment in forecast.shipments}
     return tuple(
-        ReplicaStatus(name, last_arrived(name, outlook.records), shipments.get(name))
-        for name in replicas_of(config, outlook.assignment)
+        ReplicaStatus(name, last_arrived(name, forecast.records), shipments.get(name))
+        for name in replicas_of(config, forecast.assignment)
     )
 
 
-def _policies(config: Config, outlook: Forecast, now: datetime) -> tuple[PolicyStatus, ...]:
-    whole = [each for each in outlook.records if each.state.is_there]
+def _policies(config: Config, forecast: Forecast, now: datetime) -> tuple[PolicyStatus, ...]:
+    whole = [each for each in forecast.records if each.state.is_there]
     last = {each.policy: each for each in whole}
-    nexts = {coming.policy: coming for coming in outlook.nexts}
+    nexts = {coming.policy: coming for coming in forecast.nexts}
     return tuple(
         PolicyStatus(
             name,
             last[name].created if name in last else None,
             nexts.get(name),
-            missed(config, nexts.get(name), outlook, now),
-            None if outlook.domain.active else _found_unchanged(last.get(name), now),
+            missed(config, nexts.get(name), forecast, now),
+            None if forecast.domain.active else _found_unchanged(last.get(name), now),
         )
-        for name in outlook.assignment.policies
+        for name in forecast.assignment.policies
     )
 
 
@@ -187,7 +187,7 @@ def _found_unchanged(record: SnapshotRecord | None, now: datetime) -> datetime |
     return record.unchanged
 
 
-def missed(config: Config, coming: NextSnapshot | None, outlook: Forecast, now: datetime) -> int:
+def missed(config: Config, coming: NextSnapshot | None, forecast: Forecast, now: datetime) -> int:
     """How many times of a policy went by without a snapshot: none, one, or more (2).
 
     One that came less than ``status.grace`` ago may still be made up for.
@@ -197,7 +197,7 @@ def missed(config: Config, coming: NextSnapshot | None, outlook: Forecast, now: 
     grace = config.status.grace
     if coming.wanted + grace >= now:
         return 0
-    place = group_of(config, outlook.domain) or outlook.domain.uuid
+    place = group_of(config, forecast.domain) or forecast.domain.uuid
     second = times(config, coming.policy, place).after(coming.wanted)
     return 1 if second + grace >= now else 2
 

@@ -24,13 +24,13 @@ _MODE = 0o644
 _MILLI = 1000.0
 
 
-def as_text(status: Status, troubles: Sequence[Problem]) -> bytes:
+def as_text(status: Status, problems: Sequence[Problem]) -> bytes:
     """The metrics in Prometheus' text format.
 
     Raises:
         UnavailableError: ``prometheus_client`` is not installed.
     """
-    made = registry(lambda: (status, troubles))
+    made = registry(lambda: (status, problems))
     from prometheus_client import generate_latest
 
     text: bytes = generate_latest(made)
@@ -64,12 +64,12 @@ def registry(
     return made
 
 
-def families(status: Status, troubles: Sequence[Problem]) -> Iterator[GaugeMetricFamily]:
+def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetricFamily]:
     """Every metric."""
     yield _one("info", "Which snaporch this is.", 1, version=__version__)
     yield _one("status_timestamp_seconds", "When these figures were found.", status.at.timestamp())
     yield _one("carrier_active", "Whether a daemon or a timer is there.", status.carrier.there)
-    grades = [({"grade": g.value}, sum(t.grade is g for t in troubles)) for g in ProblemGrade]
+    grades = [({"grade": g.value}, sum(t.grade is g for t in problems)) for g in ProblemGrade]
     yield _many("troubles", "Things that need attention.", ("grade",), grades)
     held = [run for run in status.runs if run.held]
     yield _one("runs_under_way", "Runs that go on.", len(held))
@@ -141,7 +141,7 @@ def _of_policies(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]
         "policy_next_run_timestamp_seconds",
         "When a policy's next snapshot is due, whatever has failed; gone by if it is late.",
         labels,
-        [(words, each.next.owed.timestamp()) for words, each in pairs if each.next],
+        [(words, each.next.due_but_for_failures.timestamp()) for words, each in pairs if each.next],
     )
     yield _many(
         "policy_missed_runs",

@@ -27,17 +27,17 @@ class MetricsExporter:
         self._current: tuple[Status, Sequence[Problem]] | None = None
         self._served = False
 
-    def looked(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
+    def looked(self, context: Context, forecasts: Sequence[Forecast], now: datetime) -> None:
         """Take in what was seen, and write the textfile."""
         textfile = context.config.metrics.textfile
         if not (textfile or self._served):
             return
         try:
-            status = gather(context, outlooks, now)
-            troubles = judge(status, context.config.status)
-            self._current = (status, troubles)
+            status = gather(context, forecasts, now)
+            problems = judge(status, context.config.status)
+            self._current = (status, problems)
             if textfile:
-                write_textfile(Path(textfile), as_text(status, troubles))
+                write_textfile(Path(textfile), as_text(status, problems))
         except (SnaporchError, OSError) as error:
             text = error.line() if isinstance(error, SnaporchError) else str(error)
             context.progress.note(_ME, text)

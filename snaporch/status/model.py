@@ -27,7 +27,7 @@ class Problem:
     """Something that needs attention."""
 
     code: str
-    """Which kind of trouble it is: a heading of ``docs/status.md``."""
+    """Which kind of problem it is: a heading of ``docs/status.md``."""
     grade: ProblemGrade
     subject: str
     text: str
@@ -172,7 +172,7 @@ class Status:
     """Guests that cannot be started until the undo of a restore is finished, and how it is."""
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object (``docs/json.md``), without the troubles."""
+        """The documented JSON object (``docs/json.md``), without the problems."""
         holder = self.carrier.holder
         store = self.store
         return {

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from snaporch.config import StatusOptions as Limits
+from snaporch.config import StatusOptions
 from snaporch.model import Level
 from snaporch.status.model import (
     DomainStatus,
@@ -25,9 +25,9 @@ _ORDER = tuple(ProblemGrade)[::-1]
 _TWO = 2
 
 
-def judge(status: Status, limits: Limits) -> list[Problem]:
+def judge(status: Status, limits: StatusOptions) -> list[Problem]:
     """Everything that needs attention, the critical first, otherwise in the order of a status."""
-    found = [trouble for run in status.runs for trouble in _run(run)]  # first: a guest may wait
+    found = [problem for run in status.runs for problem in _run(run)]  # first: a guest may wait
     for name, text in status.barred:
         found.append(Problem("barred", ProblemGrade.CRITICAL, name, text))
     found += _carrier(status, limits)
@@ -45,15 +45,15 @@ def judge(status: Status, limits: Limits) -> list[Problem]:
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
     found += _mounted(status.mounted)
     found += _store(status.store, limits)
-    return sorted(found, key=lambda trouble: _ORDER.index(trouble.grade))
+    return sorted(found, key=lambda problem: _ORDER.index(problem.grade))
 
 
-def worst(troubles: Sequence[Problem]) -> ProblemGrade | None:
+def worst(problems: Sequence[Problem]) -> ProblemGrade | None:
     """The worst of them."""
-    return min((each.grade for each in troubles), key=_ORDER.index, default=None)
+    return min((each.grade for each in problems), key=_ORDER.index, default=None)
 
 
-def _carrier(status: Status, limits: Limits) -> Iterator[Problem]:
+def _carrier(status: Status, limits: StatusOptions) -> Iterator[Problem]:
     for unit, state in status.carrier.units.items():
         if state == "failed":
             text = f"has failed; see: journalctl -u {unit}"
@@ -171,7 +171,7 @@ def _mounted(mounts: Sequence[ForeignMount]) -> Iterator[Problem]:
         yield Problem("mounted", ProblemGrade.WARNING, holder, text)
 
 
-def _store(store: StoreUsage, limits: Limits) -> Iterator[Problem]:
+def _store(store: StoreUsage, limits: StatusOptions) -> Iterator[Problem]:
     used = store.used_percent
     if used >= limits.store_warning:
         grade = ProblemGrade.CRITICAL if used >= limits.store_critical else ProblemGrade.WARNING

@@ -8,7 +8,7 @@ from snaporch.config import Config
 from snaporch.errors import SnaporchError
 from snaporch.notify import notifier as module
 from snaporch.notify.channels import NotifyError
-from snaporch.notify.history import read_told
+from snaporch.notify.history import read_history
 from snaporch.notify.notifier import Notifier, patience
 from snaporch.schedule.concurrency import PolicyCapture
 from snaporch.schedule.subprocesses import CaptureOutcome
@@ -148,7 +148,7 @@ def test_success_alone_leaves_nothing_to_remember(notifier, config, way, tmp_pat
     notifier.close(PATIENCE)
     assert way == [("success", "web", "web@s  ram  complete")]
     assert not (tmp_path / "schedule").exists()
-    assert read_told(Path(tmp_path / "schedule")) == {}
+    assert read_history(Path(tmp_path / "schedule")) == {}
 
 
 def test_patience_is_for_all_ways(config):
