@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from snaporch.config.duration import Duration, Seconds
 
 Kind = Literal["failure", "attention", "downgrade", "success"]
-"""What can be notified about."""
+"""The kinds of events that can be notified."""
 _ADDRESS = re.compile(r"[^\s<>@,;:\"\\]+(@[A-Za-z0-9.-]+)?")
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):([0-9]{1,5})")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::([0-9]{1,5}))?")
@@ -38,10 +38,10 @@ def _sender(text: str) -> str:
 
 
 def listen_at(text: str) -> tuple[str, int]:
-    """Address and port of ``127.0.0.1:9751`` or ``[::1]:9751``.
+    """The address and port in ``127.0.0.1:9751`` or ``[::1]:9751``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: ``text`` is not of this form.
     """
     found = _LISTEN.fullmatch(text)
     if found is None or not 0 < int(found[3]) <= _MOST_PORT:
@@ -56,10 +56,10 @@ def _listen(text: str) -> str:
 
 
 def mail_server(text: str) -> tuple[str, int]:
-    """Host and port of ``mail.example.org:587``; the port is 25 when none is said.
+    """The host and port in ``mail.example.org:587``; without a port it is 25.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``text`` is not of this form.
     """
     found = _HOST.fullmatch(text)
     port = int(found[2] or _SMTP_PORT) if found else 0
@@ -83,7 +83,7 @@ class _Section(BaseModel):
 
 
 class StatusOptions(_Section):
-    """When `snaporch status` finds that something needs attention."""
+    """When `snaporch status` reports a problem."""
 
     grace: Annotated[timedelta, Duration()] = Field(
         default=timedelta(minutes=30),
@@ -114,7 +114,7 @@ class StatusOptions(_Section):
 
 
 class MetricsOptions(_Section):
-    """Figures for Prometheus."""
+    """Metrics for Prometheus."""
 
     textfile: PathOrNothing = Field(
         default="",
@@ -167,7 +167,7 @@ class EmailOptions(_Section):
 
 
 class NotifyOptions(_Section):
-    """Who is told how the runs of policies ended."""
+    """Notifications about the runs of policies."""
 
     on: tuple[Kind, ...] = Field(
         default=("failure", "attention", "downgrade"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RULES = ("last", "hourly", "daily", "weekly", "monthly", "yearly")
 RESERVED = ("manual", "none")
-"""No names of policies: what snapshots by hand end in, and what says that there is no policy."""
+"""Not allowed as names: the suffix of snapshots by hand, and the word for "no policy"."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _MOST = 100_000
 _CRON_FIELDS = 5
@@ -42,14 +42,14 @@ _WEEKDAY_PART = re.compile(r"(\*|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([1-9]))?")
 
 @lru_cache
 def cron_trigger(expression: str) -> CronTrigger:
-    """What a line of crontab(5) means on a clock that never changes, written as UTC.
+    """The times of a line of crontab(5), on a clock without changes (UTC).
 
-    apscheduler leaves days out when it begins anew after its clock was put forward or back; what
-    the clock of a zone makes of these times is worked out in :mod:`snaporch.schedule.recurrence`.
-    It     counts weekdays from Monday, cron from Sunday; so they are given to it by name.
+    apscheduler's own time zones are not used: after a change of the clock it can skip days.
+    :mod:`snaporch.schedule.recurrence` applies the zone. Weekdays are passed by name, because
+    apscheduler counts them from Monday and cron from Sunday.
 
     Raises:
-        ValueError: it means none, or something else to cron than to us.
+        ValueError: the line is invalid, has no time, or cron would understand it differently.
     """
     from apscheduler.triggers.cron import CronTrigger
 
@@ -150,7 +150,7 @@ def _count(what: str) -> int:
 
 
 class Keep(_Section):
-    """How many of a policy's snapshots stay."""
+    """How many of a policy's snapshots are kept."""
 
     last: int = _count("The newest ones, whenever they were taken.")
     hourly: int = _count("The newest one of each of this many hours that have any.")
@@ -166,13 +166,13 @@ class Keep(_Section):
         return self
 
     def describe(self) -> str:
-        """The rules that keep something: ``hourly=24 daily=7``."""
+        """The rules for messages: ``hourly=24 daily=7``."""
         counts = ((rule, getattr(self, rule)) for rule in RULES)
         return " ".join(f"{rule}={count}" for rule, count in counts if count)
 
 
 class Policy(_Section):
-    """When to take snapshots, which, and how long they stay."""
+    """When to take snapshots, at which level, and how many to keep."""
 
     every: Annotated[timedelta | None, Duration("1m")] = Field(
         default=None,
@@ -225,12 +225,12 @@ class Policy(_Section):
 
     @property
     def reads_back(self) -> bool:
-        """Whether every bundle is read back once it is written."""
+        """Whether every bundle is read back after it was written."""
         return self.verify is True or self.verify == CHECKSUMS
 
     @property
     def verify_rule(self) -> str:
-        """How often to test-restore: a duration or a line of crontab(5); empty for never."""
+        """How often to verify: a duration or a line of crontab(5); empty for never."""
         if isinstance(self.verify, bool) or self.reads_back:
             return ""
         return VERIFY_WORDS.get(self.verify, self.verify)
@@ -249,7 +249,7 @@ class Policy(_Section):
 
 
 class Group(_Section):
-    """Domains that are frozen in one window, and snapshotted together or not at all."""
+    """Domains that are frozen and snapshotted together, or not at all."""
 
     domains: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = Field(
         strict=False,

@@ -66,11 +66,11 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[notify.email]`", EmailOptions, ""),
 )
 SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica")
-"""Options that are tables with names of the user's, or of one kind of them."""
+"""Options that are tables with names chosen by the user, or part of one; described separately."""
 
 
 def reference() -> str:
-    """The page as Markdown."""
+    """The page ``docs/configuration.md``."""
     parts = [_HEAD]
     for title, model, intro in _SECTIONS:
         parts.append(f"## {title}\n")

@@ -110,7 +110,7 @@ class Paths(_Section):
 
 
 class PruneOptions(_Section):
-    """How long things stay that nothing needs any more."""
+    """How long trash and safety copies are kept."""
 
     trash_keep: Annotated[timedelta, Duration()] = Field(
         default=timedelta(days=3),
@@ -283,7 +283,7 @@ class DomainSettings(_Section):
 
     @property
     def fixed_level(self) -> int | None:
-        """The compressor's level, unless it is snaporch's to choose."""
+        """The configured compression level; ``None`` if snaporch chooses it."""
         return self.compression_level if isinstance(self.compression_level, int) else None
 
 
@@ -373,7 +373,7 @@ class Config(_Section):
         return self
 
     def settings(self, name: str, uuid: str) -> DomainSettings:
-        """The settings of a domain: the defaults, overridden by its section."""
+        """The settings of a domain: the defaults, overridden by the domain's section."""
         section = self.domain.get(name) or self.domain.get(uuid) or {}
         own = DomainSettings.model_validate(section)
         return self.defaults.model_copy(

@@ -1,4 +1,4 @@
-"""Who was told what, so that a problem that goes on is not told every ten minutes."""
+"""Which problems were notified, so that a persistent one is not notified at each retry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TROUBLES = ("failure", "attention")
 
 @dataclass(frozen=True, slots=True)
 class NotificationRecord:
-    """What was told last about a policy on a domain."""
+    """The last notification of a problem of a policy on a domain."""
 
     at: datetime
     kind: str
@@ -26,7 +26,7 @@ class NotificationRecord:
 
 
 def should_notify(event: Event, known: Mapping[str, NotificationRecord], repeat: timedelta) -> bool:
-    """Whether it is to be told: a problem only if it is another one, or was told long ago."""
+    """Whether to send an event; the same problem only if ``repeat`` has passed since."""
     last = known.get(event.key)
     if event.kind not in _TROUBLES or last is None or last.at > event.at:
         return True
@@ -37,7 +37,7 @@ def should_notify(event: Event, known: Mapping[str, NotificationRecord], repeat:
 def remembered(
     event: Event, known: Mapping[str, NotificationRecord]
 ) -> dict[str, NotificationRecord]:
-    """What is known after an event; a problem that is over is forgotten."""
+    """The history after an event; without a problem that no longer exists."""
     others = {key: told for key, told in known.items() if key != event.key}
     if event.kind in _TROUBLES:
         others[event.key] = NotificationRecord(event.at, event.kind, event.text)
@@ -45,7 +45,7 @@ def remembered(
 
 
 def read_history(directory: Path) -> dict[str, NotificationRecord]:
-    """What was told; nothing in a file that cannot be understood."""
+    """The history; empty if the file is not readable."""
     try:
         document = json.loads((directory / _NAME).read_bytes())
         return {
@@ -57,10 +57,10 @@ def read_history(directory: Path) -> dict[str, NotificationRecord]:
 
 
 def write_history(directory: Path, known: Mapping[str, NotificationRecord]) -> None:
-    """Replace what is remembered, in one step.
+    """Replace the history atomically.
 
     Raises:
-        UnavailableError: the directory cannot be written.
+        UnavailableError: the directory is not writable.
     """
     document = {key: [iso(each.at), each.kind, each.text] for key, each in known.items()}
     with explained_store(directory):

@@ -1,4 +1,4 @@
-"""Bulk work for all domains that the daemon has a process of its own do, when some of it is due."""
+"""Verification and replication in the daemon: one subprocess for each, whenever some is due."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from snaporch.errors import ExitCode
 from snaporch.schedule.forecast import Forecast
 from snaporch.schedule.subprocesses import BulkJobResult, Subprocesses
 
-Told = Callable[[BulkJobResult], None]
-
 
 @dataclass(frozen=True, slots=True)
 class BulkJob:
-    """One kind of it: ``snaporch NAME --due`` does what is due, one after the other."""
+    """A kind of bulk work; ``snaporch NAME --due`` does everything that is due, one by one."""
 
     name: str
     doing: str
     times: Callable[[Forecast], Iterable[datetime]]
-    """When there is something to do for a domain."""
+    """When there is work of this kind for a domain."""
 
 
 BULK_JOBS = (
@@ -34,11 +32,11 @@ BULK_JOBS = (
 
 
 class BulkJobs:
-    """One job for each kind.
+    """Schedules one job for each kind of bulk work.
 
     Args:
-        schedule: the configuration now.
-        told: is called with what came of each, in a thread of the scheduler's.
+        schedule: returns the current configuration.
+        on_result: is called with the result of each job, in a thread of the scheduler.
     """
 
     def __init__(
@@ -46,28 +44,28 @@ class BulkJobs:
         scheduler: BaseScheduler,
         captures: Subprocesses,
         schedule: Callable[[], Schedule],
-        told: Told,
+        on_result: Callable[[BulkJobResult], None],
     ) -> None:
         self._scheduler = scheduler
         self._captures = captures
         self._schedule = schedule
-        self._told = told
+        self._on_result = on_result
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
         self._not_before: dict[str, datetime] = {}
 
     @property
     def ids(self) -> frozenset[str]:
-        """The jobs that are not captures."""
+        """IDs of the scheduler's jobs that are bulk work."""
         return frozenset(kind.name for kind in BULK_JOBS)
 
     def describe(self) -> str:
-        """What is being done now: ``verifying; ``."""
+        """What is running now, for a status line: ``verifying; ``, or nothing."""
         with self._lock:
             return "".join(f"{each.doing}; " for each in BULK_JOBS if each.name in self._under_way)
 
     def set_times(self, forecasts: Sequence[Forecast]) -> None:
-        """Have each kind done when something of it is due."""
+        """Schedule each kind for the first time at which some of it is due."""
         for kind in BULK_JOBS:
             self._set_time(kind, [at for each in forecasts for at in kind.times(each)])
 
@@ -93,7 +91,7 @@ class BulkJobs:
             )
 
     def _do(self, name: str) -> None:
-        """In a thread of the scheduler's."""
+        """Run a kind of bulk work; called in a thread of the scheduler."""
         with self._lock:
             if name in self._under_way:
                 return
@@ -107,4 +105,4 @@ class BulkJobs:
             with self._lock:
                 self._under_way.discard(name)
                 self._not_before[name] = datetime.now(UTC) + pause
-        self._told(done)
+        self._on_result(done)

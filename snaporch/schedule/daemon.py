@@ -1,13 +1,13 @@
-"""The daemon: apscheduler tells when, processes of their own take the snapshots.
+"""The daemon: apscheduler starts jobs at their times, and subprocesses take the snapshots.
 
-Nothing is remembered between two starts but failed tries: what is due follows from the snapshots
-that exist, so a time missed while nobody was there is made up for once, whatever became of the
-daemon's own files. Every so often, after every snapshot, and when libvirt tells that a domain came,
-went, was started or stopped, it looks anew; a clock that was set, policies in metadata and
-properties show themselves then.
+State is derived from the existing snapshots; only failed attempts are stored. So one snapshot makes
+up for all times that were missed while the daemon was not running, even if its files were lost.
+New forecasts are made every ``schedule.refresh``, after each snapshot, and when libvirt reports
+that a domain was defined, undefined, started or stopped. They also take changes of the clock,
+of metadata and of ZFS properties into account.
 
-It looks in a thread of its own: libvirt may not answer while a guest's RAM is saved through a full
-pipe, and a signal that would end just that must be obeyed all the same.
+Forecasts are made in a separate thread: libvirt may not answer while a guest's RAM is saved through
+a full pipe, and the daemon must still obey the signal that ends that run.
 """
 
 from __future__ import annotations
@@ -44,44 +44,44 @@ from snaporch.systemd.notify import notify, watchdog_seconds
 _THREADS = 64
 _LOOK_SECONDS = 60
 _SETTLE_SECONDS = 1.0
-"""Changes of domains come in swarms: what follows within this time is seen by the same look."""
+"""Changes of domains come in bursts: one forecast serves all changes within this time."""
 _ME = "snaporch"
 
 
 class PolicyTrigger(BaseTrigger):  # type: ignore[misc]
-    """A policy's times on a domain, for apscheduler."""
+    """The times of a policy on a domain, as a trigger of apscheduler."""
 
     def __init__(self, when: Times) -> None:
         self.when = when
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
-        """The first time later than both: however many were missed, one run makes up for them."""
+        """The first time after both: one run makes up for all missed times."""
         return self.when.after(max(previous_fire_time or now, now))
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """Somebody wants us to end."""
+    """The daemon must end."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """A look is over."""
+    """The forecasts were made."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reload:
-    """Somebody changed the configuration."""
+    """The configuration must be loaded again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """A domain appeared, went, was started or stopped."""
+    """A domain was defined, undefined, started or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Broken:
-    """Something happened that nobody foresaw."""
+    """An unexpected error occurred in a thread."""
 
     error: BaseException
 
@@ -90,13 +90,13 @@ _Message = _Stop | _Reload | _Looked | _Changed | _Broken | CaptureOutcome | Bul
 
 
 class Daemon:
-    """Carries policies out until it is told to stop.
+    """Carries out policies until :meth:`stop`.
 
     Args:
-        context: what it works with; the configuration in it is replaced by a reload.
-        captures: how snapshots are taken.
-        load: reads the configuration anew.
-        watcher: is told how it goes.
+        context: its configuration is replaced by a reload.
+        captures: starts the subprocesses.
+        load: loads the configuration again.
+        watcher: hears of results and failures.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Daemon:
         self._captures = captures
         self._load = load
         self._watcher = watcher
-        # Also filled by signal handlers: a SimpleQueue may be, an Event may not (its lock).
+        # Signal handlers put messages here: a SimpleQueue is reentrant, an Event is not.
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._taken: dict[str, datetime] = {}
         self._busy: set[str] = set()
@@ -132,18 +132,18 @@ class Daemon:
         )
 
     def stop(self) -> None:
-        """End; snapshots under way undo or finish themselves first. Safe in a signal handler."""
+        """End after running snapshots have undone or finished their work. Signal-safe."""
         self._inbox.put(_Stop())
 
     def reload(self) -> None:
-        """Read the configuration anew. Safe in a signal handler."""
+        """Load the configuration again. Signal-safe."""
         self._inbox.put(_Reload())
 
     def run(self) -> None:
         """Work until :meth:`stop`.
 
         Raises:
-            BaseException: what nobody foresaw, in whatever thread; systemd starts us again.
+            BaseException: an unexpected error in any thread; systemd restarts the daemon.
         """
         self._scheduler.add_listener(
             lambda event: self._inbox.put(_Broken(event.exception)), EVENT_JOB_ERROR
@@ -178,14 +178,14 @@ class Daemon:
         self._inbox.put(_Broken(error))
 
     def _listen(self) -> None:
-        """Have libvirt tell what changes; without it there is still a look every so often."""
+        """Subscribe to changes of domains; without them ``schedule.refresh`` still applies."""
         try:
             self._context.hypervisor.on_change(lambda: self._inbox.put(_Changed()))
         except SnaporchError as error:
             self._context.progress.note(_ME, error.line())
 
     def _next_message(self) -> _Message | None:
-        """What comes first: a message, or the time to look anew (``None``)."""
+        """The next message; ``None`` when the time for new forecasts has come first."""
         pause = self._context.config.schedule.refresh.total_seconds()
         until = min(time.monotonic() + pause, self._look_at or math.inf)
         watchdog = watchdog_seconds()
@@ -199,7 +199,7 @@ class Daemon:
         return None
 
     def _hangs(self, watchdog: float) -> bool:
-        """Whether a look takes longer than systemd would wait for us."""
+        """Whether making forecasts takes longer than systemd's watchdog allows."""
         return self._looker is not None and time.monotonic() - self._look_began > watchdog
 
     def _end(self) -> None:
@@ -227,16 +227,16 @@ class Daemon:
             self._context.progress.step(_ME, "configuration loaded")
         notify("READY=1")
 
-    # -- looking ----------------------------------------------------------------------------
+    # -- forecasts --------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Begin to look anew, or do so once the look under way is over."""
+        """Make new forecasts, now or when those that are being made are done."""
         self._look_at = None
         if self._looker is not None:
             self._look_again = True
             return
         self._look_again = False
-        context = replace(self._context)  # a reload must not change it under a look
+        context = replace(self._context)  # a reload must not change it meanwhile
         self._look_began = time.monotonic()
         self._looker = threading.Thread(target=self._look, args=[context], daemon=True)
         self._looker.start()
@@ -249,7 +249,7 @@ class Daemon:
     def _look(self, context: Context) -> None:
         prunes = self._set_right(context) and self._pruning.acquire(blocking=False)
         self._inbox.put(_Looked())
-        if prunes:  # however long that takes: the next look may begin meanwhile
+        if prunes:  # may take long; new forecasts may be made meanwhile
             try:
                 self._prune(context)
             finally:
@@ -269,7 +269,7 @@ class Daemon:
             self._watcher.failed(context.config, failure)
 
     def _set_right(self, context: Context) -> bool:
-        """Look at everything, delete what need not stay, and set the times right, if it can be."""
+        """Make forecasts, apply retention and set the times of jobs; False if that failed."""
         now = datetime.now(UTC)
         progress = context.progress
         try:
@@ -291,7 +291,7 @@ class Daemon:
         self._tell_failures(context, retired)
         self._set_times(context.config, forecasts, now)
         self._bulk_jobs.set_times(forecasts)
-        self._scheduler.wakeup()  # it sleeps on when the clock has been put forward
+        self._scheduler.wakeup()  # otherwise it oversleeps if the clock was put forward
         self._watcher.looked(context, forecasts, now)
         notify(f"STATUS={self._status()}")
         return True
@@ -347,10 +347,10 @@ class Daemon:
             f"{text}{len(jobs)} to come, next {first.args[1]} ({first.args[2]}) {at:%H:%M:%S} UTC"
         )
 
-    # -- taking -----------------------------------------------------------------------------
+    # -- snapshots --------------------------------------------------------------------------
 
     def _fire(self, uuid: str, name: str, policy: str) -> None:
-        """In a thread of the scheduler's."""
+        """Take a snapshot; called in a thread of the scheduler."""
         try:
             domain = self._context.hypervisor.find(uuid)
             if domain is None or policy not in self._context.config.policy:
@@ -373,7 +373,7 @@ class Daemon:
         self._inbox.put(outcome)
 
     def _due(self, capture: PolicyCapture) -> bool:
-        """Whether a time has come since the last try: the times may have been set just then."""
+        """Whether a time has come since the last attempt; a job may have been set too early."""
         last = self._taken.get(capture.key)
         if last is None:
             return True

@@ -1,4 +1,4 @@
-"""Since when policies are carried out: what no snapshot tells of one that never took any."""
+"""Records since when each policy is carried out, which matters until its first snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = "carried.json"
 
 
 def read_first_runs(directory: Path) -> dict[str, datetime]:
-    """When each was first carried out, by ``UUID/POLICY``; none in a file not understood."""
+    """When each policy was first carried out, by ``UUID/POLICY``; none if not readable."""
     try:
         document = json.loads((directory / _NAME).read_bytes())
         return {key: parse_iso(at) for key, at in document.items()}
@@ -23,10 +23,10 @@ def read_first_runs(directory: Path) -> dict[str, datetime]:
 
 
 def record_first_runs(directory: Path, keys: Iterable[str], now: datetime) -> None:
-    """Note that these are carried out, and no others.
+    """Record that exactly the policies in ``keys`` are carried out now.
 
     Raises:
-        UnavailableError: the directory cannot be written.
+        UnavailableError: the directory is not writable.
     """
     known = read_first_runs(directory)
     changed = {key: min(known.get(key, now), now).replace(microsecond=0) for key in keys}

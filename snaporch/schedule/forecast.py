@@ -1,4 +1,7 @@
-"""What policies have in store for each domain: reads only, from ZFS, libvirt and the bundles."""
+"""Forecasts for each domain: next snapshots, deletions, verifications and replications.
+
+Reads ZFS, libvirt and the bundle store, and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,53 +46,56 @@ class NextSnapshot:
     at: datetime
     reason: str
     wanted: datetime | None = None
-    """The policy's own time, which a failure may have put off; ``None`` without a snapshot."""
+    """The policy's own time; ``at`` is later after a failure. ``None`` without a snapshot."""
     failed: FailedAttempt | None = None
-    """The last try, if it failed."""
+    """The last attempt, if it failed."""
     since: datetime | None = None
-    """When the policy was first carried out for the domain, if it is known."""
+    """When the policy was first carried out for the domain, if that is recorded."""
 
     def due(self, now: datetime) -> bool:
-        """Whether its time has come."""
+        """Whether the snapshot is due at ``now``."""
         return self.at <= now
 
     @property
     def due_but_for_failures(self) -> datetime:
-        """When it is due but for the tries that failed."""
+        """When the snapshot would be due if no attempt had failed."""
         return self.at if self.failed is None else self.wanted or self.since or self.at
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is in store for one domain."""
+    """What policies will do for one domain."""
 
     domain: Domain
     assignment: Assignment
     nexts: tuple[NextSnapshot, ...]
     verdicts: tuple[RetentionDecision, ...]
-    """About all its snapshots, oldest first."""
+    """The retention decision for each of its snapshots, oldest first."""
     names: Mapping[str, tuple[str, ...]]
-    """Full names of the ZFS snapshots of each run."""
+    """Full names of the ZFS snapshots, by run."""
     records: tuple[SnapshotRecord, ...] = ()
     """All its snapshots, oldest first."""
     finished: tuple[SnapshotRecord, ...] = ()
-    """Those of them whose run is over."""
+    """The snapshots whose run has ended."""
     checks: tuple[DueVerification, ...] = ()
-    """Test restores that its policies want."""
+    """The next verification for each policy that verifies."""
     shipments: tuple[PendingReplication, ...] = ()
-    """Copies elsewhere that its policies want."""
+    """The next replication for each replica that lacks snapshots."""
 
     @property
     def doomed(self) -> list[RetentionDecision]:
-        """What retention would delete."""
+        """The decisions to delete."""
         return [verdict for verdict in self.verdicts if verdict.delete]
 
 
 def look(context: Context, now: datetime, only: str | None = None) -> list[Forecast]:
-    """What is in store for every domain, or for the one of that name or UUID.
+    """Forecasts for all domains.
+
+    Args:
+        only: name or UUID of a domain; the only one that is returned.
 
     Raises:
-        NotFoundError: there is no such domain.
+        NotFoundError: the domain ``only`` does not exist.
     """
     read_zone_again()
     hypervisor = context.hypervisor
@@ -118,7 +124,7 @@ def look(context: Context, now: datetime, only: str | None = None) -> list[Forec
 
 
 def _members_with(snapshots: Mapping[str, Sequence[PoolSnapshot]], uuid: str) -> set[str]:
-    """Domains that have snapshots of the same instants as this one."""
+    """UUIDs of the domains that were snapshotted together with this one."""
     instants = {
         other: {group for each in own if (group := each.properties.get("group", ""))}
         for other, own in snapshots.items()
@@ -128,10 +134,10 @@ def _members_with(snapshots: Mapping[str, Sequence[PoolSnapshot]], uuid: str) ->
 
 
 def record_carried_out(context: Context, forecasts: Iterable[Forecast], now: datetime) -> None:
-    """Note which policies are carried out for which domains, by whoever does it.
+    """Record which policies are carried out for which domains, by the daemon or ``run-due``.
 
     Raises:
-        UnavailableError: it cannot be written down.
+        UnavailableError: the file is not writable.
     """
     keys = [f"{each.domain.uuid}/{coming.policy}" for each in forecasts for coming in each.nexts]
     record_first_runs(context.config.paths.schedule, keys, now)
@@ -139,14 +145,14 @@ def record_carried_out(context: Context, forecasts: Iterable[Forecast], now: dat
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What snapshots do not tell."""
+    """What cannot be derived from the snapshots."""
 
     carried: Mapping[str, datetime]
     captures: Mapping[str, FailedAttempt]
     verifications: Mapping[str, FailedAttempt]
     replications: Mapping[str, FailedAttempt]
     under_way: frozenset[str]
-    """Runs that have a journal: what they took is not finished."""
+    """Runs that have a journal: their snapshots are not finished."""
 
     @classmethod
     def of(cls, context: Context) -> _Memory:
@@ -184,7 +190,7 @@ def _forecast(
         if when.known:
             key = f"{domain.uuid}/{name}"
             since = memory.carried.get(key)
-            since = since if since is None or since <= now else None  # the clock went back
+            since = since if since is None or since <= now else None  # the clock was set back
             found = replace(_next(name, when, own, now), since=since)
             last = _last_failure(memory.captures.get(key), own, now)
             nexts.append(_after_failure(found, last, retry, now))
@@ -224,9 +230,10 @@ def _forecast(
 def _records(
     context: Context, domain: Domain, snapshots: Sequence[PoolSnapshot], guids: Collection[int]
 ) -> list[SnapshotRecord]:
-    """Its snapshots; of datasets that were renamed if the domain went along.
+    """The domain's snapshots, also of renamed datasets.
 
-    Not of what has the old name's place otherwise: a clone that was promoted, a copy of the pool.
+    Snapshots of a renamed dataset count only if the old name is free and the domain uses the new
+    one. Otherwise they are in a promoted clone or a copy of the pool.
     """
     records = marked_records(context.store, snapshots, guids, renamed_too=True)
     if not any(record.renamed for record in records):
@@ -241,7 +248,7 @@ def _records(
 
 
 def _stands(config: Config, policy: str, record: SnapshotRecord) -> bool:
-    """Whether a time of the policy was met by it: not if its run failed, wherever it did."""
+    """Whether a snapshot counts for the policy's times; one whose run failed does not."""
     read_back = not (record.has_failed and config.policy[policy].reads_back)
     return record.policy == policy and record.state.is_there and read_back
 
@@ -251,7 +258,7 @@ def _names_of(records: Iterable[SnapshotRecord]) -> set[str]:
 
 
 def replicas_of(config: Config, assignment: Assignment) -> dict[str, list[str]]:
-    """The replicas that a domain's policies want, with those policies."""
+    """The replicas of a domain, each with the policies that replicate to it."""
     found: dict[str, list[str]] = {}
     for policy in assignment.policies:
         for name in config.policy[policy].replicate:
@@ -262,10 +269,10 @@ def replicas_of(config: Config, assignment: Assignment) -> dict[str, list[str]]:
 def _next(
     policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: datetime
 ) -> NextSnapshot:
-    """When the next one is due, by the newest there is.
+    """When the next snapshot is due, counted from the newest one.
 
-    The newest is the one ZFS made last, whatever its time says: a clock that was set back shall not
-    stop snapshots until it has caught up.
+    The newest one has the highest ``createtxg``: its time may be wrong, and a clock that was set
+    back must not stop snapshots until it reaches that time again.
     """
     newest: dict[str, PoolSnapshot] = {}
     for snapshot in snapshots:
@@ -280,9 +287,9 @@ def _next(
 
 
 def _met(snapshot: PoolSnapshot, now: datetime) -> list[datetime]:
-    """When it was what a policy wanted: taken, and last found to be all there is to take.
+    """Times at which a snapshot met the policy: when it was taken, and last found unchanged.
 
-    Not what is of the future: the clock went back.
+    Without times in the future, which appear after the clock was set back.
     """
     unchanged = moment_of(snapshot.properties.get("unchanged"))
     return [each for each in (snapshot.created, unchanged) if each is not None and each <= now]
@@ -291,7 +298,7 @@ def _met(snapshot: PoolSnapshot, now: datetime) -> list[datetime]:
 def _last_failure(
     failed: FailedAttempt | None, own: Iterable[PoolSnapshot], now: datetime
 ) -> FailedAttempt | None:
-    """The failed try, unless a snapshot was taken since, or need not be, whoever asked for it."""
+    """The failed attempt, unless a later snapshot or an unchanged guest met the policy."""
     if failed is None:
         return None
     over = any(moment > failed.at for each in own for moment in _met(each, now))

@@ -1,4 +1,4 @@
-"""Carrying policies out once: take what is due, then delete what need not stay."""
+"""One pass over all policies: take the snapshots that are due, then apply retention."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _record(
 def due_captures(
     context: Context, forecasts: Iterable[Forecast], now: datetime
 ) -> list[PolicyCapture]:
-    """What is due, each group once; what has waited longest comes first."""
+    """The snapshots that are due, each group once, the longest overdue first."""
     due = [
         (coming.at, each.domain.name, each.domain, coming.policy)
         for each in forecasts
@@ -101,7 +101,7 @@ def due_captures(
 
 
 def groups_once(captures: Iterable[PolicyCapture]) -> list[PolicyCapture]:
-    """Of captures that take the same group along for the same policy, the first."""
+    """Without further captures of the same group for the same policy."""
     unique: dict[tuple[str, str], PolicyCapture] = {}
     for capture in captures:
         unique.setdefault((capture.group or capture.uuid, capture.policy), capture)
@@ -109,20 +109,21 @@ def groups_once(captures: Iterable[PolicyCapture]) -> list[PolicyCapture]:
 
 
 def capture_of(context: Context, domain: Domain, policy: str) -> PolicyCapture:
-    """What the snapshot will burden the host with; a domain takes its group along."""
+    """The capture of a domain for a policy, with its group."""
     return burden(context, domain, policy, context.config.policy[policy].level)
 
 
 def burden(context: Context, domain: Domain, policy: str, level: str) -> PolicyCapture:
-    """What a snapshot of this level will burden the host with.
+    """A capture with the pools and the RAM that it will use.
 
     Args:
-        policy: the policy it is for, for which a domain takes its group along; empty for none.
+        policy: the policy, for which a domain is snapshotted with its group; empty for none.
+        level: the level of the snapshot, which decides whether RAM is saved.
     """
     group = (group_of(context.config, domain) or "") if policy else ""
     others: list[Domain] = []
     if group:
-        with suppress(NotFoundError):  # which the run will say
+        with suppress(NotFoundError):  # the run reports this error
             others = [d for d in members_of_group(context, group) if d.uuid != domain.uuid]
     all_of_them = [domain, *others]
     pools = {name.split("/", 1)[0] for each in all_of_them for name in datasets(context, each)}
@@ -138,7 +139,7 @@ def _ram_mib(context: Context, domain: Domain, level: str) -> int:
         return 0
     try:
         return context.hypervisor.ram_in_use(domain.uuid) >> 20
-    except SnaporchError:  # it went away meanwhile, which the run will say
+    except SnaporchError:  # the domain no longer exists; the run reports it
         return 0
 
 
@@ -148,9 +149,9 @@ def take_all(
     wanted: Sequence[PolicyCapture],
     on_outcome: Callable[[CaptureOutcome], None],
 ) -> list[CaptureOutcome]:
-    """Take them side by side as the limits allow; a failure stops no other.
+    """Take snapshots in parallel as the limits allow; a failure does not stop the others.
 
-    A signal lets nothing begin any more, and those under way undo or finish themselves.
+    After a signal no further snapshot begins, and running ones undo or finish their work.
 
     Args:
         on_outcome: is called with each outcome as it comes.
@@ -176,10 +177,11 @@ def take_all(
 
 
 def remember(context: Context, outcomes: Iterable[CaptureOutcome]) -> None:
-    """Note which tries failed, for the next ones to wait a while.
+    """Record which attempts failed, so that they are retried later.
 
     Raises:
-        UnavailableError: it is not written in its place, but in the runtime directory, if at all.
+        UnavailableError: the schedule's directory is not writable; the record may be in the runtime
+            directory instead.
     """
     paths = context.config.paths
     known = read_failed(paths.schedule, spare=paths.runtime)
@@ -191,7 +193,7 @@ def remember(context: Context, outcomes: Iterable[CaptureOutcome]) -> None:
 def changed_by(
     known: Mapping[str, FailedAttempt], outcomes: Iterable[CaptureOutcome], now: datetime
 ) -> dict[str, FailedAttempt]:
-    """What is to be remembered; a try that a signal cut short is none."""
+    """The failed attempts after ``outcomes``; one that a signal interrupted is not a failure."""
     changed = dict(known)
     for outcome in outcomes:
         for key in outcome.capture.keys:

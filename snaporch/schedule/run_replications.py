@@ -1,4 +1,4 @@
-"""Copies elsewhere that policies have due: one after the other, one at a time on a host."""
+"""Carries out the replications that are due, one after the other."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Opened = Callable[[Context, str], Destination]
 
 @dataclass(frozen=True, slots=True)
 class ReplicationOutcome:
-    """What came of one: what has arrived, or why it failed."""
+    """The result of one replication, or the error."""
 
     shipment: PendingReplication
     outcome: Shipped | SnaporchError
 
 
 def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutcome]:
-    """Copy what is due, what has waited longest first; the caller sees that nobody else does.
+    """Replicate what is due, the longest overdue first. The caller holds the replication lock.
 
     Raises:
-        InterruptedRunError: a signal came; what had arrived stays.
+        InterruptedRunError: a signal was received; what was already copied stays.
     """
     for forecast, shipment in due_items(context, "replicate", lambda forecast: forecast.shipments):
         yield _send(context, forecast.finished, shipment, opened)

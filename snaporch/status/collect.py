@@ -1,4 +1,4 @@
-"""Finding out how it stands: reads only, and of ZFS one listing, however many snapshots."""
+"""Collects the data of ``snaporch status``. Changes nothing, and lists snapshots only once."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
 
 
 def gather(context: Context, forecasts: Sequence[Forecast], now: datetime) -> Status:
-    """How it stands, by what :func:`snaporch.schedule.forecast.look` saw.
+    """The state of all domains, based on forecasts.
 
     Raises:
         UnavailableError: the journals cannot be read.
     """
     config = context.config
-    overlays = _directories(config.paths.overlays)  # before the journals, which outlast them
+    overlays = _directories(config.paths.overlays)  # first: a run removes its journal last
     runs = _runs(config)
     return Status(
         at=now,
@@ -96,7 +96,7 @@ def gather(context: Context, forecasts: Sequence[Forecast], now: datetime) -> St
 
 
 def _mounted(context: Context, forecasts: Sequence[Forecast]) -> tuple[ForeignMount, ...]:
-    """Also those of others' snapshots: they are in the way of a restore all the same."""
+    """Mounted snapshots; also of other programs, because they too can block a restore."""
     records = [record for each in forecasts for record in each.records]
     datasets = {name for record in records for name in record.datasets}
     found = context.pool.foreign_mounts()
@@ -110,13 +110,13 @@ def _unused(config: Config, forecasts: Sequence[Forecast]) -> tuple[str, ...]:
 
 
 def _store_gone(context: Context, forecasts: Sequence[Forecast]) -> bool:
-    """Whether there are snapshots with bundles, and no store."""
+    """Whether snapshots have bundles, and the store is missing."""
     lost = (r.state is BundleState.MISSING for each in forecasts for r in each.records)
     return any(lost) and not context.store.is_known()
 
 
 def _strangers(config: Config, forecasts: Sequence[Forecast]) -> tuple[tuple[str, str], ...]:
-    """Names and UUIDs that policies are for, and that nobody has; patterns may mean nobody."""
+    """Names and UUIDs in the configuration without a domain; patterns need not match."""
     known = {name for each in forecasts for name in (each.domain.name, each.domain.uuid)}
     named = [(f"policy.{name}", d) for name, p in config.policy.items() for d in p.domains]
     named += [("domain", name) for name, own in config.domain.items() if "policies" in own]
@@ -134,7 +134,9 @@ def _domain(
         uuid=domain.uuid,
         policies=_policies(config, forecast, now),
         unknown=forecast.assignment.unknown,
-        newest={record.level: record.created for record in records},  # the newest comes last
+        newest={
+            record.level: record.created for record in records
+        },  # the last one wins, which is the newest
         counts=Counter(record.level for record in records),
         last=records[-1] if records else None,
         verified=max(verified, key=_verified_at, default=None),
@@ -145,7 +147,7 @@ def _domain(
 
 
 def _lost(forecast: Forecast) -> str:
-    """Somebody who wants no policy any more says so; a domain that was renamed does not."""
+    """The policy of the newest snapshot if no place assigns any, as after a rename."""
     assignment = forecast.assignment
     if assignment.policies or assignment.unknown or assignment.source:
         return ""
@@ -181,16 +183,16 @@ def _policies(config: Config, forecast: Forecast, now: datetime) -> tuple[Policy
 
 
 def _found_unchanged(record: SnapshotRecord | None, now: datetime) -> datetime | None:
-    """When it was last looked at; not what is of the future: the clock went back."""
+    """When the guest was last found unchanged; ``None`` for a time in the future."""
     if record is None or record.unchanged is None or record.unchanged > now:
         return None
     return record.unchanged
 
 
 def missed(config: Config, coming: NextSnapshot | None, forecast: Forecast, now: datetime) -> int:
-    """How many times of a policy went by without a snapshot: none, one, or more (2).
+    """How many times of a policy passed without a snapshot: 0, 1, or 2 for more.
 
-    One that came less than ``status.grace`` ago may still be made up for.
+    A time less than ``status.grace`` ago does not count yet.
     """
     if coming is None or coming.wanted is None:
         return 0
@@ -202,7 +204,7 @@ def missed(config: Config, coming: NextSnapshot | None, forecast: Forecast, now:
     return 1 if second + grace >= now else 2
 
 
-# -- runs and what they leave --------------------------------------------------------------------
+# -- runs and overlays ---------------------------------------------------------------------------
 
 
 def _runs(config: Config) -> list[OpenRun]:
@@ -210,12 +212,12 @@ def _runs(config: Config) -> list[OpenRun]:
     for journal in list_journals(config.paths.journal, sweep=False):
         try:
             since = datetime.fromtimestamp(journal.path.stat().st_mtime, UTC)
-        except FileNotFoundError:  # its run has just ended
+        except FileNotFoundError:  # the run has just ended
             continue
         uuid = journal.uuid or ""
         holder = held_by(default_paths.LOCKS, uuid) if uuid else None
         guest_held = isinstance(journal, SnapshotJournal) and journal.held
-        # one that tries to let its guest go has not done so yet
+        # a recovery that holds the lock has not released the guest yet
         held = holder is not None and not (guest_held and holder.doing == RECOVERING)
         if isinstance(journal, UnreadableJournal):
             reason = journal.error.reason
@@ -238,7 +240,7 @@ def _run(journal: SnapshotJournal | ForeignJournal, since: datetime, *, held: bo
 
 
 def _phase(ended: Collection[Step]) -> tuple[str, bool]:
-    """What a run of a snapshot is at, and whether its window is open."""
+    """The phase of a snapshot run, and whether the guest is frozen or on overlays."""
     if Step.RELEASE in ended:
         return "sealing", False
     if Step.POOL_SNAPSHOT in ended:
@@ -249,13 +251,13 @@ def _phase(ended: Collection[Step]) -> tuple[str, bool]:
 
 
 def _stray(overlays: Sequence[Path], runs: Sequence[OpenRun]) -> tuple[str, ...]:
-    """Directories of overlays, which are named after their runs, without a journal."""
+    """Directories of overlays without a journal; each is named after its run."""
     known = {Path(run.path).stem for run in runs}
     return tuple(str(path) for path in overlays if path.name not in known and path.exists())
 
 
 def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
-    """Overlays a domain uses; what it used when it was looked at may be over by now."""
+    """Overlays that a domain uses now; ``domain`` may be older, so libvirt is asked again."""
     overlays = context.config.paths.overlays
     xmls = (domain.live_xml, domain.inactive_xml)
     seen = [disk.source for xml in xmls if xml for disk in domain_xml.disks(domain_xml.parse(xml))]
@@ -265,7 +267,7 @@ def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
         return ()
     try:
         live, inactive = context.hypervisor.sources(domain.uuid)
-    except SnaporchError:  # it has gone, too
+    except SnaporchError:  # the domain was undefined meanwhile
         return ()
     paths = {path for each in (live, inactive) for path in (each or {}).values()}
     return tuple(sorted(path for path in paths if Path(path).is_relative_to(overlays)))
@@ -275,7 +277,7 @@ def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
 
 
 def usage(store: Path) -> StoreUsage:
-    """What the bundle store holds, and what room it has."""
+    """How much space the bundle store uses and has left."""
     bundles = bundle_bytes = trash = other = 0
     for domain in _directories(store):
         for path in _directories(domain):
@@ -305,5 +307,5 @@ def _size(directory: Path) -> int:
     try:
         with os.scandir(directory) as entries:
             return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
-    except FileNotFoundError:  # it went meanwhile
+    except FileNotFoundError:  # removed meanwhile
         return 0

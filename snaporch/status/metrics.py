@@ -1,6 +1,6 @@
-"""A status as metrics of Prometheus, by its naming rules: base units, times as Unix timestamps.
+"""A status as Prometheus metrics, by its naming rules: base units, times as Unix timestamps.
 
-An age is not told but the time it counts from: then it is right whenever somebody looks.
+Metrics hold points in time, not ages, so that they stay correct between two collections.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def as_text(status: Status, problems: Sequence[Problem]) -> bytes:
 def registry(
     current: Callable[[], tuple[Status, Sequence[Problem]] | None],
 ) -> CollectorRegistry:
-    """A registry with the metrics of what ``current`` says, whenever it is asked.
+    """A registry that asks ``current`` for the status at each collection.
 
     Raises:
         UnavailableError: ``prometheus_client`` is not installed.
@@ -65,7 +65,7 @@ def registry(
 
 
 def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetricFamily]:
-    """Every metric."""
+    """All metrics."""
     yield _one("info", "Which snaporch this is.", 1, version=__version__)
     yield _one("status_timestamp_seconds", "When these figures were found.", status.at.timestamp())
     yield _one("carrier_active", "Whether a daemon or a timer is there.", status.carrier.there)
@@ -197,10 +197,10 @@ def _many(
 
 
 def write_textfile(path: Path, text: bytes) -> None:
-    """Replace ``path`` in one step: the textfile collector never sees half of it.
+    """Replace ``path`` atomically, so that the textfile collector never reads a part of it.
 
     Raises:
-        UnavailableError: it cannot be written.
+        UnavailableError: the file cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")  # the collector reads only *.prom
     with explained_store(path.parent):
@@ -209,7 +209,7 @@ def write_textfile(path: Path, text: bytes) -> None:
                 fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE
             )
             with os.fdopen(descriptor, "wb") as stream:
-                os.fchmod(stream.fileno(), _MODE)  # its reader is not root, whatever the umask
+                os.fchmod(stream.fileno(), _MODE)  # whatever the umask: the collector is not root
                 stream.write(text)
             os.replace(fresh, path)
         finally:

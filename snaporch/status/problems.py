@@ -1,4 +1,4 @@
-"""What of a status needs attention: a pure function, worst first."""
+"""Finds the problems in a status: a pure function."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _TWO = 2
 
 
 def judge(status: Status, limits: StatusOptions) -> list[Problem]:
-    """Everything that needs attention, the critical first, otherwise in the order of a status."""
-    found = [problem for run in status.runs for problem in _run(run)]  # first: a guest may wait
+    """All problems, the critical ones first."""
+    found = [problem for run in status.runs for problem in _run(run)]  # first: may hold a guest
     for name, text in status.barred:
         found.append(Problem("barred", ProblemGrade.CRITICAL, name, text))
     found += _carrier(status, limits)
@@ -49,7 +49,7 @@ def judge(status: Status, limits: StatusOptions) -> list[Problem]:
 
 
 def worst(problems: Sequence[Problem]) -> ProblemGrade | None:
-    """The worst of them."""
+    """The worst grade; ``None`` without problems."""
     return min((each.grade for each in problems), key=_ORDER.index, default=None)
 
 
@@ -59,7 +59,7 @@ def _carrier(status: Status, limits: StatusOptions) -> Iterator[Problem]:
             text = f"has failed; see: journalctl -u {unit}"
             grade = (
                 ProblemGrade.WARNING if unit == RUN_DUE else ProblemGrade.CRITICAL
-            )  # it is started again
+            )  # the timer starts it again
             yield Problem("unit-failed", grade, unit, text)
     for name in status.unused:
         yield Problem(
@@ -76,7 +76,7 @@ def _carrier(status: Status, limits: StatusOptions) -> Iterator[Problem]:
 
 
 def _anything_waits(status: Status, grace: timedelta) -> bool:
-    """Whether something is due that a crontab's next `run-due` would have taken by now."""
+    """Whether snapshots are due longer than ``grace``, so that no crontab takes them either."""
     coming = [each.next for domain in status.domains for each in domain.policies if each.next]
     return any(
         each.due(status.at) if each.wanted is None else each.at + grace < status.at
@@ -110,7 +110,7 @@ def _domain(domain: DomainStatus, busy: bool) -> Iterator[Problem]:  # noqa: FBT
 
 
 def _policy(domain: str, policy: PolicyStatus, limit: datetime) -> Iterator[Problem]:
-    """Of one that began before ``limit`` there ought to be a first snapshot by now."""
+    """Problems of a policy; one carried out since before ``limit`` must have a snapshot."""
     coming = policy.next
     if coming is not None and coming.wanted is None and _long_since(coming.since, limit):
         since = f"carried out since {_utc(coming.since)}" if coming.since else "never carried out"
@@ -164,7 +164,7 @@ def _run(run: OpenRun) -> Iterator[Problem]:
 
 
 def _mounted(mounts: Sequence[ForeignMount]) -> Iterator[Problem]:
-    """One for each who has any."""
+    """One problem for each place with mounted snapshots."""
     for holder, count in Counter(each.holder for each in mounts).items():
         what = "1 snapshot" if count == 1 else f"{count} snapshots"
         text = f"has {what} mounted, which cannot be destroyed meanwhile: see docs/hosts.md"
