@@ -98,7 +98,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         encrypted=encrypted,
         runs=runs,
         unguarded=context.hypervisor.unguarded(),
-        jobs=context.config.jobs,
+        jobs=context.config.sanoid_hook_jobs,
         capture=capture_mode(context),
         forgetful=_forgetful(context.config.paths),
         releases=_releases(context),
@@ -345,7 +345,7 @@ def _pages(
 ) -> PageStoreFacts | None:
     settings = {each.name: context.config.settings(each.name, each.uuid) for each in domains}
     guests = _sorted(name for name, its in settings.items() if its.ram_store == "pages")
-    dataset = context.config.pages.dataset
+    dataset = context.config.ram_pages.dataset
     if not guests:
         return None
     steps = dataset.split("/")

@@ -2,44 +2,150 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from json import dumps
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+
+if TYPE_CHECKING:
+    from snaporch.cli.watching import PolicyObservers
+    from snaporch.context import Context
+    from snaporch.schedule.apply_retention import RetentionResult
+    from snaporch.schedule.run_due import RunDueResult
 
 
 def run_due_command(
     context: typer.Context,
     retention: Annotated[
         bool,
-        typer.Option("--retention/--no-retention", help="Whether to delete what need not stay."),
+        typer.Option("--retention/--no-retention", help="Delete snapshots that no rule keeps."),
     ] = True,
     verification: Annotated[
         bool,
-        typer.Option("--verify/--no-verify", help="Whether to verify what policies want verified."),
+        typer.Option("--verify/--no-verify", help="Verify snapshots that are due."),
     ] = True,
     replication: Annotated[
         bool,
-        typer.Option("--replicate/--no-replicate", help="Whether to copy what is to be copied."),
+        typer.Option("--replicate/--no-replicate", help="Copy snapshots to replicas."),
     ] = True,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Take what policies have due, delete what need not stay, copy and verify what is to be.
+    """Take due snapshots, apply retention, replicate and verify.
 
-    For a timer. What is due follows from the snapshots that exist: a time that was missed is made
-    up for once. A snapshot that fails does not keep the others from being taken.
+    For a timer. What is due follows from the existing snapshots: one snapshot makes up for all
+    times that were missed. A snapshot that fails does not stop the others.
     """
-    from snaporch.cli.running_due import run_due
+    from snaporch.cli.planning import tell_unknown
+    from snaporch.cli.replicating import ReplicationReport, tell_due_replications
     from snaporch.cli.session import session
+    from snaporch.cli.verifying import VerificationReport, tell_due
+    from snaporch.cli.watching import watchers
+    from snaporch.locks import SCHEDULE, domain_lock
+    from snaporch.output.terminal import print_result
+    from snaporch.schedule.concurrency import ConcurrencyLimiter
+    from snaporch.schedule.run_due import run_due
+    from snaporch.schedule.subprocesses import Subprocesses, snapshot_command
 
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return run_due(
-            opened,
-            retention=retention,
-            verification=verification,
-            replication=replication,
-            json=json,
+        runtime, interrupt = opened.config.paths.runtime, opened.interrupt
+        captures = Subprocesses(
+            ConcurrencyLimiter(opened.config.schedule), snapshot_command(opened.config_path)
         )
+        with watchers(opened) as watching:
+            with domain_lock(runtime, SCHEDULE, SCHEDULE, "run-due", wait=0, interrupt=interrupt):
+                done = run_due(opened, captures, watching, retention=retention)
+            if retention:
+                _prune(opened, watching, done.retired)
+            if not json:
+                _print(opened, done)
+            # Last, and without the lock: they may take hours, and stop no snapshot meanwhile.
+            sent, verified = ReplicationReport(json=json), VerificationReport(json=json)
+            if replication and interrupt.signum is None:
+                sent = tell_due_replications(opened, watching, json=json)
+            if verification and interrupt.signum is None:
+                verified = tell_due(opened, watching, json=json)
+        if json:
+            document = _document(done)
+            document |= {"replicated": sent.documents, "verified": verified.documents}
+            print_result(dumps(document, indent=2, ensure_ascii=False))
+        interrupt.check(SCHEDULE)
+        return _exit_code(done, tell_unknown(done.forecasts)) or sent.code or verified.code
+
+
+def _prune(context: Context, watching: PolicyObservers, retired: RetentionResult) -> None:
+    from snaporch.schedule.apply_retention import prune_daily
+
+    daily = prune_daily(context, lambda: context.interrupt.signum is not None)
+    for error in daily.failures:
+        watching.failed(context.config, error)
+    retired.failures += daily.failures
+    retired.pruned += daily.pruned
+
+
+def _exit_code(done: RunDueResult, unknown: int) -> int:
+    from snaporch.output.terminal import print_error
+
+    for outcome in done.outcomes:
+        if not outcome.ok:
+            print_error(f"{outcome.capture.label}: {outcome.capture.policy}: {outcome.text}")
+    for error in done.retired.failures:
+        print_error(error.line())
+    codes = [outcome.status for outcome in done.outcomes if not outcome.ok]
+    codes += [int(error.exit_code) for error in done.retired.failures]
+    return next((code for code in [*codes, unknown] if code), 0)
+
+
+def _print(context: Context, done: RunDueResult) -> None:
+    from snaporch.cli import pruning
+    from snaporch.output.terminal import print_result
+
+    outcomes, retired = done.outcomes, done.retired
+    for outcome in outcomes:
+        if outcome.ok:
+            print_result(outcome.text)
+    for domain, verdict in retired.deleted:
+        print_result(f"{domain}@{verdict.taken.snapshot}  deleted: {verdict.reason}")
+    for pruned in retired.pruned:
+        print_result(pruning.line(pruned))
+    for domain in retired.busy:
+        context.progress.note(domain, "locked; retention runs next time")
+    for error in retired.mounted:
+        context.progress.note("retention", error.line())
+    if not (outcomes or retired.deleted or retired.pruned):
+        context.progress.step("snaporch", "nothing is due")
+
+
+def _document(done: RunDueResult) -> dict[str, object]:
+    from snaporch.cli import pruning
+
+    retired = done.retired
+    return {
+        "runs": [
+            {
+                "domain": outcome.capture.domain,
+                "uuid": outcome.capture.uuid,
+                "group": outcome.capture.group or None,
+                "policy": outcome.capture.policy,
+                "status": outcome.status,
+                "text": outcome.text,
+            }
+            for outcome in done.outcomes
+        ],
+        "deleted": [
+            {
+                "domain": domain,
+                "snapshot": verdict.taken.snapshot,
+                "policy": verdict.taken.policy,
+                "reason": verdict.reason,
+            }
+            for domain, verdict in retired.deleted
+        ],
+        "pruned": [pruning.item(verdict) for verdict in retired.pruned],
+        "failures": [error.line() for error in retired.failures],
+        "busy": retired.busy,
+        "mounted": [error.line() for error in retired.mounted],
+    }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
+
+if TYPE_CHECKING:
+    from snaporch.config import Config
+    from snaporch.status.model import Problem, Status
 
 
 def status_command(
@@ -33,21 +38,81 @@ def status_command(
             "--prometheus",
             metavar="FILE",
             help="Write metrics to this file, which is replaced in one step; - for standard "
-            "output. Exits with 0 whatever they say.",
+            "output. Exits with 0, also if there are problems.",
             show_default=False,
         ),
     ] = None,
     config: ConfigOption = None,
 ) -> int:
-    """Say how it stands.
+    """Show the state of guests, policies and the store, and any problems.
 
-    Who carries policies out, when each took its last snapshot and takes the next, the age of the
-    newest snapshot of each level, runs under way or cut short, the bundle store. Looks, and changes
-    nothing. Exits with 0, or 10 when something needs attention.
+    Shows what carries policies out, the last and next snapshot of each policy, the age of the
+    newest snapshot of each level, runs under way or interrupted, and the bundle store. Changes
+    nothing. Exits with 0, or 10 if there are problems.
     """
-    from snaporch.cli.standing import status_for_nagios, tell_status
+    from snaporch.errors import SnaporchError, UsageError
+    from snaporch.output.findings import NAGIOS_UNKNOWN, nagios_line
+    from snaporch.output.status import nagios as nagios_status
+    from snaporch.output.terminal import print_result
 
     path = config_path(context, config)
     if nagios:
-        return status_for_nagios(path, domains or [], json=json, prometheus=prometheus)
-    return tell_status(path, domains or [], json=json, prometheus=prometheus)
+        if json or prometheus is not None:
+            raise UsageError(
+                "--nagios", "prints a line of its own", "leave out --json and --prometheus"
+            )
+        try:
+            current, status, problems = _status(path, domains or [])
+            line, code = nagios_status(status, problems, current.status)
+        except SnaporchError as error:
+            line, code = nagios_line("UNKNOWN", error.line()), NAGIOS_UNKNOWN
+        print_result(line)
+        return code
+    if json and prometheus is not None:
+        raise UsageError("--prometheus", "has a format of its own", "leave out --json")
+    current, status, problems = _status(path, domains or [])
+    if prometheus is not None:
+        _write_metrics(prometheus, status, problems)
+        return 0
+    return _print_status(current, status, problems, json=json)
+
+
+def _status(path: Path | None, names: Sequence[str]) -> tuple[Config, Status, list[Problem]]:
+    from datetime import UTC, datetime
+
+    from snaporch.cli.session import session
+    from snaporch.status.collect import current_status
+    from snaporch.status.problems import judge
+
+    with session(path, quiet=True, to_look=True) as opened:
+        status = current_status(opened, datetime.now(UTC), names)
+        return opened.config, status, judge(status, opened.config.status)
+
+
+def _write_metrics(target: Path, status: Status, problems: Sequence[Problem]) -> None:
+    from snaporch.output.terminal import print_result
+    from snaporch.status.metrics import as_text, write_textfile
+
+    text = as_text(status, problems)
+    if str(target) == "-":
+        print_result(text.decode().rstrip("\n"))
+    else:
+        write_textfile(target, text)
+
+
+def _print_status(
+    config: Config, status: Status, problems: Sequence[Problem], *, json: bool
+) -> int:
+    from snaporch.errors import ExitCode
+    from snaporch.output.status import print_status
+    from snaporch.output.terminal import print_result
+    from snaporch.schedule.recurrence import zone_of
+
+    if json:
+        from json import dumps
+
+        document = status.as_json() | {"troubles": [each.as_json() for each in problems]}
+        print_result(dumps(document, indent=2, ensure_ascii=False))
+    else:
+        print_status(status, problems, zone_of(config))
+    return ExitCode.WARNINGS if problems else ExitCode.OK

@@ -16,7 +16,7 @@ from snaporch.status.metrics_exporter import MetricsExporter
 
 
 class PolicyObservers:
-    """A :class:`~snaporch.schedule.daemon.PolicyObserver` that tells all of them."""
+    """A :class:`~snaporch.schedule.observer.PolicyObserver` that tells all of them."""
 
     def __init__(self, context: Context) -> None:
         self.observer = MetricsExporter()

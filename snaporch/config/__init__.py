@@ -1,4 +1,4 @@
-"""The configuration: its schema, which is also its documentation, and its loading."""
+"""The configuration: its schema, from which its documentation is generated, and its loading."""
 
 from snaporch.config.load import DEFAULT_PATH, load_config
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions

@@ -1,29 +1,28 @@
-"""A configuration file in which every option stands with its default, to be edited."""
+"""Writes a configuration file that has every option with its default, commented out."""
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from snaporch.config.reference import SECTIONS_OF_THEIR_OWN
+from snaporch.config.reference import SECTIONS_OF_THEIR_OWN, default_text
 from snaporch.config.schema import Config, DomainSettings
 
 _WIDTH = 88
 _HEAD = """\
-# snaporch's configuration. Each option stands here with its default: take away the # before what
-# you change. `snaporch check` says what is wrong with it, docs/configuration.md has more.
+# snaporch's configuration. Each option is shown with its default: remove the # of those that you
+# change. `snaporch check` finds mistakes; docs/configuration.md describes each option.
 """
 _EXAMPLES = """\
 # A domain's own settings, by its name or UUID; they override [defaults].
 #[domain."web"]
 #level = "quiesced"
 
-# A policy: when snapshots are taken by themselves (by `snaporch run-due` or `snaporch daemon`), and
-# how many of them stay.
+# A policy: when `snaporch run-due` or `snaporch daemon` takes snapshots, and how many of them are
+# kept.
 #[policy.hourly]
 #every = "1h"
 #domains = ["web", "db*"]
@@ -31,20 +30,20 @@ _EXAMPLES = """\
 #verify = "weekly"
 #replicate = ["offsite"]
 
-# Where a policy's snapshots and their bundles are copied to.
+# A replica: where a policy's snapshots and their bundles are copied to.
 #[replica.offsite]
 #host = "root@nas"
 #dataset = "backup/kvm"
 #bundles = "/backup/snaporch"
 
-# Guests that are snapshotted together, in one instant.
+# A group: guests that are snapshotted together, at the same instant.
 #[group.shop]
 #domains = ["web", "db"]
 """
 
 
 def sample() -> str:
-    """The text of the file; as it is, it says nothing but the defaults."""
+    """The text of the file; unedited, it sets nothing."""
     parts = [_HEAD, *_options(Config())]
     for title, section in _sections(Config(), ""):
         parts += [f"[{title}]\n", *_options(section)]
@@ -68,6 +67,5 @@ def _options(model: BaseModel) -> Iterator[str]:
 
 def _option(name: str, field: FieldInfo) -> str:
     words = textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)
-    value = list(field.default) if isinstance(field.default, tuple) else field.default
-    lines = [*(f"# {line}" for line in words), f"#{name} = {json.dumps(value, default=str)}"]
+    lines = [*(f"# {line}" for line in words), f"#{name} = {default_text(field)}"]
     return "\n".join(lines) + "\n"

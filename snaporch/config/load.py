@@ -1,4 +1,4 @@
-"""Reading ``snaporch.toml``; every refusal names the file, the key and what is allowed."""
+"""Loads ``snaporch.toml``; every error names the file, the key and the allowed values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STEP = "see docs/configuration.md"
 
 
 def load_config(path: Path | None) -> Config:
-    """The configuration in ``path``; with ``None``, the default file if there is one.
+    """The configuration in ``path``; with ``None``, in the default file if it exists.
 
     Raises:
-        ConfigError: unreadable, not TOML, or not what the schema allows.
+        ConfigError: the file is not readable, not TOML, or does not match the schema.
     """
     chosen = path or DEFAULT_PATH
     try:
@@ -55,7 +55,7 @@ def _validate(path: Path, document: dict[str, object]) -> Config:
 
 
 def _allowed(problem: dict[str, object]) -> str:
-    """What pydantic says, with the value that was given."""
+    """Pydantic's message, with the value."""
     if problem["type"] == "extra_forbidden":
         return "is no option of snaporch"
     message = str(problem["msg"]).removeprefix("Value error, ")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from snaporch.config.policy import Span
+from snaporch.config.duration import Duration, Seconds
 
 Kind = Literal["failure", "attention", "downgrade", "success"]
-"""What can be notified about."""
+"""The kinds of events that can be notified."""
 _ADDRESS = re.compile(r"[^\s<>@,;:\"\\]+(@[A-Za-z0-9.-]+)?")
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):([0-9]{1,5})")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::([0-9]{1,5}))?")
@@ -37,10 +38,10 @@ def _sender(text: str) -> str:
 
 
 def listen_at(text: str) -> tuple[str, int]:
-    """Address and port of ``127.0.0.1:9751`` or ``[::1]:9751``.
+    """The address and port in ``127.0.0.1:9751`` or ``[::1]:9751``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: ``text`` is not of this form.
     """
     found = _LISTEN.fullmatch(text)
     if found is None or not 0 < int(found[3]) <= _MOST_PORT:
@@ -55,10 +56,10 @@ def _listen(text: str) -> str:
 
 
 def mail_server(text: str) -> tuple[str, int]:
-    """Host and port of ``mail.example.org:587``; the port is 25 when none is said.
+    """The host and port in ``mail.example.org:587``; without a port it is 25.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``text`` is not of this form.
     """
     found = _HOST.fullmatch(text)
     port = int(found[2] or _SMTP_PORT) if found else 0
@@ -82,15 +83,15 @@ class _Section(BaseModel):
 
 
 class StatusOptions(_Section):
-    """When `snaporch status` finds that something needs attention."""
+    """When `snaporch status` reports a problem."""
 
-    grace: Span = Field(
-        default="30m",
+    grace: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(minutes=30),
         description="How long after its time a policy's snapshot may come before it counts as "
         "missed.",
     )
-    replica_late: Span = Field(
-        default="1d",
+    replica_late: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(days=1),
         description="How long a snapshot that a policy replicates may lack its copy before that "
         "is a warning.",
     )
@@ -113,7 +114,7 @@ class StatusOptions(_Section):
 
 
 class MetricsOptions(_Section):
-    """Figures for Prometheus."""
+    """Metrics for Prometheus."""
 
     textfile: PathOrNothing = Field(
         default="",
@@ -166,7 +167,7 @@ class EmailOptions(_Section):
 
 
 class NotifyOptions(_Section):
-    """Who is told how the runs of policies ended."""
+    """Notifications about the runs of policies."""
 
     on: tuple[Kind, ...] = Field(
         default=("failure", "attention", "downgrade"),
@@ -175,16 +176,14 @@ class NotifyOptions(_Section):
         "was; `attention`: a human must look; `downgrade`: a lower level was taken than was asked "
         "for; `success`: all others.",
     )
-    repeat: Span = Field(
-        default="1d",
+    repeat: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(days=1),
         description="How long no other notification is sent of a policy that fails again on the "
-        "same domain for the same reason; `0m` to send one every time.",
+        "same domain for the same reason; `0s` to send one every time.",
     )
-    timeout: int = Field(
+    timeout: Annotated[int, Seconds("1s", "10m")] = Field(
         default=30,
-        ge=1,
-        le=600,
-        description="Seconds that each way of notifying (program, e-mail, apprise) may take before "
+        description="How long each way of notifying (program, e-mail, apprise) may take before "
         "it is given up.",
     )
     command: PathOrNothing = Field(

@@ -18,72 +18,38 @@ from pydantic import (
     model_validator,
 )
 
+from snaporch.config.duration import Duration
+
 if TYPE_CHECKING:
     from apscheduler.triggers.cron import CronTrigger
 
 RULES = ("last", "hourly", "daily", "weekly", "monthly", "yearly")
 RESERVED = ("manual", "none")
-"""No names of policies: what snapshots by hand end in, and what says that there is no policy."""
+"""Not allowed as names: the suffix of snapshots by hand, and the word for "no policy"."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _MOST = 100_000
-_SPAN = re.compile(r"(0|[1-9][0-9]{0,3})([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _CRON_FIELDS = 5
 VERIFY_WORDS = {"daily": "1d", "weekly": "1w", "monthly": "0 0 1 * *"}
-"""Words for how often to verify: a span, or a line of crontab(5)."""
+"""Words for how often to verify: a duration, or a line of crontab(5)."""
 CHECKSUMS = "checksums"
 _VERIFY_TEXTS = (
-    "'checksums', 'daily', 'weekly', 'monthly', a span such as '3d', or a line of crontab"
+    "'checksums', 'daily', 'weekly', 'monthly', a duration such as '3d', or a line of crontab"
 )
+_EVERY = Duration("1m")
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _WEEKDAY_PART = re.compile(r"(\*|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([1-9]))?")
 
 
-def span(text: str) -> timedelta:
-    """A length of time: ``90s``, ``15m``, ``1h``, ``2d``, ``1w``.
-
-    Raises:
-        ValueError: it is none.
-    """
-    found = _SPAN.fullmatch(text)
-    if found is None:
-        raise ValueError("must be a number and one of s, m, h, d, w, as in '15m'")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
-
-
-def _span_text(text: str) -> str:
-    span(text)
-    return text
-
-
-def _refresh(text: str) -> str:
-    if span(text) < timedelta(seconds=1):
-        raise ValueError("must be a second or more")
-    return text
-
-
-def _retry(text: str) -> str:
-    if span(text) < timedelta(minutes=1):
-        raise ValueError("must be a minute or more")
-    return text
-
-
-def _every(text: str) -> str:
-    if text and span(text) < timedelta(minutes=1):
-        raise ValueError("must be a minute or more")
-    return text
-
-
 @lru_cache
 def cron_trigger(expression: str) -> CronTrigger:
-    """What a line of crontab(5) means on a clock that never changes, written as UTC.
+    """The times of a line of crontab(5), on a clock without changes (UTC).
 
-    apscheduler leaves days out when it begins anew after its clock was put forward or back; what
-    the clock of a zone makes of these times is worked out in :mod:`snaporch.schedule.recurrence`.
-    It     counts weekdays from Monday, cron from Sunday; so they are given to it by name.
+    apscheduler's own time zones are not used: after a change of the clock it can skip days.
+    :mod:`snaporch.schedule.recurrence` applies the zone. Weekdays are passed by name, because
+    apscheduler counts them from Monday and cron from Sunday.
 
     Raises:
-        ValueError: it means none, or something else to cron than to us.
+        ValueError: the line is invalid, has no time, or cron would understand it differently.
     """
     from apscheduler.triggers.cron import CronTrigger
 
@@ -150,7 +116,8 @@ def _verify(value: object) -> bool | str:
     try:
         if " " in value.strip():
             return _cron(value)
-        return _every(value)
+        _EVERY.validate(value)
+        return value
     except ValueError as error:
         raise ValueError(f"must be {_VERIFY_TEXTS}: it {error}") from error
 
@@ -171,9 +138,6 @@ def _zone(name: str) -> str:
 
 
 PolicyName = Annotated[str, AfterValidator(_policy_name)]
-Span = Annotated[str, AfterValidator(_span_text)]
-SPANS = (_span_text, _refresh, _retry, _every)
-"""What looks at the options that are a length of time."""
 
 
 class _Section(BaseModel):
@@ -186,7 +150,7 @@ def _count(what: str) -> int:
 
 
 class Keep(_Section):
-    """How many of a policy's snapshots stay."""
+    """How many of a policy's snapshots are kept."""
 
     last: int = _count("The newest ones, whenever they were taken.")
     hourly: int = _count("The newest one of each of this many hours that have any.")
@@ -202,16 +166,16 @@ class Keep(_Section):
         return self
 
     def describe(self) -> str:
-        """The rules that keep something: ``hourly=24 daily=7``."""
+        """The rules for messages: ``hourly=24 daily=7``."""
         counts = ((rule, getattr(self, rule)) for rule in RULES)
         return " ".join(f"{rule}={count}" for rule, count in counts if count)
 
 
 class Policy(_Section):
-    """When to take snapshots, which, and how long they stay."""
+    """When to take snapshots, at which level, and how many to keep."""
 
-    every: Annotated[str, AfterValidator(_every)] = Field(
-        default="",
+    every: Annotated[timedelta | None, Duration("1m")] = Field(
+        default=None,
         description="Take one every so often: `15m`, `1h`, `1d`, `1w`, counted in UTC from a "
         "Monday on, so that `1h` is the full hour. Without `every` and `cron` nothing is taken by "
         "itself.",
@@ -222,8 +186,8 @@ class Policy(_Section):
         "month, month, weekday; in `schedule.timezone`. Either the day of the month or the weekday "
         "must be `*`.",
     )
-    stagger: Span = Field(
-        default="0m",
+    stagger: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(),
         description="Spread the starts over this long: every domain has a place in it that is "
         "always the same.",
     )
@@ -242,7 +206,7 @@ class Policy(_Section):
         default=False,
         description="`true` or `checksums`: read every bundle back once it is written and compare "
         "its checksums; a snapshot that fails counts as a failed run. `daily`, `weekly`, "
-        "`monthly`, a span (`3d`) or a line of crontab(5): test-restore the newest snapshot of "
+        "`monthly`, a duration (`3d`) or a line of crontab(5): test-restore the newest snapshot of "
         "each domain so often, as `snaporch verify` does, one at a time.",
     )
     verify_disks: bool = Field(
@@ -261,12 +225,12 @@ class Policy(_Section):
 
     @property
     def reads_back(self) -> bool:
-        """Whether every bundle is read back once it is written."""
+        """Whether every bundle is read back after it was written."""
         return self.verify is True or self.verify == CHECKSUMS
 
     @property
     def verify_rule(self) -> str:
-        """How often to test-restore: a span or a line of crontab(5); empty for never."""
+        """How often to verify: a duration or a line of crontab(5); empty for never."""
         if isinstance(self.verify, bool) or self.reads_back:
             return ""
         return VERIFY_WORDS.get(self.verify, self.verify)
@@ -285,7 +249,7 @@ class Policy(_Section):
 
 
 class Group(_Section):
-    """Domains that are frozen in one window, and snapshotted together or not at all."""
+    """Domains that are frozen and snapshotted together, or not at all."""
 
     domains: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = Field(
         strict=False,
@@ -314,11 +278,11 @@ class Schedule(_Section):
         description="Most RAM in MiB of all guests whose RAM is saved at once; a guest that has "
         "more is taken alone. 0 for no limit.",
     )
-    refresh: Annotated[str, AfterValidator(_refresh)] = Field(
-        default="5m",
+    refresh: Annotated[timedelta, Duration("1s")] = Field(
+        default=timedelta(minutes=5),
         description="How often the daemon looks anew which domains, policies and snapshots there "
         "are.",
     )
-    retry: Annotated[str, AfterValidator(_retry)] = Field(
-        default="10m", description="How long after a failed run the next try comes."
+    retry: Annotated[timedelta, Duration("1m")] = Field(
+        default=timedelta(minutes=10), description="How long after a failed run the next try comes."
     )

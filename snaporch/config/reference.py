@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from snaporch.config.duration import Duration
 from snaporch.config.load import DEFAULT_PATH
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
-from snaporch.config.policy import SPANS, Group, Keep, Policy, Schedule
+from snaporch.config.policy import Group, Keep, Policy, Schedule
 from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Paths, PruneOptions, RamPagesOptions
 
@@ -23,6 +24,9 @@ Generated from `snaporch/config/schema.py`; change it there and run `make docs`.
 snaporch works without a configuration file. It reads `{DEFAULT_PATH}`, or the file
 named by `--config` or by `SNAPORCH_CONFIG`. The format is TOML; an option that does not exist, or a
 value of the wrong type, is an error that names the file and the key.
+
+A duration is a number with its unit, in quotes: `"250ms"`, `"90s"`, `"5m"`, `"2h"`, `"14d"` or
+`"1w"`.
 """
 _DOMAIN_INTRO = (
     '`[defaults]` holds for every domain; a `[domain."NAME"]` section (the domain\'s name or UUID) '
@@ -46,7 +50,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         "Bundles whose snapshots are gone, and safety copies: see [pruning](pruning.md).",
     ),
     (
-        "`[pages]`",
+        "`[ram_pages]`",
         RamPagesOptions,
         "RAM that costs what changed: see [RAM in pages](ram-pages.md).",
     ),
@@ -62,11 +66,11 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[notify.email]`", EmailOptions, ""),
 )
 SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica")
-"""Options that are tables with names of the user's, or of one kind of them."""
+"""Options that are tables with names chosen by the user, or part of one; described separately."""
 
 
 def reference() -> str:
-    """The page as Markdown."""
+    """The page ``docs/configuration.md``."""
     parts = [_HEAD]
     for title, model, intro in _SECTIONS:
         parts.append(f"## {title}\n")
@@ -85,6 +89,8 @@ def _entry(name: str, field: FieldInfo) -> str:
 
 def _type(field: FieldInfo) -> str:
     annotation: Any = field.annotation
+    if duration := _duration(field):
+        return f"duration, {duration.low} to {duration.high}"
     origin = get_origin(annotation)
     if origin is Literal:
         return "one of " + ", ".join(f"`{json.dumps(choice)}`" for choice in get_args(annotation))
@@ -98,16 +104,26 @@ def _type(field: FieldInfo) -> str:
         return f"integer, {getattr(low, 'ge', '…')} to {getattr(high, 'le', '…')}"
     if annotation is bool:
         return "true or false"
-    if any(getattr(check, "func", None) in SPANS for check in field.metadata):
-        return "string, a length of time: a number and one of `s`, `m`, `h`, `d`, `w`"
     return "absolute path" if annotation is Path else "string"
 
 
+def _duration(field: FieldInfo) -> Duration | None:
+    return next((each for each in field.metadata if isinstance(each, Duration)), None)
+
+
 def _default(field: FieldInfo) -> str:
-    return "Required." if field.is_required() else f"Default: `{_value(field.default)}`."
+    if field.is_required():
+        return "Required."
+    if field.default is None:
+        return "No default."
+    return f"Default: `{default_text(field)}`."
 
 
-def _value(value: object) -> str:
+def default_text(field: FieldInfo) -> str:
+    """The default of an option as it is written in TOML."""
+    value, duration = field.default, _duration(field)
+    if duration:
+        return json.dumps(duration.text(value))
     return json.dumps(list(value) if isinstance(value, tuple) else value, default=str)
 
 

@@ -20,13 +20,13 @@ def _host(text: str) -> str:
 
 
 def _dataset(text: str) -> str:
-    if not is_dataset(text) or " " in text:  # a blank is two words to a shell over there
+    if not is_dataset(text) or " " in text:  # a shell on the other machine would split at a blank
         raise ValueError("must be a dataset such as 'backup/kvm', without blanks")
     return text
 
 
 def _directory(path: Path) -> Path:
-    # A tilde or a blank would mean something else to rsync there than it does here.
+    # rsync on the other machine would interpret a tilde or a blank.
     if not re.fullmatch(r"(/[A-Za-z0-9_.:@+-]+)+", str(path)) or ".." in path.parts:
         raise ValueError("must be an absolute path of letters, digits and _.:@+-, without '..'")
     return path

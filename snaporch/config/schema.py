@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from snaporch.config.duration import Duration, Seconds
 from snaporch.config.monitoring import MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Policy, PolicyName, Schedule
 from snaporch.config.replica import Replica
@@ -108,21 +110,17 @@ class Paths(_Section):
 
 
 class PruneOptions(_Section):
-    """How long things stay that nothing needs any more."""
+    """How long trash and safety copies are kept."""
 
-    trash_days: int = Field(
-        default=3,
-        ge=0,
-        le=36_500,
-        description="Days a bundle stays in the trash of the bundle store when the last of its ZFS "
-        "snapshots is gone; 0 to delete it at once.",
+    trash_keep: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(days=3),
+        description="How long a bundle stays in the trash of the bundle store when the last of "
+        "its ZFS snapshots is gone; `0s` to delete it at once.",
     )
-    safety_days: int = Field(
-        default=7,
-        ge=0,
-        le=36_500,
-        description="Days the safety copy of a restore stays, by which the restore can be undone; "
-        "0 to delete it at the next `snaporch prune`.",
+    safety_keep: Annotated[timedelta, Duration()] = Field(
+        default=timedelta(days=7),
+        description="How long the safety copy of a restore stays, by which the restore can be "
+        "undone; `0s` to delete it at the next `snaporch prune`.",
     )
 
 
@@ -172,21 +170,17 @@ class DomainSettings(_Section):
         strict=False,
         description="Mount points inside the guest that `quiesced` freezes; all when empty.",
     )
-    quiesce_budget_ms: int = Field(
-        default=10_000,
-        ge=100,
-        le=600_000,
-        description="Longest time in ms that file systems may have been frozen before the snapshot "
+    quiesce_budget: Annotated[timedelta, Duration("100ms", "10m")] = Field(
+        default=timedelta(seconds=10),
+        description="Longest time that file systems may have been frozen before the snapshot "
         "counts as `crash`; Windows thaws by itself after 10 s.",
     )
-    agent_timeout: int = Field(
-        default=10, ge=1, le=600, description="Seconds to wait for an answer of the guest agent."
+    agent_timeout: Annotated[int, Seconds("1s", "10m")] = Field(
+        default=10, description="How long to wait for an answer of the guest agent."
     )
-    ram_budget_seconds: int = Field(
+    ram_time_budget: Annotated[int, Seconds("0s", "1d")] = Field(
         default=600,
-        ge=0,
-        le=86400,
-        description="Longest time in seconds for saving RAM; 0 for no limit.",
+        description="Longest time for saving RAM; `0s` for no limit.",
     )
     ram_budget_mib: int = Field(
         default=0,
@@ -200,27 +194,21 @@ class DomainSettings(_Section):
         description="When a budget is used up: `abort` the run, or `suspend` the guest until its "
         "RAM is saved, which ends without RAM after `freeze_deadline`.",
     )
-    commit_patience: int = Field(
+    commit_patience: Annotated[int, Seconds("1s", "1d")] = Field(
         default=60,
-        ge=1,
-        le=86400,
-        description="Seconds a commit may chase a guest that writes faster before the guest is "
+        description="How long a commit may chase a guest that writes faster before the guest is "
         "suspended to let it catch up: for 5 s at most, then for 10 s, 20 s and so on, each "
         "followed by as long a rest.",
     )
-    freeze_deadline: int = Field(
+    freeze_deadline: Annotated[int, Seconds("1s", "1d")] = Field(
         default=60,
-        ge=1,
-        le=86400,
-        description="Seconds after which a guardian process releases a guest that a run holds "
+        description="Time after which a guardian process releases a guest that a run holds "
         "still and does not release itself: frozen, paused for its snapshots or the end of its "
         "RAM, suspended by `on_ram_budget` or for its commit.",
     )
-    hook_deadline: int = Field(
+    hook_deadline: Annotated[int, Seconds("1s", "1d")] = Field(
         default=90,
-        ge=1,
-        le=86400,
-        description="Longest time in seconds for which a guest is held for sanoid's snapshots, "
+        description="Longest time for which a guest is held for sanoid's snapshots, "
         "between sanoid's pre and post hooks; a guest on overlays writes to them meanwhile, and "
         "they grow. The time counts from when all guests of a call are frozen. Before that a guest "
         "is held for the same time again at most, and the pre hook refuses guests that would take "
@@ -245,7 +233,7 @@ class DomainSettings(_Section):
         default="image",
         description="How RAM is kept. `image`: compressed in the bundle, ready to be restored by "
         "`virsh`. `pages`: in a dataset of its own where it costs what changed since the snapshot "
-        "before; needs `pages.dataset`.",
+        "before; needs `ram_pages.dataset`.",
     )
     compression: Literal["auto", "zstd", "gzip", "none"] = Field(
         default="auto",
@@ -264,29 +252,26 @@ class DomainSettings(_Section):
     compression_threads: int = Field(
         default=0, ge=0, le=256, description="Compressor threads; 0 for one per core."
     )
-    rate: int = Field(
+    ram_rate: int = Field(
         default=0,
         ge=0,
         le=1 << 20,
         description="Most RAM in MiB a second (before compression) that is saved while the guest "
         "runs; 0 for no limit. Ends when the guest stands still, and is never so low that "
-        'RAM could not be saved in half of `ram_budget_seconds`. With `ram_capture = "file"` '
+        'RAM could not be saved in half of `ram_time_budget`. With `ram_capture = "file"` '
         "only compressing is slowed down. `--rate` overrides it.",
     )
-    downtime_ms: int = Field(
-        default=100,
-        ge=0,
-        le=10_000,
-        description="Time in ms that the last of RAM may take, with the guest stopped; QEMU saves "
+    downtime_limit: Annotated[timedelta, Duration("0s", "10s")] = Field(
+        default=timedelta(milliseconds=100),
+        description="Time that the last of RAM may take, with the guest stopped; QEMU saves "
         "it live until the rest is so little. A guest that dirties RAM too fast for it gets "
-        "the emulator's own limit (300 ms) when twice its RAM has been saved. 0 to leave that as "
-        "it is.",
+        "the emulator's own limit (300 ms) when twice its RAM has been saved. `0s` to leave that "
+        "as it is.",
     )
-    wait: int = Field(
+    wait: Annotated[int, Seconds("0s", "1d")] = Field(
         default=0,
-        ge=0,
-        le=86400,
-        description="Seconds to wait for another run on the same domain; `--wait` overrides it.",
+        description="How long to wait for another run on the same domain; `--wait` (in "
+        "seconds) overrides it.",
     )
     policies: tuple[PolicyName, ...] = Field(
         default=(),
@@ -298,7 +283,7 @@ class DomainSettings(_Section):
 
     @property
     def fixed_level(self) -> int | None:
-        """The compressor's level, unless it is snaporch's to choose."""
+        """The configured compression level; ``None`` if snaporch chooses it."""
         return self.compression_level if isinstance(self.compression_level, int) else None
 
 
@@ -308,7 +293,7 @@ class Config(_Section):
     libvirt_uri: Annotated[str, StringConstraints(min_length=1, pattern=r"^[\x21-\x7e]+$")] = Field(
         default=LIBVIRT, description="The libvirt connection. Must be of this host."
     )
-    jobs: int = Field(
+    sanoid_hook_jobs: int = Field(
         default=4,
         ge=1,
         le=256,
@@ -319,7 +304,7 @@ class Config(_Section):
     prune: PruneOptions = Field(
         default=PruneOptions(), description="How long things stay that nothing needs any more."
     )
-    pages: RamPagesOptions = Field(
+    ram_pages: RamPagesOptions = Field(
         default=RamPagesOptions(), description='Where RAM goes with `ram_store = "pages"`.'
     )
     defaults: DomainSettings = Field(
@@ -383,12 +368,14 @@ class Config(_Section):
         sections = [("defaults", {"ram_store": self.defaults.ram_store})]
         sections += [(f"domain.{name}", section) for name, section in self.domain.items()]
         for title, section in sections:
-            if section.get("ram_store") == "pages" and not self.pages.dataset:
-                raise ValueError(f"{title}.ram_store is 'pages', and pages.dataset is not set")
+            if section.get("ram_store") == "pages" and not self.ram_pages.dataset:
+                raise ValueError(f"{title}.ram_store is 'pages', and ram_pages.dataset is not set")
         return self
 
     def settings(self, name: str, uuid: str) -> DomainSettings:
-        """The settings of a domain: the defaults, overridden by its section."""
-        own = self.domain.get(name) or self.domain.get(uuid) or {}
-        merged = self.defaults.model_dump(exclude_unset=True) | own
-        return DomainSettings.model_validate(merged)
+        """The settings of a domain: the defaults, overridden by the domain's section."""
+        section = self.domain.get(name) or self.domain.get(uuid) or {}
+        own = DomainSettings.model_validate(section)
+        return self.defaults.model_copy(
+            update={option: getattr(own, option) for option in own.model_fields_set}
+        )

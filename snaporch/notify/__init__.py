@@ -1,1 +1,1 @@
-"""Telling people how the runs of policies ended: by a program, by e-mail, by apprise."""
+"""Notifications about the results of scheduled work: by a program, e-mail or apprise."""

@@ -1,4 +1,4 @@
-"""The ways to tell somebody. Each may take its time: see :mod:`snaporch.notify.notifier`."""
+"""The channels of notifications. They may block: :mod:`snaporch.notify.notifier` uses threads."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from snaporch.notify.event import Event
 
 Way = Callable[[Event], None]
 _OURS = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
-"""What systemd tells the daemon, and nobody it starts."""
+"""Variables that systemd sets for the daemon only, not for its children."""
 _LONGEST = 200
 
 
 class NotifyError(SnaporchError):
-    """Somebody could not be told."""
+    """A notification could not be sent."""
 
 
 def ways(notify: NotifyOptions) -> dict[str, Way]:
-    """The ways that are configured, by name."""
+    """The configured channels, by name."""
     found: dict[str, Way] = {}
     if notify.command:
         found["notify.command"] = lambda event: by_command(event, notify.command, notify.timeout)
@@ -47,10 +47,10 @@ def ways(notify: NotifyOptions) -> dict[str, Way]:
 
 
 def by_command(event: Event, command: str, seconds: int) -> None:
-    """Give it to a program: JSON on standard input, ``SNAPORCH_…`` in the environment.
+    """Run a program, with JSON on standard input and ``SNAPORCH_…`` in its environment.
 
     Raises:
-        NotifyError: it cannot be started, fails, or takes too long.
+        NotifyError: the program cannot be started, fails, or takes longer than ``seconds``.
     """
     document = json.dumps(event.as_json(), ensure_ascii=False) + "\n"
     inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
@@ -73,7 +73,7 @@ def _run(words: Sequence[str], data: bytes, seconds: int, env: dict[str, str]) -
             stderr=subprocess.PIPE,
             env=env,
             cwd="/",
-            start_new_session=True,  # with all that it starts
+            start_new_session=True,  # so that its children are killed with it
         )
     except OSError as error:
         raise NotifyError(words[0], f"cannot be started: {error.strerror}") from error
@@ -81,7 +81,7 @@ def _run(words: Sequence[str], data: bytes, seconds: int, env: dict[str, str]) -
         try:
             _, err = process.communicate(data, timeout=seconds)
         except subprocess.TimeoutExpired as error:
-            os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the number is its own
+            os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the PID is still valid
             raise NotifyError(words[0], f"did not end within {seconds} s") from error
     if process.returncode != 0:
         lines = err.decode("utf-8", "replace").split("\n")
@@ -94,10 +94,10 @@ def _run(words: Sequence[str], data: bytes, seconds: int, env: dict[str, str]) -
 
 
 def by_email(event: Event, email: EmailOptions, seconds: int) -> None:
-    """Send it by a mail server, or by a program such as sendmail.
+    """Send an e-mail, through a mail server or a program such as sendmail.
 
     Raises:
-        NotifyError: nobody took it.
+        NotifyError: the server or program did not accept it.
     """
     message = mail(event, email)
     if email.smtp.startswith("/"):
@@ -114,7 +114,7 @@ def by_email(event: Event, email: EmailOptions, seconds: int) -> None:
 
 
 def mail(event: Event, email: EmailOptions) -> EmailMessage:
-    """The e-mail."""
+    """The e-mail for an event."""
     message = EmailMessage()
     host = socket.getfqdn() if not email.sender else email.sender.rpartition("@")[2]
     message["From"] = email.sender or f"root@{host}"
@@ -143,7 +143,7 @@ def _server(email: EmailOptions, seconds: int) -> smtplib.SMTP:
 
 
 def _said(error: Exception) -> str:
-    """What went wrong, without anything that was sent: that could be a password."""
+    """The text of an error, without anything that was sent, which may be a password."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         return f"refused {', '.join(sorted(error.recipients))}"
     if isinstance(error, smtplib.SMTPResponseException):
@@ -154,10 +154,10 @@ def _said(error: Exception) -> str:
 
 
 def secret(path: Path) -> str:
-    """The first line of a file that nobody but its owner can read.
+    """The first line of a file that only its owner can read.
 
     Raises:
-        NotifyError: it cannot be read, or others can.
+        NotifyError: the file is not readable, or other users can read it.
     """
     private(path)
     try:
@@ -168,10 +168,10 @@ def secret(path: Path) -> str:
 
 
 def private(path: Path) -> None:
-    """See that nobody but its owner can read a file.
+    """Check that only the owner can read a file.
 
     Raises:
-        NotifyError: others can, or it is not there.
+        NotifyError: other users can read it, or it does not exist.
     """
     try:
         mode = path.stat().st_mode
@@ -185,17 +185,17 @@ def private(path: Path) -> None:
 
 
 def by_apprise(event: Event, path: Path) -> None:
-    """Send it to every URL in a configuration file of apprise.
+    """Send to every URL in a configuration file of apprise.
 
     Raises:
-        NotifyError: apprise is not installed, or could not reach all of them.
+        NotifyError: apprise is not installed, or a URL could not be reached.
     """
     private(path)
     try:
         import apprise
     except ImportError as error:
         raise NotifyError("apprise", "is not installed", "apt install apprise") from error
-    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # what it logs has URLs in it
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # its log contains URLs
     configuration = apprise.AppriseConfig()
     configuration.add(str(path))
     sender = apprise.Apprise()

@@ -1,4 +1,4 @@
-"""What there is to tell: pure functions from the end of a run to a message."""
+"""Makes notifications from the results of runs: pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIGNAL = 128
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something somebody may want to be told."""
+    """An event that may be notified."""
 
     kind: Kind
     host: str
@@ -25,28 +25,28 @@ class Event:
     domain: str
     uuid: str
     policy: str
-    """Empty when it is about no policy."""
+    """Empty for an event without a policy."""
     status: int
     """The exit code of the run."""
     level: str
-    """The level that was reached; empty without a snapshot."""
+    """The level of the snapshot; empty without one."""
     text: str
     notes: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """What it is about: repeated troubles have the same."""
+        """Identifies the subject: a repeated problem has the same key."""
         return f"{self.uuid or self.domain}/{self.policy}"
 
     @property
     def title(self) -> str:
-        """One line that says it."""
+        """The subject of the notification, one line."""
         what = f"{self.domain} ({self.policy})" if self.policy else self.domain
         return one_line(f"snaporch on {self.host}: {self.kind}: {what}")
 
     @property
     def body(self) -> str:
-        """All there is to say, for people."""
+        """The text of the notification."""
         lines = [
             one_line(self.text),
             *(one_line(note) for note in self.notes),
@@ -75,8 +75,8 @@ class Event:
         }
 
 
-def event_of(config: Config, outcome: CaptureOutcome, host: str, at: datetime) -> Event | None:
-    """What the end of a run means; nothing if somebody stopped it."""
+def event_of_run(config: Config, outcome: CaptureOutcome, host: str, at: datetime) -> Event | None:
+    """The event of a run that ended; ``None`` if a signal ended it."""
     if outcome.status >= _SIGNAL:
         return None
     capture, level = outcome.capture, outcome.level
@@ -95,7 +95,7 @@ def event_of(config: Config, outcome: CaptureOutcome, host: str, at: datetime) -
 
 
 def event_of_error(error: SnaporchError, host: str, at: datetime) -> Event:
-    """What it means that something went wrong that was no run."""
+    """The event of an error outside of runs."""
     return Event(
         kind="attention" if error.exit_code is ExitCode.ATTENTION else "failure",
         host=host,
@@ -123,7 +123,7 @@ def _kind(config: Config, outcome: CaptureOutcome) -> Kind:
 
 
 def asked_level(config: Config, policy_name: str, domain: str, uuid: str) -> Level:
-    """The level that policy and domain ask for."""
+    """The level that is configured for the policy and the domain."""
     policy = config.policy.get(policy_name)
     level: str = policy.level if policy else "auto"
     if level == "auto":

@@ -1,4 +1,4 @@
-"""Who was told what, so that a trouble that goes on is not told every ten minutes."""
+"""Which problems were notified, so that a persistent one is not notified at each retry."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _TROUBLES = ("failure", "attention")
 
 @dataclass(frozen=True, slots=True)
 class NotificationRecord:
-    """What was told last about a policy on a domain."""
+    """The last notification of a problem of a policy on a domain."""
 
     at: datetime
     kind: str
     text: str
 
 
-def is_news(event: Event, known: Mapping[str, NotificationRecord], repeat: timedelta) -> bool:
-    """Whether it is to be told: a trouble only if it is another one, or was told long ago."""
+def should_notify(event: Event, known: Mapping[str, NotificationRecord], repeat: timedelta) -> bool:
+    """Whether to send an event; the same problem only if ``repeat`` has passed since."""
     last = known.get(event.key)
     if event.kind not in _TROUBLES or last is None or last.at > event.at:
         return True
@@ -37,15 +37,15 @@ def is_news(event: Event, known: Mapping[str, NotificationRecord], repeat: timed
 def remembered(
     event: Event, known: Mapping[str, NotificationRecord]
 ) -> dict[str, NotificationRecord]:
-    """What is known after an event; a trouble that is over is forgotten."""
+    """The history after an event; without a problem that no longer exists."""
     others = {key: told for key, told in known.items() if key != event.key}
     if event.kind in _TROUBLES:
         others[event.key] = NotificationRecord(event.at, event.kind, event.text)
     return others
 
 
-def read_told(directory: Path) -> dict[str, NotificationRecord]:
-    """What was told; nothing in a file that cannot be understood."""
+def read_history(directory: Path) -> dict[str, NotificationRecord]:
+    """The history; empty if the file is not readable."""
     try:
         document = json.loads((directory / _NAME).read_bytes())
         return {
@@ -56,11 +56,11 @@ def read_told(directory: Path) -> dict[str, NotificationRecord]:
         return {}
 
 
-def write_told(directory: Path, known: Mapping[str, NotificationRecord]) -> None:
-    """Replace what is remembered, in one step.
+def write_history(directory: Path, known: Mapping[str, NotificationRecord]) -> None:
+    """Replace the history atomically.
 
     Raises:
-        UnavailableError: the directory cannot be written.
+        UnavailableError: the directory is not writable.
     """
     document = {key: [iso(each.at), each.kind, each.text] for key, each in known.items()}
     with explained_store(directory):

@@ -1,7 +1,7 @@
-"""Telling in the background: nobody who is slow to hear holds a run up, nor the end of one.
+"""Sends notifications in the background: a slow channel delays no run and no exit.
 
-A thread takes events one after the other, and gives each way a thread of its own and a time. One
-that takes longer is left behind: it ends with the process at the latest.
+One thread handles the events one by one, and runs each channel in a thread with a time limit. A
+channel that exceeds its limit is abandoned; its thread ends with the process at the latest.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from snaporch.config import Config
-from snaporch.config.policy import span
 from snaporch.errors import SnaporchError, one_line
 from snaporch.notify.channels import NotifyError, Way, ways
-from snaporch.notify.event import Event, event_of, event_of_error
-from snaporch.notify.history import is_news, read_told, remembered, write_told
+from snaporch.notify.event import Event, event_of_error, event_of_run
+from snaporch.notify.history import read_history, remembered, should_notify, write_history
 from snaporch.progress import Progress
 from snaporch.schedule.subprocesses import CaptureOutcome
 
 _MOST_WAITING = 1000
 _ME = "notify"
 _MORE_SECONDS = 2
-"""A way that keeps its time itself knows better what it waited for."""
+"""Added to the time limit: a channel that times out by itself has the better message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,14 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """Troubles that are no runs, and did not come again."""
+    """Problems outside of runs that did not occur again."""
 
     config: Config
     keys: frozenset[str]
 
 
 class Notifier:
-    """Tells what the configuration wants told; nothing here raises."""
+    """Sends the configured notifications; no method raises."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -50,12 +49,12 @@ class Notifier:
         self._jobs: queue.Queue[_Job | _Over | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._failing: set[str] = set()
-        """Troubles that are no runs, since the last look."""
+        """Problems outside of runs since the last :meth:`looked`."""
         self._before: set[str] = set()
-        """Those of the time before that."""
+        """Those of the period before that."""
 
     def looked(self, config: Config) -> None:
-        """All that is to be done could be looked at; what did not fail again since is over."""
+        """Forecasts were made: problems that did not occur again since the last time are over."""
         over = frozenset(self._before - self._failing)
         self._before, self._failing = self._failing, set()
         if over:
@@ -63,18 +62,18 @@ class Notifier:
 
     def ended(self, config: Config, outcome: CaptureOutcome) -> None:
         """A run of a policy ended."""
-        event = event_of(config, outcome, self._host, datetime.now(UTC))
+        event = event_of_run(config, outcome, self._host, datetime.now(UTC))
         if event is not None:
             self._put(_Job(config, event))
 
     def failed(self, config: Config, error: SnaporchError) -> None:
-        """Something that was no run went wrong."""
+        """Something other than a run failed."""
         event = event_of_error(error, self._host, datetime.now(UTC))
         self._failing.add(event.key)
         self._put(_Job(config, event))
 
     def close(self, seconds: float) -> None:
-        """Wait until all is told, but no longer than that."""
+        """Wait until all notifications are sent, for ``seconds`` at most."""
         if self._thread is None:
             return
         try:
@@ -112,49 +111,49 @@ class Notifier:
 
     def _tell(self, config: Config, event: Event) -> None:
         notify, directory = config.notify, config.paths.schedule
-        known = read_told(directory)
+        known = read_history(directory)
         wanted = event.kind in notify.on
-        if wanted and not is_news(event, known, span(notify.repeat)):
+        if wanted and not should_notify(event, known, notify.repeat):
             return
         told_by = ways(notify).items() if wanted else ()
         heard = [self._try(way, event, notify.timeout) for way in told_by]
         if any(heard) or not wanted:
             changed = remembered(event, known)
             if changed != known and (wanted or event.key in known):
-                write_told(directory, changed)
+                write_history(directory, changed)
 
     def _try(self, way: tuple[str, Way], event: Event, seconds: int) -> bool:
-        """Whether it was told by that way."""
+        """Whether the channel sent the event; an error is printed as a note."""
         name, tell = way
-        trouble: list[str] = []
+        problem: list[str] = []
         done = threading.Event()
 
         def run() -> None:
             try:
                 tell(event)
             except NotifyError as error:
-                trouble.append(error.line())
-            except Exception as error:  # noqa: BLE001 - a library's; it must not end the daemon
-                trouble.append(f"{type(error).__name__} while telling")
+                problem.append(error.line())
+            except Exception as error:  # noqa: BLE001 - of a library; it must not end the daemon
+                problem.append(f"{type(error).__name__} while telling")
             finally:
                 done.set()
 
         threading.Thread(target=run, name=name, daemon=True).start()
         if not done.wait(seconds + _MORE_SECONDS):
-            trouble.append(f"did not end within {seconds} s")
-        if trouble:
-            self._progress.note(event.domain, one_line(f"{name}: {trouble[0]}"))
-        return not trouble
+            problem.append(f"did not end within {seconds} s")
+        if problem:
+            self._progress.note(event.domain, one_line(f"{name}: {problem[0]}"))
+        return not problem
 
 
 def _forget(over: _Over) -> None:
     directory = over.config.paths.schedule
-    known = read_told(directory)
+    known = read_history(directory)
     left = {key: told for key, told in known.items() if key not in over.keys}
     if left != known:
-        write_told(directory, left)
+        write_history(directory, left)
 
 
 def patience(config: Config) -> float:
-    """How long to wait for what is still to be told, at the end of a process."""
+    """How long to wait for pending notifications before a process exits, in seconds."""
     return float((config.notify.timeout + _MORE_SECONDS) * max(len(ways(config.notify)), 1))

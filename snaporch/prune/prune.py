@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch import default_paths
@@ -179,8 +179,8 @@ def _judge(
     config: Config, found: Sequence[StoreItem], census: Census, now: datetime
 ) -> list[PruneDecision]:
     grace = GracePeriods(
-        trash=timedelta(days=config.prune.trash_days),
-        safety=timedelta(days=config.prune.safety_days),
+        trash=config.prune.trash_keep,
+        safety=config.prune.safety_keep,
     )
     under_way = _under_way(config)
     return [judge(each, census, under_way, grace, now) for each in found]

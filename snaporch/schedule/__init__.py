@@ -1,1 +1,1 @@
-"""Policies: when a guest is snapshotted by itself, and which of those snapshots stay."""
+"""Scheduling: when policies take snapshots of which guests, and which snapshots they keep."""

@@ -1,7 +1,7 @@
-"""Deleting what retention says: ZFS snapshots pool by pool, then the bundles.
+"""Deletes what retention decided: ZFS snapshots pool by pool, then the bundles.
 
-And once a day what else has had its time in the store: trash, safety copies of restores, bundles
-whose snapshots others have destroyed.
+Once a day it also prunes the bundle store: expired trash, expired safety copies of restores, and
+bundles whose ZFS snapshots were destroyed by another program.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ from snaporch.schedule.retention import RetentionDecision
 from snaporch.zfs import MountedError, PoolError
 
 _HELD_SECONDS = 60
-"""For which a domain's lock is held at most; a snapshot that is due meanwhile waits longer."""
+"""How long a domain's lock is held at most; a snapshot that becomes due must wait for it."""
 _PRUNED_NAME = "pruned"
-"""A file that is touched whenever the store was pruned as a whole."""
+"""A file whose mtime is the time of the last prune of the whole store."""
 _DAY_SECONDS = 86_400
 
 
 @dataclass
 class RetentionResult:
-    """What came of it."""
+    """What was deleted, and what was not."""
 
     deleted: list[tuple[str, RetentionDecision]] = field(default_factory=list)
-    """Domain's name and verdict of each snapshot that is gone."""
+    """Name of the domain and decision, for each deleted snapshot."""
     pruned: list[Pruning] = field(default_factory=list)
-    """Of what was in the store and went, or came back out of the trash."""
+    """What was moved to the trash, deleted, or put back from the trash."""
     failures: list[SnaporchError] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
-    """Domains others work with, or may want to: what is left of theirs waits for the next time."""
+    """Domains that were locked, or whose lock was held long enough; retention runs next time."""
     mounted: list[MountedError] = field(default_factory=list)
-    """Snapshots that somebody has mounted; they wait for the next time, too."""
+    """Snapshots that are mounted somewhere, and so cannot be destroyed; tried again next time."""
 
 
-def retire(context: Context, outlooks: Sequence[Forecast], now: datetime) -> RetentionResult:
-    """Delete what retention foresees; a failure on one domain does not stop the others."""
+def retire(context: Context, forecasts: Sequence[Forecast], now: datetime) -> RetentionResult:
+    """Delete the snapshots that no rule keeps; a failure on one domain does not stop the others."""
     done = RetentionResult()
-    for outlook in outlooks:
-        if outlook.doomed:
-            context.interrupt.check(outlook.domain.name)
+    for forecast in forecasts:
+        if forecast.doomed:
+            context.interrupt.check(forecast.domain.name)
             try:
-                _retire(context, outlook, now, done)
+                _retire(context, forecast, now, done)
             except BusyError:
-                done.busy.append(outlook.domain.name)
+                done.busy.append(forecast.domain.name)
             except SnaporchError as error:
                 done.failures.append(error)
     return done
 
 
 def prune_daily(context: Context, stopped: Callable[[], bool]) -> RetentionResult:
-    """Prune the store as a whole, if that was not done today; nothing that is due waits for it.
+    """Prune the whole store if the last prune is a day old; needs no lock of the schedule.
 
-    Once a day, whether it fails or not: what cannot be judged is told, and waits for the next.
-    Without a mark, on a full disk say, it is done each time.
+    It runs once a day even if it fails: errors are reported, and retried the next day. If the file
+    that marks the time cannot be written (a full disk), it runs at each call.
 
     Args:
-        stopped: whether to end before the next thing.
+        stopped: returns True if pruning must end before the next item.
     """
     done = RetentionResult()
     journal, find = context.config.paths.journal, context.hypervisor.find
@@ -97,15 +97,15 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> RetentionResul
 
 
 def _is_a_day_old(mark: Path) -> bool:
-    """Or from the future: the clock went back."""
+    """Also True if the file is from the future: the clock was set back."""
     try:
         return not 0 <= time.time() - mark.stat().st_mtime < _DAY_SECONDS
     except OSError:
         return True
 
 
-def _retire(context: Context, outlook: Forecast, now: datetime, done: RetentionResult) -> None:
-    domain = outlook.domain
+def _retire(context: Context, forecast: Forecast, now: datetime, done: RetentionResult) -> None:
+    domain = forecast.domain
     gone: list[str] = []
 
     def hold(uuid: str) -> AbstractContextManager[None]:
@@ -114,9 +114,9 @@ def _retire(context: Context, outlook: Forecast, now: datetime, done: RetentionR
         )
 
     with hold(domain.uuid), hold(replication_lock_name(domain.uuid)):
-        # What was seen before the lock was held may have been rolled away meanwhile.
+        # A restore may have rolled back snapshots before this lock was held.
         (current,) = look(context, now, domain.uuid)
-        foreseen = {verdict.taken.run for verdict in outlook.doomed}
+        foreseen = {verdict.taken.run for verdict in forecast.doomed}
         end = time.monotonic() + _HELD_SECONDS
         for verdict in current.doomed:
             if verdict.taken.run not in foreseen:
@@ -139,7 +139,7 @@ def _retire(context: Context, outlook: Forecast, now: datetime, done: RetentionR
 
 
 def _destroy(context: Context, names: Sequence[str]) -> None:
-    """Atomic in each pool; what cannot be destroyed in one pool stays in the later ones, too."""
+    """Destroy a run's snapshots, atomically in each pool; an error stops before the next pool."""
     pools: dict[str, list[str]] = {}
     for name in names:
         pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)

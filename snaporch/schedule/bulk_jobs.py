@@ -1,45 +1,42 @@
-"""Bulk work for all domains that the daemon has a process of its own do, when some of it is due."""
+"""Verification and replication in the daemon: one subprocess for each, whenever some is due."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from apscheduler.schedulers.base import BaseScheduler
 
 from snaporch.config import Schedule
-from snaporch.config.policy import span
 from snaporch.errors import ExitCode
 from snaporch.schedule.forecast import Forecast
 from snaporch.schedule.subprocesses import BulkJobResult, Subprocesses
 
-Told = Callable[[BulkJobResult], None]
-
 
 @dataclass(frozen=True, slots=True)
 class BulkJob:
-    """One kind of it: ``snaporch NAME --due`` does what is due, one after the other."""
+    """A kind of bulk work; ``snaporch NAME --due`` does everything that is due, one by one."""
 
     name: str
     doing: str
     times: Callable[[Forecast], Iterable[datetime]]
-    """When there is something to do for a domain."""
+    """When there is work of this kind for a domain."""
 
 
-ERRANDS = (
+BULK_JOBS = (
     BulkJob("verify", "verifying", lambda each: [check.at for check in each.checks]),
     BulkJob("replicate", "replicating", lambda each: [each.at for each in each.shipments]),
 )
 
 
 class BulkJobs:
-    """One job for each kind.
+    """Schedules one job for each kind of bulk work.
 
     Args:
-        schedule: the configuration now.
-        told: is called with what came of each, in a thread of the scheduler's.
+        schedule: returns the current configuration.
+        on_result: is called with the result of each job, in a thread of the scheduler.
     """
 
     def __init__(
@@ -47,37 +44,37 @@ class BulkJobs:
         scheduler: BaseScheduler,
         captures: Subprocesses,
         schedule: Callable[[], Schedule],
-        told: Told,
+        on_result: Callable[[BulkJobResult], None],
     ) -> None:
         self._scheduler = scheduler
         self._captures = captures
         self._schedule = schedule
-        self._told = told
+        self._on_result = on_result
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
         self._not_before: dict[str, datetime] = {}
 
     @property
     def ids(self) -> frozenset[str]:
-        """The jobs that are not captures."""
-        return frozenset(errand.name for errand in ERRANDS)
+        """IDs of the scheduler's jobs that are bulk work."""
+        return frozenset(kind.name for kind in BULK_JOBS)
 
     def describe(self) -> str:
-        """What is being done now: ``verifying; ``."""
+        """What is running now, for a status line: ``verifying; ``, or nothing."""
         with self._lock:
-            return "".join(f"{each.doing}; " for each in ERRANDS if each.name in self._under_way)
+            return "".join(f"{each.doing}; " for each in BULK_JOBS if each.name in self._under_way)
 
-    def set_times(self, outlooks: Sequence[Forecast]) -> None:
-        """Have each kind done when something of it is due."""
-        for errand in ERRANDS:
-            self._set_time(errand, [at for each in outlooks for at in errand.times(each)])
+    def set_times(self, forecasts: Sequence[Forecast]) -> None:
+        """Schedule each kind for the first time at which some of it is due."""
+        for kind in BULK_JOBS:
+            self._set_time(kind, [at for each in forecasts for at in kind.times(each)])
 
-    def _set_time(self, errand: BulkJob, times: Sequence[datetime]) -> None:
+    def _set_time(self, kind: BulkJob, times: Sequence[datetime]) -> None:
         with self._lock:
-            if errand.name in self._under_way:
+            if kind.name in self._under_way:
                 return
-            earliest = self._not_before.get(errand.name, datetime.min.replace(tzinfo=UTC))
-        job = self._scheduler.get_job(errand.name)
+            earliest = self._not_before.get(kind.name, datetime.min.replace(tzinfo=UTC))
+        job = self._scheduler.get_job(kind.name)
         if not times:
             if job is not None:
                 job.remove()
@@ -87,25 +84,25 @@ class BulkJobs:
             self._scheduler.add_job(
                 self._do,
                 "date",
-                args=[errand.name],
+                args=[kind.name],
                 run_date=at,
-                id=errand.name,
+                id=kind.name,
                 replace_existing=True,
             )
 
     def _do(self, name: str) -> None:
-        """In a thread of the scheduler's."""
+        """Run a kind of bulk work; called in a thread of the scheduler."""
         with self._lock:
             if name in self._under_way:
                 return
             self._under_way.add(name)
         done = BulkJobResult(name, ExitCode.BUG, (), ())
         try:
-            done = self._captures.errand(name)
+            done = self._captures.run_bulk_job(name)
         finally:
             schedule = self._schedule()
-            pause: timedelta = span(schedule.refresh if done.status == 0 else schedule.retry)
+            pause = schedule.refresh if done.status == 0 else schedule.retry
             with self._lock:
                 self._under_way.discard(name)
                 self._not_before[name] = datetime.now(UTC) + pause
-        self._told(done)
+        self._on_result(done)

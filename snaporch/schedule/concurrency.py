@@ -1,4 +1,4 @@
-"""How many snapshots may be taken at once: on the host, in a pool, and by their RAM."""
+"""Limits how many snapshots run at once: on the host, in each pool, and by their RAM."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ class PolicyCapture:
     policy: str
     pools: frozenset[str]
     ram_mib: int
-    """RAM that will be saved; 0 when none is."""
+    """RAM that will be saved, in MiB; 0 if no RAM is saved."""
     group: str = ""
-    """The consistency group that is taken along; empty for none."""
+    """The consistency group that is snapshotted with the domain; empty for none."""
     others: tuple[str, ...] = ()
     """UUIDs of the group's other domains."""
 
     @property
     def uuids(self) -> frozenset[str]:
-        """All domains that are snapshotted."""
+        """UUIDs of all domains that are snapshotted."""
         return frozenset((self.uuid, *self.others))
 
     @property
     def key(self) -> str:
-        """What tells it from others: ``UUID/POLICY``."""
+        """Identifies the capture: ``UUID/POLICY``."""
         return f"{self.uuid}/{self.policy}"
 
     @property
     def keys(self) -> frozenset[str]:
-        """The key of each domain."""
+        """The key for each domain of the group."""
         return frozenset(f"{uuid}/{self.policy}" for uuid in self.uuids)
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The name of the group or domain, for messages."""
         return f"group {self.group}" if self.group else self.domain
 
 
-class GateClosedError(Exception):
-    """No snapshot may begin any more."""
+class LimiterClosedError(Exception):
+    """The scheduler is stopping: no further snapshot may begin."""
 
 
 class ConcurrencyLimiter:
-    """Lets captures in as the limits allow; for use by many threads."""
+    """Lets captures run as the limits allow; thread-safe."""
 
     def __init__(self, limits: Schedule) -> None:
         self._limits = limits
@@ -62,33 +62,33 @@ class ConcurrencyLimiter:
 
     @property
     def inside(self) -> tuple[PolicyCapture, ...]:
-        """Those that are being taken."""
+        """The captures that are running."""
         with self._changed:
             return tuple(self._inside)
 
     def close(self) -> None:
-        """Let nobody in any more; those who wait are told."""
+        """Refuse all further captures, also those that are waiting."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def limit(self, limits: Schedule) -> None:
-        """Other limits from now on."""
+        """Replace the limits; waiting captures are checked against the new ones."""
         with self._changed:
             self._limits = limits
             self._changed.notify_all()
 
     @contextmanager
     def through(self, capture: PolicyCapture) -> Iterator[None]:
-        """Wait until there is room, and take it until the end.
+        """Wait until the limits allow the capture; it counts as running inside the block.
 
         Raises:
-            GateClosedError: the gate was closed before.
+            LimiterClosedError: :meth:`close` was called.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._room(capture))
             if self._closed:
-                raise GateClosedError
+                raise LimiterClosedError
             self._inside.append(capture)
             self._changed.notify_all()
         try:

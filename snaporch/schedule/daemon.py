@@ -1,13 +1,13 @@
-"""The daemon: apscheduler tells when, processes of their own take the snapshots.
+"""The daemon: apscheduler starts jobs at their times, and subprocesses take the snapshots.
 
-Nothing is remembered between two starts but failed tries: what is due follows from the snapshots
-that exist, so a time missed while nobody was there is made up for once, whatever became of the
-daemon's own files. Every so often, after every snapshot, and when libvirt tells that a domain came,
-went, was started or stopped, it looks anew; a clock that was set, policies in metadata and
-properties show themselves then.
+State is derived from the existing snapshots; only failed attempts are stored. So one snapshot makes
+up for all times that were missed while the daemon was not running, even if its files were lost.
+New forecasts are made every ``schedule.refresh``, after each snapshot, and when libvirt reports
+that a domain was defined, undefined, started or stopped. They also take changes of the clock,
+of metadata and of ZFS properties into account.
 
-It looks in a thread of its own: libvirt may not answer while a guest's RAM is saved through a full
-pipe, and a signal that would end just that must be obeyed all the same.
+Forecasts are made in a separate thread: libvirt may not answer while a guest's RAM is saved through
+a full pipe, and the daemon must still obey the signal that ends that run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -28,14 +27,14 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 from snaporch.config import Config
-from snaporch.config.policy import span
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.recovery.start_guardian import guard_leftovers
 from snaporch.schedule.apply_retention import RetentionResult, prune_daily, retire
 from snaporch.schedule.bulk_jobs import BulkJobs
 from snaporch.schedule.concurrency import PolicyCapture
-from snaporch.schedule.forecast import Forecast, NextSnapshot, carried_out, look
+from snaporch.schedule.forecast import Forecast, NextSnapshot, look, record_carried_out
+from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.recurrence import Times, times
 from snaporch.schedule.run_due import capture_of, remember
 from snaporch.schedule.subprocesses import BulkJobResult, CaptureOutcome, Subprocesses
@@ -45,44 +44,44 @@ from snaporch.systemd.notify import notify, watchdog_seconds
 _THREADS = 64
 _LOOK_SECONDS = 60
 _SETTLE_SECONDS = 1.0
-"""Changes of domains come in swarms: what follows within this time is seen by the same look."""
+"""Changes of domains come in bursts: one forecast serves all changes within this time."""
 _ME = "snaporch"
 
 
 class PolicyTrigger(BaseTrigger):  # type: ignore[misc]
-    """A policy's times on a domain, for apscheduler."""
+    """The times of a policy on a domain, as a trigger of apscheduler."""
 
     def __init__(self, when: Times) -> None:
         self.when = when
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
-        """The first time later than both: however many were missed, one run makes up for them."""
+        """The first time after both: one run makes up for all missed times."""
         return self.when.after(max(previous_fire_time or now, now))
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """Somebody wants us to end."""
+    """The daemon must end."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """A look is over."""
+    """The forecasts were made."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reload:
-    """Somebody changed the configuration."""
+    """The configuration must be loaded again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """A domain appeared, went, was started or stopped."""
+    """A domain was defined, undefined, started or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Broken:
-    """Something happened that nobody foresaw."""
+    """An unexpected error occurred in a thread."""
 
     error: BaseException
 
@@ -90,27 +89,14 @@ class _Broken:
 _Message = _Stop | _Reload | _Looked | _Changed | _Broken | CaptureOutcome | BulkJobResult
 
 
-class PolicyObserver(Protocol):
-    """Whoever wants to know how policies are carried out. Nothing here may raise or take long."""
-
-    def looked(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
-        """Somebody has looked at what policies have in store."""
-
-    def ended(self, config: Config, outcome: CaptureOutcome) -> None:
-        """A run ended; its guest was released."""
-
-    def failed(self, config: Config, error: SnaporchError) -> None:
-        """Something else went wrong: policies could not be looked at, or something not deleted."""
-
-
 class Daemon:
-    """Carries policies out until it is told to stop.
+    """Carries out policies until :meth:`stop`.
 
     Args:
-        context: what it works with; the configuration in it is replaced by a reload.
-        captures: how snapshots are taken.
-        load: reads the configuration anew.
-        watcher: is told how it goes.
+        context: its configuration is replaced by a reload.
+        captures: starts the subprocesses.
+        load: loads the configuration again.
+        watcher: hears of results and failures.
     """
 
     def __init__(
@@ -125,7 +111,7 @@ class Daemon:
         self._captures = captures
         self._load = load
         self._watcher = watcher
-        # Also filled by signal handlers: a SimpleQueue may be, an Event may not (its lock).
+        # Signal handlers put messages here: a SimpleQueue is reentrant, an Event is not.
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._taken: dict[str, datetime] = {}
         self._busy: set[str] = set()
@@ -141,23 +127,23 @@ class Daemon:
             executors={"default": ThreadPoolExecutor(_THREADS)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
-        self._errands = BulkJobs(
+        self._bulk_jobs = BulkJobs(
             self._scheduler, captures, lambda: self._context.config.schedule, self._inbox.put
         )
 
     def stop(self) -> None:
-        """End; snapshots under way undo or finish themselves first. Safe in a signal handler."""
+        """End after running snapshots have undone or finished their work. Signal-safe."""
         self._inbox.put(_Stop())
 
     def reload(self) -> None:
-        """Read the configuration anew. Safe in a signal handler."""
+        """Load the configuration again. Signal-safe."""
         self._inbox.put(_Reload())
 
     def run(self) -> None:
         """Work until :meth:`stop`.
 
         Raises:
-            BaseException: what nobody foresaw, in whatever thread; systemd starts us again.
+            BaseException: an unexpected error in any thread; systemd restarts the daemon.
         """
         self._scheduler.add_listener(
             lambda event: self._inbox.put(_Broken(event.exception)), EVENT_JOB_ERROR
@@ -192,15 +178,15 @@ class Daemon:
         self._inbox.put(_Broken(error))
 
     def _listen(self) -> None:
-        """Have libvirt tell what changes; without it there is still a look every so often."""
+        """Subscribe to changes of domains; without them ``schedule.refresh`` still applies."""
         try:
             self._context.hypervisor.on_change(lambda: self._inbox.put(_Changed()))
         except SnaporchError as error:
             self._context.progress.note(_ME, error.line())
 
     def _next_message(self) -> _Message | None:
-        """What comes first: a message, or the time to look anew (``None``)."""
-        pause = span(self._context.config.schedule.refresh).total_seconds()
+        """The next message; ``None`` when the time for new forecasts has come first."""
+        pause = self._context.config.schedule.refresh.total_seconds()
         until = min(time.monotonic() + pause, self._look_at or math.inf)
         watchdog = watchdog_seconds()
         while (left := until - time.monotonic()) > 0:
@@ -213,7 +199,7 @@ class Daemon:
         return None
 
     def _hangs(self, watchdog: float) -> bool:
-        """Whether a look takes longer than systemd would wait for us."""
+        """Whether making forecasts takes longer than systemd's watchdog allows."""
         return self._looker is not None and time.monotonic() - self._look_began > watchdog
 
     def _end(self) -> None:
@@ -237,20 +223,20 @@ class Daemon:
             self._context.progress.note(_ME, f"{error.line()}; the old configuration stays")
         else:
             self._context.config = config
-            self._captures.gate.limit(config.schedule)
+            self._captures.limiter.limit(config.schedule)
             self._context.progress.step(_ME, "configuration loaded")
         notify("READY=1")
 
-    # -- looking ----------------------------------------------------------------------------
+    # -- forecasts --------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Begin to look anew, or do so once the look under way is over."""
+        """Make new forecasts, now or when those that are being made are done."""
         self._look_at = None
         if self._looker is not None:
             self._look_again = True
             return
         self._look_again = False
-        context = replace(self._context)  # a reload must not change it under a look
+        context = replace(self._context)  # a reload must not change it meanwhile
         self._look_began = time.monotonic()
         self._looker = threading.Thread(target=self._look, args=[context], daemon=True)
         self._looker.start()
@@ -263,7 +249,7 @@ class Daemon:
     def _look(self, context: Context) -> None:
         prunes = self._set_right(context) and self._pruning.acquire(blocking=False)
         self._inbox.put(_Looked())
-        if prunes:  # however long that takes: the next look may begin meanwhile
+        if prunes:  # may take long; new forecasts may be made meanwhile
             try:
                 self._prune(context)
             finally:
@@ -283,14 +269,14 @@ class Daemon:
             self._watcher.failed(context.config, failure)
 
     def _set_right(self, context: Context) -> bool:
-        """Look at everything, delete what need not stay, and set the times right, if it can be."""
+        """Make forecasts, apply retention and set the times of jobs; False if that failed."""
         now = datetime.now(UTC)
         progress = context.progress
         try:
             guard_leftovers(context)
-            outlooks = look(context, now)
-            self._carried_out(context, outlooks, now)
-            retired = retire(context, outlooks, now)
+            forecasts = look(context, now)
+            self._record_carried_out(context, forecasts, now)
+            retired = retire(context, forecasts, now)
         except InterruptedRunError:
             return False
         except SnaporchError as error:
@@ -303,28 +289,30 @@ class Daemon:
         for waiting in retired.mounted:
             progress.note(_ME, waiting.line())
         self._tell_failures(context, retired)
-        self._set_times(context.config, outlooks, now)
-        self._errands.set_times(outlooks)
-        self._scheduler.wakeup()  # it sleeps on when the clock has been put forward
-        self._watcher.looked(context, outlooks, now)
+        self._set_times(context.config, forecasts, now)
+        self._bulk_jobs.set_times(forecasts)
+        self._scheduler.wakeup()  # otherwise it oversleeps if the clock was put forward
+        self._watcher.looked(context, forecasts, now)
         notify(f"STATUS={self._status()}")
         return True
 
-    def _carried_out(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
+    def _record_carried_out(
+        self, context: Context, forecasts: Sequence[Forecast], now: datetime
+    ) -> None:
         try:
-            carried_out(context, outlooks, now)
+            record_carried_out(context, forecasts, now)
         except SnaporchError as error:
             context.progress.note(_ME, error.line())
             self._watcher.failed(context.config, error)
 
-    def _set_times(self, config: Config, outlooks: Sequence[Forecast], now: datetime) -> None:
+    def _set_times(self, config: Config, forecasts: Sequence[Forecast], now: datetime) -> None:
         wanted = {
             f"{each.domain.uuid}/{coming.policy}": (each, coming)
-            for each in outlooks
+            for each in forecasts
             for coming in each.nexts
         }
         for job in self._scheduler.get_jobs():
-            if job.id not in (*wanted, *self._errands.ids):
+            if job.id not in (*wanted, *self._bulk_jobs.ids):
                 job.remove()
         for key, (each, coming) in wanted.items():
             with self._lock:
@@ -346,11 +334,11 @@ class Daemon:
             )
 
     def _status(self) -> str:
-        captures = [job for job in self._scheduler.get_jobs() if job.id not in self._errands.ids]
+        captures = [job for job in self._scheduler.get_jobs() if job.id not in self._bulk_jobs.ids]
         jobs = sorted(captures, key=lambda job: job.next_run_time)
-        inside = [f"{c.label} ({c.policy})" for c in self._captures.gate.inside]
+        inside = [f"{c.label} ({c.policy})" for c in self._captures.limiter.inside]
         text = f"taking {', '.join(inside)}; " if inside else ""
-        text += self._errands.describe()
+        text += self._bulk_jobs.describe()
         if not jobs:
             return f"{text}no policy has anything to take"
         first = jobs[0]
@@ -359,10 +347,10 @@ class Daemon:
             f"{text}{len(jobs)} to come, next {first.args[1]} ({first.args[2]}) {at:%H:%M:%S} UTC"
         )
 
-    # -- taking -----------------------------------------------------------------------------
+    # -- snapshots --------------------------------------------------------------------------
 
     def _fire(self, uuid: str, name: str, policy: str) -> None:
-        """In a thread of the scheduler's."""
+        """Take a snapshot; called in a thread of the scheduler."""
         try:
             domain = self._context.hypervisor.find(uuid)
             if domain is None or policy not in self._context.config.policy:
@@ -385,13 +373,13 @@ class Daemon:
         self._inbox.put(outcome)
 
     def _due(self, capture: PolicyCapture) -> bool:
-        """Whether a time has come since the last try: the times may have been set just then."""
+        """Whether a time has come since the last attempt; a job may have been set too early."""
         last = self._taken.get(capture.key)
         if last is None:
             return True
         config = self._context.config
         when = times(config, capture.policy, capture.group or capture.uuid)
-        soonest = min(when.after(last), last + span(config.schedule.retry))
+        soonest = min(when.after(last), last + config.schedule.retry)
         return not last <= datetime.now(UTC) < soonest
 
     def _tell(self, message: CaptureOutcome | BulkJobResult) -> None:

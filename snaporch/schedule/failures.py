@@ -1,8 +1,8 @@
-"""What snapshots do not tell: tries that failed, so that the next ones are not made at once.
+"""Remembers failed attempts, so that they are not repeated at once.
 
-Those of captures, verifications and replications have a file each, for each is written by somebody
-else. When the disk is full, which is what makes many a try fail, the file is written to the runtime
-directory, which is memory.
+Snapshots, verifications and replications have one file each, because different processes write
+them. If the disk is full, a frequent cause of failures, the file is written to the runtime
+directory, which is in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPLICATIONS = "unreplicated.json"
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """A try that failed."""
+    """A failed attempt."""
 
     at: datetime
     reason: str
@@ -34,10 +34,10 @@ class FailedAttempt:
 def read_failed(
     directory: Path, name: str = CAPTURES, *, spare: Path | None = None
 ) -> dict[str, FailedAttempt]:
-    """Failed tries by ``UUID/POLICY``; none in a file that cannot be understood.
+    """Failed attempts by ``UUID/POLICY`` or ``UUID/REPLICA``; none if the file is not readable.
 
     Args:
-        spare: a file here was written when ``directory`` could not be, so it is the newer one.
+        spare: where the file was written if ``directory`` was not writable; it takes precedence.
     """
     place = spare if spare is not None and (spare / name).is_file() else directory
     try:
@@ -50,9 +50,9 @@ def read_failed(
 
 
 def remember_try(context: Context, key: str, reason: str | None, name: str) -> None:
-    """Note that a try failed just now, or (without a reason) that it did not.
+    """Record that an attempt failed now, or succeeded if ``reason`` is ``None``.
 
-    What cannot be written down is said, and keeps nothing else from being done.
+    A write error is printed as a note and ignored.
     """
     paths = context.config.paths
     known = read_failed(paths.schedule, name, spare=paths.runtime)
@@ -74,13 +74,13 @@ def write_failed(
     *,
     spare: Path | None = None,
 ) -> None:
-    """Replace what is remembered, in one step.
+    """Replace the file atomically.
 
     Args:
-        spare: written to when ``directory`` cannot be.
+        spare: directory to write to if ``directory`` is not writable.
 
     Raises:
-        UnavailableError: the directory cannot be written, whether the spare one was or not.
+        UnavailableError: ``directory`` is not writable, even if the spare directory was.
     """
     document = {key: [iso(each.at), each.reason] for key, each in failed.items()}
     data = json.dumps(document, indent=1).encode()

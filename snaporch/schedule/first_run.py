@@ -1,4 +1,4 @@
-"""Since when policies are carried out: what no snapshot tells of one that never took any."""
+"""Records since when each policy is carried out, which matters until its first snapshot."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from snaporch.model import iso, parse_iso
 _NAME = "carried.json"
 
 
-def read_carried(directory: Path) -> dict[str, datetime]:
-    """When each was first carried out, by ``UUID/POLICY``; none in a file not understood."""
+def read_first_runs(directory: Path) -> dict[str, datetime]:
+    """When each policy was first carried out, by ``UUID/POLICY``; none if not readable."""
     try:
         document = json.loads((directory / _NAME).read_bytes())
         return {key: parse_iso(at) for key, at in document.items()}
@@ -22,13 +22,13 @@ def read_carried(directory: Path) -> dict[str, datetime]:
         return {}
 
 
-def note_carried(directory: Path, keys: Iterable[str], now: datetime) -> None:
-    """Note that these are carried out, and no others.
+def record_first_runs(directory: Path, keys: Iterable[str], now: datetime) -> None:
+    """Record that exactly the policies in ``keys`` are carried out now.
 
     Raises:
-        UnavailableError: the directory cannot be written.
+        UnavailableError: the directory is not writable.
     """
-    known = read_carried(directory)
+    known = read_first_runs(directory)
     changed = {key: min(known.get(key, now), now).replace(microsecond=0) for key in keys}
     if changed != known:
         _write(directory, changed)

@@ -1,4 +1,7 @@
-"""What policies have in store for each domain: reads only, from ZFS, libvirt and the bundles."""
+"""Forecasts for each domain: next snapshots, deletions, verifications and replications.
+
+Reads ZFS, libvirt and the bundle store, and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from datetime import datetime, timedelta
 
 from snaporch.catalog.records import marked_records
 from snaporch.config import Config
-from snaporch.config.policy import span
 from snaporch.context import Context
 from snaporch.journal import read_journals
 from snaporch.model import (
@@ -27,12 +29,12 @@ from snaporch.schedule.failures import (
     FailedAttempt,
     read_failed,
 )
-from snaporch.schedule.first_run import note_carried, read_carried
+from snaporch.schedule.first_run import read_first_runs, record_first_runs
 from snaporch.schedule.policy_assignment import Assignment, assign, datasets
 from snaporch.schedule.recurrence import Times, read_zone_again, times, verify_times, zone_of
-from snaporch.schedule.replication_due import PendingReplication, next_shipment
+from snaporch.schedule.replication_due import PendingReplication, next_replication
 from snaporch.schedule.retention import RetentionDecision, RetentionSnapshot, judge, keep_together
-from snaporch.schedule.verification_due import DueVerification, next_check
+from snaporch.schedule.verification_due import DueVerification, next_verification
 from snaporch.snapshot.group import group_of
 
 
@@ -44,53 +46,56 @@ class NextSnapshot:
     at: datetime
     reason: str
     wanted: datetime | None = None
-    """The policy's own time, which a failure may have put off; ``None`` without a snapshot."""
+    """The policy's own time; ``at`` is later after a failure. ``None`` without a snapshot."""
     failed: FailedAttempt | None = None
-    """The last try, if it failed."""
+    """The last attempt, if it failed."""
     since: datetime | None = None
-    """When the policy was first carried out for the domain, if it is known."""
+    """When the policy was first carried out for the domain, if that is recorded."""
 
     def due(self, now: datetime) -> bool:
-        """Whether its time has come."""
+        """Whether the snapshot is due at ``now``."""
         return self.at <= now
 
     @property
-    def owed(self) -> datetime:
-        """When it is due but for the tries that failed."""
+    def due_but_for_failures(self) -> datetime:
+        """When the snapshot would be due if no attempt had failed."""
         return self.at if self.failed is None else self.wanted or self.since or self.at
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is in store for one domain."""
+    """What policies will do for one domain."""
 
     domain: Domain
     assignment: Assignment
     nexts: tuple[NextSnapshot, ...]
     verdicts: tuple[RetentionDecision, ...]
-    """About all its snapshots, oldest first."""
+    """The retention decision for each of its snapshots, oldest first."""
     names: Mapping[str, tuple[str, ...]]
-    """Full names of the ZFS snapshots of each run."""
+    """Full names of the ZFS snapshots, by run."""
     records: tuple[SnapshotRecord, ...] = ()
     """All its snapshots, oldest first."""
     finished: tuple[SnapshotRecord, ...] = ()
-    """Those of them whose run is over."""
+    """The snapshots whose run has ended."""
     checks: tuple[DueVerification, ...] = ()
-    """Test restores that its policies want."""
+    """The next verification for each policy that verifies."""
     shipments: tuple[PendingReplication, ...] = ()
-    """Copies elsewhere that its policies want."""
+    """The next replication for each replica that lacks snapshots."""
 
     @property
     def doomed(self) -> list[RetentionDecision]:
-        """What retention would delete."""
+        """The decisions to delete."""
         return [verdict for verdict in self.verdicts if verdict.delete]
 
 
 def look(context: Context, now: datetime, only: str | None = None) -> list[Forecast]:
-    """What is in store for every domain, or for the one of that name or UUID.
+    """Forecasts for all domains.
+
+    Args:
+        only: name or UUID of a domain; the only one that is returned.
 
     Raises:
-        NotFoundError: there is no such domain.
+        NotFoundError: the domain ``only`` does not exist.
     """
     read_zone_again()
     hypervisor = context.hypervisor
@@ -106,20 +111,20 @@ def look(context: Context, now: datetime, only: str | None = None) -> list[Forec
         domains = [own, *(each for each in others if each is not None)]
     guids = frozenset(snapshot.guid for snapshot in survey.snapshots)
     memory = _Memory.of(context)
-    outlooks = [
-        _outlook(context, domain, snapshots[domain.uuid], survey, guids, memory, now)
+    forecasts = [
+        _forecast(context, domain, snapshots[domain.uuid], survey, guids, memory, now)
         for domain in domains
     ]
-    verdicts = keep_together({each.domain.name: each.verdicts for each in outlooks})
+    verdicts = keep_together({each.domain.name: each.verdicts for each in forecasts})
     return [
         replace(each, verdicts=tuple(verdicts[each.domain.name]))
-        for each in outlooks
+        for each in forecasts
         if own in (None, each.domain)
     ]
 
 
 def _members_with(snapshots: Mapping[str, Sequence[PoolSnapshot]], uuid: str) -> set[str]:
-    """Domains that have snapshots of the same instants as this one."""
+    """UUIDs of the domains that were snapshotted together with this one."""
     instants = {
         other: {group for each in own if (group := each.properties.get("group", ""))}
         for other, own in snapshots.items()
@@ -128,26 +133,26 @@ def _members_with(snapshots: Mapping[str, Sequence[PoolSnapshot]], uuid: str) ->
     return {other for other, groups in instants.items() if groups & own}
 
 
-def carried_out(context: Context, outlooks: Iterable[Forecast], now: datetime) -> None:
-    """Note which policies are carried out for which domains, by whoever does it.
+def record_carried_out(context: Context, forecasts: Iterable[Forecast], now: datetime) -> None:
+    """Record which policies are carried out for which domains, by the daemon or ``run-due``.
 
     Raises:
-        UnavailableError: it cannot be written down.
+        UnavailableError: the file is not writable.
     """
-    keys = [f"{each.domain.uuid}/{coming.policy}" for each in outlooks for coming in each.nexts]
-    note_carried(context.config.paths.schedule, keys, now)
+    keys = [f"{each.domain.uuid}/{coming.policy}" for each in forecasts for coming in each.nexts]
+    record_first_runs(context.config.paths.schedule, keys, now)
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What snapshots do not tell."""
+    """What cannot be derived from the snapshots."""
 
     carried: Mapping[str, datetime]
     captures: Mapping[str, FailedAttempt]
     verifications: Mapping[str, FailedAttempt]
     replications: Mapping[str, FailedAttempt]
     under_way: frozenset[str]
-    """Runs that have a journal: what they took is not finished."""
+    """Runs that have a journal: their snapshots are not finished."""
 
     @classmethod
     def of(cls, context: Context) -> _Memory:
@@ -157,10 +162,10 @@ class _Memory:
             read_failed(paths.schedule, name, spare=paths.runtime)
             for name in (CAPTURES, VERIFICATIONS, REPLICATIONS)
         )
-        return cls(read_carried(paths.schedule), captures, verifications, replications, runs)
+        return cls(read_first_runs(paths.schedule), captures, verifications, replications, runs)
 
 
-def _outlook(
+def _forecast(
     context: Context,
     domain: Domain,
     snapshots: Sequence[PoolSnapshot],
@@ -177,7 +182,7 @@ def _outlook(
         (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)
     )
     nexts = []
-    retry = span(config.schedule.retry)
+    retry = config.schedule.retry
     for name in assignment.policies:
         taken = _names_of(record for record in records if _stands(config, name, record))
         own = [s for s in snapshots if s.full_name in taken]
@@ -185,7 +190,7 @@ def _outlook(
         if when.known:
             key = f"{domain.uuid}/{name}"
             since = memory.carried.get(key)
-            since = since if since is None or since <= now else None  # the clock went back
+            since = since if since is None or since <= now else None  # the clock was set back
             found = replace(_next(name, when, own, now), since=since)
             last = _last_failure(memory.captures.get(key), own, now)
             nexts.append(_after_failure(found, last, retry, now))
@@ -193,7 +198,7 @@ def _outlook(
     as_named = [record for record in finished if not record.renamed]
     wanted = ((name, verify_times(config, name, domain.uuid)) for name in assignment.policies)
     checks = [
-        next_check(
+        next_verification(
             name,
             when,
             finished,
@@ -206,7 +211,7 @@ def _outlook(
         if when.known
     ]
     shipments = [
-        next_shipment(name, policies, as_named, memory.replications, retry, now)
+        next_replication(name, policies, as_named, memory.replications, retry, now)
         for name, policies in replicas_of(config, assignment).items()
     ]
     return Forecast(
@@ -225,9 +230,10 @@ def _outlook(
 def _records(
     context: Context, domain: Domain, snapshots: Sequence[PoolSnapshot], guids: Collection[int]
 ) -> list[SnapshotRecord]:
-    """Its snapshots; of datasets that were renamed if the domain went along.
+    """The domain's snapshots, also of renamed datasets.
 
-    Not of what has the old name's place otherwise: a clone that was promoted, a copy of the pool.
+    Snapshots of a renamed dataset count only if the old name is free and the domain uses the new
+    one. Otherwise they are in a promoted clone or a copy of the pool.
     """
     records = marked_records(context.store, snapshots, guids, renamed_too=True)
     if not any(record.renamed for record in records):
@@ -242,7 +248,7 @@ def _records(
 
 
 def _stands(config: Config, policy: str, record: SnapshotRecord) -> bool:
-    """Whether a time of the policy was met by it: not if its run failed, wherever it did."""
+    """Whether a snapshot counts for the policy's times; one whose run failed does not."""
     read_back = not (record.has_failed and config.policy[policy].reads_back)
     return record.policy == policy and record.state.is_there and read_back
 
@@ -252,7 +258,7 @@ def _names_of(records: Iterable[SnapshotRecord]) -> set[str]:
 
 
 def replicas_of(config: Config, assignment: Assignment) -> dict[str, list[str]]:
-    """The replicas that a domain's policies want, with those policies."""
+    """The replicas of a domain, each with the policies that replicate to it."""
     found: dict[str, list[str]] = {}
     for policy in assignment.policies:
         for name in config.policy[policy].replicate:
@@ -263,10 +269,10 @@ def replicas_of(config: Config, assignment: Assignment) -> dict[str, list[str]]:
 def _next(
     policy: str, when: Times, snapshots: Iterable[PoolSnapshot], now: datetime
 ) -> NextSnapshot:
-    """When the next one is due, by the newest there is.
+    """When the next snapshot is due, counted from the newest one.
 
-    The newest is the one ZFS made last, whatever its time says: a clock that was set back shall not
-    stop snapshots until it has caught up.
+    The newest one has the highest ``createtxg``: its time may be wrong, and a clock that was set
+    back must not stop snapshots until it reaches that time again.
     """
     newest: dict[str, PoolSnapshot] = {}
     for snapshot in snapshots:
@@ -281,9 +287,9 @@ def _next(
 
 
 def _met(snapshot: PoolSnapshot, now: datetime) -> list[datetime]:
-    """When it was what a policy wanted: taken, and last found to be all there is to take.
+    """Times at which a snapshot met the policy: when it was taken, and last found unchanged.
 
-    Not what is of the future: the clock went back.
+    Without times in the future, which appear after the clock was set back.
     """
     unchanged = moment_of(snapshot.properties.get("unchanged"))
     return [each for each in (snapshot.created, unchanged) if each is not None and each <= now]
@@ -292,7 +298,7 @@ def _met(snapshot: PoolSnapshot, now: datetime) -> list[datetime]:
 def _last_failure(
     failed: FailedAttempt | None, own: Iterable[PoolSnapshot], now: datetime
 ) -> FailedAttempt | None:
-    """The failed try, unless a snapshot was taken since, or need not be, whoever asked for it."""
+    """The failed attempt, unless a later snapshot or an unchanged guest met the policy."""
     if failed is None:
         return None
     over = any(moment > failed.at for each in own for moment in _met(each, now))

@@ -1,9 +1,9 @@
-"""Which policies a domain has, and who says so.
+"""Which policies a domain has, and which place assigns them.
 
-The first place that says anything counts, alone: the domain's section of the configuration, the
-domain's metadata in libvirt, ``snaporch:policy`` of its datasets, the patterns of the policies, the
-defaults. A clone has what its own section says, and nothing else: it has its origin's metadata, and
-lies below its origin's datasets.
+The first of these places that assigns policies decides alone: the domain's section of the
+configuration, the domain's metadata in libvirt, ``snaporch:policy`` of its datasets, the patterns
+of the policies, the defaults. For a clone only its own section counts, because the clone inherits
+the metadata and the dataset properties of its origin.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Assignment:
 
     policies: tuple[str, ...]
     source: str
-    """Who says so; empty when nobody does."""
+    """The place that assigns them, for messages; empty if no place does."""
     unknown: tuple[str, ...] = ()
-    """Names that are no policy of the configuration."""
+    """Assigned names that are not in the configuration."""
 
 
 def assign(context: Context, domain: Domain, properties: Mapping[str, str]) -> Assignment:
@@ -56,7 +56,7 @@ def assign(context: Context, domain: Domain, properties: Mapping[str, str]) -> A
 
 
 def datasets(context: Context, domain: Domain) -> set[str]:
-    """Datasets of its disks; of a disk on an overlay, of what lies below that."""
+    """Datasets of the domain's disks; of a disk on an overlay, also those of its backing chain."""
     disks = list(domain.disks)
     if domain.active:
         for disk in domain.disks:
@@ -77,7 +77,7 @@ def _metadata(domain: Domain) -> str | None:
 
 
 def _names(text: str) -> list[str]:
-    """``hourly, nightly``; ``none`` for none."""
+    """The names in ``hourly, nightly``; ``none`` is no name."""
     return [name for name in text.replace(",", " ").split() if name != "none"]
 
 

@@ -1,4 +1,4 @@
-"""Bulk work that policies have due, for all domains: one after the other."""
+"""The queue of due verifications or replications, for all domains, one item at a time."""
 
 from __future__ import annotations
 
@@ -11,41 +11,45 @@ from snaporch.schedule.forecast import Forecast, look
 
 
 class QueueItem(Protocol):
-    """Something to be done for a domain."""
+    """A verification or replication of one domain."""
 
     @property
     def key(self) -> str:
-        """What tells it from others of its kind."""
+        """Identifies the item among those of its kind."""
 
     @property
     def at(self) -> datetime:
-        """When it is to be done."""
+        """When the item is due."""
 
     def due(self, now: datetime) -> bool:
-        """Whether its time has come."""
+        """Whether the item is due at ``now``."""
 
 
 T = TypeVar("T", bound=QueueItem)
 
 
-def one_by_one(
+def due_items(
     context: Context, doing: str, wanted: Callable[[Forecast], Iterable[T]]
 ) -> Iterator[tuple[Forecast, T]]:
-    """What is due, each once, what has waited longest first, with its domain's outlook.
+    """Yield the due items with their domains' forecasts, each once, the longest overdue first.
 
-    Looks anew after each, for each takes its time: snapshots come and go meanwhile.
+    New forecasts are made after each item, because an item may take hours.
+
+    Args:
+        doing: the kind of work, for messages.
+        wanted: returns the items of this kind in a forecast.
 
     Raises:
-        InterruptedRunError: a signal came.
+        InterruptedRunError: a signal was received.
     """
     done: set[str] = set()
     while True:
         context.interrupt.check(doing)
         now = datetime.now(UTC)
         left = [
-            (outlook, work)
-            for outlook in look(context, now)
-            for work in wanted(outlook)
+            (forecast, work)
+            for forecast in look(context, now)
+            for work in wanted(forecast)
             if work.due(now) and work.key not in done
         ]
         if not left:

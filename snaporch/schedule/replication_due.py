@@ -1,4 +1,4 @@
-"""What policies want copied elsewhere: by what the snapshots say has arrived, and nothing else."""
+"""When the next replication of a domain is due, derived from what its snapshots record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from snaporch.schedule.failures import FailedAttempt
 
 @dataclass(frozen=True, slots=True)
 class PendingReplication:
-    """The next copying of a domain's snapshots to a replica."""
+    """The next replication of a domain's snapshots to a replica."""
 
     domain: str
     uuid: str
@@ -20,23 +20,23 @@ class PendingReplication:
     at: datetime
     reason: str
     last: datetime | None
-    """When the newest snapshot that has arrived was taken."""
+    """When the newest snapshot that the replica has was taken; ``None`` without one."""
     since: datetime
-    """When the oldest one was taken that should have followed it."""
+    """When the oldest snapshot that the replica lacks was taken."""
     failed: FailedAttempt | None = None
-    """The last try, if it failed."""
+    """The last attempt, if it failed."""
 
     @property
     def key(self) -> str:
-        """What tells it from others: ``UUID/REPLICA``."""
+        """Identifies the replication: ``UUID/REPLICA``."""
         return f"{self.uuid}/{self.replica}"
 
     def due(self, now: datetime) -> bool:
-        """Whether its time has come."""
+        """Whether the replication is due at ``now``."""
         return self.at <= now
 
 
-def next_shipment(
+def next_replication(
     replica: str,
     policies: Iterable[str],
     records: Sequence[SnapshotRecord],
@@ -44,16 +44,19 @@ def next_shipment(
     retry: timedelta,
     now: datetime,
 ) -> PendingReplication | None:
-    """When to copy to a replica; ``None`` while it has every snapshot that is wanted there.
+    """When to replicate to a replica next.
 
-    An older one whose bundle is not whole here can never arrive; the newest is asked for anyway.
-    One that is torn is good for nothing there either.
+    Torn snapshots are not replicated. An older snapshot whose bundle is incomplete here cannot be
+    replicated and is left out; the newest snapshot is always included.
 
     Args:
-        policies: those that want their snapshots there.
+        policies: the policies that replicate to this replica.
         records: finished snapshots of one domain, oldest first.
-        failed: tries that failed, by ``UUID/REPLICA``.
-        retry: how long after these the next try comes.
+        failed: failed attempts, by ``UUID/REPLICA``.
+        retry: how long after those the next attempt is due.
+
+    Returns:
+        ``None`` if the replica lacks no snapshot.
     """
     named = set(policies)
     wanted = [r for r in records if r.policy in named and r.level is not Level.TORN]
@@ -78,5 +81,5 @@ def next_shipment(
 
 
 def last_arrived(replica: str, records: Iterable[SnapshotRecord]) -> datetime | None:
-    """When the newest snapshot was taken that a replica has."""
+    """When the newest snapshot that a replica has was taken; ``None`` if it has none."""
     return max((r.created for r in records if replica in r.replicated), default=None)

@@ -1,8 +1,8 @@
-"""Which snapshots of a domain stay: a pure function from what exists, the policies and the time.
+"""Decides which snapshots of a domain to keep: a pure function of snapshots, policies and time.
 
-Of every hour, day, week, month and year that has snapshots the newest one stands for it, and a rule
-keeps as many of these as it says, newest first. Only what exists counts: a guest that was off for a
-month, or a clock that ran ahead, makes nothing old.
+The newest snapshot of an hour, day, week, month or year represents it, and a rule such as
+``daily = 7`` keeps the newest 7 representatives. Periods without snapshots do not count: snapshots
+of a guest that was off for a month do not expire because of that.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _FUTURE = "from the future: the clock went back"
 
 @dataclass(frozen=True, slots=True)
 class RetentionSnapshot:
-    """A snapshot of a domain, as far as retention must know it."""
+    """The facts about a snapshot that retention needs."""
 
     run: str
     snapshot: str
     created: datetime
-    """The frozen instant; with a time zone."""
+    """When the guest was frozen; with a time zone."""
     policy: str | None
-    """The policy it was taken for; ``None`` for everybody else's."""
+    """The policy it was taken for; ``None`` if it was not taken for one."""
     good_ram: bool
-    """It can be resumed from."""
+    """The guest can be resumed from it."""
     incomplete: bool = False
-    """A part of it is gone: it stands for nothing, and is left to whoever finds out why."""
+    """A part is missing: it represents no period, and only the admin deletes it."""
     pinned: str = ""
-    """What keeps it from being destroyed: a hold or a clone."""
+    """Why ZFS cannot destroy it, such as a hold or a clone; empty if it can."""
     passed: bool | None = None
-    """What its verification said. One that failed stands for nothing."""
+    """Whether its verification passed; ``None`` without one. A failed one represents no period."""
     group_run: str = ""
-    """The same for those of several domains that are of one instant; empty for one alone."""
+    """Identifies the run of a group, equal for all its domains; empty without a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """What becomes of a snapshot, and why."""
+    """Whether a snapshot is deleted, and why."""
 
     taken: RetentionSnapshot
     delete: bool
@@ -51,7 +51,7 @@ class RetentionDecision:
 
 Period = Callable[[datetime], object]
 _PERIODS: Mapping[str, Period] = {
-    # An hour that the clock shows twice is two hours: they differ in their offset.
+    # An hour that the clock shows twice counts as two: the offsets from UTC differ.
     "hourly": lambda local: (local.date(), local.hour, local.utcoffset()),
     "daily": lambda local: local.date(),
     "weekly": lambda local: local.isocalendar()[:2],
@@ -66,13 +66,16 @@ def judge(
     now: datetime,
     zone: tzinfo,
 ) -> list[RetentionDecision]:
-    """Decide about all snapshots of one domain, oldest first.
+    """Decide for each snapshot of one domain whether it is deleted.
 
     Args:
-        snapshots: all there are of the domain, whoever took them.
-        policies: what each policy keeps. Of a policy that is not named here everything stays.
+        snapshots: all snapshots of the domain, in any order.
+        policies: what each policy keeps. A policy that is missing here keeps all its snapshots.
         now: the time, with a time zone.
-        zone: whose days, weeks, months and years count.
+        zone: the time zone of hours, days, weeks, months and years.
+
+    Returns:
+        The decisions, the oldest snapshot first.
     """
     ordered = sorted(snapshots, key=lambda taken: (taken.created, taken.run))
     past = [taken for taken in reversed(ordered) if taken.created <= now]
@@ -80,7 +83,7 @@ def judge(
     good = [taken for taken in whole if taken.passed is not False]
     kept: dict[str, list[str]] = {}
     for name, keep in policies.items():
-        # One that failed takes nobody's place, and goes no sooner than if it had not.
+        # One that failed its verification displaces no other, and is not deleted earlier.
         for found in (good, whole):
             own = [taken for taken in found if taken.policy == name]
             reasons = _kept(own, keep, zone)
@@ -95,9 +98,13 @@ def judge(
 def keep_together(
     judged: Mapping[str, Sequence[RetentionDecision]],
 ) -> dict[str, list[RetentionDecision]]:
-    """Verdicts of several domains, by name, changed so that no instant of a group is torn apart.
+    """Change decisions so that snapshots that a group took together are kept together.
 
-    What stays of one member stays of all; one that is incomplete keeps nobody else's.
+    If the snapshot of one domain is kept, those of the other domains are kept too. An incomplete
+    snapshot keeps no other one.
+
+    Args:
+        judged: the decisions for each domain, by the domain's name.
     """
     stays: dict[str, str] = {}
     for domain, verdicts in judged.items():
@@ -126,7 +133,7 @@ def _keep_first(
 def _kept(
     newest_first: Sequence[RetentionSnapshot], keep: Keep, zone: tzinfo
 ) -> dict[str, list[str]]:
-    """Which rules keep which run."""
+    """The rules that keep each run, by run."""
     found: dict[str, list[str]] = {}
     for place, taken in enumerate(newest_first[: keep.last], 1):
         found.setdefault(taken.run, []).append(f"last {place} of {keep.last}")

@@ -1,35 +1,98 @@
-"""Carrying policies out once: take what is due, then delete what need not stay."""
+"""One pass over all policies: take the snapshots that are due, then apply retention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.model import Domain
+from snaporch.recovery.settle import recover_leftovers
+from snaporch.schedule.apply_retention import RetentionResult, retire
 from snaporch.schedule.concurrency import PolicyCapture
 from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
-from snaporch.schedule.forecast import Forecast
+from snaporch.schedule.forecast import Forecast, look, record_carried_out
+from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.policy_assignment import datasets
 from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses
 from snaporch.snapshot.group import group_of, members_of_group
 
-Told = Callable[[CaptureOutcome], None]
 _POLL_SECONDS = 0.2
 _MOST_WAITING = 64
 _NO_RAM = ("quiesced", "paused", "crash", "off")
 
 
+@dataclass(frozen=True, slots=True)
+class RunDueResult:
+    """What one pass over the policies did."""
+
+    forecasts: Sequence[Forecast]
+    """As they were before anything was done."""
+    outcomes: Sequence[CaptureOutcome]
+    retired: RetentionResult
+
+
+def run_due(
+    context: Context, captures: Subprocesses, observer: PolicyObserver, *, retention: bool
+) -> RunDueResult:
+    """Take the snapshots that are due, and delete those that no rule keeps.
+
+    The caller holds the lock of the schedule. A failure is part of the result and is reported to
+    the observer; it does not stop the other snapshots.
+
+    Args:
+        captures: starts the processes that take the snapshots.
+        observer: hears of each outcome and failure.
+        retention: whether to delete snapshots.
+    """
+    recover_leftovers(context)
+    config, now = context.config, datetime.now(UTC)
+    forecasts = look(context, now)
+    wanted = due_captures(context, forecasts, now)
+    outcomes = take_all(context, captures, wanted, lambda each: observer.ended(config, each))
+    retired = RetentionResult()
+    unwritten = _record(context, forecasts, outcomes, now)
+    if context.interrupt.signum is None and (retention or config.metrics.textfile):
+        later = datetime.now(UTC)
+        after = look(context, later)
+        if retention:
+            retired = retire(context, after, later)
+        observer.looked(context, after, later)
+    retired.failures += unwritten
+    for error in retired.failures:
+        observer.failed(config, error)
+    return RunDueResult(forecasts, outcomes, retired)
+
+
+def _record(
+    context: Context,
+    forecasts: Sequence[Forecast],
+    outcomes: Sequence[CaptureOutcome],
+    now: datetime,
+) -> list[SnaporchError]:
+    """Errors of writing failed attempts; on a full disk retention must still make room."""
+    try:
+        record_carried_out(context, forecasts, now)
+    except SnaporchError as error:
+        context.progress.note("snaporch", error.line())
+    try:
+        remember(context, outcomes)
+    except SnaporchError as error:
+        return [error]
+    return []
+
+
 def due_captures(
-    context: Context, outlooks: Iterable[Forecast], now: datetime
+    context: Context, forecasts: Iterable[Forecast], now: datetime
 ) -> list[PolicyCapture]:
-    """What is due, each group once; what has waited longest comes first."""
+    """The snapshots that are due, each group once, the longest overdue first."""
     due = [
         (coming.at, each.domain.name, each.domain, coming.policy)
-        for each in outlooks
+        for each in forecasts
         for coming in each.nexts
         if coming.due(now)
     ]
@@ -38,7 +101,7 @@ def due_captures(
 
 
 def groups_once(captures: Iterable[PolicyCapture]) -> list[PolicyCapture]:
-    """Of captures that take the same group along for the same policy, the first."""
+    """Without further captures of the same group for the same policy."""
     unique: dict[tuple[str, str], PolicyCapture] = {}
     for capture in captures:
         unique.setdefault((capture.group or capture.uuid, capture.policy), capture)
@@ -46,20 +109,21 @@ def groups_once(captures: Iterable[PolicyCapture]) -> list[PolicyCapture]:
 
 
 def capture_of(context: Context, domain: Domain, policy: str) -> PolicyCapture:
-    """What the snapshot will burden the host with; a domain takes its group along."""
+    """The capture of a domain for a policy, with its group."""
     return burden(context, domain, policy, context.config.policy[policy].level)
 
 
 def burden(context: Context, domain: Domain, policy: str, level: str) -> PolicyCapture:
-    """What a snapshot of this level will burden the host with.
+    """A capture with the pools and the RAM that it will use.
 
     Args:
-        policy: the policy it is for, for which a domain takes its group along; empty for none.
+        policy: the policy, for which a domain is snapshotted with its group; empty for none.
+        level: the level of the snapshot, which decides whether RAM is saved.
     """
     group = (group_of(context.config, domain) or "") if policy else ""
     others: list[Domain] = []
     if group:
-        with suppress(NotFoundError):  # which the run will say
+        with suppress(NotFoundError):  # the run reports this error
             others = [d for d in members_of_group(context, group) if d.uuid != domain.uuid]
     all_of_them = [domain, *others]
     pools = {name.split("/", 1)[0] for each in all_of_them for name in datasets(context, each)}
@@ -75,19 +139,22 @@ def _ram_mib(context: Context, domain: Domain, level: str) -> int:
         return 0
     try:
         return context.hypervisor.ram_in_use(domain.uuid) >> 20
-    except SnaporchError:  # it went away meanwhile, which the run will say
+    except SnaporchError:  # the domain no longer exists; the run reports it
         return 0
 
 
 def take_all(
-    context: Context, captures: Subprocesses, wanted: Sequence[PolicyCapture], told: Told
+    context: Context,
+    captures: Subprocesses,
+    wanted: Sequence[PolicyCapture],
+    on_outcome: Callable[[CaptureOutcome], None],
 ) -> list[CaptureOutcome]:
-    """Take them side by side as the limits allow; a failure stops no other.
+    """Take snapshots in parallel as the limits allow; a failure does not stop the others.
 
-    A signal lets nothing begin any more, and those under way undo or finish themselves.
+    After a signal no further snapshot begins, and running ones undo or finish their work.
 
     Args:
-        told: is called with each outcome as it comes.
+        on_outcome: is called with each outcome as it comes.
     """
     outcomes: list[CaptureOutcome] = []
     if not wanted:
@@ -102,7 +169,7 @@ def take_all(
             for future in done:
                 outcomes.append(future.result())
                 _tell(context, outcomes[-1])
-                told(outcomes[-1])
+                on_outcome(outcomes[-1])
             if context.interrupt.signum is not None and not stopped:
                 stopped = True
                 captures.stop()
@@ -110,10 +177,11 @@ def take_all(
 
 
 def remember(context: Context, outcomes: Iterable[CaptureOutcome]) -> None:
-    """Note which tries failed, for the next ones to wait a while.
+    """Record which attempts failed, so that they are retried later.
 
     Raises:
-        UnavailableError: it is not written in its place, but in the runtime directory, if at all.
+        UnavailableError: the schedule's directory is not writable; the record may be in the runtime
+            directory instead.
     """
     paths = context.config.paths
     known = read_failed(paths.schedule, spare=paths.runtime)
@@ -125,7 +193,7 @@ def remember(context: Context, outcomes: Iterable[CaptureOutcome]) -> None:
 def changed_by(
     known: Mapping[str, FailedAttempt], outcomes: Iterable[CaptureOutcome], now: datetime
 ) -> dict[str, FailedAttempt]:
-    """What is to be remembered; a try that a signal cut short is none."""
+    """The failed attempts after ``outcomes``; one that a signal interrupted is not a failure."""
     changed = dict(known)
     for outcome in outcomes:
         for key in outcome.capture.keys:

@@ -1,4 +1,4 @@
-"""Copies elsewhere that policies have due: one after the other, one at a time on a host."""
+"""Carries out the replications that are due, one after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from snaporch.model import SnapshotRecord
 from snaporch.replication.replicate import Shipped, ship
 from snaporch.replication.target import Destination
 from snaporch.schedule.failures import REPLICATIONS, remember_try
-from snaporch.schedule.queue import one_by_one
+from snaporch.schedule.queue import due_items
 from snaporch.schedule.replication_due import PendingReplication
 
 Opened = Callable[[Context, str], Destination]
@@ -20,20 +20,20 @@ Opened = Callable[[Context, str], Destination]
 
 @dataclass(frozen=True, slots=True)
 class ReplicationOutcome:
-    """What came of one: what has arrived, or why it failed."""
+    """The result of one replication, or the error."""
 
     shipment: PendingReplication
     outcome: Shipped | SnaporchError
 
 
 def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutcome]:
-    """Copy what is due, what has waited longest first; the caller sees that nobody else does.
+    """Replicate what is due, the longest overdue first. The caller holds the replication lock.
 
     Raises:
-        InterruptedRunError: a signal came; what had arrived stays.
+        InterruptedRunError: a signal was received; what was already copied stays.
     """
-    for outlook, shipment in one_by_one(context, "replicate", lambda outlook: outlook.shipments):
-        yield _send(context, outlook.finished, shipment, opened)
+    for forecast, shipment in due_items(context, "replicate", lambda forecast: forecast.shipments):
+        yield _send(context, forecast.finished, shipment, opened)
 
 
 def _send(

@@ -1,4 +1,4 @@
-"""Test restores that policies have due: one after the other, one at a time on a host."""
+"""Carries out the verifications that are due, one after the other."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.schedule.failures import VERIFICATIONS, remember_try
-from snaporch.schedule.queue import one_by_one
+from snaporch.schedule.queue import due_items
 from snaporch.schedule.verification_due import DueVerification
 from snaporch.verify.verify import Verification, VerifyOptions, verify
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationOutcome:
-    """What came of one: a verdict, or why nothing was found out."""
+    """The result of one verification, or the error that prevented a result."""
 
     check: DueVerification
     outcome: Verification | SnaporchError
 
     @property
     def trouble(self) -> SnaporchError | None:
-        """What somebody should be told, if anything went wrong."""
+        """The error to report; ``None`` if the snapshot passed."""
         if isinstance(self.outcome, SnaporchError):
             return self.outcome
         return self.outcome.trouble
 
 
 def verify_due(context: Context) -> Iterator[VerificationOutcome]:
-    """Verify what is due, what has waited longest first; the caller sees that nobody else does.
+    """Verify what is due, the longest overdue first. The caller holds the verification lock.
 
     Raises:
-        InterruptedRunError: a signal came; the one under way has found nothing out.
+        InterruptedRunError: a signal was received; the running verification has no result.
     """
-    for _, check in one_by_one(context, "verify", lambda outlook: outlook.checks):
+    for _, check in due_items(context, "verify", lambda forecast: forecast.checks):
         yield _verify(context, check)
 
 
@@ -44,7 +44,7 @@ def _verify(context: Context, check: DueVerification) -> VerificationOutcome:
     except InterruptedRunError:
         raise
     except SnaporchError as error:
-        # A verdict is on the snapshots; what was not found out is tried again after a while.
+        # Results are recorded on the snapshots; an attempt without one is retried later.
         remember_try(context, check.key, error.reason, VERIFICATIONS)
         return VerificationOutcome(check, error)
     remember_try(context, check.key, None, VERIFICATIONS)

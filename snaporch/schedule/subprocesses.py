@@ -1,8 +1,8 @@
-"""Taking snapshots in processes of their own.
+"""Takes snapshots, and does bulk jobs, in subprocesses.
 
-A run obeys signals and holds a domain's lock by its process, so several at once need several. It
-also must survive whoever asked for it: a run whose parent is killed finishes by itself (the units
-have ``KillMode=process``), and a run that is killed has its guardian.
+A run handles signals and holds a domain's lock for its whole process, so parallel runs need several
+processes. A run must also survive the scheduler: if its parent is killed it finishes by itself (the
+units have ``KillMode=process``), and if the run is killed its guardian releases the guest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from snaporch.errors import ExitCode
 from snaporch.model import Level
-from snaporch.schedule.concurrency import ConcurrencyLimiter, GateClosedError, PolicyCapture
+from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError, PolicyCapture
 
 Command = Callable[[PolicyCapture], list[str]]
 _PREFIX = "snaporch: "
@@ -27,25 +27,25 @@ _PREFIX = "snaporch: "
 
 @dataclass(frozen=True, slots=True)
 class CaptureOutcome:
-    """How a capture ended."""
+    """The result of a capture."""
 
     capture: PolicyCapture
     status: int
     """The exit code of ``snaporch snapshot``; ``128 + N`` after signal N."""
     text: str
-    """Its result, or why there is none; one line."""
+    """The result or the error, in one line for each domain; only for messages."""
     notes: tuple[str, ...] = ()
     documents: tuple[Mapping[str, Any], ...] = ()
-    """The snapshot of each domain, as ``snaporch snapshot --json`` prints it."""
+    """The snapshot of each domain, as printed by ``snaporch snapshot --json``."""
 
     @property
     def ok(self) -> bool:
-        """Whether there is a snapshot, as it should be."""
+        """Whether the snapshot was taken."""
         return self.status == ExitCode.OK
 
     @property
     def level(self) -> Level | None:
-        """The lowest level that was reached by a domain that had anything to lose."""
+        """The lowest level of the snapshots; of guests that are off only if all are off."""
         reached = [Level(each["level"]) for each in self.documents]
         running = [level for level in reached if level is not Level.OFF]
         return max(running or reached, key=list(Level).index, default=None)
@@ -53,17 +53,19 @@ class CaptureOutcome:
 
 @dataclass(frozen=True, slots=True)
 class BulkJobResult:
-    """What ``snaporch NAME --due`` said."""
+    """The output of ``snaporch NAME --due``, to be printed."""
 
     name: str
     status: int
     """Its exit code; ``128 + N`` after signal N."""
     results: tuple[str, ...]
+    """The lines on standard output."""
     complaints: tuple[str, ...]
+    """The lines on standard error."""
 
 
 def snapshot_command(config: Path | None) -> Command:
-    """The command line that takes a capture."""
+    """Returns a function from a capture to the command line that takes it."""
 
     def command(capture: PolicyCapture) -> list[str]:
         policy = ["--policy", capture.policy, "--if-changed"]
@@ -72,46 +74,52 @@ def snapshot_command(config: Path | None) -> Command:
     return command
 
 
-def errand_command(config: Path | None) -> Callable[[str], list[str]]:
-    """The command line that does what policies have due of a kind: ``verify``, ``replicate``."""
+def bulk_job_command(config: Path | None) -> Callable[[str], list[str]]:
+    """Returns a function from ``verify`` or ``replicate`` to its command line."""
     return lambda name: [*own_words(config), name, "--due", "--quiet"]
 
 
 def own_words(config: Path | None) -> list[str]:
-    """The words that start this snaporch, with its configuration."""
+    """The command line that starts this snaporch with the same configuration."""
     words = [sys.executable, "-P", "-m", "snaporch"]
     return [*words, "--config", str(config.absolute())] if config else words
 
 
 class Subprocesses:
-    """The captures of this process, and its errands."""
+    """Starts and stops the subprocesses.
+
+    Args:
+        limiter: limits how many captures run at once.
+        command: the command line of a capture.
+        bulk_job: the command line of a bulk job.
+    """
 
     def __init__(
         self,
-        gate: ConcurrencyLimiter,
+        limiter: ConcurrencyLimiter,
         command: Command,
-        errands: Callable[[str], Sequence[str]] = errand_command(None),  # noqa: B008 - pure
+        bulk_job: Callable[[str], Sequence[str]] = bulk_job_command(None),  # noqa: B008 - pure
     ) -> None:
-        self.gate = gate
+        self.limiter = limiter
         self.command = command
-        self.errands = errands
+        self.bulk_job = bulk_job
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
         self._stopped = False
 
     def take(self, capture: PolicyCapture) -> CaptureOutcome:
-        """Wait for room, take the snapshot, and say how it went; never raises for its failure."""
+        """Wait until the limits allow it, and take a snapshot; a failure is in the result."""
         try:
-            with self.gate.through(capture):
+            with self.limiter.through(capture):
                 return self._take(capture)
-        except GateClosedError:
+        except LimiterClosedError:
             return CaptureOutcome(capture, 128 + signal.SIGTERM, "not begun: asked to stop")
 
-    def errand(self, name: str) -> BulkJobResult:
-        """Do what is due of a kind, and say how it went; never raises for its failure."""
+    def run_bulk_job(self, name: str) -> BulkJobResult:
+        """Run the bulk job ``name``; a failure is in the result."""
         try:
-            status, out, err = self._run(self.errands(name))
-        except GateClosedError:
+            status, out, err = self._run(self.bulk_job(name))
+        except LimiterClosedError:
             return BulkJobResult(name, 128 + signal.SIGTERM, (), ())
         except OSError as error:
             return BulkJobResult(name, ExitCode.UNAVAILABLE, (), (f"cannot be started: {error}",))
@@ -124,10 +132,10 @@ class Subprocesses:
             return CaptureOutcome(capture, ExitCode.UNAVAILABLE, f"cannot be started: {error}")
 
     def _run(self, command: Sequence[str]) -> tuple[int, str, str]:
-        """Exit code, output and errors of a process that is told when we stop."""
+        """Run a command; returns its exit code, output and errors."""
         with self._lock:
             if self._stopped:
-                raise GateClosedError
+                raise LimiterClosedError
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -135,7 +143,7 @@ class Subprocesses:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # a terminal's Ctrl-C is for us; we pass it on
+                start_new_session=True,  # a terminal's Ctrl-C reaches only the parent
             )
             self._running.add(process)
         try:
@@ -147,8 +155,8 @@ class Subprocesses:
         return returned if returned >= 0 else 128 - returned, out, err
 
     def stop(self) -> None:
-        """Begin nothing any more, and ask what runs to undo or finish itself."""
-        self.gate.close()
+        """Start no further process, and send SIGTERM to the running ones."""
+        self.limiter.close()
         with self._lock:
             self._stopped = True
             for process in self._running:
@@ -160,7 +168,7 @@ def _lines(err: str) -> list[str]:
 
 
 def _documents(out: str) -> tuple[Mapping[str, Any], ...]:
-    """One for each domain; a domain alone is no list."""
+    """The JSON objects in the output: a list for a group, one object for a domain."""
     try:
         printed = json.loads(out)
     except ValueError:

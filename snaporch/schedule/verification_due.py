@@ -1,4 +1,4 @@
-"""Which test restores policies have due: by the verdicts on the snapshots, and nothing else."""
+"""When the next verification of a domain is due, derived from the results on its snapshots."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from snaporch.schedule.recurrence import Times
 
 @dataclass(frozen=True, slots=True)
 class DueVerification:
-    """The next test restore that a policy wants of a domain."""
+    """The next verification of a domain's snapshots for a policy."""
 
     policy: str
     record: SnapshotRecord
-    """The newest snapshot now; there may be a newer one when the time has come."""
+    """The newest snapshot now; at ``at`` there may be a newer one."""
     at: datetime
     reason: str
     disks: bool = False
-    """Whether all data of its disks is to be read."""
+    """Whether all data of the disks is read too."""
 
     @property
     def key(self) -> str:
-        """What tells it from others: ``UUID/POLICY``."""
+        """Identifies the verification: ``UUID/POLICY``."""
         return f"{self.record.uuid}/{self.policy}"
 
     def due(self, now: datetime) -> bool:
-        """Whether its time has come."""
+        """Whether the verification is due at ``now``."""
         return self.at <= now
 
 
-def next_check(
+def next_verification(
     policy: str,
     when: Times,
     records: Sequence[SnapshotRecord],
@@ -43,16 +43,19 @@ def next_check(
     *,
     disks: bool = False,
 ) -> DueVerification | None:
-    """When the newest snapshot of a policy is to be verified; ``None`` while there is none.
+    """When the newest snapshot of a policy is verified next.
 
-    What counts is the last that *passed*: where one failed, the next newer one is looked at as
-    soon as there is one, and the same one again when its time comes.
+    Times are counted from the last verification that *passed*. If the newest snapshot failed, a
+    newer one is due as soon as it exists, and the same one again at the policy's next time.
 
     Args:
         records: finished snapshots of one domain, oldest first.
-        failed: verifications that found nothing out, by ``UUID/POLICY``.
-        retry: how long after these the next try comes.
-        disks: only those verifications have passed that have read the disks.
+        failed: verifications that ended without a result, by ``UUID/POLICY``.
+        retry: how long after those the next attempt is due.
+        disks: only verifications that read the disks count as passed.
+
+    Returns:
+        ``None`` if the policy has no snapshot.
     """
     own = [record for record in records if record.policy == policy]
     if not own:

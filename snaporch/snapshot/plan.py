@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -335,10 +335,11 @@ def _downtime(
     context: Context, domain: Domain, strategy: Strategy, settings: DomainSettings
 ) -> dict[str, int]:
     """The facts about the emulator's downtime limit."""
-    if not settings.downtime_ms or strategy.level is not Level.RAM:
+    if not settings.downtime_limit or strategy.level is not Level.RAM:
         return {}
     own = context.hypervisor.downtime_limit(domain.uuid)
-    return {"downtime_ms": settings.downtime_ms, "own_downtime_ms": own} if own else {}
+    limit = settings.downtime_limit // timedelta(milliseconds=1)
+    return {"downtime_ms": limit, "own_downtime_ms": own} if own else {}
 
 
 def _compressing(context: Context, settings: DomainSettings, facts: RunFacts) -> Compressing:

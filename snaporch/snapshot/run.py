@@ -101,7 +101,7 @@ def take_snapshot(
             context.progress.step(domain.name, f"off, unchanged since @{last.snapshot}")
             return last
         if rate is not None:
-            plan = replace(plan, settings=plan.settings.model_copy(update={"rate": rate}))
+            plan = replace(plan, settings=plan.settings.model_copy(update={"ram_rate": rate}))
         if plan.gives_way:
             try:
                 return _Run(context, plan, taker).execute()

@@ -125,9 +125,9 @@ def page_dataset(context: Context, uuid: str) -> PageDataset:
         PoolError: it cannot be made.
         NotOnZfsError: it is not mounted.
     """
-    name = f"{context.config.pages.dataset}/{uuid}"
+    name = f"{context.config.ram_pages.dataset}/{uuid}"
     if name not in {dataset.name for dataset in context.pool.datasets()}:
-        options = context.config.pages
+        options = context.config.ram_pages
         context.pool.create_filesystem(
             name,
             {

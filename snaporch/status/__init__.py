@@ -1,1 +1,1 @@
-"""How it stands: what was taken, what comes, what is left over, and what of it needs attention."""
+"""``snaporch status``: the state of guests, policies and the store, problems, and metrics."""

@@ -1,4 +1,4 @@
-"""Finding out how it stands: reads only, and of ZFS one listing, however many snapshots."""
+"""Collects the data of ``snaporch status``. Changes nothing, and lists snapshots only once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.config import Config
-from snaporch.config.policy import span
 from snaporch.context import Context
-from snaporch.errors import SnaporchError
+from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import domain_xml
 from snaporch.journal import ForeignJournal, SnapshotJournal, Step, UnreadableJournal, list_journals
 from snaporch.locks import RECOVERING, SCHEDULE, held_by
 from snaporch.model import BundleState, Domain, SnapshotRecord
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.restore.start_lock import left_barred
-from snaporch.schedule.forecast import Forecast, NextSnapshot, replicas_of
+from snaporch.schedule.forecast import Forecast, NextSnapshot, look, replicas_of
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.replication_due import last_arrived
 from snaporch.snapshot.group import group_of
@@ -39,141 +38,173 @@ from snaporch.zfs import ForeignMount
 _RESTORE_PHASE = "under way"
 
 
-def gather(context: Context, outlooks: Sequence[Forecast], now: datetime) -> Status:
-    """How it stands, by what :func:`snaporch.schedule.forecast.look` saw.
+def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -> Status:
+    """The state of all domains, or only of those named.
+
+    Args:
+        names: names or UUIDs of domains.
+
+    Raises:
+        NotFoundError: a domain does not exist.
+        UnavailableError: the journals cannot be read.
+    """
+    forecasts = look(context, now)
+    chosen: set[str] = set()
+    for name in names:
+        found = {e.domain.uuid for e in forecasts if name in (e.domain.name, e.domain.uuid)}
+        if not found:
+            raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")
+        chosen |= found
+    status = gather(context, forecasts, now)
+    if not names:
+        return status
+    return replace(
+        status,
+        domains=tuple(domain for domain in status.domains if domain.uuid in chosen),
+        runs=tuple(run for run in status.runs if run.uuid in chosen),
+        overlays=(),
+        unused=(),
+        strangers=(),
+    )
+
+
+def gather(context: Context, forecasts: Sequence[Forecast], now: datetime) -> Status:
+    """The state of all domains, based on forecasts.
 
     Raises:
         UnavailableError: the journals cannot be read.
     """
     config = context.config
-    overlays = _directories(config.paths.overlays)  # before the journals, which outlast them
+    overlays = _directories(config.paths.overlays)  # first: a run removes its journal last
     runs = _runs(config)
     return Status(
         at=now,
         carrier=SchedulerState(held_by(config.paths.runtime, SCHEDULE), unit_states()),
-        domains=tuple(_domain(context, each, runs, now) for each in outlooks),
+        domains=tuple(_domain(context, each, runs, now) for each in forecasts),
         runs=tuple(runs),
         overlays=_stray(overlays, runs),
         store=usage(config.paths.bundles),
-        store_gone=_store_gone(context, outlooks),
-        unused=_unused(config, outlooks),
-        strangers=_strangers(config, outlooks),
-        mounted=_mounted(context, outlooks),
+        store_gone=_store_gone(context, forecasts),
+        unused=_unused(config, forecasts),
+        strangers=_strangers(config, forecasts),
+        mounted=_mounted(context, forecasts),
         barred=tuple(
             (left.thing, left.explanation)
-            for left in left_barred(context, [each.domain for each in outlooks])
+            for left in left_barred(context, [each.domain for each in forecasts])
         ),
     )
 
 
-def _mounted(context: Context, outlooks: Sequence[Forecast]) -> tuple[ForeignMount, ...]:
-    """Also those of others' snapshots: they are in the way of a restore all the same."""
-    records = [record for each in outlooks for record in each.records]
+def _mounted(context: Context, forecasts: Sequence[Forecast]) -> tuple[ForeignMount, ...]:
+    """Mounted snapshots; also of other programs, because they too can block a restore."""
+    records = [record for each in forecasts for record in each.records]
     datasets = {name for record in records for name in record.datasets}
     found = context.pool.foreign_mounts()
     return tuple(each for each in found if each.name.partition("@")[0] in datasets)
 
 
-def _unused(config: Config, outlooks: Sequence[Forecast]) -> tuple[str, ...]:
-    used = {policy for each in outlooks for policy in each.assignment.policies}
+def _unused(config: Config, forecasts: Sequence[Forecast]) -> tuple[str, ...]:
+    used = {policy for each in forecasts for policy in each.assignment.policies}
     timed = [name for name, policy in config.policy.items() if policy.every or policy.cron]
     return tuple(name for name in timed if name not in used)
 
 
-def _store_gone(context: Context, outlooks: Sequence[Forecast]) -> bool:
-    """Whether there are snapshots with bundles, and no store."""
-    lost = (r.state is BundleState.MISSING for each in outlooks for r in each.records)
+def _store_gone(context: Context, forecasts: Sequence[Forecast]) -> bool:
+    """Whether snapshots have bundles, and the store is missing."""
+    lost = (r.state is BundleState.MISSING for each in forecasts for r in each.records)
     return any(lost) and not context.store.is_known()
 
 
-def _strangers(config: Config, outlooks: Sequence[Forecast]) -> tuple[tuple[str, str], ...]:
-    """Names and UUIDs that policies are for, and that nobody has; patterns may mean nobody."""
-    known = {name for each in outlooks for name in (each.domain.name, each.domain.uuid)}
+def _strangers(config: Config, forecasts: Sequence[Forecast]) -> tuple[tuple[str, str], ...]:
+    """Names and UUIDs in the configuration without a domain; patterns need not match."""
+    known = {name for each in forecasts for name in (each.domain.name, each.domain.uuid)}
     named = [(f"policy.{name}", d) for name, p in config.policy.items() for d in p.domains]
     named += [("domain", name) for name, own in config.domain.items() if "policies" in own]
     return tuple((where, n) for where, n in named if n not in known and not set("*?[") & set(n))
 
 
 def _domain(
-    context: Context, outlook: Forecast, runs: Sequence[OpenRun], now: datetime
+    context: Context, forecast: Forecast, runs: Sequence[OpenRun], now: datetime
 ) -> DomainStatus:
-    config, domain, records = context.config, outlook.domain, outlook.records
+    config, domain, records = context.config, forecast.domain, forecast.records
     verified = [record for record in records if record.verified is not None]
     known = any(run.uuid == domain.uuid for run in runs)
     return DomainStatus(
         name=domain.name,
         uuid=domain.uuid,
-        policies=_policies(config, outlook, now),
-        unknown=outlook.assignment.unknown,
-        newest={record.level: record.created for record in records},  # the newest comes last
+        policies=_policies(config, forecast, now),
+        unknown=forecast.assignment.unknown,
+        newest={
+            record.level: record.created for record in records
+        },  # the last one wins, which is the newest
         counts=Counter(record.level for record in records),
         last=records[-1] if records else None,
         verified=max(verified, key=_verified_at, default=None),
-        replicas=_replicas(config, outlook),
+        replicas=_replicas(config, forecast),
         stray=() if known else _on_overlays(context, domain),
-        lost=_lost(outlook),
+        lost=_lost(forecast),
     )
 
 
-def _lost(outlook: Forecast) -> str:
-    """Somebody who wants no policy any more says so; a domain that was renamed does not."""
-    assignment = outlook.assignment
+def _lost(forecast: Forecast) -> str:
+    """The policy of the newest snapshot if no place assigns any, as after a rename."""
+    assignment = forecast.assignment
     if assignment.policies or assignment.unknown or assignment.source:
         return ""
-    return next((record.policy for record in reversed(outlook.records) if record.policy), "")
+    return next((record.policy for record in reversed(forecast.records) if record.policy), "")
 
 
 def _verified_at(record: SnapshotRecord) -> datetime:
     return record.verified.at if record.verified else datetime.min.replace(tzinfo=UTC)
 
 
-def _replicas(config: Config, outlook: Forecast) -> tuple[ReplicaStatus, ...]:
-    shipments = {shipment.replica: shipment for shipment in outlook.shipments}
+def _replicas(config: Config, forecast: Forecast) -> tuple[ReplicaStatus, ...]:
+    shipments = {shipment.replica: shipment for shipment in forecast.shipments}
     return tuple(
-        ReplicaStatus(name, last_arrived(name, outlook.records), shipments.get(name))
-        for name in replicas_of(config, outlook.assignment)
+        ReplicaStatus(name, last_arrived(name, forecast.records), shipments.get(name))
+        for name in replicas_of(config, forecast.assignment)
     )
 
 
-def _policies(config: Config, outlook: Forecast, now: datetime) -> tuple[PolicyStatus, ...]:
-    whole = [each for each in outlook.records if each.state.is_there]
+def _policies(config: Config, forecast: Forecast, now: datetime) -> tuple[PolicyStatus, ...]:
+    whole = [each for each in forecast.records if each.state.is_there]
     last = {each.policy: each for each in whole}
-    nexts = {coming.policy: coming for coming in outlook.nexts}
+    nexts = {coming.policy: coming for coming in forecast.nexts}
     return tuple(
         PolicyStatus(
             name,
             last[name].created if name in last else None,
             nexts.get(name),
-            missed(config, nexts.get(name), outlook, now),
-            None if outlook.domain.active else _found_unchanged(last.get(name), now),
+            missed(config, nexts.get(name), forecast, now),
+            None if forecast.domain.active else _found_unchanged(last.get(name), now),
         )
-        for name in outlook.assignment.policies
+        for name in forecast.assignment.policies
     )
 
 
 def _found_unchanged(record: SnapshotRecord | None, now: datetime) -> datetime | None:
-    """When it was last looked at; not what is of the future: the clock went back."""
+    """When the guest was last found unchanged; ``None`` for a time in the future."""
     if record is None or record.unchanged is None or record.unchanged > now:
         return None
     return record.unchanged
 
 
-def missed(config: Config, coming: NextSnapshot | None, outlook: Forecast, now: datetime) -> int:
-    """How many times of a policy went by without a snapshot: none, one, or more (2).
+def missed(config: Config, coming: NextSnapshot | None, forecast: Forecast, now: datetime) -> int:
+    """How many times of a policy passed without a snapshot: 0, 1, or 2 for more.
 
-    One that came less than ``status.grace`` ago may still be made up for.
+    A time less than ``status.grace`` ago does not count yet.
     """
     if coming is None or coming.wanted is None:
         return 0
-    grace = span(config.status.grace)
+    grace = config.status.grace
     if coming.wanted + grace >= now:
         return 0
-    place = group_of(config, outlook.domain) or outlook.domain.uuid
+    place = group_of(config, forecast.domain) or forecast.domain.uuid
     second = times(config, coming.policy, place).after(coming.wanted)
     return 1 if second + grace >= now else 2
 
 
-# -- runs and what they leave --------------------------------------------------------------------
+# -- runs and overlays ---------------------------------------------------------------------------
 
 
 def _runs(config: Config) -> list[OpenRun]:
@@ -181,12 +212,12 @@ def _runs(config: Config) -> list[OpenRun]:
     for journal in list_journals(config.paths.journal, sweep=False):
         try:
             since = datetime.fromtimestamp(journal.path.stat().st_mtime, UTC)
-        except FileNotFoundError:  # its run has just ended
+        except FileNotFoundError:  # the run has just ended
             continue
         uuid = journal.uuid or ""
         holder = held_by(default_paths.LOCKS, uuid) if uuid else None
         guest_held = isinstance(journal, SnapshotJournal) and journal.held
-        # one that tries to let its guest go has not done so yet
+        # a recovery that holds the lock has not released the guest yet
         held = holder is not None and not (guest_held and holder.doing == RECOVERING)
         if isinstance(journal, UnreadableJournal):
             reason = journal.error.reason
@@ -209,7 +240,7 @@ def _run(journal: SnapshotJournal | ForeignJournal, since: datetime, *, held: bo
 
 
 def _phase(ended: Collection[Step]) -> tuple[str, bool]:
-    """What a run of a snapshot is at, and whether its window is open."""
+    """The phase of a snapshot run, and whether the guest is frozen or on overlays."""
     if Step.RELEASE in ended:
         return "sealing", False
     if Step.POOL_SNAPSHOT in ended:
@@ -220,13 +251,13 @@ def _phase(ended: Collection[Step]) -> tuple[str, bool]:
 
 
 def _stray(overlays: Sequence[Path], runs: Sequence[OpenRun]) -> tuple[str, ...]:
-    """Directories of overlays, which are named after their runs, without a journal."""
+    """Directories of overlays without a journal; each is named after its run."""
     known = {Path(run.path).stem for run in runs}
     return tuple(str(path) for path in overlays if path.name not in known and path.exists())
 
 
 def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
-    """Overlays a domain uses; what it used when it was looked at may be over by now."""
+    """Overlays that a domain uses now; ``domain`` may be older, so libvirt is asked again."""
     overlays = context.config.paths.overlays
     xmls = (domain.live_xml, domain.inactive_xml)
     seen = [disk.source for xml in xmls if xml for disk in domain_xml.disks(domain_xml.parse(xml))]
@@ -236,7 +267,7 @@ def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
         return ()
     try:
         live, inactive = context.hypervisor.sources(domain.uuid)
-    except SnaporchError:  # it has gone, too
+    except SnaporchError:  # the domain was undefined meanwhile
         return ()
     paths = {path for each in (live, inactive) for path in (each or {}).values()}
     return tuple(sorted(path for path in paths if Path(path).is_relative_to(overlays)))
@@ -246,7 +277,7 @@ def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
 
 
 def usage(store: Path) -> StoreUsage:
-    """What the bundle store holds, and what room it has."""
+    """How much space the bundle store uses and has left."""
     bundles = bundle_bytes = trash = other = 0
     for domain in _directories(store):
         for path in _directories(domain):
@@ -276,5 +307,5 @@ def _size(directory: Path) -> int:
     try:
         with os.scandir(directory) as entries:
             return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
-    except FileNotFoundError:  # it went meanwhile
+    except FileNotFoundError:  # removed meanwhile
         return 0

@@ -1,6 +1,6 @@
-"""A status as metrics of Prometheus, by its naming rules: base units, times as Unix timestamps.
+"""A status as Prometheus metrics, by its naming rules: base units, times as Unix timestamps.
 
-An age is not told but the time it counts from: then it is right whenever somebody looks.
+Metrics hold points in time, not ages, so that they stay correct between two collections.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MODE = 0o644
 _MILLI = 1000.0
 
 
-def as_text(status: Status, troubles: Sequence[Problem]) -> bytes:
+def as_text(status: Status, problems: Sequence[Problem]) -> bytes:
     """The metrics in Prometheus' text format.
 
     Raises:
         UnavailableError: ``prometheus_client`` is not installed.
     """
-    made = registry(lambda: (status, troubles))
+    made = registry(lambda: (status, problems))
     from prometheus_client import generate_latest
 
     text: bytes = generate_latest(made)
@@ -40,7 +40,7 @@ def as_text(status: Status, troubles: Sequence[Problem]) -> bytes:
 def registry(
     current: Callable[[], tuple[Status, Sequence[Problem]] | None],
 ) -> CollectorRegistry:
-    """A registry with the metrics of what ``current`` says, whenever it is asked.
+    """A registry that asks ``current`` for the status at each collection.
 
     Raises:
         UnavailableError: ``prometheus_client`` is not installed.
@@ -64,12 +64,12 @@ def registry(
     return made
 
 
-def families(status: Status, troubles: Sequence[Problem]) -> Iterator[GaugeMetricFamily]:
-    """Every metric."""
+def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetricFamily]:
+    """All metrics."""
     yield _one("info", "Which snaporch this is.", 1, version=__version__)
     yield _one("status_timestamp_seconds", "When these figures were found.", status.at.timestamp())
     yield _one("carrier_active", "Whether a daemon or a timer is there.", status.carrier.there)
-    grades = [({"grade": g.value}, sum(t.grade is g for t in troubles)) for g in ProblemGrade]
+    grades = [({"grade": g.value}, sum(t.grade is g for t in problems)) for g in ProblemGrade]
     yield _many("troubles", "Things that need attention.", ("grade",), grades)
     held = [run for run in status.runs if run.held]
     yield _one("runs_under_way", "Runs that go on.", len(held))
@@ -141,7 +141,7 @@ def _of_policies(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]
         "policy_next_run_timestamp_seconds",
         "When a policy's next snapshot is due, whatever has failed; gone by if it is late.",
         labels,
-        [(words, each.next.owed.timestamp()) for words, each in pairs if each.next],
+        [(words, each.next.due_but_for_failures.timestamp()) for words, each in pairs if each.next],
     )
     yield _many(
         "policy_missed_runs",
@@ -197,10 +197,10 @@ def _many(
 
 
 def write_textfile(path: Path, text: bytes) -> None:
-    """Replace ``path`` in one step: the textfile collector never sees half of it.
+    """Replace ``path`` atomically, so that the textfile collector never reads a part of it.
 
     Raises:
-        UnavailableError: it cannot be written.
+        UnavailableError: the file cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")  # the collector reads only *.prom
     with explained_store(path.parent):
@@ -209,7 +209,7 @@ def write_textfile(path: Path, text: bytes) -> None:
                 fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE
             )
             with os.fdopen(descriptor, "wb") as stream:
-                os.fchmod(stream.fileno(), _MODE)  # its reader is not root, whatever the umask
+                os.fchmod(stream.fileno(), _MODE)  # whatever the umask: the collector is not root
                 stream.write(text)
             os.replace(fresh, path)
         finally:

@@ -1,4 +1,4 @@
-"""Keeping Prometheus' figures up to date while policies are carried out."""
+"""Keeps Prometheus metrics current while policies are carried out."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _ME = "metrics"
 
 
 class MetricsExporter:
-    """Figures as of the last look; what goes wrong with them is said, and stops nothing."""
+    """Holds the metrics of the last forecasts; an error is printed as a note and ignored."""
 
     def __init__(self) -> None:
         self._current: tuple[Status, Sequence[Problem]] | None = None
         self._served = False
 
-    def looked(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
-        """Take in what was seen, and write the textfile."""
+    def looked(self, context: Context, forecasts: Sequence[Forecast], now: datetime) -> None:
+        """Update the metrics, and write the textfile if one is configured."""
         textfile = context.config.metrics.textfile
         if not (textfile or self._served):
             return
         try:
-            status = gather(context, outlooks, now)
-            troubles = judge(status, context.config.status)
-            self._current = (status, troubles)
+            status = gather(context, forecasts, now)
+            problems = judge(status, context.config.status)
+            self._current = (status, problems)
             if textfile:
-                write_textfile(Path(textfile), as_text(status, troubles))
+                write_textfile(Path(textfile), as_text(status, problems))
         except (SnaporchError, OSError) as error:
             text = error.line() if isinstance(error, SnaporchError) else str(error)
             context.progress.note(_ME, text)
 
     @contextmanager
     def serving(self, context: Context, metrics: MetricsOptions) -> Iterator[None]:
-        """Answer Prometheus over HTTP, if that is configured."""
+        """Serve the metrics over HTTP inside the block, if that is configured."""
         if not metrics.listen:
             yield
             return

@@ -1,4 +1,4 @@
-"""How it stands, as plain frozen data."""
+"""The data of ``snaporch status``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from snaporch.zfs import ForeignMount
 
 
 class ProblemGrade(StrEnum):
-    """How bad something is."""
+    """How severe a problem is."""
 
     WARNING = "warning"
     CRITICAL = "critical"
@@ -24,88 +24,97 @@ class ProblemGrade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that needs attention."""
+    """A problem that needs attention."""
 
     code: str
-    """Which kind of trouble it is: a heading of ``docs/status.md``."""
+    """The kind of problem; ``docs/status.md`` lists them."""
     grade: ProblemGrade
     subject: str
     text: str
 
+    def as_json(self) -> dict[str, str]:
+        """The documented JSON object (``docs/json.md``)."""
+        return {
+            "code": self.code,
+            "grade": self.grade.value,
+            "subject": self.subject,
+            "text": self.text,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """A policy on a domain."""
+    """The state of a policy on a domain."""
 
     policy: str
     last: datetime | None
     """When the newest snapshot of the policy was taken."""
     next: NextSnapshot | None
-    """``None`` for a policy that takes nothing by itself."""
+    """``None`` for a policy without times."""
     missed: int
-    """How many of its times have gone by without a snapshot; 2 means two or more."""
+    """How many times passed without a snapshot; 2 means two or more."""
     unchanged: datetime | None = None
-    """When the guest was last found off, and still what that snapshot holds."""
+    """When the guest was last found shut off and unchanged since that snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica of a domain's snapshots."""
+    """The state of a replica of a domain."""
 
     replica: str
     last: datetime | None
-    """When the newest snapshot was taken that is there."""
+    """When the newest snapshot that the replica has was taken."""
     next: PendingReplication | None
-    """``None`` while it has everything."""
+    """``None`` if the replica lacks no snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainStatus:
-    """A domain."""
+    """The state of a domain."""
 
     name: str
     uuid: str
     policies: tuple[PolicyStatus, ...]
     unknown: tuple[str, ...]
-    """Policies that somebody names and the configuration does not have."""
+    """Names of assigned policies that are not in the configuration."""
     newest: Mapping[Level, datetime]
     """When the newest snapshot of each level was taken."""
     counts: Mapping[Level, int]
     """How many snapshots of each level there are."""
     last: SnapshotRecord | None
-    """The newest snapshot of all."""
+    """The newest snapshot, of whatever policy and level."""
     verified: SnapshotRecord | None
-    """The one that was verified last."""
+    """The snapshot that was verified last."""
     replicas: tuple[ReplicaStatus, ...] = ()
     stray: tuple[str, ...] = ()
-    """Overlays it runs on though no run is known that put it there."""
+    """Overlays that it uses though no known run created them."""
     lost: str = ""
-    """The policy that took its newest snapshot, if nobody gives it any now."""
+    """The policy that took its newest snapshot, if the domain now has no policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run whose journal is there: it goes on, or was cut short."""
+    """A run with a journal: it is running, or was interrupted."""
 
     domain: str
     uuid: str
     kind: str
-    """``snapshot`` or ``restore``; empty when its journal cannot be understood."""
+    """``snapshot`` or ``restore``; empty if the journal is not readable."""
     phase: str
     window: bool
     """The guest is frozen, or writes to overlays."""
     since: datetime
-    """When its journal was written last."""
+    """When the journal was last written."""
     held: bool
-    """Somebody is at it."""
+    """A process holds its lock: it is running or being recovered."""
     path: str
     guest_held: bool = False
-    """It may have left its guest paused or frozen."""
+    """The guest may still be paused or frozen."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """The bundle store."""
+    """The usage of the bundle store."""
 
     path: str
     bundles: int
@@ -114,56 +123,56 @@ class StoreUsage:
     other_bytes: int
     """Safety copies of restores, and unfinished bundles."""
     free_bytes: int
-    """What its file system has left."""
+    """Free space of its file system."""
     size_bytes: int
-    """Of that file system, as far as it is snaporch's to use."""
+    """Size of its file system, without what is reserved for root."""
 
     @property
     def used_percent(self) -> float:
-        """How full the file system is."""
+        """The used share of the file system in percent."""
         used = self.size_bytes - self.free_bytes
         return 100.0 * used / self.size_bytes if self.size_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
-    """Who carries policies out."""
+    """Whether and how policies are carried out."""
 
     holder: Holder | None
-    """The daemon or ``run-due``, while it works."""
+    """The daemon or ``run-due`` that holds the lock now."""
     units: Mapping[str, str] = field(default_factory=dict)
-    """State of the systemd units that do; empty where there is no systemd."""
+    """``ActiveState`` by systemd unit; empty without systemd."""
 
     @property
     def there(self) -> bool:
-        """Whether anybody is known to do it."""
+        """Whether the daemon, a ``run-due`` or the timer is active."""
         return self.holder is not None or any(self.units.get(u) == "active" for u in CARRIERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """All of it, of one moment."""
+    """The state of everything at one moment."""
 
     at: datetime
     carrier: SchedulerState
     domains: tuple[DomainStatus, ...]
     runs: tuple[OpenRun, ...]
     overlays: tuple[str, ...]
-    """Directories of overlays that belong to no run that is known."""
+    """Directories of overlays without a journal of their run."""
     store: StoreUsage
     store_gone: bool = False
-    """Whether there is no store where there ought to be one."""
+    """Whether the store is missing though snapshots have bundles."""
     unused: tuple[str, ...] = ()
-    """Policies that have times, and no domain."""
+    """Policies with times that no domain has."""
     strangers: tuple[tuple[str, str], ...] = ()
-    """Sections of the configuration, and domains they name that do not exist."""
+    """Pairs of a configuration section and a domain in it that does not exist."""
     mounted: tuple[ForeignMount, ...] = ()
-    """Snapshots of these domains that cannot be destroyed, and who has them mounted."""
+    """Mounted snapshots of these domains, which cannot be destroyed, and where they are mounted."""
     barred: tuple[tuple[str, str], ...] = ()
-    """Guests that cannot be started until the undo of a restore is finished, and how it is."""
+    """Pairs of a guest that must not start until an undo is finished, and the explanation."""
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object (``docs/json.md``), without the troubles."""
+        """The documented JSON object (``docs/json.md``), without the problems."""
         holder = self.carrier.holder
         store = self.store
         return {

@@ -1,4 +1,4 @@
-"""What of a status needs attention: a pure function, worst first."""
+"""Finds the problems in a status: a pure function."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from snaporch.config import StatusOptions as Limits
-from snaporch.config.policy import span
+from snaporch.config import StatusOptions
 from snaporch.model import Level
 from snaporch.status.model import (
     DomainStatus,
@@ -26,18 +25,18 @@ _ORDER = tuple(ProblemGrade)[::-1]
 _TWO = 2
 
 
-def judge(status: Status, limits: Limits) -> list[Problem]:
-    """Everything that needs attention, the critical first, otherwise in the order of a status."""
-    found = [trouble for run in status.runs for trouble in _run(run)]  # first: a guest may wait
+def judge(status: Status, limits: StatusOptions) -> list[Problem]:
+    """All problems, the critical ones first."""
+    found = [problem for run in status.runs for problem in _run(run)]  # first: may hold a guest
     for name, text in status.barred:
         found.append(Problem("barred", ProblemGrade.CRITICAL, name, text))
     found += _carrier(status, limits)
     for domain in status.domains:
         found += _domain(domain, _busy(domain, status.runs))
         for policy in domain.policies:
-            found += _policy(domain.name, policy, status.at - span(limits.grace))
+            found += _policy(domain.name, policy, status.at - limits.grace)
         for replica in domain.replicas:
-            found += _replica(domain.name, replica, status.at - span(limits.replica_late))
+            found += _replica(domain.name, replica, status.at - limits.replica_late)
     for path in status.overlays:
         text = "belongs to no run that is known; may hold writes of a guest: see docs/recovery.md"
         found.append(Problem("stray-overlay", ProblemGrade.WARNING, path, text))
@@ -46,21 +45,21 @@ def judge(status: Status, limits: Limits) -> list[Problem]:
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
     found += _mounted(status.mounted)
     found += _store(status.store, limits)
-    return sorted(found, key=lambda trouble: _ORDER.index(trouble.grade))
+    return sorted(found, key=lambda problem: _ORDER.index(problem.grade))
 
 
-def worst(troubles: Sequence[Problem]) -> ProblemGrade | None:
-    """The worst of them."""
-    return min((each.grade for each in troubles), key=_ORDER.index, default=None)
+def worst(problems: Sequence[Problem]) -> ProblemGrade | None:
+    """The worst grade; ``None`` without problems."""
+    return min((each.grade for each in problems), key=_ORDER.index, default=None)
 
 
-def _carrier(status: Status, limits: Limits) -> Iterator[Problem]:
+def _carrier(status: Status, limits: StatusOptions) -> Iterator[Problem]:
     for unit, state in status.carrier.units.items():
         if state == "failed":
             text = f"has failed; see: journalctl -u {unit}"
             grade = (
                 ProblemGrade.WARNING if unit == RUN_DUE else ProblemGrade.CRITICAL
-            )  # it is started again
+            )  # the timer starts it again
             yield Problem("unit-failed", grade, unit, text)
     for name in status.unused:
         yield Problem(
@@ -69,15 +68,15 @@ def _carrier(status: Status, limits: Limits) -> Iterator[Problem]:
     for section, name in status.strangers:
         text = f"names the domain {name!r}, which does not exist"
         yield Problem("no-such-domain", ProblemGrade.WARNING, section, text)
-    if not status.carrier.there and _anything_waits(status, span(limits.grace)):
+    if not status.carrier.there and _anything_waits(status, limits.grace):
         text = (
             "snapshots are due, and nobody takes them: neither the daemon nor its timer is active"
         )
-        yield Problem("nobody", ProblemGrade.WARNING, "policies", text)
+        yield Problem("scheduler-inactive", ProblemGrade.WARNING, "policies", text)
 
 
 def _anything_waits(status: Status, grace: timedelta) -> bool:
-    """Whether something is due that a crontab's next `run-due` would have taken by now."""
+    """Whether snapshots are due longer than ``grace``, so that no crontab takes them either."""
     coming = [each.next for domain in status.domains for each in domain.policies if each.next]
     return any(
         each.due(status.at) if each.wanted is None else each.at + grace < status.at
@@ -111,7 +110,7 @@ def _domain(domain: DomainStatus, busy: bool) -> Iterator[Problem]:  # noqa: FBT
 
 
 def _policy(domain: str, policy: PolicyStatus, limit: datetime) -> Iterator[Problem]:
-    """Of one that began before ``limit`` there ought to be a first snapshot by now."""
+    """Problems of a policy; one carried out since before ``limit`` must have a snapshot."""
     coming = policy.next
     if coming is not None and coming.wanted is None and _long_since(coming.since, limit):
         since = f"carried out since {_utc(coming.since)}" if coming.since else "never carried out"
@@ -165,14 +164,14 @@ def _run(run: OpenRun) -> Iterator[Problem]:
 
 
 def _mounted(mounts: Sequence[ForeignMount]) -> Iterator[Problem]:
-    """One for each who has any."""
+    """One problem for each place with mounted snapshots."""
     for holder, count in Counter(each.holder for each in mounts).items():
         what = "1 snapshot" if count == 1 else f"{count} snapshots"
         text = f"has {what} mounted, which cannot be destroyed meanwhile: see docs/hosts.md"
         yield Problem("mounted", ProblemGrade.WARNING, holder, text)
 
 
-def _store(store: StoreUsage, limits: Limits) -> Iterator[Problem]:
+def _store(store: StoreUsage, limits: StatusOptions) -> Iterator[Problem]:
     used = store.used_percent
     if used >= limits.store_warning:
         grade = ProblemGrade.CRITICAL if used >= limits.store_critical else ProblemGrade.WARNING

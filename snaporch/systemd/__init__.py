@@ -1,1 +1,1 @@
-"""What systemd is told, asked and given."""
+"""systemd: unit files, unit states, service notifications, scopes with a low priority."""

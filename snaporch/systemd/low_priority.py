@@ -1,4 +1,4 @@
-"""Bulk work that nobody waits for: behind everything else on the host."""
+"""Lowers the priority of bulk work below everything else on the host."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _CGROUP = Path("/proc/self/cgroup")
 
 
 def lower_priority(work: str) -> None:
-    """Step back with this process, for processor and disks alike.
+    """Lower the CPU and I/O priority of this process.
 
-    Under systemd also into ``snaporch.slice``, by a scope around this process
-    (org.freedesktop.systemd1(5), ``StartTransientUnit``), unless a unit of that kind of work is
-    around it already. Not being able to is no error.
+    Under systemd the process also moves into a scope in ``snaporch.slice``
+    (org.freedesktop.systemd1(5), ``StartTransientUnit``), unless it already runs in a unit for
+    this kind of work. Failures are ignored.
 
     Args:
-        work: what it is about to do: ``seal``, ``verify``.
+        work: the kind of work: ``seal``, ``verify``.
     """
-    threads = os.listdir("/proc/self/task")  # each has a priority of its own (sched(7))
+    threads = os.listdir("/proc/self/task")  # each thread has its own priority (sched(7))
     for thread in map(int, threads):
         with suppress(OSError):
             nice = os.getpriority(os.PRIO_PROCESS, thread)
@@ -48,7 +48,7 @@ def _is_inside(unit: str) -> bool:
 
 
 def _scope(work: str, pid: int) -> list[str]:
-    """The arguments of ``StartTransientUnit``, as busctl(1) wants them: types, then values."""
+    """The arguments of ``StartTransientUnit``, in the form of busctl(1): types, then values."""
     properties = [
         ["PIDs", "au", "1", str(pid)],
         ["Slice", "s", "snaporch.slice"],

@@ -1,4 +1,4 @@
-"""Telling systemd how it goes: sd_notify(3) without its library."""
+"""Service notifications to systemd: sd_notify(3) without its library."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import socket
 from contextlib import suppress
 
 _SECONDS = 1.0
-"""A listener that reads nothing must not hold us up: datagrams to it wait for room (unix(7))."""
+"""Time limit: sending blocks if the receiver does not read (unix(7))."""
 
 
 def notify(*lines: str) -> None:
-    """Send ``NAME=value`` lines to whoever started us, if it wants to know."""
+    """Send ``NAME=value`` lines to the service manager, if ``NOTIFY_SOCKET`` is set."""
     place = os.environ.get("NOTIFY_SOCKET", "")
     if not place.startswith(("/", "@")):
         return
@@ -22,7 +22,7 @@ def notify(*lines: str) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """How often systemd wants to hear ``WATCHDOG=1``; ``None`` when it does not."""
+    """Seconds within which systemd expects ``WATCHDOG=1``; ``None`` without a watchdog."""
     length, whose = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not length.isdecimal() or int(length) == 0 or whose not in ("", str(os.getpid())):
         return None

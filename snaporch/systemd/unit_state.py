@@ -1,4 +1,4 @@
-"""What systemd says about the units that carry policies out."""
+"""States of the systemd units that carry out policies."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import subprocess
 from pathlib import Path
 
 CARRIERS = ("snaporch.service", "snaporch-run-due.timer")
-"""Of these, one active is enough."""
+"""The units of which one must be active."""
 RUN_DUE = "snaporch-run-due.service"
-"""What the timer starts."""
+"""The unit that the timer starts."""
 UNITS = (*CARRIERS, RUN_DUE)
 SYSTEMD = Path("/run/systemd/system")
-"""Is there when systemd is the init (sd_booted(3))."""
+"""Exists if systemd is the init system (sd_booted(3))."""
 _SECONDS = 10
 
 
 def unit_states() -> dict[str, str]:
-    """``ActiveState`` of each unit there is; none without systemd, or if it does not answer."""
+    """``ActiveState`` by loaded unit; empty without systemd, or if it does not answer."""
     if not SYSTEMD.is_dir():
         return {}
     command = ["systemctl", "show", "--property=Id,LoadState,ActiveState", *UNITS]
@@ -35,7 +35,7 @@ def unit_states() -> dict[str, str]:
 
 
 def parse(text: str) -> dict[str, str]:
-    """What ``systemctl show`` prints of several units: a paragraph for each."""
+    """Parse the output of ``systemctl show`` for several units, one paragraph each."""
     found = {}
     for paragraph in text.split("\n\n"):
         pairs = dict(line.split("=", 1) for line in paragraph.splitlines() if "=" in line)

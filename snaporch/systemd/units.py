@@ -1,7 +1,7 @@
-"""systemd units and libvirt's hook: written beside the host's own, removed again.
+"""Installs and removes systemd units, libvirt's hook and the configuration file.
 
-The first line of each, after that which names a script's shell, tells the SHA-256 of the rest. A
-file whose sum is another was edited, and is somebody's work.
+The first line of each file (in a script the second) has the SHA-256 of the rest. If the sum
+differs, the admin has edited the file, and it is kept.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _MODE = 0o644
 
 
 class Change(StrEnum):
-    """What became of a file."""
+    """How a file was changed."""
 
     WRITTEN = "written"
     UNCHANGED = "unchanged"
     REPLACED = "replaced"
-    """It was of an earlier snaporch."""
+    """The old file was from an earlier snaporch."""
     SAVED = "replaced; the edited one is now"
     REMOVED = "removed"
     KEPT = "kept: it was edited"
@@ -49,23 +49,23 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was done with one file."""
+    """The change of one file."""
 
     path: Path
     change: Change
     saved: Path | None = None
-    """Where the edited one is now."""
+    """Where the edited file is now."""
 
 
 def render_units(config: Config, command: Sequence[str]) -> dict[str, str]:
-    """The text of every unit.
+    """The text of each unit, by name.
 
     Args:
-        command: the words that start snaporch, an absolute path first.
+        command: the command line that starts snaporch, with an absolute path.
 
     Raises:
         UnavailableError: the templates are not installed.
-        UsageError: a path cannot stand in a unit.
+        UsageError: a path cannot be written in a unit.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -85,14 +85,14 @@ def render_units(config: Config, command: Sequence[str]) -> dict[str, str]:
 
 
 def _line(text: str) -> str:
-    """A path as the whole of a setting: taken as it is, but for specifiers (systemd.unit(5))."""
+    """A path as the value of a setting; only specifiers are escaped (systemd.unit(5))."""
     if not text.isprintable() or text != text.strip() or text.endswith("\\"):
         raise UsageError(repr(text), "cannot stand in a systemd unit", "choose a plainer path")
     return text.replace("%", "%%")
 
 
 def _word(text: str) -> str:
-    """A word of a command line, quoted where that changes anything (systemd.service(5))."""
+    """A word of a command line, quoted if necessary (systemd.service(5))."""
     word = _line(text).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return word if set(word).isdisjoint(" ;'\"\\") else f'"{word}"'
 
@@ -101,7 +101,7 @@ def install_hook(root: Path) -> Done:
     """Write libvirt's hook below ``root``, as :func:`install` writes units.
 
     Raises:
-        UnavailableError: it cannot be written, or is not installed.
+        UnavailableError: the hook cannot be written, or its source is not installed.
     """
     path = root / start_hook.PLACE.relative_to("/")
     text = _marked(shared_file(start_hook.SOURCE).read_text("utf-8"))
@@ -113,15 +113,15 @@ def install_hook(root: Path) -> Done:
 
 
 def _mark(root: Path) -> Path:
-    """What the hook leaves when it is called; libvirt may not know of one that comes later."""
+    """Created by the hook when libvirt calls it: libvirt must restart to see a new hook."""
     return root / start_hook.CALLED.relative_to("/")
 
 
 def install_config(root: Path, text: str) -> Done:
-    """Write a configuration file below ``root`` unless somebody has made or edited one.
+    """Write the configuration file below ``root`` unless the admin has written or edited one.
 
     Raises:
-        UnavailableError: it cannot be written.
+        UnavailableError: the file cannot be written.
     """
     path = root / CONFIG_PLACE.relative_to("/")
     if os.path.lexists(path) and not _is_ours(path):
@@ -132,7 +132,7 @@ def install_config(root: Path, text: str) -> Done:
 
 
 def install(root: Path, units: Mapping[str, str]) -> Iterator[Done]:
-    """Write units below ``root``; one that was edited is kept beside the new one.
+    """Write the units below ``root``; an edited unit is kept beside the new one.
 
     Raises:
         UnavailableError: a file cannot be written.
@@ -145,7 +145,7 @@ def install(root: Path, units: Mapping[str, str]) -> Iterator[Done]:
 
 
 def uninstall(root: Path) -> Iterator[Done]:
-    """Remove the units, the hook and the configuration below ``root``; what was edited stays.
+    """Remove the units, the hook and the configuration below ``root``, but no edited file.
 
     Raises:
         UnavailableError: a file cannot be removed.
@@ -175,7 +175,7 @@ def _write(path: Path, text: str, mode: int = _MODE) -> Done:
         else:
             change, saved = Change.SAVED, _free(path)
             path.rename(saved)
-            if not saved.is_symlink():  # libvirt calls whatever is executable beside its hooks
+            if not saved.is_symlink():  # libvirt calls every executable file beside its hooks
                 saved.chmod(saved.stat().st_mode & ~0o111)
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -196,7 +196,7 @@ def _marked(text: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The line that names a script's shell, if there is one, and the rest."""
+    """The ``#!`` line of a script, or nothing, and the rest."""
     if not text.startswith("#!"):
         return "", text
     shell, _, body = text.partition("\n")
@@ -204,7 +204,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _is_ours(path: Path) -> bool:
-    """A plain file that is as some snaporch wrote it."""
+    """Whether a regular file is as some version of snaporch wrote it."""
     if path.is_symlink() or not path.is_file():
         return False
     _, marked = _split(path.read_bytes().decode("utf-8", "surrogateescape"))
@@ -214,7 +214,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _free(path: Path) -> Path:
-    """A name systemd does not read, that is nobody's."""
+    """A free name that systemd does not read."""
     candidates = (path.with_name(f"{path.name}.edited{more}") for more in _numbers())
     return next(candidate for candidate in candidates if not os.path.lexists(candidate))
 

@@ -7,14 +7,14 @@ import pytest
 from support import must, snaporch
 
 CONFIG = """
-[pages]
+[ram_pages]
 dataset = "tank/ram"
 
 [defaults]
 ram_store = "pages"
 
 [prune]
-trash_days = 0
+trash_keep = "0s"
 """
 
 

@@ -30,7 +30,7 @@ TEMPLATE = {
     "pre_snapshot_script": "/usr/local/bin/snaporch hook sanoid pre",
     "post_snapshot_script": str(HOOKS / "sanoid-post"),
 }
-PATIENT = "[defaults]\nhook_deadline = 600\nfreeze_deadline = 600\n"
+PATIENT = '[defaults]\nhook_deadline = "10m"\nfreeze_deadline = "10m"\n'
 """Guests are not let go early because the machine is slow."""
 
 

@@ -43,7 +43,7 @@ def test_only_the_mount_points_that_are_named(guest, tmp_path):
 
 
 def test_frozen_for_longer_than_the_budget_is_crash(guest, tmp_path):
-    text = "[defaults]\nquiesce_budget_ms = 100\n"
+    text = '[defaults]\nquiesce_budget = "100ms"\n'
     slow = tmp_path / "slow.py"  # a pool that takes its time
     slow.write_text(
         "import time\nfrom snaporch.snapshot import run as snapshot\n"

@@ -181,7 +181,7 @@ def test_an_encrypted_guest_and_a_store_in_the_clear(sanoid, tmp_path):
         ("gone/ram", (9, {"pages-missing"})),
     ]:
         text = '[paths]\nbundles = "/tank/secret/bundles"\n[defaults]\nram_store = "pages"\n'
-        with config(tmp_path, f'{text}[pages]\ndataset = "{dataset}"\n') as env:
+        with config(tmp_path, f'{text}[ram_pages]\ndataset = "{dataset}"\n') as env:
             assert codes("secret", env=env) == expected
     guest.remove()
 

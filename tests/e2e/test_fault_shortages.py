@@ -237,7 +237,7 @@ def test_the_clock_jumps(guest, tmp_path, way, days):
     assert f"done: {level} snapshot" in outcome.err
 
 
-DEADLINE = 'ram_strategy = "{}"\nfreeze_deadline = 3'
+DEADLINE = 'ram_strategy = "{}"\nfreeze_deadline = "3s"'
 
 
 @pytest.mark.timeout(200)
@@ -299,13 +299,13 @@ def test_an_agent_that_never_answers(tmp_path):
         silent.wait_agent()
         mark = silent.mark()
         path = tmp_path / "snaporch.toml"
-        path.write_text("[defaults]\nagent_timeout = 1\n")
+        path.write_text('[defaults]\nagent_timeout = "1s"\n')
         command = ("--config", str(path), "snapshot", silent.name, "--level", "quiesced")
         began = time.monotonic()
         one_line_error(quiet(snaporch_here(*command)), 5, "agent")
         assert time.monotonic() - began < 60
         assert_clean(silent)
-        path.write_text('[defaults]\nagent_timeout = 1\non_unavailable = "paused"\n')
+        path.write_text('[defaults]\nagent_timeout = "1s"\non_unavailable = "paused"\n')
         outcome = snaporch_here(*command)
         assert outcome.status == 0, outcome
         assert "taking paused instead" in outcome.err

@@ -179,7 +179,7 @@ def test_one_whose_freeze_fails_lets_the_other_go(pair, tmp_path):
         Path(env["SNAPORCH_CONFIG"]).write_text(
             GROUP
             + '[defaults]\ncompression = "none"\n[domain.db]\ncompression = "gzip"\n'
-            + 'ram_capture = "stream"\nram_budget_seconds = 5\non_ram_budget = "abort"\n'
+            + 'ram_capture = "stream"\nram_time_budget = "5s"\non_ram_budget = "abort"\n'
         )
         outcome = snaporch("snapshot", "--group", "pair", "--name", "no", env=env)
     one_line_error(outcome, 8, "db", "saving RAM took more than")

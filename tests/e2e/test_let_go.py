@@ -224,7 +224,7 @@ def slow_disk(guest):
 def test_a_freeze_that_comes_late_is_thawed_when_it_comes(linux, tmp_path):
     """The run has ended, its guardian was killed, libvirtd was restarted; the timer is there."""
     path = tmp_path / "snaporch.toml"
-    path.write_text("[defaults]\nagent_timeout = 3\n")
+    path.write_text('[defaults]\nagent_timeout = "3s"\n')
     options = ["--config", str(path)]
     with slow_disk(linux):
         run = Run(*options, "snapshot", linux.name, "--level", "quiesced")

@@ -111,7 +111,7 @@ def under_way(tmp_path, strategy, point, name=NAME):
     """A run that stands still at a point."""
     way = strategy if strategy.level == "ram" else "auto"
     path = tmp_path / "snaporch.toml"
-    path.write_text(f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = 300\n')
+    path.write_text(f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = "5m"\n')
     words = ["--config", str(path), "snapshot", name, "--name", "others"]
     if strategy is not Strategy.OFF:
         words += ["--level", strategy.level.value]

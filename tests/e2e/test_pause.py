@@ -41,7 +41,7 @@ def limit(guest):
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_pause_is_told_in_its_parts(guest, tmp_path, way):
     own = limit(guest)
-    text = f'[defaults]\nram_strategy = "{way}"\ndowntime_ms = {own // 3}\n'
+    text = f'[defaults]\nram_strategy = "{way}"\ndowntime_limit = "{own // 3}ms"\n'
     with config(tmp_path, text) as environment:
         taken = snaporch("snapshot", guest.name, "--json", "--name", "s1", env=environment).json
     parts = taken["pause_parts"]
@@ -99,7 +99,7 @@ def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path,
     """The rest of its RAM is more than the pipe holds: all it dirties in so long a downtime."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    text = f'[defaults]\nram_strategy = "{way}"\ncompression = "none"\ndowntime_ms = 3000\n'
+    text = f'[defaults]\nram_strategy = "{way}"\ncompression = "none"\ndowntime_limit = "3s"\n'
     with config(tmp_path, text) as environment:
         run = Run(
             "snapshot", dirtying.name, "--name", "s1", point=f"{STALL}:{gate}", env=environment
@@ -126,8 +126,8 @@ def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path,
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_guest_that_is_suspended_for_its_ram_is_let_go_at_the_deadline(dirtying, tmp_path, way):
     """The run itself stands still, and cannot let it go."""
-    text = f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = 3\n'
-    text += "ram_budget_mib = 20\nrate = 10\nram_budget_seconds = 0\n"
+    text = f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = "3s"\n'
+    text += 'ram_budget_mib = 20\nram_rate = 10\nram_time_budget = "0s"\n'
     with config(tmp_path, text) as environment:
         run = Run("snapshot", dirtying.name, env=environment)
         try:

@@ -66,7 +66,7 @@ def test_what_snaporch_reads_no_guest_inherits(guest, other, tmp_path):
     stranger = Path("/tank/private/stranger")
     stranger.write_text("then")
     with config(
-        tmp_path, '[defaults]\nram_store = "pages"\n[pages]\ndataset = "tank/ram"\n'
+        tmp_path, '[defaults]\nram_store = "pages"\n[ram_pages]\ndataset = "tank/ram"\n'
     ) as environment:
         taken = snaporch("snapshot", "private", "--name", "read", env=environment)
         assert taken.status == 0, taken.err

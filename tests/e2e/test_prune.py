@@ -30,7 +30,7 @@ from support import (
 
 TRASH = BUNDLES / ".trash"
 AGES = BUNDLES / "ages.json"
-AT_ONCE = "[prune]\ntrash_days = 0\n"
+AT_ONCE = '[prune]\ntrash_keep = "0s"\n'
 KILLED_BEFORE_DELETING = """
 import os, signal
 from snaporch.cli import main

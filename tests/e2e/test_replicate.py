@@ -26,7 +26,7 @@ ROOT = "backup/kvm"
 DISKS = {"plain": [Disk("file", "tank/plain"), Disk("zvol", "flash/plain")]}
 DISKS["paged"] = [Disk("file", "tank/paged")]
 CONFIG = """
-[pages]
+[ram_pages]
 dataset = "tank/ram"
 
 [domain.paged]

@@ -39,7 +39,7 @@ timezone = "Europe/Berlin"
 domains = ["aged"]
 keep = { daily = 7, weekly = 8, monthly = 12, yearly = 3 }
 [prune]
-trash_days = 0
+trash_keep = "0s"
 """
 
 

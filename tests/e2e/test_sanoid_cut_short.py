@@ -148,7 +148,7 @@ def test_the_holder_is_killed_while_the_guest_is_frozen(guest, tmp_path):
 
 def test_sanoid_takes_too_long(guest, tmp_path):
     with (
-        config(tmp_path, "[defaults]\nhook_deadline = 3\n") as environment,
+        config(tmp_path, '[defaults]\nhook_deadline = "3s"\n') as environment,
         at_the_gate(tmp_path, env=environment) as (gate, process),
     ):
         wait_for(lambda: is_committed(guest), "the deadline")

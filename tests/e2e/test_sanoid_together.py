@@ -97,7 +97,7 @@ def test_nobody_is_paused_while_ram_of_another_is_saved(guests, sanoid, tmp_path
 
 def test_guests_that_stay_paused_are_frozen_together(guests, sanoid, tmp_path):
     """However few at a time: one after the other would have the first wait for all others."""
-    text = "jobs = 1\n" + PATIENT + 'ram_strategy = "manual"\n'
+    text = "sanoid_hook_jobs = 1\n" + PATIENT + 'ram_strategy = "manual"\n'
     with config(tmp_path, text) as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)
     assert "WARN" not in outcome.err
@@ -106,7 +106,7 @@ def test_guests_that_stay_paused_are_frozen_together(guests, sanoid, tmp_path):
 
 def test_what_does_not_fit_is_refused_before_anybody_is_frozen(guests, sanoid, tmp_path):
     """At one MiB a second the RAM of a guest takes longer than another may stand still."""
-    text = '[defaults]\nram_strategy = "manual"\nrate = 1\nfreeze_deadline = 3\n'
+    text = '[defaults]\nram_strategy = "manual"\nram_rate = 1\nfreeze_deadline = "3s"\n'
     with config(tmp_path, text) as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)
         checked = snaporch("check", "--configdir", str(sanoid.directory), "--json", env=environment)

@@ -49,7 +49,7 @@ def codes(outcome):
 
 def test_a_first_snapshot_that_nobody_takes_is_trouble(guest):
     outcome = snaporch("status", "--json")
-    assert (outcome.status, codes(outcome)) == (10, ["never", "nobody"])
+    assert (outcome.status, codes(outcome)) == (10, ["never", "scheduler-inactive"])
     line = snaporch("status", "--nagios")
     assert line.status == 2
     assert line.out.startswith("SNAPORCH CRITICAL - stood: weekly: no snapshot that counts")

@@ -105,7 +105,7 @@ def test_a_downgrade_is_allowed_said_and_recorded(guest, tmp_path):
 def test_a_downgrade_after_a_capture_that_failed(guest, tmp_path):
     """RAM cannot be saved within a byte budget of nothing worth mentioning."""
     text = (
-        '[defaults]\nram_budget_seconds = 1\non_ram_budget = "abort"\n'
+        '[defaults]\nram_time_budget = "1s"\non_ram_budget = "abort"\n'
         'on_unavailable = "crash"\ncompression = "gzip"\n'
     )
     programs = tmp_path / "bin"

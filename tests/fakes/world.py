@@ -90,7 +90,7 @@ class World:
         chosen = {"ram_strategy": "overlay"} | defaults
         pages = {"dataset": "tank/ram"}
         config = Config.model_validate(
-            {"paths": self.paths.model_dump(), "defaults": chosen, "pages": pages}
+            {"paths": self.paths.model_dump(), "defaults": chosen, "ram_pages": pages}
         )
         self.context = Context(
             config, self.hypervisor, self.pool, self.heard, finishers={"restore": self.finish}

@@ -56,7 +56,7 @@ def test_a_configuration_that_does_not_exist(run, tmp_path):
 
 
 def test_a_configuration_with_a_mistake(run, tmp_path):
-    (tmp_path / "bad.toml").write_text("[defaults]\nwait = -1\n")
+    (tmp_path / "bad.toml").write_text('[defaults]\nwait = "-1s"\n')
     done = run("--config", str(tmp_path / "bad.toml"), "list")
     assert done.returncode == 3
     assert "bad.toml: defaults.wait: " in only_line(done)

@@ -282,7 +282,7 @@ def _pages(facts: HostFacts) -> Iterator[Finding]:
             pages.dataset,
             "there is no such pool",
             f"RAM of {listed(pages.guests)} stays whole images in the bundle store",
-            "import the pool, or see pages.dataset in snaporch.toml",
+            "import the pool, or see ram_pages.dataset in snaporch.toml",
         )
 
 
@@ -307,5 +307,5 @@ def _secrets(facts: HostFacts) -> Iterator[Finding]:
             pages.dataset,
             f"it is not encrypted, but datasets of {listed(open_guests)} are",
             "their RAM lies there in the clear",
-            "put pages.dataset below an encrypted dataset, in snaporch.toml",
+            "put ram_pages.dataset below an encrypted dataset, in snaporch.toml",
         )

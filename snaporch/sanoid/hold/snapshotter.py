@@ -87,7 +87,7 @@ class SanoidSnapshotter:
         window, reason = "its window", "ended before all guests were frozen"
         if _still(plan) < self._seconds:
             return StrategyUnavailableError(window, reason, "raise freeze_deadline")
-        return RunFailedError(window, reason, "raise hook_deadline or jobs")
+        return RunFailedError(window, reason, "raise hook_deadline or sanoid_hook_jobs")
 
     def _look(self, plan: Plan) -> None:
         """Inside the window: which of the snapshots that were to be taken are there."""

@@ -78,11 +78,11 @@ def freeze(request: Request, guests: Sequence[GuestDatasets], peeked: HookSettin
     runtime = config.paths.runtime
     with explained_store(runtime):
         private_directory(runtime)
-    with ThreadPoolExecutor(config.jobs) as workers:
+    with ThreadPoolExecutor(config.sanoid_hook_jobs) as workers:
         futures = [workers.submit(_enter, entry, runtime, peeked.config) for entry in entries]
         error = _first_error(futures)
     visits = [future.result() for future in futures if _succeeded(future)]
-    freeze_together(visits, config.jobs, error)
+    freeze_together(visits, config.sanoid_hook_jobs, error)
 
 
 @dataclass
@@ -142,7 +142,7 @@ class HoldClient:
         return RunFailedError(
             self.name,
             "was let go before all guests were frozen, so none is to be snapshotted",
-            "raise hook_deadline (freeze_deadline for guests that stand still) or jobs",
+            "raise hook_deadline (freeze_deadline for guests that stand still) or sanoid_hook_jobs",
         )
 
 

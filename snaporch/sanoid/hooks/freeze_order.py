@@ -144,7 +144,7 @@ def _too_long(ram: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
         longest,
         f"saving the RAM of all {len(ram)} guests takes about {total:.0f} s, and those that are "
         f"frozen first are held for {room:.0f} s",
-        f"set hook_deadline = {math.ceil(total)}, raise jobs, or set on_unavailable",
+        f'set hook_deadline = "{math.ceil(total)}s", raise sanoid_hook_jobs, or set on_unavailable',
     )
 
 

@@ -26,5 +26,5 @@ def word_seconds(config: Config) -> int:
     """
     known = [config.defaults, *(config.settings(name, name) for name in config.domain)]
     plans = 2 * max(map(plan_seconds, known))
-    ram = max(each.ram_budget_seconds or _DAY for each in known)
+    ram = max(each.ram_time_budget or _DAY for each in known)
     return plans + ram + max(each.hook_deadline for each in known)

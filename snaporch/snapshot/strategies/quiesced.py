@@ -9,7 +9,7 @@ by itself after ten seconds (VSS); past the budget the snapshot is recorded as `
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from snaporch.hypervisor import NotFrozenByUsError, Pause, milliseconds
 from snaporch.journal import Note
@@ -76,12 +76,12 @@ class Quiesced(FreezeStrategy):
 
     def reached(self) -> Level:
         """Quiesced, if the freeze held until the snapshots were there."""
-        budget = self.work.plan.settings.quiesce_budget_ms
+        budget = self.work.plan.settings.quiesce_budget / timedelta(milliseconds=1)
         stood = self._stood()
         if stood > budget:
             self.work.warn(
-                f"frozen for {stood:.0f} ms, more than {budget} ms: the guest may have thawed by "
-                "itself; recorded as crash-consistent"
+                f"frozen for {stood:.0f} ms, more than {budget:.0f} ms: the guest may have thawed "
+                "by itself; recorded as crash-consistent"
             )
             return Level.CRASH
         if not self.work.hypervisor.file_systems_frozen(self.work.domain.uuid):

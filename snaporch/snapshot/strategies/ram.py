@@ -41,8 +41,8 @@ class RamStrategy(FreezeStrategy):
         settings = self.work.plan.settings
         expected = self.work.hypervisor.ram_in_use(self.work.domain.uuid)
         rate = fair_rate(settings, expected)
-        if rate > settings.rate:
-            seconds = settings.ram_budget_seconds
+        if rate > settings.ram_rate:
+            seconds = settings.ram_time_budget
             self.work.warn(f"saving RAM at {rate:.0f} MiB/s: its budget is {seconds} s")
         self._capture.limit(rate)
         self._budget = RamBudget(self.work, self._capture, self._downtime, expected)

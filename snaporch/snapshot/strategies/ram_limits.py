@@ -33,10 +33,10 @@ _SHARE = 0.5
 
 def fair_rate(settings: DomainSettings, ram_bytes: int) -> float:
     """MiB a second: the configured rate, or more if the budget would be used up before the end."""
-    if not settings.rate or not settings.ram_budget_seconds:
-        return settings.rate
-    needed = (ram_bytes >> 20) / (settings.ram_budget_seconds * _SHARE)
-    return max(float(settings.rate), needed)
+    if not settings.ram_rate or not settings.ram_time_budget:
+        return settings.ram_rate
+    needed = (ram_bytes >> 20) / (settings.ram_time_budget * _SHARE)
+    return max(float(settings.ram_rate), needed)
 
 
 class Downtime:
@@ -140,8 +140,8 @@ class RamBudget:
 
     def _excess(self, seconds: float) -> str:
         settings = self._work.plan.settings
-        if settings.ram_budget_seconds and seconds > settings.ram_budget_seconds:
-            return f"{settings.ram_budget_seconds} s"
+        if settings.ram_time_budget and seconds > settings.ram_time_budget:
+            return f"{settings.ram_time_budget} s"
         if settings.ram_budget_mib and self._arrived >> 20 > settings.ram_budget_mib:
             return f"{settings.ram_budget_mib} MiB"
         return ""

@@ -130,7 +130,7 @@ def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
     finding = only(facts(TOGETHER, guests, jobs=1))
     assert (finding.code, finding.severity) == ("hook-deadline", severity)
     assert "on tank: saving the RAM of all 3 guests takes about 180 s" in finding.what
-    assert "hook_deadline = 180" in finding.mend
+    assert 'hook_deadline = "180s"' in finding.mend
     assert lint(facts(TOGETHER, guests, jobs=2)) == []
     assert lint(facts(TOGETHER, guests[:2], jobs=1)) == []
 

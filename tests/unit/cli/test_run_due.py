@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes.schedule import Scheduled
 
-from snaporch.cli import running_due
 from snaporch.config import load as load_module
 from snaporch.context import Interrupt
 from snaporch.errors import ExitCode
 from snaporch.locks import SCHEDULE, domain_lock, held_by
+from snaporch.schedule import apply_retention, subprocesses
 from snaporch.schedule.apply_retention import RetentionResult
 
 CHILD = """
@@ -36,7 +36,7 @@ def policies(host, monkeypatch):
     def command(_config):
         return lambda capture: [sys.executable, "-c", CHILD, capture.domain]
 
-    monkeypatch.setattr(running_due, "snapshot_command", command)
+    monkeypatch.setattr(subprocesses, "snapshot_command", command)
     return host
 
 
@@ -108,7 +108,7 @@ def test_the_daily_prune_keeps_no_other_run_due_waiting(policies, snaporch, monk
         seen.append(stopped())
         return RetentionResult()
 
-    monkeypatch.setattr(running_due, "prune_daily", prune)
+    monkeypatch.setattr(apply_retention, "prune_daily", prune)
     assert snaporch("run-due").code == 128 + signal.SIGTERM
     assert seen == [(None, False), True]
     assert snaporch("run-due", "--no-retention").code == 0

@@ -67,15 +67,15 @@ def test_json(policies, snaporch):
     (web,) = answer.json["domains"]
     (daily,) = web["policies"]
     assert (web["counts"], daily["failed"], daily["missed"]) == ({"ram": 1}, "no such luck", 0)
-    (trouble,) = answer.json["troubles"]
-    assert (trouble["code"], trouble["grade"], trouble["subject"]) == ("failed", "warning", "web")
+    (problem,) = answer.json["troubles"]
+    assert (problem["code"], problem["grade"], problem["subject"]) == ("failed", "warning", "web")
 
 
 def test_only_the_domains_that_are_named(policies, snaporch):
     policies.add_guest("mail")
     fail(policies)
     answer = snaporch("status", "mail")
-    assert "[nobody]" in answer.out  # it has no snapshot yet
+    assert "[scheduler-inactive]" in answer.out  # it has no snapshot yet
     assert "web" not in answer.out
     names = [each["domain"] for each in snaporch("status", "web", "mail", "--json").json["domains"]]
     assert names == ["mail", "web"]

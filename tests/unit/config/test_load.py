@@ -43,7 +43,7 @@ def test_the_full_sample_sets_every_option_to_something_else():
     nightly = config.policy["nightly"]
     assert nightly.model_fields_set == set(type(nightly).model_fields) - {"every"}
     assert config.replica["offsite"].model_fields_set == set(Replica.model_fields)
-    for section in (config.paths, config.pages, config.defaults, config.schedule, nightly.keep):
+    for section in (config.paths, config.ram_pages, config.defaults, config.schedule, nightly.keep):
         assert section.model_fields_set == set(type(section).model_fields)
     usual = config.defaults.model_dump().items() & DomainSettings().model_dump().items()
     assert usual == set()
@@ -63,7 +63,7 @@ def test_the_default_file_need_not_exist(tmp_path, monkeypatch):
 
 def test_the_default_file_is_read_when_it_exists(tmp_path, monkeypatch):
     monkeypatch.setattr(load_module, "DEFAULT_PATH", tmp_path / "snaporch.toml")
-    (tmp_path / "snaporch.toml").write_text("[defaults]\nwait = 7\n")
+    (tmp_path / "snaporch.toml").write_text('[defaults]\nwait = "7s"\n')
     assert load_config(None).defaults.wait == 7
 
 

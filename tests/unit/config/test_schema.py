@@ -10,18 +10,18 @@ def config(**document):
 
 
 def test_without_a_section_the_defaults_hold():
-    found = config(defaults={"wait": 5}, domain={"other": {"wait": 9}}).settings("web", UUID)
-    assert found == DomainSettings(wait=5)
+    found = config(defaults={"wait": "5s"}, domain={"other": {"wait": "9s"}}).settings("web", UUID)
+    assert found == DomainSettings(wait="5s")
 
 
 @pytest.mark.parametrize("key", ["web", UUID])
 def test_a_section_is_found_by_name_or_uuid(key):
-    assert config(domain={key: {"wait": 9}}).settings("web", UUID).wait == 9
+    assert config(domain={key: {"wait": "9s"}}).settings("web", UUID).wait == 9
 
 
 def test_a_section_overrides_option_by_option():
     merged = config(
-        defaults={"wait": 5, "compression": "none", "exclude_disks": ["vdb"]},
+        defaults={"wait": "5s", "compression": "none", "exclude_disks": ["vdb"]},
         domain={"web": {"compression": "gzip"}},
     ).settings("web", UUID)
     assert (merged.wait, merged.compression, merged.exclude_disks) == (5, "gzip", ("vdb",))
@@ -35,7 +35,7 @@ def test_a_list_is_replaced_and_not_joined():
 
 
 def test_a_section_may_go_back_to_a_built_in_value():
-    merged = config(defaults={"wait": 5}, domain={"web": {"wait": 0}}).settings("web", UUID)
+    merged = config(defaults={"wait": "5s"}, domain={"web": {"wait": "0s"}}).settings("web", UUID)
     assert merged.wait == 0
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from snaporch.config import Config
 from snaporch.errors import AttentionError, SnaporchError
-from snaporch.notify.event import event_of, event_of_error
+from snaporch.notify.event import event_of_error, event_of_run
 from snaporch.schedule.concurrency import PolicyCapture
 from snaporch.schedule.subprocesses import CaptureOutcome
 
@@ -19,7 +19,9 @@ def event(
         {"policy": {"hourly": {"every": "1h", "level": level}}, "defaults": {"level": own}}
     )
     documents = [{"domain": "web", "uuid": "u", "level": each} for each in reached if not status]
-    return event_of(config, CaptureOutcome(WEB, status, text, notes, tuple(documents)), "host", AT)
+    return event_of_run(
+        config, CaptureOutcome(WEB, status, text, notes, tuple(documents)), "host", AT
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from snaporch.notify.event import Event
-from snaporch.notify.history import is_news, read_told, remembered, write_told
+from snaporch.notify.history import read_history, remembered, should_notify, write_history
 
 AT = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -28,26 +28,26 @@ KNOWN = remembered(FAILURE, {})
     ],
 )
 def test_what_is_news(event, news):
-    assert is_news(event, KNOWN, DAY) is news
+    assert should_notify(event, KNOWN, DAY) is news
 
 
 def test_without_a_time_everything_is_news():
-    assert is_news(FAILURE, KNOWN, timedelta(0))
+    assert should_notify(FAILURE, KNOWN, timedelta(0))
 
 
 def test_a_trouble_that_was_over_is_news_again():
     over = remembered(replace(FAILURE, kind="success"), KNOWN)
     assert over == {}
-    assert is_news(FAILURE, over, DAY)
+    assert should_notify(FAILURE, over, DAY)
 
 
 def test_it_is_kept_in_a_file(tmp_path):
-    write_told(tmp_path / "s", KNOWN)
-    assert read_told(tmp_path / "s") == KNOWN
+    write_history(tmp_path / "s", KNOWN)
+    assert read_history(tmp_path / "s") == KNOWN
     assert (tmp_path / "s" / "told.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": ["x", "y", "z"]}'])
 def test_a_file_that_cannot_be_understood_knows_nothing(tmp_path, text):
     (tmp_path / "told.json").write_text(text)
-    assert read_told(tmp_path) == {}
+    assert read_history(tmp_path) == {}

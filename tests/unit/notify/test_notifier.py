@@ -8,7 +8,7 @@ from snaporch.config import Config
 from snaporch.errors import SnaporchError
 from snaporch.notify import notifier as module
 from snaporch.notify.channels import NotifyError
-from snaporch.notify.history import read_told
+from snaporch.notify.history import read_history
 from snaporch.notify.notifier import Notifier, patience
 from snaporch.schedule.concurrency import PolicyCapture
 from snaporch.schedule.subprocesses import CaptureOutcome
@@ -106,7 +106,7 @@ def test_one_who_never_hears_holds_nobody_up(notifier, config, monkeypatch, hear
         lambda _: {"deaf": lambda _: release.wait(PATIENCE), "way": lambda e: told.append(e.kind)},
     )
     try:
-        notifier.ended(config(timeout=1), FAILED)
+        notifier.ended(config(timeout="1s"), FAILED)
         notifier.close(PATIENCE)
         assert told == ["failure"]
         assert heard.notes == ["deaf: did not end within 1 s"]
@@ -120,7 +120,7 @@ def test_the_end_of_a_process_waits_no_longer_than_it_is_told_to(
     release = threading.Event()
     monkeypatch.setattr(module, "ways", lambda _: {"deaf": lambda _: release.wait(PATIENCE)})
     try:
-        notifier.ended(config(timeout=600), FAILED)
+        notifier.ended(config(timeout="600s"), FAILED)
         notifier.close(0.01)
         assert heard.notes == ["not all was told within 0 s"]
     finally:
@@ -148,11 +148,11 @@ def test_success_alone_leaves_nothing_to_remember(notifier, config, way, tmp_pat
     notifier.close(PATIENCE)
     assert way == [("success", "web", "web@s  ram  complete")]
     assert not (tmp_path / "schedule").exists()
-    assert read_told(Path(tmp_path / "schedule")) == {}
+    assert read_history(Path(tmp_path / "schedule")) == {}
 
 
 def test_patience_is_for_all_ways(config):
-    both = config(command="/bin/true", apprise="/etc/apprise", timeout=10)
+    both = config(command="/bin/true", apprise="/etc/apprise", timeout="10s")
     assert patience(both) == 24
 
 

@@ -41,7 +41,7 @@ class Shelf:
         config = Config.model_validate(
             {
                 "paths": self.world.paths.model_dump(),
-                "prune": {"trash_days": trash_days, "safety_days": safety_days},
+                "prune": {"trash_keep": f"{trash_days}d", "safety_keep": f"{safety_days}d"},
             }
         )
         return prune(config, self.pool, read_clocks=lambda: self.clocks, **options)

@@ -109,14 +109,15 @@ def test_a_guest_on_its_bases_needs_nothing(world):
     ],
 )
 def test_the_emulator_gets_its_own_downtime_limit_back(world, found, then):
-    run = Killed(world, settings={"downtime_ms": 40})
+    run = Killed(world, settings={"downtime_limit": "40ms"})
     run.guest.downtime_limit = found
     run.settle()
     assert run.guest.downtime_limit == then
 
 
 @pytest.mark.parametrize(
-    ("level", "settings"), [("paused", {"downtime_ms": 40}), ("ram", {"downtime_ms": 0})]
+    ("level", "settings"),
+    [("paused", {"downtime_limit": "40ms"}), ("ram", {"downtime_limit": "0ms"})],
 )
 def test_a_limit_that_was_never_set_is_left_alone(world, level, settings):
     run = Killed(world, level, settings)
@@ -499,7 +500,7 @@ def test_a_guest_that_goes_on_is_committed_though_that_cannot_be_noted(world, mo
 
 
 def test_a_commit_waits_for_a_guest_as_long_as_it_is_set(world, monkeypatch):
-    run = Killed(world, settings={"commit_patience": 7}).switched()
+    run = Killed(world, settings={"commit_patience": "7s"}).switched()
     patience, real = [], world.hypervisor.commit
 
     def commit(uuid, disks, told, wait):

@@ -60,7 +60,7 @@ JOURNAL = Path("/journal/run.jsonl")
 
 @pytest.mark.parametrize("level", ["ram", "quiesced", "paused"])
 def test_a_guest_that_may_stand_still_is_guarded(world, facts, started, level):
-    world.with_defaults(freeze_deadline=17)
+    world.with_defaults(freeze_deadline="17s")
     start_guardian.start_guardian(world.context, facts(level), JOURNAL)
     ((words, how),) = started
     assert words == [
@@ -82,7 +82,7 @@ def test_a_guest_that_is_off_needs_no_guardian(world, facts, started):
 
 
 def test_the_deadline_is_the_domains_own(world, facts, started):
-    config = world.context.config.model_copy(update={"domain": {"web": {"freeze_deadline": 5}}})
+    config = world.context.config.model_copy(update={"domain": {"web": {"freeze_deadline": "5s"}}})
     world.context.config = config
     start_guardian.start_guardian(world.context, facts(), JOURNAL)
     assert started[0][0][-2] == "5"

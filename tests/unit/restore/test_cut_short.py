@@ -452,7 +452,7 @@ def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
 def test_its_safety_copy_outlives_every_pruning(story, world, kill):
     """It is all there is of the disks as they were."""
     config = Config.model_validate(
-        {"paths": world.paths.model_dump(), "prune": {"safety_days": 0, "trash_days": 0}}
+        {"paths": world.paths.model_dump(), "prune": {"safety_keep": "0s", "trash_keep": "0s"}}
     )
     with kill("before", RestoreStep.RESUME):
         put_back(world)

@@ -249,8 +249,8 @@ def test_nobody_stands_still_while_another_waits_for_its_lock(three, world):
 
 def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world, monkeypatch):
     uuid = world.guest("mail").uuid
-    monkeypatch.setattr(freeze, "plan_seconds", lambda settings: 0.5 if settings.rate else 60)
-    configured(world, mail={"rate": 100})
+    monkeypatch.setattr(freeze, "plan_seconds", lambda settings: 0.5 if settings.ram_rate else 60)
+    configured(world, mail={"ram_rate": 100})
     with (
         domain_lock(default_paths.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()),
         pytest.raises(RunFailedError, match="is to freeze it has no plan after 0 s"),
@@ -276,7 +276,7 @@ def test_what_does_not_fit_is_said_before_anybody_is_frozen(
     three, world, capsys, monkeypatch, lower
 ):
     """Two that stay paused may wait for one another for longer than they may stand still."""
-    manual = {"ram_strategy": "manual", "freeze_deadline": 60, "on_unavailable": lower}
+    manual = {"ram_strategy": "manual", "freeze_deadline": "60s", "on_unavailable": lower}
     configured(world, web=manual, mail=manual)
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
     if lower == "fail":
@@ -296,7 +296,7 @@ def test_who_else_snapshots_them_is_no_reason_to_have_no_snapshot(
     three, world, capsys, monkeypatch, lower
 ):
     """For a stranger's sake all would be paused, for longer than they may be."""
-    deadlines = {"freeze_deadline": 60, "hook_deadline": 200}
+    deadlines = {"freeze_deadline": "60s", "hook_deadline": "200s"}
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, **deadlines)
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
     guests = ("web", "mail", "files")

@@ -24,8 +24,8 @@ from snaporch.schedule.forecast import look
 from snaporch.zfs import ForeignMount, PoolError
 
 
-def clean_up(scheduled, outlooks=None):
-    return retire(scheduled.context, outlooks or look(scheduled.context, NOW), NOW)
+def clean_up(scheduled, forecasts=None):
+    return retire(scheduled.context, forecasts or look(scheduled.context, NOW), NOW)
 
 
 def prune_store(scheduled, stopped=lambda: False):
@@ -145,9 +145,9 @@ def test_snapshots_of_a_renamed_dataset_expire_and_count(scheduled):
     world = scheduled.world
     world.pool.rename("tank/web", "tank/web2")
     world.named = {"tank/web": "tank/web2"}
-    (outlook,) = look(scheduled.context, NOW)
-    assert outlook.nexts[0].wanted is not None
-    done = retire(scheduled.context, [outlook], NOW)
+    (forecast,) = look(scheduled.context, NOW)
+    assert forecast.nexts[0].wanted is not None
+    done = retire(scheduled.context, [forecast], NOW)
     assert [verdict.taken.created for _, verdict in done.deleted] == [NOW - timedelta(hours=3)]
     assert len(world.pool.names()) == 2
 
@@ -161,8 +161,8 @@ def test_what_the_domain_did_not_go_along_with_is_left_alone(scheduled, taken):
     if taken:
         world.named = {"tank/web": "tank/web2"}
         world.pool.create("tank/web")
-    (outlook,) = look(scheduled.context, NOW)
-    assert (outlook.records, outlook.doomed) == ((), [])
+    (forecast,) = look(scheduled.context, NOW)
+    assert (forecast.records, forecast.doomed) == ((), [])
 
 
 # -- the rest of the store, once a day ------------------------------------------------------------

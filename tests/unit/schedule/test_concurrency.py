@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from snaporch.config import Schedule
-from snaporch.schedule.concurrency import ConcurrencyLimiter, GateClosedError, PolicyCapture
+from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError, PolicyCapture
 
 
 def capture(name, *pools, ram=0, policy="p"):
@@ -11,10 +11,10 @@ def capture(name, *pools, ram=0, policy="p"):
 
 
 class Crowd:
-    """Captures that come to a gate one after the other, each in a thread; none leaves by itself."""
+    """Captures that wait for the limiter, each in a thread; none ends by itself."""
 
     def __init__(self, **limits):
-        self.gate = ConcurrencyLimiter(Schedule(**limits))
+        self.limiter = ConcurrencyLimiter(Schedule(**limits))
         self.threads = {}
         self.leave = {}
         self.turned_away = []
@@ -28,18 +28,18 @@ class Crowd:
         assert arrived.wait(30)
 
     def _pass(self, each, arrived):
-        condition = self.gate._changed
+        condition = self.limiter._changed
         wait_for = condition.wait_for
 
         def told(predicate):
-            arrived.set()  # it has the lock: whoever looks at the gate now sees what came of it
+            arrived.set()  # it has the lock: whoever looks at the limiter now sees what came of it
             return wait_for(predicate)
 
         condition.wait_for = told
         try:
-            with self.gate.through(each):
+            with self.limiter.through(each):
                 self.leave[each.key].wait(30)
-        except GateClosedError:
+        except LimiterClosedError:
             self.turned_away.append(each.key)
 
     def go(self, each):
@@ -47,13 +47,13 @@ class Crowd:
         self.threads[each.key].join(30)
 
     def inside(self):
-        return sorted(each.domain for each in self.gate.inside)
+        return sorted(each.domain for each in self.limiter.inside)
 
     def await_inside(self, *names):
-        with self.gate._changed:
-            sure = self.gate._changed.__class__.wait_for(
-                self.gate._changed,
-                lambda: sorted(e.domain for e in self.gate._inside) == [*names],
+        with self.limiter._changed:
+            sure = self.limiter._changed.__class__.wait_for(
+                self.limiter._changed,
+                lambda: sorted(e.domain for e in self.limiter._inside) == [*names],
                 30,
             )
         assert sure, self.inside()
@@ -67,7 +67,7 @@ def test_no_more_than_jobs_at_once():
     assert crowd.inside() == ["a", "b"]
     crowd.go(a)
     crowd.await_inside("b", "c")
-    crowd.gate.close()
+    crowd.limiter.close()
 
 
 def test_no_more_than_its_jobs_in_a_pool_while_others_go_on():
@@ -103,16 +103,16 @@ def test_who_waits_at_a_gate_that_closes_is_told():
     first, second = capture("a"), capture("b")
     crowd.come(first)
     crowd.come(second)
-    crowd.gate.close()
+    crowd.limiter.close()
     crowd.threads[second.key].join(30)
     assert crowd.turned_away == [second.key]
     assert crowd.inside() == ["a"]
 
 
 def test_nobody_enters_a_closed_gate():
-    gate = ConcurrencyLimiter(Schedule())
-    gate.close()
-    with pytest.raises(GateClosedError), gate.through(capture("a")):
+    limiter = ConcurrencyLimiter(Schedule())
+    limiter.close()
+    with pytest.raises(LimiterClosedError), limiter.through(capture("a")):
         pass
 
 
@@ -120,5 +120,5 @@ def test_other_limits_count_at_once():
     crowd = Crowd(jobs=1, jobs_per_pool=9)
     crowd.come(capture("a"))
     crowd.come(capture("b"))
-    crowd.gate.limit(Schedule(jobs=2, jobs_per_pool=9))
+    crowd.limiter.limit(Schedule(jobs=2, jobs_per_pool=9))
     crowd.await_inside("a", "b")

@@ -14,7 +14,7 @@ from snaporch.journal import Journal, Note
 from snaporch.model import VerificationResult, VerifyDepth
 from snaporch.schedule import daemon as daemon_module
 from snaporch.schedule.apply_retention import RetentionResult
-from snaporch.schedule.concurrency import ConcurrencyLimiter, GateClosedError
+from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
 from snaporch.schedule.failures import read_failed
 from snaporch.schedule.recurrence import times
@@ -33,12 +33,12 @@ class Taker(Subprocesses):
         self.taken = queue.SimpleQueue()
         self.statuses = {}
         self.held = None
-        self.errands_done = queue.SimpleQueue()
+        self.bulk_jobs_done = queue.SimpleQueue()
         self.answer = 0, ("web@s  passed",), ()
 
     def _take(self, capture):
         if self._stopped:
-            raise GateClosedError
+            raise LimiterClosedError
         if self.held is not None:
             self.taken.put(f"{capture.domain} begins")
             assert self.held.wait(PATIENCE)
@@ -49,8 +49,8 @@ class Taker(Subprocesses):
         self.taken.put(capture.domain)
         return CaptureOutcome(capture, status, f"status {status}")
 
-    def errand(self, name):
-        self.errands_done.put((name, datetime.now(UTC)))
+    def run_bulk_job(self, name):
+        self.bulk_jobs_done.put((name, datetime.now(UTC)))
         return BulkJobResult(name, *self.answer)
 
     def stop(self):
@@ -65,8 +65,8 @@ class Heard:
     def __init__(self):
         self.looks, self.outcomes, self.errors = (queue.SimpleQueue() for _ in range(3))
 
-    def looked(self, _context, outlooks, _now):
-        self.looks.put([each.domain.name for each in outlooks])
+    def looked(self, _context, forecasts, _now):
+        self.looks.put([each.domain.name for each in forecasts])
 
     def ended(self, _config, outcome):
         self.outcomes.put((outcome.capture.domain, outcome.status))
@@ -265,7 +265,7 @@ def test_a_reload_brings_other_policies_and_limits(scheduled, serving, told):
         told("READY=1")
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
         told("STATUS=1 to come, next web (daily)")
-        assert daemon.taker.gate._limits.jobs == 7
+        assert daemon.taker.limiter._limits.jobs == 7
 
 
 def test_a_configuration_that_is_wrong_changes_nothing(scheduled, serving, told):
@@ -331,8 +331,8 @@ def test_libvirt_or_zfs_away_for_a_while_is_no_end(scheduled, serving, told):
         told("STATUS=1 to come")
 
 
-def wants_errand(scheduled, errand):
-    wish = {"verify": {"verify": "weekly"}, "replicate": {"replicate": ["offsite"]}}[errand]
+def wants_bulk_job(scheduled, bulk_job):
+    wish = {"verify": {"verify": "weekly"}, "replicate": {"replicate": ["offsite"]}}[bulk_job]
     scheduled.configure(
         policy={"hourly": {"every": "1h"} | wish},
         defaults={"policies": ["hourly"]},
@@ -341,50 +341,50 @@ def wants_errand(scheduled, errand):
     return scheduled.taken(datetime.now(UTC))
 
 
-def is_put_off(daemon, errand, until):
-    job = daemon._scheduler.get_job(errand)
+def is_put_off(daemon, bulk_job, until):
+    job = daemon._scheduler.get_job(bulk_job)
     return job is not None and job.next_run_time >= until
 
 
-every_errand = pytest.mark.parametrize("errand", ["verify", "replicate"])
+every_bulk_job = pytest.mark.parametrize("bulk_job", ["verify", "replicate"])
 
 
-@every_errand
-def test_what_is_to_be_done_is_done_in_its_time(scheduled, serving, told, errand):
-    wants_errand(scheduled, errand)
+@every_bulk_job
+def test_what_is_to_be_done_is_done_in_its_time(scheduled, serving, told, bulk_job):
+    wants_bulk_job(scheduled, bulk_job)
     with serving() as daemon:
         daemon.thread.start()
-        done, begun = daemon.taker.errands_done.get(timeout=PATIENCE)
-        assert done == errand
+        done, begun = daemon.taker.bulk_jobs_done.get(timeout=PATIENCE)
+        assert done == bulk_job
         told("STATUS=1 to come, next web (hourly)")
         daemon.reload()
         told("RELOADING=1")
         told("STATUS=1 to come, next web (hourly)")
-        while not is_put_off(daemon, errand, begun + timedelta(minutes=5)):
+        while not is_put_off(daemon, bulk_job, begun + timedelta(minutes=5)):
             told("STATUS=")
-    assert daemon.taker.errands_done.empty()
-    assert f"{errand}: web@s  passed" in scheduled.world.heard.steps
+    assert daemon.taker.bulk_jobs_done.empty()
+    assert f"{bulk_job}: web@s  passed" in scheduled.world.heard.steps
 
 
-@every_errand
-def test_an_errand_that_fails_is_told_and_not_repeated_at_once(scheduled, serving, told, errand):
-    wants_errand(scheduled, errand)
+@every_bulk_job
+def test_a_bulk_job_that_fails_is_told_and_not_repeated_at_once(scheduled, serving, told, bulk_job):
+    wants_bulk_job(scheduled, bulk_job)
     with serving() as daemon:
         daemon.taker.answer = 8, ("web@s  FAILED",), ("it failed: why",)
         daemon.thread.start()
-        _, begun = daemon.taker.errands_done.get(timeout=PATIENCE)
+        _, begun = daemon.taker.bulk_jobs_done.get(timeout=PATIENCE)
         told("STATUS=1 to come")
         daemon.reload()
         told("RELOADING=1")
         told("STATUS=1 to come")
-        while not is_put_off(daemon, errand, begun + timedelta(minutes=10)):
+        while not is_put_off(daemon, bulk_job, begun + timedelta(minutes=10)):
             told("STATUS=")
-    assert daemon.taker.errands_done.empty()
+    assert daemon.taker.bulk_jobs_done.empty()
     assert "it failed: why" in scheduled.world.heard.notes
 
 
 def test_what_need_not_be_verified_any_more_is_not(scheduled, serving, told):
-    record = wants_errand(scheduled, "verify")
+    record = wants_bulk_job(scheduled, "verify")
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
     text = VerificationResult(datetime.now(UTC), passed=True, reached=VerifyDepth.RESUMED).as_text()
     scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
@@ -395,18 +395,18 @@ def test_what_need_not_be_verified_any_more_is_not(scheduled, serving, told):
         daemon.reload()
         told("STATUS=no policy")
         assert daemon._scheduler.get_job("verify") is None
-    assert daemon.taker.errands_done.empty()
+    assert daemon.taker.bulk_jobs_done.empty()
 
 
-def test_what_is_replicated_needs_no_errand(scheduled, serving, told):
-    record = wants_errand(scheduled, "replicate")
+def test_what_is_replicated_needs_no_bulk_job(scheduled, serving, told):
+    record = wants_bulk_job(scheduled, "replicate")
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
     scheduled.world.pool.set_properties(names, {"snaporch:replicated": "offsite,usb"})
     with serving() as daemon:
         daemon.thread.start()
         told("STATUS=1 to come")
         assert daemon._scheduler.get_job("replicate") is None
-    assert daemon.taker.errands_done.empty()
+    assert daemon.taker.bulk_jobs_done.empty()
 
 
 def test_the_watchdog_is_fed(scheduled, serving, told, monkeypatch):

@@ -66,17 +66,17 @@ def test_a_member_that_is_gone_is_left_to_the_run_to_tell(pair):
 
 
 def test_a_group_counts_as_all_its_domains():
-    gate = ConcurrencyLimiter(Schedule(jobs=2, jobs_per_pool=9))
+    limiter = ConcurrencyLimiter(Schedule(jobs=2, jobs_per_pool=9))
     pair = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0, "pair", ("v",))
     other = PolicyCapture("w", "other", "hourly", frozenset({"tank"}), 0)
     member = PolicyCapture("v", "mail", "daily", frozenset({"flash"}), 0)
-    with gate.through(other):
-        assert not gate._room(pair)
-    with gate.through(pair):  # it is let in although it alone is as many as there may be
-        assert not gate._room(other)
-        gate.limit(Schedule(jobs=9, jobs_per_pool=9))
-        assert gate._room(other)
-        assert not gate._room(member)
+    with limiter.through(other):
+        assert not limiter._room(pair)
+    with limiter.through(pair):  # it is let in although it alone is as many as there may be
+        assert not limiter._room(other)
+        limiter.limit(Schedule(jobs=9, jobs_per_pool=9))
+        assert limiter._room(other)
+        assert not limiter._room(member)
 
 
 def test_what_stays_of_a_group_is_of_one_instant(pair):
@@ -88,13 +88,13 @@ def test_what_stays_of_a_group_is_of_one_instant(pair):
     alone = pair.context.hypervisor.domain("web")
     take_snapshot(pair.context, alone, name=None, wait=0, level="crash", policy="hourly")
     now = datetime.now(UTC) + timedelta(minutes=1)
-    outlooks = look(pair.context, now)
-    assert [verdict for each in outlooks for verdict in each.doomed] == []
-    web = next(each for each in outlooks if each.domain.name == "web")
+    forecasts = look(pair.context, now)
+    assert [verdict for each in forecasts for verdict in each.doomed] == []
+    web = next(each for each in forecasts if each.domain.name == "web")
     assert web.verdicts[0].reason == "of one instant with mail's, which stays"
     (again,) = look(pair.context, now, "web")
     assert again.verdicts == web.verdicts
-    assert retire(pair.context, outlooks, now).deleted == []
+    assert retire(pair.context, forecasts, now).deleted == []
 
 
 def test_an_instant_nobody_keeps_goes_everywhere(pair):

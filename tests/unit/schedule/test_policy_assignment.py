@@ -78,7 +78,7 @@ def test_a_policy_that_there_is_not_is_named(told):
 
 
 def test_a_section_without_policies_says_nothing(told):
-    assert told(section={"web": {"wait": 3}}).policies == ("b",)
+    assert told(section={"web": {"wait": "3s"}}).policies == ("b",)
 
 
 @pytest.mark.parametrize("pattern", ["web", "w*", "we?", "[vw]eb"])

@@ -7,7 +7,7 @@ from fakes.standing import RECORD
 
 from snaporch.model import BundleState, Level
 from snaporch.schedule.failures import FailedAttempt
-from snaporch.schedule.replication_due import last_arrived, next_shipment
+from snaporch.schedule.replication_due import last_arrived, next_replication
 
 RETRY = timedelta(minutes=10)
 
@@ -18,7 +18,7 @@ def taken(hours, *replicated, policy="hourly"):
 
 
 def wanted(records, failed=None, policies=("hourly",)):
-    return next_shipment("nas", policies, records, failed or {}, RETRY, NOW)
+    return next_replication("nas", policies, records, failed or {}, RETRY, NOW)
 
 
 def test_nothing_while_there_are_no_snapshots():

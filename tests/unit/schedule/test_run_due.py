@@ -93,7 +93,7 @@ def test_nothing_due_writes_nothing(scheduled):
 def test_a_signal_lets_nothing_begin(scheduled):
     scheduled.context.interrupt.signum = 15
     taker = Taker(scheduled.context)
-    taker.gate.close()
+    taker.limiter.close()
     (outcome,) = take_all(scheduled.context, taker, [WEB], [].append)
     assert (outcome.status, taker.taken) == (143, [])
 

@@ -15,7 +15,7 @@ from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
 from snaporch.schedule.subprocesses import (
     BulkJobResult,
     Subprocesses,
-    errand_command,
+    bulk_job_command,
     snapshot_command,
 )
 
@@ -74,20 +74,20 @@ def test_one_that_cannot_be_started():
     assert outcome.text.startswith("cannot be started")
 
 
-def running_errands(*command):
+def running_bulk_jobs(*command):
     return Subprocesses(ConcurrencyLimiter(Schedule()), lambda _: [], lambda _: command)
 
 
-def test_an_errand_is_told_line_by_line():
+def test_a_bulk_job_is_told_line_by_line():
     script = "import sys; print('a@s  FAILED'); sys.exit('snaporch: verification failed: a')"
-    done = running_errands(sys.executable, "-c", script).errand("verify")
+    done = running_bulk_jobs(sys.executable, "-c", script).run_bulk_job("verify")
     assert done == BulkJobResult("verify", 1, ("a@s  FAILED",), ("verification failed: a",))
-    assert errand_command(None)("verify")[-3:] == ["verify", "--due", "--quiet"]
-    assert errand_command(None)("replicate")[-3:] == ["replicate", "--due", "--quiet"]
-    assert running_errands("/nonexistent/python").errand("verify").status == 7
-    stopped = running_errands(sys.executable, "-c", script)
+    assert bulk_job_command(None)("verify")[-3:] == ["verify", "--due", "--quiet"]
+    assert bulk_job_command(None)("replicate")[-3:] == ["replicate", "--due", "--quiet"]
+    assert running_bulk_jobs("/nonexistent/python").run_bulk_job("verify").status == 7
+    stopped = running_bulk_jobs(sys.executable, "-c", script)
     stopped.stop()
-    assert stopped.errand("verify").status == 143
+    assert stopped.run_bulk_job("verify").status == 143
 
 
 def test_stopping_asks_what_runs_to_end_and_begins_nothing(tmp_path):

@@ -563,7 +563,7 @@ def test_who_is_asked_to_stop_while_it_stands_still_ends_it_for_all(window, pair
 
 def test_nothing_is_taken_while_one_is_let_go_that_others_were_too_late_for(pair):
     """The snapshots would be of a guest that runs."""
-    configured(pair, freeze_deadline=1, ram_strategy="manual")
+    configured(pair, freeze_deadline="1s", ram_strategy="manual")
     letting_go, over = threading.Event(), threading.Event()
 
     def before_db():

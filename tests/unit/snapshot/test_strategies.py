@@ -689,7 +689,7 @@ def test_a_guest_that_someone_thawed_inside_the_window(world, ready):
 
 @pytest.mark.parametrize(("late", "level"), [(0.4, Level.QUIESCED), (0.6, Level.CRASH)])
 def test_a_freeze_has_a_budget(world, ready, monkeypatch, late, level):
-    ready("quiesced", quiesce_budget_ms=500)
+    ready("quiesced", quiesce_budget="500ms")
     clock = Clock()
     monkeypatch.setattr(quiesced_module, "time", clock)
     world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + late)
@@ -701,7 +701,7 @@ def test_a_freeze_has_a_budget(world, ready, monkeypatch, late, level):
 
 def test_the_budget_counts_from_before_the_freeze(world, ready, monkeypatch):
     """The first file system may be frozen long before the agent has frozen the last."""
-    ready("quiesced", quiesce_budget_ms=500)
+    ready("quiesced", quiesce_budget="500ms")
     clock = Clock()
     monkeypatch.setattr(quiesced_module, "time", clock)
     world.hooks.at["agent.frozen"] = lambda: setattr(clock, "now", clock.now + 1)
@@ -895,7 +895,7 @@ def slow_ram(world, monkeypatch):
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_guest_that_dirties_ram_too_fast_is_suspended(world, ready, slow_ram, way):
-    ready(way, ram_budget_seconds=30)
+    ready(way, ram_time_budget="30s")
     assert snapshot(world).level is Level.RAM
     assert world.hooks.acts().count("hypervisor.suspend") == 1
     assert any("more than 30 s: suspending" in text for text in world.heard.notes)
@@ -904,7 +904,7 @@ def test_a_guest_that_dirties_ram_too_fast_is_suspended(world, ready, slow_ram, 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_or_the_run_is_given_up(world, ready, slow_ram, way):
-    ready(way, ram_budget_seconds=30, on_ram_budget="abort")
+    ready(way, ram_time_budget="30s", on_ram_budget="abort")
     with pytest.raises(RunFailedError, match="more than 30 s"):
         snapshot(world)
     assert "hypervisor.suspend" not in world.hooks.acts()
@@ -914,7 +914,7 @@ def test_or_the_run_is_given_up(world, ready, slow_ram, way):
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_run_that_fails_after_it_suspended_the_guest_resumes_it(world, ready, slow_ram, way):
-    ready(way, ram_budget_seconds=30)
+    ready(way, ram_time_budget="30s")
     world.hooks.at["hypervisor.suspend"] = interrupt(world)
     with pytest.raises(InterruptedRunError):
         snapshot(world)
@@ -925,7 +925,7 @@ def test_a_run_that_fails_after_it_suspended_the_guest_resumes_it(world, ready, 
 def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
     world, ready, slow_ram, way
 ):
-    ready(way, ram_budget_seconds=30)
+    ready(way, ram_time_budget="30s")
     world.hooks.at["hypervisor.suspend"] = partial(restart, world)
     with pytest.raises(RunFailedError, match="started anew meanwhile"):
         snapshot(world)
@@ -936,7 +936,7 @@ def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
     """Killed in between, nobody would know later whose pause it is."""
-    ready(way, ram_budget_seconds=30)
+    ready(way, ram_time_budget="30s")
     noted = []
     world.hooks.at["hypervisor.suspend"] = lambda: noted.append(notes(world))
     snapshot(world)
@@ -950,7 +950,7 @@ def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
 def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
     world, ready, slow_ram, way, suspended, window
 ):
-    ready(way, ram_budget_seconds=30)
+    ready(way, ram_time_budget="30s")
     seen = []
 
     def look():
@@ -966,7 +966,7 @@ def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
 
 def test_if_libvirt_has_not_resumed_it_that_is_not_noted(world, ready, slow_ram, monkeypatch):
     """Then a recovery does."""
-    ready("overlay", ram_budget_seconds=30)
+    ready("overlay", ram_time_budget="30s")
     let_run, missed = world.hypervisor._let_run, []
     monkeypatch.setattr(
         world.hypervisor, "_let_run", lambda guest: let_run(guest) if missed else missed.append(1)
@@ -980,7 +980,7 @@ def test_if_libvirt_has_not_resumed_it_that_is_not_noted(world, ready, slow_ram,
 
 
 def test_no_budget_is_no_limit(world, ready, slow_ram):
-    ready("overlay", ram_budget_seconds=0)
+    ready("overlay", ram_time_budget="0s")
     snapshot(world)
     assert "hypervisor.suspend" not in world.hooks.acts()
 
@@ -995,7 +995,7 @@ def test_a_budget_of_bytes(world, ready):
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_ram_that_does_not_arrive_is_not_waited_for_for_ever(world, ready, slow_ram, way):
-    ready(way, ram_budget_seconds=0)
+    ready(way, ram_time_budget="0s")
     world.hooks.at["capture.writing"] = lambda: setattr(slow_ram, "now", slow_ram.now + 200)
     with mock.patch.object(RamCapture, "arrived_bytes", 0), pytest.raises(RunFailedError) as caught:
         snapshot(world)
@@ -1133,7 +1133,7 @@ def test_a_pause_is_told_in_its_parts(world, ready, way):
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 @pytest.mark.parametrize("failing_place", [None, "capture.writing", "hypervisor.capture"])
 def test_the_emulator_gets_its_own_downtime_limit_back(world, ready, way, failing_place):
-    ready(way, downtime_ms=40, ram_capture="stream")
+    ready(way, downtime_limit="40ms", ram_capture="stream")
     seen = []
 
     def look():
@@ -1151,7 +1151,7 @@ def test_the_emulator_gets_its_own_downtime_limit_back(world, ready, way, failin
 
 
 def test_a_downtime_limit_of_none_is_left_alone(world, ready):
-    ready("overlay", downtime_ms=0)
+    ready("overlay", downtime_limit="0ms")
     world.hooks.at["capture.writing"] = lambda: seen.append(world.guest().downtime_limit)
     seen: list[int] = []
     snapshot(world)
@@ -1173,7 +1173,7 @@ def streams(monkeypatch):
 
 
 def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
-    ready("overlay", rate=1)
+    ready("overlay", ram_rate=1)
     limits = []
     for place in ("capture.writing", "capture.switched"):
         world.hooks.at[place] = lambda: limits.append(streams[0][1].limits)
@@ -1182,13 +1182,13 @@ def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
 
 
 def test_a_rate_on_the_command_line(world, ready, streams):
-    ready("overlay", rate=1)
+    ready("overlay", ram_rate=1)
     take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=None, rate=0)
     assert [rate for rate, _ in streams] == [0]
 
 
 def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
-    ready("overlay", rate=1, ram_budget_seconds=10)
+    ready("overlay", ram_rate=1, ram_time_budget="10s")
     monkeypatch.setattr(world.hypervisor, "ram_in_use", lambda _uuid: 100 << 20)
     snapshot(world)
     assert [rate for rate, _ in streams] == [20]
@@ -1196,7 +1196,7 @@ def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
 
 
 def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready, streams):
-    ready("overlay", rate=1000, downtime_ms=40)
+    ready("overlay", ram_rate=1000, downtime_limit="40ms")
     hurried = []
     real = RamCapture.hurry
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from fakes.schedule import HOURLY, NOW
 
-from snaporch.config import StatusOptions as Limits
+from snaporch.config import StatusOptions
 from snaporch.context import Interrupt
 from snaporch.journal import Journal, Note, Step
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level, iso
 from snaporch.restore.start_lock import barred
 from snaporch.schedule.failures import FailedAttempt, write_failed
-from snaporch.schedule.forecast import carried_out, look
+from snaporch.schedule.forecast import look, record_carried_out
 from snaporch.schedule.recurrence import times
 from snaporch.snapshot.plan import make_plan
 from snaporch.status.collect import gather, usage
@@ -262,7 +262,7 @@ def codes(scheduled, status):
 
 def test_a_policy_that_never_took_anything(scheduled, standing):
     assert "never" in codes(scheduled, standing())
-    carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    record_carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
     later = NOW + timedelta(minutes=30)
     assert "never" not in codes(scheduled, standing(later))
     assert "never" in codes(scheduled, standing(later + timedelta(seconds=1)))
@@ -271,22 +271,22 @@ def test_a_policy_that_never_took_anything(scheduled, standing):
 def test_since_when_it_is_carried_out_does_not_move(scheduled, standing):
     for minutes in (0, 5, 31):
         moment = NOW + timedelta(minutes=minutes)
-        carried_out(scheduled.context, look(scheduled.context, moment), moment)
+        record_carried_out(scheduled.context, look(scheduled.context, moment), moment)
     assert "never" in codes(scheduled, standing(moment))
 
 
 def test_a_clock_that_went_back_excuses_no_longer_than_another_beginning(scheduled, standing):
     later = NOW + timedelta(days=3)
-    carried_out(scheduled.context, look(scheduled.context, later), later)
+    record_carried_out(scheduled.context, look(scheduled.context, later), later)
     assert "never" in codes(scheduled, standing())
-    carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    record_carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
     assert "never" not in codes(scheduled, standing())
 
 
 def test_the_newest_snapshot_of_the_future_is_none(scheduled, standing):
-    carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    record_carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
     scheduled.taken(NOW + timedelta(days=3))
-    assert codes(scheduled, standing(NOW + timedelta(hours=1))) == ["never", "nobody"]
+    assert codes(scheduled, standing(NOW + timedelta(hours=1))) == ["never", "scheduler-inactive"]
 
 
 def test_snapshots_that_are_not_whole_are_none(scheduled, standing):
@@ -379,7 +379,7 @@ def test_a_guest_that_is_off_and_unchanged_is_no_trouble_and_says_since_when(sch
     found = policy(standing())
     assert (found.missed, found.unchanged) == (0, looked)
     assert found.last == NOW - timedelta(hours=300)
-    assert [t for t in judge(standing(), Limits()) if t.subject == "web"] == []
+    assert [t for t in judge(standing(), StatusOptions()) if t.subject == "web"] == []
     (told,) = standing().as_json()["domains"]
     assert told["policies"][0]["unchanged"] == iso(looked)
 

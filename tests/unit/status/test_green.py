@@ -14,7 +14,7 @@ from fakes.world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaporch.schedule.forecast import carried_out, look
+from snaporch.schedule.forecast import look, record_carried_out
 from snaporch.status.collect import gather
 from snaporch.status.problems import judge
 
@@ -62,7 +62,7 @@ class Host:
             self.elsewhere = None
         elif event == "look":
             context = self.scheduled.context
-            carried_out(context, look(context, self.now), self.now)
+            record_carried_out(context, look(context, self.now), self.now)
             named = self.is_named("web")
             self.since = min(self.since or self.now, self.now) if named else None
 

@@ -17,9 +17,9 @@ from snaporch.status.model import Problem, ProblemGrade
 TROUBLE = Problem("missed", ProblemGrade.WARNING, "web", "text")
 
 
-def samples(status, troubles=()):
+def samples(status, problems=()):
     """Value by name and labels, as Prometheus reads them."""
-    text = as_text(status, troubles).decode()
+    text = as_text(status, problems).decode()
     return {
         (sample.name, *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)

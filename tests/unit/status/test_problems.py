@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fakes.standing import NEXT, NOW, RECORD, RUN, WELL, with_domain, with_policy
 
-from snaporch.config import StatusOptions as Limits
+from snaporch.config import StatusOptions
 from snaporch.model import BundleState, VerificationResult, VerifyDepth
 from snaporch.schedule.failures import FailedAttempt
 from snaporch.schedule.replication_due import PendingReplication
@@ -19,7 +19,7 @@ DUE = replace(NEXT, at=NOW - timedelta(minutes=31))
 JUST_DUE = replace(NEXT, at=NOW - timedelta(minutes=30))
 FIRST = replace(NEXT, at=NOW, wanted=None, since=NOW - timedelta(minutes=30))
 LONG = replace(FIRST, since=NOW - timedelta(minutes=30, seconds=1))
-NOBODY = SchedulerState(None, {"snaporch.service": "inactive"})
+INACTIVE = SchedulerState(None, {"snaporch.service": "inactive"})
 HALF = replace(RECORD, state=BundleState.MISSING)
 BROKEN = replace(
     RECORD, verified=VerificationResult(NOW, passed=False, reached=VerifyDepth.CHECKED)
@@ -42,7 +42,7 @@ def filled(percent):
 
 
 def codes(status, **limits):
-    return [(each.code, each.grade.value) for each in judge(status, Limits(**limits))]
+    return [(each.code, each.grade.value) for each in judge(status, StatusOptions(**limits))]
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def codes(status, **limits):
     [
         WELL,
         replace(WELL, runs=(RUN,)),
-        replace(WELL, carrier=NOBODY),  # nothing is due
+        replace(WELL, carrier=INACTIVE),  # nothing is due
         replace(
             with_policy(next=DUE),
             carrier=SchedulerState(None, {"snaporch-run-due.timer": "active"}),
         ),
-        replace(with_policy(next=JUST_DUE), carrier=NOBODY),
+        replace(with_policy(next=JUST_DUE), carrier=INACTIVE),
         with_policy(next=FIRST),
         replace(with_domain(last=HALF), runs=(RUN,)),  # it is being sealed
         with_domain(verified=FINE),
@@ -89,8 +89,8 @@ def test_nothing_needs_attention(status):
         (replace(WELL, runs=(replace(RUN, kind=""),)), ("strange-journal", "critical")),
         (replace(WELL, barred=(("web", "cannot be started"),)), ("barred", "critical")),
         (replace(WELL, overlays=("/o/r",)), ("stray-overlay", "warning")),
-        (replace(with_policy(next=DUE), carrier=NOBODY), ("nobody", "warning")),
-        (replace(with_policy(next=FIRST), carrier=NOBODY), ("nobody", "warning")),
+        (replace(with_policy(next=DUE), carrier=INACTIVE), ("scheduler-inactive", "warning")),
+        (replace(with_policy(next=FIRST), carrier=INACTIVE), ("scheduler-inactive", "warning")),
         (with_policy(next=LONG), ("never", "critical")),
         (with_policy(next=replace(FIRST, since=None)), ("never", "critical")),
         (with_domain(lost="hourly"), ("no-policy", "critical")),
@@ -122,33 +122,33 @@ def test_limits_are_the_configured_ones():
 
 def test_the_critical_comes_first():
     status = replace(with_policy(missed=1), runs=(replace(RUN, held=False),))
-    troubles = judge(status, Limits())
-    assert [each.grade for each in troubles] == [ProblemGrade.CRITICAL, ProblemGrade.WARNING]
-    assert worst(troubles) is ProblemGrade.CRITICAL
-    assert worst(troubles[1:]) is ProblemGrade.WARNING
+    problems = judge(status, StatusOptions())
+    assert [each.grade for each in problems] == [ProblemGrade.CRITICAL, ProblemGrade.WARNING]
+    assert worst(problems) is ProblemGrade.CRITICAL
+    assert worst(problems[1:]) is ProblemGrade.WARNING
     assert worst([]) is None
 
 
 def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
     held = replace(RUN, guest_held=True)
-    assert judge(replace(WELL, runs=(held,)), Limits()) == []  # it is just at it
-    (trouble,) = judge(replace(WELL, runs=(replace(held, held=False),)), Limits())
-    assert (trouble.code, trouble.grade) == ("held", ProblemGrade.CRITICAL)
-    assert "while frozen, and the guest may still be paused or frozen" in trouble.text
-    assert trouble.text.endswith("run: snaporch recover u")
+    assert judge(replace(WELL, runs=(held,)), StatusOptions()) == []  # it is just at it
+    (problem,) = judge(replace(WELL, runs=(replace(held, held=False),)), StatusOptions())
+    assert (problem.code, problem.grade) == ("held", ProblemGrade.CRITICAL)
+    assert "while frozen, and the guest may still be paused or frozen" in problem.text
+    assert problem.text.endswith("run: snaporch recover u")
 
 
 def test_what_to_do_is_said():
-    (trouble,) = judge(replace(WELL, runs=(replace(RUN, held=False),)), Limits())
-    assert trouble.text == "a snapshot was cut short while frozen; run: snaporch recover u"
+    (problem,) = judge(replace(WELL, runs=(replace(RUN, held=False),)), StatusOptions())
+    assert problem.text == "a snapshot was cut short while frozen; run: snaporch recover u"
     wanted = replace(NEXT, wanted=NOW - timedelta(hours=2))
-    (missed,) = judge(with_policy(missed=2, next=wanted), Limits())
+    (missed,) = judge(with_policy(missed=2, next=wanted), StatusOptions())
     assert missed.text.startswith("hourly: the snapshot of 2026-06-10 10:30 UTC was missed, and")
 
 
 def test_snapshots_that_are_mounted_are_counted():
-    (trouble,) = judge(replace(WELL, mounted=(MOUNT, MOUNT)), Limits())
-    assert (trouble.subject, trouble.text.split(",")[0]) == (
+    (problem,) = judge(replace(WELL, mounted=(MOUNT, MOUNT)), StatusOptions())
+    assert (problem.subject, problem.text.split(",")[0]) == (
         "the guest db",
         "has 2 snapshots mounted",
     )

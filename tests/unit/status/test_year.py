@@ -25,7 +25,7 @@ from snaporch.errors import ExitCode, SnaporchError, UnavailableError
 from snaporch.schedule import failures
 from snaporch.schedule.apply_retention import retire
 from snaporch.schedule.failures import read_failed, write_failed
-from snaporch.schedule.forecast import carried_out, look
+from snaporch.schedule.forecast import look, record_carried_out
 from snaporch.schedule.run_due import changed_by, due_captures
 from snaporch.schedule.subprocesses import CaptureOutcome
 from snaporch.status.collect import gather
@@ -82,7 +82,7 @@ class Host:
         self.scheduled.configure(
             policy=POLICIES,
             schedule={"timezone": "Europe/Berlin"},
-            prune={"trash_days": 0},  # they are the real clock's
+            prune={"trash_keep": "0s"},  # they are the real clock's
             status={"store_warning": 100, "store_critical": 100},
         )
         self.now, self.by, self.ticks, self.is_full = now, "daemon", 0, False
@@ -204,28 +204,28 @@ class Host:
         """The daemon's: it sets its clocks by what is there, which may be late or gone."""
         context = self.scheduled.context
         try:
-            outlooks = look(context, self.now)
-            self.note_carried(outlooks)
-            retire(context, outlooks, self.now)
+            forecasts = look(context, self.now)
+            self.record_first_runs(forecasts)
+            retire(context, forecasts, self.now)
         except SnaporchError:
             return
-        self.jobs = {each.policy: each.at for outlook in outlooks for each in outlook.nexts}
+        self.jobs = {each.policy: each.at for forecast in forecasts for each in forecast.nexts}
 
     def carry_out(self, wanted):
         context = self.scheduled.context
         try:
-            outlooks = look(context, self.now)
-            self.note_carried(outlooks)
+            forecasts = look(context, self.now)
+            self.record_first_runs(forecasts)
         except SnaporchError:
             return
-        for capture in due_captures(context, outlooks, self.now):
+        for capture in due_captures(context, forecasts, self.now):
             if wanted(capture.policy):
                 self.take(capture)
         if self.by == "timer":
             retire(context, look(context, self.now), self.now)
 
-    def note_carried(self, outlooks):
-        carried_out(self.scheduled.context, outlooks, self.now)
+    def record_first_runs(self, forecasts):
+        record_carried_out(self.scheduled.context, forecasts, self.now)
         for policy in POLICIES:
             known = self.since[policy]
             self.since[policy] = min(known or self.now, self.now) if self.name == "web" else None

@@ -223,7 +223,7 @@ def test_one_that_is_let_go_before_all_are_frozen_calls_all_off(world, hold, fir
     world.add_guest("web")
     world.add_guest("db")
     world.context.config = world.context.config.model_copy(
-        update={"domain": {"web": {"hook_deadline": 1}}}
+        update={"domain": {"web": {"hook_deadline": "1s"}}}
     )
     holders = {name: hold(name) for name in ("web", "db")}
     lines = {name: entered(world, held, name) for name, held in holders.items()}
@@ -282,7 +282,7 @@ def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, cloc
 def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world, hold, clock):
     """Its turn is then after all whose RAM is saved."""
     world.add_guest()
-    world.with_defaults(ram_strategy="manual", on_unavailable="paused", freeze_deadline=60)
+    world.with_defaults(ram_strategy="manual", on_unavailable="paused", freeze_deadline="60s")
     held = hold()
     line = held.join()
     assert line.outcome()["ok"]
@@ -304,7 +304,7 @@ def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world
 
 def test_one_that_stops_in_the_middle_of_a_message_holds_up_no_one(world, hold):
     world.add_guest()
-    world.with_defaults(hook_deadline=1)
+    world.with_defaults(hook_deadline="1s")
     held = hold()
     held.enter()
     line = call(held.door)
@@ -390,7 +390,7 @@ def test_in_the_hour_that_comes_twice_the_name_is_another(world, hold):
 
 def test_past_the_deadline_the_guest_is_let_go(world, hold):
     world.add_guest()
-    world.with_defaults(hook_deadline=1)
+    world.with_defaults(hook_deadline="1s")
     held = hold()
     held.enter()
     held.snapshot("tank/web@hourly")

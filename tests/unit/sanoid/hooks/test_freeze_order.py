@@ -82,7 +82,7 @@ def test_all_ram_has_to_be_saved_before_the_first_guest_goes_on(count, jobs, fit
     assert (misfit is None) is fits
     if misfit:
         assert "takes about 110 s" in misfit.reason
-        assert "hook_deadline = 110" in misfit.step
+        assert 'hook_deadline = "110s"' in misfit.step
 
 
 def test_the_longest_is_told_that_it_does_not_fit():

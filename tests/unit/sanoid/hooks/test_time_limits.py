@@ -10,14 +10,14 @@ from snaporch.sanoid.hooks.time_limits import patience, plan_seconds, word_secon
     "config",
     [
         {},
-        {"defaults": {"wait": 500, "hook_deadline": 100}},
-        {"domain": {"db": {"wait": 500}, "web": {"ram_budget_seconds": 7200}}},
-        {"domain": {"db": {"hook_deadline": 3000, "ram_budget_seconds": 0}}},
+        {"defaults": {"wait": "500s", "hook_deadline": "100s"}},
+        {"domain": {"db": {"wait": "500s"}, "web": {"ram_time_budget": "7200s"}}},
+        {"domain": {"db": {"hook_deadline": "3000s", "ram_time_budget": "0s"}}},
     ],
 )
 def test_who_waits_for_others_waits_longer_than_each_of_them_may_take(config):
     known = Config.model_validate(config)
     for settings in (known.defaults, *(known.settings(name, "") for name in known.domain)):
         assert plan_seconds(settings) > patience(settings) >= settings.hook_deadline
-        others = plan_seconds(settings) + settings.ram_budget_seconds + settings.hook_deadline
+        others = plan_seconds(settings) + settings.ram_time_budget + settings.hook_deadline
         assert word_seconds(known) > others
