@@ -9,30 +9,31 @@ from __future__ import annotations
 from snaporch.context import Context
 from snaporch.errors import AttentionError
 from snaporch.journal import ForeignJournal, others_of
+from snaporch.recovery.result import Effect, RecoveryResult
 
 
-def finish_others(context: Context, uuid: str) -> list[str]:
+def finish_others(context: Context, uuid: str) -> list[RecoveryResult]:
     """Finish or undo what was cut short on a domain; the caller holds its lock.
 
     Raises:
         AttentionError: it cannot be, or nobody here knows how to.
     """
-    done: list[str] = []
+    done: list[RecoveryResult] = []
     for journal in others_of(context.config.paths.journal, uuid):
         if journal.path.exists():  # finishing one may have made an older one void
             done += _finish(context, journal, dry_run=False)
     return done
 
 
-def foresee_others(context: Context, uuid: str) -> list[str]:
+def foresee_others(context: Context, uuid: str) -> list[RecoveryResult]:
     """What :func:`finish_others` would do."""
-    lines: list[str] = []
+    lines: list[RecoveryResult] = []
     for journal in others_of(context.config.paths.journal, uuid):
         lines += _finish(context, journal, dry_run=True)
     return lines
 
 
-def _finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[str]:
+def _finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[RecoveryResult]:
     if journal.kind not in context.finishers:
         raise AttentionError(
             journal.domain,
@@ -40,4 +41,4 @@ def _finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list
             f"run: snaporch recover {journal.uuid}",
         )
     texts = context.finishers[journal.kind](context, journal, dry_run)
-    return [f"{journal.domain}: {text}" for text in texts]
+    return [Effect.OTHER_KIND.of(text) for text in texts]

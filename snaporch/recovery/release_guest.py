@@ -23,6 +23,7 @@ from snaporch.errors import AttentionError, ChangedError
 from snaporch.hypervisor import Hypervisor, HypervisorError
 from snaporch.journal import Note, RunFacts, append_note
 from snaporch.model import Domain, DomainState, Level, Strategy
+from snaporch.recovery.result import Effect, RecoveryResult
 
 _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
@@ -46,8 +47,8 @@ def journal_of(context: Context, facts: RunFacts) -> Path:
 
 def let_go(
     context: Context, domain: Domain | None, facts: RunFacts, notes: Collection[Note]
-) -> list[str]:
-    """Thaw and resume what the run may have frozen or paused, and note it; what was done, in words.
+) -> list[RecoveryResult]:
+    """Thaw and resume what the run may have frozen or paused, and note it; what was done.
 
     Of another emulator than the run's, nothing is the run's doing, unless libvirt has saved the
     guest's RAM meanwhile (as libvirt-guests does when the host shuts down): it would be resumed
@@ -67,12 +68,12 @@ def let_go(
     return done
 
 
-def _let_go(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[str]:
-    done = []
+def _let_go(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[RecoveryResult]:
+    done: list[RecoveryResult] = []
     if Note.FREEZING in notes and Note.LET_GO not in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
         context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
-        done.append("thawed the guest")
+        done.append(Effect.THAWED.of())
     if Note.SAVING in notes and facts.strategy.level is Level.RAM:
         end_job(context.hypervisor, facts.uuid, facts.domain)
     done += wake(context, facts, notes)
@@ -82,7 +83,7 @@ def _let_go(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[
 
 def _let_go_saved(
     context: Context, domain: Domain, facts: RunFacts, notes: Collection[Note]
-) -> list[str]:
+) -> list[RecoveryResult]:
     """Have RAM that libvirt saved in the run's window be resumed as the guest was before it.
 
     Raises:
@@ -98,7 +99,7 @@ def _let_go_saved(
     return []
 
 
-def _thaw_saved(context: Context, domain: Domain, facts: RunFacts) -> list[str]:
+def _thaw_saved(context: Context, domain: Domain, facts: RunFacts) -> list[RecoveryResult]:
     if not domain.active:
         if domain.managed_save:
             why = "libvirt saved its RAM while its file systems were frozen"
@@ -116,22 +117,22 @@ def _thaw_saved(context: Context, domain: Domain, facts: RunFacts) -> list[str]:
     except HypervisorError as error:  # its agent may need a while
         why = "it was started anew, perhaps from RAM that libvirt saved while its file systems"
         raise _perhaps_frozen(facts, f"{why} were frozen; its agent does not thaw them") from error
-    return ["thawed the guest"]
+    return [Effect.THAWED.of()]
 
 
-def _wake_saved(context: Context, domain: Domain, facts: RunFacts) -> list[str]:
+def _wake_saved(context: Context, domain: Domain, facts: RunFacts) -> list[RecoveryResult]:
     if not domain.active:
         if not domain.managed_save:
             return []
         context.hypervisor.unpause_managed_save(facts.uuid)
-        return ["had the RAM that libvirt saved of it run when it is resumed"]
+        return [Effect.SAVED_WILL_RUN.of()]
     reason = _pause_of(context.hypervisor, facts.uuid, _STARTING)
     if reason == _STARTING:
         what = "libvirt is starting it, perhaps from RAM that it saved while the guest was paused"
         raise AttentionError(facts.domain, what, f"run: snaporch recover {facts.uuid}")
     if reason == _READ_BACK:
         resume(context.hypervisor, facts.uuid)
-        return ["resumed the guest, whose RAM libvirt had saved"]
+        return [Effect.RESUMED_SAVED.of()]
     return []
 
 
@@ -155,7 +156,7 @@ def _perhaps_frozen(facts: RunFacts, why: str, first: str = "") -> AttentionErro
     )
 
 
-def wake(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[str]:
+def wake(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[RecoveryResult]:
     """Resume what the run paused; again after a commit, if a full overlay was what paused it."""
     domain = context.hypervisor.find(facts.uuid)
     if domain is None or not domain.active or domain.boot != facts.boot:
@@ -163,7 +164,7 @@ def wake(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[str
     if not is_ours_to_resume(context, facts, notes):
         return []
     resume(context.hypervisor, facts.uuid)
-    return ["resumed the guest"]
+    return [Effect.RESUMED.of()]
 
 
 def suspend(hypervisor: Hypervisor, planned: Domain) -> None:

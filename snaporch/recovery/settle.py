@@ -24,7 +24,6 @@ from snaporch.catalog.torn import (
     commits_of_all,
     mark_torn,
     noted_commit,
-    torn_text,
 )
 from snaporch.context import Context
 from snaporch.disks import overlay_files
@@ -58,13 +57,13 @@ from snaporch.recovery.drain_pipe import reader_of
 from snaporch.recovery.foreign_snapshot import check_nothing_above
 from snaporch.recovery.other_kinds import finish_others, foresee_others
 from snaporch.recovery.release_guest import FULL, is_ours_to_resume, journal_of, let_go, wake
+from snaporch.recovery.result import Effect, RecoveryResult
 from snaporch.recovery.stale_sockets import remove_if_dead
 from snaporch.recovery.start_guardian import guard_leftovers
 
 _POLL_SECONDS = 0.2
 _RECONNECT_SECONDS = 60
 _QUARANTINE = "quarantine"
-SET_ASIDE = "set aside"
 LOOK = 'compare it with its base, then commit or delete it: docs/recovery.md, "By hand"'
 
 
@@ -76,8 +75,8 @@ def settle(
     keep_snapshots: bool | None = None,
     alive: bool = False,
     take: UserDecision | None = None,
-) -> list[str]:
-    """Undo what a run left; what was done, in words.
+) -> list[RecoveryResult]:
+    """Undo what a run left; what was done.
 
     No pool is asked for anything before the guest is let go and on its bases.
 
@@ -110,11 +109,12 @@ def settle(
     if keep_snapshots is None:
         own = own_snapshots(context, facts)
         keep_snapshots = facts.awaited or len(own) == len(facts.datasets)
-    done += (
-        finish_snapshots(context, facts) if keep_snapshots else destroy_snapshots(context, facts)
-    )
+    if not keep_snapshots:
+        done += [Effect.DESTROYED.of(name) for name in destroy_snapshots(context, facts)]
+    elif (level := finish_snapshots(context, facts)) is not None:
+        done.append(Effect.COMPLETED.of(level, facts.snapshot))
     torn = mark_torn(context.pool, facts.datasets, commits)
-    done += [torn_text(snapshot.full_name) for snapshot in torn]
+    done += [Effect.TORN.of(snapshot.full_name) for snapshot in torn]
     context.store.discard_partial(facts.uuid, facts.run)
     Path(facts.ram_pipe).unlink(missing_ok=True)
     remove_if_dead(context.config.paths.runtime, facts.uuid)
@@ -151,7 +151,7 @@ def _settle_disks(
     *,
     alive: bool,
     take: UserDecision | None,
-) -> list[str]:
+) -> list[RecoveryResult]:
     domain = _find(context, facts)  # which may have been shut off while it was let go
     actions: dict[Action, list[OverlayDisk]] = {}
     for disk in facts.overlays:
@@ -174,7 +174,7 @@ def _settle_disks(
             f"{facts.uuid} --take overlay|base",
         )
     _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
-    done = []
+    done: list[RecoveryResult] = []
     online, offline = actions.get(Action.COMMIT, []), actions.get(Action.COMMIT_OFFLINE, [])
     full = bool(online) and context.hypervisor.paused_by(facts.uuid) == FULL
     if online and not full and domain is not None and is_confined(facts.uuid):
@@ -188,7 +188,7 @@ def _settle_disks(
         own_commit += noted
     if domain is not None:
         if context.hypervisor.rebase_managed_save(facts.uuid, facts.overlays):
-            done.append("had the RAM that libvirt saved of it go on on its bases")
+            done.append(Effect.SAVED_REBASED.of())
         context.hypervisor.rebase_inactive(facts.uuid, facts.overlays)
     done += wake(context, facts, notes)
     _check_unused(context, facts)
@@ -196,7 +196,7 @@ def _settle_disks(
         kept = overlay_files.quarantine(
             disk, context.config.paths.overlays / _QUARANTINE / facts.run
         )
-        done.append(f"{SET_ASIDE} {kept}, which may hold writes of {disk.target}")
+        done.append(Effect.QUARANTINED.of(kept, disk.target))
     overlay_files.remove(Path(facts.overlay_dir), facts.overlays)
     return done
 
@@ -216,15 +216,15 @@ def _check_saved_ram(
 
 def _commit_all(
     context: Context, facts: RunFacts, online: list[OverlayDisk], offline: list[OverlayDisk]
-) -> list[str]:
+) -> list[RecoveryResult]:
     done = []
     if online:
         _commit(context, facts, online)
-        done.append(f"committed {_targets(online)}")
+        done.append(Effect.COMMITTED.of(_targets(online)))
     for disk in offline:
         overlay_files.commit_offline(disk, facts.emulator)
     if offline:
-        done.append(f"committed {_targets(offline)} while the guest is off")
+        done.append(Effect.COMMITTED_OFFLINE.of(_targets(offline)))
     return done
 
 
@@ -376,7 +376,7 @@ def _still_used(facts: RunFacts, disks: list[OverlayDisk], by: str) -> Attention
 # -- runs that were killed ----------------------------------------------------------------------
 
 
-def recover(context: Context, uuid: str, take: UserDecision | None = None) -> list[str]:
+def recover(context: Context, uuid: str, take: UserDecision | None = None) -> list[RecoveryResult]:
     """Settle the runs on a domain that were killed, of any kind; the caller holds its lock.
 
     Args:
@@ -389,14 +389,16 @@ def recover(context: Context, uuid: str, take: UserDecision | None = None) -> li
     return recover_runs(context, uuid, take) + finish_others(context, uuid)
 
 
-def recover_runs(context: Context, uuid: str, take: UserDecision | None = None) -> list[str]:
+def recover_runs(
+    context: Context, uuid: str, take: UserDecision | None = None
+) -> list[RecoveryResult]:
     """Settle the snapshot runs on a domain that were killed; the caller holds its lock.
 
     Raises:
         AttentionError: one cannot be settled.
         JournalError: one cannot be understood.
     """
-    done: list[str] = []
+    done: list[RecoveryResult] = []
     for journal in journals_of(context.config.paths.journal, uuid, sweep=True):
         done += _recover_one(context, journal, take)
     return done
@@ -426,8 +428,8 @@ def recover_leftovers(context: Context) -> None:
         )
         try:
             with lock:
-                for text in recover_runs(context, uuid):
-                    context.progress.note(name, text)
+                for result in recover_runs(context, uuid):
+                    context.progress.note(name, str(result))
         except BusyError:
             continue
         except SnaporchError as error:
@@ -437,40 +439,40 @@ def recover_leftovers(context: Context) -> None:
 
 def _recover_one(
     context: Context, journal: SnapshotJournal, take: UserDecision | None
-) -> list[str]:
+) -> list[RecoveryResult]:
     facts = journal.facts
-    texts = settle(context, facts, journal.notes, take=take)
+    done = settle(context, facts, journal.notes, take=take)
     forget(journal.path)
-    texts.append(f"settled the run {facts.run}, which had been cut short")
+    done.append(Effect.RECOVERED.of(facts.run))
     domain = context.hypervisor.find(facts.uuid)
     if domain is not None and not domain.active and context.hypervisor.starts_at_boot(facts.uuid):
-        texts.append("is off, and libvirt may have been kept from starting it: virsh start")
-    return [f"{facts.domain}: {text}" for text in texts]
+        done.append(Effect.STILL_OFF.of())
+    return done
 
 
-def foresee(context: Context, uuid: str, take: UserDecision | None = None) -> list[str]:
+def foresee(context: Context, uuid: str, take: UserDecision | None = None) -> list[RecoveryResult]:
     """What :func:`recover` would do, without doing it."""
-    lines = []
+    found: list[RecoveryResult] = []
     for journal in journals_of(context.config.paths.journal, uuid):
         facts = journal.facts
         domain = _find(context, facts)
         for disk in facts.overlays:
             action = decide(_see(context, domain, facts, disk, journal.notes), take)
-            lines.append(f"{facts.domain}: {disk.target}: {action} {disk.overlay}")
+            found.append(Effect.WILL_HANDLE.of(disk.target, action, disk.overlay))
         if domain is not None and domain.active and domain.boot == facts.boot:
             if Note.FREEZING in journal.notes and Note.LET_GO not in journal.notes:
-                lines.append(f"{facts.domain}: thaw the guest")
+                found.append(Effect.WILL_THAW.of())
             if is_ours_to_resume(context, facts, journal.notes):
-                lines.append(f"{facts.domain}: resume the guest")
-        lines += [f"{facts.domain}: {text}" for text in _foresee_snapshots(context, facts)]
-        lines.append(f"{facts.domain}: settle the run {facts.run}, which was cut short")
-    return lines + foresee_others(context, uuid)
+                found.append(Effect.WILL_RESUME.of())
+        found += _foresee_snapshots(context, facts)
+        found.append(Effect.WILL_RECOVER.of(facts.run))
+    return found + foresee_others(context, uuid)
 
 
-def _foresee_snapshots(context: Context, facts: RunFacts) -> list[str]:
+def _foresee_snapshots(context: Context, facts: RunFacts) -> list[RecoveryResult]:
     marked = own_snapshots(context, facts)
     if len(marked) < len(facts.datasets):
-        return [f"destroy {snapshot.full_name}" for snapshot in marked]
+        return [Effect.WILL_DESTROY.of(snapshot.full_name) for snapshot in marked]
     state, manifest = context.store.state(f"{facts.uuid}/{facts.run}")
     level = manifest.level if manifest and state is BundleState.COMPLETE else Level.CRASH
-    return [f"keep @{facts.snapshot} as {level}"]
+    return [Effect.WILL_KEEP.of(facts.snapshot, level)]

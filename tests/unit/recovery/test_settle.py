@@ -70,10 +70,13 @@ class Killed:
 
     def settle(self, *notes, keep_snapshots=False, alive=False, take=None):
         options = {"keep_snapshots": keep_snapshots, "alive": alive, "take": take}
-        return settle(self.world.context, self.facts, notes, **options)
+        return [str(each) for each in settle(self.world.context, self.facts, notes, **options)]
 
     def recover(self):
-        return recover(self.world.context, self.facts.uuid)
+        return [str(each) for each in recover(self.world.context, self.facts.uuid)]
+
+    def foreseen(self):
+        return [str(each) for each in foresee(self.world.context, self.facts.uuid)]
 
     def overlay(self, target="vda"):
         return Path(next(d.overlay for d in self.facts.overlays if d.target == target))
@@ -642,7 +645,7 @@ def test_an_overlay_that_was_put_back_ends_that(world):
     with pytest.raises(AttentionError):
         run.recover()
     away.rename(run.overlay())
-    assert run.recover()[0] == "web: committed vda while the guest is off"
+    assert run.recover()[0] == "committed vda while the guest is off"
     assert world.leftovers() == []
 
 
@@ -1154,8 +1157,8 @@ def test_recovery_settles_and_forgets_the_run(world):
     run = Killed(world).switched()
     said = run.recover()
     assert said == [
-        "web: committed vda",
-        f"web: settled the run {run.facts.run}, which had been cut short",
+        "committed vda",
+        f"settled the run {run.facts.run}, which had been cut short",
     ]
     assert_settled(world)
     assert world.leftovers() == []
@@ -1308,18 +1311,18 @@ def test_foreseeing_changes_nothing(world, happened):
     if happened:
         happened(run)
     before = everything(world)
-    assert foresee(world.context, run.facts.uuid)
+    assert run.foreseen()
     assert everything(world) == before
 
 
 def test_a_recovery_is_foreseen_in_words(world):
     run = Killed(world, disks=TWO).switched("vda")
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
-    assert foresee(world.context, run.facts.uuid) == [
-        f"web: vda: commit {run.overlay('vda')}",
-        f"web: vdb: remove {run.overlay('vdb')}",
-        "web: resume the guest",
-        f"web: settle the run {run.facts.run}, which was cut short",
+    assert run.foreseen() == [
+        f"vda: commit {run.overlay('vda')}",
+        f"vdb: remove {run.overlay('vdb')}",
+        "resume the guest",
+        f"settle the run {run.facts.run}, which was cut short",
     ]
 
 
@@ -1328,28 +1331,28 @@ def test_of_another_emulator_nothing_is_thawed(world):
     (journal,) = world.paths.journal.glob("*.jsonl")
     append_note(journal, Note.FREEZING)
     run.guest.boot += 1
-    assert "web: thaw the guest" not in foresee(world.context, run.facts.uuid)
+    assert "thaw the guest" not in run.foreseen()
 
 
 def test_file_systems_that_will_be_thawed_are_foreseen(world):
     run = Killed(world)
     (journal,) = world.paths.journal.glob("*.jsonl")
     append_note(journal, Note.FREEZING)
-    assert "web: thaw the guest" in foresee(world.context, run.facts.uuid)
+    assert "thaw the guest" in run.foreseen()
     append_note(journal, Note.LET_GO)
-    assert "web: thaw the guest" not in foresee(world.context, run.facts.uuid)
+    assert "thaw the guest" not in run.foreseen()
 
 
 @pytest.mark.parametrize(
     ("taken", "said"),
     [
-        (["tank/web"], "web: destroy tank/web@s1"),
-        (["tank/web", "flash/web"], "web: keep @s1 as crash"),
+        (["tank/web"], "destroy tank/web@s1"),
+        (["tank/web", "flash/web"], "keep @s1 as crash"),
     ],
 )
 def test_what_becomes_of_snapshots_is_foreseen(world, taken, said):
     run = Killed(world, disks=TWO).took_snapshots(*taken)
-    assert said in foresee(world.context, run.facts.uuid)
+    assert said in run.foreseen()
     run.recover()
     assert sorted(world.pool.names()) == sorted(
         f"{dataset}@s1" for dataset in taken if len(taken) == 2
@@ -1361,20 +1364,20 @@ def test_what_they_will_be_worth_is_foreseen(world, sealed, level):
     run = KilledHolder(world).sanoid_took("tank/web@hourly").marked("tank/web@hourly")
     if sealed:
         run.sealed()
-    assert f"web: keep @hourly as {level}" in foresee(world.context, run.facts.uuid)
+    assert f"keep @hourly as {level}" in run.foreseen()
 
 
 def test_a_bundle_that_has_lost_a_part_is_worth_nothing_more(world):
     run = KilledHolder(world).sanoid_took("tank/web@hourly").marked("tank/web@hourly")
     run.sealed(Part(name="ram.save", role=Role.RAM, bytes=1, sha256="0" * 64))
-    assert "web: keep @hourly as crash" in foresee(world.context, run.facts.uuid)
+    assert "keep @hourly as crash" in run.foreseen()
 
 
 def test_an_overlay_that_is_missing_is_foreseen(world):
     run = Killed(world).switched()
     off(run)
     run.overlay().unlink()
-    assert foresee(world.context, run.facts.uuid)[0] == f"web: vda: attention {run.overlay()}"
+    assert run.foreseen()[0] == f"vda: attention {run.overlay()}"
 
 
 def test_another_domains_runs_are_not_foreseen(world):
@@ -1386,7 +1389,7 @@ def test_a_torn_journal_stays_where_it_is_when_foreseen(world):
     run = Killed(world)
     torn = world.paths.journal / "20250101T000000Z-00.jsonl"
     torn.write_bytes(b"{")
-    foresee(world.context, run.facts.uuid)
+    run.foreseen()
     assert torn.exists()
 
 
@@ -1429,7 +1432,7 @@ class KilledHolder(Killed):
 
 def test_what_sanoid_took_is_not_destroyed(world):
     run = KilledHolder(world, disks=TWO).switched().sanoid_took("tank/web@hourly")
-    assert "web: committed vda, vdb" in run.recover()
+    assert "committed vda, vdb" in run.recover()
     assert_settled(world)
     assert world.pool.names() == ["tank/web@hourly"]
     assert "run" not in world.pool.snapshots()[0].properties
@@ -1469,7 +1472,7 @@ def test_they_are_set_aside_when_the_run_was_killed(world):
     """Somebody may have had the base since."""
     run = Killed(world).switched()
     gone(run)
-    assert f"web: vda: quarantine {run.overlay()}" in foresee(world.context, run.facts.uuid)
+    assert f"vda: quarantine {run.overlay()}" in run.foreseen()
     settle(world.context, run.facts, ())
     assert run.quarantined().exists()
 

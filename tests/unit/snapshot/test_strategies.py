@@ -426,7 +426,7 @@ def test_a_run_killed_when_its_bundle_was_sealed_is_completed(world, ready, monk
         snapshot(world)
     assert {s.properties["level"] for s in world.pool.snapshots()} == {"crash"}
     said = recover(world.context, world.guest().uuid)
-    assert any(f"completed {way.strategy.level} snapshot @s1" in text for text in said)
+    assert any(f"completed {way.strategy.level} snapshot @s1" in str(each) for each in said)
     (record,) = records(world)
     assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
     assert world.is_as_it_was(state=way.state)
@@ -786,7 +786,7 @@ def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, ready):
     assert len(read_journals(world.paths.journal)) == 1
     world.guest().agent = Agent.ANSWERS
     said = recover(world.context, world.guest().uuid)
-    assert any("thawed the guest" in text for text in said)
+    assert any("thawed the guest" in str(each) for each in said)
     assert world.is_as_it_was()
 
 
