@@ -12,17 +12,19 @@ from fakes.images import qcow2
 
 from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.save_image import read_header
+from snaporch.disks import overlay_files
 from snaporch.disks.qemu_img import OverlayError
 from snaporch.errors import AttentionError, BusyError, ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, Pause
 from snaporch.hypervisor.domain_xml import disk_element, parse
 from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.model import DomainState, Level
-from snaporch.recovery import release_guest
+from snaporch.recovery import observe, release_guest, settle_disks
 from snaporch.recovery import settle as settle_module
 from snaporch.recovery.decision import UserDecision
+from snaporch.recovery.overlay_use import remove_unused
 from snaporch.recovery.release_guest import is_ours_to_resume
-from snaporch.recovery.settle import foresee, recover, recover_leftovers, remove_unused, settle
+from snaporch.recovery.settle import foresee, recover, recover_leftovers, settle
 from snaporch.snapshot.bundle_parts import build_manifest
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.snapshotter import properties_of
@@ -329,7 +331,7 @@ def test_an_overlay_that_cannot_be_read_is_taken_for_written(world, monkeypatch,
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(settle_module.overlay_files, "holds_writes", fail)
+    monkeypatch.setattr(overlay_files, "holds_writes", fail)
     run.settle()
     assert run.quarantined().exists()
 
@@ -469,7 +471,7 @@ def full(*_note):
 
 def test_a_full_disk_does_not_keep_a_guest_on_its_overlays(world, monkeypatch):
     run = Killed(world).switched()
-    monkeypatch.setattr(settle_module, "append_note", full)
+    monkeypatch.setattr(settle_disks, "append_note", full)
     assert run.settle() == ["committed vda"]
     assert_settled(world)
 
@@ -477,7 +479,7 @@ def test_a_full_disk_does_not_keep_a_guest_on_its_overlays(world, monkeypatch):
 def test_a_guest_is_not_suspended_when_nobody_could_know_it_afterwards(world, monkeypatch):
     run = Killed(world).switched()
     run.guest.writes_fast = True
-    monkeypatch.setattr(settle_module, "append_note", full)
+    monkeypatch.setattr(settle_disks, "append_note", full)
     suspended = []
     world.hooks.at["commit.suspended"] = lambda: suspended.append("by the commit")
     with pytest.raises(AttentionError, match="No space left"):
@@ -496,7 +498,7 @@ def test_a_guest_that_goes_on_is_committed_though_that_cannot_be_noted(world, mo
         if text is not Note.SUSPENDED:
             full()
 
-    monkeypatch.setattr(settle_module, "append_note", note)
+    monkeypatch.setattr(settle_disks, "append_note", note)
     assert run.settle() == ["committed vda"]
     assert_settled(world)
 
@@ -665,7 +667,7 @@ def test_an_offline_commit_that_fails_keeps_everything(world, monkeypatch):
     def fail(*_):
         raise OverlayError("qemu-img commit", "Failed to get write lock")
 
-    monkeypatch.setattr(settle_module.overlay_files, "commit_offline", fail)
+    monkeypatch.setattr(overlay_files, "commit_offline", fail)
     with pytest.raises(AttentionError, match=f"snaporch recover {run.facts.uuid}"):
         run.settle()
     assert Path(run.facts.overlays[0].overlay).exists()
@@ -933,7 +935,7 @@ def test_a_guest_that_libvirt_starts_for_long_is_looked_at_again(world, monkeypa
 
 
 def test_libvirt_may_be_away_for_a_while(world, monkeypatch):
-    monkeypatch.setattr(settle_module, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(observe, "_POLL_SECONDS", 0)
     run = Killed(world).switched()
     away = iter([True] * 3)
 
@@ -947,8 +949,8 @@ def test_libvirt_may_be_away_for_a_while(world, monkeypatch):
 
 
 def test_libvirt_that_stays_away_keeps_everything(world, monkeypatch):
-    monkeypatch.setattr(settle_module, "_POLL_SECONDS", 0)
-    monkeypatch.setattr(settle_module, "_RECONNECT_SECONDS", 0)
+    monkeypatch.setattr(observe, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(observe, "_RECONNECT_SECONDS", 0)
     run = Killed(world).switched().took_snapshots()
     away = UnavailableError("qemu:///system", "libvirt does not answer")
     world.hooks.at["hypervisor.find"] = failing(away)
@@ -1070,7 +1072,7 @@ def test_a_guest_that_is_shut_off_while_it_is_looked_at_keeps_its_writes(world):
 @pytest.mark.parametrize("confined", [True, False])
 def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined):
     """AppArmor would deny the guest whatever lies below it from then on."""
-    monkeypatch.setattr(settle_module, "is_confined", lambda _uuid: confined)
+    monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: confined)
     run = Killed(world, disks=TWO).switched()
     foreign_snapshot(run, spelled=True)
     with pytest.raises(AttentionError, match=r"vda is on .* somebody else has put over"):
@@ -1081,7 +1083,7 @@ def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined
 
 
 def test_a_guest_without_room_runs_again_whatever_becomes_of_the_others_image(world, monkeypatch):
-    monkeypatch.setattr(settle_module, "is_confined", lambda _uuid: True)
+    monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: True)
     run = Killed(world, disks=TWO).switched()
     foreign_snapshot(run, spelled=True)
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "ioerror"
@@ -1542,13 +1544,13 @@ def test_they_are_set_aside_when_there_is_no_base_for_them(world):
 
 def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world, monkeypatch):
     compared = []
-    real = settle_module.overlay_files.holds_what_base_holds
+    real = overlay_files.holds_what_base_holds
 
     def compare(disk, owner):
         compared.append(disk.target)
         return real(disk, owner)
 
-    monkeypatch.setattr(settle_module.overlay_files, "holds_what_base_holds", compare)
+    monkeypatch.setattr(overlay_files, "holds_what_base_holds", compare)
     run = Killed(world, disks=TWO).switched()
     off(run)
     run.settle()
@@ -1559,7 +1561,7 @@ def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world, monkeypatch):
 @pytest.mark.parametrize("live", [True, False])
 def test_no_overlay_is_read_that_the_emulator_has_or_has_left(world, monkeypatch, live):
     run = Killed(world, disks=TWO).switched(live=live)
-    monkeypatch.setattr(settle_module.overlay_files, "holds_writes", None)
+    monkeypatch.setattr(overlay_files, "holds_writes", None)
     run.settle()
     assert_settled(world)
 
@@ -1575,5 +1577,5 @@ def test_a_libvirtd_that_comes_back_at_the_last_moment_is_asked(world, monkeypat
         return real(uuid)
 
     monkeypatch.setattr(world.hypervisor, "find", find)
-    monkeypatch.setattr(settle_module, "_RECONNECT_SECONDS", 0)
+    monkeypatch.setattr(observe, "_RECONNECT_SECONDS", 0)
     assert run.settle() == ["committed vda"]

@@ -1,0 +1,132 @@
+"""Bringing a run's disks back to their base images, as decided for each."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+
+from snaporch.catalog.torn import Commit, noted_commit
+from snaporch.context import Context
+from snaporch.disks import overlay_files
+from snaporch.errors import AttentionError
+from snaporch.hypervisor import OverlayDisk, Patience
+from snaporch.hypervisor.apparmor import is_confined
+from snaporch.journal import Note, RunFacts, append_note, noting
+from snaporch.model import Domain
+from snaporch.recovery.decision import Action, UserDecision, decide
+from snaporch.recovery.foreign_snapshot import check_nothing_above
+from snaporch.recovery.observe import find_domain, observe
+from snaporch.recovery.overlay_use import check_unused, paths_of
+from snaporch.recovery.release_guest import FULL, journal_of, wake
+from snaporch.recovery.result import Effect, RecoveryResult
+
+_QUARANTINE = "quarantine"
+
+
+def settle_disks(
+    context: Context,
+    facts: RunFacts,
+    notes: Collection[Note],
+    *,
+    alive: bool,
+    take: UserDecision | None,
+) -> tuple[list[RecoveryResult], list[Commit]]:
+    """Bring each disk of a run back to its base; what was done, and the commit if there was one."""
+    domain = find_domain(context, facts)  # which may have been shut off while it was let go
+    actions: dict[Action, list[OverlayDisk]] = {}
+    for disk in facts.overlays:
+        sight = observe(context, domain, facts, disk, notes, alive=alive)
+        actions.setdefault(decide(sight, take), []).append(disk)
+    if missing := actions.get(Action.ATTENTION):
+        raise AttentionError(
+            facts.domain,
+            f"its definition names {paths_of(missing)}, which is not there; the guest's "
+            "last writes are in it",
+            "put it back and run `snaporch recover`, or define the domain on its base images",
+        )
+    if undecided := actions.get(Action.UNDECIDED):
+        first = "shut it off, " if domain is not None and domain.active else ""
+        raise AttentionError(
+            facts.domain,
+            f"it ended while {_targets(undecided)} was being switched from {paths_of(undecided)} "
+            "back to the base: the two differ, and either may be the newer",
+            f"{first}look at both (docs/recovery.md, Undecided), and then run: snaporch recover "
+            f"{facts.uuid} --take overlay|base",
+        )
+    _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
+    done: list[RecoveryResult] = []
+    online, offline = actions.get(Action.COMMIT, []), actions.get(Action.COMMIT_OFFLINE, [])
+    full = bool(online) and context.hypervisor.paused_by(facts.uuid) == FULL
+    if online and not full and domain is not None and is_confined(facts.uuid):
+        # a pivot has libvirt write its profile anew, which denies it whatever lies below a disk:
+        # whoever put an image over an overlay of the run could not commit it any more (images over
+        # other disks are not looked for); that a guest without room runs comes first
+        check_nothing_above(domain, facts, facts.overlays)
+    own_commit: list[Commit] = []
+    if online or offline:
+        with noted_commit(context.pool, facts.datasets, journal_of(context, facts)) as noted:
+            done += _commit_all(context, facts, online, offline)
+        own_commit = noted
+    if domain is not None:
+        if context.hypervisor.rebase_managed_save(facts.uuid, facts.overlays):
+            done.append(Effect.SAVED_REBASED.of())
+        context.hypervisor.rebase_inactive(facts.uuid, facts.overlays)
+    done += wake(context, facts, notes)
+    check_unused(context, facts)
+    for disk in actions.get(Action.QUARANTINE, []):
+        kept = overlay_files.quarantine(
+            disk, context.config.paths.overlays / _QUARANTINE / facts.run
+        )
+        done.append(Effect.QUARANTINED.of(kept, disk.target))
+    overlay_files.remove(Path(facts.overlay_dir), facts.overlays)
+    return done, own_commit
+
+
+def _check_saved_ram(
+    context: Context, domain: Domain | None, facts: RunFacts, aside: list[OverlayDisk]
+) -> None:
+    """See that no overlay is set aside which RAM saved by libvirt goes with."""
+    saved = context.hypervisor.saved_sources(facts.uuid) if domain is not None else None
+    if needed := [disk for disk in aside if (saved or {}).get(disk.target) == disk.overlay]:
+        raise AttentionError(
+            facts.domain,
+            f"the RAM that libvirt saved of it goes with {paths_of(needed)} and with no other "
+            "image",
+            f"run: virsh managedsave-remove {shlex.quote(facts.domain)}, and recover it again",
+        )
+
+
+def _commit_all(
+    context: Context, facts: RunFacts, online: list[OverlayDisk], offline: list[OverlayDisk]
+) -> list[RecoveryResult]:
+    done = []
+    if online:
+        _commit(context, facts, online)
+        done.append(Effect.COMMITTED.of(_targets(online)))
+    for disk in offline:
+        overlay_files.commit_offline(disk, facts.emulator)
+    if offline:
+        done.append(Effect.COMMITTED_OFFLINE.of(_targets(offline)))
+    return done
+
+
+def _commit(context: Context, facts: RunFacts, disks: list[OverlayDisk]) -> None:
+    """Commit as the run would have; a full disk must not keep the guest on its overlays."""
+    journal = journal_of(context, facts)
+
+    def note(text: Note) -> None:
+        try:
+            append_note(journal, text)
+        except OSError:
+            if text is Note.SUSPENDED:  # killed then, nobody would know that it is not the owner's
+                raise
+
+    settings = context.config.settings(facts.domain, facts.uuid)
+    patience = Patience(running=settings.commit_patience)
+    context.hypervisor.commit(facts.uuid, disks, noting(note), patience)
+    note(Note.COMMITTED)
+
+
+def _targets(disks: list[OverlayDisk]) -> str:
+    return ", ".join(disk.target for disk in disks)
