@@ -31,7 +31,7 @@ from snaporch.errors import (
 from snaporch.hypervisor import HypervisorError, Patience
 from snaporch.journal import Journal, Note, Step, let_go_mark, read_journals
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
-from snaporch.recovery.guardian import _Window, _window
+from snaporch.recovery.frozen_window import Window, window_of
 from snaporch.recovery.settle import recover
 from snaporch.snapshot import bundle_parts as parts
 from snaporch.snapshot import run as snapshot_module
@@ -945,7 +945,7 @@ def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
 
 @pytest.mark.parametrize(
     ("way", "suspended", "window"),
-    [("overlay", False, _Window.ON_OVERLAYS), ("manual", True, _Window.STILL)],
+    [("overlay", False, Window.ON_OVERLAYS), ("manual", True, Window.STILL)],
 )
 def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
     world, ready, slow_ram, way, suspended, window
@@ -956,7 +956,7 @@ def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
     def look():
         (path,) = world.paths.journal.glob("*.jsonl")
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        seen.append((Note.SUSPENDED in notes(world), _window(lines)))
+        seen.append((Note.SUSPENDED in notes(world), window_of(lines)))
 
     world.hooks.at["pool.snapshot tank"] = look
     assert snapshot(world).level is Level.RAM
