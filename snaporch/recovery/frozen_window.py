@@ -1,6 +1,6 @@
-"""What the lines of a run's journal say of its guest: whether it may be held, and for too long.
+"""Reads from a run's journal whether the run may hold its guest, and whether for too long.
 
-Only the standard library is imported: the guardian waits with no more than this.
+Only the standard library is imported, because each guardian keeps this module in memory.
 """
 
 from __future__ import annotations
@@ -15,28 +15,33 @@ _SAVING_RAM = ("manual", "overlay")
 _HELD = ("manual", "paused", "quiesced")
 _HELD_ON_REQUEST = ("paused", "quiesced")
 _HOLD_NOTES = ("suspended", "freezing")
-"""Notes of those strategies, made before the guest is asked to stand still."""
+"""Notes that these strategies write before they pause the guest or freeze its file systems."""
 _RELEASE_NOTES = ("resumed", "let-go")
-"""Notes of a guest that stands still no more."""
+"""Notes of a guest that runs again."""
 
 
 class Window(Enum):
-    """What the guardian may have to let go."""
+    """How a run holds its guest, so that the guardian may have to release it."""
 
     STILL = "still"
-    """A guest that is paused, or whose file systems are frozen."""
+    """The guest is paused, or its file systems are frozen."""
     SAVING = "saving"
-    """A guest whose RAM is saved: it runs, but for the end, or if it changes RAM too fast."""
+    """The guest's RAM is being saved. The guest runs, except at the end of the save, or when it
+    changes RAM too fast."""
     ON_OVERLAYS = "on overlays"
-    """A guest that runs, over bases that stand still."""
+    """The guest runs on overlays, and its bases do not change."""
     COMMITTING = "committing"
-    """A guest that is suspended for its commit to catch up with it."""
+    """The guest is suspended so that its commit catches up with its writes."""
 
 
 def window_of(lines: Sequence[dict[str, Any]]) -> Window | None:
-    """What may be kept still, from the beginning of the freeze to the end of the release.
+    """How the run holds its guest now; ``None`` if it does not.
 
-    Overlays only to the beginning of the release, since a commit takes its time.
+    A hold lasts from the beginning of the freeze to the end of the release. A guest on overlays
+    counts as held only to the beginning of the release, because a commit takes long.
+
+    Args:
+        lines: the journal's lines.
     """
     if not lines:
         return None
@@ -66,7 +71,7 @@ def window_of(lines: Sequence[dict[str, Any]]) -> Window | None:
 
 
 def is_suspended(lines: Sequence[dict[str, Any]]) -> bool:
-    """Whether the run has noted that it suspends the guest, and not that it runs again."""
+    """Whether the run noted that it suspends the guest, and no resume after that."""
     return last_noted(lines, ("suspended",), _RELEASE_NOTES) == "suspended"
 
 
@@ -76,7 +81,10 @@ def is_frozen(lines: Sequence[dict[str, Any]]) -> bool:
 
 
 def last_noted(lines: Sequence[dict[str, Any]], *wanted: Sequence[str]) -> str:
-    """The last of these notes; a guest that came to stand still after it was let go, was not."""
+    """The last of the wanted notes; "" if there is none.
+
+    A ``let-go`` note does not count if the freeze ended after it: then the guest is held again.
+    """
     for at, line in reversed(list(enumerate(lines))):
         note = line.get("note", "")
         undone = note == "let-go" and is_frozen(lines[at:])
@@ -86,17 +94,22 @@ def last_noted(lines: Sequence[dict[str, Any]], *wanted: Sequence[str]) -> str:
 
 
 def exceeds_limits(window: Window, facts: dict[str, Any], seconds: float, deadline: float) -> bool:
-    """Frozen for too long; or on overlays that grow too large or have no room left."""
+    """Whether a guest is held too long, or its overlays are too large or have no room left.
+
+    Args:
+        seconds: how long the guest has been held.
+        deadline: how many seconds it may be held.
+    """
     if window is not Window.ON_OVERLAYS:
         return seconds > deadline
     held = facts.get("window_seconds")
     if held and seconds > held + _GRACE_SECONDS:
-        return True  # the run had its time to let the guest go by itself
+        return True  # the run had time to release the guest itself
     paths = [disk["overlay"] for disk in facts["overlays"]]
     try:
         size = sum(os.stat(path).st_blocks * 512 for path in paths)
         room = os.statvfs(facts["overlay_dir"])
-    except OSError:  # committed and removed meanwhile
+    except OSError:  # the overlays were committed and removed meanwhile
         return False
     limit, floor = facts["overlay_max_mib"], facts["overlay_floor_mib"]
     return bool(limit and size >> 20 > limit) or room.f_bavail * room.f_frsize >> 20 < floor

@@ -1,15 +1,15 @@
-"""The guardian itself: ``python3 -m snaporch.recovery.guardian PID JOURNAL DEADLINE URI [CONFIG]``.
+"""The guardian: ``python3 -m snaporch.recovery.guardian PID JOURNAL DEADLINE URI [CONFIG]``.
 
-It waits for the end of the run's process; PID 0 is that of one that is gone already. If the journal
-is still there then, the run was killed, and the guardian has the domain recovered. If the run
-hangs, so that the guest stands still for longer than the deadline or its overlays outgrow their
-limits, the guardian lets the guest go (resume, thaw, commit) without asking for the domain's lock;
-the run will find that the guest did not stay as it was, and record the snapshot as
-crash-consistent.
+The guardian waits until the run's process exits; PID 0 stands for a process that has exited. If the
+journal still exists then, the run was killed, and the guardian runs ``snaporch recover``.
 
-It ends when the journal is gone, and for nothing else: a full disk, a libvirtd that does not answer
-or a fault of its own are said on stderr, and it tries again, later each time. It writes one file,
-the mark that the guest was let go, and can do without it.
+A run may hang, so that its guest is held longer than the deadline or its overlays outgrow their
+limits. Then the guardian releases the guest (resume, thaw, commit) without the domain's lock. The
+run finds that the guest's state changed, and records the snapshot as crash-consistent.
+
+The guardian exits when the journal is removed, and for no other reason. A full disk, a libvirtd
+that does not answer and its own errors are printed on stderr, and it retries, each time later. It
+writes one file, the mark that it released the guest, and works without it.
 
 Only the standard library is imported until there is something to do.
 """
@@ -41,15 +41,15 @@ _POLL_SECONDS = 1.0
 _RECOVER_WAIT = "600"
 _RETRY_SECONDS = 2.0
 _MAX_HELD_SECONDS = 60.0
-"""Between two tries for a guest that may be paused or frozen."""
+"""The longest pause between two tries for a guest that may be paused or frozen."""
 _MAX_RETRY_SECONDS = 3600.0
-"""Between two tries for one that is not, and for saying the same again."""
+"""The longest pause between two tries for a guest that runs, and between two equal messages."""
 _RECOVER_SECONDS = 3600.0
-"""For one recovery; twice as long for the next. What QEMU commits goes on without it."""
+"""The time limit of the first recovery; doubled after each. QEMU's commit continues without it."""
 
 
 def main(arguments: list[str]) -> None:
-    """Watch until the run is over, one way or the other."""
+    """Watch the run until its journal is removed."""
     pid, journal, deadline, uri = (
         int(arguments[0]),
         Path(arguments[1]),
@@ -73,31 +73,31 @@ class _Guardian:
         self._uri = uri
         self._lines: list[dict[str, Any]] = []
         self._held_since: float | None = None
-        """When the guest was last known not to stand still."""
+        """When the guest was last known to run."""
         self._released: tuple[Window, bool] | None = None
-        """What the guest was last let go from, and whether its freeze had ended."""
+        """How the guest was held when it was last released, and whether its freeze had ended."""
         self._tries = _Backoff(_MAX_HELD_SECONDS)
-        """To let the guest go while its run is alive."""
+        """Releases of the guest while its run is alive."""
         self._running_poll: RunningPoll | None = None
 
     def watch(self, process: int) -> None:
-        """Until the process has ended, or its journal is gone."""
+        """Check the guest until the process exits or the journal is removed."""
         poll = select.poll()
         poll.register(process, select.POLLIN)
         while self._journal_exists() and not poll.poll(_POLL_SECONDS * 1000):
             try:
                 self._check()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the guest needs its guardian
+            except Exception as error:  # noqa: BLE001 - after any error the guest needs its guardian
                 complain(error)
 
     def recover(self, config: list[str]) -> None:
-        """Have a run that was killed settled, again and again if that fails."""
+        """Run ``snaporch recover`` until the killed run's journal is removed."""
         held, freed = _Backoff(_MAX_HELD_SECONDS), _Backoff(_MAX_RETRY_SECONDS)
         limit, said = _RECOVER_SECONDS, _RepeatFilter()
         while self._journal_exists():
             lines = self._read_journal()
             if not lines:
-                return  # cut short before anything was touched; the next run removes it
+                return  # killed before anything was touched; the next run removes the journal
             self._release_first(lines)
             options = ["--config", config[0]] if config else []
             command = [sys.executable, "-P", "-m", "snaporch", *options]
@@ -115,13 +115,13 @@ class _Guardian:
                 time.sleep(_POLL_SECONDS)
 
     def _release_first(self, lines: list[dict[str, Any]]) -> None:
-        """A recovery also needs a configuration and ZFS, for which no guest has to wait."""
+        """Release the guest before the recovery, which also needs a configuration and ZFS."""
         window = window_of(lines)
         if window in (None, Window.ON_OVERLAYS) or not self._may_be_held():
             return
         try:
             release(window, lines, self._uri, self._journal, run_ended=True)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is to be recovered
+        except Exception as error:  # noqa: BLE001 - after any error the recovery follows
             complain(error)
 
     def _may_be_held(self) -> bool:
@@ -131,12 +131,12 @@ class _Guardian:
 
             journal = read_journal(self._journal)
             return isinstance(journal, SnapshotJournal) and journal.held
-        except Exception as error:  # noqa: BLE001 - whatever it is, the guest needs its guardian
+        except Exception as error:  # noqa: BLE001 - after any error the guest needs its guardian
             complain(error)
             return True
 
     def _journal_exists(self) -> bool:
-        """The journal; a file system that fails is no sign that it is not."""
+        """Whether the journal exists; also when the file system cannot answer."""
         try:
             os.lstat(self._journal)
         except FileNotFoundError:
@@ -146,14 +146,14 @@ class _Guardian:
         return True
 
     def _read_journal(self) -> list[dict[str, Any]]:
-        """The whole lines of the journal; those read last, if it cannot be read."""
+        """The complete lines of the journal; those read last if it cannot be read."""
         lines: list[dict[str, Any]] = []
         try:
             text = self._journal.read_text("utf-8", "replace")
         except OSError:
             return self._lines
         for line in text.splitlines():
-            with contextlib.suppress(ValueError):  # cut short, and the next one is whole again
+            with contextlib.suppress(ValueError):  # an incomplete line; the next one is complete
                 lines.append(json.loads(line))
         self._lines = lines
         return lines
@@ -184,17 +184,17 @@ class _Guardian:
             self._tries.failed()
 
     def _check_during_recovery(self) -> None:
-        """A recovery too may hang while it has the guest suspended for its commit."""
+        """Check a guest that the recovery suspended for its commit: the recovery too may hang."""
         try:
             if window_of(self._read_journal()) is Window.COMMITTING:
                 self._check()
             else:
                 self._held_since, self._released = None, None
-        except Exception as error:  # noqa: BLE001 - whatever it is, the guest needs its guardian
+        except Exception as error:  # noqa: BLE001 - after any error the guest needs its guardian
             complain(error)
 
     def _mark_released(self) -> None:
-        """First of all, for the run must not take it for its own doing."""
+        """Write the mark before the release, so that the run does not take it for its own."""
         try:
             release_mark(self._journal).touch()
         except OSError as error:
@@ -207,7 +207,7 @@ class _Guardian:
 
 
 class _Backoff:
-    """When something that fails may be tried again: later each time."""
+    """When a failing action may be retried: the pause doubles after each failure."""
 
     def __init__(self, longest: float) -> None:
         self._longest = longest
@@ -215,24 +215,24 @@ class _Backoff:
         self._at = 0.0
 
     def again(self) -> bool:
-        """Whether it is time."""
+        """Whether the pause is over."""
         return time.monotonic() >= self._at
 
     def failed(self) -> None:
-        """Wait, next time twice as long."""
+        """Begin a pause; the next one is twice as long."""
         self._at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, self._longest)
 
 
 class _RepeatFilter:
-    """Passes on what a recovery says, but the same again only later each time."""
+    """Prints the output of recoveries; equal output only after pauses that double."""
 
     def __init__(self) -> None:
         self._last = b""
         self._tries = _Backoff(_MAX_RETRY_SECONDS)
 
     def say(self, text: bytes | None) -> None:
-        """On standard error."""
+        """Print the output on standard error, unless it is repeated too soon."""
         if text != self._last:
             self._tries = _Backoff(_MAX_RETRY_SECONDS)
         if text and self._tries.again():
@@ -243,11 +243,13 @@ class _RepeatFilter:
 
 
 def _run_recovery(command: Sequence[str], limit: float, look: Callable[[], None]) -> bytes:
-    """Run a recovery, and look after the guest meanwhile; what it said on standard error.
+    """Run a recovery, and check the guest every second meanwhile.
+
+    Returns: what the recovery printed on standard error.
 
     Raises:
         OSError: it cannot be run.
-        subprocess.TimeoutExpired: it took longer than ``limit`` seconds, and was ended.
+        subprocess.TimeoutExpired: it took longer than ``limit`` seconds and was killed.
     """
     end = time.monotonic() + limit
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
@@ -263,7 +265,7 @@ def _run_recovery(command: Sequence[str], limit: float, look: Callable[[], None]
 
 
 def release_mark(journal: Path) -> Path:
-    """As in ``journal.py``, which is too much to import for a process that mostly waits."""
+    """``journal.let_go_mark``; the guardian does not import ``journal`` to save memory."""
     return journal.with_suffix(".let-go")
 
 

@@ -1,6 +1,6 @@
-"""What the guardian asks of libvirt: whether a guest runs, and to release it.
+"""The guardian's calls to libvirt: they check whether a guest runs, and release it.
 
-Only the standard library is imported until there is something to ask.
+Only the standard library is imported until libvirt is needed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from snaporch.recovery.frozen_window import Window, is_frozen, is_suspended, las
 
 _POLL_SECONDS = 1.0
 _BY_ITS_OWNER = "user"
-"""libvirt's reason for a pause that somebody asked for: its owner, or the run, which notes it."""
+"""libvirt's reason for a pause that a client asked for: the guest's owner, or the run, which notes
+it."""
 _ASKED_WHILE_SAVING = (_BY_ITS_OWNER, "snapshot")
-"""The same while RAM is saved: saved live, libvirt gives this reason to nothing else."""
+"""libvirt's reasons for a pause that a client asked for while RAM is saved. During a live save
+libvirt uses ``snapshot`` for nothing else."""
 
 
 class RunningPoll(threading.Thread):
-    """Asks libvirt now and then whether the guest runs; an answer that does not come is a no.
+    """A thread that asks libvirt every second whether the guest runs; no answer counts as paused.
 
-    libvirt answers from what it knows, without QEMU's monitor, which says nothing while a full pipe
-    holds QEMU up. Only while it opens the pipe, with the guest paused, does it answer nobody.
+    libvirt answers from its own state, without QEMU's monitor, which does not answer while a full
+    pipe blocks QEMU. Only while libvirt opens the pipe, with the guest paused, does it not answer.
     """
 
     def __init__(self, uri: str, uuid: str) -> None:
         super().__init__(name="pulse", daemon=True)
         self.ran_at = time.monotonic()
         self.ours = False
-        """Whether the run has suspended it; else its owner may have, who knows why."""
+        """Whether the run suspended the guest. Otherwise a pause may be its owner's."""
         self.over = threading.Event()
         self._uri = uri
         self._uuid = uuid
@@ -58,7 +60,7 @@ class RunningPoll(threading.Thread):
 
 
 def _ignore_full_disk(note: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A full disk must not keep the guest on its overlays."""
+    """A ``note`` that ignores a failed write: a full disk must not keep a guest on overlays."""
 
     def attempt(text: Any) -> None:
         with contextlib.suppress(OSError):
@@ -81,7 +83,16 @@ def release(
     *,
     run_ended: bool = False,
 ) -> bool:
-    """Let the guest go; False to try again."""
+    """Release the guest: end the save or commit the overlays, thaw it, resume it.
+
+    Args:
+        window: how the run holds the guest.
+        lines: the journal's lines.
+        uri: libvirt's.
+        run_ended: the run was killed; otherwise it may still be alive.
+
+    Returns: False if the release must be tried again.
+    """
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
     from snaporch.journal import Note, append_note, noting
@@ -91,17 +102,18 @@ def release(
     facts = lines[0]["facts"]
     saving = window is Window.SAVING
     try:
-        # whoever saves RAM waits for a reader, and the run's own may stand still
+        # libvirt waits for a reader of the RAM pipe, and the run's own reader may hang
         with reader_of(Path(facts["ram_pipe"])) if saving else contextlib.nullcontext():
             hypervisor = open_hypervisor(uri)
             domain = hypervisor.find(facts["uuid"])
             if domain is None or not domain.active or domain.boot != facts["boot"]:
-                return True  # another emulator's; its recovery knows what RAM it may go on from
+                return True  # another emulator: recovery handles RAM it may have started from
             if saving:
                 end_job(hypervisor, facts["uuid"], facts["domain"])
             elif window is Window.ON_OVERLAYS:
                 overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
-                unsuspended = Patience(running=float("inf"))  # killed then, it would stay so
+                # no suspend: if the guardian were killed then, the guest would stay paused
+                unsuspended = Patience(running=float("inf"))
                 told = noting(_ignore_full_disk(lambda note: append_note(journal, note)))
                 with _noted_commit(facts["datasets"], journal):
                     hypervisor.commit(facts["uuid"], overlays, told, unsuspended)
@@ -114,8 +126,8 @@ def release(
             if facts["was"] == "running" and reason is not None and ours:
                 resume(hypervisor, facts["uuid"])
             if facts["strategy"] == "paused" and reason is None and not is_frozen(lines):
-                return False  # it does not stand still yet: nobody would look when it does
-            if run_ended or window is Window.STILL:  # whatever stands still later is not the run's
+                return False  # it is not paused yet: no check would follow when it is
+            if run_ended or window is Window.STILL:  # a later pause is not the run's
                 with contextlib.suppress(OSError):
                     append_note(journal, Note.LET_GO)
     except (SnaporchError, OSError) as error:
@@ -125,12 +137,12 @@ def release(
 
 
 def _noted_commit(datasets: Sequence[str], journal: Path) -> AbstractContextManager[Any]:
-    """Note when a commit begins and ends; one that nobody notes tears whatever is taken later."""
+    """Note when a commit begins and ends; without notes every later snapshot counts as torn."""
     from snaporch.catalog.torn import noted_commit
     from snaporch.zfs import PoolError, open_pool
 
     try:
         return noted_commit(open_pool(to_look=True), datasets, journal)
-    except PoolError as error:  # which must not keep the guest on its overlays
+    except PoolError as error:  # a failed pool must not keep the guest on its overlays
         complain(error)
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""What can be observed of a run's disks: definitions, emulator, overlay files and their users."""
+"""Observes a run's disks: the guest's definitions, its emulator and the overlay files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ _RECONNECT_SECONDS = 60
 
 
 def find_domain(context: Context, facts: RunFacts) -> Domain | None:
-    """The domain, with patience for a libvirtd that is just being restarted."""
+    """The domain, ``None`` if it does not exist; waits 60 s for a libvirtd that restarts.
+
+    Raises:
+        UnavailableError, HypervisorError: libvirtd does not answer.
+    """
 
     def look() -> tuple[bool, Domain | None]:
         try:
@@ -55,11 +59,16 @@ def observe(
     *,
     alive: bool = False,
 ) -> Observation:
-    """Observe one disk of a run."""
+    """Observe one disk of a run.
+
+    Args:
+        domain: the run's domain as it is now, if it exists.
+        alive: the run itself asks, and has held the domain's lock all the time.
+    """
     xmls = (domain.live_xml, domain.inactive_xml) if domain is not None else (None, None)
     live, inactive = map(domain_xml.sources, xmls)
     power, where = _emulator_state(domain, facts), _image_ref(live, disk)
-    if power is EmulatorState.OFF:  # RAM that libvirt saved is what a start goes by
+    if power is EmulatorState.OFF:  # a start uses the RAM that libvirt saved
         inactive = context.hypervisor.saved_sources(facts.uuid) or inactive
     settled = where is ImageRef.OVERLAY or (
         power is EmulatorState.ACTIVE and where is ImageRef.BASE
@@ -74,7 +83,7 @@ def observe(
     )
     if settled:
         return sight
-    # read only where it decides something: comparing a large disk takes its time
+    # compared only where the result decides the action: comparing a large disk takes long
     compare = decide(sight) is not decide(replace(sight, file=OverlayState.COMMITTED))
     return replace(sight, file=_overlay_state(facts, disk, notes, compare=compare))
 

@@ -15,7 +15,7 @@ from snaporch.recovery.foreign_snapshot import check_nothing_above
 
 
 def remove_unused(context: Context, facts: RunFacts) -> None:
-    """Remove the run's overlays after seeing that neither live nor inactive XML names one.
+    """Remove the run's overlays after checking that nothing uses them.
 
     Raises:
         AttentionError: one is still in use.
@@ -25,7 +25,11 @@ def remove_unused(context: Context, facts: RunFacts) -> None:
 
 
 def check_unused(context: Context, facts: RunFacts) -> None:
-    """No domain names one of the overlays, anywhere in a chain, and no process has one open."""
+    """Check that no domain names an overlay anywhere in a chain, and no process has one open.
+
+    Raises:
+        AttentionError: one is in use.
+    """
     there = [disk for disk in facts.overlays if os.path.lexists(disk.overlay)]
     if not there:
         return
@@ -42,7 +46,7 @@ def check_unused(context: Context, facts: RunFacts) -> None:
 
 
 def is_unused(context: Context, disk: OverlayDisk) -> bool:
-    """No domain has the disk's base, and no process the base or the overlay."""
+    """Whether no domain names the disk's base, and no process has the base or the overlay open."""
     if not os.path.lexists(disk.overlay) or not os.path.exists(disk.base):
         return False
     base = os.path.realpath(disk.base)

@@ -1,8 +1,9 @@
-"""Bringing a guest back to its base images, whatever happened.
+"""Recovers runs: releases the guest, returns it to its base images, cleans up.
 
-The same code ends a run that failed and mends one that was killed. It goes by what it sees: live
-and inactive XML, block jobs, the domain's state, the files. The journal only says which overlays
-and snapshots were the run's own, and what cannot be seen.
+A run that failed calls :func:`settle`; runs that were killed are recovered from their journals.
+Recovery trusts the observed state: live and inactive XML, block jobs, the domain's state, the
+files. The journal only says which overlays and snapshots were the run's own, and what cannot be
+observed.
 """
 
 from __future__ import annotations
@@ -57,15 +58,18 @@ def settle(
     alive: bool = False,
     take: UserDecision | None = None,
 ) -> list[RecoveryResult]:
-    """Undo what a run left; what was done.
+    """Release the guest of a run, return it to its base images, and clean up after the run.
 
-    No pool is asked for anything before the guest is let go and on its bases.
+    No pool is asked for anything before the guest is released and on its bases.
 
     Args:
-        keep_snapshots: the run had taken all its ZFS snapshots: they stay, as level ``crash``;
-            ``None`` to see.
-        alive: the run itself asks, which has held the domain's lock all the time.
-        take: what a human has decided of disks that are undecided.
+        notes: the run's notes that hold.
+        keep_snapshots: keep the run's ZFS snapshots, as level ``crash``; ``None`` to keep them if
+            all were taken, or if another program takes them.
+        alive: the run itself asks, and has held the domain's lock all the time.
+        take: the admin's decision for undecided disks.
+
+    Returns: what was done.
 
     Raises:
         AttentionError: safety cannot be proven; everything was kept.
@@ -85,7 +89,7 @@ def settle(
         ) from error
     done += on_disks
     commits = commits_of_all(context.config.paths.journal) + own_commit
-    if unnoted:  # before the run's own are destroyed
+    if unnoted:  # before the run's own snapshots are destroyed
         commits += _unnoted_commit(context, facts, notes)
     if keep_snapshots is None:
         own = own_snapshots(context, facts)
@@ -103,7 +107,7 @@ def settle(
 
 
 def _unnoted_commit(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[Commit]:
-    """The disk or the pool did not let it be noted: all since the run's own snapshots counts."""
+    """The commit that could not be noted: it counts as begun after the run's own snapshots."""
     begun = {Note.PIVOTING, Note.COMMITTED} & set(notes)
     begun_by_guardian = let_go_mark(journal_of(context, facts)).exists()
     if not facts.overlays or not (begun or begun_by_guardian):
@@ -113,14 +117,16 @@ def _unnoted_commit(context: Context, facts: RunFacts, notes: Collection[Note]) 
 
 
 def recover(context: Context, uuid: str, take: UserDecision | None = None) -> list[RecoveryResult]:
-    """Settle the runs on a domain that were killed, of any kind; the caller holds its lock.
+    """Recover a domain's killed runs of every kind; the caller holds the domain's lock.
 
     Args:
-        take: what a human has decided of disks that are undecided.
+        take: the admin's decision for undecided disks.
+
+    Returns: what was done.
 
     Raises:
-        AttentionError: one cannot be settled.
-        JournalError: one cannot be understood.
+        AttentionError: a run cannot be recovered.
+        JournalError: a journal cannot be read.
     """
     return recover_runs(context, uuid, take) + finish_others(context, uuid)
 
@@ -128,11 +134,16 @@ def recover(context: Context, uuid: str, take: UserDecision | None = None) -> li
 def recover_runs(
     context: Context, uuid: str, take: UserDecision | None = None
 ) -> list[RecoveryResult]:
-    """Settle the snapshot runs on a domain that were killed; the caller holds its lock.
+    """Recover a domain's killed snapshot runs; the caller holds the domain's lock.
+
+    Args:
+        take: the admin's decision for undecided disks.
+
+    Returns: what was done.
 
     Raises:
-        AttentionError: one cannot be settled.
-        JournalError: one cannot be understood.
+        AttentionError: a run cannot be recovered.
+        JournalError: a journal cannot be read.
     """
     done: list[RecoveryResult] = []
     for journal in journals_of(context.config.paths.journal, uuid, sweep=True):
@@ -141,11 +152,11 @@ def recover_runs(
 
 
 def recover_leftovers(context: Context) -> None:
-    """Settle every snapshot run that was killed, before anything is asked about its domain.
+    """Recover every killed snapshot run, before libvirt is asked about its domain.
 
-    libvirt may be holding a domain while it waits to open the pipe of a run that is gone. A run
-    that holds its lock is alive; one that cannot be settled is left for its guardian, and for its
-    own domain's commands.
+    libvirt may lock a domain while it waits to open the pipe of a killed run. A run that holds its
+    domain's lock is alive. A run that cannot be recovered is left to its guardian, and to its own
+    domain's commands.
     """
     names = {}
     for journal in list_journals(context.config.paths.journal, sweep=True):
@@ -187,7 +198,11 @@ def _recover_one(
 
 
 def foresee(context: Context, uuid: str, take: UserDecision | None = None) -> list[RecoveryResult]:
-    """What :func:`recover` would do, without doing it."""
+    """What :func:`recover` would do, without doing it.
+
+    Args:
+        take: the admin's decision for undecided disks.
+    """
     found: list[RecoveryResult] = []
     for journal in journals_of(context.config.paths.journal, uuid):
         facts = journal.facts

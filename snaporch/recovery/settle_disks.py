@@ -1,4 +1,4 @@
-"""Bringing a run's disks back to their base images, as decided for each."""
+"""Returns a run's disks to their base images, as decided for each."""
 
 from __future__ import annotations
 
@@ -32,8 +32,19 @@ def settle_disks(
     alive: bool,
     take: UserDecision | None,
 ) -> tuple[list[RecoveryResult], list[Commit]]:
-    """Bring each disk of a run back to its base; what was done, and the commit if there was one."""
-    domain = find_domain(context, facts)  # which may have been shut off while it was let go
+    """Return each disk of a run to its base.
+
+    Args:
+        alive: the run itself asks, and has held the domain's lock all the time.
+        take: the admin's decision for undecided disks.
+
+    Returns: what was done, and the commit if there was one.
+
+    Raises:
+        AttentionError: the admin has to decide or act.
+        SnaporchError, OSError: it failed.
+    """
+    domain = find_domain(context, facts)  # it may have been shut off since its release
     actions: dict[Action, list[OverlayDisk]] = {}
     for disk in facts.overlays:
         sight = observe(context, domain, facts, disk, notes, alive=alive)
@@ -59,9 +70,9 @@ def settle_disks(
     online, offline = actions.get(Action.COMMIT, []), actions.get(Action.COMMIT_OFFLINE, [])
     full = bool(online) and context.hypervisor.paused_by(facts.uuid) == FULL
     if online and not full and domain is not None and is_confined(facts.uuid):
-        # a pivot has libvirt write its profile anew, which denies it whatever lies below a disk:
-        # whoever put an image over an overlay of the run could not commit it any more (images over
-        # other disks are not looked for); that a guest without room runs comes first
+        # at a pivot libvirt rewrites the AppArmor profile, which then denies writes to all images
+        # below a disk: a program with an image over a run's overlay could not commit it any more
+        # (images over other disks are not checked). A guest paused for want of room is more urgent.
         check_nothing_above(domain, facts, facts.overlays)
     own_commit: list[Commit] = []
     if online or offline:
@@ -86,7 +97,7 @@ def settle_disks(
 def _check_saved_ram(
     context: Context, domain: Domain | None, facts: RunFacts, aside: list[OverlayDisk]
 ) -> None:
-    """See that no overlay is set aside which RAM saved by libvirt goes with."""
+    """Check that the RAM that libvirt saved does not need an overlay that is to be quarantined."""
     saved = context.hypervisor.saved_sources(facts.uuid) if domain is not None else None
     if needed := [disk for disk in aside if (saved or {}).get(disk.target) == disk.overlay]:
         raise AttentionError(
@@ -112,14 +123,17 @@ def _commit_all(
 
 
 def _commit(context: Context, facts: RunFacts, disks: list[OverlayDisk]) -> None:
-    """Commit as the run would have; a full disk must not keep the guest on its overlays."""
+    """Commit as the run would have; a full disk must not keep the guest on its overlays.
+
+    A suspend that cannot be noted is not done: after a kill it would count as the owner's.
+    """
     journal = journal_of(context, facts)
 
     def note(text: Note) -> None:
         try:
             append_note(journal, text)
         except OSError:
-            if text is Note.SUSPENDED:  # killed then, nobody would know that it is not the owner's
+            if text is Note.SUSPENDED:
                 raise
 
     settings = context.config.settings(facts.domain, facts.uuid)

@@ -1,4 +1,4 @@
-"""The door that a killed holder of a window left behind: a socket nobody listens at."""
+"""The socket of the process that holds a guest for sanoid; removed if that process was killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from snaporch.default_paths import WINDOW
 
 @contextmanager
 def address(path: Path) -> Iterator[str]:
-    """``path`` as a socket address, which may be no longer than 107 bytes (unix(7))."""
+    """``path`` as a socket address, which may be at most 107 bytes long (unix(7))."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -24,7 +24,12 @@ def address(path: Path) -> Iterator[str]:
 
 @contextmanager
 def only_visitor(door: Path, *, wait: bool) -> Iterator[bool]:
-    """Whether nobody else is about to have a holder started, nor will be meanwhile."""
+    """Take the lock that a hook holds while it starts the holding process; yields whether it could.
+
+    Args:
+        door: the socket's path.
+        wait: wait for the lock.
+    """
     lock = os.open(f"{door}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,7 +42,7 @@ def only_visitor(door: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def connect(door: Path) -> socket.socket | None:
-    """A connection to the holder of a window; ``None`` when there is none."""
+    """Connect to the process that holds the guest; ``None`` when no process listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with address(door) as name:
@@ -52,7 +57,7 @@ def connect(door: Path) -> socket.socket | None:
 
 
 def remove_if_dead(runtime: Path, uuid: str) -> None:
-    """Remove the door of a domain if nobody is behind it; whoever finds it there does so too."""
+    """Remove a domain's socket if no process listens on it; hooks that find it do so, too."""
     door = runtime / f"{uuid}{WINDOW}"
     if not door.exists():
         return
