@@ -82,53 +82,57 @@ class Observation:
     """The run is alive, and no process used the base since the guest moved to the overlay."""
 
 
-def decide(sight: Observation, take: UserDecision | None = None) -> Action:
+def decide(observation: Observation, take: UserDecision | None = None) -> Action:
     """The action for a disk.
 
     Args:
         take: the admin's decision for an undecided disk.
     """
-    action = _decide(sight)
+    action = _decide(observation)
     if action is not Action.UNDECIDED or take is None:
         return action
     if take is UserDecision.OVERLAY:
-        return Action.COMMIT_OFFLINE if sight.power is EmulatorState.OFF else Action.COMMIT
+        return Action.COMMIT_OFFLINE if observation.power is EmulatorState.OFF else Action.COMMIT
     return (
-        Action.QUARANTINE if sight.power is EmulatorState.OFF else action
+        Action.QUARANTINE if observation.power is EmulatorState.OFF else action
     )  # it runs on the other one
 
 
-def _decide(sight: Observation) -> Action:
-    if sight.power in (EmulatorState.ACTIVE, EmulatorState.RESTARTED):
-        return _with_an_emulator(sight)
-    if sight.power is EmulatorState.OFF and sight.inactive is ImageRef.OVERLAY:
-        if sight.file is OverlayState.MISSING:
+def _decide(observation: Observation) -> Action:
+    if observation.power in (EmulatorState.ACTIVE, EmulatorState.RESTARTED):
+        return _running(observation)
+    if observation.power is EmulatorState.OFF and observation.inactive is ImageRef.OVERLAY:
+        if observation.file is OverlayState.MISSING:
             return Action.ATTENTION
-        if sight.file is OverlayState.WRITTEN and sight.pivoting:
+        if observation.file is OverlayState.WRITTEN and observation.pivoting:
             # libvirt may have been killed before it recorded that the guest was on its base and
             # wrote to it: a commit would undo these writes. If both images are equal, it cannot.
             return Action.UNDECIDED
-        return Action.REMOVE if sight.file is OverlayState.EMPTY else Action.COMMIT_OFFLINE
-    if sight.power is EmulatorState.GONE and sight.unused and not sight.pivoting:
+        return Action.REMOVE if observation.file is OverlayState.EMPTY else Action.COMMIT_OFFLINE
+    if observation.power is EmulatorState.GONE and observation.unused and not observation.pivoting:
         # a transient guest that was shut down: its last writes are in the overlay, and no process
         # wrote to the base since; a quarantine would lose them
-        held = sight.file in (OverlayState.WRITTEN, OverlayState.COMMITTED)
+        held = observation.file in (OverlayState.WRITTEN, OverlayState.COMMITTED)
         return Action.COMMIT_OFFLINE if held else Action.REMOVE
-    return _used_by_nobody(sight.file)
+    return _unused(observation.file)
 
 
-def _with_an_emulator(sight: Observation) -> Action:
-    if sight.live is ImageRef.OVERLAY and sight.power is EmulatorState.RESTARTED and sight.pivoting:
+def _running(observation: Observation) -> Action:
+    if (
+        observation.live is ImageRef.OVERLAY
+        and observation.power is EmulatorState.RESTARTED
+        and observation.pivoting
+    ):
         return Action.UNDECIDED  # it may have been started on the older image
-    if sight.live is ImageRef.OVERLAY:
+    if observation.live is ImageRef.OVERLAY:
         return Action.COMMIT  # even if the file was unlinked: QEMU still has it open
-    if sight.power is EmulatorState.ACTIVE and sight.live is ImageRef.BASE:
+    if observation.power is EmulatorState.ACTIVE and observation.live is ImageRef.BASE:
         # the same emulator: the pivot was completed, or the guest never left its base
         return Action.REMOVE
-    return _used_by_nobody(sight.file)
+    return _unused(observation.file)
 
 
-def _used_by_nobody(file: OverlayState) -> Action:
+def _unused(file: OverlayState) -> Action:
     return {
         OverlayState.MISSING: Action.REMOVE,
         OverlayState.EMPTY: Action.REMOVE,

@@ -42,11 +42,11 @@ def _drain(descriptor: int, done: threading.Event) -> None:
     poll.register(descriptor, select.POLLIN)
     while not done.is_set():
         # poll(2) always reports a pipe without a writer as ready, though it is empty
-        if not poll.poll(_POLL_MILLISECONDS) or not _take(descriptor):
+        if not poll.poll(_POLL_MILLISECONDS) or not _read_some(descriptor):
             done.wait(_POLL_MILLISECONDS / 1000)
 
 
-def _take(descriptor: int) -> bool:
+def _read_some(descriptor: int) -> bool:
     """Read once; whether there was data. An empty read means that one writer closed, not all."""
     try:
         return bool(os.read(descriptor, _BLOCK))

@@ -33,11 +33,11 @@ def check_nothing_above(domain: Domain, facts: RunFacts, overlays: Sequence[Over
                     facts.domain,
                     f"its disk {disk.target} is on {now.source}, which somebody else has put over "
                     f"the overlay {disk.overlay}; nothing was removed",
-                    f"{_way_back(domain, facts, disk)}; then run: snaporch recover {facts.uuid}",
+                    f"{_how_to_return(domain, facts, disk)}; then run: snaporch recover {facts.uuid}",
                 )
 
 
-def _way_back(domain: Domain, facts: RunFacts, disk: OverlayDisk) -> str:
+def _how_to_return(domain: Domain, facts: RunFacts, disk: OverlayDisk) -> str:
     if domain.active and domain.boot == facts.boot:
         words = ["virsh", "blockcommit", domain.name, disk.target, "--base", disk.overlay]
         return f"commit that: {shlex.join([*words, '--active', '--pivot', '--wait'])}"

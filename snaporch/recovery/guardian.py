@@ -93,7 +93,7 @@ class _Guardian:
     def recover(self, config: list[str]) -> None:
         """Run ``snaporch recover`` until the killed run's journal is removed."""
         held, freed = _Backoff(_MAX_HELD_SECONDS), _Backoff(_MAX_RETRY_SECONDS)
-        limit, said = _RECOVER_SECONDS, _RepeatFilter()
+        limit, output = _RECOVER_SECONDS, _RepeatFilter()
         while self._journal_exists():
             lines = self._read_journal()
             if not lines:
@@ -103,7 +103,7 @@ class _Guardian:
             command = [sys.executable, "-P", "-m", "snaporch", *options]
             command += ["recover", "--wait", _RECOVER_WAIT, "--notify", lines[0]["facts"]["uuid"]]
             try:
-                said.say(_run_recovery(command, limit, self._check_during_recovery))
+                output.write(_run_recovery(command, limit, self._check_during_recovery))
             except subprocess.TimeoutExpired as error:
                 complain(error)
                 limit *= 2
@@ -111,7 +111,7 @@ class _Guardian:
                 complain(error)
             tries = held if self._may_be_held() else freed
             tries.failed()
-            while self._journal_exists() and not tries.again():
+            while self._journal_exists() and not tries.is_over():
                 time.sleep(_POLL_SECONDS)
 
     def _release_first(self, lines: list[dict[str, Any]]) -> None:
@@ -177,10 +177,10 @@ class _Guardian:
         held = window, is_frozen(lines)
         if not exceeds_limits(window, facts, time.monotonic() - self._held_since, self._deadline):
             self._released = None
-        elif self._released != held and self._tries.again():
+        elif self._released != held and self._tries.is_over():
             self._mark_released()
-            let_go = release(window, lines, self._uri, self._journal)
-            self._released = held if let_go else None
+            done = release(window, lines, self._uri, self._journal)
+            self._released = held if done else None
             self._tries.failed()
 
     def _check_during_recovery(self) -> None:
@@ -214,7 +214,7 @@ class _Backoff:
         self._pause = _RETRY_SECONDS
         self._at = 0.0
 
-    def again(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the pause is over."""
         return time.monotonic() >= self._at
 
@@ -231,18 +231,18 @@ class _RepeatFilter:
         self._last = b""
         self._tries = _Backoff(_MAX_RETRY_SECONDS)
 
-    def say(self, text: bytes | None) -> None:
+    def write(self, text: bytes | None) -> None:
         """Print the output on standard error, unless it is repeated too soon."""
         if text != self._last:
             self._tries = _Backoff(_MAX_RETRY_SECONDS)
-        if text and self._tries.again():
+        if text and self._tries.is_over():
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(text.decode("utf-8", "replace"))
             self._tries.failed()
         self._last = text or b""
 
 
-def _run_recovery(command: Sequence[str], limit: float, look: Callable[[], None]) -> bytes:
+def _run_recovery(command: Sequence[str], limit: float, check: Callable[[], None]) -> bytes:
     """Run a recovery, and check the guest every second meanwhile.
 
     Returns: what the recovery printed on standard error.
@@ -259,7 +259,7 @@ def _run_recovery(command: Sequence[str], limit: float, look: Callable[[], None]
                     return process.communicate(timeout=_POLL_SECONDS)[1]
                 if time.monotonic() > end:
                     raise subprocess.TimeoutExpired(command, limit)
-                look()
+                check()
         finally:
             process.kill()
 

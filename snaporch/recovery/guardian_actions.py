@@ -97,7 +97,7 @@ def release(
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
     from snaporch.journal import Note, append_note, noting
     from snaporch.recovery.drain_pipe import reader_of
-    from snaporch.recovery.release_guest import end_job, resume
+    from snaporch.recovery.release_guest import abort_snapshot_job, resume
 
     facts = lines[0]["facts"]
     saving = window is Window.SAVING
@@ -109,14 +109,14 @@ def release(
             if domain is None or not domain.active or domain.boot != facts["boot"]:
                 return True  # another emulator: recovery handles RAM it may have started from
             if saving:
-                end_job(hypervisor, facts["uuid"], facts["domain"])
+                abort_snapshot_job(hypervisor, facts["uuid"], facts["domain"])
             elif window is Window.ON_OVERLAYS:
                 overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
                 # no suspend: if the guardian were killed then, the guest would stay paused
                 unsuspended = Patience(running=float("inf"))
-                told = noting(_ignore_full_disk(lambda note: append_note(journal, note)))
+                note = noting(_ignore_full_disk(lambda note: append_note(journal, note)))
                 with _noted_commit(facts["datasets"], journal):
-                    hypervisor.commit(facts["uuid"], overlays, told, unsuspended)
+                    hypervisor.commit(facts["uuid"], overlays, note, unsuspended)
             elif facts["strategy"] == "quiesced":
                 hypervisor.thaw_file_systems(facts["uuid"], 10)
             reason = hypervisor.paused_by(facts["uuid"])

@@ -73,7 +73,7 @@ def observe(
     settled = where is ImageRef.OVERLAY or (
         power is EmulatorState.ACTIVE and where is ImageRef.BASE
     )
-    sight = Observation(
+    observation = Observation(
         power=power,
         live=where,
         inactive=_image_ref(inactive, disk),
@@ -82,10 +82,10 @@ def observe(
         unused=alive and power is EmulatorState.GONE and is_unused(context, disk),
     )
     if settled:
-        return sight
+        return observation
     # compared only where the result decides the action: comparing a large disk takes long
-    compare = decide(sight) is not decide(replace(sight, file=OverlayState.COMMITTED))
-    return replace(sight, file=_overlay_state(facts, disk, notes, compare=compare))
+    compare = decide(observation) is not decide(replace(observation, file=OverlayState.COMMITTED))
+    return replace(observation, file=_overlay_state(facts, disk, notes, compare=compare))
 
 
 def _emulator_state(domain: Domain | None, facts: RunFacts) -> EmulatorState:

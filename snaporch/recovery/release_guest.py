@@ -45,7 +45,7 @@ def journal_of(context: Context, facts: RunFacts) -> Path:
     return context.config.paths.journal / f"{facts.run}.jsonl"
 
 
-def let_go(
+def release(
     context: Context, domain: Domain | None, facts: RunFacts, notes: Collection[Note]
 ) -> list[RecoveryResult]:
     """Thaw and resume a guest that the run may have frozen or paused, and note it.
@@ -61,29 +61,31 @@ def let_go(
     """
     ours = domain is not None and domain.active and domain.boot == facts.boot
     if ours:
-        done = _let_go(context, facts, notes)
+        done = _release_active(context, facts, notes)
     else:
-        done = _let_go_saved(context, domain, facts, notes) if domain is not None else []
+        done = _release_saved(context, domain, facts, notes) if domain is not None else []
     if Note.LET_GO not in notes:
         with suppress(OSError):  # the note only matters for what is reported
             append_note(journal_of(context, facts), Note.LET_GO)
     return done
 
 
-def _let_go(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[RecoveryResult]:
+def _release_active(
+    context: Context, facts: RunFacts, notes: Collection[Note]
+) -> list[RecoveryResult]:
     done: list[RecoveryResult] = []
     if Note.FREEZING in notes and Note.LET_GO not in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
         context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
         done.append(Effect.THAWED.of())
     if Note.SAVING in notes and facts.strategy.level is Level.RAM:
-        end_job(context.hypervisor, facts.uuid, facts.domain)
-    done += wake(context, facts, notes)
-    _put_downtime_back(context, facts)
+        abort_snapshot_job(context.hypervisor, facts.uuid, facts.domain)
+    done += resume_if_ours(context, facts, notes)
+    _restore_downtime_limit(context, facts)
     return done
 
 
-def _let_go_saved(
+def _release_saved(
     context: Context, domain: Domain, facts: RunFacts, notes: Collection[Note]
 ) -> list[RecoveryResult]:
     """Have a guest whose RAM libvirt saved during the run's freeze resume as it was before.
@@ -95,22 +97,24 @@ def _let_go_saved(
     if facts.was is not DomainState.RUNNING or {Note.LET_GO, Note.HELD} & set(notes):
         return []
     if Note.FREEZING in notes:
-        return _thaw_saved(context, domain, facts)
+        return _thaw_after_managed_save(context, domain, facts)
     if Note.SUSPENDED in notes or facts.strategy is Strategy.MANUAL:
-        return _wake_saved(context, domain, facts)
+        return _resume_after_managed_save(context, domain, facts)
     return []
 
 
-def _thaw_saved(context: Context, domain: Domain, facts: RunFacts) -> list[RecoveryResult]:
+def _thaw_after_managed_save(
+    context: Context, domain: Domain, facts: RunFacts
+) -> list[RecoveryResult]:
     if not domain.active:
         if domain.managed_save:
             why = "libvirt saved its RAM while its file systems were frozen"
-            raise _perhaps_frozen(facts, why, "start")
+            raise _may_be_frozen(facts, why, "start")
         return []
     hypervisor = context.hypervisor
-    if _pause_of(hypervisor, facts.uuid, _STARTING, _READ_BACK) is not None:
+    if _pause_reason(hypervisor, facts.uuid, _STARTING, _READ_BACK) is not None:
         why = "it was started anew and is paused; only when it runs its agent can tell whether its "
-        raise _perhaps_frozen(facts, f"{why}file systems are frozen", "resume")
+        raise _may_be_frozen(facts, f"{why}file systems are frozen", "resume")
     if hypervisor.was_booted(facts.uuid) or hypervisor.file_systems_frozen(facts.uuid) is False:
         return []
     settings = context.config.settings(facts.domain, facts.uuid)
@@ -118,17 +122,19 @@ def _thaw_saved(context: Context, domain: Domain, facts: RunFacts) -> list[Recov
         hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
     except HypervisorError as error:  # its agent may not be ready yet
         why = "it was started anew, perhaps from RAM that libvirt saved while its file systems"
-        raise _perhaps_frozen(facts, f"{why} were frozen; its agent does not thaw them") from error
+        raise _may_be_frozen(facts, f"{why} were frozen; its agent does not thaw them") from error
     return [Effect.THAWED.of()]
 
 
-def _wake_saved(context: Context, domain: Domain, facts: RunFacts) -> list[RecoveryResult]:
+def _resume_after_managed_save(
+    context: Context, domain: Domain, facts: RunFacts
+) -> list[RecoveryResult]:
     if not domain.active:
         if not domain.managed_save:
             return []
         context.hypervisor.unpause_managed_save(facts.uuid)
         return [Effect.SAVED_WILL_RUN.of()]
-    reason = _pause_of(context.hypervisor, facts.uuid, _STARTING)
+    reason = _pause_reason(context.hypervisor, facts.uuid, _STARTING)
     if reason == _STARTING:
         what = "libvirt is starting it, perhaps from RAM that it saved while the guest was paused"
         raise AttentionError(facts.domain, what, f"run: snaporch recover {facts.uuid}")
@@ -138,7 +144,7 @@ def _wake_saved(context: Context, domain: Domain, facts: RunFacts) -> list[Recov
     return []
 
 
-def _pause_of(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
+def _pause_reason(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
     """libvirt's reason for a pause, ``None`` if the guest runs.
 
     Args:
@@ -154,7 +160,7 @@ def _pause_of(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
     return found
 
 
-def _perhaps_frozen(facts: RunFacts, why: str, first: str = "") -> AttentionError:
+def _may_be_frozen(facts: RunFacts, why: str, first: str = "") -> AttentionError:
     name = shlex.quote(facts.domain)
     first = f"run: virsh {first} {name}, and " if first else ""
     return AttentionError(
@@ -162,7 +168,9 @@ def _perhaps_frozen(facts: RunFacts, why: str, first: str = "") -> AttentionErro
     )
 
 
-def wake(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[RecoveryResult]:
+def resume_if_ours(
+    context: Context, facts: RunFacts, notes: Collection[Note]
+) -> list[RecoveryResult]:
     """Resume a guest that the run paused, or that a full overlay paused; what was done."""
     domain = context.hypervisor.find(facts.uuid)
     if domain is None or not domain.active or domain.boot != facts.boot:
@@ -238,7 +246,7 @@ def is_ours_to_resume(context: Context, facts: RunFacts, notes: Collection[Note]
     return reason not in ((None, "user", _OURS) if saving else (None, "user"))
 
 
-def end_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
+def abort_snapshot_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
     """Abort the run's snapshot job, and wait up to 120 s until libvirt has ended it.
 
     Such a job is the run's only while the emulator is the run's, and saving RAM is not known to
@@ -269,7 +277,7 @@ def end_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
         ) from error
 
 
-def _put_downtime_back(context: Context, facts: RunFacts) -> None:
+def _restore_downtime_limit(context: Context, facts: RunFacts) -> None:
     """Set the emulator's own downtime limit, if the run's is still set."""
     if facts.downtime_ms and context.hypervisor.downtime_limit(facts.uuid) == facts.downtime_ms:
         context.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)

@@ -40,7 +40,7 @@ from snaporch.recovery.decision import (
 from snaporch.recovery.drain_pipe import reader_of
 from snaporch.recovery.observe import find_domain, observe
 from snaporch.recovery.other_kinds import finish_others, foresee_others
-from snaporch.recovery.release_guest import is_ours_to_resume, journal_of, let_go
+from snaporch.recovery.release_guest import is_ours_to_resume, journal_of, release
 from snaporch.recovery.result import Effect, RecoveryResult
 from snaporch.recovery.settle_disks import settle_disks
 from snaporch.recovery.stale_sockets import remove_if_dead
@@ -76,7 +76,7 @@ def settle(
     """
     try:
         with reader_of(Path(facts.ram_pipe)):
-            done = let_go(context, find_domain(context, facts), facts, notes)
+            done = release(context, find_domain(context, facts), facts, notes)
         unnoted = not commits_in(journal_of(context, facts))
         on_disks, own_commit = settle_disks(context, facts, notes, alive=alive, take=take)
     except AttentionError:

@@ -18,7 +18,7 @@ from snaporch.recovery.decision import Action, UserDecision, decide
 from snaporch.recovery.foreign_snapshot import check_nothing_above
 from snaporch.recovery.observe import find_domain, observe
 from snaporch.recovery.overlay_use import check_unused, paths_of
-from snaporch.recovery.release_guest import FULL, journal_of, wake
+from snaporch.recovery.release_guest import FULL, journal_of, resume_if_ours
 from snaporch.recovery.result import Effect, RecoveryResult
 
 _QUARANTINE = "quarantine"
@@ -47,8 +47,8 @@ def settle_disks(
     domain = find_domain(context, facts)  # it may have been shut off since its release
     actions: dict[Action, list[OverlayDisk]] = {}
     for disk in facts.overlays:
-        sight = observe(context, domain, facts, disk, notes, alive=alive)
-        actions.setdefault(decide(sight, take), []).append(disk)
+        observation = observe(context, domain, facts, disk, notes, alive=alive)
+        actions.setdefault(decide(observation, take), []).append(disk)
     if missing := actions.get(Action.ATTENTION):
         raise AttentionError(
             facts.domain,
@@ -83,7 +83,7 @@ def settle_disks(
         if context.hypervisor.rebase_managed_save(facts.uuid, facts.overlays):
             done.append(Effect.SAVED_REBASED.of())
         context.hypervisor.rebase_inactive(facts.uuid, facts.overlays)
-    done += wake(context, facts, notes)
+    done += resume_if_ours(context, facts, notes)
     check_unused(context, facts)
     for disk in actions.get(Action.QUARANTINE, []):
         kept = overlay_files.quarantine(

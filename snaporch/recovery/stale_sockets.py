@@ -23,14 +23,14 @@ def address(path: Path) -> Iterator[str]:
 
 
 @contextmanager
-def only_visitor(door: Path, *, wait: bool) -> Iterator[bool]:
+def only_visitor(path: Path, *, wait: bool) -> Iterator[bool]:
     """Take the lock that a hook holds while it starts the holding process; yields whether it could.
 
     Args:
-        door: the socket's path.
+        path: the socket's path.
         wait: wait for the lock.
     """
-    lock = os.open(f"{door}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -41,11 +41,11 @@ def only_visitor(door: Path, *, wait: bool) -> Iterator[bool]:
         os.close(lock)
 
 
-def connect(door: Path) -> socket.socket | None:
+def connect(path: Path) -> socket.socket | None:
     """Connect to the process that holds the guest; ``None`` when no process listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with address(door) as name:
+        with address(path) as name:
             connection.connect(name)
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
@@ -58,14 +58,14 @@ def connect(door: Path) -> socket.socket | None:
 
 def remove_if_dead(runtime: Path, uuid: str) -> None:
     """Remove a domain's socket if no process listens on it; hooks that find it do so, too."""
-    door = runtime / f"{uuid}{WINDOW}"
-    if not door.exists():
+    path = runtime / f"{uuid}{WINDOW}"
+    if not path.exists():
         return
-    with only_visitor(door, wait=False) as alone:
+    with only_visitor(path, wait=False) as alone:
         if not alone:
             return
-        connection = connect(door)
+        connection = connect(path)
         if connection is None:
-            door.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         else:
             connection.close()
