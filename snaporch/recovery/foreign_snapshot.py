@@ -29,11 +29,12 @@ def check_nothing_above(domain: Domain, facts: RunFacts, overlays: Sequence[Over
             continue
         with suppress(HeaderError, RefusedError, OSError):  # then the image is not over the overlay
             if is_beneath(domain, now, disk.overlay):
+                step = _how_to_return(domain, facts, disk)
                 raise AttentionError(
                     facts.domain,
                     f"its disk {disk.target} is on {now.source}, which somebody else has put over "
                     f"the overlay {disk.overlay}; nothing was removed",
-                    f"{_how_to_return(domain, facts, disk)}; then run: snaporch recover {facts.uuid}",
+                    f"{step}; then run: snaporch recover {facts.uuid}",
                 )
 
 
