@@ -1,8 +1,8 @@
-"""qemu-img on images that an emulator owns: on open files only, as the emulator's user only.
+"""Runs qemu-img on images that an emulator owns: on open files, and as the emulator's user.
 
-An image is opened once, without following a link, and looked at; qemu-img gets that very file as
-``/proc/self/fd/N``, and every layer of it spelled out, so that no name inside an image is followed.
-What the image says is compared with the journal before.
+An image is opened once and checked; an overlay is opened without following a link. qemu-img gets
+the open file as ``/proc/self/fd/N`` with every layer spelled out, so it follows no name inside
+an image. Before that the headers are compared with the journal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from snaporch.model import Owner
 
 _SECTOR = 512
 _WRITTEN = 2
-"""The overlay and its base, of the layers of a disk."""
+"""How many layers qemu-img writes to: the overlay and its base."""
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _KEEP = (
     "nothing was changed; do not let qemu-img follow what the image names: see docs/recovery.md, "
@@ -44,22 +44,22 @@ class Layers:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What qemu-img has to be given."""
+        """The file descriptors to pass to qemu-img."""
         return (self._overlay, *(descriptor for _, descriptor in self._lower))
 
     @property
     def overlay(self) -> str:
-        """The overlay over all that lies below."""
+        """The overlay with all layers below it, as qemu-img's argument."""
         return _spelled(_node("qcow2", "file", self._overlay, self._below(0)))
 
     @property
     def alone(self) -> str:
-        """The overlay over nothing: what is in it, and what is not."""
+        """The overlay alone, without backing file."""
         return _spelled(_node("qcow2", "file", self._overlay, None))
 
     @property
     def base(self) -> str:
-        """The base over what lies below it."""
+        """The base with all layers below it."""
         below = self._below(0)
         assert below is not None
         return _spelled(below)
@@ -87,10 +87,10 @@ def _spelled(node: dict[str, Any]) -> str:
 
 @contextmanager
 def open_overlay(disk: OverlayDisk) -> Iterator[Layers]:
-    """An overlay by itself: what lies below it is not opened.
+    """Open an overlay alone; the layers below it are not opened.
 
     Raises:
-        OverlayError: it is not a file of its own, or not what the journal says.
+        OverlayError: it is no regular file with one name, or its header differs from the journal.
     """
     with ExitStack() as stack:
         overlay = _open_overlay(stack, disk)
@@ -101,10 +101,10 @@ def open_overlay(disk: OverlayDisk) -> Iterator[Layers]:
 
 @contextmanager
 def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
-    """An overlay and all that lies below it, each seen to be what the journal says.
+    """Open an overlay and all layers below it, and check each against the journal.
 
     Raises:
-        OverlayError: one is not, or cannot be opened.
+        OverlayError: a layer differs from the journal, or cannot be opened.
     """
     with ExitStack() as stack:
         overlay = _open_overlay(stack, disk)
@@ -163,7 +163,12 @@ def _check_self_contained(path: str, header: Qcow2Header) -> None:
 def _check_header(
     path: str, header: Qcow2Header, below: BackingImage | None, *, strict: bool
 ) -> None:
-    """``strict`` for an overlay of ours, of which the name and the format are known exactly."""
+    """Check the backing file that a header names.
+
+    Args:
+        below: the expected backing file.
+        strict: for a run's overlay, whose header must have exactly this name and format.
+    """
     _check_self_contained(path, header)
     named = header.backing
     if named is not None and not strict:  # as QEMU and libvirt read a relative name
@@ -179,7 +184,7 @@ def _check_header(
 
 
 def _size(image: BackingImage, descriptor: int) -> int:
-    """Of the disk that a guest sees, in bytes."""
+    """The size of the disk that the guest sees, in bytes."""
     if image.format == "qcow2":
         return _header(descriptor, image.path).size
     size = os.lseek(descriptor, 0, os.SEEK_END)
@@ -188,9 +193,9 @@ def _size(image: BackingImage, descriptor: int) -> int:
 
 @contextmanager
 def lent(layers: Layers, owner: Owner | None) -> Iterator[None]:
-    """Give the images to the emulator's user for a while, as libvirt does while a guest runs.
+    """Give the images to the emulator's user in the block, as libvirt does while a guest runs.
 
-    What lies below the base is only read, and may be where nobody can give it away.
+    Layers below the base are only read, and their file system may refuse to change the owner.
     """
     if owner is None or os.geteuid() != 0:
         yield
@@ -216,16 +221,20 @@ def qemu_img(
     descriptors: Sequence[int] = (),
     good: Sequence[int] = (0,),
 ) -> tuple[int, str]:
-    """Run qemu-img as ``owner``, with nothing but what it is given; its exit code and output.
+    """Run qemu-img as ``owner``, with no access but to the given files.
 
     Args:
-        good: exit codes that are answers.
+        owner: the emulator's user and group; ``None`` to run it as this process's user.
+        descriptors: the open files that qemu-img gets.
+        good: exit codes that are no failure.
+
+    Returns: the exit code and the output.
 
     Raises:
-        OverlayError: it is not installed, or failed.
+        OverlayError: qemu-img is not installed, or failed.
     """
     confine: list[str] = []
-    # one that is no root's has nothing to give away; without a label, libvirt's QEMU is root's too
+    # a process that is not root has nothing to drop; without a DAC label libvirt's QEMU is root too
     if owner is not None and os.geteuid() == 0:
         confine = ["setpriv", "--reuid", str(owner.uid), "--regid", str(owner.gid), *_CONFINED]
     try:
@@ -234,7 +243,7 @@ def qemu_img(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
-            process_group=0,  # a terminal's Ctrl-C is for us, not for what we are finishing
+            process_group=0,  # a terminal's Ctrl-C must not end qemu-img
             pass_fds=descriptors,
             cwd="/",
             text=True,
