@@ -34,7 +34,7 @@ from snaporch.zfs import resolver
 _UNREAD = ("qcow", "qed", "vmdk")
 """Formats whose headers may name other files; snaporch does not read these headers."""
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_LOOK = "see `virsh dumpxml` and `qemu-img info -U`"
+_INSPECT = "see `virsh dumpxml` and `qemu-img info -U`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +122,12 @@ def find_beneath(
         top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
         try:
             for image, kind in _walk(thing, top):
-                found.append(_look(thing, disk.target, image, datasets, domains, kind))
+                found.append(_backing_file(thing, disk.target, image, datasets, domains, kind))
         except HeaderError as error:
-            raise RefusedError(thing, str(error), _LOOK) from error
+            raise RefusedError(thing, str(error), _INSPECT) from error
         except OSError as error:
             reason = f"{error.filename}, which lies beneath it: {error.strerror}"
-            raise RefusedError(thing, reason, _LOOK) from error
+            raise RefusedError(thing, reason, _INSPECT) from error
     return tuple(found)
 
 
@@ -155,10 +155,10 @@ def _walk(thing: str, image: _Image) -> Iterator[tuple[_Image, _Kind]]:
             return
         yield below, _Kind.BACKING
         image = below
-    raise RefusedError(thing, f"more than {MAX_CHAIN} images lie below one another", _LOOK)
+    raise RefusedError(thing, f"more than {MAX_CHAIN} images lie below one another", _INSPECT)
 
 
-def _look(
+def _backing_file(
     thing: str,
     target: str,
     image: _Image,
@@ -207,7 +207,7 @@ def _dataset_of(path: str) -> Dataset | None:
     return None
 
 
-def _nobody_looks(path: str) -> bool:
+def _is_remote(path: str) -> bool:
     """Whether a path is on NFS or FUSE, so that a server or a program would have to answer."""
     try:
         resolver.real_path(path)
@@ -221,7 +221,7 @@ def _is_opaque(image: _Image) -> bool:
     spelled = image.element is not None and image.element.find("backingStore") is not None
     if image.format == "vmdk":
         return True  # no definition names its extents
-    return not spelled and (image.format in _UNREAD or _nobody_looks(image.path))
+    return not spelled and (image.format in _UNREAD or _is_remote(image.path))
 
 
 def _header(image: _Image) -> Qcow2Header | None:
@@ -230,7 +230,7 @@ def _header(image: _Image) -> Qcow2Header | None:
         raise HeaderError(
             f"{image.path} is a {image.format} image, which may name files that nobody looks at"
         )
-    if image.format != "qcow2" or _nobody_looks(image.path):
+    if image.format != "qcow2" or _is_remote(image.path):
         return None
     if image.element is not None and image.element.find("source/slices") is not None:
         if image.element.find("backingStore") is None:
@@ -268,7 +268,7 @@ def _data_file(thing: str, image: _Image, header: Qcow2Header | None) -> str | N
     if store is not None:
         path = domain_xml.source_path(store, store.get("type", "file"))
         if path is None:
-            raise RefusedError(thing, f"the data of {image.path} is not in a local file", _LOOK)
+            raise RefusedError(thing, f"the data of {image.path} is not in a local file", _INSPECT)
         return path
     if header is None or header.data_file is None:
         return None

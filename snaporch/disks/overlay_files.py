@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaporch.bundle.store import explained_store, private_directory, sync_directory
-from snaporch.disks.qemu_img import OverlayError, lent, open_layers, open_overlay, qemu_img
+from snaporch.disks.qemu_img import OverlayError, given_to, open_layers, open_overlay, qemu_img
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
 
@@ -67,7 +67,7 @@ def holds_writes(disk: OverlayDisk, owner: Owner | None) -> bool:
         ValueError: qemu-img's answer is malformed.
     """
     options = ("-U", "--output=json", "--max-length=9P")
-    with open_overlay(disk) as layers, lent(layers, owner):
+    with open_overlay(disk) as layers, given_to(layers, owner):
         _, answer = qemu_img(
             "map", *options, layers.alone, owner=owner, descriptors=layers.descriptors
         )
@@ -77,7 +77,7 @@ def holds_writes(disk: OverlayDisk, owner: Owner | None) -> bool:
 
 def holds_what_base_holds(disk: OverlayDisk, owner: Owner | None) -> bool:
     """Whether overlay and base read the same as the base alone, so that no write is uncommitted."""
-    with suppress(OverlayError), open_layers(disk) as layers, lent(layers, owner):
+    with suppress(OverlayError), open_layers(disk) as layers, given_to(layers, owner):
         pair = layers.overlay, layers.base
         differ, _ = qemu_img(
             "compare", "-q", "-U", *pair, owner=owner, descriptors=layers.descriptors, good=(0, 1)
@@ -105,7 +105,7 @@ def commit_offline(disk: OverlayDisk, owner: Owner | None) -> None:
     Raises:
         OverlayError: an image differs from the journal, or qemu-img failed.
     """
-    with open_layers(disk) as layers, lent(layers, owner):
+    with open_layers(disk) as layers, given_to(layers, owner):
         qemu_img("commit", "-q", layers.overlay, owner=owner, descriptors=layers.descriptors)
 
 
@@ -115,11 +115,11 @@ def open_somewhere(paths: Sequence[Path]) -> int | None:
     stat(2) is called only on a file with the same inode number and name: on a dead NFS or FUSE
     mount it would never return.
     """
-    wanted: dict[tuple[int, int], str] = {}
+    expected: dict[tuple[int, int], str] = {}
     for path in paths:
         status = os.stat(path, follow_symlinks=False)
-        wanted[status.st_dev, status.st_ino] = path.name
-    names = {str(inode): name for (_, inode), name in wanted.items()}
+        expected[status.st_dev, status.st_ino] = path.name
+    names = {str(inode): name for (_, inode), name in expected.items()}
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal():
             continue
@@ -129,7 +129,7 @@ def open_somewhere(paths: Sequence[Path]) -> int | None:
                     if not _may_be(process, entry, names):
                         continue
                     status = os.stat(process / "fd" / entry)
-                    if (status.st_dev, status.st_ino) in wanted:
+                    if (status.st_dev, status.st_ino) in expected:
                         return int(process.name)
     return None
 

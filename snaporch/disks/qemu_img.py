@@ -21,10 +21,10 @@ from snaporch.hypervisor.qcow2 import HeaderError, Qcow2Header, read_qcow2
 from snaporch.model import Owner
 
 _SECTOR = 512
-_WRITTEN = 2
+_WRITABLE_LAYERS = 2
 """How many layers qemu-img writes to: the overlay and its base."""
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_KEEP = (
+_KEPT = (
     "nothing was changed; do not let qemu-img follow what the image names: see docs/recovery.md, "
     '"By hand"'
 )
@@ -50,19 +50,19 @@ class Layers:
     @property
     def overlay(self) -> str:
         """The overlay with all layers below it, as qemu-img's argument."""
-        return _spelled(_node("qcow2", "file", self._overlay, self._below(0)))
+        return _json_argument(_node("qcow2", "file", self._overlay, self._below(0)))
 
     @property
     def alone(self) -> str:
         """The overlay alone, without backing file."""
-        return _spelled(_node("qcow2", "file", self._overlay, None))
+        return _json_argument(_node("qcow2", "file", self._overlay, None))
 
     @property
     def base(self) -> str:
         """The base with all layers below it."""
         below = self._below(0)
         assert below is not None
-        return _spelled(below)
+        return _json_argument(below)
 
     def _below(self, level: int) -> dict[str, Any] | None:
         if level == len(self._lower):
@@ -73,15 +73,15 @@ class Layers:
 
 def _node(form: str, kind: str, descriptor: int, below: dict[str, Any] | None) -> dict[str, Any]:
     driver = "host_device" if kind == "block" else "file"
-    node = {"driver": form, "file": {"driver": driver, "filename": _place(descriptor)}}
+    node = {"driver": form, "file": {"driver": driver, "filename": _fd_path(descriptor)}}
     return node | ({"backing": below} if form == "qcow2" else {})
 
 
-def _place(descriptor: int) -> str:
+def _fd_path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def _spelled(node: dict[str, Any]) -> str:
+def _json_argument(node: dict[str, Any]) -> str:
     return f"json:{json.dumps(node)}"
 
 
@@ -118,12 +118,12 @@ def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
                 _check_header(image.path, _header(descriptor, image.path), below, strict=False)
             elif image.format != "raw" or below is not None:
                 raise OverlayError(
-                    image.path, f"is a {image.format} image, which only libvirt commits into", _KEEP
+                    image.path, f"is a {image.format} image, which only libvirt commits into", _KEPT
                 )
         size = _size(lower[0][0], lower[0][1])
         if header.size != size:
             raise OverlayError(
-                disk.overlay, f"is of {header.size} bytes, and its base of {size}", _KEEP
+                disk.overlay, f"is of {header.size} bytes, and its base of {size}", _KEPT
             )
         yield Layers(overlay, lower)
 
@@ -131,7 +131,7 @@ def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
 def _open_overlay(stack: ExitStack, disk: OverlayDisk) -> int:
     descriptor = _open(stack, disk.overlay, "file", os.O_NOFOLLOW)
     if os.fstat(descriptor).st_nlink != 1:
-        raise OverlayError(disk.overlay, "has more than one name, or none", _KEEP)
+        raise OverlayError(disk.overlay, "has more than one name, or none", _KEPT)
     return descriptor
 
 
@@ -139,11 +139,11 @@ def _open(stack: ExitStack, path: str, kind: str, flags: int = 0) -> int:
     try:
         descriptor = os.open(path, _OPEN | flags)
     except OSError as error:
-        raise OverlayError(path, f"cannot be opened ({error.strerror})", _KEEP) from error
+        raise OverlayError(path, f"cannot be opened ({error.strerror})", _KEPT) from error
     stack.callback(os.close, descriptor)
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISBLK(mode) if kind == "block" else stat.S_ISREG(mode)):
-        raise OverlayError(path, f"is no {'device' if kind == 'block' else 'regular file'}", _KEEP)
+        raise OverlayError(path, f"is no {'device' if kind == 'block' else 'regular file'}", _KEPT)
     return descriptor
 
 
@@ -151,13 +151,13 @@ def _header(descriptor: int, path: str) -> Qcow2Header:
     try:
         return read_qcow2(descriptor)
     except (HeaderError, OSError) as error:
-        raise OverlayError(path, str(error), _KEEP) from error
+        raise OverlayError(path, str(error), _KEPT) from error
 
 
 def _check_self_contained(path: str, header: Qcow2Header) -> None:
     if header.data_file is not None or header.encrypted:
         kind = "encryption" if header.encrypted else "an external data file"
-        raise OverlayError(path, f"has {kind}", _KEEP)
+        raise OverlayError(path, f"has {kind}", _KEPT)
 
 
 def _check_header(
@@ -173,14 +173,14 @@ def _check_header(
     named = header.backing
     if named is not None and not strict:  # as QEMU and libvirt read a relative name
         named = os.path.normpath(os.path.join(os.path.dirname(path), named))
-    wanted = below.path if below else None
-    if wanted is not None and not strict:
-        wanted = os.path.normpath(wanted)
-    if named != wanted:
-        raise OverlayError(path, f"names {named} as its backing file, and not {wanted}", _KEEP)
+    expected = below.path if below else None
+    if expected is not None and not strict:
+        expected = os.path.normpath(expected)
+    if named != expected:
+        raise OverlayError(path, f"names {named} as its backing file, and not {expected}", _KEPT)
     stated = header.backing_format
     if below and (strict or stated is not None) and stated != below.format:
-        raise OverlayError(path, f"names the format {stated}, and not {below.format}", _KEEP)
+        raise OverlayError(path, f"names the format {stated}, and not {below.format}", _KEPT)
 
 
 def _size(image: BackingImage, descriptor: int) -> int:
@@ -192,7 +192,7 @@ def _size(image: BackingImage, descriptor: int) -> int:
 
 
 @contextmanager
-def lent(layers: Layers, owner: Owner | None) -> Iterator[None]:
+def given_to(layers: Layers, owner: Owner | None) -> Iterator[None]:
     """Give the images to the emulator's user in the block, as libvirt does while a guest runs.
 
     Layers below the base are only read, and their file system may refuse to change the owner.
@@ -208,7 +208,7 @@ def lent(layers: Layers, owner: Owner | None) -> Iterator[None]:
             try:
                 os.fchown(descriptor, owner.uid, owner.gid)
             except OSError:
-                if index < _WRITTEN:
+                if index < _WRITABLE_LAYERS:
                     raise
                 continue
             stack.callback(os.fchown, descriptor, status.st_uid, status.st_gid)
