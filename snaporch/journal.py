@@ -412,7 +412,7 @@ def read_journal(path: Path) -> SnapshotJournal | ForeignJournal | UnreadableJou
 def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | ForeignJournal | UnreadableJournal:
     try:
         if lines[0]["format"] != FORMAT:
-            reason = f"has format {lines[0]['format']}, known is {FORMAT}"
+            reason = f"has format {lines[0]['format']}, expected {FORMAT}"
             return UnreadableJournal(path, _uuid(lines[0]), JournalError(str(path), reason, _LATER))
         if (kind := str(lines[0].get("kind", _SNAPSHOT))) != _SNAPSHOT:
             facts = lines[0]["facts"]
@@ -427,7 +427,7 @@ def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | ForeignJournal | U
             frozenset(notes),
         )
     except (KeyError, TypeError, ValueError) as error:
-        strange = JournalError(str(path), f"cannot be understood ({error!r})", _LATER)
+        strange = JournalError(str(path), f"cannot be read ({error!r})", _LATER)
         return UnreadableJournal(path, _uuid(lines[0]), strange)
 
 

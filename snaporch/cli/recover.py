@@ -29,26 +29,26 @@ def recover_command(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
     ] = False,
     take: Annotated[
         UserDecision | None,
         typer.Option(
             "--take",
-            help="Of disks of which nobody can tell whether the overlay or the base is the newer: "
-            "commit the overlay, or set it aside. Needs DOMAIN.",
+            help="For undecided disks, where overlay or base may be the newer one: commit the "
+            "overlay, or keep the base and quarantine the overlay. Needs DOMAIN.",
             show_default=False,
         ),
     ] = None,
     autostart: Annotated[
         bool,
         typer.Option(
-            "--autostart", help="Then start the guests of these that libvirt starts at boot."
+            "--autostart", help="Afterwards start those of the guests that libvirt starts at boot."
         ),
     ] = False,
     notify: Annotated[
         bool,
-        typer.Option("--notify", help="Tell those whom [notify] names what could not be settled."),
+        typer.Option("--notify", help="Send a notification ([notify]) for each failure."),
     ] = False,
     wait: WaitOption = None,
     json: JsonOption = False,
@@ -57,13 +57,13 @@ def recover_command(
 ) -> int:
     """Bring guests back to their base images after a run that was killed.
 
-    Without a domain, also removes what clones and verifications that were killed have left.
+    Without a domain, also removes leftovers of killed clones and verifications.
 
-    Every command that changes something does this for its own domain first. A restore that was cut
-    short is finished, or undone if the guest had not been stopped yet.
+    Every command that changes something does this first for its own domain. An interrupted restore
+    is finished, or undone if the guest had not been stopped yet.
     """
     if take is not None and domain is None:
-        raise UsageError("--take", "is decided for one domain", "name it: snaporch list")
+        raise UsageError("--take", "needs one domain", "name it; see: snaporch list")
     from snaporch.cli.session import session
     from snaporch.cli.watching import watchers
     from snaporch.recovery.unfinished import RecoverRequest

@@ -155,7 +155,7 @@ def _walk(thing: str, image: _Image) -> Iterator[tuple[_Image, _Kind]]:
             return
         yield below, _Kind.BACKING
         image = below
-    raise RefusedError(thing, f"more than {MAX_CHAIN} images lie below one another", _INSPECT)
+    raise RefusedError(thing, f"its backing chain has more than {MAX_CHAIN} images", _INSPECT)
 
 
 def _backing_file(
@@ -228,13 +228,14 @@ def _header(image: _Image) -> Qcow2Header | None:
     """The header; ``None`` for an image that names no other, or that the definition spells out."""
     if _is_opaque(image):
         raise HeaderError(
-            f"{image.path} is a {image.format} image, which may name files that nobody looks at"
+            f"{image.path} is a {image.format} image, which may name files that snaporch does not "
+            "read"
         )
     if image.format != "qcow2" or _is_remote(image.path):
         return None
     if image.element is not None and image.element.find("source/slices") is not None:
         if image.element.find("backingStore") is None:
-            raise HeaderError(f"{image.path} is a slice, whose header nobody reads")
+            raise HeaderError(f"{image.path} is a slice, whose header snaporch does not read")
         return None
     with _opened(image.path) as descriptor:
         try:
@@ -284,8 +285,8 @@ def _below(thing: str, image: _Image, header: Qcow2Header | None) -> _Image | No
         if path is None:
             raise RefusedError(
                 thing,
-                f"what lies beneath {image.path} is not on this host, and may change",
-                "take it into the image: virsh blockpull; or see exclude_disks",
+                f"the backing file of {image.path} is not on this host and may change",
+                "copy it into the image (virsh blockpull), or see exclude_disks",
             )
         return _Image(path, _format(store), store)
     if header is None or header.backing is None:
@@ -348,6 +349,6 @@ def tell_shared(
         if other.active and other.uuid not in still:
             for path in sorted(written_by(other) & shared.keys()):
                 yield (
-                    f"{other.name} writes to {shared[path]}, too, and goes on: only a snapshot of "
-                    "both as a group is of one instant"
+                    f"{other.name} writes to {shared[path]}, too, and is not frozen: only a "
+                    "snapshot of both as a group is consistent"
                 )

@@ -25,7 +25,7 @@ _WRITABLE_LAYERS = 2
 """How many layers qemu-img writes to: the overlay and its base."""
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _KEPT = (
-    "nothing was changed; do not let qemu-img follow what the image names: see docs/recovery.md, "
+    "nothing was changed; never let qemu-img follow the names in the image: see docs/recovery.md, "
     '"By hand"'
 )
 _CONFINED = ("--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
@@ -123,7 +123,7 @@ def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
         size = _size(lower[0][0], lower[0][1])
         if header.size != size:
             raise OverlayError(
-                disk.overlay, f"is of {header.size} bytes, and its base of {size}", _KEPT
+                disk.overlay, f"has {header.size} bytes, but its base has {size}", _KEPT
             )
         yield Layers(overlay, lower)
 
@@ -177,10 +177,10 @@ def _check_header(
     if expected is not None and not strict:
         expected = os.path.normpath(expected)
     if named != expected:
-        raise OverlayError(path, f"names {named} as its backing file, and not {expected}", _KEPT)
+        raise OverlayError(path, f"names {named} as its backing file; expected {expected}", _KEPT)
     stated = header.backing_format
     if below and (strict or stated is not None) and stated != below.format:
-        raise OverlayError(path, f"names the format {stated}, and not {below.format}", _KEPT)
+        raise OverlayError(path, f"names the format {stated}; expected {below.format}", _KEPT)
 
 
 def _size(image: BackingImage, descriptor: int) -> int:

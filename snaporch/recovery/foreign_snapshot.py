@@ -32,7 +32,7 @@ def check_nothing_above(domain: Domain, facts: RunFacts, overlays: Sequence[Over
                 step = _how_to_return(domain, facts, disk)
                 raise AttentionError(
                     facts.domain,
-                    f"its disk {disk.target} is on {now.source}, which somebody else has put over "
+                    f"its disk {disk.target} is on {now.source}, which another program put over "
                     f"the overlay {disk.overlay}; nothing was removed",
                     f"{step}; then run: snaporch recover {facts.uuid}",
                 )
@@ -41,6 +41,6 @@ def check_nothing_above(domain: Domain, facts: RunFacts, overlays: Sequence[Over
 def _how_to_return(domain: Domain, facts: RunFacts, disk: OverlayDisk) -> str:
     if domain.active and domain.boot == facts.boot:
         words = ["virsh", "blockcommit", domain.name, disk.target, "--base", disk.overlay]
-        return f"commit that: {shlex.join([*words, '--active', '--pivot', '--wait'])}"
+        return f"run: {shlex.join([*words, '--active', '--pivot', '--wait'])}"
     first = "shut it off, and " if domain.active else ""
-    return f'{first}commit that by hand (docs/recovery.md, "Over an overlay")'
+    return f'{first}commit that image by hand (docs/recovery.md, "Over an overlay")'

@@ -37,7 +37,7 @@ def _finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list
     if journal.kind not in context.finishers:
         raise AttentionError(
             journal.domain,
-            f"a {journal.kind} of it was cut short",
+            f"a {journal.kind} of it was interrupted",
             f"run: snaporch recover {journal.uuid}",
         )
     texts = context.finishers[journal.kind](context, journal, dry_run)

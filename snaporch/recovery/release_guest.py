@@ -113,7 +113,7 @@ def _thaw_after_managed_save(
         return []
     hypervisor = context.hypervisor
     if _pause_reason(hypervisor, facts.uuid, _STARTING, _READ_BACK) is not None:
-        why = "it was started anew and is paused; only when it runs its agent can tell whether its "
+        why = "it was restarted and is paused; only when it runs can its agent tell whether its "
         raise _may_be_frozen(facts, f"{why}file systems are frozen", "resume")
     if hypervisor.was_booted(facts.uuid) or hypervisor.file_systems_frozen(facts.uuid) is False:
         return []
@@ -121,7 +121,7 @@ def _thaw_after_managed_save(
     try:
         hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
     except HypervisorError as error:  # its agent may not be ready yet
-        why = "it was started anew, perhaps from RAM that libvirt saved while its file systems"
+        why = "it was restarted, perhaps from RAM that libvirt saved while its file systems"
         raise _may_be_frozen(facts, f"{why} were frozen; its agent does not thaw them") from error
     return [Effect.THAWED.of()]
 
@@ -197,7 +197,7 @@ def suspend(hypervisor: Hypervisor, planned: Domain) -> None:
     now = hypervisor.find(planned.uuid)
     if now is not None and now.active and now.boot != planned.boot:
         resume(hypervisor, planned.uuid)
-        raise ChangedError(planned.name, "it was started anew meanwhile", "run it again")
+        raise ChangedError(planned.name, "it was restarted meanwhile", "run it again")
 
 
 def resume(

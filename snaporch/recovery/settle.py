@@ -84,8 +84,8 @@ def settle(
     except (SnaporchError, OSError) as error:
         raise AttentionError(
             facts.domain,
-            f"could not be brought back to its base images ({error})",
-            f"nothing was removed; mend the cause and run: snaporch recover {facts.uuid}",
+            f"could not be returned to its base images ({error})",
+            f"nothing was removed; fix the cause and run: snaporch recover {facts.uuid}",
         ) from error
     done += on_disks
     commits = commits_of_all(context.config.paths.journal) + own_commit

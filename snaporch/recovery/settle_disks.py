@@ -52,17 +52,18 @@ def settle_disks(
     if missing := actions.get(Action.ATTENTION):
         raise AttentionError(
             facts.domain,
-            f"its definition names {paths_of(missing)}, which is not there; the guest's "
+            f"its definition names {paths_of(missing)}, which is missing; the guest's "
             "last writes are in it",
-            "put it back and run `snaporch recover`, or define the domain on its base images",
+            f"restore that file and run: snaporch recover {facts.uuid}; or define the domain on "
+            "its base images",
         )
     if undecided := actions.get(Action.UNDECIDED):
         first = "shut it off, " if domain is not None and domain.active else ""
         raise AttentionError(
             facts.domain,
-            f"it ended while {_targets(undecided)} was being switched from {paths_of(undecided)} "
-            "back to the base: the two differ, and either may be the newer",
-            f"{first}look at both (docs/recovery.md, Undecided), and then run: snaporch recover "
+            f"QEMU exited while {_targets(undecided)} was being switched from "
+            f"{paths_of(undecided)} back to the base; the two differ, and either may be the newer",
+            f"{first}compare both (docs/recovery.md, Undecided), then run: snaporch recover "
             f"{facts.uuid} --take overlay|base",
         )
     _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
@@ -102,9 +103,9 @@ def _check_saved_ram(
     if needed := [disk for disk in aside if (saved or {}).get(disk.target) == disk.overlay]:
         raise AttentionError(
             facts.domain,
-            f"the RAM that libvirt saved of it goes with {paths_of(needed)} and with no other "
-            "image",
-            f"run: virsh managedsave-remove {shlex.quote(facts.domain)}, and recover it again",
+            f"the RAM that libvirt saved of it needs {paths_of(needed)}",
+            f"to discard that RAM, run: virsh managedsave-remove {shlex.quote(facts.domain)}; "
+            f"then: snaporch recover {facts.uuid}",
         )
 
 

@@ -81,7 +81,7 @@ def await_guardian(context: Context, facts: RunFacts, journal: Path) -> None:
             if time.monotonic() > end:
                 raise UnavailableError(
                     facts.domain,
-                    f"the guardian of its run did not begin within {_START_SECONDS} s",
+                    f"the guardian of its run did not start within {_START_SECONDS} s",
                     f"see journalctl -u snaporch-guardian-{facts.run}, and the host's load",
                 )
             time.sleep(_POLL_SECONDS)

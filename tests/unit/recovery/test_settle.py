@@ -377,7 +377,7 @@ def test_an_overlay_that_may_be_older_than_its_base_is_left_for_a_human(world):
     with pytest.raises(AttentionError, match="vda, vdb was being switched") as caught:
         run.settle(Note.PIVOTING, Note.LET_GO)
     assert "Undecided" in caught.value.line()
-    assert caught.value.step.startswith("look at both")
+    assert caught.value.step.startswith("compare both")
     assert everything(world) == before
 
 
@@ -407,7 +407,7 @@ def test_it_is_told_when_libvirt_may_have_been_kept_from_starting_it(world, happ
     run.guest.autostart = True
     if happened:
         happened(run)
-    assert any("kept from starting it" in text for text in run.recover()) == told
+    assert any("refused to start it" in text for text in run.recover()) == told
 
 
 def test_a_human_takes_the_base(world):
@@ -415,7 +415,7 @@ def test_a_human_takes_the_base(world):
     off(run)
     before = Path(run.facts.overlays[0].base).read_bytes()
     (said,) = run.settle(Note.PIVOTING, take=UserDecision.BASE)
-    assert said.startswith(f"set aside {run.quarantined()}")
+    assert said.startswith(f"quarantined {run.quarantined()}")
     assert Path(run.facts.overlays[0].base).read_bytes() == before
     assert run.facts.overlays[0].overlay not in run.guest.inactive
 
@@ -584,7 +584,7 @@ def test_ram_that_libvirt_saved_on_overlays_goes_with_the_bases_once_they_are_co
     assert names_overlay()
     assert run.settle() == [
         "committed vda while the guest is off",
-        "had the RAM that libvirt saved of it go on on its bases",
+        "pointed the RAM that libvirt saved at the base images",
     ]
     assert not names_overlay()
     acts = world.hooks.acts()
@@ -799,7 +799,7 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monke
     (journal,) = read_journals(world.paths.journal)
     assert Note.LET_GO not in journal.notes
     world.hypervisor.start(run.facts.uuid, paused=True)
-    with pytest.raises(AttentionError, match="started anew and is paused") as caught:
+    with pytest.raises(AttentionError, match="restarted and is paused") as caught:
         run.settle(Note.FREEZING)
     assert caught.value.step == f"run: virsh resume web, and {then}"
     run.guest.frozen = True
@@ -1046,7 +1046,7 @@ def test_an_overlay_that_somebody_elses_snapshot_lies_over_stays(world, spelled,
     with pytest.raises(AttentionError) as caught:
         run.settle()
     assert run.overlay().exists()
-    assert f"vda is on {tool}, which somebody else has put over" in caught.value.reason
+    assert f"vda is on {tool}, which another program put over" in caught.value.reason
     assert f"then run: snaporch recover {run.facts.uuid}" in caught.value.step
     command = f"virsh blockcommit web vda --base {run.overlay()} --active --pivot --wait"
     assert (command in caught.value.step) == (power == "runs")
@@ -1075,7 +1075,7 @@ def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined
     monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: confined)
     run = Killed(world, disks=TWO).switched()
     foreign_snapshot(run, spelled=True)
-    with pytest.raises(AttentionError, match=r"vda is on .* somebody else has put over"):
+    with pytest.raises(AttentionError, match=r"vda is on .* another program put over"):
         run.settle()
     (second,) = [disk for disk in run.facts.overlays if disk.target == "vdb"]
     source = second.overlay if confined else second.base
@@ -1095,7 +1095,7 @@ def test_a_guest_without_room_runs_again_whatever_becomes_of_the_others_image(wo
             real(uuid)
 
     monkeypatch.setattr(world.hypervisor, "resume", resume)
-    with pytest.raises(AttentionError, match=r"vda is on .* somebody else has put over"):
+    with pytest.raises(AttentionError, match=r"vda is on .* another program put over"):
         run.settle()
     assert run.guest.state is DomainState.RUNNING
     assert run.overlay().exists()
@@ -1160,7 +1160,7 @@ def test_recovery_settles_and_forgets_the_run(world):
     said = run.recover()
     assert said == [
         "committed vda",
-        f"settled the run {run.facts.run}, which had been cut short",
+        f"recovered the run {run.facts.run}, which had been interrupted",
     ]
     assert_settled(world)
     assert world.leftovers() == []
@@ -1246,7 +1246,7 @@ def test_what_was_done_for_other_domains_is_told(world):
     recover_leftovers(world.context)
     assert_settled(world)
     assert any("committed vda" in note for note in world.heard.notes)
-    assert any(f"settled the run {run.facts.run}" in note for note in world.heard.notes)
+    assert any(f"recovered the run {run.facts.run}" in note for note in world.heard.notes)
 
 
 @pytest.mark.parametrize("swept", [recover_leftovers, lambda context: recover(context, "u")])
@@ -1324,7 +1324,7 @@ def test_a_recovery_is_foreseen_in_words(world):
         f"vda: commit {run.overlay('vda')}",
         f"vdb: remove {run.overlay('vdb')}",
         "resume the guest",
-        f"settle the run {run.facts.run}, which was cut short",
+        f"recover the run {run.facts.run}, which was interrupted",
     ]
 
 

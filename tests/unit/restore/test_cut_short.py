@@ -223,7 +223,7 @@ def test_a_command_that_cannot_finish_it_refuses_and_says_who_can(story, world, 
     with kill("after", "flash/web"):
         put_back(world)
     poor = Context(world.context.config, world.hypervisor, world.pool, world.heard)
-    with pytest.raises(AttentionError, match="a restore of it was cut short; run: snaporch recov"):
+    with pytest.raises(AttentionError, match="a restore of it was interrupted; run: snaporch rec"):
         take_snapshot(poor, world.hypervisor.domain("web"), name="s2", wait=0)
 
 

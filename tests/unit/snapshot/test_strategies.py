@@ -554,7 +554,7 @@ def test_one_that_was_restarted_just_before_it_was_suspended_runs(world, ready):
     """The pause is the run's doing, though the emulator is not the run's."""
     ready("paused")
     world.hooks.at["hypervisor.suspend"] = partial(restart, world)
-    with pytest.raises(RunFailedError, match=r"started anew meanwhile.*nothing was kept"):
+    with pytest.raises(RunFailedError, match=r"restarted meanwhile.*nothing was kept"):
         snapshot(world)
     assert world.is_as_it_was()
     assert world.pool.names() == []
@@ -927,7 +927,7 @@ def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
 ):
     ready(way, ram_budget_seconds=30)
     world.hooks.at["hypervisor.suspend"] = partial(restart, world)
-    with pytest.raises(RunFailedError, match="started anew meanwhile"):
+    with pytest.raises(RunFailedError, match="restarted meanwhile"):
         snapshot(world)
     assert world.guest().state is DomainState.RUNNING
     assert world.pool.names() == []
