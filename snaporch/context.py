@@ -1,4 +1,4 @@
-"""What a run works with, made once per command."""
+"""The configuration, libvirt, ZFS and the signals of one command."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class Interrupt:
-    """A signal that asked us to stop; looked at where stopping is safe."""
+    """The signal that asked the command to stop; checked where stopping is safe."""
 
     signum: int | None = None
 
     @contextmanager
     def watching(self) -> Iterator[Interrupt]:
-        """Take SIGINT, SIGTERM and SIGHUP until the end; one that nohup ignores stays so.
+        """Handle SIGINT, SIGTERM and SIGHUP in the block; signals that nohup ignores stay ignored.
 
-        Ctrl-Z is ignored meanwhile, by what this process starts too: a run that is stopped leaves
-        its guest frozen, or on overlays that grow.
+        Ctrl-Z is ignored meanwhile, also by child processes: a stopped run leaves its guest frozen,
+        or on overlays that grow.
         """
         wanted = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         previous = {number: signal.signal(number, self._take) for number in wanted}
@@ -46,10 +46,13 @@ class Interrupt:
         self.signum = signum
 
     def check(self, thing: str) -> None:
-        """Raise when a signal came.
+        """Raise if a signal came.
+
+        Args:
+            thing: the subject of the error, such as the domain's name.
 
         Raises:
-            InterruptedRunError: it did.
+            InterruptedRunError: a signal came.
         """
         if self.signum is not None:
             name = signal.Signals(self.signum).name
@@ -58,7 +61,7 @@ class Interrupt:
 
 @dataclass
 class Context:
-    """Configuration, the real parts (or their fakes) and who listens."""
+    """The configuration, libvirt and ZFS (or their fakes), and the progress display."""
 
     config: Config
     hypervisor: Hypervisor
@@ -66,17 +69,16 @@ class Context:
     progress: Progress
     interrupt: Interrupt = field(default_factory=Interrupt)
     config_path: Path | None = None
-    """The configuration's file, for processes that are to work with the same one."""
+    """The configuration's file, for child processes."""
     finishers: Mapping[str, Callable[[Context, Any, bool], list[str]]] = field(default_factory=dict)
-    """Who finishes runs of other kinds than snapshots, by the kind in their journal: called with
-    the journal, and whether only to say what would be done. See
-    :mod:`snaporch.recovery.other_kinds`."""
+    """Functions that finish runs of other kinds, by the kind in their journal. They are called with
+    the context, the journal and ``dry_run``. See :mod:`snaporch.recovery.other_kinds`."""
     strangers: Callable[[Sequence[str]], str] = lambda _datasets: ""
-    """By what others are configured to snapshot datasets without holding their guests still, in
-    words; empty if by nothing. See :mod:`snaporch.catalog.other_takers`."""
+    """Names the programs that are configured to snapshot datasets without freezing their guests;
+    empty if there is none. See :mod:`snaporch.catalog.other_takers`."""
     held: Callable[[Sequence[str]], frozenset[str]] = lambda _datasets: frozenset()
-    """Those of datasets that sanoid snapshots only while a hook of ours holds their guests still,
-    by its configuration."""
+    """The datasets that sanoid, by its configuration, snapshots only while a snaporch hook holds
+    their guests frozen."""
 
     @property
     def store(self) -> BundleStore:

@@ -1,11 +1,11 @@
-"""The journal of one run: what is about to happen, on stable storage before it happens.
+"""The journal of one run: it records each action on stable storage before the action begins.
 
-One JSON object per line. The first holds the facts of the run; every step has a ``begin`` line and,
-when it is over, an ``end`` line. A journal is removed when its run left nothing to do; one that is
-still there belongs to a run that goes on or that was killed.
+One JSON object per line. The first holds the facts of the run. Every step has a ``begin`` line and,
+when it has ended, an ``end`` line. A journal is removed when its run left nothing to do. So a
+journal that exists belongs to a run that is alive or was killed.
 
-Runs of another kind than a snapshot's (restores) keep theirs in the same directory and form, with a
-``kind`` in the first line; what they say is known only to who wrote them.
+Runs of other kinds (restores) keep their journals in the same directory and form, with a ``kind``
+in the first line; only the package of that kind reads the other lines.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ class Step(StrEnum):
 
 
 class Note(StrEnum):
-    """What a run notes besides its steps."""
+    """Notes that a run writes besides its steps."""
 
     SUSPENDED = "suspended"
-    """The run is about to suspend the guest: it is not paused by its owner's wish."""
+    """The run is about to suspend the guest, so a pause is not its owner's."""
     RESUMED = "resumed"
-    """The guest runs again: a later pause is somebody else's."""
+    """The guest runs again, so a later pause is not the run's."""
     HELD = "held"
-    """Somebody else suspended the guest while its RAM was saved: it stays so."""
+    """The owner suspended the guest while its RAM was saved: it stays suspended."""
     FREEZING = "freezing"
-    """The agent is about to be asked: file systems may be frozen, whatever it answers."""
+    """The run is about to ask the agent for a freeze; whatever it answers, file systems may be
+    frozen."""
     PIVOTING = "pivoting"
-    """The bases have caught up with the guest, and it is about to be switched back to them."""
+    """The bases have caught up with the guest, and its disks are about to be pivoted to them."""
     PIVOTED = "pivoted"
-    """None is being switched any more, and both definitions say where each disk is."""
+    """No pivot is under way, and both definitions name each disk's image."""
     COMMITTED = "committed"
     """All overlays have been committed, and both definitions name the bases."""
     SAVING = "saving"
-    """The step in which RAM is saved has begun and not ended. Follows from the steps."""
+    """The step that saves RAM has begun and not ended; derived from the steps."""
     LET_GO = "let-go"
-    """The guest is neither paused nor frozen by the run any more, whatever else was noted; also
-    follows from the steps."""
+    """The run released the guest, whatever else was noted; also derived from the steps."""
 
 
 _ENDS = {Note.RESUMED: Note.SUSPENDED, Note.PIVOTED: Note.PIVOTING}
 _HOLDING = frozenset({Note.SUSPENDED, Note.FREEZING})
-"""Notes of a guest that may stand still."""
+"""Notes of a guest that may be paused or frozen."""
 
 _STANDING_STILL = {
     ("end", Step.FREEZE),
@@ -76,10 +76,10 @@ _STANDING_STILL = {
     ("end", Step.POOL_SNAPSHOT),
     ("begin", Step.RELEASE),
 }
-"""Lines for which a guest that stands still does not wait until they are on stable storage.
+"""Lines written while the guest is frozen: the run does not wait until they are on stable storage.
 
-They are for the guardian and for who looks, and outlive the process. After a power loss the guest
-is gone too, and settling goes by facts, notes and what is.
+They outlive the process, for the guardian and for recovery. After a power loss the guest does not
+run either, and recovery uses facts, notes and the observed state.
 """
 _STAGES = {
     CommitStage.PIVOTING: Note.PIVOTING,
@@ -90,7 +90,7 @@ _STAGES = {
 
 
 def noting(note: Callable[[Note], None]) -> Told:
-    """What a commit tells, as notes."""
+    """A callback for a commit that writes its stages as notes."""
 
     def told(stage: CommitStage) -> None:
         if stage in _STAGES:
@@ -100,10 +100,10 @@ def noting(note: Callable[[Note], None]) -> Told:
 
 
 def _take(notes: set[Note], line: Mapping[str, Any]) -> None:
-    """What a line changes of the notes that hold.
+    """Apply one line to the set of notes that hold.
 
-    Some end what another says. A guest that was let go is nothing any more, until it comes to stand
-    still all the same: what was asked for before may have been done later.
+    Some notes end others. After ``let-go`` the guest is not held, until a later line shows a hold:
+    libvirt or the agent may carry out an earlier request later.
     """
     event, what = line["event"], line.get("step") or line.get("note", "")
     if what in _ENDS:
@@ -126,13 +126,13 @@ class JournalError(SnaporchError):
 
 
 class AnyFacts(Protocol):
-    """What the facts of every kind of run have: a dataclass that JSON can hold."""
+    """The facts of a run of any kind: a dataclass whose fields JSON can represent."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def run(self) -> str:
-        """Names the journal."""
+        """The run's ID, which names the journal."""
 
     @property
     def domain(self) -> str:
@@ -145,7 +145,7 @@ class AnyFacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """All that finishing or undoing a run needs to know."""
+    """The data that finishing or undoing a run needs."""
 
     run: str
     domain: str
@@ -161,24 +161,24 @@ class RunFacts:
     overlay_max_mib: int = 0
     overlay_floor_mib: int = 0
     awaited: bool = False
-    """Somebody else takes the snapshots: they are not the run's to destroy."""
+    """Another program takes the snapshots: the run must not destroy them."""
     window_seconds: int = 0
-    """How long the window may stay open for that."""
+    """How many seconds the guest may be held for that program."""
     group: str = ""
-    """The mark of the consistency group's snapshots, until they have the run's own."""
+    """The mark of the consistency group's snapshots, until they have the run's own mark."""
     downtime_ms: int = 0
-    """The emulator's limit for the last of RAM while the run saves it; 0 to leave it alone."""
+    """The downtime limit in ms that the run sets while it saves RAM; 0 to leave it unchanged."""
     own_downtime_ms: int = 0
-    """The one it had, and is to have again."""
+    """The emulator's limit before, which is restored, in ms."""
     emulator: Owner | None = None
-    """The user and group the emulator runs as, if libvirt tells."""
+    """The user and group that the emulator runs as, if libvirt reports them."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunFacts:
-        """The facts as the first line of a journal has them.
+        """The facts from the first line of a journal.
 
         Raises:
-            KeyError, TypeError, ValueError: they are not all there, or not what they should be.
+            KeyError, TypeError, ValueError: a field is missing, unknown or malformed.
         """
         known: dict[str, Any] = {
             "was": DomainState(value["was"]),
@@ -205,26 +205,26 @@ class Journal:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(fresh, flags, 0o600)
             self._write(event="open", format=FORMAT, kind=kind, facts=asdict(facts))
-            fresh.rename(self.path)  # whoever reads journals sees a whole first line or none
+            fresh.rename(self.path)  # readers see a complete first line or no journal
             sync_directory(directory)
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
-        """Go on with the journal of a run that was cut short."""
+        """Open the journal of an interrupted run to continue it."""
         journal = cls.__new__(cls)
         journal.path, journal.notes = path, set()
         with explained_store(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            os.write(descriptor, b"\n")  # what was cut short is a line of its own
+            os.write(descriptor, b"\n")  # an incomplete line becomes a line of its own
         journal._descriptor = descriptor  # noqa: SLF001 - its own
         return journal
 
     @contextmanager
     def step(self, step: StrEnum, of: str = "") -> Iterator[None]:
-        """Around one step; a step that raises gets no ``end``.
+        """Record one step's begin and end; a step that raises gets no ``end``.
 
         Args:
-            of: what the step is about, where it is taken several times.
+            of: the subject of a step that is taken several times.
         """
         about = {"of": of} if of else {}
         self._write(event="begin", step=step.value, **about)
@@ -232,13 +232,14 @@ class Journal:
         self._write(event="end", step=step.value, **about)
 
     def note(self, note: Note) -> None:
-        """Something that settling has to know and cannot see."""
+        """Write a note: state that recovery needs and cannot observe."""
         self._write(event="note", note=note.value)
 
     def all_notes(self) -> set[Note]:
-        """The notes that hold, with those of the run's guardian; its own if it cannot be read.
+        """The notes that hold, the guardian's included; only this process's if it cannot be read.
 
-        What could not be written any more was not begun; what had been done then counts.
+        A note that could not be written stands for an action that was not begun. ``held`` and
+        ``committed`` are written after the fact, so they count anyway.
         """
         with suppress(OSError):
             there = read_journal(self.path)
@@ -250,36 +251,40 @@ class Journal:
         _take(self.notes, fields)
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields}) + "\n"
         view = memoryview(line.encode())
-        while view:  # a full disk may take a part of it, and refuses the rest
+        while view:  # a full disk may accept a part and refuse the rest
             view = view[os.write(self._descriptor, view) :]
         if (fields["event"], fields.get("step")) not in _STANDING_STILL:
             os.fdatasync(self._descriptor)
 
     def close(self, *, settled: bool) -> None:
-        """Close it; remove it when nothing is left to do."""
+        """Close the journal.
+
+        Args:
+            settled: nothing is left to do: remove the journal.
+        """
         os.close(self._descriptor)
         if settled:
             forget(self.path)
 
 
 def let_go_mark(journal: Path) -> Path:
-    """The file by which the guardian says that it has let the guest of a run go."""
+    """The path of the mark that the guardian writes when it releases the run's guest."""
     return journal.with_suffix(".let-go")
 
 
 def forget(journal: Path) -> None:
-    """Remove a journal whose run left nothing to do, and the guardian's mark."""
+    """Remove the journal of a run that left nothing to do, and the guardian's mark."""
     let_go_mark(journal).unlink(missing_ok=True)
     journal.unlink()
 
 
 def append_note(journal: Path, note: Note) -> None:
-    """Note something in the journal of a run that is being settled, if it has one."""
+    """Write a note to the journal of a run that is being recovered, if the journal exists."""
     append_line(journal, event="note", note=note)
 
 
 def append_line(journal: Path, **fields: Any) -> None:
-    """Write to the journal of a run that somebody else keeps open, or nobody; if it has one."""
+    """Append a line to a journal that another process may have open, if the journal exists."""
     if journal.exists():
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields})
         with journal.open("ab") as stream:
@@ -321,7 +326,7 @@ class SnapshotJournal:
 
 @dataclass(frozen=True, slots=True)
 class ForeignJournal:
-    """A journal of another kind of run; see :mod:`snaporch.recovery.other_kinds`."""
+    """A journal of another kind of run, see :mod:`snaporch.recovery.other_kinds`."""
 
     path: Path
     kind: str
@@ -332,26 +337,26 @@ class ForeignJournal:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableJournal:
-    """A journal that a later snaporch wrote, or that says what no snaporch writes."""
+    """A journal that a later snaporch wrote, or that is malformed."""
 
     path: Path
     uuid: str | None
-    """The domain it seems to be about."""
+    """The UUID of its domain, if that can be read."""
     error: JournalError
 
 
 def read_journals(directory: Path, *, sweep: bool = False) -> list[SnapshotJournal]:
-    """Every journal in ``directory`` that can be read, oldest first; see :func:`list_journals`."""
+    """The readable snapshot journals in ``directory``, oldest first; see :func:`list_journals`."""
     return [
         each for each in list_journals(directory, sweep=sweep) if isinstance(each, SnapshotJournal)
     ]
 
 
 def journals_of(directory: Path, uuid: str, *, sweep: bool = False) -> list[SnapshotJournal]:
-    """The journals about one domain.
+    """One domain's snapshot journals, oldest first.
 
     Raises:
-        JournalError: one of them cannot be understood, so nobody knows what its run left.
+        JournalError: one of the domain's journals cannot be read, so its run cannot be recovered.
     """
     found = []
     for each in list_journals(directory, sweep=sweep):
@@ -363,7 +368,7 @@ def journals_of(directory: Path, uuid: str, *, sweep: bool = False) -> list[Snap
 
 
 def others_of(directory: Path, uuid: str) -> list[ForeignJournal]:
-    """The journals of other kinds about one domain, oldest first."""
+    """One domain's journals of other kinds, oldest first."""
     found = list_journals(directory, sweep=False)
     return [each for each in found if isinstance(each, ForeignJournal) and each.uuid == uuid]
 
@@ -373,8 +378,11 @@ def list_journals(
 ) -> list[SnapshotJournal | ForeignJournal | UnreadableJournal]:
     """Every journal in ``directory``, oldest first.
 
-    A line cut short by a crash counts as not written. A journal without a whole line belongs to a
-    run that had not touched anything yet, and with ``sweep`` is removed.
+    An incomplete line counts as not written. A journal without a complete line belongs to a run
+    that had not touched anything yet.
+
+    Args:
+        sweep: remove journals without a complete line.
     """
     if not directory.is_dir():
         return []
@@ -392,7 +400,7 @@ def list_journals(
 
 
 def read_journal(path: Path) -> SnapshotJournal | ForeignJournal | UnreadableJournal | None:
-    """One journal; ``None`` for one that is gone, or has no whole line.
+    """Read one journal; ``None`` if it does not exist or has no complete line.
 
     Raises:
         OSError: it cannot be read.
@@ -404,7 +412,7 @@ def read_journal(path: Path) -> SnapshotJournal | ForeignJournal | UnreadableJou
 def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | ForeignJournal | UnreadableJournal:
     try:
         if lines[0]["format"] != FORMAT:
-            reason = f"has format {lines[0]['format']}, known is {FORMAT}"
+            reason = f"has format {lines[0]['format']}, expected {FORMAT}"
             return UnreadableJournal(path, _uuid(lines[0]), JournalError(str(path), reason, _LATER))
         if (kind := str(lines[0].get("kind", _SNAPSHOT))) != _SNAPSHOT:
             facts = lines[0]["facts"]
@@ -419,7 +427,7 @@ def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | ForeignJournal | U
             frozenset(notes),
         )
     except (KeyError, TypeError, ValueError) as error:
-        strange = JournalError(str(path), f"cannot be understood ({error!r})", _LATER)
+        strange = JournalError(str(path), f"cannot be read ({error!r})", _LATER)
         return UnreadableJournal(path, _uuid(lines[0]), strange)
 
 
@@ -434,7 +442,7 @@ def _whole_lines(path: Path) -> list[Any]:
     lines: list[Any] = []
     try:
         raw = path.read_bytes()
-    except FileNotFoundError:  # its run has just ended
+    except FileNotFoundError:  # its run has ended meanwhile
         return lines
     for text in raw.split(b"\n"):
         with suppress(ValueError):

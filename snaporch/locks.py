@@ -1,11 +1,11 @@
-"""One run per domain at a time."""
+"""Locks: one run per domain at a time, and readers of its snapshots."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tenacity import (
     RetryCallState,
-    RetryError,
     Retrying,
     retry_if_result,
     stop_after_delay,
@@ -28,12 +27,12 @@ from snaporch.model import iso
 _POLL_SECONDS = 0.2
 _BRIEF_SECONDS = 180
 _NAMELESS_SECONDS = 5
-"""For who has just taken the lock to say so; until then its file tells of the one before."""
-_UNTOLD = "another run"
+"""How long a new holder may take to write its name; until then the file names the one before."""
+_UNNAMED = "another run"
 RECOVERING = "recover"
 PRUNING = "prune"
 SCHEDULE = "schedule"
-"""The lock, by name and UUID, of whoever carries policies out."""
+"""The name and UUID of the lock that the daemon or ``run-due`` holds while it runs policies."""
 RETENTION = "retention"
 _BRIEF = (RECOVERING, PRUNING, RETENTION)
 
@@ -42,25 +41,37 @@ _BRIEF = (RECOVERING, PRUNING, RETENTION)
 def domain_lock(
     runtime: Path, name: str, uuid: str, doing: str, *, wait: int, interrupt: Interrupt
 ) -> Iterator[None]:
-    """Hold the domain for a run.
+    """Hold a domain's lock for a run.
 
-    The kernel drops the lock with the process, however it ends. The file stays: unlinking it would
-    let two runs lock two files of one name.
+    The kernel drops the lock when the process exits, for whatever reason. The file stays: if it
+    were unlinked, two runs could lock two files of one name.
+
+    Args:
+        runtime: the directory of the lock files.
+        name: the domain's, for messages.
+        doing: what the run does, for messages of other commands.
+        wait: seconds.
 
     Raises:
-        BusyError: another run holds it after ``wait`` seconds.
+        BusyError: another run still holds the lock after ``wait`` seconds.
+        InterruptedRunError: a signal came first.
         UnavailableError: the runtime directory cannot be written.
     """
-    with explained_store(runtime):
-        private_directory(runtime)
-        descriptor = os.open(runtime / f"{uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _open(runtime, f"{uuid}.lock")
+
+    def is_over(state: RetryCallState) -> bool:
+        """Short work, and the recovery of this very domain, is waited for in any case."""
+        longest = max(wait, _least_wait(_read_holder(descriptor)))
+        return (state.seconds_since_start or 0.0) >= longest
+
     try:
-        _acquire(descriptor, name, wait, interrupt)
+        if not _acquire(descriptor, fcntl.LOCK_EX, name, interrupt, is_over):
+            step = "see: snaporch status; try again later, with --wait if the command has it"
+            raise BusyError(name, f"held by {_holder(descriptor)}", step)
         holder = {"pid": os.getpid(), "doing": doing, "since": iso(datetime.now(UTC))}
         os.ftruncate(descriptor, 0)
-        with suppress(
-            OSError
-        ):  # the kernel's lock counts; a full /run must not keep a guest frozen
+        # the kernel's lock counts, not the file; a full /run must not keep a guest frozen
+        with suppress(OSError):
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
         yield
         os.ftruncate(descriptor, 0)
@@ -68,81 +79,71 @@ def domain_lock(
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, name: str, wait: int, interrupt: Interrupt) -> None:
-    def attempt() -> bool:
-        interrupt.check(name)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def give_up(state: RetryCallState) -> bool:
-        """What is short, and mends what is in our own way, is waited for anyway."""
-        longest = max(wait, _anyway(_told(descriptor)))
-        return (state.seconds_since_start or 0.0) >= longest
-
-    patience = Retrying(
-        stop=give_up,
-        wait=wait_fixed(_POLL_SECONDS),
-        retry=retry_if_result(lambda got: not got),
-    )
-    try:
-        patience(attempt)
-    except RetryError as error:
-        step = "see: snaporch status; try again later, with --wait if the command has it"
-        raise BusyError(name, f"held by {_holder(descriptor)}", step) from error
-
-
 @contextmanager
 def readers_lock(
     runtime: Path, name: str, uuid: str, *, alone: bool, wait: int = 0, interrupt: Interrupt
 ) -> Iterator[None]:
-    """Read a domain's snapshots beside others that do, or roll back alone.
+    """Hold a domain's readers' lock: to read its snapshots beside other readers, or to roll back.
 
-    Not :func:`domain_lock`: snapshots are taken while others are cloned, verified or copied.
+    It is not :func:`domain_lock`, because a domain can be snapshotted while its snapshots are
+    cloned, verified or copied.
 
     Args:
-        alone: nobody else may read.
+        alone: exclude all readers, for a rollback.
         wait: seconds.
 
     Raises:
-        BusyError: it cannot be had after ``wait`` seconds.
+        BusyError: the lock could not be had after ``wait`` seconds.
+        InterruptedRunError: a signal came first.
         UnavailableError: the runtime directory cannot be written.
     """
-    path = runtime / f"{uuid}.readers.lock"
-    with explained_store(runtime):
-        private_directory(runtime)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    def attempt() -> bool:
-        interrupt.check(name)
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
+    descriptor = _open(runtime, f"{uuid}.readers.lock")
+    operation = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     try:
-        patience = Retrying(
-            stop=stop_after_delay(wait),
-            wait=wait_fixed(_POLL_SECONDS),
-            retry=retry_if_result(lambda got: not got),
-        )
-        try:
-            patience(attempt)
-        except RetryError as error:
+        if not _acquire(descriptor, operation, name, interrupt, stop_after_delay(wait)):
             reading = "a snapshot of it is being cloned, verified or copied"
             rolling = "it is being rolled back"
-            raise BusyError(name, reading if alone else rolling, "try again later") from error
+            raise BusyError(name, reading if alone else rolling, "try again later")
         yield
     finally:
         os.close(descriptor)
 
 
+def _open(runtime: Path, file: str) -> int:
+    with explained_store(runtime):
+        private_directory(runtime)
+        return os.open(runtime / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _acquire(
+    descriptor: int,
+    operation: int,
+    name: str,
+    interrupt: Interrupt,
+    stop: Callable[[RetryCallState], bool],
+) -> bool:
+    """Try flock(2) until it succeeds or ``stop`` ends it; whether it succeeded."""
+
+    def attempt() -> bool:
+        interrupt.check(name)
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    retrying = Retrying(
+        stop=stop,
+        wait=wait_fixed(_POLL_SECONDS),
+        retry=retry_if_result(lambda acquired: not acquired),
+        retry_error_callback=lambda _state: False,
+    )
+    return bool(retrying(attempt))
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, as its file tells; or held it, and was killed."""
+    """The process that a lock file names: it holds the lock, or held it and was killed."""
 
     doing: str
     pid: int
@@ -151,29 +152,29 @@ class Holder:
 
     @classmethod
     def parse(cls, text: bytes) -> Holder | None:
-        """``None`` for what nobody has written."""
+        """Read a lock file; ``None`` if it is empty or malformed."""
         try:
-            told = json.loads(text)
-            return cls(str(told["doing"]), int(told["pid"]), str(told["since"]))
+            fields = json.loads(text)
+            return cls(str(fields["doing"]), int(fields["pid"]), str(fields["since"]))
         except (ValueError, KeyError, TypeError):
             return None
 
     @property
     def alive(self) -> bool:
-        """Whether there is such a process."""
+        """Whether the process exists."""
         return Path(f"/proc/{self.pid}").exists()
 
 
 def holder(runtime: Path, uuid: str) -> str | None:
-    """Who holds the domain, for a message; ``None`` for nobody."""
+    """The holder of a domain's lock, for a message; ``None`` if the lock is free."""
     found = held_by(runtime, uuid)
     return f"{found.doing} (pid {found.pid})" if found else None
 
 
 def held_by(runtime: Path, uuid: str) -> Holder | None:
-    """Who holds the domain; ``None`` for nobody.
+    """The holder of a domain's lock; ``None`` if the lock is free.
 
-    Asks the kernel's list (proc(5), ``/proc/locks``): taking the lock could make a run fail.
+    It reads the kernel's list (proc(5), ``/proc/locks``): to take the lock could make a run fail.
     """
     path = runtime / f"{uuid}.lock"
     try:
@@ -183,27 +184,27 @@ def held_by(runtime: Path, uuid: str) -> Holder | None:
     except (OSError, ValueError):
         return None
     for words in locks:
-        # only the inode: some file systems show another device number here than stat(2) does
+        # only the inode counts: some file systems show another device number here than stat(2)
         if words[1] == "FLOCK" and words[5].endswith(f":{status.st_ino}"):
-            if found is None:  # it has only just taken it, or had no room to say so
+            if found is None:  # it has just taken the lock, or had no room to write its name
                 since = iso(datetime.fromtimestamp(status.st_mtime, UTC))
-                found = Holder(_UNTOLD, int(words[4]), since)
+                found = Holder(_UNNAMED, int(words[4]), since)
             return found if found.alive else None
     return None
 
 
-def _told(descriptor: int) -> Holder | None:
+def _read_holder(descriptor: int) -> Holder | None:
     return Holder.parse(os.pread(descriptor, 4096, 0))
 
 
-def _anyway(holder: Holder | None) -> float:
-    """Seconds to wait even if nobody asked for that."""
+def _least_wait(holder: Holder | None) -> float:
+    """How many seconds to wait for a holder in any case."""
     if holder is None or not holder.alive:
         return _NAMELESS_SECONDS
     return _BRIEF_SECONDS if holder.doing in _BRIEF else 0.0
 
 
 def _holder(descriptor: int) -> str:
-    """Without a time or a process: who is told again and again, is told the same."""
-    told = _told(descriptor)
-    return told.doing if told is not None and told.alive else _UNTOLD
+    """The holder for an error; without time and PID, so that repeated errors are equal."""
+    found = _read_holder(descriptor)
+    return found.doing if found is not None and found.alive else _UNNAMED

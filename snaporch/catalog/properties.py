@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from snaporch.context import Context
 from snaporch.journal import RunFacts
-from snaporch.model import BundleState, PoolSnapshot
+from snaporch.model import BundleState, Level, PoolSnapshot
 from snaporch.zfs import PREFIX
-
-COMPLETED = "completed"
 
 
 def marks(run: str, uuid: str, domain: str, bundle: str) -> dict[str, str]:
@@ -20,8 +18,8 @@ def marks(run: str, uuid: str, domain: str, bundle: str) -> dict[str, str]:
     }
 
 
-def finish_snapshots(context: Context, facts: RunFacts) -> list[str]:
-    """A bundle sealed before the run was cut short makes them what they were meant to be."""
+def finish_snapshots(context: Context, facts: RunFacts) -> Level | None:
+    """Record the level that the run's sealed bundle has, if it was sealed; that level."""
     reference = f"{facts.uuid}/{facts.run}"
     own = own_snapshots(context, facts)
     names = [snapshot.full_name for snapshot in own]
@@ -29,20 +27,20 @@ def finish_snapshots(context: Context, facts: RunFacts) -> list[str]:
         context.pool.set_properties(names, marks(facts.run, facts.uuid, facts.domain, reference))
     state, manifest = context.store.state(reference)
     if state is not BundleState.COMPLETE or manifest is None:
-        return []
+        return None
     context.pool.set_properties(names, {f"{PREFIX}level": manifest.level.value})
-    return [f"{COMPLETED} {manifest.level} snapshot @{facts.snapshot}"]
+    return manifest.level
 
 
 def destroy_snapshots(context: Context, facts: RunFacts) -> list[str]:
-    """Snapshots that carry this run's mark; pool by pool, as they were taken."""
+    """Destroy the snapshots with this run's mark, pool by pool; their names."""
     marked = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
     pools: dict[str, list[str]] = {}
     for name in marked:
         pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)
     for names in pools.values():
         context.pool.destroy_snapshots(names)
-    return [f"destroyed {name}" for name in marked]
+    return marked
 
 
 def own_snapshots(context: Context, facts: RunFacts) -> list[PoolSnapshot]:

@@ -153,8 +153,3 @@ def mark_torn(
         marks = {f"{PREFIX}level": Level.TORN.value, f"{PREFIX}{_TORN}": "yes"}
         pool.set_properties(names, marks)
     return torn
-
-
-def torn_text(name: str) -> str:
-    """What is said of one."""
-    return f"{name} was taken while overlays were committed: recorded as torn, of no instant"

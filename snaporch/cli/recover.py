@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json as json_format
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
 from snaporch.errors import SnaporchError, UsageError
+from snaporch.output.terminal import print_error, print_result
 from snaporch.recovery.decision import UserDecision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from snaporch.context import Context
+    from snaporch.recovery.result import RecoveryResult
+    from snaporch.recovery.unfinished import RecoverRequest
 
 
 def recover_command(
@@ -20,26 +29,26 @@ def recover_command(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
     ] = False,
     take: Annotated[
         UserDecision | None,
         typer.Option(
             "--take",
-            help="Of disks of which nobody can tell whether the overlay or the base is the newer: "
-            "commit the overlay, or set it aside. Needs DOMAIN.",
+            help="For undecided disks, where overlay or base may be the newer one: commit the "
+            "overlay, or keep the base and quarantine the overlay. Needs DOMAIN.",
             show_default=False,
         ),
     ] = None,
     autostart: Annotated[
         bool,
         typer.Option(
-            "--autostart", help="Then start the guests of these that libvirt starts at boot."
+            "--autostart", help="Afterwards start those of the guests that libvirt starts at boot."
         ),
     ] = False,
     notify: Annotated[
         bool,
-        typer.Option("--notify", help="Tell those whom [notify] names what could not be settled."),
+        typer.Option("--notify", help="Send a notification ([notify]) for each failure."),
     ] = False,
     wait: WaitOption = None,
     json: JsonOption = False,
@@ -48,25 +57,102 @@ def recover_command(
 ) -> int:
     """Bring guests back to their base images after a run that was killed.
 
-    Without a domain, also removes what clones and verifications that were killed have left.
+    Without a domain, also removes leftovers of killed clones and verifications.
 
-    Every command that changes something does this for its own domain first. A restore that was cut
-    short is finished, or undone if the guest had not been stopped yet.
+    Every command that changes something does this first for its own domain. An interrupted restore
+    is finished, or undone if the guest had not been stopped yet.
     """
     if take is not None and domain is None:
-        raise UsageError("--take", "is decided for one domain", "name it: snaporch list")
-    from snaporch.cli.recovering import RecoverRequest, recover_all
+        raise UsageError("--take", "needs one domain", "name it; see: snaporch list")
     from snaporch.cli.session import session
     from snaporch.cli.watching import watchers
+    from snaporch.recovery.unfinished import RecoverRequest
 
+    request = RecoverRequest(wait or 0, dry_run=dry_run, autostart=autostart, take=take)
     with (
         session(config_path(context, config), quiet=quiet or json) as opened,
-        watchers(opened) as watching,
+        watchers(opened) as observers,
     ):
 
-        def told(error: SnaporchError) -> None:
+        def report(error: SnaporchError) -> None:
             if notify:
-                watching.failed(opened.config, error)
+                observers.failed(opened.config, error)
 
-        wish = RecoverRequest(wait=wait, dry_run=dry_run, autostart=autostart, take=take)
-        return recover_all(opened, domain, wish, told=told, json=json)
+        return _recover(opened, domain, request, _Output(json=json), report)
+
+
+def _recover(
+    context: Context,
+    domain: str | None,
+    request: RecoverRequest,
+    output: _Output,
+    report: Callable[[SnaporchError], None],
+) -> int:
+    """Recover all domains or one; the first error's exit code."""
+    from snaporch.recovery.start_guardian import guard_leftovers
+    from snaporch.recovery.unfinished import recover_domain, unfinished
+    from snaporch.restore.start_lock import left_barred
+
+    names, unreadable = unfinished(context, domain)
+    for each in unreadable:
+        output.fail(each)
+    for uuid, name in names.items():
+        try:
+            for result in recover_domain(context, uuid, name, request):
+                output.add_result(name, uuid, result)
+        except SnaporchError as error:
+            output.fail(error)
+            report(error)
+    if not request.dry_run:
+        guard_leftovers(context)  # a guardian retries each run that is still unfinished
+    for barred in left_barred(context):
+        if domain in (None, barred.thing):
+            output.fail(barred)
+    if domain is None:
+        _sweep_clones(context, output, dry_run=request.dry_run)
+    if not output.lines and not output.errors:
+        context.progress.step(domain or "snaporch", "nothing to recover")
+    return output.end()
+
+
+class _Output:
+    """Results are printed at once, a line each, or as one JSON document at the end."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+        self.lines: list[dict[str, str | None]] = []
+        self.errors: list[SnaporchError] = []
+
+    def add(self, text: str, domain: str | None = None, uuid: str | None = None) -> None:
+        self.lines.append({"domain": domain, "uuid": uuid, "text": text})
+        if not self._json:
+            print_result(text)
+
+    def add_result(self, domain: str, uuid: str, result: RecoveryResult) -> None:
+        """Print a result, and the error for one that leaves work for the admin."""
+        from snaporch.recovery.unfinished import needs_attention
+
+        self.add(f"{domain}: {result}", domain, uuid)
+        if (left := needs_attention(domain, result)) is not None:
+            self.fail(left)
+
+    def fail(self, error: SnaporchError) -> None:
+        self.errors.append(error)
+        print_error(error.line())
+
+    def end(self) -> int:
+        """Print the JSON document; the first error's exit code."""
+        if self._json:
+            print_result(json_format.dumps(self.lines, indent=2, ensure_ascii=False))
+        return int(self.errors[0].exit_code) if self.errors else 0
+
+
+def _sweep_clones(context: Context, output: _Output, *, dry_run: bool) -> None:
+    """Remove what killed clones and verifications left."""
+    from snaporch.clone.registry import sweep
+
+    try:
+        for text in sweep(context, dry_run=dry_run):
+            output.add(text)
+    except SnaporchError as error:
+        output.fail(error)

@@ -110,8 +110,8 @@ def restore_one(
         wait=settings.wait if wait is None else wait,
         interrupt=context.interrupt,
     ):
-        for done in recover_runs(context, record.uuid):
-            context.progress.note(record.domain, done)
+        for result in recover_runs(context, record.uuid):
+            context.progress.note(record.domain, str(result))
         current = check_bundle(context, plan(), despite_damage=wishes.despite_damage)
         if yes:
             _note_group(context, current)

@@ -65,16 +65,16 @@ def undo_one(
         )
 
     with lock():
-        for text in recover_runs(context, uuid):
-            context.progress.note(name, text)
+        for result in recover_runs(context, uuid):
+            context.progress.note(name, str(result))
         if (copy := _copy_after(context, wishes, name, uuid)) is None:
             return 0
         shown = wishes.plan(context, copy)
     if not yes:  # nobody has to wait for a human who may be at lunch
         _ask(context, shown, copy, wishes)
     with lock():
-        for text in recover_runs(context, uuid):
-            context.progress.note(name, text)
+        for result in recover_runs(context, uuid):
+            context.progress.note(name, str(result))
         current = wishes.plan(context, copy)
         if not yes:
             check_as_shown(shown, current)

@@ -1,1 +1,1 @@
-"""The images of a guest: what lies beneath them, overlays, qemu-img."""
+"""The images of a guest: backing chains, overlay files, qemu-img."""

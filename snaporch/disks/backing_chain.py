@@ -1,7 +1,8 @@
-"""What lies beneath a guest's disks: backing files, and files that hold the data of an image.
+"""The files beneath a guest's disks: backing files, and data files of images.
 
-libvirt's definition says it where it spells the chain. Headers say the rest, and an emulator may
-have written those: they are read with bounds, and what they name is looked at, and never written.
+libvirt's definition names them where it spells out the chain; otherwise image headers do. An
+emulator may have written the headers: they are read with bounds, and the files that they name are
+only read.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from snaporch.model import Dataset, Disk, Domain, GroupRun
 from snaporch.zfs import resolver
 
 _UNREAD = ("qcow", "qed", "vmdk")
-"""Formats whose images may name other files, in headers that nobody reads here."""
+"""Formats whose headers may name other files; snaporch does not read these headers."""
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_LOOK = "see `virsh dumpxml` and `qemu-img info -U`"
+_INSPECT = "see `virsh dumpxml` and `qemu-img info -U`"
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """By what a file is known again. Not by its ctime: libvirt gives images owners and labels."""
+    """Identifies an unchanged file; without its ctime, as libvirt changes owners and labels."""
 
     bytes: int
     inode: int
@@ -49,13 +50,13 @@ class FileState:
         """The state of a file now.
 
         Raises:
-            OSError: it cannot be looked at.
+            OSError: stat(2) failed.
         """
         return cls.told_by(os.stat(path))
 
     @classmethod
     def told_by(cls, status: os.stat_result) -> FileState:
-        """The same, of one that was looked at."""
+        """The state from a result of stat(2)."""
         return cls(status.st_size, status.st_ino, status.st_mtime_ns)
 
 
@@ -65,18 +66,18 @@ class BackingFile:
 
     target: str
     path: str
-    """As what lies above it names it, made absolute; links are not resolved."""
+    """The path by which the image above names it, made absolute; links are not resolved."""
     dataset: Dataset | None
-    """Where it is, if it is snapshotted with the disk."""
+    """Its dataset, if that is snapshotted with the disk."""
     state: FileState | None
-    """What it is now, if it is not and can be known again: a file that may be looked at."""
+    """Its state now, if it is a readable file that is not snapshotted."""
     data: bool = False
-    """Whether it holds the data of an image, and is no image itself."""
+    """Whether it is a data file: it holds the data of an image, and is no image itself."""
     format: str = "raw"
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody could tell later that it is still the same."""
+        """Whether a later change of it could not be detected."""
         return self.dataset is None and self.state is None
 
 
@@ -91,11 +92,11 @@ class _Image:
     path: str
     format: str
     element: Element | None
-    """Its ``<disk>`` or ``<backingStore>``; ``None`` if only a header names it."""
+    """The ``<disk>`` or ``<backingStore>`` that names it; ``None`` if only a header does."""
 
 
 def is_same(noted: BackingFileEntry, now: FileState) -> bool:
-    """Whether a file that was not snapshotted is what it was."""
+    """Whether a file that was not snapshotted is unchanged."""
     return FileState(noted.bytes or 0, noted.inode or 0, noted.mtime_ns or 0) == now
 
 
@@ -105,14 +106,14 @@ def find_beneath(
     datasets: Collection[Dataset],
     domains: Callable[[], Iterable[Domain]],
 ) -> tuple[BackingFile, ...]:
-    """All that lies beneath some disks of a domain.
+    """Find all files beneath some disks of a domain.
 
     Args:
-        datasets: those that are snapshotted.
-        domains: all there are; asked only if something is not snapshotted.
+        datasets: the datasets that are snapshotted.
+        domains: lists all domains; called only if a file is not snapshotted.
 
     Raises:
-        RefusedError: something beneath a disk could change without being snapshotted.
+        RefusedError: a file beneath a disk could change without being snapshotted.
     """
     root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
     found: list[BackingFile] = []
@@ -121,12 +122,12 @@ def find_beneath(
         top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
         try:
             for image, kind in _walk(thing, top):
-                found.append(_look(thing, disk.target, image, datasets, domains, kind))
+                found.append(_backing_file(thing, disk.target, image, datasets, domains, kind))
         except HeaderError as error:
-            raise RefusedError(thing, str(error), _LOOK) from error
+            raise RefusedError(thing, str(error), _INSPECT) from error
         except OSError as error:
             reason = f"{error.filename}, which lies beneath it: {error.strerror}"
-            raise RefusedError(thing, reason, _LOOK) from error
+            raise RefusedError(thing, reason, _INSPECT) from error
     return tuple(found)
 
 
@@ -154,10 +155,10 @@ def _walk(thing: str, image: _Image) -> Iterator[tuple[_Image, _Kind]]:
             return
         yield below, _Kind.BACKING
         image = below
-    raise RefusedError(thing, f"more than {MAX_CHAIN} images lie below one another", _LOOK)
+    raise RefusedError(thing, f"its backing chain has more than {MAX_CHAIN} images", _INSPECT)
 
 
-def _look(
+def _backing_file(
     thing: str,
     target: str,
     image: _Image,
@@ -168,7 +169,7 @@ def _look(
     path, data, state = image.path, kind is not _Kind.BACKING, None
     try:
         real = resolver.real_path(path)
-    except resolver.NotOnZfsError as error:  # a server or a program answers for it: not asked
+    except resolver.NotOnZfsError as error:  # on NFS or FUSE: not accessed
         real, where = path, error.reason
     else:
         dataset = _dataset_of(real)
@@ -193,7 +194,7 @@ def _look(
 
 
 def _state(image: _Image, real: str) -> FileState | None:
-    """What is known again: a file, unless it may name others that nobody looks at."""
+    """The state of a regular file, unless its header may name files that snaporch does not read."""
     status = os.stat(real)
     if not stat.S_ISREG(status.st_mode) or _is_opaque(image):
         return None
@@ -206,8 +207,8 @@ def _dataset_of(path: str) -> Dataset | None:
     return None
 
 
-def _nobody_looks(path: str) -> bool:
-    """Whether a server or a program would have to answer."""
+def _is_remote(path: str) -> bool:
+    """Whether a path is on NFS or FUSE, so that a server or a program would have to answer."""
     try:
         resolver.real_path(path)
     except resolver.NotOnZfsError:
@@ -216,24 +217,25 @@ def _nobody_looks(path: str) -> bool:
 
 
 def _is_opaque(image: _Image) -> bool:
-    """Whether only libvirt's definition could tell what lies beneath it, and it does not."""
+    """Whether the files beneath an image are unknown: not in the definition, header not read."""
     spelled = image.element is not None and image.element.find("backingStore") is not None
     if image.format == "vmdk":
-        return True  # its extents are in no definition
-    return not spelled and (image.format in _UNREAD or _nobody_looks(image.path))
+        return True  # no definition names its extents
+    return not spelled and (image.format in _UNREAD or _is_remote(image.path))
 
 
 def _header(image: _Image) -> Qcow2Header | None:
-    """``None`` for an image that names no other, or that is all spelled in the definition."""
+    """The header; ``None`` for an image that names no other, or that the definition spells out."""
     if _is_opaque(image):
         raise HeaderError(
-            f"{image.path} is a {image.format} image, which may name files that nobody looks at"
+            f"{image.path} is a {image.format} image, which may name files that snaporch does not "
+            "read"
         )
-    if image.format != "qcow2" or _nobody_looks(image.path):
+    if image.format != "qcow2" or _is_remote(image.path):
         return None
     if image.element is not None and image.element.find("source/slices") is not None:
         if image.element.find("backingStore") is None:
-            raise HeaderError(f"{image.path} is a slice, whose header nobody reads")
+            raise HeaderError(f"{image.path} is a slice, whose header snaporch does not read")
         return None
     with _opened(image.path) as descriptor:
         try:
@@ -244,7 +246,7 @@ def _header(image: _Image) -> Qcow2Header | None:
 
 @contextmanager
 def _opened(path: str) -> Iterator[int]:
-    """A file or block device to read from; of anything else not even the driver is asked."""
+    """Open a file or block device for reading; anything else is refused before it is opened."""
     try:
         place = os.open(resolver.real_path(path), os.O_PATH | os.O_CLOEXEC)
     except resolver.NotOnZfsError as error:
@@ -267,7 +269,7 @@ def _data_file(thing: str, image: _Image, header: Qcow2Header | None) -> str | N
     if store is not None:
         path = domain_xml.source_path(store, store.get("type", "file"))
         if path is None:
-            raise RefusedError(thing, f"the data of {image.path} is not in a local file", _LOOK)
+            raise RefusedError(thing, f"the data of {image.path} is not in a local file", _INSPECT)
         return path
     if header is None or header.data_file is None:
         return None
@@ -283,8 +285,8 @@ def _below(thing: str, image: _Image, header: Qcow2Header | None) -> _Image | No
         if path is None:
             raise RefusedError(
                 thing,
-                f"what lies beneath {image.path} is not on this host, and may change",
-                "take it into the image: virsh blockpull; or see exclude_disks",
+                f"the backing file of {image.path} is not on this host and may change",
+                "copy it into the image (virsh blockpull), or see exclude_disks",
             )
         return _Image(path, _format(store), store)
     if header is None or header.backing is None:
@@ -304,7 +306,7 @@ def _format(store: Element) -> str:
 
 
 def _named(image: _Image, name: str, what: str) -> str:
-    """A name in a header, as QEMU and libvirt read it."""
+    """The path that a name in a header means to QEMU and libvirt."""
     if not name or PROTOCOL.match(name):
         raise HeaderError(f"{image.path} names {name or 'nothing'} as its {what}, which is no path")
     return str(PurePosixPath(image.path).parent / name)
@@ -315,7 +317,7 @@ def written_by(domain: Domain) -> set[str]:
     found = set()
     for disk in domain.disks:
         if disk.source and not disk.readonly and disk.device in ("disk", "lun"):
-            real = disk.source  # as it is named, where nobody can look
+            real = disk.source  # the name itself, where the path cannot be resolved
             with suppress(OSError, resolver.NotOnZfsError):
                 real = resolver.real_path(disk.source)
             found.add(real)
@@ -328,11 +330,13 @@ def tell_shared(
     domains: Callable[[], Iterable[Domain]],
     group: GroupRun | None,
 ) -> Iterator[str]:
-    """Disks of a cluster, which a snapshot of one guest does not make stand still, in words.
+    """Warn of shared disks to which other, running guests write during the snapshot.
 
     Args:
-        domains: all there are; asked only if a disk is shareable.
-        group: the group it is taken with: its members stand still, too.
+        domains: lists all domains; called only if a disk is shareable.
+        group: the consistency group of the snapshot: its members are frozen, too.
+
+    Yields: a warning for each such disk.
     """
     root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
     shared = {
@@ -345,6 +349,6 @@ def tell_shared(
         if other.active and other.uuid not in still:
             for path in sorted(written_by(other) & shared.keys()):
                 yield (
-                    f"{other.name} writes to {shared[path]}, too, and goes on: only a snapshot of "
-                    "both as a group is of one instant"
+                    f"{other.name} writes to {shared[path]}, too, and is not frozen: only a "
+                    "snapshot of both as a group is consistent"
                 )

@@ -1,7 +1,7 @@
-"""Overlay files: made before the freeze, removed only when nobody needs them.
+"""Overlay files: made before the freeze, removed only when no guest needs them.
 
-Their directory is root's, and what is in it is the emulator's: it can write into its overlays, and
-put nothing else in their place.
+Their directory belongs to root, the files to the emulator's user: the emulator can write into its
+overlays, and cannot replace them.
 """
 
 from __future__ import annotations
@@ -14,31 +14,35 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaporch.bundle.store import explained_store, private_directory, sync_directory
-from snaporch.disks.qemu_img import OverlayError, lent, open_layers, open_overlay, qemu_img
+from snaporch.disks.qemu_img import OverlayError, given_to, open_layers, open_overlay, qemu_img
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
 
 _PASSABLE = 0o711
-"""The emulator's user must be able to pass through, not to look around."""
+"""The emulator's user must be able to pass through, and not to list the directory."""
 _INODE = re.compile(rb"^ino:\s*(\d+)$", re.MULTILINE)
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_directory(directory: Path) -> None:
-    """A directory of root's, which the emulator's user can pass through."""
+    """Make a directory that belongs to root and that the emulator's user can pass through."""
     with explained_store(directory.parent):
         private_directory(directory.parent, _PASSABLE)
         private_directory(directory, _PASSABLE)
 
 
 def make_overlay(disk: OverlayDisk, size: int, owner: Owner | None) -> None:
-    """An empty qcow2 of ``size`` bytes over the base, which is not opened for it.
+    """Make an empty qcow2 overlay over the base; the base is not opened.
 
-    It is 0600, whatever the emulator would make it (CVE-2025-13193).
+    The overlay's mode is 0600, whatever the emulator would choose (CVE-2025-13193).
+
+    Args:
+        size: in bytes.
+        owner: the emulator's user and group.
 
     Raises:
-        OverlayError: no space, no qemu-img.
-        FileExistsError: something is in its place.
+        OverlayError: there is no space or no qemu-img.
+        FileExistsError: the path exists.
     """
     descriptor = os.open(disk.overlay, _CREATE, 0o600)
     try:
@@ -56,14 +60,14 @@ def make_overlay(disk: OverlayDisk, size: int, owner: Owner | None) -> None:
 
 
 def holds_writes(disk: OverlayDisk, owner: Owner | None) -> bool:
-    """Whether anything was ever written to an overlay.
+    """Whether an overlay holds any write.
 
     Raises:
         OverlayError: it cannot be read.
-        ValueError: what qemu-img answers is not understood.
+        ValueError: qemu-img's answer is malformed.
     """
     options = ("-U", "--output=json", "--max-length=9P")
-    with open_overlay(disk) as layers, lent(layers, owner):
+    with open_overlay(disk) as layers, given_to(layers, owner):
         _, answer = qemu_img(
             "map", *options, layers.alone, owner=owner, descriptors=layers.descriptors
         )
@@ -72,8 +76,8 @@ def holds_writes(disk: OverlayDisk, owner: Owner | None) -> bool:
 
 
 def holds_what_base_holds(disk: OverlayDisk, owner: Owner | None) -> bool:
-    """Whether reading through the overlay gives what its base alone gives: it was committed."""
-    with suppress(OverlayError), open_layers(disk) as layers, lent(layers, owner):
+    """Whether overlay and base read the same as the base alone, so that no write is uncommitted."""
+    with suppress(OverlayError), open_layers(disk) as layers, given_to(layers, owner):
         pair = layers.overlay, layers.base
         differ, _ = qemu_img(
             "compare", "-q", "-U", *pair, owner=owner, descriptors=layers.descriptors, good=(0, 1)
@@ -83,7 +87,7 @@ def holds_what_base_holds(disk: OverlayDisk, owner: Owner | None) -> bool:
 
 
 def quarantine(disk: OverlayDisk, directory: Path) -> Path:
-    """Set an overlay aside, under its own name in a directory of its run; its new path."""
+    """Move an overlay to a quarantine directory, under its own name; its new path."""
     private_directory(directory.parent)
     private_directory(directory)
     target = directory / Path(disk.overlay).name
@@ -93,44 +97,45 @@ def quarantine(disk: OverlayDisk, directory: Path) -> Path:
 
 
 def commit_offline(disk: OverlayDisk, owner: Owner | None) -> None:
-    """Bring an overlay's writes into its base while no emulator runs.
+    """Commit an overlay's writes into its base while no emulator runs.
 
-    qemu-img locks both images, so a guest that was started meanwhile makes it fail, not corrupt.
+    qemu-img locks both images: if the guest was started meanwhile the commit fails, and corrupts
+    nothing.
 
     Raises:
-        OverlayError: an image is not what the journal says, or it failed.
+        OverlayError: an image differs from the journal, or qemu-img failed.
     """
-    with open_layers(disk) as layers, lent(layers, owner):
+    with open_layers(disk) as layers, given_to(layers, owner):
         qemu_img("commit", "-q", layers.overlay, owner=owner, descriptors=layers.descriptors)
 
 
 def open_somewhere(paths: Sequence[Path]) -> int | None:
-    """The id of a process that has one of ``paths`` open, if any (proc(5), ``/proc/PID/fdinfo``).
+    """The ID of a process that has one of ``paths`` open, if any (proc(5), ``/proc/PID/fdinfo``).
 
-    Only a file of the same number and name is asked for its status: one on a dead NFS or FUSE
-    mount would never answer.
+    stat(2) is called only on a file with the same inode number and name: on a dead NFS or FUSE
+    mount it would never return.
     """
-    wanted: dict[tuple[int, int], str] = {}
+    expected: dict[tuple[int, int], str] = {}
     for path in paths:
         status = os.stat(path, follow_symlinks=False)
-        wanted[status.st_dev, status.st_ino] = path.name
-    names = {str(inode): name for (_, inode), name in wanted.items()}
+        expected[status.st_dev, status.st_ino] = path.name
+    names = {str(inode): name for (_, inode), name in expected.items()}
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal():
             continue
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process exited meanwhile
             for entry in os.listdir(process / "fdinfo"):
                 with suppress(OSError):
                     if not _may_be(process, entry, names):
                         continue
                     status = os.stat(process / "fd" / entry)
-                    if (status.st_dev, status.st_ino) in wanted:
+                    if (status.st_dev, status.st_ino) in expected:
                         return int(process.name)
     return None
 
 
 def _may_be(process: Path, entry: str, names: Mapping[str, str]) -> bool:
-    """Whether what a process has open may be a file of these numbers and names."""
+    """Whether a process's open file may be one of these, by inode number and name."""
     number = _INODE.search((process / "fdinfo" / entry).read_bytes())
     if number is None:  # Linux before 5.14
         return True
@@ -141,7 +146,7 @@ def _may_be(process: Path, entry: str, names: Mapping[str, str]) -> bool:
 
 
 def remove(directory: Path, overlays: Sequence[OverlayDisk]) -> None:
-    """Remove overlays that hold nothing any more, and their directory."""
+    """Remove overlays that are no longer needed, and their directory."""
     for disk in overlays:
         Path(disk.overlay).unlink(missing_ok=True)
     if directory.is_dir():

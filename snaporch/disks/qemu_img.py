@@ -1,8 +1,8 @@
-"""qemu-img on images that an emulator owns: on open files only, as the emulator's user only.
+"""Runs qemu-img on images that an emulator owns: on open files, and as the emulator's user.
 
-An image is opened once, without following a link, and looked at; qemu-img gets that very file as
-``/proc/self/fd/N``, and every layer of it spelled out, so that no name inside an image is followed.
-What the image says is compared with the journal before.
+An image is opened once and checked; an overlay is opened without following a link. qemu-img gets
+the open file as ``/proc/self/fd/N`` with every layer spelled out, so it follows no name inside
+an image. Before that the headers are compared with the journal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from snaporch.hypervisor.qcow2 import HeaderError, Qcow2Header, read_qcow2
 from snaporch.model import Owner
 
 _SECTOR = 512
-_WRITTEN = 2
-"""The overlay and its base, of the layers of a disk."""
+_WRITABLE_LAYERS = 2
+"""How many layers qemu-img writes to: the overlay and its base."""
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_KEEP = (
-    "nothing was changed; do not let qemu-img follow what the image names: see docs/recovery.md, "
+_KEPT = (
+    "nothing was changed; never let qemu-img follow the names in the image: see docs/recovery.md, "
     '"By hand"'
 )
 _CONFINED = ("--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
@@ -44,25 +44,25 @@ class Layers:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What qemu-img has to be given."""
+        """The file descriptors to pass to qemu-img."""
         return (self._overlay, *(descriptor for _, descriptor in self._lower))
 
     @property
     def overlay(self) -> str:
-        """The overlay over all that lies below."""
-        return _spelled(_node("qcow2", "file", self._overlay, self._below(0)))
+        """The overlay with all layers below it, as qemu-img's argument."""
+        return _json_argument(_node("qcow2", "file", self._overlay, self._below(0)))
 
     @property
     def alone(self) -> str:
-        """The overlay over nothing: what is in it, and what is not."""
-        return _spelled(_node("qcow2", "file", self._overlay, None))
+        """The overlay alone, without backing file."""
+        return _json_argument(_node("qcow2", "file", self._overlay, None))
 
     @property
     def base(self) -> str:
-        """The base over what lies below it."""
+        """The base with all layers below it."""
         below = self._below(0)
         assert below is not None
-        return _spelled(below)
+        return _json_argument(below)
 
     def _below(self, level: int) -> dict[str, Any] | None:
         if level == len(self._lower):
@@ -73,24 +73,24 @@ class Layers:
 
 def _node(form: str, kind: str, descriptor: int, below: dict[str, Any] | None) -> dict[str, Any]:
     driver = "host_device" if kind == "block" else "file"
-    node = {"driver": form, "file": {"driver": driver, "filename": _place(descriptor)}}
+    node = {"driver": form, "file": {"driver": driver, "filename": _fd_path(descriptor)}}
     return node | ({"backing": below} if form == "qcow2" else {})
 
 
-def _place(descriptor: int) -> str:
+def _fd_path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def _spelled(node: dict[str, Any]) -> str:
+def _json_argument(node: dict[str, Any]) -> str:
     return f"json:{json.dumps(node)}"
 
 
 @contextmanager
 def open_overlay(disk: OverlayDisk) -> Iterator[Layers]:
-    """An overlay by itself: what lies below it is not opened.
+    """Open an overlay alone; the layers below it are not opened.
 
     Raises:
-        OverlayError: it is not a file of its own, or not what the journal says.
+        OverlayError: it is no regular file with one name, or its header differs from the journal.
     """
     with ExitStack() as stack:
         overlay = _open_overlay(stack, disk)
@@ -101,10 +101,10 @@ def open_overlay(disk: OverlayDisk) -> Iterator[Layers]:
 
 @contextmanager
 def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
-    """An overlay and all that lies below it, each seen to be what the journal says.
+    """Open an overlay and all layers below it, and check each against the journal.
 
     Raises:
-        OverlayError: one is not, or cannot be opened.
+        OverlayError: a layer differs from the journal, or cannot be opened.
     """
     with ExitStack() as stack:
         overlay = _open_overlay(stack, disk)
@@ -118,12 +118,12 @@ def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
                 _check_header(image.path, _header(descriptor, image.path), below, strict=False)
             elif image.format != "raw" or below is not None:
                 raise OverlayError(
-                    image.path, f"is a {image.format} image, which only libvirt commits into", _KEEP
+                    image.path, f"is a {image.format} image, which only libvirt commits into", _KEPT
                 )
         size = _size(lower[0][0], lower[0][1])
         if header.size != size:
             raise OverlayError(
-                disk.overlay, f"is of {header.size} bytes, and its base of {size}", _KEEP
+                disk.overlay, f"has {header.size} bytes, but its base has {size}", _KEPT
             )
         yield Layers(overlay, lower)
 
@@ -131,7 +131,7 @@ def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
 def _open_overlay(stack: ExitStack, disk: OverlayDisk) -> int:
     descriptor = _open(stack, disk.overlay, "file", os.O_NOFOLLOW)
     if os.fstat(descriptor).st_nlink != 1:
-        raise OverlayError(disk.overlay, "has more than one name, or none", _KEEP)
+        raise OverlayError(disk.overlay, "has more than one name, or none", _KEPT)
     return descriptor
 
 
@@ -139,11 +139,11 @@ def _open(stack: ExitStack, path: str, kind: str, flags: int = 0) -> int:
     try:
         descriptor = os.open(path, _OPEN | flags)
     except OSError as error:
-        raise OverlayError(path, f"cannot be opened ({error.strerror})", _KEEP) from error
+        raise OverlayError(path, f"cannot be opened ({error.strerror})", _KEPT) from error
     stack.callback(os.close, descriptor)
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISBLK(mode) if kind == "block" else stat.S_ISREG(mode)):
-        raise OverlayError(path, f"is no {'device' if kind == 'block' else 'regular file'}", _KEEP)
+        raise OverlayError(path, f"is no {'device' if kind == 'block' else 'regular file'}", _KEPT)
     return descriptor
 
 
@@ -151,35 +151,40 @@ def _header(descriptor: int, path: str) -> Qcow2Header:
     try:
         return read_qcow2(descriptor)
     except (HeaderError, OSError) as error:
-        raise OverlayError(path, str(error), _KEEP) from error
+        raise OverlayError(path, str(error), _KEPT) from error
 
 
 def _check_self_contained(path: str, header: Qcow2Header) -> None:
     if header.data_file is not None or header.encrypted:
         kind = "encryption" if header.encrypted else "an external data file"
-        raise OverlayError(path, f"has {kind}", _KEEP)
+        raise OverlayError(path, f"has {kind}", _KEPT)
 
 
 def _check_header(
     path: str, header: Qcow2Header, below: BackingImage | None, *, strict: bool
 ) -> None:
-    """``strict`` for an overlay of ours, of which the name and the format are known exactly."""
+    """Check the backing file that a header names.
+
+    Args:
+        below: the expected backing file.
+        strict: for a run's overlay, whose header must have exactly this name and format.
+    """
     _check_self_contained(path, header)
     named = header.backing
     if named is not None and not strict:  # as QEMU and libvirt read a relative name
         named = os.path.normpath(os.path.join(os.path.dirname(path), named))
-    wanted = below.path if below else None
-    if wanted is not None and not strict:
-        wanted = os.path.normpath(wanted)
-    if named != wanted:
-        raise OverlayError(path, f"names {named} as its backing file, and not {wanted}", _KEEP)
+    expected = below.path if below else None
+    if expected is not None and not strict:
+        expected = os.path.normpath(expected)
+    if named != expected:
+        raise OverlayError(path, f"names {named} as its backing file; expected {expected}", _KEPT)
     stated = header.backing_format
     if below and (strict or stated is not None) and stated != below.format:
-        raise OverlayError(path, f"names the format {stated}, and not {below.format}", _KEEP)
+        raise OverlayError(path, f"names the format {stated}; expected {below.format}", _KEPT)
 
 
 def _size(image: BackingImage, descriptor: int) -> int:
-    """Of the disk that a guest sees, in bytes."""
+    """The size of the disk that the guest sees, in bytes."""
     if image.format == "qcow2":
         return _header(descriptor, image.path).size
     size = os.lseek(descriptor, 0, os.SEEK_END)
@@ -187,10 +192,10 @@ def _size(image: BackingImage, descriptor: int) -> int:
 
 
 @contextmanager
-def lent(layers: Layers, owner: Owner | None) -> Iterator[None]:
-    """Give the images to the emulator's user for a while, as libvirt does while a guest runs.
+def given_to(layers: Layers, owner: Owner | None) -> Iterator[None]:
+    """Give the images to the emulator's user in the block, as libvirt does while a guest runs.
 
-    What lies below the base is only read, and may be where nobody can give it away.
+    Layers below the base are only read, and their file system may refuse to change the owner.
     """
     if owner is None or os.geteuid() != 0:
         yield
@@ -203,7 +208,7 @@ def lent(layers: Layers, owner: Owner | None) -> Iterator[None]:
             try:
                 os.fchown(descriptor, owner.uid, owner.gid)
             except OSError:
-                if index < _WRITTEN:
+                if index < _WRITABLE_LAYERS:
                     raise
                 continue
             stack.callback(os.fchown, descriptor, status.st_uid, status.st_gid)
@@ -216,16 +221,20 @@ def qemu_img(
     descriptors: Sequence[int] = (),
     good: Sequence[int] = (0,),
 ) -> tuple[int, str]:
-    """Run qemu-img as ``owner``, with nothing but what it is given; its exit code and output.
+    """Run qemu-img as ``owner``, with no access but to the given files.
 
     Args:
-        good: exit codes that are answers.
+        owner: the emulator's user and group; ``None`` to run it as this process's user.
+        descriptors: the open files that qemu-img gets.
+        good: exit codes that are no failure.
+
+    Returns: the exit code and the output.
 
     Raises:
-        OverlayError: it is not installed, or failed.
+        OverlayError: qemu-img is not installed, or failed.
     """
     confine: list[str] = []
-    # one that is no root's has nothing to give away; without a label, libvirt's QEMU is root's too
+    # a process that is not root has nothing to drop; without a DAC label libvirt's QEMU is root too
     if owner is not None and os.geteuid() == 0:
         confine = ["setpriv", "--reuid", str(owner.uid), "--regid", str(owner.gid), *_CONFINED]
     try:
@@ -234,7 +243,7 @@ def qemu_img(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
-            process_group=0,  # a terminal's Ctrl-C is for us, not for what we are finishing
+            process_group=0,  # a terminal's Ctrl-C must not end qemu-img
             pass_fds=descriptors,
             cwd="/",
             text=True,

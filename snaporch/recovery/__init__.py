@@ -1,1 +1,1 @@
-"""Bringing a guest back from a run that was cut short: the guardian, and what decides."""
+"""Recovery of interrupted runs: the guardian, the decisions, and what carries them out."""

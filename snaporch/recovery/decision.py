@@ -1,7 +1,7 @@
-"""What to do with one disk of a run that was cut short: a pure function of what can be seen.
+"""Decides what recovery does with one disk: a pure function of the observed state.
 
-Every observable state has exactly one decision, and no decision removes an overlay that may hold a
-write which is nowhere else.
+Every observable state has exactly one decision, and no decision removes an overlay that may hold
+the only copy of a write.
 """
 
 from __future__ import annotations
@@ -11,58 +11,58 @@ from enum import StrEnum
 
 
 class EmulatorState(StrEnum):
-    """Whether there is an emulator."""
+    """Whether the guest's emulator runs, and whether it is the run's."""
 
     ACTIVE = "active"
-    """The emulator that was there when the run began."""
+    """The emulator that ran when the run began."""
     RESTARTED = "restarted"
-    """Another emulator: the guest was off in between."""
+    """Another emulator: the guest was off meanwhile."""
     OFF = "off"
     GONE = "gone"
-    """There is no such domain any more."""
+    """The domain no longer exists."""
 
 
 class ImageRef(StrEnum):
-    """Where a definition says that the disk is."""
+    """The image that a definition names for the disk."""
 
     BASE = "base"
     OVERLAY = "overlay"
     ELSEWHERE = "elsewhere"
-    """Another image, or the disk was taken out."""
+    """Another image, or the disk was removed."""
     NOWHERE = "nowhere"
-    """There is no such definition."""
+    """There is no such definition (live or inactive)."""
 
 
 class OverlayState(StrEnum):
-    """The overlay file."""
+    """The state of the overlay file."""
 
     MISSING = "missing"
     EMPTY = "empty"
     COMMITTED = "committed"
     """It holds writes, and its base holds the same bytes."""
     WRITTEN = "written"
-    """It holds writes that its base does not have, or cannot be read."""
+    """It holds writes that its base does not have, or it cannot be read."""
 
 
 class Action(StrEnum):
-    """What is done."""
+    """What recovery does with a disk."""
 
     COMMIT = "commit"
-    """Block commit in the running guest, then remove."""
+    """Commit in the running guest (blockcommit), then remove the overlay."""
     COMMIT_OFFLINE = "commit offline"
-    """qemu-img commit, point the definition at the base, then remove."""
+    """qemu-img commit, point the definition at the base, then remove the overlay."""
     REMOVE = "remove"
-    """Point a stale definition at the base; the overlay holds nothing of its own."""
+    """Point a stale definition at the base; the overlay holds no write of its own."""
     QUARANTINE = "quarantine"
-    """Nobody uses the overlay, but it may hold the only copy of a write: set it aside."""
+    """No guest uses the overlay, but it may hold the only copy of a write: quarantine it."""
     ATTENTION = "attention"
-    """The definition names an overlay that is not there."""
+    """The definition names an overlay that is missing: the admin must act."""
     UNDECIDED = "undecided"
-    """The emulator ended while it was being switched: either image may be the newer one."""
+    """The emulator exited during the pivot: either image may be the newer one."""
 
 
 class UserDecision(StrEnum):
-    """What a human has decided of a disk that is undecided: which image is the newer one."""
+    """Which image of an undecided disk is the newer one, as the admin decided."""
 
     OVERLAY = "overlay"
     BASE = "base"
@@ -70,61 +70,69 @@ class UserDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What can be seen of one disk."""
+    """The observed state of one disk."""
 
     power: EmulatorState
     live: ImageRef
     inactive: ImageRef
     file: OverlayState
     pivoting: bool
-    """The switch back to the base had been asked for, and was not known to be over."""
+    """The journal notes the begin of a pivot, and not its end."""
     unused: bool
-    """The run is alive, and nobody has had the base since the guest left it for the overlay."""
+    """The run is alive, and no process used the base since the guest moved to the overlay."""
 
 
-def decide(sight: Observation, take: UserDecision | None = None) -> Action:
-    """The one thing to do; with ``take`` for a disk that is undecided, too."""
-    action = _decide(sight)
+def decide(observation: Observation, take: UserDecision | None = None) -> Action:
+    """The action for a disk.
+
+    Args:
+        take: the admin's decision for an undecided disk.
+    """
+    action = _decide(observation)
     if action is not Action.UNDECIDED or take is None:
         return action
     if take is UserDecision.OVERLAY:
-        return Action.COMMIT_OFFLINE if sight.power is EmulatorState.OFF else Action.COMMIT
+        return Action.COMMIT_OFFLINE if observation.power is EmulatorState.OFF else Action.COMMIT
     return (
-        Action.QUARANTINE if sight.power is EmulatorState.OFF else action
+        Action.QUARANTINE if observation.power is EmulatorState.OFF else action
     )  # it runs on the other one
 
 
-def _decide(sight: Observation) -> Action:
-    if sight.power in (EmulatorState.ACTIVE, EmulatorState.RESTARTED):
-        return _with_an_emulator(sight)
-    if sight.power is EmulatorState.OFF and sight.inactive is ImageRef.OVERLAY:
-        if sight.file is OverlayState.MISSING:
+def _decide(observation: Observation) -> Action:
+    if observation.power in (EmulatorState.ACTIVE, EmulatorState.RESTARTED):
+        return _running(observation)
+    if observation.power is EmulatorState.OFF and observation.inactive is ImageRef.OVERLAY:
+        if observation.file is OverlayState.MISSING:
             return Action.ATTENTION
-        if sight.file is OverlayState.WRITTEN and sight.pivoting:
-            # libvirt may not have come to write down that the guest was on its base, and had
-            # written to it: a commit would undo that. As long as both are the same, it cannot.
+        if observation.file is OverlayState.WRITTEN and observation.pivoting:
+            # libvirt may have been killed before it recorded that the guest was on its base and
+            # wrote to it: a commit would undo these writes. If both images are equal, it cannot.
             return Action.UNDECIDED
-        return Action.REMOVE if sight.file is OverlayState.EMPTY else Action.COMMIT_OFFLINE
-    if sight.power is EmulatorState.GONE and sight.unused and not sight.pivoting:
-        # A transient guest that was shut down: its last writes are in the overlay, and it was the
-        # last to write. Quarantine would lose them.
-        held = sight.file in (OverlayState.WRITTEN, OverlayState.COMMITTED)
+        return Action.REMOVE if observation.file is OverlayState.EMPTY else Action.COMMIT_OFFLINE
+    if observation.power is EmulatorState.GONE and observation.unused and not observation.pivoting:
+        # a transient guest that was shut down: its last writes are in the overlay, and no process
+        # wrote to the base since; a quarantine would lose them
+        held = observation.file in (OverlayState.WRITTEN, OverlayState.COMMITTED)
         return Action.COMMIT_OFFLINE if held else Action.REMOVE
-    return _used_by_nobody(sight.file)
+    return _unused(observation.file)
 
 
-def _with_an_emulator(sight: Observation) -> Action:
-    if sight.live is ImageRef.OVERLAY and sight.power is EmulatorState.RESTARTED and sight.pivoting:
-        return Action.UNDECIDED  # it was started on what may be the older one
-    if sight.live is ImageRef.OVERLAY:
-        return Action.COMMIT  # even if its file was unlinked: QEMU still has it open
-    if sight.power is EmulatorState.ACTIVE and sight.live is ImageRef.BASE:
-        # The same emulator: a pivot was completed, or it never left its base.
+def _running(observation: Observation) -> Action:
+    if (
+        observation.live is ImageRef.OVERLAY
+        and observation.power is EmulatorState.RESTARTED
+        and observation.pivoting
+    ):
+        return Action.UNDECIDED  # it may have been started on the older image
+    if observation.live is ImageRef.OVERLAY:
+        return Action.COMMIT  # even if the file was unlinked: QEMU still has it open
+    if observation.power is EmulatorState.ACTIVE and observation.live is ImageRef.BASE:
+        # the same emulator: the pivot was completed, or the guest never left its base
         return Action.REMOVE
-    return _used_by_nobody(sight.file)
+    return _unused(observation.file)
 
 
-def _used_by_nobody(file: OverlayState) -> Action:
+def _unused(file: OverlayState) -> Action:
     return {
         OverlayState.MISSING: Action.REMOVE,
         OverlayState.EMPTY: Action.REMOVE,

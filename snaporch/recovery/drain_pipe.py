@@ -1,8 +1,8 @@
 """A reader for a RAM pipe whose run was killed.
 
 libvirt opens the pipe twice: for the RAM, and with the guest paused for the header. An open waits
-for a reader for ever, and libvirt holds the domain meanwhile: nobody can even ask for its state. So
-before anything is asked about the domain, somebody must read there.
+for a reader without limit, and libvirt locks the domain meanwhile: not even its state can be read.
+So recovery reads from the pipe before it asks libvirt about the domain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLOCK = 1 << 20
 
 @contextmanager
 def reader_of(pipe: Path) -> Iterator[None]:
-    """Read from ``pipe`` meanwhile, and throw away what comes; no pipe is fine."""
+    """Read from ``pipe`` in a thread and discard the data; a missing pipe is no error."""
     try:
         descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -41,13 +41,13 @@ def _drain(descriptor: int, done: threading.Event) -> None:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     while not done.is_set():
-        # A pipe without a writer is always "ready", with nothing in it.
-        if not poll.poll(_POLL_MILLISECONDS) or not _take(descriptor):
+        # poll(2) always reports a pipe without a writer as ready, though it is empty
+        if not poll.poll(_POLL_MILLISECONDS) or not _read_some(descriptor):
             done.wait(_POLL_MILLISECONDS / 1000)
 
 
-def _take(descriptor: int) -> bool:
-    """Whether there was something; "" is the end of one writer, not of all."""
+def _read_some(descriptor: int) -> bool:
+    """Read once; whether there was data. An empty read means that one writer closed, not all."""
     try:
         return bool(os.read(descriptor, _BLOCK))
     except BlockingIOError:

@@ -1,6 +1,6 @@
-"""Somebody else's snapshot over a run's overlay: the guest writes above it, and needs all beneath.
+"""Finds another program's image over a run's overlay: the guest writes to it, and needs both.
 
-Such an image is not snaporch's to commit, for whoever took it may be reading what lies below.
+snaporch does not commit such an image: the program that made it may be reading the images below.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from snaporch.model import Domain
 
 
 def check_nothing_above(domain: Domain, facts: RunFacts, overlays: Sequence[OverlayDisk]) -> None:
-    """See that no other image lies over one of the run's overlays, by definition or header.
+    """Check that no other image lies over one of the run's overlays, by definition or header.
 
     Raises:
-        AttentionError: one does, and how the guest comes back onto the overlay.
+        AttentionError: an image does; the error says how to return the guest to the overlay.
     """
     for disk in overlays:
         now = domain.disk(disk.target)
         if now is None or now.source in (None, disk.base, disk.overlay):
             continue
-        with suppress(HeaderError, RefusedError, OSError):  # then it is no image over ours
+        with suppress(HeaderError, RefusedError, OSError):  # then the image is not over the overlay
             if is_beneath(domain, now, disk.overlay):
+                step = _how_to_return(domain, facts, disk)
                 raise AttentionError(
                     facts.domain,
-                    f"its disk {disk.target} is on {now.source}, which somebody else has put over "
+                    f"its disk {disk.target} is on {now.source}, which another program put over "
                     f"the overlay {disk.overlay}; nothing was removed",
-                    f"{_way_back(domain, facts, disk)}; then run: snaporch recover {facts.uuid}",
+                    f"{step}; then run: snaporch recover {facts.uuid}",
                 )
 
 
-def _way_back(domain: Domain, facts: RunFacts, disk: OverlayDisk) -> str:
+def _how_to_return(domain: Domain, facts: RunFacts, disk: OverlayDisk) -> str:
     if domain.active and domain.boot == facts.boot:
         words = ["virsh", "blockcommit", domain.name, disk.target, "--base", disk.overlay]
-        return f"commit that: {shlex.join([*words, '--active', '--pivot', '--wait'])}"
+        return f"run: {shlex.join([*words, '--active', '--pivot', '--wait'])}"
     first = "shut it off, and " if domain.active else ""
-    return f'{first}commit that by hand (docs/recovery.md, "Over an overlay")'
+    return f'{first}commit that image by hand (docs/recovery.md, "Over an overlay")'

@@ -1,7 +1,7 @@
-"""Runs of other kinds than a snapshot's that were cut short, such as restores.
+"""Recovery of interrupted runs of other kinds, such as restores.
 
-The rooms above this one know how to finish them; a command tells by
-:attr:`~snaporch.context.Context.finishers` whom to ask.
+Packages above this one finish them: :attr:`~snaporch.context.Context.finishers` has their
+functions.
 """
 
 from __future__ import annotations
@@ -9,35 +9,36 @@ from __future__ import annotations
 from snaporch.context import Context
 from snaporch.errors import AttentionError
 from snaporch.journal import ForeignJournal, others_of
+from snaporch.recovery.result import Effect, RecoveryResult
 
 
-def finish_others(context: Context, uuid: str) -> list[str]:
-    """Finish or undo what was cut short on a domain; the caller holds its lock.
+def finish_others(context: Context, uuid: str) -> list[RecoveryResult]:
+    """Finish or undo a domain's interrupted runs of other kinds; the caller holds its lock.
 
     Raises:
-        AttentionError: it cannot be, or nobody here knows how to.
+        AttentionError: one cannot be finished, or there is no finisher for its kind.
     """
-    done: list[str] = []
+    done: list[RecoveryResult] = []
     for journal in others_of(context.config.paths.journal, uuid):
-        if journal.path.exists():  # finishing one may have made an older one void
+        if journal.path.exists():  # finishing one may have removed an older one
             done += _finish(context, journal, dry_run=False)
     return done
 
 
-def foresee_others(context: Context, uuid: str) -> list[str]:
-    """What :func:`finish_others` would do."""
-    lines: list[str] = []
+def foresee_others(context: Context, uuid: str) -> list[RecoveryResult]:
+    """What :func:`finish_others` would do, without doing it."""
+    lines: list[RecoveryResult] = []
     for journal in others_of(context.config.paths.journal, uuid):
         lines += _finish(context, journal, dry_run=True)
     return lines
 
 
-def _finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[str]:
+def _finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[RecoveryResult]:
     if journal.kind not in context.finishers:
         raise AttentionError(
             journal.domain,
-            f"a {journal.kind} of it was cut short",
+            f"a {journal.kind} of it was interrupted",
             f"run: snaporch recover {journal.uuid}",
         )
     texts = context.finishers[journal.kind](context, journal, dry_run)
-    return [f"{journal.domain}: {text}" for text in texts]
+    return [Effect.OTHER_KIND.of(text) for text in texts]

@@ -1,4 +1,4 @@
-"""Letting a guest go that a run holds: thawed and resumed first of all, whoever is busy with it."""
+"""Releases a guest that a run holds: thaws and resumes it, before any other recovery step."""
 
 from __future__ import annotations
 
@@ -23,120 +23,133 @@ from snaporch.errors import AttentionError, ChangedError
 from snaporch.hypervisor import Hypervisor, HypervisorError
 from snaporch.journal import Note, RunFacts, append_note
 from snaporch.model import Domain, DomainState, Level, Strategy
+from snaporch.recovery.result import Effect, RecoveryResult
 
 _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
 _RESUME_SECONDS = 30
 _RESUME_FIRST_SECONDS, _RESUME_LATER_SECONDS = 0.1, 2.0
 _OURS = "snapshot"
-"""libvirt's name for the job of a snapshot with memory, and for a pause that is asked for in it."""
+"""libvirt's name for the job of a snapshot with memory, and for a pause requested during it."""
 _READ_BACK_SECONDS = 5
-"""How long libvirt is given to start a guest, before it is tried again later."""
+"""How long to wait for libvirt to start a guest, before the recovery is retried later."""
 _STARTING, _READ_BACK = "starting up", "migration"
-"""Its reasons for a guest that it starts, and for one whose RAM it has read back and that does not
-run: an image of a guest that was paused is left so."""
+"""libvirt's reasons for a guest that it is starting, and for a paused guest whose saved RAM it has
+loaded: a guest that was saved while paused stays paused."""
 FULL = "ioerror"
-"""Its reason for a guest that QEMU paused because it could not write."""
+"""libvirt's reason for a guest that QEMU paused because it could not write."""
 
 
 def journal_of(context: Context, facts: RunFacts) -> Path:
-    """Where the run's journal is."""
+    """The path of the run's journal."""
     return context.config.paths.journal / f"{facts.run}.jsonl"
 
 
-def let_go(
+def release(
     context: Context, domain: Domain | None, facts: RunFacts, notes: Collection[Note]
-) -> list[str]:
-    """Thaw and resume what the run may have frozen or paused, and note it; what was done, in words.
+) -> list[RecoveryResult]:
+    """Thaw and resume a guest that the run may have frozen or paused, and note it.
 
-    Of another emulator than the run's, nothing is the run's doing, unless libvirt has saved the
-    guest's RAM meanwhile (as libvirt-guests does when the host shuts down): it would be resumed
-    paused or frozen.
+    A guest in another emulator than the run's is not held by the run, with one exception: libvirt
+    saved its RAM while the run held it (as libvirt-guests does when the host shuts down). Then the
+    guest would come back paused or frozen.
+
+    Returns: what was done.
 
     Raises:
         SnaporchError: it may still be paused or frozen.
     """
     ours = domain is not None and domain.active and domain.boot == facts.boot
     if ours:
-        done = _let_go(context, facts, notes)
+        done = _release_active(context, facts, notes)
     else:
-        done = _let_go_saved(context, domain, facts, notes) if domain is not None else []
+        done = _release_saved(context, domain, facts, notes) if domain is not None else []
     if Note.LET_GO not in notes:
-        with suppress(OSError):  # only what is told of it depends on that
+        with suppress(OSError):  # the note only matters for what is reported
             append_note(journal_of(context, facts), Note.LET_GO)
     return done
 
 
-def _let_go(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[str]:
-    done = []
+def _release_active(
+    context: Context, facts: RunFacts, notes: Collection[Note]
+) -> list[RecoveryResult]:
+    done: list[RecoveryResult] = []
     if Note.FREEZING in notes and Note.LET_GO not in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
         context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
-        done.append("thawed the guest")
+        done.append(Effect.THAWED.of())
     if Note.SAVING in notes and facts.strategy.level is Level.RAM:
-        end_job(context.hypervisor, facts.uuid, facts.domain)
-    done += wake(context, facts, notes)
-    _put_downtime_back(context, facts)
+        abort_snapshot_job(context.hypervisor, facts.uuid, facts.domain)
+    done += resume_if_ours(context, facts, notes)
+    _restore_downtime_limit(context, facts)
     return done
 
 
-def _let_go_saved(
+def _release_saved(
     context: Context, domain: Domain, facts: RunFacts, notes: Collection[Note]
-) -> list[str]:
-    """Have RAM that libvirt saved in the run's window be resumed as the guest was before it.
+) -> list[RecoveryResult]:
+    """Have a guest whose RAM libvirt saved during the run's freeze resume as it was before.
 
     Raises:
-        AttentionError: its file systems are frozen in there, which only a guest that runs can mend;
-            or libvirt is still starting it.
+        AttentionError: its file systems were frozen when it was saved, and only the running guest
+            can thaw them; or libvirt is still starting it.
     """
     if facts.was is not DomainState.RUNNING or {Note.LET_GO, Note.HELD} & set(notes):
         return []
     if Note.FREEZING in notes:
-        return _thaw_saved(context, domain, facts)
+        return _thaw_after_managed_save(context, domain, facts)
     if Note.SUSPENDED in notes or facts.strategy is Strategy.MANUAL:
-        return _wake_saved(context, domain, facts)
+        return _resume_after_managed_save(context, domain, facts)
     return []
 
 
-def _thaw_saved(context: Context, domain: Domain, facts: RunFacts) -> list[str]:
+def _thaw_after_managed_save(
+    context: Context, domain: Domain, facts: RunFacts
+) -> list[RecoveryResult]:
     if not domain.active:
         if domain.managed_save:
             why = "libvirt saved its RAM while its file systems were frozen"
-            raise _perhaps_frozen(facts, why, "start")
+            raise _may_be_frozen(facts, why, "start")
         return []
     hypervisor = context.hypervisor
-    if _pause_of(hypervisor, facts.uuid, _STARTING, _READ_BACK) is not None:
-        why = "it was started anew and is paused; only when it runs its agent can tell whether its "
-        raise _perhaps_frozen(facts, f"{why}file systems are frozen", "resume")
+    if _pause_reason(hypervisor, facts.uuid, _STARTING, _READ_BACK) is not None:
+        why = "it was restarted and is paused; only when it runs can its agent tell whether its "
+        raise _may_be_frozen(facts, f"{why}file systems are frozen", "resume")
     if hypervisor.was_booted(facts.uuid) or hypervisor.file_systems_frozen(facts.uuid) is False:
         return []
     settings = context.config.settings(facts.domain, facts.uuid)
     try:
         hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
-    except HypervisorError as error:  # its agent may need a while
-        why = "it was started anew, perhaps from RAM that libvirt saved while its file systems"
-        raise _perhaps_frozen(facts, f"{why} were frozen; its agent does not thaw them") from error
-    return ["thawed the guest"]
+    except HypervisorError as error:  # its agent may not be ready yet
+        why = "it was restarted, perhaps from RAM that libvirt saved while its file systems"
+        raise _may_be_frozen(facts, f"{why} were frozen; its agent does not thaw them") from error
+    return [Effect.THAWED.of()]
 
 
-def _wake_saved(context: Context, domain: Domain, facts: RunFacts) -> list[str]:
+def _resume_after_managed_save(
+    context: Context, domain: Domain, facts: RunFacts
+) -> list[RecoveryResult]:
     if not domain.active:
         if not domain.managed_save:
             return []
         context.hypervisor.unpause_managed_save(facts.uuid)
-        return ["had the RAM that libvirt saved of it run when it is resumed"]
-    reason = _pause_of(context.hypervisor, facts.uuid, _STARTING)
+        return [Effect.SAVED_WILL_RUN.of()]
+    reason = _pause_reason(context.hypervisor, facts.uuid, _STARTING)
     if reason == _STARTING:
         what = "libvirt is starting it, perhaps from RAM that it saved while the guest was paused"
         raise AttentionError(facts.domain, what, f"run: snaporch recover {facts.uuid}")
     if reason == _READ_BACK:
         resume(context.hypervisor, facts.uuid)
-        return ["resumed the guest, whose RAM libvirt had saved"]
+        return [Effect.RESUMED_SAVED.of()]
     return []
 
 
-def _pause_of(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
-    """libvirt's reason for a pause, if any; the end of one that passes is waited for a while."""
+def _pause_reason(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
+    """libvirt's reason for a pause, ``None`` if the guest runs.
+
+    Args:
+        passing: reasons that end soon; waits up to 5 s for their end.
+    """
     patience = Retrying(
         stop=stop_after_delay(_READ_BACK_SECONDS),
         wait=wait_fixed(_POLL_SECONDS),
@@ -147,7 +160,7 @@ def _pause_of(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
     return found
 
 
-def _perhaps_frozen(facts: RunFacts, why: str, first: str = "") -> AttentionError:
+def _may_be_frozen(facts: RunFacts, why: str, first: str = "") -> AttentionError:
     name = shlex.quote(facts.domain)
     first = f"run: virsh {first} {name}, and " if first else ""
     return AttentionError(
@@ -155,46 +168,51 @@ def _perhaps_frozen(facts: RunFacts, why: str, first: str = "") -> AttentionErro
     )
 
 
-def wake(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[str]:
-    """Resume what the run paused; again after a commit, if a full overlay was what paused it."""
+def resume_if_ours(
+    context: Context, facts: RunFacts, notes: Collection[Note]
+) -> list[RecoveryResult]:
+    """Resume a guest that the run paused, or that a full overlay paused; what was done."""
     domain = context.hypervisor.find(facts.uuid)
     if domain is None or not domain.active or domain.boot != facts.boot:
         return []
     if not is_ours_to_resume(context, facts, notes):
         return []
     resume(context.hypervisor, facts.uuid)
-    return ["resumed the guest"]
+    return [Effect.RESUMED.of()]
 
 
 def suspend(hypervisor: Hypervisor, planned: Domain) -> None:
-    """Suspend a guest, but none that was started anew since it was looked at: that one goes on.
+    """Suspend a guest, and resume it if it was restarted since the plan was made.
 
-    Nobody else would resume it: what another emulator does is not the run's doing.
+    Recovery would not resume it, because it does not resume another emulator than the run's.
+
+    Args:
+        planned: the domain as the plan has it.
 
     Raises:
-        ChangedError: it was.
-        HypervisorError: it cannot be suspended, or the other one may stay paused.
+        ChangedError: it was restarted; it runs.
+        HypervisorError: it cannot be suspended; or it was restarted and may stay paused.
     """
     hypervisor.suspend(planned.uuid)
     now = hypervisor.find(planned.uuid)
     if now is not None and now.active and now.boot != planned.boot:
         resume(hypervisor, planned.uuid)
-        raise ChangedError(planned.name, "it was started anew meanwhile", "run it again")
+        raise ChangedError(planned.name, "it was restarted meanwhile", "run it again")
 
 
 def resume(
     hypervisor: Hypervisor, uuid: str, told: Callable[[str], None] = lambda _text: None
 ) -> None:
-    """Resume a guest, and try again for a while.
+    """Resume a guest, and retry for 30 s.
 
-    After saving RAM, QEMU has given up the locks on its images, and whoever looks at one may hold
-    it (qemu-img without ``-U``): then it cannot run yet.
+    After saving RAM, QEMU has given up the locks on its images. While another program holds such a
+    lock (qemu-img without ``-U``), the guest cannot run.
 
     Args:
-        told: hears once why it is tried again.
+        told: called once with the reason for the retries.
 
     Raises:
-        HypervisorError: it still cannot run.
+        HypervisorError: the guest still cannot run.
     """
 
     def paused(error: BaseException) -> bool:
@@ -215,27 +233,27 @@ def resume(
 
 
 def is_ours_to_resume(context: Context, facts: RunFacts, notes: Collection[Note]) -> bool:
-    """Whether the guest is paused by the run, and not by somebody's wish."""
+    """Whether the run paused the guest, and not its owner or another program."""
     if facts.was is not DomainState.RUNNING or Note.HELD in notes:
         return False
     reason = context.hypervisor.paused_by(facts.uuid)
     if Note.LET_GO in notes:
-        return reason == FULL  # whoever paused it since knows why, but for an overlay of the run's
+        return reason == FULL  # a later pause is not the run's, unless its overlay was full
     if Note.SUSPENDED in notes:
         return reason is not None
     saving = Note.SAVING in notes and facts.strategy.level is Level.RAM
-    # saved live, libvirt gives a pause of its own no reason, but one that somebody asks for then
+    # during a live save libvirt names a reason only for a pause that a client requested
     return reason not in ((None, "user", _OURS) if saving else (None, "user"))
 
 
-def end_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
-    """Wait until libvirt has given up the snapshot of a run that is cut short as it saves RAM.
+def abort_snapshot_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
+    """Abort the run's snapshot job, and wait up to 120 s until libvirt has ended it.
 
-    Such a job is the run's own only as long as its emulator is the run's, and that step is not
-    known to have ended. A job of another kind is somebody else's: not ours to abort or to wait for.
+    Such a job is the run's only while the emulator is the run's, and saving RAM is not known to
+    have ended. A job of another kind belongs to another program: it is not aborted or awaited.
 
     Raises:
-        AttentionError: it goes on.
+        AttentionError: the job continues.
     """
 
     def busy() -> bool:
@@ -259,7 +277,7 @@ def end_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
         ) from error
 
 
-def _put_downtime_back(context: Context, facts: RunFacts) -> None:
-    """The emulator's own limit, if a run that was killed left another, and nobody set it since."""
+def _restore_downtime_limit(context: Context, facts: RunFacts) -> None:
+    """Set the emulator's own downtime limit, if the run's is still set."""
     if facts.downtime_ms and context.hypervisor.downtime_limit(facts.uuid) == facts.downtime_ms:
         context.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)

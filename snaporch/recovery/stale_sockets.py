@@ -1,4 +1,4 @@
-"""The door that a killed holder of a window left behind: a socket nobody listens at."""
+"""The socket of the process that holds a guest for sanoid; removed if that process was killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from snaporch.default_paths import WINDOW
 
 @contextmanager
 def address(path: Path) -> Iterator[str]:
-    """``path`` as a socket address, which may be no longer than 107 bytes (unix(7))."""
+    """``path`` as a socket address, which may be at most 107 bytes long (unix(7))."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -23,9 +23,14 @@ def address(path: Path) -> Iterator[str]:
 
 
 @contextmanager
-def only_visitor(door: Path, *, wait: bool) -> Iterator[bool]:
-    """Whether nobody else is about to have a holder started, nor will be meanwhile."""
-    lock = os.open(f"{door}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def only_visitor(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Take the lock that a hook holds while it starts the holding process; yields whether it could.
+
+    Args:
+        path: the socket's path.
+        wait: wait for the lock.
+    """
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -36,11 +41,11 @@ def only_visitor(door: Path, *, wait: bool) -> Iterator[bool]:
         os.close(lock)
 
 
-def connect(door: Path) -> socket.socket | None:
-    """A connection to the holder of a window; ``None`` when there is none."""
+def connect(path: Path) -> socket.socket | None:
+    """Connect to the process that holds the guest; ``None`` when no process listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with address(door) as name:
+        with address(path) as name:
             connection.connect(name)
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
@@ -52,15 +57,15 @@ def connect(door: Path) -> socket.socket | None:
 
 
 def remove_if_dead(runtime: Path, uuid: str) -> None:
-    """Remove the door of a domain if nobody is behind it; whoever finds it there does so too."""
-    door = runtime / f"{uuid}{WINDOW}"
-    if not door.exists():
+    """Remove a domain's socket if no process listens on it; hooks that find it do so, too."""
+    path = runtime / f"{uuid}{WINDOW}"
+    if not path.exists():
         return
-    with only_visitor(door, wait=False) as alone:
+    with only_visitor(path, wait=False) as alone:
         if not alone:
             return
-        connection = connect(door)
+        connection = connect(path)
         if connection is None:
-            door.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         else:
             connection.close()

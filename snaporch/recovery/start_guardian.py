@@ -1,7 +1,8 @@
-"""Starting the guardian: a process of its own that lets a guest go when its run cannot.
+"""Starts the guardian, a process of its own that releases a guest when its run cannot.
 
-Under systemd it is a unit of its own (``systemd-run``), because the children of a service may be
-killed with it; elsewhere a process in a session of its own. What it does is in ``watch.py``.
+Under systemd the guardian is a unit of its own (``systemd-run``), because systemd may kill the
+children of a service with it. Elsewhere it is a process in a session of its own. Its code is in
+``guardian.py``.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ SYSTEMD = Path("/run/systemd/system")
 def start_guardian(
     context: Context, facts: RunFacts, journal: Path, *, process: int | None = None
 ) -> None:
-    """Watch over a run; the guardian ends by itself when the journal is gone.
+    """Start the guardian of a run; it exits when the journal is removed.
 
     Args:
-        process: the run's, 0 for one that is gone; this one when ``None``.
+        process: the run's process ID, 0 if the run has exited; this process when ``None``.
     """
     if facts.strategy in _UNGUARDED:
         return
@@ -48,39 +49,39 @@ def start_guardian(
 
 
 def guard_leftovers(context: Context) -> None:
-    """Have a guardian again for each run that may hold its guest, was cut short and has none.
+    """Start a guardian for each interrupted run that may hold its guest and has no guardian.
 
-    Guardians may be killed: whoever comes by sees to it that somebody goes on trying.
+    A guardian may be killed; so the daemon, ``run-due`` and ``recover`` call this.
     """
     for journal in read_journals(context.config.paths.journal):
         if not journal.held or held_by(default_paths.LOCKS, journal.uuid) is not None:
-            continue  # who has the lock is at it, and has one
+            continue  # the lock's holder works on the domain, and its run has a guardian
         try:
             with journal.path.open("r+b") as stream:
                 guarded = _is_locked(stream.fileno())
-        except OSError:  # settled meanwhile
+        except OSError:  # recovered meanwhile
             continue
         if not guarded:
             start_guardian(context, journal.facts, journal.path, process=0)
 
 
 def await_guardian(context: Context, facts: RunFacts, journal: Path) -> None:
-    """Until the guardian watches: it holds a lock on the journal, and lets go when it ends.
+    """Wait until the guardian watches the run; it then holds a lock on the journal.
 
     Raises:
-        UnavailableError: it did not begin; no guest may stand still without it.
+        UnavailableError: the guardian did not start; no guest may be frozen without it.
         InterruptedRunError: a signal came first.
     """
     if facts.strategy in _UNGUARDED:
         return
     end = time.monotonic() + _START_SECONDS
-    with journal.open("r+b") as stream:  # NFS locks for writing only what is open for it
+    with journal.open("r+b") as stream:  # NFS grants a write lock only on a file open for writing
         while not _is_locked(stream.fileno()):
             context.interrupt.check(facts.domain)
             if time.monotonic() > end:
                 raise UnavailableError(
                     facts.domain,
-                    f"the guardian of its run did not begin within {_START_SECONDS} s",
+                    f"the guardian of its run did not start within {_START_SECONDS} s",
                     f"see journalctl -u snaporch-guardian-{facts.run}, and the host's load",
                 )
             time.sleep(_POLL_SECONDS)
@@ -96,9 +97,12 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def start_detached(unit: str, command: list[str]) -> None:
-    """Start a process that outlives this one and its control group; not being able to is no error.
+    """Start a process that outlives this one and its control group; a failure is no error.
 
-    What sanoid told its hook stays here: it comes from outside, and nobody else needs it.
+    The ``SANOID_`` variables are not passed on: they come from outside, and only hooks need them.
+
+    Args:
+        unit: the systemd unit's name.
     """
     if SYSTEMD.is_dir() and shutil.which("systemd-run"):
         options = ["--quiet", "--no-block", "--collect", "--property=OOMPolicy=continue"]
@@ -117,7 +121,7 @@ def start_detached(unit: str, command: list[str]) -> None:
 
 
 def _works(command: list[str]) -> bool:
-    """Without a bus or the right to it, there is no unit; a process of our own is better then."""
+    """Whether systemd started the unit; without a bus or permission a plain process is started."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10

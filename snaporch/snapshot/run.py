@@ -16,9 +16,8 @@ from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest, Part
-from snaporch.catalog.properties import COMPLETED
 from snaporch.catalog.records import record_of
-from snaporch.catalog.torn import commits_of_all, is_torn, mark_torn, torn_text
+from snaporch.catalog.torn import commits_of_all, is_torn, mark_torn
 from snaporch.context import Context
 from snaporch.errors import (
     AttentionError,
@@ -32,7 +31,8 @@ from snaporch.hypervisor import CancelledError
 from snaporch.journal import Journal, Step, let_go_mark
 from snaporch.locks import domain_lock
 from snaporch.model import Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
-from snaporch.recovery.settle import LOOK, SET_ASIDE, recover, settle
+from snaporch.recovery.result import Effect
+from snaporch.recovery.settle import LOOK, recover, settle
 from snaporch.recovery.start_guardian import await_guardian, start_guardian
 from snaporch.snapshot.bundle_parts import build_manifest, side_parts
 from snaporch.snapshot.choose_strategy import is_lower
@@ -92,8 +92,8 @@ def take_snapshot(
         wait=patience,
         interrupt=context.interrupt,
     ):
-        for text in recover(context, domain.uuid):
-            context.progress.note(domain.name, text)
+        for result in recover(context, domain.uuid):
+            context.progress.note(domain.name, str(result))
         current = context.hypervisor.domain(domain.uuid)
         wanted = partial(make_plan, awaited=seconds, policy=policy, group=taker.group)
         plan = wanted(context, current, name, level)
@@ -244,7 +244,7 @@ class _Run:
         context, datasets = self._context, self._plan.facts.datasets
         commits = commits_of_all(context.config.paths.journal)
         for torn in mark_torn(context.pool, datasets, commits):
-            context.progress.note(self._domain.name, torn_text(torn.full_name))
+            context.progress.note(self._domain.name, str(Effect.TORN.of(torn.full_name)))
         own = {snapshot.guid for snapshot in snapshots}
         return any(is_torn(each) for each in context.pool.snapshots(datasets) if each.guid in own)
 
@@ -298,11 +298,11 @@ class _Run:
                 name, f"{_reason(error, name)}; then cleaning up failed: {trouble}", step
             )
         journal.close(settled=True)
-        for text in done:
-            self._context.progress.note(name, text)
-        if set_aside := [text for text in done if text.startswith(SET_ASIDE)]:
-            return AttentionError(name, f"{_reason(error, name)}; {'; '.join(set_aside)}", LOOK)
-        completed = COMPLETED in " ".join(done)
+        for result in done:
+            self._context.progress.note(name, str(result))
+        if kept := [str(each) for each in done if each.effect is Effect.QUARANTINED]:
+            return AttentionError(name, f"{_reason(error, name)}; {'; '.join(kept)}", LOOK)
+        completed = any(each.effect is Effect.COMPLETED for each in done)
         if isinstance(error, InterruptedRunError) and self._taken:
             reason = f"{error.reason}; {self._remains(completed=completed)}"
             return InterruptedRunError(name, reason, error.signum)

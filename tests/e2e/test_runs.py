@@ -125,5 +125,5 @@ def test_kill_in_the_ram_phase_is_mended_by_the_next_run(guest, tmp_path):
             process.close()
     assert list(JOURNAL.iterdir())
     outcome = snaporch("snapshot", guest.name, "--json")
-    assert "which had been cut short" in outcome.err
+    assert "which had been interrupted" in outcome.err
     assert outcome.json["level"] == "ram"

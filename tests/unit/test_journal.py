@@ -495,7 +495,7 @@ def test_a_journal_is_there_until_the_mark_is_gone(directory, path):
 
 
 def test_the_guardian_leaves_its_mark_where_the_run_looks(path):
-    assert guardian.let_go_mark(path) == let_go_mark(path)
+    assert guardian.release_mark(path) == let_go_mark(path)
 
 
 def test_a_journal_that_is_closed_is_open_no_more(directory):

@@ -13,7 +13,7 @@ from snaporch.disks import overlay_files
 from snaporch.hypervisor import Patience
 from snaporch.journal import Note, noting
 from snaporch.model import DomainState, Level
-from snaporch.recovery.settle import remove_unused
+from snaporch.recovery.overlay_use import remove_unused
 from snaporch.snapshot.strategies.ram import RamStrategy
 
 

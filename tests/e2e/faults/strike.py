@@ -148,9 +148,9 @@ def recover(case: Case | None, *, guarded: bool = False) -> str:
         outcome = snaporch_here("recover", "--wait", "60")
     if guarded and (outcome.status, outcome.out) == (0, ""):
         return _let_guardian_mend()
-    aside = case is not None and case.may_quarantine and "set aside" in outcome.out
+    aside = case is not None and case.may_quarantine and "quarantined" in outcome.out
     assert outcome.status == (9 if aside else 0), f"recover: {outcome}"
-    assert "cut short" in outcome.out, f"recover: {outcome}"
+    assert "which had been" in outcome.out, f"recover: {outcome}"
     return _last_line(outcome.out)
 
 

@@ -539,7 +539,7 @@ def test_a_guest_that_libvirt_could_not_start_at_boot_is_started_when_it_is_reco
     answer = snaporch("recover", *words)
     assert answer.code == 0
     assert ("web: started it" in answer.out) == (state is DomainState.RUNNING)
-    assert ("web: is off, and libvirt may have been kept from" in answer.out) == autostart
+    assert ("web: is off, and the libvirt hook may have refused" in answer.out) == autostart
     assert host.guest().state is state
     assert host.on_bases()
 
@@ -558,7 +558,7 @@ def test_one_that_cannot_be_recovered_is_not_started(host, snaporch):
 def test_a_decision_is_for_one_domain(host, snaporch):
     answer = snaporch("recover", "--take", "overlay")
     assert answer.code == ExitCode.USAGE
-    assert "--take is decided for one domain" in answer.err.replace(": ", " ")
+    assert "--take needs one domain" in answer.err.replace(": ", " ")
 
 
 def test_a_dry_recovery_tells_and_does_nothing(host, snaporch):

@@ -144,7 +144,7 @@ def test_what_lies_below_the_base_may_be_where_nobody_gives_it_away(monkeypatch,
     status = SimpleNamespace(st_uid=0, st_gid=0)
     calls = SimpleNamespace(geteuid=lambda: 0, fstat=lambda _descriptor: status, fchown=give)
     monkeypatch.setattr(images, "os", calls)
-    lending = images.lent(SimpleNamespace(descriptors=(0, 1, 2)), Owner(7, 7))
+    lending = images.given_to(SimpleNamespace(descriptors=(0, 1, 2)), Owner(7, 7))
     with pytest.raises(OSError, match="Read-only") if kept < 2 else lending:
         lending.__enter__() if kept < 2 else None
     assert sorted(given) == [0, 0, 1, 1][: 2 * kept]

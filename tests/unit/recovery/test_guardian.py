@@ -22,7 +22,7 @@ from snaporch.errors import UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import Journal, Note, Step, let_go_mark, read_journals
 from snaporch.model import DomainState, Strategy
-from snaporch.recovery import guardian as watch
+from snaporch.recovery import frozen_window, guardian, guardian_actions
 from snaporch.recovery.release_guest import is_ours_to_resume
 from snaporch.snapshot.plan import make_plan
 from snaporch.zfs import PoolError
@@ -38,7 +38,8 @@ class Recovered(BaseException):
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
-    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(guardian, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(guardian_actions, "_POLL_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def recovering(monkeypatch):
         commands.append(words)
         raise Recovered
 
-    monkeypatch.setattr(watch, "_run", recover)
+    monkeypatch.setattr(guardian, "_run_recovery", recover)
     return commands
 
 
@@ -126,23 +127,23 @@ def let_go(monkeypatch):
             return True
 
     made = LetGo()
-    monkeypatch.setattr(watch, "_let_go", made)
-    monkeypatch.setattr(watch._Guardian, "_let_go_first", lambda *_what: None)
+    monkeypatch.setattr(guardian, "release", made)
+    monkeypatch.setattr(guardian._Guardian, "_release_first", lambda *_what: None)
     return made
 
 
 def lines_of(run):
-    return watch._Guardian(run.path, 60, URI)._read()
+    return guardian._Guardian(run.path, 60, URI)._read_journal()
 
 
 def guard(run, pid, deadline="60", *config):
     with suppress(Recovered):
-        watch.main([str(pid), str(run.path), deadline, URI, *config])
+        guardian.main([str(pid), str(run.path), deadline, URI, *config])
 
 
 def looking(monkeypatch, times, then):
     """After so many looks, something happens; until then the guardian must only look."""
-    real, left = watch._window, [times]
+    real, left = frozen_window.window_of, [times]
 
     def look(lines):
         left[0] -= 1
@@ -150,7 +151,7 @@ def looking(monkeypatch, times, then):
             then()
         return real(lines)
 
-    monkeypatch.setattr(watch, "_window", look)
+    monkeypatch.setattr(guardian, "window_of", look)
 
 
 # -- the end of the run -------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def test_a_guest_that_stands_still_too_long_is_let_go_once(
 
 def test_the_time_counts_from_the_first_look_at_the_window(begin, process, let_go, monkeypatch):
     run = begin("paused").frozen()
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=itertools.count(1).__next__))
+    monkeypatch.setattr(guardian, "time", SimpleNamespace(monotonic=itertools.count(1).__next__))
     looking(monkeypatch, 30, run.over)
     guard(run, process.pid, "10")
     assert let_go.times == 1
@@ -312,7 +313,7 @@ def test_a_guest_that_cannot_be_let_go_is_tried_again_later_each_time(
     begin, process, let_go, monkeypatch
 ):
     run, clock, tries = begin("paused").frozen(), Time(), []
-    monkeypatch.setattr(watch, "time", clock)
+    monkeypatch.setattr(guardian, "time", clock)
 
     def fail(*_what):
         tries.append(clock.now)
@@ -324,10 +325,10 @@ def test_a_guest_that_cannot_be_let_go_is_tried_again_later_each_time(
         clock.sleep(1)
         return real(lines)
 
-    real = watch._window
-    monkeypatch.setattr(watch, "_window", look)
-    monkeypatch.setattr(watch, "_let_go", fail)
-    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0)
+    real = frozen_window.window_of
+    monkeypatch.setattr(guardian, "window_of", look)
+    monkeypatch.setattr(guardian, "release", fail)
+    monkeypatch.setattr(guardian, "_POLL_SECONDS", 0)
     guard(run, process.pid, "0")
     waited = [round(after - before) for before, after in itertools.pairwise(tries)]
     assert waited == sorted(waited)
@@ -342,7 +343,7 @@ def test_a_recovery_is_tried_again_soon_for_a_guest_that_may_stand_still(
     run, clock, tries = begin("paused").frozen(), Time(), []
     for note in notes:
         run.journal.note(Note(note))
-    monkeypatch.setattr(watch, "time", clock)
+    monkeypatch.setattr(guardian, "time", clock)
 
     def recover(_words, *_how):
         tries.append(clock.now)
@@ -350,8 +351,8 @@ def test_a_recovery_is_tried_again_soon_for_a_guest_that_may_stand_still(
             run.over()
         return b""
 
-    monkeypatch.setattr(watch, "_run", recover)
-    watch.main(["0", str(run.path), "60", URI])
+    monkeypatch.setattr(guardian, "_run_recovery", recover)
+    guardian.main(["0", str(run.path), "60", URI])
     waited = [after - before for before, after in itertools.pairwise(tries)]
     assert waited == sorted(waited) or max(waited) < longest * 1.1
     assert longest <= max(waited) <= longest * 1.1 + 2
@@ -359,7 +360,7 @@ def test_a_recovery_is_tried_again_soon_for_a_guest_that_may_stand_still(
 
 def test_a_recovery_that_hangs_is_ended_and_has_longer_the_next_time(begin, monkeypatch, capsys):
     run, limits = begin("paused").frozen(), []
-    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.01)
 
     def recover(words, timeout, _look):
         limits.append(timeout)
@@ -367,8 +368,8 @@ def test_a_recovery_that_hangs_is_ended_and_has_longer_the_next_time(begin, monk
             run.over()
         raise subprocess.TimeoutExpired(words, timeout)
 
-    monkeypatch.setattr(watch, "_run", recover)
-    watch.main(["0", str(run.path), "60", URI])
+    monkeypatch.setattr(guardian, "_run_recovery", recover)
+    guardian.main(["0", str(run.path), "60", URI])
     assert limits == [3600, 7200, 14400]
     assert "timed out" in capsys.readouterr().err
 
@@ -376,9 +377,9 @@ def test_a_recovery_that_hangs_is_ended_and_has_longer_the_next_time(begin, monk
 def test_a_recovery_says_what_it_says_and_is_ended_in_time():
     looks = []
     says = [sys.executable, "-c", "import sys; sys.stderr.write('no pool')"]
-    assert watch._run(says, 60, lambda: looks.append(1)) == b"no pool"
+    assert guardian._run_recovery(says, 60, lambda: looks.append(1)) == b"no pool"
     with pytest.raises(subprocess.TimeoutExpired):
-        watch._run(["sleep", "60"], 0.05, lambda: looks.append(1))
+        guardian._run_recovery(["sleep", "60"], 0.05, lambda: looks.append(1))
     assert looks
 
 
@@ -395,8 +396,8 @@ def test_a_guest_that_a_recovery_suspends_is_watched(begin, host, monkeypatch):
         run.over()
         return b""
 
-    monkeypatch.setattr(watch, "_run", recover)
-    watch.main(["0", str(run.path), "0", URI])
+    monkeypatch.setattr(guardian, "_run_recovery", recover)
+    guardian.main(["0", str(run.path), "0", URI])
     assert guest.state is DomainState.RUNNING
 
 
@@ -410,21 +411,21 @@ def test_a_recovery_that_commits_is_left_to_it(begin, host, let_go, monkeypatch)
         run.over()
         return b""
 
-    monkeypatch.setattr(watch, "_run", recover)
-    watch.main(["0", str(run.path), "0", URI])
+    monkeypatch.setattr(guardian, "_run_recovery", recover)
+    guardian.main(["0", str(run.path), "0", URI])
     assert let_go.times == 0
 
 
 def test_the_same_is_said_again_only_later_each_time(monkeypatch, capsys):
-    clock, said = Time(), watch._Said()
-    monkeypatch.setattr(watch, "time", clock)
+    clock, printed = Time(), guardian._RepeatFilter()
+    monkeypatch.setattr(guardian, "time", clock)
     for _second in range(100):
-        said.say(b"busy\n")
+        printed.write(b"busy\n")
         clock.sleep(1)
     assert 5 <= capsys.readouterr().err.count("busy") <= 8
-    said.say(b"other\n")
-    said.say(b"")
-    said.say(b"busy\n")
+    printed.write(b"other\n")
+    printed.write(b"")
+    printed.write(b"busy\n")
     assert capsys.readouterr().err == "other\nbusy\n"
 
 
@@ -485,9 +486,9 @@ def test_a_guest_that_was_let_go_is_not_in_the_window(begin, strategy):
     """A freeze or a pause from then on is somebody else's."""
     run = begin(strategy).frozen()
     run.journal.note(Note.FREEZING)
-    assert watch._window(lines_of(run)) is watch._Window.STILL
+    assert frozen_window.window_of(lines_of(run)) is frozen_window.Window.STILL
     run.journal.note(Note.LET_GO)
-    assert watch._window(lines_of(run)) is None
+    assert frozen_window.window_of(lines_of(run)) is None
 
 
 @pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
@@ -495,20 +496,20 @@ def test_one_that_came_to_stand_still_after_it_was_let_go_is_in_the_window(begin
     run = begin(strategy).write("begin", Step.FREEZE)
     run.journal.note(Note(note))
     run.journal.note(Note.LET_GO)
-    assert watch._window(lines_of(run)) is None
+    assert frozen_window.window_of(lines_of(run)) is None
     run.write("end", Step.FREEZE)
-    assert watch._window(lines_of(run)) is watch._Window.STILL
+    assert frozen_window.window_of(lines_of(run)) is frozen_window.Window.STILL
     (journal,) = read_journals(run.world.paths.journal)
     assert journal.held
     run.journal.note(Note.LET_GO)
-    assert watch._window(lines_of(run)) is None
+    assert frozen_window.window_of(lines_of(run)) is None
 
 
 def test_a_guest_that_is_paused_only_after_it_was_let_go_is_resumed(
     begin, host, process, recovering, monkeypatch
 ):
     """libvirt may take its time for a suspend, or QEMU."""
-    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.01)
     run = begin("paused").write("begin", Step.FREEZE)
     run.journal.note(Note.SUSPENDED)
 
@@ -525,7 +526,7 @@ def test_a_guest_that_is_paused_just_after_it_was_let_go_is_let_go_again(
     begin, process, recovering, let_go, monkeypatch
 ):
     """Between two looks."""
-    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.01)
     run = begin("paused").write("begin", Step.FREEZE)
     run.journal.note(Note.SUSPENDED)
 
@@ -582,7 +583,7 @@ def test_a_guest_suspended_for_its_commit_is_only_resumed(begin, host):
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
-    watch._let_go(watch._Window.COMMITTING, lines_of(run), URI, run.path)
+    guardian_actions.release(frozen_window.Window.COMMITTING, lines_of(run), URI, run.path)
     assert host.guest().state is DomainState.RUNNING
     assert not host.on_bases()
 
@@ -618,9 +619,9 @@ def test_overlays_have_limits(begin, process, let_go, monkeypatch, world, limits
 def test_a_window_held_for_others_has_an_end(begin, world, seconds, let):
     """Should its holder hang; else it had ended by itself."""
     facts = asdict(begin("overlay").frozen().facts)
-    window = watch._Window.ON_OVERLAYS
-    assert not watch._too_much(window, facts, 1e6, 60)
-    assert watch._too_much(window, facts | {"window_seconds": 90}, seconds, 60) is let
+    window = frozen_window.Window.ON_OVERLAYS
+    assert not frozen_window.exceeds_limits(window, facts, 1e6, 60)
+    assert frozen_window.exceeds_limits(window, facts | {"window_seconds": 90}, seconds, 60) is let
 
 
 def test_overlays_that_are_gone_already_do_not_end_the_guardian(
@@ -650,8 +651,8 @@ def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
     longer = run.path.read_bytes()
     for cut in range(len(whole), len(longer)):
         run.path.write_bytes(longer[:cut])
-        lines = watch._Guardian(run.path, 60, URI)._read()
-        assert watch._window(lines) is watch._Window.STILL
+        lines = guardian._Guardian(run.path, 60, URI)._read_journal()
+        assert frozen_window.window_of(lines) is frozen_window.Window.STILL
         assert lines[0]["facts"]["uuid"] == run.facts.uuid
 
 
@@ -667,8 +668,10 @@ def host(world, monkeypatch):
 
 def let_it_go(run):
     strategy = run.facts.strategy
-    window = watch._Window.ON_OVERLAYS if strategy == "overlay" else watch._Window.STILL
-    return watch._let_go(window, lines_of(run), URI, run.path)
+    window = (
+        frozen_window.Window.ON_OVERLAYS if strategy == "overlay" else frozen_window.Window.STILL
+    )
+    return guardian_actions.release(window, lines_of(run), URI, run.path)
 
 
 @pytest.mark.parametrize(("strategy", "reason"), [("manual", "snapshot"), ("paused", "user")])
@@ -709,7 +712,7 @@ def test_a_frozen_guest_is_thawed_and_what_comes_then_is_somebody_elses(begin, h
     host.guest().frozen = True
     let_it_go(run)
     assert not host.guest().frozen
-    assert watch._window(lines_of(run)) is None
+    assert frozen_window.window_of(lines_of(run)) is None
     (journal,) = read_journals(host.paths.journal)
     assert not journal.held
 
@@ -750,7 +753,7 @@ def test_a_job_of_somebody_elses_holds_nobody_up(saving, host, job):
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     host.guest().job = job
-    assert watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
+    assert guardian_actions.release(frozen_window.Window.SAVING, lines_of(run), URI, run.path)
     assert (host.guest().job, host.guest().state) == (job, DomainState.RUNNING)
 
 
@@ -831,9 +834,9 @@ def answering(host, monkeypatch):
             return real(uuid)
 
         monkeypatch.setattr(host.hypervisor, "paused_by", answer)
-        monkeypatch.setattr(
-            watch, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
-        )
+        patched = SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
+        for module in (guardian, guardian_actions):
+            monkeypatch.setattr(module, "time", patched)
 
     return arrange
 
@@ -857,7 +860,7 @@ def test_a_guest_that_is_suspended_while_its_ram_is_saved_is_let_go(
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     let_go.then = process.kill
     guard(run, process.pid, "0.1")
-    assert (let_go.times, let_go.window) == (1, watch._Window.SAVING)
+    assert (let_go.times, let_go.window) == (1, frozen_window.Window.SAVING)
 
 
 def test_a_guest_that_libvirt_does_not_answer_for_is_let_go(
@@ -904,7 +907,7 @@ def test_whose_pause_it_is_while_ram_is_saved(
     (journal,) = read_journals(host.paths.journal)
     ours = is_ours_to_resume(host.context, run.facts, journal.notes)
     assert ours is (state is DomainState.RUNNING)
-    watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
+    guardian_actions.release(frozen_window.Window.SAVING, lines_of(run), URI, run.path)
     assert host.guest().state is state
 
 
@@ -925,7 +928,7 @@ def test_a_guest_that_is_held_for_its_owner_stays_so(saving, host, recovering, s
     run.write("end", Step.FREEZE)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
     if strategy == "manual":
-        assert watch._window(lines_of(run)) is None
+        assert frozen_window.window_of(lines_of(run)) is None
     let_it_go(run)
     guard(run, 0)
     assert host.guest().state is DomainState.PAUSED
@@ -981,7 +984,7 @@ def test_a_full_disk_keeps_no_guest_on_its_overlays(begin, host, monkeypatch):
 def test_a_guest_suspended_for_a_commit_on_the_way_back_is_in_the_window(begin):
     run = begin("overlay").frozen()
     run.journal.note(Note.SUSPENDED)
-    assert watch._window(lines_of(run)) is watch._Window.COMMITTING
+    assert frozen_window.window_of(lines_of(run)) is frozen_window.Window.COMMITTING
 
 
 def test_a_guest_that_was_paused_before_may_stand_still(saving, process, let_go, monkeypatch):
@@ -997,7 +1000,7 @@ def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     host.guest().job = "snapshot"
-    watch._let_go(watch._Window.SAVING, lines_of(run), URI, run.path)
+    guardian_actions.release(frozen_window.Window.SAVING, lines_of(run), URI, run.path)
     assert host.guest().job is None
     assert host.guest().state is DomainState.RUNNING
 
@@ -1005,15 +1008,15 @@ def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
 def test_the_time_goes_on_when_the_freeze_has_ended(saving, host, process, let_go, monkeypatch):
     """Paused for the end of its RAM, then for its snapshots: one deadline for both."""
     run, now = saving("manual"), [100.0]
-    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
-    guardian = watch._Guardian(run.path, 60, URI)
-    monkeypatch.setattr(watch._Pulse, "start", lambda _pulse: None)
-    guardian._look()
+    monkeypatch.setattr(guardian.time, "monotonic", lambda: now[0])
+    watching = guardian._Guardian(run.path, 60, URI)
+    monkeypatch.setattr(guardian_actions.RunningPoll, "start", lambda _poll: None)
+    watching._check()
     now[0] = 150.0
     run.write("end", Step.FREEZE)
-    guardian._look()
+    watching._check()
     now[0] = 161.0
-    guardian._look()
+    watching._check()
     assert let_go.times == 1
 
 
@@ -1040,7 +1043,7 @@ def test_a_guest_is_let_go_although_nothing_can_be_written(
 
 
 def test_a_fault_of_its_own_does_not_end_it(begin, process, recovering, monkeypatch, capsys):
-    run, real, looks = begin("paused").frozen(), watch._window, itertools.count()
+    run, real, looks = begin("paused").frozen(), guardian.window_of, itertools.count()
 
     def faulty(lines):
         if next(looks) < 3:
@@ -1048,7 +1051,7 @@ def test_a_fault_of_its_own_does_not_end_it(begin, process, recovering, monkeypa
         process.kill()
         return real(lines)
 
-    monkeypatch.setattr(watch, "_window", faulty)
+    monkeypatch.setattr(guardian, "window_of", faulty)
     guard(run, process.pid)
     assert len(recovering) == 1
     assert capsys.readouterr().err == "snaporch: guardian: a fault\n" * 3
@@ -1067,7 +1070,7 @@ def test_a_journal_that_cannot_be_read_any_more_is_the_one_that_was_read(
         monkeypatch.setattr(Path, "read_text", unreadable)
         monkeypatch.setattr(os, "lstat", unreadable)
 
-    monkeypatch.setattr(watch, "_too_much", lambda *_what: bool(failed))
+    monkeypatch.setattr(guardian, "exceeds_limits", lambda *_what: bool(failed))
     let_go.then = process.kill
     looking(monkeypatch, 2, break_off)
     guard(run, process.pid)
@@ -1076,7 +1079,7 @@ def test_a_journal_that_cannot_be_read_any_more_is_the_one_that_was_read(
 
 def test_a_recovery_that_fails_is_tried_again(begin, process, monkeypatch):
     run, tries = begin("paused").frozen(), []
-    monkeypatch.setattr(watch, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.02)
 
     def recover(words, *_how):
         tries.append(words)
@@ -1086,10 +1089,10 @@ def test_a_recovery_that_fails_is_tried_again(begin, process, monkeypatch):
             run.over()
         return b""
 
-    monkeypatch.setattr(watch, "_run", recover)
+    monkeypatch.setattr(guardian, "_run_recovery", recover)
     process.kill()
     process.wait()
-    watch.main([str(process.pid), str(run.path), "60", URI])
+    guardian.main([str(process.pid), str(run.path), "60", URI])
     assert len(tries) == 3
 
 
@@ -1116,4 +1119,4 @@ def test_it_imports_little_until_there_is_something_to_do():
 
 
 def test_every_strategy_is_known():
-    assert set(watch._STANDING_STILL) | {"overlay", "crash", "off"} == set(Strategy)
+    assert set(frozen_window._HELD) | {"overlay", "crash", "off"} == set(Strategy)

@@ -12,17 +12,19 @@ from fakes.images import qcow2
 
 from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.save_image import read_header
+from snaporch.disks import overlay_files
 from snaporch.disks.qemu_img import OverlayError
 from snaporch.errors import AttentionError, BusyError, ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, Pause
 from snaporch.hypervisor.domain_xml import disk_element, parse
 from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.model import DomainState, Level
-from snaporch.recovery import release_guest
+from snaporch.recovery import observe, release_guest, settle_disks
 from snaporch.recovery import settle as settle_module
 from snaporch.recovery.decision import UserDecision
+from snaporch.recovery.overlay_use import remove_unused
 from snaporch.recovery.release_guest import is_ours_to_resume
-from snaporch.recovery.settle import foresee, recover, recover_leftovers, remove_unused, settle
+from snaporch.recovery.settle import foresee, recover, recover_leftovers, settle
 from snaporch.snapshot.bundle_parts import build_manifest
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.snapshotter import properties_of
@@ -70,10 +72,13 @@ class Killed:
 
     def settle(self, *notes, keep_snapshots=False, alive=False, take=None):
         options = {"keep_snapshots": keep_snapshots, "alive": alive, "take": take}
-        return settle(self.world.context, self.facts, notes, **options)
+        return [str(each) for each in settle(self.world.context, self.facts, notes, **options)]
 
     def recover(self):
-        return recover(self.world.context, self.facts.uuid)
+        return [str(each) for each in recover(self.world.context, self.facts.uuid)]
+
+    def foreseen(self):
+        return [str(each) for each in foresee(self.world.context, self.facts.uuid)]
 
     def overlay(self, target="vda"):
         return Path(next(d.overlay for d in self.facts.overlays if d.target == target))
@@ -327,7 +332,7 @@ def test_an_overlay_that_cannot_be_read_is_taken_for_written(world, monkeypatch,
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(settle_module.overlay_files, "holds_writes", fail)
+    monkeypatch.setattr(overlay_files, "holds_writes", fail)
     run.settle()
     assert run.quarantined().exists()
 
@@ -373,7 +378,7 @@ def test_an_overlay_that_may_be_older_than_its_base_is_left_for_a_human(world):
     with pytest.raises(AttentionError, match="vda, vdb was being switched") as caught:
         run.settle(Note.PIVOTING, Note.LET_GO)
     assert "Undecided" in caught.value.line()
-    assert caught.value.step.startswith("look at both")
+    assert caught.value.step.startswith("compare both")
     assert everything(world) == before
 
 
@@ -403,7 +408,7 @@ def test_it_is_told_when_libvirt_may_have_been_kept_from_starting_it(world, happ
     run.guest.autostart = True
     if happened:
         happened(run)
-    assert any("kept from starting it" in text for text in run.recover()) == told
+    assert any("refused to start it" in text for text in run.recover()) == told
 
 
 def test_a_human_takes_the_base(world):
@@ -411,7 +416,7 @@ def test_a_human_takes_the_base(world):
     off(run)
     before = Path(run.facts.overlays[0].base).read_bytes()
     (said,) = run.settle(Note.PIVOTING, take=UserDecision.BASE)
-    assert said.startswith(f"set aside {run.quarantined()}")
+    assert said.startswith(f"quarantined {run.quarantined()}")
     assert Path(run.facts.overlays[0].base).read_bytes() == before
     assert run.facts.overlays[0].overlay not in run.guest.inactive
 
@@ -467,7 +472,7 @@ def full(*_note):
 
 def test_a_full_disk_does_not_keep_a_guest_on_its_overlays(world, monkeypatch):
     run = Killed(world).switched()
-    monkeypatch.setattr(settle_module, "append_note", full)
+    monkeypatch.setattr(settle_disks, "append_note", full)
     assert run.settle() == ["committed vda"]
     assert_settled(world)
 
@@ -475,7 +480,7 @@ def test_a_full_disk_does_not_keep_a_guest_on_its_overlays(world, monkeypatch):
 def test_a_guest_is_not_suspended_when_nobody_could_know_it_afterwards(world, monkeypatch):
     run = Killed(world).switched()
     run.guest.writes_fast = True
-    monkeypatch.setattr(settle_module, "append_note", full)
+    monkeypatch.setattr(settle_disks, "append_note", full)
     suspended = []
     world.hooks.at["commit.suspended"] = lambda: suspended.append("by the commit")
     with pytest.raises(AttentionError, match="No space left"):
@@ -494,7 +499,7 @@ def test_a_guest_that_goes_on_is_committed_though_that_cannot_be_noted(world, mo
         if text is not Note.SUSPENDED:
             full()
 
-    monkeypatch.setattr(settle_module, "append_note", note)
+    monkeypatch.setattr(settle_disks, "append_note", note)
     assert run.settle() == ["committed vda"]
     assert_settled(world)
 
@@ -580,7 +585,7 @@ def test_ram_that_libvirt_saved_on_overlays_goes_with_the_bases_once_they_are_co
     assert names_overlay()
     assert run.settle() == [
         "committed vda while the guest is off",
-        "had the RAM that libvirt saved of it go on on its bases",
+        "pointed the RAM that libvirt saved at the base images",
     ]
     assert not names_overlay()
     acts = world.hooks.acts()
@@ -643,7 +648,7 @@ def test_an_overlay_that_was_put_back_ends_that(world):
     with pytest.raises(AttentionError):
         run.recover()
     away.rename(run.overlay())
-    assert run.recover()[0] == "web: committed vda while the guest is off"
+    assert run.recover()[0] == "committed vda while the guest is off"
     assert world.leftovers() == []
 
 
@@ -663,7 +668,7 @@ def test_an_offline_commit_that_fails_keeps_everything(world, monkeypatch):
     def fail(*_):
         raise OverlayError("qemu-img commit", "Failed to get write lock")
 
-    monkeypatch.setattr(settle_module.overlay_files, "commit_offline", fail)
+    monkeypatch.setattr(overlay_files, "commit_offline", fail)
     with pytest.raises(AttentionError, match=f"snaporch recover {run.facts.uuid}"):
         run.settle()
     assert Path(run.facts.overlays[0].overlay).exists()
@@ -795,7 +800,7 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monke
     (journal,) = read_journals(world.paths.journal)
     assert Note.LET_GO not in journal.notes
     world.hypervisor.start(run.facts.uuid, paused=True)
-    with pytest.raises(AttentionError, match="started anew and is paused") as caught:
+    with pytest.raises(AttentionError, match="restarted and is paused") as caught:
         run.settle(Note.FREEZING)
     assert caught.value.step == f"run: virsh resume web, and {then}"
     run.guest.frozen = True
@@ -931,7 +936,7 @@ def test_a_guest_that_libvirt_starts_for_long_is_looked_at_again(world, monkeypa
 
 
 def test_libvirt_may_be_away_for_a_while(world, monkeypatch):
-    monkeypatch.setattr(settle_module, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(observe, "_POLL_SECONDS", 0)
     run = Killed(world).switched()
     away = iter([True] * 3)
 
@@ -945,8 +950,8 @@ def test_libvirt_may_be_away_for_a_while(world, monkeypatch):
 
 
 def test_libvirt_that_stays_away_keeps_everything(world, monkeypatch):
-    monkeypatch.setattr(settle_module, "_POLL_SECONDS", 0)
-    monkeypatch.setattr(settle_module, "_RECONNECT_SECONDS", 0)
+    monkeypatch.setattr(observe, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(observe, "_RECONNECT_SECONDS", 0)
     run = Killed(world).switched().took_snapshots()
     away = UnavailableError("qemu:///system", "libvirt does not answer")
     world.hooks.at["hypervisor.find"] = failing(away)
@@ -1042,7 +1047,7 @@ def test_an_overlay_that_somebody_elses_snapshot_lies_over_stays(world, spelled,
     with pytest.raises(AttentionError) as caught:
         run.settle()
     assert run.overlay().exists()
-    assert f"vda is on {tool}, which somebody else has put over" in caught.value.reason
+    assert f"vda is on {tool}, which another program put over" in caught.value.reason
     assert f"then run: snaporch recover {run.facts.uuid}" in caught.value.step
     command = f"virsh blockcommit web vda --base {run.overlay()} --active --pivot --wait"
     assert (command in caught.value.step) == (power == "runs")
@@ -1068,10 +1073,10 @@ def test_a_guest_that_is_shut_off_while_it_is_looked_at_keeps_its_writes(world):
 @pytest.mark.parametrize("confined", [True, False])
 def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined):
     """AppArmor would deny the guest whatever lies below it from then on."""
-    monkeypatch.setattr(settle_module, "is_confined", lambda _uuid: confined)
+    monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: confined)
     run = Killed(world, disks=TWO).switched()
     foreign_snapshot(run, spelled=True)
-    with pytest.raises(AttentionError, match=r"vda is on .* somebody else has put over"):
+    with pytest.raises(AttentionError, match=r"vda is on .* another program put over"):
         run.settle()
     (second,) = [disk for disk in run.facts.overlays if disk.target == "vdb"]
     source = second.overlay if confined else second.base
@@ -1080,7 +1085,7 @@ def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined
 
 def test_a_guest_that_is_off_has_no_profile_to_mind(world, monkeypatch):
     """What can be committed is, though another disk needs a human."""
-    monkeypatch.setattr(settle_module, "is_confined", lambda _uuid: True)
+    monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: True)
     run = Killed(world, disks=TWO).switched()
     world.hypervisor.destroy(run.guest.uuid)
     foreign_snapshot(run, spelled=True)
@@ -1090,7 +1095,7 @@ def test_a_guest_that_is_off_has_no_profile_to_mind(world, monkeypatch):
 
 
 def test_a_guest_without_room_runs_again_whatever_becomes_of_the_others_image(world, monkeypatch):
-    monkeypatch.setattr(settle_module, "is_confined", lambda _uuid: True)
+    monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: True)
     run = Killed(world, disks=TWO).switched()
     foreign_snapshot(run, spelled=True)
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "ioerror"
@@ -1102,7 +1107,7 @@ def test_a_guest_without_room_runs_again_whatever_becomes_of_the_others_image(wo
             real(uuid)
 
     monkeypatch.setattr(world.hypervisor, "resume", resume)
-    with pytest.raises(AttentionError, match=r"vda is on .* somebody else has put over"):
+    with pytest.raises(AttentionError, match=r"vda is on .* another program put over"):
         run.settle()
     assert run.guest.state is DomainState.RUNNING
     assert run.overlay().exists()
@@ -1166,8 +1171,8 @@ def test_recovery_settles_and_forgets_the_run(world):
     run = Killed(world).switched()
     said = run.recover()
     assert said == [
-        "web: committed vda",
-        f"web: settled the run {run.facts.run}, which had been cut short",
+        "committed vda",
+        f"recovered the run {run.facts.run}, which had been interrupted",
     ]
     assert_settled(world)
     assert world.leftovers() == []
@@ -1253,7 +1258,7 @@ def test_what_was_done_for_other_domains_is_told(world):
     recover_leftovers(world.context)
     assert_settled(world)
     assert any("committed vda" in note for note in world.heard.notes)
-    assert any(f"settled the run {run.facts.run}" in note for note in world.heard.notes)
+    assert any(f"recovered the run {run.facts.run}" in note for note in world.heard.notes)
 
 
 @pytest.mark.parametrize("swept", [recover_leftovers, lambda context: recover(context, "u")])
@@ -1320,18 +1325,18 @@ def test_foreseeing_changes_nothing(world, happened):
     if happened:
         happened(run)
     before = everything(world)
-    assert foresee(world.context, run.facts.uuid)
+    assert run.foreseen()
     assert everything(world) == before
 
 
 def test_a_recovery_is_foreseen_in_words(world):
     run = Killed(world, disks=TWO).switched("vda")
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
-    assert foresee(world.context, run.facts.uuid) == [
-        f"web: vda: commit {run.overlay('vda')}",
-        f"web: vdb: remove {run.overlay('vdb')}",
-        "web: resume the guest",
-        f"web: settle the run {run.facts.run}, which was cut short",
+    assert run.foreseen() == [
+        f"vda: commit {run.overlay('vda')}",
+        f"vdb: remove {run.overlay('vdb')}",
+        "resume the guest",
+        f"recover the run {run.facts.run}, which was interrupted",
     ]
 
 
@@ -1340,28 +1345,28 @@ def test_of_another_emulator_nothing_is_thawed(world):
     (journal,) = world.paths.journal.glob("*.jsonl")
     append_note(journal, Note.FREEZING)
     run.guest.boot += 1
-    assert "web: thaw the guest" not in foresee(world.context, run.facts.uuid)
+    assert "thaw the guest" not in run.foreseen()
 
 
 def test_file_systems_that_will_be_thawed_are_foreseen(world):
     run = Killed(world)
     (journal,) = world.paths.journal.glob("*.jsonl")
     append_note(journal, Note.FREEZING)
-    assert "web: thaw the guest" in foresee(world.context, run.facts.uuid)
+    assert "thaw the guest" in run.foreseen()
     append_note(journal, Note.LET_GO)
-    assert "web: thaw the guest" not in foresee(world.context, run.facts.uuid)
+    assert "thaw the guest" not in run.foreseen()
 
 
 @pytest.mark.parametrize(
     ("taken", "said"),
     [
-        (["tank/web"], "web: destroy tank/web@s1"),
-        (["tank/web", "flash/web"], "web: keep @s1 as crash"),
+        (["tank/web"], "destroy tank/web@s1"),
+        (["tank/web", "flash/web"], "keep @s1 as crash"),
     ],
 )
 def test_what_becomes_of_snapshots_is_foreseen(world, taken, said):
     run = Killed(world, disks=TWO).took_snapshots(*taken)
-    assert said in foresee(world.context, run.facts.uuid)
+    assert said in run.foreseen()
     run.recover()
     assert sorted(world.pool.names()) == sorted(
         f"{dataset}@s1" for dataset in taken if len(taken) == 2
@@ -1373,20 +1378,20 @@ def test_what_they_will_be_worth_is_foreseen(world, sealed, level):
     run = KilledHolder(world).sanoid_took("tank/web@hourly").marked("tank/web@hourly")
     if sealed:
         run.sealed()
-    assert f"web: keep @hourly as {level}" in foresee(world.context, run.facts.uuid)
+    assert f"keep @hourly as {level}" in run.foreseen()
 
 
 def test_a_bundle_that_has_lost_a_part_is_worth_nothing_more(world):
     run = KilledHolder(world).sanoid_took("tank/web@hourly").marked("tank/web@hourly")
     run.sealed(Part(name="ram.save", role=Role.RAM, bytes=1, sha256="0" * 64))
-    assert "web: keep @hourly as crash" in foresee(world.context, run.facts.uuid)
+    assert "keep @hourly as crash" in run.foreseen()
 
 
 def test_an_overlay_that_is_missing_is_foreseen(world):
     run = Killed(world).switched()
     off(run)
     run.overlay().unlink()
-    assert foresee(world.context, run.facts.uuid)[0] == f"web: vda: attention {run.overlay()}"
+    assert run.foreseen()[0] == f"vda: attention {run.overlay()}"
 
 
 def test_another_domains_runs_are_not_foreseen(world):
@@ -1398,7 +1403,7 @@ def test_a_torn_journal_stays_where_it_is_when_foreseen(world):
     run = Killed(world)
     torn = world.paths.journal / "20250101T000000Z-00.jsonl"
     torn.write_bytes(b"{")
-    foresee(world.context, run.facts.uuid)
+    run.foreseen()
     assert torn.exists()
 
 
@@ -1441,7 +1446,7 @@ class KilledHolder(Killed):
 
 def test_what_sanoid_took_is_not_destroyed(world):
     run = KilledHolder(world, disks=TWO).switched().sanoid_took("tank/web@hourly")
-    assert "web: committed vda, vdb" in run.recover()
+    assert "committed vda, vdb" in run.recover()
     assert_settled(world)
     assert world.pool.names() == ["tank/web@hourly"]
     assert "run" not in world.pool.snapshots()[0].properties
@@ -1481,7 +1486,7 @@ def test_they_are_set_aside_when_the_run_was_killed(world):
     """Somebody may have had the base since."""
     run = Killed(world).switched()
     gone(run)
-    assert f"web: vda: quarantine {run.overlay()}" in foresee(world.context, run.facts.uuid)
+    assert f"vda: quarantine {run.overlay()}" in run.foreseen()
     settle(world.context, run.facts, ())
     assert run.quarantined().exists()
 
@@ -1551,13 +1556,13 @@ def test_they_are_set_aside_when_there_is_no_base_for_them(world):
 
 def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world, monkeypatch):
     compared = []
-    real = settle_module.overlay_files.holds_what_base_holds
+    real = overlay_files.holds_what_base_holds
 
     def compare(disk, owner):
         compared.append(disk.target)
         return real(disk, owner)
 
-    monkeypatch.setattr(settle_module.overlay_files, "holds_what_base_holds", compare)
+    monkeypatch.setattr(overlay_files, "holds_what_base_holds", compare)
     run = Killed(world, disks=TWO).switched()
     off(run)
     run.settle()
@@ -1568,7 +1573,7 @@ def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world, monkeypatch):
 @pytest.mark.parametrize("live", [True, False])
 def test_no_overlay_is_read_that_the_emulator_has_or_has_left(world, monkeypatch, live):
     run = Killed(world, disks=TWO).switched(live=live)
-    monkeypatch.setattr(settle_module.overlay_files, "holds_writes", None)
+    monkeypatch.setattr(overlay_files, "holds_writes", None)
     run.settle()
     assert_settled(world)
 
@@ -1584,5 +1589,5 @@ def test_a_libvirtd_that_comes_back_at_the_last_moment_is_asked(world, monkeypat
         return real(uuid)
 
     monkeypatch.setattr(world.hypervisor, "find", find)
-    monkeypatch.setattr(settle_module, "_RECONNECT_SECONDS", 0)
+    monkeypatch.setattr(observe, "_RECONNECT_SECONDS", 0)
     assert run.settle() == ["committed vda"]

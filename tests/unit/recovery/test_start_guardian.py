@@ -143,7 +143,7 @@ def test_one_that_cannot_be_started_is_missed_by_who_waits_for_it(
     told = facts()
     journal = Journal(world.paths.journal, told)
     start_guardian.start_guardian(world.context, told, journal.path)
-    with pytest.raises(UnavailableError, match="did not begin within 0 s"):
+    with pytest.raises(UnavailableError, match="did not start within 0 s"):
         start_guardian.await_guardian(world.context, told, journal.path)
 
 

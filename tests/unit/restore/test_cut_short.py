@@ -123,7 +123,7 @@ def test_killed_and_recovered(story, world, kill, how, place, moment):
     log = list(world.hooks.log)
     assert foresee(world.context, uuid)
     assert world.hooks.log == log
-    (text,) = recover(world.context, uuid)
+    (text,) = map(str, recover(world.context, uuid))
     assert world.leftovers() == []
     assert world.guest().inactive == story.domain.inactive_xml
     if not begins(moment, place):
@@ -223,7 +223,7 @@ def test_a_command_that_cannot_finish_it_refuses_and_says_who_can(story, world, 
     with kill("after", "flash/web"):
         put_back(world)
     poor = Context(world.context.config, world.hypervisor, world.pool, world.heard)
-    with pytest.raises(AttentionError, match="a restore of it was cut short; run: snaporch recov"):
+    with pytest.raises(AttentionError, match="a restore of it was interrupted; run: snaporch rec"):
         take_snapshot(poor, world.hypervisor.domain("web"), name="s2", wait=0)
 
 
@@ -283,7 +283,7 @@ def test_killed_when_it_was_about_to_forget_the_one_before(story, world, kill, m
         with pytest.raises(Killed):
             put_back(world, "s1", cold=True)
     assert len(unfinished(world.paths.journal, story.domain.uuid)) == 2
-    said = " ".join(recover(world.context, story.domain.uuid))
+    said = " ".join(map(str, recover(world.context, story.domain.uuid)))
     assert "finished the restore of @s1" in said
     assert "hypervisor.restore" not in world.hooks.acts()
     assert story.content() == {b"first"}
@@ -355,7 +355,7 @@ def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill, req
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
     story.write(b"hours of work")
-    (text,) = recover(world.context, story.domain.uuid)
+    (text,) = map(str, recover(world.context, story.domain.uuid))
     assert "it is off, with its disks as it left them" in text
     assert story.content() == {b"hours of work"}
     assert world.guest().inactive == story.domain.inactive_xml
@@ -368,7 +368,7 @@ def test_who_reads_its_disks_in_files_does_not_write_to_them(story, world, kill)
         put_back(world)
     for dataset in story.datasets:
         world.pool.write(dataset, b"first, read")
-    (text,) = recover(world.context, story.domain.uuid)
+    (text,) = map(str, recover(world.context, story.domain.uuid))
     assert "it is running" in text
     assert world.guest().ram == story.ram
 
@@ -379,7 +379,7 @@ def test_what_it_wrote_to_a_file_that_no_definition_names_is_not_rolled_back(sto
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
     Path(story.domain.disks[0].source).with_name("data.raw").write_bytes(b"hours of work")
-    (text,) = recover(world.context, story.domain.uuid)
+    (text,) = map(str, recover(world.context, story.domain.uuid))
     assert "it is off, with its disks as it left them" in text
     assert world.guest().state is DomainState.OFF
 
@@ -392,7 +392,7 @@ def test_without_a_file_system_that_tells_nothing_is_decided(story, world, kill,
         with pytest.raises(AttentionError, match=r"not mounted.*zfs mount -l .*snaporch recover"):
             recover(world.context, story.domain.uuid)
         assert cannot_be_started(world, story.domain.uuid)
-    (text,) = recover(world.context, story.domain.uuid)
+    (text,) = map(str, recover(world.context, story.domain.uuid))
     assert "it is running" in text
 
 
@@ -427,7 +427,7 @@ def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
     story.write(b"hours of work")
-    (text,) = recover(world.context, story.domain.uuid)
+    (text,) = map(str, recover(world.context, story.domain.uuid))
     assert "it is off, with its disks as it left them" in text
     assert story.content() == {b"hours of work"}
 
@@ -444,7 +444,7 @@ def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
     world.pool.rollback = with_a_trace
     with kill("before", RestoreStep.RESUME):
         put_back(world)
-    (text,) = recover(world.context, story.domain.uuid)
+    (text,) = map(str, recover(world.context, story.domain.uuid))
     assert "it is running" in text
     assert world.guest().ram == story.ram
 
@@ -504,7 +504,7 @@ def test_a_guest_started_between_stop_and_rollback_is_not_rolled_back(story, wor
         put_back(world)
     world.hooks.at.clear()
     if place == "pool.send_increment":  # it was seen after the last look
-        (text,) = recover(world.context, story.domain.uuid)
+        (text,) = map(str, recover(world.context, story.domain.uuid))
         assert "undid the restore" in text
     assert story.content() == {b"now"}
     assert world.guest().state is DomainState.RUNNING

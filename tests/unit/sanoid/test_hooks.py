@@ -215,7 +215,7 @@ def test_a_guest_whose_restore_was_cut_short_is_refused(host, world):
     world.hooks.log.clear()
     with pytest.raises(SnaporchError) as caught:
         host.pre("tank/web")
-    assert "a restore of it was cut short; run: snaporch recover" in caught.value.line()
+    assert "a restore of it was interrupted; run: snaporch recover" in caught.value.line()
     host.rest()
     assert not {"pool.rollback", "pool.snapshot", "hypervisor.start"} & set(world.hooks.acts())
 

@@ -31,7 +31,7 @@ from snaporch.errors import (
 from snaporch.hypervisor import HypervisorError, Patience
 from snaporch.journal import Journal, Note, Step, let_go_mark, read_journals
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
-from snaporch.recovery.guardian import _Window, _window
+from snaporch.recovery.frozen_window import Window, window_of
 from snaporch.recovery.settle import recover
 from snaporch.snapshot import bundle_parts as parts
 from snaporch.snapshot import run as snapshot_module
@@ -426,7 +426,7 @@ def test_a_run_killed_when_its_bundle_was_sealed_is_completed(world, ready, monk
         snapshot(world)
     assert {s.properties["level"] for s in world.pool.snapshots()} == {"crash"}
     said = recover(world.context, world.guest().uuid)
-    assert any(f"completed {way.strategy.level} snapshot @s1" in text for text in said)
+    assert any(f"completed {way.strategy.level} snapshot @s1" in str(each) for each in said)
     (record,) = records(world)
     assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
     assert world.is_as_it_was(state=way.state)
@@ -554,7 +554,7 @@ def test_one_that_was_restarted_just_before_it_was_suspended_runs(world, ready):
     """The pause is the run's doing, though the emulator is not the run's."""
     ready("paused")
     world.hooks.at["hypervisor.suspend"] = partial(restart, world)
-    with pytest.raises(RunFailedError, match=r"started anew meanwhile.*nothing was kept"):
+    with pytest.raises(RunFailedError, match=r"restarted meanwhile.*nothing was kept"):
         snapshot(world)
     assert world.is_as_it_was()
     assert world.pool.names() == []
@@ -786,7 +786,7 @@ def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, ready):
     assert len(read_journals(world.paths.journal)) == 1
     world.guest().agent = Agent.ANSWERS
     said = recover(world.context, world.guest().uuid)
-    assert any("thawed the guest" in text for text in said)
+    assert any("thawed the guest" in str(each) for each in said)
     assert world.is_as_it_was()
 
 
@@ -927,7 +927,7 @@ def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
 ):
     ready(way, ram_time_budget="30s")
     world.hooks.at["hypervisor.suspend"] = partial(restart, world)
-    with pytest.raises(RunFailedError, match="started anew meanwhile"):
+    with pytest.raises(RunFailedError, match="restarted meanwhile"):
         snapshot(world)
     assert world.guest().state is DomainState.RUNNING
     assert world.pool.names() == []
@@ -945,7 +945,7 @@ def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
 
 @pytest.mark.parametrize(
     ("way", "suspended", "window"),
-    [("overlay", False, _Window.ON_OVERLAYS), ("manual", True, _Window.STILL)],
+    [("overlay", False, Window.ON_OVERLAYS), ("manual", True, Window.STILL)],
 )
 def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
     world, ready, slow_ram, way, suspended, window
@@ -956,7 +956,7 @@ def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
     def look():
         (path,) = world.paths.journal.glob("*.jsonl")
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        seen.append((Note.SUSPENDED in notes(world), _window(lines)))
+        seen.append((Note.SUSPENDED in notes(world), window_of(lines)))
 
     world.hooks.at["pool.snapshot tank"] = look
     assert snapshot(world).level is Level.RAM

@@ -1,0 +1,115 @@
+"""Reads from a run's journal whether the run may hold its guest, and whether for too long.
+
+Only the standard library is imported, because each guardian keeps this module in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+_GRACE_SECONDS = 30
+_SAVING_RAM = ("manual", "overlay")
+_HELD = ("manual", "paused", "quiesced")
+_HELD_ON_REQUEST = ("paused", "quiesced")
+_HOLD_NOTES = ("suspended", "freezing")
+"""Notes that these strategies write before they pause the guest or freeze its file systems."""
+_RELEASE_NOTES = ("resumed", "let-go")
+"""Notes of a guest that runs again."""
+
+
+class Window(Enum):
+    """How a run holds its guest, so that the guardian may have to release it."""
+
+    STILL = "still"
+    """The guest is paused, or its file systems are frozen."""
+    SAVING = "saving"
+    """The guest's RAM is being saved. The guest runs, except at the end of the save, or when it
+    changes RAM too fast."""
+    ON_OVERLAYS = "on overlays"
+    """The guest runs on overlays, and its bases do not change."""
+    COMMITTING = "committing"
+    """The guest is suspended so that its commit catches up with its writes."""
+
+
+def window_of(lines: Sequence[dict[str, Any]]) -> Window | None:
+    """How the run holds its guest now; ``None`` if it does not.
+
+    A hold lasts from the beginning of the freeze to the end of the release. A guest on overlays
+    counts as held only to the beginning of the release, because a commit takes long.
+
+    Args:
+        lines: the journal's lines.
+    """
+    if not lines:
+        return None
+    facts = lines[0]["facts"]
+    strategy = facts["strategy"]
+    ended = {line["step"] for line in lines if line.get("event") == "end"}
+    begun = {line["step"] for line in lines if line.get("event") == "begin"}
+    if "release" in ended:
+        return None
+    if last_noted(lines, _HOLD_NOTES, _RELEASE_NOTES) == "let-go" and strategy != "overlay":
+        return None
+    if "freeze" not in ended and strategy in _SAVING_RAM:
+        return Window.SAVING if "freeze" in begun and facts["was"] == "running" else None
+    if strategy in _HELD:
+        if last_noted(lines, ("held",)):
+            return None
+        asked = (
+            strategy in _HELD_ON_REQUEST
+            and last_noted(lines, _HOLD_NOTES, _RELEASE_NOTES) in _HOLD_NOTES
+        )
+        return Window.STILL if asked or "freeze" in ended else None
+    if is_suspended(lines):
+        return Window.COMMITTING
+    if "release" in begun:
+        return None
+    return Window.ON_OVERLAYS if "freeze" in ended else None
+
+
+def is_suspended(lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether the run noted that it suspends the guest, and no resume after that."""
+    return last_noted(lines, ("suspended",), _RELEASE_NOTES) == "suspended"
+
+
+def is_frozen(lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether the freeze has ended."""
+    return any(line.get("event") == "end" and line["step"] == "freeze" for line in lines)
+
+
+def last_noted(lines: Sequence[dict[str, Any]], *wanted: Sequence[str]) -> str:
+    """The last of the wanted notes; "" if there is none.
+
+    A ``let-go`` note does not count if the freeze ended after it: then the guest is held again.
+    """
+    for at, line in reversed(list(enumerate(lines))):
+        note = line.get("note", "")
+        undone = note == "let-go" and is_frozen(lines[at:])
+        if any(note in each for each in wanted) and not undone:
+            return str(note)
+    return ""
+
+
+def exceeds_limits(window: Window, facts: dict[str, Any], seconds: float, deadline: float) -> bool:
+    """Whether a guest is held too long, or its overlays are too large or have no room left.
+
+    Args:
+        seconds: how long the guest has been held.
+        deadline: how many seconds it may be held.
+    """
+    if window is not Window.ON_OVERLAYS:
+        return seconds > deadline
+    held = facts.get("window_seconds")
+    if held and seconds > held + _GRACE_SECONDS:
+        return True  # the run had time to release the guest itself
+    paths = [disk["overlay"] for disk in facts["overlays"]]
+    try:
+        size = sum(os.stat(path).st_blocks * 512 for path in paths)
+        room = os.statvfs(facts["overlay_dir"])
+    except OSError:  # the overlays were committed and removed meanwhile
+        return False
+    limit, floor = facts["overlay_max_mib"], facts["overlay_floor_mib"]
+    return bool(limit and size >> 20 > limit) or room.f_bavail * room.f_frsize >> 20 < floor

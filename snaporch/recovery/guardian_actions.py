@@ -1,0 +1,148 @@
+"""The guardian's calls to libvirt: they check whether a guest runs, and release it.
+
+Only the standard library is imported until libvirt is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from snaporch.recovery.frozen_window import Window, is_frozen, is_suspended, last_noted
+
+_POLL_SECONDS = 1.0
+_BY_ITS_OWNER = "user"
+"""libvirt's reason for a pause that a client asked for: the guest's owner, or the run, which notes
+it."""
+_ASKED_WHILE_SAVING = (_BY_ITS_OWNER, "snapshot")
+"""libvirt's reasons for a pause that a client asked for while RAM is saved. During a live save
+libvirt uses ``snapshot`` for nothing else."""
+
+
+class RunningPoll(threading.Thread):
+    """A thread that asks libvirt every second whether the guest runs; no answer counts as paused.
+
+    libvirt answers from its own state, without QEMU's monitor, which does not answer while a full
+    pipe blocks QEMU. Only while libvirt opens the pipe, with the guest paused, does it not answer.
+    """
+
+    def __init__(self, uri: str, uuid: str) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self.ran_at = time.monotonic()
+        self.ours = False
+        """Whether the run suspended the guest. Otherwise a pause may be its owner's."""
+        self.over = threading.Event()
+        self._uri = uri
+        self._uuid = uuid
+        self.start()
+
+    def run(self) -> None:
+        """Poll until ``over`` is set."""
+        from snaporch.errors import SnaporchError
+        from snaporch.hypervisor import open_hypervisor
+
+        hypervisor = None
+        while not self.over.wait(_POLL_SECONDS):
+            asked = time.monotonic()
+            try:
+                hypervisor = hypervisor or open_hypervisor(self._uri)
+                reason = hypervisor.paused_by(self._uuid)
+                if reason is None or (reason in _ASKED_WHILE_SAVING and not self.ours):
+                    self.ran_at = asked
+            except SnaporchError:
+                continue
+
+
+def _ignore_full_disk(note: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A ``note`` that ignores a failed write: a full disk must not keep a guest on overlays."""
+
+    def attempt(text: Any) -> None:
+        with contextlib.suppress(OSError):
+            note(text)
+
+    return attempt
+
+
+def complain(error: Exception) -> None:
+    """Report an error on standard error, if that can be written."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"snaporch: guardian: {error}\n")
+
+
+def release(
+    window: Window,
+    lines: Sequence[dict[str, Any]],
+    uri: str,
+    journal: Path,
+    *,
+    run_ended: bool = False,
+) -> bool:
+    """Release the guest: end the save or commit the overlays, thaw it, resume it.
+
+    Args:
+        window: how the run holds the guest.
+        lines: the journal's lines.
+        uri: libvirt's.
+        run_ended: the run was killed; otherwise it may still be alive.
+
+    Returns: False if the release must be tried again.
+    """
+    from snaporch.errors import SnaporchError
+    from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
+    from snaporch.journal import Note, append_note, noting
+    from snaporch.recovery.drain_pipe import reader_of
+    from snaporch.recovery.release_guest import abort_snapshot_job, resume
+
+    facts = lines[0]["facts"]
+    saving = window is Window.SAVING
+    try:
+        # libvirt waits for a reader of the RAM pipe, and the run's own reader may hang
+        with reader_of(Path(facts["ram_pipe"])) if saving else contextlib.nullcontext():
+            hypervisor = open_hypervisor(uri)
+            domain = hypervisor.find(facts["uuid"])
+            if domain is None or not domain.active or domain.boot != facts["boot"]:
+                return True  # another emulator: recovery handles RAM it may have started from
+            if saving:
+                abort_snapshot_job(hypervisor, facts["uuid"], facts["domain"])
+            elif window is Window.ON_OVERLAYS:
+                overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
+                # no suspend: if the guardian were killed then, the guest would stay paused
+                unsuspended = Patience(running=float("inf"))
+                note = noting(_ignore_full_disk(lambda note: append_note(journal, note)))
+                with _noted_commit(facts["datasets"], journal):
+                    hypervisor.commit(facts["uuid"], overlays, note, unsuspended)
+            elif facts["strategy"] == "quiesced":
+                hypervisor.thaw_file_systems(facts["uuid"], 10)
+            reason = hypervisor.paused_by(facts["uuid"])
+            asked_for = reason in (_ASKED_WHILE_SAVING if saving else (_BY_ITS_OWNER,))
+            ours = not asked_for or is_suspended(lines)
+            ours = ours and not last_noted(lines, ("held",))
+            if facts["was"] == "running" and reason is not None and ours:
+                resume(hypervisor, facts["uuid"])
+            if facts["strategy"] == "paused" and reason is None and not is_frozen(lines):
+                return False  # it is not paused yet: no check would follow when it is
+            if run_ended or window is Window.STILL:  # a later pause is not the run's
+                with contextlib.suppress(OSError):
+                    append_note(journal, Note.LET_GO)
+    except (SnaporchError, OSError) as error:
+        complain(error)
+        return False
+    return True
+
+
+def _noted_commit(datasets: Sequence[str], journal: Path) -> AbstractContextManager[Any]:
+    """Note when a commit begins and ends; without notes every later snapshot counts as torn."""
+    from snaporch.catalog.torn import noted_commit
+    from snaporch.zfs import PoolError, open_pool
+
+    try:
+        return noted_commit(open_pool(to_look=True), datasets, journal)
+    except PoolError as error:  # a failed pool must not keep the guest on its overlays
+        complain(error)
+        return contextlib.nullcontext()
