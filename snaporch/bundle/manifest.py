@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 
 from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.errors import SnaporchError
-from snaporch.model import Level, PauseParts
+from snaporch.model import LeftOutCode, Level, PauseParts
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -129,7 +129,12 @@ class DiskEntry(_Frozen):
         default=None, description="its real path below the mount point of a file system"
     )
     partition: int | None = Field(default=None, description="of a volume: its number")
-    left_out: str | None = Field(default=None, description="why it is not in the snapshot")
+    left_out: LeftOutCode | None = Field(
+        default=None, description="why it is not in the snapshot, as a code"
+    )
+    left_out_detail: str | None = Field(
+        default=None, description="what the code does not say, such as the device or file system"
+    )
     apart: bool | None = Field(
         default=None,
         description="of one that is left out: the guest can write to it, so that RAM and it are of "
@@ -142,11 +147,12 @@ class DiskEntry(_Frozen):
     @property
     def is_apart(self) -> bool:
         """Whether RAM that is resumed would meet it as of another instant."""
-        if self.left_out is None:
-            return False
-        if self.apart is None:  # a bundle of an earlier snaporch tells by the reason alone
-            return not self.left_out.startswith(("removable", "read-only"))
-        return self.apart
+        return bool(self.apart)
+
+    @property
+    def left_out_reason(self) -> str:
+        """Why it is not in the snapshot, for a message; empty if it is."""
+        return self.left_out.describe(self.left_out_detail) if self.left_out else ""
 
 
 class MemberEntry(_Frozen):

@@ -290,7 +290,8 @@ def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
             source=out.disk.source,
             format=out.disk.format,
             dataset=None,
-            left_out=out.reason,
+            left_out=out.code,
+            left_out_detail=out.detail,
             apart=out.matters,
         )
         for out in plan.left_out

@@ -24,7 +24,7 @@ from snaporch.faults import risks_overlays
 from snaporch.hypervisor import BackingImage, Blocker, OverlayDisk
 from snaporch.hypervisor.domain_xml import disk_xml
 from snaporch.journal import RunFacts
-from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
+from snaporch.model import Dataset, Disk, Domain, GroupRun, LeftOutCode, Level, Strategy
 from snaporch.names import MAX_FULL_NAME, is_snapshot, shown
 from snaporch.snapshot.choose_strategy import choose_strategy, may_take_overlays
 from snaporch.snapshot.firmware_files import check_firmware
@@ -59,7 +59,14 @@ class LeftOut:
     """A disk that will not be snapshotted, and why."""
 
     disk: Disk
-    reason: str
+    code: LeftOutCode
+    detail: str | None = None
+    """What the code does not say: see :meth:`LeftOutCode.describe`."""
+
+    @property
+    def reason(self) -> str:
+        """Why, for a message."""
+        return self.code.describe(self.detail)
 
     def describe(self) -> str:
         """The disk, its place and the reason, for a message."""
@@ -146,16 +153,16 @@ def locate_disks(
     planned: list[PlannedDisk] = []
     left_out: list[LeftOut] = []
     for disk in domain.disks:
-        reason = _left_out_by_nature(disk, exclude)
-        if reason is None and disk.source is not None:
-            try:
-                planned.append(PlannedDisk(disk, disk.source, resolve(disk.source)))
-            except NotOnZfsError as error:
-                reason = error.reason
-            except OSError as error:
-                raise _unreadable(domain, disk, error) from error
-        if reason is not None:
-            left_out.append(LeftOut(disk, reason))
+        if (out := _left_out_by_nature(disk, exclude)) is not None:
+            left_out.append(out)
+            continue
+        assert disk.source is not None
+        try:
+            planned.append(PlannedDisk(disk, disk.source, resolve(disk.source)))
+        except NotOnZfsError as error:
+            left_out.append(LeftOut(disk, LeftOutCode.NOT_ON_ZFS, error.reason))
+        except OSError as error:
+            raise _unreadable(domain, disk, error) from error
     return planned, left_out
 
 
@@ -178,15 +185,15 @@ def dataset_under(path: Path) -> str | None:
     return None
 
 
-def _left_out_by_nature(disk: Disk, exclude: tuple[str, ...]) -> str | None:
+def _left_out_by_nature(disk: Disk, exclude: tuple[str, ...]) -> LeftOut | None:
     if disk.target in exclude:
-        return "excluded by the configuration"
+        return LeftOut(disk, LeftOutCode.EXCLUDED)
     if disk.device in ("cdrom", "floppy"):
-        return f"removable ({disk.device})"
+        return LeftOut(disk, LeftOutCode.REMOVABLE, disk.device)
     if disk.readonly:
-        return "read-only"
+        return LeftOut(disk, LeftOutCode.READ_ONLY)
     if disk.source is None:
-        return f"not a local file or device ({disk.kind})"
+        return LeftOut(disk, LeftOutCode.NOT_LOCAL, disk.kind)
     return None
 
 
