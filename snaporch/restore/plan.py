@@ -32,7 +32,7 @@ from snaporch.restore.preflight import (
 from snaporch.restore.safety_catalog import bookmarks_since
 from snaporch.restore.select import find_inside, find_outside, split_name
 from snaporch.restore.start_lock import as_defined
-from snaporch.snapshot.plan import datasets_of, locate_disks
+from snaporch.snapshot.locate_disks import datasets_of, locate_disks
 from snaporch.zfs.resolver import NotOnZfsError, resolve
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))

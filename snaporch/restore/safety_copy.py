@@ -56,7 +56,7 @@ from snaporch.restore.safety_catalog import (
 )
 from snaporch.restore.undo_script import TPM_PREFIX, refusing_script, undo_script
 from snaporch.snapshot.bundle_parts import beneath_entry
-from snaporch.snapshot.plan import PlannedDisk, locate_disks
+from snaporch.snapshot.locate_disks import PlannedDisk, locate_disks
 from snaporch.zfs import PoolError, resolver
 
 _MARGIN = 1.1

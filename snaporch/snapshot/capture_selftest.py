@@ -28,7 +28,7 @@ from snaporch.bundle.save_image import (
 from snaporch.config import DomainSettings
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
-from snaporch.snapshot.plan import existing_part
+from snaporch.snapshot.host_paths import existing_part
 
 _PATIENCE_SECONDS = 30
 _XML = b"<domain/>\0"

@@ -8,10 +8,10 @@ can be stored is not waited for when somebody wants the run to end.
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from snaporch import default_paths
@@ -38,6 +38,7 @@ from snaporch.snapshot.bundle_parts import build_manifest, side_parts
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.guest_changes import check_idle
 from snaporch.snapshot.plan import Plan, make_plan
+from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
 from snaporch.snapshot.snapshotter import LocalSnapshotter, Snapshotter, properties_of
 from snaporch.snapshot.store_pages import into_pages
 from snaporch.snapshot.strategies import make_strategy
@@ -48,82 +49,121 @@ from snaporch.zfs.resolver import flush_device
 
 
 class FreezeFailedError(RunFailedError):
-    """The guest could not be made to stand still; it is on its bases, and nothing was kept."""
+    """The guest could not be frozen; it runs on its base images, and nothing was kept."""
+
+
+_TRY_ANOTHER_WAY = (FreezeFailedError, StrategyUnavailableError)
 
 
 def take_snapshot(
     context: Context,
     domain: Domain,
+    request: SnapshotRequest = AS_CONFIGURED,
     *,
-    name: str | None,
-    wait: int | None,
-    level: str | None = None,
     taker: Snapshotter | None = None,
-    policy: str | None = None,
-    rate: int | None = None,
-    if_changed: bool = False,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
     Args:
-        name: of the snapshot, or ``None`` for ``snaporch_<UTC time>_manual``.
-        wait: seconds to wait for another run on the domain; ``None`` for the configured ones.
-        level: overrides the configured one.
-        taker: who takes the ZFS snapshots; the run itself when ``None``.
-        policy: the policy it is taken for: it marks the snapshots, and is in their name.
-        rate: overrides the configured one.
-        if_changed: of a guest that is off and has not changed since the policy's last snapshot,
-            none is taken: that one is returned, and says since when it is known.
+        context: configuration, hypervisor, pools and progress.
+        domain: the domain; it is read again when its lock is held.
+        request: what the caller asks for.
+        taker: takes the ZFS snapshots; the run itself does if ``None``.
+
+    Returns:
+        The new snapshot; or with ``request.if_changed`` the policy's last one, if the guest is off
+        and nothing has changed since.
 
     Raises:
         RefusedError, BusyError, UnavailableError: nothing was touched.
         RunFailedError: it failed and the guest is back on its base images.
         AttentionError: it failed and the guest may still be on overlays; says what to do.
     """
-    settings = context.config.settings(domain.name, domain.uuid)
-    patience = settings.wait if wait is None else wait
     taker = taker or LocalSnapshotter(context)
-    seconds = taker.window_seconds if taker.awaited else None
+    with snapshot_lock(context, domain, request):
+        plan = _plan_for(context, context.hypervisor.domain(domain.uuid), request, taker)
+        if request.if_changed and (last := find_unchanged(context, plan)) is not None:
+            context.progress.step(domain.name, f"off, unchanged since @{last.snapshot}")
+            return last
+        return run_plan(context, plan, request, taker)
+
+
+@contextmanager
+def snapshot_lock(context: Context, domain: Domain, request: SnapshotRequest) -> Iterator[None]:
+    """Hold a domain's lock for a snapshot, and first recover an interrupted run of the domain.
+
+    Raises:
+        BusyError: another process holds the lock for longer than the request's ``wait``.
+        AttentionError: the interrupted run cannot be recovered.
+    """
+    settings = context.config.settings(domain.name, domain.uuid)
     with domain_lock(
         default_paths.LOCKS,
         domain.name,
         domain.uuid,
         "snapshot",
-        wait=patience,
+        wait=settings.wait if request.wait is None else request.wait,
         interrupt=context.interrupt,
     ):
         for text in recover(context, domain.uuid):
             context.progress.note(domain.name, text)
-        current = context.hypervisor.domain(domain.uuid)
-        wanted = partial(make_plan, awaited=seconds, policy=policy, group=taker.group)
-        plan = wanted(context, current, name, level)
-        if if_changed and (last := find_unchanged(context, plan)) is not None:
-            context.progress.step(domain.name, f"off, unchanged since @{last.snapshot}")
-            return last
-        if rate is not None:
-            plan = replace(plan, settings=plan.settings.model_copy(update={"rate": rate}))
-        if plan.gives_way:
-            try:
-                return _Run(context, plan, taker).execute()
-            except (FreezeFailedError, StrategyUnavailableError) as error:
-                failure = error.reason
-            current = context.hypervisor.domain(domain.uuid)
-            text = f"{plan.strategy} failed ({_and_state(failure, plan.domain, current)})"
-            context.progress.note(domain.name, f"{text}: taking overlay instead")
-            again = wanted(context, current, name, level, heed_stranger=False)
-            plan = replace(again, settings=plan.settings)
+        yield
+
+
+def run_plan(
+    context: Context, plan: Plan, request: SnapshotRequest, taker: Snapshotter
+) -> SnapshotRecord:
+    """Carry out a plan; if the guest cannot be frozen, try the other ways that are allowed.
+
+    The caller holds the domain's lock. The other ways are overlays where they were avoided only for
+    another program, and then the lower level of ``on_unavailable``.
+
+    Raises:
+        As :func:`take_snapshot`.
+    """
+    while True:
         try:
             return _Run(context, plan, taker).execute()
-        except (FreezeFailedError, StrategyUnavailableError) as error:
-            lower = settings.on_unavailable
-            if lower == "fail" or not is_lower(Level(lower), plan.level):
+        except _TRY_ANOTHER_WAY as error:
+            another = _plan_another_way(context, plan, request, taker, error.reason)
+            if another is None:
                 raise
-            failure = error.reason
-        current = context.hypervisor.domain(domain.uuid)
-        text = f"{plan.level} failed ({_and_state(failure, plan.domain, current)})"
-        reason = f"{text}: taking {lower} instead"
-        plan = wanted(context, current, name, lower)
-        return _Run(context, replace(plan, downgrade=reason), taker).execute()
+            plan = another
+
+
+def _plan_another_way(
+    context: Context, failed: Plan, request: SnapshotRequest, taker: Snapshotter, failure: str
+) -> Plan | None:
+    lower = failed.settings.on_unavailable
+    may_lower = lower != "fail" and is_lower(Level(lower), failed.level)
+    if not failed.gives_way and not may_lower:
+        return None
+    now = context.hypervisor.domain(failed.domain.uuid)
+    reason = "; ".join(filter(None, (failure, _changed_state(failed.domain, now))))
+    if failed.gives_way:
+        text = f"{failed.strategy} failed ({reason}): taking overlay instead"
+        context.progress.note(failed.domain.name, text)
+        return _plan_for(context, now, request, taker, heed_stranger=False)
+    plan = _plan_for(context, now, replace(request, level=lower), taker)
+    return replace(plan, downgrade=f"{failed.level} failed ({reason}): taking {lower} instead")
+
+
+def _plan_for(
+    context: Context,
+    domain: Domain,
+    request: SnapshotRequest,
+    taker: Snapshotter,
+    *,
+    heed_stranger: bool = True,
+) -> Plan:
+    return make_plan(
+        context,
+        domain,
+        request,
+        awaited=taker.window_seconds if taker.awaited else None,
+        group=taker.group,
+        heed_stranger=heed_stranger,
+    )
 
 
 class _Run:
@@ -339,10 +379,6 @@ def _changed_state(before: Domain, now: Domain | None) -> str:
     if now.state is not DomainState.SUSPENDED:
         return state
     return f"{state} (if `virsh dompmwakeup` does not wake it: virsh destroy, virsh start)"
-
-
-def _and_state(failure: str, before: Domain, now: Domain) -> str:
-    return "; ".join(filter(None, (failure, _changed_state(before, now))))
 
 
 def _about_stranger(plan: Plan) -> tuple[str, ...]:

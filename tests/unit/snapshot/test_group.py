@@ -30,6 +30,7 @@ from snaporch.snapshot.group_barrier import (
     SharedProgress,
 )
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
@@ -54,8 +55,8 @@ def configured(world, *domains, **defaults):
 
 
 def take(world, **options):
-    wish = {"name": "s1", "wait": 0, "level": None, "policy": None} | options
-    return snapshot_group(world.context, "pair", **wish)
+    request = SnapshotRequest(**({"name": "s1"} | options))
+    return snapshot_group(world.context, "pair", request)
 
 
 def records(world):
@@ -260,7 +261,7 @@ def test_what_fails_after_the_snapshots_is_one_members_own(pair):
 
 
 def test_a_bug_is_not_taken_for_a_refusal(pair, monkeypatch):
-    monkeypatch.setattr(groups, "take_snapshot", failing_with(ZeroDivisionError()))
+    monkeypatch.setattr(groups, "run_plan", failing_with(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         raise_bugs(take(pair))
 
@@ -304,7 +305,7 @@ def test_who_is_not_there(pair, domains, words):
 
 def test_no_such_group(pair):
     with pytest.raises(NotFoundError, match="there are pair"):
-        snapshot_group(pair.context, "pear", name=None, wait=0, level=None, policy=None)
+        snapshot_group(pair.context, "pear", AS_CONFIGURED)
 
 
 def test_disks_on_one_dataset_are_refused(pair):
@@ -322,7 +323,7 @@ def killed(world, name, mark):
     """A run that was killed when the snapshots were there, and had no marks but the group's."""
     group = GroupRun("pair", "r", ())
     domain = world.hypervisor.domain(name)
-    plan = make_plan(world.context, domain, "s1", group=group)
+    plan = make_plan(world.context, domain, SnapshotRequest("s1"), group=group)
     Journal(world.paths.journal, replace(plan.facts, group=mark))
     return plan
 
@@ -372,7 +373,9 @@ def window(pair):
     pair.guest("db").ram = b"x" * 1000
     group = GroupRun("pair", "r", tuple((d.uuid, d.name) for d in domains))
     made = GroupBarrier(pair.context, group)
-    made.plans = {d.name: make_plan(pair.context, d, "s1", group=group) for d in domains}
+    made.plans = {
+        d.name: make_plan(pair.context, d, SnapshotRequest("s1"), group=group) for d in domains
+    }
     made.turn = lambda name: made.await_turn(made.plans[name].domain.uuid, made.plans[name], waits)
     return made
 
@@ -636,5 +639,5 @@ def test_a_restore_says_who_would_belong_to_it(pair):
     for dataset in app.datasets:
         pair.pool.destroy_snapshots([f"{dataset}@s1"])
     assert "have no snapshots of that instant any more" in others_of_group(pair.context, db)
-    alone = take_snapshot(pair.context, pair.hypervisor.domain("db"), name="s2", wait=0)
+    alone = take_snapshot(pair.context, pair.hypervisor.domain("db"), SnapshotRequest("s2"))
     assert others_of_group(pair.context, alone) is None

@@ -12,13 +12,20 @@ from snaporch.bundle.store import BundleStore
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
 from snaporch.faults import Component
 from snaporch.model import DomainState, GroupRun, Level, Strategy
+from snaporch.snapshot import host_blockers
 from snaporch.snapshot import plan as plan_module
-from snaporch.snapshot.plan import check_snapshot_name, locate_disks, make_plan
+from snaporch.snapshot.locate_disks import locate_disks
+from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
+from snaporch.snapshot.snapshot_name import check_snapshot_name
+from snaporch.zfs import resolver
 
 
 def planned(world, domain, name=None, **defaults):
-    return make_plan(world.with_defaults(compression="none", **defaults), domain, name)
+    return make_plan(
+        world.with_defaults(compression="none", **defaults), domain, SnapshotRequest(name)
+    )
 
 
 # -- names --------------------------------------------------------------------------------------
@@ -144,7 +151,7 @@ def test_that_others_go_on_writing_to_a_disk_is_said(world, shareable, other, to
     second = world.add_guest("db", {}, more=(shared,), state=other)
     group = GroupRun("both", "r", ((domain.uuid, "web"), (second.uuid, "db")))
     context = world.with_defaults(ram_strategy="auto")
-    made = make_plan(context, domain, "s", group=group if together else None)
+    made = make_plan(context, domain, SnapshotRequest("s"), group=group if together else None)
     assert [text.split(":")[0] for text in made.shared] == (
         ["db writes to vdb, too, and goes on"] if told else []
     )
@@ -179,7 +186,7 @@ def test_a_disk_that_may_not_be_seen_asks_for_root(world, monkeypatch):
         raise PermissionError(13, "Permission denied", path)
 
     domain = world.add_guest()
-    monkeypatch.setattr(plan_module, "resolve", forbidden)
+    monkeypatch.setattr(resolver, "resolve", forbidden)
     with pytest.raises(UnavailableError, match="run snaporch as root"):
         locate_disks(domain)
 
@@ -296,7 +303,7 @@ def test_an_overlay_that_some_tool_left_is_not_snapshotted_around(world):
 def test_too_little_room_for_ram_is_refused(world, monkeypatch):
     domain = world.add_guest()
     world.guest().ram = b"QEVM" + bytes(8 << 20)
-    monkeypatch.setattr(plan_module, "free_mib", lambda path: 2)
+    monkeypatch.setattr(host_blockers, "free_mib", lambda path: 2)
     with pytest.raises(RefusedError, match="has 2 MiB free, RAM needs about 4 MiB"):
         planned(world, domain)
 
@@ -304,7 +311,7 @@ def test_too_little_room_for_ram_is_refused(world, monkeypatch):
 def test_levels_without_ram_need_no_room_for_it(world, monkeypatch):
     domain = world.add_guest()
     world.guest().ram = b"QEVM" + bytes(8 << 20)
-    monkeypatch.setattr(plan_module, "free_mib", lambda path: 0)
+    monkeypatch.setattr(host_blockers, "free_mib", lambda path: 0)
     assert planned(world, domain, level="paused").strategy is Strategy.PAUSED
 
 
@@ -351,7 +358,7 @@ def test_planning_touches_nothing(world):
 def test_compression_follows_the_settings(world):
     domain = world.add_guest()
     context = world.with_defaults(compression="gzip", compression_level=7, compression_threads=3)
-    how = make_plan(context, domain, None).compressing
+    how = make_plan(context, domain).compressing
     assert (how.method, how.level, how.threads) == (Compression.GZIP, 7, 3)
 
 
@@ -369,19 +376,19 @@ def test_a_level_follows_the_last_snapshot(world, monkeypatch, compression, pace
     monkeypatch.setattr(BundleStore, "last_pace", lambda _, uuid: asked.append(uuid) or pace)
     domain = world.add_guest()
     context = world.with_defaults(compression=compression)
-    assert make_plan(context, domain, None).compressing.level == level
+    assert make_plan(context, domain).compressing.level == level
     assert set(asked) <= {domain.uuid}
 
 
 def test_a_level_that_is_set_is_kept(world, monkeypatch):
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 10.0, 0.0, 0.0))
     context = world.with_defaults(compression_level=0)
-    assert make_plan(context, world.add_guest(), None).compressing.level == 0
+    assert make_plan(context, world.add_guest()).compressing.level == 0
 
 
 def test_an_old_libvirt_gets_what_it_can_read(world):
     world.hypervisor.zstd = False
-    made = make_plan(world.with_defaults(), world.add_guest(), None)
+    made = make_plan(world.with_defaults(), world.add_guest())
     assert made.compressing.method is Compression.GZIP
 
 
@@ -389,11 +396,11 @@ def test_an_old_libvirt_gets_what_it_can_read(world):
 def test_what_could_not_be_put_back_is_refused(world, tmp_path, what):
     (tmp_path / "file").write_bytes(b"then")
     domain = world.add_guest(**{what: str(tmp_path / "file")})
-    assert make_plan(world.context, domain, None)
+    assert make_plan(world.context, domain)
     (tmp_path / "file").unlink()
     (tmp_path / "file").symlink_to("/dev/null")
     with pytest.raises(RefusedError, match="not a regular file"):
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)
 
 
 @pytest.mark.parametrize("which", ["live_xml", "inactive_xml"])
@@ -410,7 +417,7 @@ def test_firmware_that_is_in_no_file_is_refused_by_the_xml_alone(world, which, b
     domain = world.add_guest()
     changed = getattr(domain, which).replace(before, more + before)
     with pytest.raises(RefusedError) as caught:
-        make_plan(world.context, replace(domain, **{which: changed}), None)
+        make_plan(world.context, replace(domain, **{which: changed}))
     assert caught.value.step
 
 
@@ -421,7 +428,7 @@ def test_a_tpm_that_runs_has_its_state_somewhere(world, tmp_path, kind):
     if kind == "file":
         (tmp_path / "state").unlink()
     with pytest.raises(RefusedError, match="no state of it in"):
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)
 
 
 def test_the_tpm_of_a_session_is_refused_where_its_user_keeps_it(world, tmp_path):
@@ -431,22 +438,22 @@ def test_the_tpm_of_a_session_is_refused_where_its_user_keeps_it(world, tmp_path
     default = "<tpm><backend type='emulator'/></tpm></devices>"
     changed = domain.inactive_xml.replace("</devices>", default)
     with pytest.raises(RefusedError, match="below the home directory") as caught:
-        make_plan(context, replace(domain, inactive_xml=changed), None)
+        make_plan(context, replace(domain, inactive_xml=changed))
     assert "<source type='dir'" in caught.value.step
     named = changed.replace("'emulator'/>", "'emulator'><source type='dir' path='/t'/></backend>")
-    assert make_plan(context, replace(domain, inactive_xml=named), None)
-    assert make_plan(world.context, replace(domain, inactive_xml=changed), None)
+    assert make_plan(context, replace(domain, inactive_xml=named))
+    assert make_plan(world.context, replace(domain, inactive_xml=changed))
 
 
 def test_a_tpm_that_never_ran_has_no_state_yet(world, tmp_path):
     domain = world.add_guest(tpm=str(tmp_path / "none"), state=DomainState.OFF)
-    assert make_plan(world.context, domain, None)
+    assert make_plan(world.context, domain)
 
 
 def test_a_guest_that_libvirt_cannot_look_at_is_not_planned_for(world):
     domain = replace(world.add_guest(), trouble="Timed out during operation")
     with pytest.raises(UnavailableError, match="Timed out during operation"):
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)
 
 
 # -- known faults -------------------------------------------------------------------------------
@@ -480,7 +487,7 @@ def test_discards_go_to_no_overlay_of_an_emulator_that_corrupts_them(
     domain = world.add_guest(more=(more,))
     assert planned(world, domain, ram_strategy="auto").strategy is strategy
     context = world.with_defaults(ram_strategy="auto")
-    assert make_plan(context, domain, None, awaited=60).strategy is strategy
+    assert make_plan(context, domain, awaited=60).strategy is strategy
     wished = planned(world, domain, ram_strategy="overlay")
     assert wished.strategy is Strategy.OVERLAY
 
@@ -502,28 +509,28 @@ def test_no_overlay_where_a_power_loss_empties_it_or_its_journal(world, what):
 def test_a_store_that_is_not_mounted_is_refused(world):
     """An empty directory, as a mount point is before the pool is there."""
     domain = world.add_guest()
-    take_snapshot(world.context, domain, name="s1", wait=0)
+    take_snapshot(world.context, domain, SnapshotRequest("s1"))
     world.paths.bundles.rename(world.root / "elsewhere")
     for _ in range(2):
         with pytest.raises(RefusedError, match=r"have their bundles in one \(1\)") as caught:
-            make_plan(world.context, domain, "s2")
+            make_plan(world.context, domain, SnapshotRequest("s2"))
         assert f"touch {world.paths.bundles}/.snaporch-store" in caught.value.step
         world.paths.bundles.mkdir(exist_ok=True)
     assert list(world.paths.bundles.iterdir()) == []
     world.paths.bundles.rmdir()
     (world.root / "elsewhere").rename(world.paths.bundles)
-    take_snapshot(world.context, domain, name="s2", wait=0)
+    take_snapshot(world.context, domain, SnapshotRequest("s2"))
 
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_store_may_be_empty_or_older_than_its_marker(world, empty):
     domain = world.add_guest()
-    record = take_snapshot(world.context, domain, name="s1", wait=0)
+    record = take_snapshot(world.context, domain, SnapshotRequest("s1"))
     if empty:
         shutil.rmtree(world.paths.bundles / record.uuid)
     else:
         (world.paths.bundles / ".snaporch-store").unlink()
-    take_snapshot(world.context, domain, name="s2", wait=0)
+    take_snapshot(world.context, domain, SnapshotRequest("s2"))
     assert (world.paths.bundles / ".snaporch-store").is_file()
 
 
@@ -538,13 +545,13 @@ def test_a_snapshot_that_its_reservation_leaves_no_room_for(world):
         world.pool.write(name, bytes(5 * mib))
         world.pool.reserve(name, 40 * mib, room=room * mib)
     with pytest.raises(RefusedError) as caught:
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)
     assert caught.value.reason.startswith(
         "a snapshot of tank/more, tank/web needs 10 MiB free, 9 MiB are"
     )
     assert caught.value.step.endswith("zfs set refreservation=none tank/more tank/web")
     world.pool.reserve("tank/web", 4 * mib, room=9 * mib)
-    assert make_plan(world.context, domain, None)
+    assert make_plan(world.context, domain)
     world.pool.reserve("flash/web", 40 * mib, room=5 * mib - 1)
     with pytest.raises(RefusedError, match="flash/web needs 5 MiB free, 4 MiB are"):
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)

@@ -32,6 +32,7 @@ from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.recovery.settle import recover_leftovers
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
@@ -39,9 +40,9 @@ TWO = {"vda": "tank/web", "vdb": "flash/web"}
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
 
-def snapshot(world, name="s1", **options):
-    domain = world.hypervisor.domain("web")
-    return take_snapshot(world.context, domain, name=name, wait=0, **options)
+def snapshot(world, name="s1", *, taker=None, **options):
+    domain, request = world.hypervisor.domain("web"), SnapshotRequest(name, **options)
+    return take_snapshot(world.context, domain, request, taker=taker)
 
 
 def records(world):
@@ -668,7 +669,7 @@ def test_a_domain_is_held_whatever_the_configuration_says(world, elsewhere):
 
     def meanwhile():
         with pytest.raises(BusyError) as caught:
-            take_snapshot(elsewhere, world.hypervisor.domain("web"), name="s2", wait=0)
+            take_snapshot(elsewhere, world.hypervisor.domain("web"), SnapshotRequest("s2"))
         recover_leftovers(elsewhere)
         seen.append((str(caught.value), world.hypervisor.busy_with(world.guest().uuid)))
 
@@ -685,14 +686,14 @@ def test_a_domain_that_vanished_meanwhile_is_not_found(world):
     domain = world.add_guest()
     world.hypervisor.guests.clear()
     with pytest.raises(NotFoundError):
-        take_snapshot(world.context, domain, name="s1", wait=0)
+        take_snapshot(world.context, domain, SnapshotRequest("s1"))
 
 
 def test_the_domain_is_looked_at_again_once_it_is_held(world):
     """It may have been started between the look-up and the lock."""
     domain = world.add_guest(state=DomainState.OFF)
     world.hypervisor.start(domain.uuid, paused=False)
-    record = take_snapshot(world.context, domain, name="s1", wait=0)
+    record = take_snapshot(world.context, domain, SnapshotRequest("s1"))
     assert record.level is Level.RAM
 
 

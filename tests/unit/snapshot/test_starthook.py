@@ -44,7 +44,7 @@ def call(installed):
 
 @pytest.fixture
 def overlay(world):
-    plan = make_plan(world.with_defaults(), world.add_guest(), None)
+    plan = make_plan(world.with_defaults(), world.add_guest())
     return plan.facts.overlays[0].overlay
 
 

@@ -18,6 +18,7 @@ from snaporch.catalog.records import all_records
 from snaporch.model import BundleState, Level
 from snaporch.schedule.forecast import look
 from snaporch.snapshot import store_pages as pages_module
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import RAM_PROPERTY, PoolError
 from snaporch.zfs.resolver import NotOnZfsError
@@ -34,7 +35,7 @@ def paged(world):
 
 def snapshot(world, name="s1"):
     domain = world.hypervisor.domain("web")
-    return take_snapshot(world.context, domain, name=name, wait=0)
+    return take_snapshot(world.context, domain, SnapshotRequest(name))
 
 
 def ram(record):

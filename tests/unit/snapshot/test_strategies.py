@@ -36,6 +36,7 @@ from snaporch.recovery.settle import recover
 from snaporch.snapshot import bundle_parts as parts
 from snaporch.snapshot import run as snapshot_module
 from snaporch.snapshot.bundle_parts import RamCapture
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.strategies import quiesced as quiesced_module
 from snaporch.snapshot.strategies.ram_limits import SealWatch
@@ -127,10 +128,9 @@ def ready(world):
     return make
 
 
-def snapshot(world, name="s1", **options):
-    return take_snapshot(
-        world.context, world.hypervisor.domain("web"), name=name, wait=0, **options
-    )
+def snapshot(world, name="s1", *, taker=None, **options):
+    domain, request = world.hypervisor.domain("web"), SnapshotRequest(name, **options)
+    return take_snapshot(world.context, domain, request, taker=taker)
 
 
 def journal_of(world):
@@ -1183,7 +1183,7 @@ def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
 
 def test_a_rate_on_the_command_line(world, ready, streams):
     ready("overlay", rate=1)
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=None, rate=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1", rate=0))
     assert [rate for rate, _ in streams] == [0]
 
 

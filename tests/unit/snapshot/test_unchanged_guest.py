@@ -14,6 +14,7 @@ from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import SnaporchError
 from snaporch.model import DomainState, Level, VerificationResult, VerifyDepth
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import write_verdict
 from snaporch.zfs import PoolError
@@ -52,8 +53,8 @@ def clock(monkeypatch):
 
 def take(world, policy="hourly", **more):
     domain = world.hypervisor.domain("web")
-    more = {"if_changed": True} | more
-    return take_snapshot(world.context, domain, name=None, wait=0, policy=policy, **more)
+    options = {"policy": policy, "if_changed": True} | more
+    return take_snapshot(world.context, domain, SnapshotRequest(**options))
 
 
 def count(world):

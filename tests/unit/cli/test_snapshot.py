@@ -1,3 +1,5 @@
+"""``snapshot`` of several domains: ``--all`` and ``--jobs``."""
+
 import json
 import os
 import signal
@@ -6,14 +8,15 @@ import threading
 
 import pytest
 
-from snaporch.cli import side_by_side
-from snaporch.cli.side_by_side import worst
-from snaporch.cli.snapshots import SnapshotRequest
 from snaporch.config import load as config_module
 from snaporch.errors import ExitCode
 from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.model import DomainState
+from snaporch.schedule import parallel_snapshots
 from snaporch.schedule.concurrency import ConcurrencyLimiter
+from snaporch.schedule.parallel_snapshots import child_command, worst_status
+from snaporch.schedule.run_due import burden
+from snaporch.snapshot.request import SnapshotRequest
 
 CHILD = """
 import json, sys
@@ -42,15 +45,13 @@ def children(host, monkeypatch):
     """Snapshots are taken by children that only say so; what each was asked to do."""
     asked = []
 
-    real = side_by_side._command
-
-    def command(context, capture, wish):
-        words = real(context, capture, wish)
+    def command(context, capture, request):
+        words = child_command(context, capture, request)
         asked.append((capture.domain, words[words.index(capture.uuid) + 1 : -2]))
         names = "app+db" if capture.group else capture.domain
         return [sys.executable, "-c", CHILD, names]
 
-    monkeypatch.setattr(side_by_side, "_command", command)
+    monkeypatch.setattr(parallel_snapshots, "child_command", command)
     return asked
 
 
@@ -107,7 +108,7 @@ def test_a_failure_stops_no_other_and_the_worst_is_the_exit_code(host, snaporch,
     ],
 )
 def test_the_worst(codes, expected):
-    assert worst(codes) == expected
+    assert worst_status(codes) == expected
 
 
 def test_clones_and_guests_elsewhere_are_left_out(host, snaporch, children):
@@ -144,7 +145,7 @@ def test_so_many_at_once_on_the_host_and_in_a_pool(
         given.append((schedule.jobs, schedule.jobs_per_pool))
         return ConcurrencyLimiter(schedule)
 
-    monkeypatch.setattr(side_by_side, "ConcurrencyLimiter", gate)
+    monkeypatch.setattr(parallel_snapshots, "ConcurrencyLimiter", gate)
     host.add_guest("web")
     snaporch("snapshot", "--all", *words)
     assert given == [limits]
@@ -165,8 +166,8 @@ def test_a_policy_takes_a_group_along_once(host, snaporch, children):
 def test_the_command_names_everything(host, tmp_path):
     host.context.config_path = tmp_path / "c.toml"
     domain = host.add_guest()
-    capture = side_by_side.burden(host.context, domain, "", "auto")
-    words = side_by_side._command(host.context, capture, SnapshotRequest(policy="hourly"))
+    capture = burden(host.context, domain, "", "auto")
+    words = child_command(host.context, capture, SnapshotRequest(policy="hourly"))
     assert words[1:] == [
         "-P", "-m", "snaporch", "--config", str(tmp_path / "c.toml"), "snapshot", domain.uuid,
         "--policy", "hourly", "--json", "--quiet",
@@ -216,7 +217,7 @@ def test_sigterm_stops_what_runs_and_begins_nothing(host, snaporch, monkeypatch,
         begun.append(capture.domain)
         return [sys.executable, "-c", WAITING, str(ready)]
 
-    monkeypatch.setattr(side_by_side, "_command", command)
+    monkeypatch.setattr(parallel_snapshots, "child_command", command)
     for name in ("web", "mail"):
         host.add_guest(name)
 
