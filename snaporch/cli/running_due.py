@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from snaporch.cli import pruning
-from snaporch.cli.planning import tell_unknown
+from snaporch.cli.plan import tell_unknown
 from snaporch.cli.replicating import ReplicationReport as Copied
 from snaporch.cli.replicating import tell_due_replications
 from snaporch.cli.verifying import VerificationReport, tell_due
