@@ -1,8 +1,8 @@
-"""The run: freeze, snapshot the pools inside the frozen instant, release, seal.
+"""The run: freeze the guest, snapshot the pools while it is frozen, release it, seal the bundle.
 
-``PREPARE`` and ``FREEZE`` can be undone and stop for a signal. From ``POOL_SNAPSHOT`` on the run
-finishes what it began: the way forward is as short as the way back. Only RAM of which nothing more
-can be stored is not waited for when somebody wants the run to end.
+A signal during ``PREPARE`` or ``FREEZE`` undoes the run. From ``POOL_SNAPSHOT`` on a run always
+finishes, because finishing takes no longer than undoing. The exception is RAM that can no longer be
+stored: a signal ends the wait for it.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class _Run:
         bundle = self._context.store.create(plan.domain.uuid, plan.run)
         strategy = make_strategy(RunMaterial(self._context, plan, bundle, journal))
         properties = properties_of(plan, bundle.reference)
-        # What prepare() opened is let go of even if the journal cannot be written any more.
+        # abandon() closes what prepare() opened even if the journal cannot be written any more.
         try:
             with journal.step(Step.PREPARE):
                 await_guardian(self._context, plan.facts, journal.path)
@@ -266,21 +266,21 @@ class _Run:
         return record_of(self._context.store, there, plan.run, snapshots[0].name)
 
     def _reached(self, strategy: FreezeStrategy) -> Level:
-        """What the snapshots are worth; who took them may have been waited for a long time."""
+        """Return the level of the snapshots; the guest may have changed while it was frozen."""
         level = strategy.reached()
         if level is Level.TORN or (level is Level.CRASH and self._plan.level is not Level.CRASH):
             return level
         try:
             strategy.check_unchanged(state=False)
         except ChangedError as error:
-            if level is Level.CRASH:  # of a guest that runs: they may not hold all its disks
+            if level is Level.CRASH:  # the guest runs: the snapshots may lack some of its disks
                 raise
             self._context.progress.note(self._domain.name, error.reason)
             return strategy.disturbed(level)
         return level
 
     def _are_torn(self, snapshots: list[PoolSnapshot]) -> bool:
-        """Whether the run's own were taken during a commit: its own, or of who shares a dataset."""
+        """Whether the run's snapshots fell into a commit, its own or another guest's."""
         context, datasets = self._context, self._plan.facts.datasets
         commits = commits_of_all(context.config.paths.journal)
         for torn in mark_torn(context.pool, datasets, commits):
@@ -289,7 +289,7 @@ class _Run:
         return any(is_torn(each) for each in context.pool.snapshots(datasets) if each.guid in own)
 
     def _snapshot_pools(self, properties: Mapping[str, str]) -> None:
-        """Inside the frozen window: nothing here that could be done before or after it."""
+        """Take the ZFS snapshots; what can be done before or after the pause must not be here."""
         for planned in self._plan.disks:
             if stat.S_ISBLK(Path(planned.path).stat().st_mode):
                 flush_device(planned.path)
@@ -315,10 +315,10 @@ class _Run:
             strategy.pause.began or snapshots[0].created,
         )
 
-    # -- the way back -----------------------------------------------------------------------
+    # -- after a failure --------------------------------------------------------------------
 
     def _backward(self, journal: Journal, error: BaseException) -> BaseException:
-        """Settle, and say what happened; the journal stays when settling failed."""
+        """Recover the run and return the error to raise; keep the journal if recovery fails."""
         name = self._domain.name
         cancelled = isinstance(error, CancelledError) and not let_go_mark(journal.path).exists()
         doing = "finishing the run" if self._taken else "undoing the run"
@@ -370,7 +370,7 @@ class _Run:
 
 
 def _changed_state(before: Domain, now: Domain | None) -> str:
-    """How the guest is, unless it is as it was."""
+    """Describe how the guest is now; empty if it is as it was before."""
     if before.active and (now is None or now.boot != before.boot):
         return "the guest's QEMU ended meanwhile"
     if now is None or now.state is before.state:
@@ -382,7 +382,7 @@ def _changed_state(before: Domain, now: Domain | None) -> str:
 
 
 def _about_stranger(plan: Plan) -> tuple[str, ...]:
-    """What somebody else who snapshots the datasets makes of the run, or it of him."""
+    """Describe what another program that snapshots the datasets means for the run."""
     if plan.gives_way:
         return (f"{plan.stranger}: {plan.strategy}, without overlays",)
     if plan.stranger and plan.facts.overlays:
@@ -391,7 +391,7 @@ def _about_stranger(plan: Plan) -> tuple[str, ...]:
 
 
 def _reason(error: BaseException, name: str) -> str:
-    """What a line that names the guest already says of an error."""
+    """Describe an error for a line that names the guest already."""
     if isinstance(error, SnaporchError):
         if error.thing == name:
             return one_line(error.explanation)
