@@ -28,7 +28,7 @@ def plan_command(
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Name the snapshots that stay, too.")
+        bool, typer.Option("--verbose", "-v", help="Also list the snapshots that are kept.")
     ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
@@ -143,7 +143,7 @@ def _print(
         for run in each.nexts:
             print_result(f"{name}  {run.policy}  {_when(run, now, zone)}  ({run.reason})")
         if not each.nexts:
-            print_result(f"{name}  nothing is taken by itself")
+            print_result(f"{name}  no policy takes snapshots of it")
         for check in each.checks:
             when, reason = _when(check, now, zone), one_line(check.reason)
             print_result(f"{name}  {check.policy}  verify {when}  ({reason})")
@@ -152,7 +152,7 @@ def _print(
             print_result(f"{name}  {copy.replica}  replicate {when}  ({reason})")
         for decision in each.verdicts:
             if decision.delete or (verbose and decision.taken.policy is not None):
-                word = "would go" if decision.delete else "stays"
+                word = "would be deleted" if decision.delete else "stays"
                 print_result(
                     f"{name}@{decision.taken.snapshot}  {word}: {one_line(decision.reason)}"
                 )
@@ -171,6 +171,8 @@ def _when(
 def _sum(each: Forecast) -> str:
     own = [decision for decision in each.verdicts if decision.taken.policy is not None]
     doomed = len(each.doomed)
-    text = f"{len(own)} snapshot{'' if len(own) == 1 else 's'} of policies, {doomed} would go"
+    text = (
+        f"{len(own)} snapshot{'' if len(own) == 1 else 's'} of policies, {doomed} would be deleted"
+    )
     others = len(each.verdicts) - len(own)
-    return f"{text}; {others} not of policies" if others else text
+    return f"{text}; {others} of no policy" if others else text

@@ -23,7 +23,7 @@ _UNCHANGED = "unchanged, no other was taken"
 
 
 class SnapshotLevel(StrEnum):
-    """What ``--level`` takes."""
+    """Values of ``--level``."""
 
     AUTO = "auto"
     RAM = "ram"
@@ -48,7 +48,7 @@ def snapshot_command(
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All domains with disks on ZFS, but clones.")
+        bool, typer.Option("--all", help="All domains with disks on ZFS, except clones.")
     ] = False,
     jobs: Annotated[
         int | None,
@@ -81,7 +81,7 @@ def snapshot_command(
         typer.Option(
             "--policy",
             metavar="NAME",
-            help="Take it for this policy: its level, and its rules for how long it stays.",
+            help="Take it for this policy, with its level and its retention.",
             show_default=False,
         ),
     ] = None,
@@ -89,12 +89,12 @@ def snapshot_command(
         bool,
         typer.Option(
             "--if-changed",
-            help="With --policy: take none of a guest that is off, and unchanged since the "
-            "policy's last one.",
+            help="With --policy: skip a guest that is off and unchanged since the policy's last "
+            "snapshot.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan, and do nothing.")
+        bool, typer.Option("--dry-run", help="Print the plan and change nothing.")
     ] = False,
     rate: Annotated[
         int | None,
@@ -103,7 +103,7 @@ def snapshot_command(
             metavar="MIB",
             min=0,
             max=1 << 20,
-            help="Most RAM in MiB a second to save while the guest runs; 0 for no limit "
+            help="Limit for saving RAM while the guest runs, in MiB a second; 0 for none "
             "[default: as configured].",
             show_default=False,
         ),
@@ -115,12 +115,12 @@ def snapshot_command(
 ) -> int:
     """Take a consistent snapshot of one or more domains.
 
-    The RAM of a running guest is saved while it runs. Then it is paused for a moment: either until
-    its disks write to overlays, which are committed back after the ZFS snapshots, or until the ZFS
-    snapshots are there (--dry-run prints which). A guest that is off gets a plain snapshot. With
-    --policy a domain takes its consistency group along.
+    The RAM of a running guest is saved while it runs. Then the guest is paused for a moment: either
+    until its disks write to overlays, which are committed after the ZFS snapshots, or until the ZFS
+    snapshots exist (--dry-run prints which). A guest that is off gets a plain snapshot. With
+    --policy the whole consistency group of a domain is snapshotted.
 
-    With --all or --jobs a failure stops no other, and the exit code is that of the worst.
+    With --all or --jobs a failure does not stop the others, and the exit code is the worst one.
     """
     from snaporch.cli.session import session
     from snaporch.recovery.settle import recover_leftovers

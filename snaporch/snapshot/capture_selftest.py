@@ -78,7 +78,7 @@ def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
             image = Path(name) / "ram.save"
             _pass_through(Path(name) / "pipe", image, how)
             data = image.read_bytes()[HEADER_SIZE + len(_XML) :]
-            return "" if _undone(method, data) == _PAYLOAD else "what was streamed came out changed"
+            return "" if _undone(method, data) == _PAYLOAD else "the streamed data was changed"
     except SnaporchError as error:
         return error.line()
     except OSError as error:

@@ -50,7 +50,9 @@ def choose_strategy(
         return StrategyChoice(Strategy.OFF)
     wanted = level or settings.level
     if wanted == "off":
-        raise RefusedError(domain.name, "it runs, and is to be snapshotted only while it is off")
+        raise RefusedError(
+            domain.name, "it runs, and its level is off: it is snapshotted only while it is off"
+        )
     asked = Level.RAM if wanted == "auto" else Level(wanted)
     short = avoid_overlays or together or (at_once and len(pools) == 1)
     found = _first_free(_ways(domain, settings, asked, short=short), blockers)

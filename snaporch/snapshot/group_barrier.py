@@ -35,7 +35,7 @@ class CalledOffError(InterruptedRunError):
     """Another member failed, so this run is undone; no lower level is tried."""
 
     def __init__(self, thing: str, because: str) -> None:
-        super().__init__(thing, f"let go, because {because} failed", 0)
+        super().__init__(thing, f"released, because {because} failed", 0)
 
 
 @dataclass
@@ -175,7 +175,7 @@ class GroupBarrier:
         late = [place.name for place in self._places.values() if not place.frozen]
         return RunFailedError(
             own.name,
-            f"stood still for {seconds:.0f} s, and {', '.join(late)} still was not frozen",
+            f"was frozen for {seconds:.0f} s, and {', '.join(late)} was not frozen yet",
             'raise freeze_deadline, or set ram_strategy = "overlay" for those that wait',
         )
 

@@ -45,7 +45,9 @@ def check_unchanged(
     if not change and state and now is not None and now.state is not planned.state:
         change = f"it is {now.state}, and was {planned.state} when the run was planned"
     if change:
-        raise ChangedError(planned.name, change, "let others end what they do, and run it again")
+        raise ChangedError(
+            planned.name, change, "wait until the other program has finished, and run it again"
+        )
 
 
 def check_idle(hypervisor: Hypervisor, domain: Domain) -> None:
@@ -64,7 +66,7 @@ def check_idle(hypervisor: Hypervisor, domain: Domain) -> None:
 def find_change(planned: Domain, now: Domain | None, overlays: Sequence[OverlayDisk]) -> str:
     """Describe what has changed since the plan; empty if nothing that matters has."""
     if now is None:
-        return "it is not there any more"
+        return "it does not exist any more"
     if now.boot != planned.boot:
         return "it was started or stopped meanwhile"
     if (now.live_xml, now.inactive_xml) == (planned.live_xml, planned.inactive_xml):

@@ -124,7 +124,7 @@ def make_plan(
         UnavailableError: libvirt or a file cannot be read.
     """
     if domain.trouble:
-        raise UnavailableError(domain.name, f"libvirt cannot look at it ({domain.trouble})")
+        raise UnavailableError(domain.name, f"libvirt cannot read it ({domain.trouble})")
     check_store(context.store, context.pool, context.hypervisor)
     settings = context.config.settings(domain.name, domain.uuid)
     if request.rate is not None:

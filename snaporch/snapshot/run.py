@@ -212,12 +212,12 @@ class _Run:
             progress.note(name, text)
         for file in self._plan.beneath:
             if file.is_unknown:
-                told = "not snapshotted, and nobody will know whether it is still the same"
+                told = "not snapshotted, and a later change of it cannot be detected"
                 progress.note(name, f"{told}: {file.path}, beneath {file.target}")
             elif file.dataset is None:
-                progress.step(name, f"not snapshotted, must stay as it is: {file.path}")
+                progress.step(name, f"not snapshotted, must not be changed: {file.path}")
         if self._plan.level is Level.RAM and any(out.matters for out in self._plan.left_out):
-            progress.note(name, "RAM will not be of one instant with what is left out")
+            progress.note(name, "RAM and the disks that are left out will be of different instants")
 
     def _forward(self, journal: Journal) -> SnapshotRecord:
         plan = self._plan
@@ -365,7 +365,7 @@ class _Run:
         try:
             now = self._context.hypervisor.find(self._domain.uuid)
         except SnaporchError:
-            return "the guest was let go"
+            return "the guest was released"
         return _changed_state(self._domain, now) or "the guest is as it was"
 
 

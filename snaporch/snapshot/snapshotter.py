@@ -75,7 +75,9 @@ class LocalSnapshotter:
         """Return the snapshots that have the properties of this run."""
         snapshots = own_snapshots(self._context, plan.facts)
         if len(snapshots) != len(plan.datasets):
-            raise PoolError(f"@{plan.snapshot}", "was destroyed by someone else while it was taken")
+            raise PoolError(
+                f"@{plan.snapshot}", "was destroyed by another program while it was taken"
+            )
         return snapshots
 
 

@@ -145,7 +145,9 @@ def page_dataset(context: Context, uuid: str) -> PageDataset:
     own = context.pool.local_properties([RAM_PROPERTY, _SNAPDIR]).get(name, {})
     if own.get(RAM_PROPERTY) != uuid:
         raise RefusedError(
-            name, "was not made for RAM by snaporch here", f"zfs set {RAM_PROPERTY}={uuid} {name}"
+            name,
+            "was not created for RAM by this snaporch",
+            f"zfs set {RAM_PROPERTY}={uuid} {name}",
         )
     if own.get(_SNAPDIR) not in ("hidden", "visible"):
         context.pool.set_properties([name], {_SNAPDIR: "hidden"})

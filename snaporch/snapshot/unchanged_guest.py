@@ -61,7 +61,7 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
         marked = context.pool.snapshots(plan.facts.datasets)
         return record_of(context.store, marked, record.run, record.snapshot)
     except (SnaporchError, OSError) as error:
-        context.progress.note(domain.name, f"cannot tell whether it changed: {error}")
+        context.progress.note(domain.name, f"cannot determine whether it has changed: {error}")
         return None
 
 

@@ -69,4 +69,4 @@ class Overlay(RamStrategy):
         uuid, was = self.work.domain.uuid, self.work.domain.state
         if was is DomainState.RUNNING and self.work.hypervisor.paused_by(uuid) == "ioerror":
             self.work.hypervisor.resume(uuid)
-            self.work.warn("its overlay was full, which paused it; it goes on")
+            self.work.warn("its overlay was full and QEMU had paused it; it runs again")

@@ -48,7 +48,7 @@ class Quiesced(FreezeStrategy):
                 self.work.domain.name,
                 "its file systems are frozen already, and not by snaporch: by a backup tool, or "
                 "`virsh domfsfreeze`",
-                "try again when they are thawed; if nobody needs them so: virsh domfsthaw",
+                "retry when they are thawed; if no program needs them frozen: virsh domfsthaw",
             )
         if frozen is None:
             raise StrategyUnavailableError(

@@ -129,7 +129,7 @@ class RamStrategy(FreezeStrategy):
         self.held = True
         self.work.journal.note(Note.HELD)
         suspend(self.work.hypervisor, self.work.domain)  # with overlays libvirt has resumed it
-        self.work.warn("somebody suspended it while its RAM was saved: it stays suspended")
+        self.work.warn("it was suspended while its RAM was saved: it stays suspended")
 
     def _tick(self) -> None:
         try:

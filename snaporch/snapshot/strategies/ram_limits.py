@@ -115,7 +115,7 @@ class RamBudget:
             raise RunFailedError(
                 self._work.domain.name,
                 f"no RAM has arrived for {_STALL_SECONDS} s",
-                "see whether the bundle store and the compressor still work",
+                "check the bundle store and the compressor",
             )
 
     def _ease(self) -> None:
@@ -172,5 +172,5 @@ class SealWatch:
             raise RunFailedError(
                 self._name,
                 f"the bundle store has taken nothing for {_SEAL_STALL_SECONDS} s",
-                "see whether the bundle store and the compressor still work",
+                "check the bundle store and the compressor",
             )

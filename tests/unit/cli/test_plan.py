@@ -28,8 +28,8 @@ def test_what_is_due_and_what_would_go(policies, snaporch):
     due, doomed, total = answer.out.splitlines()
     assert due == "web  hourly  due now  (every 1h)"
     assert doomed.startswith("web@snaporch_")
-    assert doomed.endswith("_hourly  would go: not in last=1")
-    assert total == "web  2 snapshots of policies, 1 would go; 1 not of policies"
+    assert doomed.endswith("_hourly  would be deleted: not in last=1")
+    assert total == "web  2 snapshots of policies, 1 would be deleted; 1 of no policy"
     assert policies.hooks.log == []
 
 
@@ -38,7 +38,7 @@ def test_one_snapshot_is_counted_as_one(host, snaporch):
     scheduled = Scheduled(host)
     scheduled.configure(policy={"hourly": {}})
     scheduled.taken(datetime.now(UTC), policy="hourly")
-    assert "web  1 snapshot of policies, 0 would go\n" in snaporch("plan").out
+    assert "web  1 snapshot of policies, 0 would be deleted\n" in snaporch("plan").out
 
 
 def test_what_stays_is_named_when_asked_for(policies, snaporch):
@@ -56,7 +56,7 @@ def test_the_plan_as_json(policies, snaporch):
 
 def test_a_domain_without_policies(policies, snaporch):
     policies.add_guest("mail")
-    assert snaporch("plan", "mail").out == "mail  nothing is taken by itself\n"
+    assert snaporch("plan", "mail").out == "mail  no policy takes snapshots of it\n"
 
 
 def test_a_misspelt_domain(policies, snaporch):

@@ -202,7 +202,7 @@ def test_a_golden_device_is_told_of_and_refused_by_none_but_overlays(chain, worl
         (file,) = make_plan(world.context, domain, SnapshotRequest(level=level)).beneath
         assert file.is_unknown
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
-    told = f"nobody will know whether it is still the same: {device}, beneath vda"
+    told = f"a later change of it cannot be detected: {device}, beneath vda"
     assert any(told in note for note in world.heard.notes)
 
 
@@ -319,4 +319,4 @@ def test_a_data_file_gets_no_overlay(chain, world):
 def test_what_is_not_snapshotted_is_said(chain, world, elsewhere):
     chain.write(qcow2(str(elsewhere), "raw"))
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
-    assert f"not snapshotted, must stay as it is: {elsewhere}" in world.heard.steps
+    assert f"not snapshotted, must not be changed: {elsewhere}" in world.heard.steps

@@ -64,7 +64,7 @@ def test_a_compressor_that_stands_still(world, tmp_path, monkeypatch, takes):
 def test_what_comes_out_is_compared(world, monkeypatch):
     monkeypatch.setattr(capture_selftest, "_undone", lambda _method, data: data[:-1])
     mode = capture_mode(world.with_defaults(compression="none"))
-    assert mode.reason == "what was streamed came out changed"
+    assert mode.reason == "the streamed data was changed"
 
 
 def test_a_wish_for_files_is_told_as_such(world):

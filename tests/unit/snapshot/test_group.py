@@ -527,7 +527,7 @@ def test_who_stands_still_for_too_long_ends_it_for_all(window, pair):
     """From that moment: it has not gone back yet, and another may arrive before it has."""
     ready(window)
     impatient(window, "app")
-    with pytest.raises(RunFailedError, match="stood still for 1 s, and db still was not frozen"):
+    with pytest.raises(RunFailedError, match="was frozen for 1 s, and db was not frozen yet"):
         take_as_a_member(window, "app")
     with pytest.raises(CalledOffError, match="because app failed"):
         take_as_a_member(window, "db")

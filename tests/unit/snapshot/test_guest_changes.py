@@ -99,7 +99,7 @@ CHANGED = {
     ),
     "undefined": (replace(PLANNED, inactive_xml=None), "its definition was changed"),
     "started anew": (replace(PLANNED, boot="host:2"), "it was started or stopped"),
-    "gone": (None, "it is not there any more"),
+    "gone": (None, "it does not exist any more"),
 }
 
 

@@ -168,7 +168,7 @@ def test_a_disk_that_is_left_out_is_told(world):
     snapshot(world)
     assert world.heard.notes == [
         "left out: vdb (/dev/null): not on ZFS but on tmpfs",
-        "RAM will not be of one instant with what is left out",
+        "RAM and the disks that are left out will be of different instants",
     ]
     assert "left out: sda: removable (cdrom)" in world.heard.steps
 
@@ -400,7 +400,7 @@ def test_a_snapshot_that_someone_destroys_at_once_is_noticed(world):
         world.hooks.at["pool.snapshots"] = destroy
 
     world.hooks.at["pool.snapshot tank"] = arm
-    with pytest.raises(RunFailedError, match="destroyed by someone else"):
+    with pytest.raises(RunFailedError, match="destroyed by another program"):
         snapshot(world)
     assert_as_it_was(world)
 
