@@ -32,7 +32,7 @@ def planned(world, domain, name=None, **defaults):
 
 
 @pytest.mark.parametrize("name", ["s", "before-upgrade", "a.b:c_d-e", "2025", "two words", "-x"])
-def test_names_that_zfs_takes(name):
+def test_names_that_zfs_allows(name):
     check_snapshot_name(name)
 
 
@@ -40,7 +40,7 @@ def test_names_that_zfs_takes(name):
     "name",
     ["", "s\n", "a@b", "a/b", "a#b", "a%b", "Bär", "a\tb", "a\0b", "*", ".", ".."],
 )
-def test_names_that_zfs_would_not_take_are_wrong_usage(name):
+def test_names_that_zfs_refuses_are_wrong_usage(name):
     with pytest.raises(UsageError) as caught:
         check_snapshot_name(name)
     assert caught.value.exit_code == ExitCode.USAGE
@@ -76,7 +76,7 @@ def test_a_second_run_in_the_same_second_gets_a_number(world, monkeypatch):
     ]
 
 
-def test_a_wished_name_that_is_taken_on_any_dataset_is_refused(world):
+def test_a_requested_name_that_exists_on_any_dataset_is_refused(world):
     domain = world.add_guest(disks={"vda": "tank/a", "vdb": "flash/b"})
     world.pool.snapshot(["flash/b@mine"], {})
     with pytest.raises(RefusedError, match="web@mine: a snapshot of that name exists"):
@@ -145,7 +145,7 @@ def test_a_disk_is_left_out_for_a_reason(world, spec, reason, matters):
         (False, DomainState.RUNNING, False, False),
     ],
 )
-def test_that_others_go_on_writing_to_a_disk_is_said(world, shareable, other, together, told):
+def test_a_disk_that_others_write_to_is_reported(world, shareable, other, together, told):
     shared = DiskSpec("vdb", str(world.image("tank/shared", "vdb.img")), shareable=shareable)
     domain = world.add_guest(more=(shared,))
     second = world.add_guest("db", {}, more=(shared,), state=other)
@@ -157,14 +157,14 @@ def test_that_others_go_on_writing_to_a_disk_is_said(world, shareable, other, to
     )
 
 
-def test_an_excluded_disk_is_not_even_looked_at(world):
+def test_an_excluded_disk_is_not_read(world):
     domain = world.add_guest(more=(DiskSpec("vdb", "/does/not/exist"),))
     made = planned(world, domain, exclude_disks=["vdb"])
     assert made.left_out[0].reason == "excluded by the configuration"
     assert made.left_out[0].describe() == "vdb (/does/not/exist): excluded by the configuration"
 
 
-def test_without_any_disk_on_zfs_the_reasons_are_told(world):
+def test_without_any_disk_on_zfs_the_reasons_are_named(world):
     domain = world.add_guest(disks={}, more=(DiskSpec("vda", "/dev/null"),))
     with pytest.raises(RefusedError, match=r"no disk on ZFS \(vda .*not on ZFS but on tmpfs"):
         planned(world, domain)
@@ -175,13 +175,13 @@ def test_without_any_disk_at_all(world):
         planned(world, world.add_guest(disks={}))
 
 
-def test_a_disk_that_is_not_there_is_refused_and_named(world):
+def test_a_missing_disk_is_refused_and_named(world):
     domain = world.add_guest(more=(DiskSpec("vdb", "/does/not/exist"),))
     with pytest.raises(RefusedError, match=r"web: vdb \(/does/not/exist\): No such file"):
         planned(world, domain)
 
 
-def test_a_disk_that_may_not_be_seen_asks_for_root(world, monkeypatch):
+def test_a_disk_without_read_permission_asks_for_root(world, monkeypatch):
     def forbidden(path):
         raise PermissionError(13, "Permission denied", path)
 
@@ -269,7 +269,7 @@ def test_a_disk_that_is_left_out_blocks_nothing(world, spoilt):
     assert made.downgrade == ""
 
 
-def test_a_transient_disk_stands_in_the_way_of_ram_even_if_it_is_left_out(world):
+def test_a_transient_disk_blocks_ram_even_if_it_is_left_out(world):
     """libvirt looks at every disk before it saves RAM (its ``qemuMigrationSrcIsAllowed``)."""
     domain = world.add_guest(more=(DiskSpec("vdb", "/dev/null", transient=True),))
     with pytest.raises(RefusedError, match="vdb is transient"):
@@ -277,14 +277,14 @@ def test_a_transient_disk_stands_in_the_way_of_ram_even_if_it_is_left_out(world)
     assert planned(world, domain, exclude_disks=["vdb"], level="paused").level is Level.PAUSED
 
 
-def test_a_blocker_of_one_way_leaves_the_other(world):
+def test_a_blocker_of_one_strategy_leaves_the_other(world):
     world.add_guest()
     world.guest().checkpoints = ["monday"]
     made = planned(world, world.hypervisor.domain("web"), ram_strategy="auto")
     assert made.strategy is Strategy.MANUAL
 
 
-def test_an_overlay_that_some_tool_left_is_not_snapshotted_around(world):
+def test_an_overlay_that_another_tool_left_is_refused(world):
     """Its base is on ZFS and stands still: the snapshot would be of the past."""
     world.add_guest()
     source = world.hypervisor.domain("web").disks[0].source
@@ -346,7 +346,7 @@ def test_too_little_room_for_overlays_is_refused(world):
         planned(world, domain)
 
 
-def test_planning_touches_nothing(world):
+def test_planning_changes_nothing(world):
     planned(world, world.add_guest())
     assert world.hooks.log == []
     assert sorted(path.name for path in world.root.iterdir()) == ["zfs"]
@@ -371,7 +371,9 @@ def test_compression_follows_the_settings(world):
         ("gzip", RamSaveTimes(5, 10.0, 0.0, 9.0), 1),
     ],
 )
-def test_a_level_follows_the_last_snapshot(world, monkeypatch, compression, pace, level):
+def test_the_compression_level_follows_the_last_snapshot(
+    world, monkeypatch, compression, pace, level
+):
     asked = []
     monkeypatch.setattr(BundleStore, "last_pace", lambda _, uuid: asked.append(uuid) or pace)
     domain = world.add_guest()
@@ -380,7 +382,7 @@ def test_a_level_follows_the_last_snapshot(world, monkeypatch, compression, pace
     assert set(asked) <= {domain.uuid}
 
 
-def test_a_level_that_is_set_is_kept(world, monkeypatch):
+def test_a_configured_compression_level_is_kept(world, monkeypatch):
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 10.0, 0.0, 0.0))
     context = world.with_defaults(compression_level=0)
     assert make_plan(context, world.add_guest()).compressing.level == 0
@@ -393,7 +395,7 @@ def test_an_old_libvirt_gets_what_it_can_read(world):
 
 
 @pytest.mark.parametrize("what", ["nvram", "tpm"])
-def test_what_could_not_be_put_back_is_refused(world, tmp_path, what):
+def test_firmware_files_that_could_not_be_restored_are_refused(world, tmp_path, what):
     (tmp_path / "file").write_bytes(b"then")
     domain = world.add_guest(**{what: str(tmp_path / "file")})
     assert make_plan(world.context, domain)
@@ -422,7 +424,7 @@ def test_firmware_that_is_in_no_file_is_refused_by_the_xml_alone(world, which, b
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_a_tpm_that_runs_has_its_state_somewhere(world, tmp_path, kind):
+def test_a_running_tpm_without_state_is_refused(world, tmp_path, kind):
     (tmp_path / "state").touch() if kind == "file" else (tmp_path / "state").mkdir()
     domain = world.add_guest(tpm=str(tmp_path / "state"))
     if kind == "file":
@@ -431,7 +433,7 @@ def test_a_tpm_that_runs_has_its_state_somewhere(world, tmp_path, kind):
         make_plan(world.context, domain)
 
 
-def test_the_tpm_of_a_session_is_refused_where_its_user_keeps_it(world, tmp_path):
+def test_a_tpm_in_the_home_directory_of_a_session_is_refused(world, tmp_path):
     config = world.context.config.model_copy(update={"libvirt_uri": "qemu:///session"})
     context = replace(world.context, config=config)
     domain = world.add_guest(state=DomainState.OFF)
@@ -450,7 +452,7 @@ def test_a_tpm_that_never_ran_has_no_state_yet(world, tmp_path):
     assert make_plan(world.context, domain)
 
 
-def test_a_guest_that_libvirt_cannot_look_at_is_not_planned_for(world):
+def test_a_guest_that_libvirt_cannot_read_is_refused(world):
     domain = replace(world.add_guest(), trouble="Timed out during operation")
     with pytest.raises(UnavailableError, match="Timed out during operation"):
         make_plan(world.context, domain)
@@ -478,7 +480,7 @@ def test_an_emulator_that_was_started_before_the_upgrade_counts_as_the_old_one(w
         ("10.0.10", None, Strategy.OVERLAY),
     ],
 )
-def test_discards_go_to_no_overlay_of_an_emulator_that_corrupts_them(
+def test_no_overlays_for_discards_with_an_emulator_that_corrupts_them(
     world, emulator, discard, strategy
 ):
     """With two pools, and for sanoid, an overlay is preferred otherwise."""
@@ -537,7 +539,7 @@ def test_a_store_may_be_empty_or_older_than_its_marker(world, empty):
 # -- reservations -------------------------------------------------------------------------------
 
 
-def test_a_snapshot_that_its_reservation_leaves_no_room_for(world):
+def test_a_reservation_without_room_for_a_snapshot_is_refused(world):
     """It would fail when minutes of RAM have been saved, and again at each try."""
     domain = world.add_guest(disks={"vda": "tank/web", "vdb": "tank/more", "vdc": "flash/web"})
     mib = 1 << 20

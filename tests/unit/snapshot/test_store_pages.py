@@ -50,7 +50,7 @@ def files(record):
     return sorted(os.listdir(record.bundle))
 
 
-def test_the_image_gives_way_to_pages_and_the_rest(paged):
+def test_the_image_is_replaced_by_pages_and_the_rest(paged):
     record = snapshot(paged)
     part = ram(record)
     assert (part.name, part.compression) == ("ram.rest", "pages")
@@ -104,7 +104,7 @@ def test_the_page_file_and_its_directory_are_private(paged):
     assert (root / "pages").stat().st_mode & 0o777 == 0o600
 
 
-def test_images_stay_what_they_are_unless_asked_for(world):
+def test_images_stay_whole_unless_configured(world):
     world.add_guest()
     record = snapshot(world)
     assert ram(record).name == "ram.save"
@@ -119,7 +119,7 @@ def test_levels_without_ram_are_not_touched(paged):
     assert paged.heard.notes == []
 
 
-def test_a_name_that_a_killed_run_left_is_no_trouble(paged):
+def test_a_snapshot_name_that_a_killed_run_left_does_not_matter(paged):
     first = snapshot(paged)
     paged.pool.destroy_snapshots(["tank/web@s1"])
     paged.pool.destroy_snapshots(["flash/web@s1"])
@@ -151,7 +151,7 @@ def stays(world, record, words):
     assert words in note
 
 
-def test_a_stream_that_is_not_understood_leaves_the_image(paged):
+def test_an_unknown_stream_leaves_the_image(paged):
     paged.guest().ram = streams.guest_stream().replace(b"\x03ram", b"\x03rom")
     stays(paged, snapshot(paged), "where memory should begin")
 
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_the_image(paged, monkeypatch):
     stays(paged, snapshot(paged), "/tank/ram/pages: No space left on device")
 
 
-def test_a_pool_that_pages_could_fill_is_left_alone(paged, monkeypatch):
+def test_a_pool_without_room_for_all_pages_leaves_the_image(paged, monkeypatch):
     """The guests write to it, too."""
     monkeypatch.setattr(pages_module.shutil, "disk_usage", lambda _path: Usage())
     stays(paged, snapshot(paged), "make room in the pool")
@@ -185,7 +185,7 @@ def test_a_dataset_that_is_not_mounted_leaves_the_image(paged, monkeypatch):
     stays(paged, snapshot(paged), "zfs mount")
 
 
-def test_somebody_elses_dataset_is_left_alone(paged):
+def test_a_foreign_dataset_is_left_alone(paged):
     paged.pool.create(dataset(paged))
     stays(paged, snapshot(paged), f"zfs set {RAM_PROPERTY}=")
     assert not (paged.root / "zfs" / dataset(paged)).exists()
@@ -266,7 +266,7 @@ def test_a_manifest_that_may_have_been_replaced_finds_all_its_parts(paged, monke
     assert paged.context.store.verify(f"{record.uuid}/{record.run}")
 
 
-def test_what_the_second_costs_is_asked_of_zfs(paged):
+def test_the_cost_of_the_second_image_comes_from_zfs(paged):
     first = snapshot(paged)
     assert (
         ram(first).pages.stored_bytes
@@ -304,7 +304,7 @@ def test_a_rest_that_cannot_be_read_back_leaves_the_image(paged, monkeypatch):
     stays(paged, snapshot(paged), "it is damaged")
 
 
-def test_a_snapshot_of_pages_that_is_gone_at_once_leaves_the_image(paged, monkeypatch):
+def test_a_page_snapshot_that_is_destroyed_at_once_leaves_the_image(paged, monkeypatch):
     real = paged.pool.snapshot
 
     def and_destroy(names, properties):

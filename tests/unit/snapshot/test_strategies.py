@@ -168,7 +168,7 @@ class Clock:
 
 
 @every_way
-def test_acts_in_order(world, ready, way):
+def test_calls_in_order(world, ready, way):
     ready(way)
     record = snapshot(world)
     assert world.hooks.acts() == [*way.freeze, *POOLS, *way.release, *RECORD]
@@ -179,7 +179,7 @@ def test_acts_in_order(world, ready, way):
 
 
 @every_way
-def test_the_guest_stands_still_while_its_disks_are_snapshotted(world, ready, way):
+def test_the_guest_is_frozen_while_its_disks_are_snapshotted(world, ready, way):
     ready(way)
     seen = []
 
@@ -202,7 +202,7 @@ def test_the_guest_stands_still_while_its_disks_are_snapshotted(world, ready, wa
 
 
 @every_way
-def test_nothing_is_listed_while_the_guest_stands_still(world, ready, way):
+def test_snapshots_are_not_listed_while_the_guest_is_frozen(world, ready, way):
     """A listing of a pool with many snapshots takes seconds."""
     ready(way)
     listed = []
@@ -216,7 +216,7 @@ def test_nothing_is_listed_while_the_guest_stands_still(world, ready, way):
 
 
 @every_way
-def test_the_manifest_tells_the_level_and_the_pause(world, ready, way):
+def test_the_manifest_has_the_level_and_the_pause(world, ready, way):
     ready(way)
     record = snapshot(world)
     manifest = world.context.store.verify(f"{record.uuid}/{record.run}")
@@ -227,7 +227,7 @@ def test_the_manifest_tells_the_level_and_the_pause(world, ready, way):
 
 
 @every_way
-def test_the_guardian_is_there_before_the_guest_is_touched(world, ready, way):
+def test_the_guardian_starts_before_the_guest_is_touched(world, ready, way):
     ready(way)
     world.hooks.at["guardian.start"] = lambda: world.hooks.log.append("guardian")
     snapshot(world)
@@ -271,7 +271,7 @@ def test_a_pause_is_measured_to_its_end(world, ready, monkeypatch):
     assert taken.pause_parts == PauseParts(switch=0, snapshot=250, resume=500)
 
 
-def test_only_the_mount_points_that_were_asked_for_are_frozen(world, ready):
+def test_only_the_configured_mount_points_are_frozen(world, ready):
     ready("quiesced", quiesce_mountpoints=["/srv", "/var/lib/db"])
     snapshot(world)
     assert "hypervisor.freeze_file_systems /srv /var/lib/db" in world.hooks.log
@@ -286,7 +286,7 @@ def error_at(place):
 
 
 @pytest.mark.parametrize(("way", "place"), PLACES_BEFORE)
-def test_failing_before_the_pool_snapshot_leaves_no_trace(world, ready, way, place):
+def test_a_failure_before_the_zfs_snapshots_leaves_nothing(world, ready, way, place):
     way = ready(way)
     world.hooks.at[place] = failing_once(error_at(place))
     with pytest.raises(SnaporchError) as caught:
@@ -299,7 +299,7 @@ def test_failing_before_the_pool_snapshot_leaves_no_trace(world, ready, way, pla
 
 
 @pytest.mark.parametrize(("way", "place"), PLACES_AFTER)
-def test_failing_after_the_pool_snapshot_keeps_it_as_a_crash(world, ready, way, place):
+def test_a_failure_after_the_zfs_snapshots_keeps_them_as_crash(world, ready, way, place):
     way = ready(way)
     world.hooks.at[place] = failing_once(error_at(place))
     with pytest.raises(RunFailedError, match="@s1 was kept, but only as crash-consistent"):
@@ -312,7 +312,7 @@ def test_failing_after_the_pool_snapshot_keeps_it_as_a_crash(world, ready, way, 
 @every_way
 @pytest.mark.parametrize("step", Step)
 @pytest.mark.parametrize("event", ["begin", "end"])
-def test_a_full_disk_under_the_journal(world, ready, monkeypatch, way, step, event):
+def test_the_journals_disk_is_full_at_a_step(world, ready, monkeypatch, way, step, event):
     ready(way)
     real = Journal._write
 
@@ -328,7 +328,7 @@ def test_a_full_disk_under_the_journal(world, ready, monkeypatch, way, step, eve
 
 
 @pytest.mark.parametrize("way", ["paused", "quiesced"])
-def test_a_full_disk_under_a_note(world, ready, monkeypatch, way):
+def test_the_journals_disk_is_full_at_a_note(world, ready, monkeypatch, way):
     """What cannot be noted is not done."""
     ready(way)
 
@@ -358,7 +358,7 @@ def test_a_bug_is_undone_too(world, ready, way):
 @pytest.mark.parametrize(
     ("way", "place"), [(n, p) for n, p in PLACES_BEFORE if not p.startswith("pool")]
 )
-def test_a_signal_before_the_pool_snapshot_undoes_the_run(world, ready, way, place):
+def test_a_signal_before_the_zfs_snapshots_undoes_the_run(world, ready, way, place):
     way = ready(way)
     world.hooks.at[place] = interrupt(world)
     with pytest.raises(InterruptedRunError):
@@ -369,7 +369,7 @@ def test_a_signal_before_the_pool_snapshot_undoes_the_run(world, ready, way, pla
 
 @every_way
 @pytest.mark.parametrize("place", ["pool.snapshot flash", "pool.set_properties"])
-def test_a_signal_from_the_pool_snapshot_on_lets_the_run_finish(world, ready, way, place):
+def test_a_signal_after_the_zfs_snapshots_lets_the_run_finish(world, ready, way, place):
     ready(way)
     world.hooks.at[place] = interrupt(world)
     record = snapshot(world)
@@ -377,7 +377,7 @@ def test_a_signal_from_the_pool_snapshot_on_lets_the_run_finish(world, ready, wa
     assert world.is_as_it_was(state=way.state)
 
 
-def test_a_freeze_is_never_cut_off_half_way(world, ready):
+def test_a_freeze_by_the_agent_is_never_interrupted(world, ready):
     ready("quiesced")
     seen = []
     world.hooks.at["hypervisor.freeze_file_systems"] = interrupt(world)
@@ -456,7 +456,7 @@ ACTS = {"a disk attached": attach, "another emulator": restart}
 
 @every_way
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
-def test_a_guest_that_others_changed_before_the_freeze_is_not_touched(world, ready, way, act):
+def test_a_guest_that_is_changed_before_the_freeze_is_not_touched(world, ready, way, act):
     way = ready(way)
     if act is restart and way.strategy is Strategy.OFF:
         world.hooks.at["guardian.watching"] = partial(
@@ -473,9 +473,7 @@ def test_a_guest_that_others_changed_before_the_freeze_is_not_touched(world, rea
 
 
 @pytest.mark.parametrize("way", [name for name in WAYS if name != "off"])
-def test_a_guest_that_its_owner_suspended_or_resumed_before_the_freeze_is_left_so(
-    world, ready, way
-):
+def test_a_guest_that_the_admin_suspends_or_resumes_before_the_freeze_stays_so(world, ready, way):
     """An overlay over a suspended guest could not be committed."""
     way = ready(way)
     guest, running = world.guest(), way.state is DomainState.RUNNING
@@ -507,7 +505,7 @@ def last_moment(world, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
-def test_a_guest_that_its_owner_suspends_in_the_last_moment_is_left_so(
+def test_a_guest_that_the_admin_suspends_as_the_freeze_begins_stays_suspended(
     world, ready, last_moment, way
 ):
     ready(way)
@@ -519,7 +517,7 @@ def test_a_guest_that_its_owner_suspends_in_the_last_moment_is_left_so(
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
-def test_no_overlay_is_put_over_what_others_changed_in_the_last_moment(
+def test_a_guest_that_is_changed_as_the_freeze_begins_gets_no_overlay(
     world, ready, last_moment, way
 ):
     way = ready(way)
@@ -541,7 +539,7 @@ BETWEEN = [
 
 
 @pytest.mark.parametrize(("way", "place"), BETWEEN)
-def test_a_guest_that_others_changed_while_it_was_frozen_is_let_go(world, ready, way, place):
+def test_a_guest_that_is_changed_before_the_zfs_snapshots_is_released(world, ready, way, place):
     way = ready(way)
     world.hooks.at[place] = partial(attach, world)
     with pytest.raises(RunFailedError, match=r"vdz was attached.*nothing was kept"):
@@ -550,7 +548,7 @@ def test_a_guest_that_others_changed_while_it_was_frozen_is_let_go(world, ready,
     assert world.pool.names() == []
 
 
-def test_one_that_was_restarted_just_before_it_was_suspended_runs(world, ready):
+def test_a_guest_that_restarts_just_before_its_suspension_is_resumed(world, ready):
     """The pause is the run's doing, though the emulator is not the run's."""
     ready("paused")
     world.hooks.at["hypervisor.suspend"] = partial(restart, world)
@@ -561,7 +559,7 @@ def test_one_that_was_restarted_just_before_it_was_suspended_runs(world, ready):
 
 
 @pytest.mark.parametrize("way", [name for name in WAYS if name not in ("crash", "off")])
-def test_a_guest_that_others_changed_inside_the_window_is_worth_a_crash(world, ready, way):
+def test_a_guest_that_is_changed_during_the_zfs_snapshots_is_recorded_as_crash(world, ready, way):
     way = ready(way)
     world.hooks.at["pool.snapshot tank"] = partial(attach, world)
     assert_worth_a_crash(world)
@@ -569,7 +567,7 @@ def test_a_guest_that_others_changed_inside_the_window_is_worth_a_crash(world, r
     assert world.is_as_it_was(state=way.state)
 
 
-def test_one_that_runs_then_has_no_snapshot_of_all_its_disks(world, ready):
+def test_a_running_guest_that_is_changed_during_the_zfs_snapshots_fails(world, ready):
     ready("crash")
     world.hooks.at["pool.snapshot tank"] = partial(attach, world)
     with pytest.raises(RunFailedError, match="vdz was attached"):
@@ -581,7 +579,7 @@ WHILE_IT_RUNS = ["overlay", "manual"]
 
 
 @pytest.mark.parametrize("way", WHILE_IT_RUNS)
-def test_a_guest_that_its_owner_suspends_while_its_ram_is_saved_stays_so(world, ready, way):
+def test_a_guest_that_the_admin_suspends_while_ram_is_saved_stays_suspended(world, ready, way):
     way = ready(way)
     world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
     record = snapshot(world)
@@ -592,7 +590,7 @@ def test_a_guest_that_its_owner_suspends_while_its_ram_is_saved_stays_so(world, 
 
 @pytest.mark.parametrize("way", WHILE_IT_RUNS)
 @pytest.mark.parametrize("killed", [False, True])
-def test_it_stays_so_when_the_run_does_not_come_to_its_end(world, ready, way, killed):
+def test_a_guest_that_the_admin_suspends_stays_suspended_after_a_failure(world, ready, way, killed):
     way = ready(way)
     world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
     if killed:
@@ -609,7 +607,7 @@ def test_it_stays_so_when_the_run_does_not_come_to_its_end(world, ready, way, ki
 
 
 @pytest.mark.parametrize("way", WHILE_IT_RUNS)
-def test_a_guest_that_its_owner_let_go_again_goes_on(world, ready, way):
+def test_a_guest_that_the_admin_suspends_and_resumes_runs(world, ready, way):
     way = ready(way)
     uuid = world.guest().uuid
     world.hooks.at["capture.writing"] = lambda: (
@@ -622,7 +620,7 @@ def test_a_guest_that_its_owner_let_go_again_goes_on(world, ready, way):
 
 @pytest.mark.parametrize("way", BY_RAM)
 @pytest.mark.parametrize("capture", ["stream", "auto"])
-def test_a_run_whose_job_somebody_aborts_ends(world, ready, way, capture):
+def test_a_run_whose_job_the_admin_aborts_ends(world, ready, way, capture):
     """It is neither tried again with a file, nor at a lower level."""
     way = ready(way, ram_capture=capture, on_unavailable="crash")
     world.hooks.at["capture.writing"] = partial(world.hypervisor.abort_job, world.guest().uuid)
@@ -633,7 +631,7 @@ def test_a_run_whose_job_somebody_aborts_ends(world, ready, way, capture):
     assert world.is_as_it_was(state=way.state)
 
 
-def test_a_job_that_the_guardian_aborts_may_be_followed_by_a_lower_level(world, ready):
+def test_after_an_abort_by_the_guardian_a_lower_level_is_tried(world, ready):
     ready("manual", on_unavailable="crash")
 
     def abort():
@@ -645,7 +643,7 @@ def test_a_job_that_the_guardian_aborts_may_be_followed_by_a_lower_level(world, 
 
 
 @pytest.mark.parametrize("way", WHILE_IT_RUNS)
-def test_a_capture_is_not_repeated_of_a_guest_that_others_changed_meanwhile(world, ready, way):
+def test_ram_is_not_saved_again_if_the_guest_has_changed(world, ready, way):
     ready(way, ram_capture="auto")
 
     def fail():
@@ -673,14 +671,14 @@ def assert_worth_a_crash(world, note="did not stay as it was", level=Level.CRASH
 @pytest.mark.parametrize(
     "way", ["manual", "manual, paused before", "paused", "paused, paused before"]
 )
-def test_a_guest_that_someone_resumed_inside_the_window(world, ready, way):
+def test_a_guest_that_is_resumed_during_the_zfs_snapshots(world, ready, way):
     ready(way)
     world.hooks.at["pool.snapshot tank"] = lambda: world.hypervisor.resume(world.guest().uuid)
     assert_worth_a_crash(world)
     assert world.is_as_it_was()
 
 
-def test_a_guest_that_someone_thawed_inside_the_window(world, ready):
+def test_a_guest_that_is_thawed_during_the_zfs_snapshots(world, ready):
     ready("quiesced")
     world.hooks.at["pool.snapshot tank"] = lambda: setattr(world.guest(), "frozen", False)
     assert_worth_a_crash(world)
@@ -688,7 +686,9 @@ def test_a_guest_that_someone_thawed_inside_the_window(world, ready):
 
 
 @pytest.mark.parametrize(("late", "level"), [(0.4, Level.QUIESCED), (0.6, Level.CRASH)])
-def test_a_freeze_has_a_budget(world, ready, monkeypatch, late, level):
+def test_a_freeze_longer_than_its_budget_is_recorded_as_crash(
+    world, ready, monkeypatch, late, level
+):
     ready("quiesced", quiesce_budget_ms=500)
     clock = Clock()
     monkeypatch.setattr(quiesced_module, "time", clock)
@@ -708,7 +708,7 @@ def test_the_budget_counts_from_before_the_freeze(world, ready, monkeypatch):
     assert snapshot(world).level is Level.CRASH
 
 
-def test_overlays_that_the_guardian_committed_inside_the_window(world, ready):
+def test_overlays_that_the_guardian_commits_during_the_zfs_snapshots(world, ready):
     ready("overlay")
 
     def commit():
@@ -723,7 +723,7 @@ def test_overlays_that_the_guardian_committed_inside_the_window(world, ready):
 @pytest.mark.parametrize(
     "way", [name for name, way in WAYS.items() if name not in ("crash", "off")]
 )
-def test_what_the_guardian_let_go_is_worth_a_crash_whatever_it_looks_like(world, ready, way):
+def test_a_guest_that_the_guardian_released_is_always_recorded_as_crash(world, ready, way):
     """It may have let the guest go and somebody have stopped it again."""
     way = ready(way)
     world.hooks.at["pool.snapshot tank"] = lambda: let_go_mark(journal_of(world)).touch()
@@ -731,13 +731,13 @@ def test_what_the_guardian_let_go_is_worth_a_crash_whatever_it_looks_like(world,
     assert world.is_as_it_was(state=way.state)
 
 
-def test_a_commit_that_someone_began_inside_the_window(world, ready):
+def test_a_commit_that_begins_during_the_zfs_snapshots(world, ready):
     ready("overlay")
     world.hooks.at["pool.snapshot tank"] = lambda: world.guest().committing.add("vda")
     assert_worth_a_crash(world, level=Level.TORN)
 
 
-def test_a_commit_is_noted_when_it_is_done(world, ready):
+def test_a_commit_is_noted_only_when_it_has_ended(world, ready):
     """What is noted as committed is removed without a look into it."""
     ready("overlay")
     noted = []
@@ -746,7 +746,7 @@ def test_a_commit_is_noted_when_it_is_done(world, ready):
     assert noted == [set()]
 
 
-def test_an_overlay_that_somebody_came_to_use_is_not_removed_after_the_commit(world, ready):
+def test_an_overlay_that_another_domain_uses_is_not_removed_after_the_commit(world, ready):
     ready("overlay")
 
     def use():
@@ -760,7 +760,7 @@ def test_an_overlay_that_somebody_came_to_use_is_not_removed_after_the_commit(wo
 
 
 @every_way
-def test_volumes_are_flushed_while_the_guest_stands_still(world, ready, way, monkeypatch):
+def test_volumes_are_flushed_while_the_guest_is_frozen(world, ready, way, monkeypatch):
     """What QEMU wrote may still be in the host's cache of the device."""
     way = ready(way)
     monkeypatch.setattr(snapshot_module.stat, "S_ISBLK", lambda _mode: True)
@@ -791,7 +791,7 @@ def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, ready):
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual", "quiesced", "paused"])
-def test_a_guest_that_went_off_inside_the_window(world, ready, way):
+def test_a_guest_that_shuts_off_during_the_zfs_snapshots(world, ready, way):
     """No RAM, no freeze that held: but the disks of the moment are there."""
     ready(way)
     world.hooks.at["pool.snapshot tank"] = lambda: world.hypervisor.destroy(world.guest().uuid)
@@ -814,7 +814,7 @@ def test_a_guest_that_writes_faster_than_the_commit_runs_afterwards(world, ready
 
 
 @pytest.mark.parametrize("step", ["hypervisor.commit", "pool.snapshot tank"])
-def test_a_guest_that_ended_is_not_said_to_be_as_it_was(world, ready, step):
+def test_an_ended_guest_is_not_reported_as_it_was(world, ready, step):
     ready("overlay")
 
     def end():
@@ -835,7 +835,7 @@ def test_a_guest_that_ended_is_not_said_to_be_as_it_was(world, ready, step):
         (DomainState.CRASHED, "the guest is crashed, and was running"),
     ],
 )
-def test_a_guest_that_stopped_itself_is_not_said_to_be_as_it_was(world, ready, state, said):
+def test_a_guest_that_stopped_itself_is_not_reported_as_it_was(world, ready, state, said):
     """While its RAM is saved: libvirt does not resume it then."""
     ready("manual")
 
@@ -852,7 +852,7 @@ def test_a_guest_that_stopped_itself_is_not_said_to_be_as_it_was(world, ready, s
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 @pytest.mark.parametrize("job", ["backup", "snapshot"])
-def test_no_ram_is_saved_beside_a_job_that_came_after_the_plan(world, ready, way, job):
+def test_no_ram_is_saved_beside_a_job_that_began_after_the_plan(world, ready, way, job):
     """libvirt would wait half a minute for its end, and again to have the downtime put back."""
     ready(way)
 
@@ -894,7 +894,7 @@ def slow_ram(world, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_guest_that_dirties_ram_too_fast_is_suspended(world, ready, slow_ram, way):
+def test_a_guest_that_changes_ram_too_fast_is_suspended(world, ready, slow_ram, way):
     ready(way, ram_budget_seconds=30)
     assert snapshot(world).level is Level.RAM
     assert world.hooks.acts().count("hypervisor.suspend") == 1
@@ -903,7 +903,9 @@ def test_a_guest_that_dirties_ram_too_fast_is_suspended(world, ready, slow_ram, 
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_or_the_run_is_given_up(world, ready, slow_ram, way):
+def test_a_guest_that_changes_ram_too_fast_aborts_the_run_if_configured(
+    world, ready, slow_ram, way
+):
     ready(way, ram_budget_seconds=30, on_ram_budget="abort")
     with pytest.raises(RunFailedError, match="more than 30 s"):
         snapshot(world)
@@ -934,7 +936,7 @@ def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
+def test_the_suspension_is_noted_before_it_is_done(world, ready, slow_ram, way):
     """Killed in between, nobody would know later whose pause it is."""
     ready(way, ram_budget_seconds=30)
     noted = []
@@ -947,7 +949,7 @@ def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
     ("way", "suspended", "window"),
     [("overlay", False, _Window.ON_OVERLAYS), ("manual", True, _Window.STILL)],
 )
-def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
+def test_a_guest_that_runs_on_overlays_is_no_longer_noted_as_suspended(
     world, ready, slow_ram, way, suspended, window
 ):
     ready(way, ram_budget_seconds=30)
@@ -964,7 +966,9 @@ def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
     assert world.is_as_it_was()
 
 
-def test_if_libvirt_has_not_resumed_it_that_is_not_noted(world, ready, slow_ram, monkeypatch):
+def test_a_guest_that_libvirt_has_not_resumed_is_not_noted_as_resumed(
+    world, ready, slow_ram, monkeypatch
+):
     """Then a recovery does."""
     ready("overlay", ram_budget_seconds=30)
     let_run, missed = world.hypervisor._let_run, []
@@ -994,7 +998,7 @@ def test_a_budget_of_bytes(world, ready):
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_ram_that_does_not_arrive_is_not_waited_for_for_ever(world, ready, slow_ram, way):
+def test_a_run_fails_if_no_ram_arrives(world, ready, slow_ram, way):
     ready(way, ram_budget_seconds=0)
     world.hooks.at["capture.writing"] = lambda: setattr(slow_ram, "now", slow_ram.now + 200)
     with mock.patch.object(RamCapture, "arrived_bytes", 0), pytest.raises(RunFailedError) as caught:
@@ -1035,7 +1039,7 @@ def sealing(world, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_store_that_takes_nothing_is_not_waited_for_for_ever(world, ready, sealing, way):
+def test_sealing_fails_if_the_store_takes_nothing(world, ready, sealing, way):
     ready(way)
     with pytest.raises(RunFailedError, match="has taken nothing for 600 s") as caught:
         snapshot(world)
@@ -1045,7 +1049,7 @@ def test_a_store_that_takes_nothing_is_not_waited_for_for_ever(world, ready, sea
     assert world.pool.names() == ["flash/web@s1", "tank/web@s1"]
 
 
-def test_who_wants_it_to_end_waits_less(world, ready, sealing):
+def test_after_a_signal_sealing_fails_earlier(world, ready, sealing):
     ready("overlay")
     world.hooks.at["hypervisor.commit"] = interrupt(world)
     with pytest.raises(InterruptedRunError) as caught:
@@ -1057,7 +1061,7 @@ def test_who_wants_it_to_end_waits_less(world, ready, sealing):
     assert world.is_as_it_was()
 
 
-def test_a_guest_does_not_stand_still_for_a_store_that_does(world, ready, monkeypatch):
+def test_a_hanging_store_does_not_keep_the_guest_paused(world, ready, monkeypatch):
     """When the run fails in its window."""
     ready("manual", compression="none")
     gate, stuck_at, resumed_at = threading.Event(), [], []
@@ -1075,7 +1079,7 @@ def test_a_guest_does_not_stand_still_for_a_store_that_does(world, ready, monkey
     assert resumed_at[0] - stuck_at[0] < 5
 
 
-def test_the_pace_ends_with_the_capture(world, ready, monkeypatch):
+def test_the_times_of_saving_ram_end_with_the_capture(world, ready, monkeypatch):
     """What the guest's disks wait for afterwards tells nothing of the compressor."""
     ready("overlay")
     paces = []
@@ -1093,7 +1097,7 @@ def test_the_pace_ends_with_the_capture(world, ready, monkeypatch):
     assert first[1] == last[1]
 
 
-def test_what_is_being_stored_may_come_to_its_end(world, ready, monkeypatch):
+def test_after_a_signal_sealing_that_progresses_is_finished(world, ready, monkeypatch):
     """However long it takes, and whatever signal came."""
     ready("overlay")
     watch = SealWatch("web", world.context.interrupt)
@@ -1106,7 +1110,7 @@ def test_what_is_being_stored_may_come_to_its_end(world, ready, monkeypatch):
 
 
 @pytest.mark.parametrize("leftover", [os.mkfifo, Path.touch])
-def test_a_pipe_that_somebody_left_is_in_nobodys_way(world, ready, leftover):
+def test_a_pipe_that_was_left_over_is_replaced(world, ready, leftover):
     ready("manual")
     runtime = world.context.config.paths.runtime
     runtime.mkdir(exist_ok=True)
@@ -1118,7 +1122,7 @@ def test_a_pipe_that_somebody_left_is_in_nobodys_way(world, ready, leftover):
 
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_pause_is_told_in_its_parts(world, ready, way):
+def test_a_pause_is_recorded_in_its_parts(world, ready, way):
     ready(way)
     taken = snapshot(world)
     parts = taken.pause_parts.as_json()
@@ -1132,7 +1136,7 @@ def test_a_pause_is_told_in_its_parts(world, ready, way):
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 @pytest.mark.parametrize("failing_place", [None, "capture.writing", "hypervisor.capture"])
-def test_the_emulator_gets_its_own_downtime_limit_back(world, ready, way, failing_place):
+def test_the_emulators_own_downtime_limit_is_restored(world, ready, way, failing_place):
     ready(way, downtime_ms=40, ram_capture="stream")
     seen = []
 
@@ -1172,7 +1176,7 @@ def streams(monkeypatch):
     return made
 
 
-def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
+def test_a_rate_ends_when_the_guest_is_paused(world, ready, streams):
     ready("overlay", rate=1)
     limits = []
     for place in ("capture.writing", "capture.switched"):
@@ -1187,7 +1191,7 @@ def test_a_rate_on_the_command_line(world, ready, streams):
     assert [rate for rate, _ in streams] == [0]
 
 
-def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
+def test_a_rate_is_raised_if_the_budget_needs_it(world, ready, streams, monkeypatch):
     ready("overlay", rate=1, ram_budget_seconds=10)
     monkeypatch.setattr(world.hypervisor, "ram_in_use", lambda _uuid: 100 << 20)
     snapshot(world)
@@ -1195,7 +1199,7 @@ def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
     assert any("saving RAM at 20 MiB/s" in text for text in world.heard.notes)
 
 
-def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready, streams):
+def test_the_rate_is_lifted_if_ram_changes_faster(world, ready, streams):
     ready("overlay", rate=1000, downtime_ms=40)
     hurried = []
     real = RamCapture.hurry
@@ -1217,7 +1221,7 @@ def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready
 # -- a lower level instead ----------------------------------------------------------------------
 
 
-def test_what_is_known_before_downgrades_the_plan(world):
+def test_a_blocker_known_before_lowers_the_planned_level(world):
     world.add_guest()
     world.with_defaults(level="quiesced", on_unavailable="paused")
     record = snapshot(world)
@@ -1248,7 +1252,7 @@ def test_a_freeze_that_fails_is_followed_by_a_lower_level(world, ready, way, pla
 
 
 @pytest.mark.parametrize("state", [DomainState.SUSPENDED, DomainState.RUNNING])
-def test_a_guest_that_stopped_itself_is_told_of_beside_the_lower_level(world, ready, state):
+def test_the_note_about_a_lower_level_has_the_guests_state(world, ready, state):
     ready("paused", on_unavailable="crash")
 
     def stop():
@@ -1272,7 +1276,7 @@ def test_a_slow_agent_is_followed_by_a_lower_level(world, ready):
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_freeze_of_somebody_elses_is_left_to_them(world, ready, when):
+def test_another_programs_freeze_is_left_alone(world, ready, when):
     ready("quiesced", on_unavailable="paused" if when == "meanwhile" else "fail")
     if when == "before":
         world.guest().frozen = True
@@ -1291,7 +1295,7 @@ def test_a_freeze_of_somebody_elses_is_left_to_them(world, ready, when):
     assert world.is_as_it_was()
 
 
-def test_a_freeze_of_somebody_elses_while_a_group_waits_is_left_to_them(world, ready):
+def test_another_programs_freeze_while_a_group_waits_is_left_alone(world, ready):
     ready("quiesced")
     world.hooks.at["guardian.start"] = lambda: None
     seen = iter([False, True])
@@ -1302,7 +1306,7 @@ def test_a_freeze_of_somebody_elses_while_a_group_waits_is_left_to_them(world, r
     assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
 
 
-def test_an_agent_that_does_not_say_whether_they_are_frozen(world, ready):
+def test_an_agent_that_does_not_report_the_freeze_state_is_refused(world, ready):
     ready("quiesced")
     world.guest().agent = Agent.DUMB
     with pytest.raises(RefusedError, match="does not say whether its file systems are frozen"):
@@ -1310,7 +1314,7 @@ def test_an_agent_that_does_not_say_whether_they_are_frozen(world, ready):
     assert "hypervisor.freeze_file_systems" not in world.hooks.acts()
 
 
-def test_a_freeze_that_comes_late_is_thawed_by_who_asks_later(world, ready):
+def test_a_late_freeze_is_thawed_by_recovery(world, ready):
     ready("quiesced")
     world.guest().agent = Agent.LATE
     with pytest.raises(AttentionError, match="snaporch recover"):
@@ -1323,7 +1327,7 @@ def test_a_freeze_that_comes_late_is_thawed_by_who_asks_later(world, ready):
     assert world.is_as_it_was()
 
 
-def test_a_freeze_after_the_release_is_not_ours_to_thaw(world, ready):
+def test_another_programs_freeze_after_the_release_is_not_thawed(world, ready):
     """The run is killed while its bundle is sealed; a backup tool freezes the guest meanwhile."""
     ready("quiesced")
     world.hooks.at |= dict.fromkeys(
@@ -1346,7 +1350,7 @@ def test_a_silent_agent_is_never_asked_to_freeze(world, ready):
     assert world.is_as_it_was()
 
 
-def test_a_silent_agent_without_a_lower_level_is_a_refusal(world, ready):
+def test_a_silent_agent_without_a_lower_level_is_refused(world, ready):
     ready("quiesced")
     world.guest().agent = Agent.SILENT
     with pytest.raises(RefusedError, match="does not answer within 10 s"):
@@ -1359,7 +1363,7 @@ def test_a_silent_agent_without_a_lower_level_is_a_refusal(world, ready):
     ("way", "lower"),
     [("quiesced", "fail"), ("quiesced", "quiesced"), ("paused", "quiesced"), ("paused", "paused")],
 )
-def test_no_lower_level_no_second_try(world, ready, way, lower):
+def test_without_a_lower_level_there_is_no_second_try(world, ready, way, lower):
     ready(way, on_unavailable=lower)
     world.hooks.at[WAYS[way].freeze[0]] = failing_once(HypervisorError("web", "odd thing"))
     with pytest.raises(RunFailedError, match="odd thing"):
@@ -1369,7 +1373,7 @@ def test_no_lower_level_no_second_try(world, ready, way, lower):
 
 
 @pytest.mark.parametrize("place", ["pool.snapshot tank", "hypervisor.resume"])
-def test_failing_later_is_no_reason_for_a_lower_level(world, ready, place):
+def test_a_failure_after_the_freeze_tries_no_lower_level(world, ready, place):
     ready("paused", on_unavailable="crash")
     world.hooks.at[place] = failing_once(error_at(place))
     with pytest.raises(RunFailedError):
@@ -1378,7 +1382,7 @@ def test_failing_later_is_no_reason_for_a_lower_level(world, ready, place):
     assert world.is_as_it_was()
 
 
-def test_a_signal_is_no_reason_for_a_lower_level(world, ready):
+def test_a_signal_tries_no_lower_level(world, ready):
     ready("overlay", on_unavailable="crash")
     world.hooks.at["capture.writing"] = interrupt(world)
     with pytest.raises(InterruptedRunError):
@@ -1412,7 +1416,7 @@ def test_a_level_for_a_guest_that_is_off_is_off(world):
     assert snapshot(world, level="ram").level is Level.OFF
 
 
-def test_a_level_that_cannot_be_had_touches_nothing(world):
+def test_a_level_that_is_not_possible_touches_nothing(world):
     world.add_guest()
     with pytest.raises(RefusedError, match="no quiesced snapshot is possible: no guest agent"):
         snapshot(world, level="quiesced")
