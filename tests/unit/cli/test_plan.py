@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes.schedule import Scheduled
 
-from snaporch.config import load as load_module
+from snaporch.config import load
 from snaporch.errors import ExitCode
 
 
@@ -11,7 +11,7 @@ from snaporch.errors import ExitCode
 def policies(host):
     """A guest that has had three snapshots: one too many, and one by hand."""
     host.add_guest()
-    with load_module.DEFAULT_PATH.open("a") as stream:
+    with load.DEFAULT_PATH.open("a") as stream:
         stream.write('[policy.hourly]\nevery = "1h"\ndomains = ["web"]\nkeep = { last = 1 }\n')
     scheduled = Scheduled(host)
     scheduled.configure(policy={"hourly": {}})
@@ -89,7 +89,7 @@ def test_a_snapshot_by_hand_is_nobodys(policies, snaporch):
 
 
 def test_a_policy_brings_its_level(policies, snaporch):
-    with load_module.DEFAULT_PATH.open("a") as stream:
+    with load.DEFAULT_PATH.open("a") as stream:
         stream.write('[policy.quick]\nlevel = "crash"\n')
     assert snaporch("snapshot", "web", "--policy", "quick", "--json").json["level"] == "crash"
     told = snaporch("snapshot", "web", "--policy", "quick", "--level", "paused", "--json").json
@@ -113,7 +113,7 @@ def test_what_a_policy_refuses(policies, snaporch, options, code, words):
 
 
 def test_a_bundle_that_reads_back_otherwise_is_a_failure(policies, snaporch, monkeypatch):
-    with load_module.DEFAULT_PATH.open("a") as stream:
+    with load.DEFAULT_PATH.open("a") as stream:
         stream.write("[policy.checked]\nverify = true\n")
     assert snaporch("snapshot", "web", "--policy", "checked").code == 0
     monkeypatch.setattr("snaporch.bundle.store.sha256_of", lambda _path: "0" * 64)

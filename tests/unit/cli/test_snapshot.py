@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from snaporch.config import load as config_module
+from snaporch.config import load
 from snaporch.errors import ExitCode
 from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.model import DomainState
@@ -154,7 +154,7 @@ def test_so_many_at_once_on_the_host_and_in_a_pool(
 def test_a_policy_takes_a_group_along_once(host, snaporch, children):
     for name in ("web", "app", "db"):
         host.add_guest(name)
-    with config_module.DEFAULT_PATH.open("a") as config:
+    with load.DEFAULT_PATH.open("a") as config:
         config.write('[policy.hourly]\nevery = "1h"\n[group.pair]\ndomains = ["app", "db"]\n')
     answer = snaporch("snapshot", "--all", "--policy", "hourly", "--quiet")
     assert sorted(name for name, _ in children) == ["app", "web"]

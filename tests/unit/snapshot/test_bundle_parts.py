@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes import images
 
-from snaporch.bundle import save_image as ramimage_module
+from snaporch.bundle import save_image
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.host_file import HostFileError
 from snaporch.bundle.manifest import Role
@@ -13,7 +13,7 @@ from snaporch.bundle.save_image import SaveImageError, SaveImageWriter
 from snaporch.bundle.store import BundleStore
 from snaporch.hypervisor import Pause
 from snaporch.model import DomainState
-from snaporch.snapshot import bundle_parts as parts_module
+from snaporch.snapshot import bundle_parts
 from snaporch.snapshot.bundle_parts import RamCapture, side_parts
 
 PLAIN = Compressing(Compression.NONE)
@@ -122,7 +122,7 @@ def poured(capture, way):
 
 @pytest.mark.parametrize("way", ["stream", "file"])
 def test_sealing_can_be_aborted_while_the_store_hangs(capture, tmp_path, stuck, monkeypatch, way):
-    monkeypatch.setattr(parts_module, "_BREAK_OFF_SECONDS", 0.1)
+    monkeypatch.setattr(bundle_parts, "_BREAK_OFF_SECONDS", 0.1)
     poured(capture, way)
     seen = []
 
@@ -142,8 +142,8 @@ def test_syncing_is_not_aborted(capture, monkeypatch):
     """However long: a kernel has much to write for it, and it cannot be told from a standstill."""
     poured(capture, "stream")
     synced, looks = threading.Event(), []
-    monkeypatch.setattr(ramimage_module.os, "fsync", lambda _: synced.wait(PATIENCE))
-    monkeypatch.setattr(parts_module, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(save_image.os, "fsync", lambda _: synced.wait(PATIENCE))
+    monkeypatch.setattr(bundle_parts, "_TICK_SECONDS", 0.01)
     threading.Timer(0.3, synced.set).start()
 
     def tick(moved):

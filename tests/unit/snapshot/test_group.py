@@ -20,7 +20,6 @@ from snaporch.journal import Journal
 from snaporch.model import DomainState, GroupRun, Level, Strategy
 from snaporch.recovery.settle import recover
 from snaporch.restore.select import others_of_group
-from snaporch.snapshot import group as groups
 from snaporch.snapshot import group_barrier
 from snaporch.snapshot.group import group_of, members_of_group, raise_bugs, snapshot_group
 from snaporch.snapshot.group_barrier import (
@@ -261,7 +260,7 @@ def test_a_failure_after_the_snapshots_affects_only_that_member(pair):
 
 
 def test_a_bug_is_raised_and_not_reported_as_a_failure(pair, monkeypatch):
-    monkeypatch.setattr(groups, "run_plan", failing_with(ZeroDivisionError()))
+    monkeypatch.setattr("snaporch.snapshot.group.run_plan", failing_with(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         raise_bugs(take(pair))
 
@@ -289,7 +288,7 @@ def test_names_uuids_and_patterns(pair):
 
 def test_patterns_do_not_match_clones(pair, monkeypatch):
     configured(pair, "db", "a*")
-    monkeypatch.setattr(groups, "clone_of", lambda _xml: "app@s1")
+    monkeypatch.setattr("snaporch.snapshot.group.clone_of", lambda _xml: "app@s1")
     assert [d.name for d in members_of_group(pair.context, "pair")] == ["db"]
 
 

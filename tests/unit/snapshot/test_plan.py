@@ -12,8 +12,7 @@ from snaporch.bundle.store import BundleStore
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
 from snaporch.faults import Component
 from snaporch.model import DomainState, GroupRun, Level, Strategy
-from snaporch.snapshot import host_blockers
-from snaporch.snapshot import plan as plan_module
+from snaporch.snapshot import host_blockers, plan
 from snaporch.snapshot.locate_disks import locate_disks
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -63,7 +62,7 @@ def test_a_second_run_in_the_same_second_gets_a_number(world, monkeypatch):
         def now(cls, tz=None):
             return moment
 
-    monkeypatch.setattr(plan_module, "datetime", Clock)
+    monkeypatch.setattr(plan, "datetime", Clock)
     domain = world.add_guest(disks={"vda": "tank/a", "vdb": "tank/b"})
     names = []
     for dataset in ("tank/a", "tank/b", "tank/a"):

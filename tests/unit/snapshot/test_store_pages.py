@@ -11,13 +11,13 @@ from fakes import streams
 from fakes.hooks import failing
 
 from snaporch.bundle import page_image
-from snaporch.bundle import store as store_module
+from snaporch.bundle import store
 from snaporch.bundle.manifest import Role, read_manifest
 from snaporch.bundle.store import replace_manifest
 from snaporch.catalog.records import all_records
 from snaporch.model import BundleState, Level
 from snaporch.schedule.forecast import look
-from snaporch.snapshot import store_pages as pages_module
+from snaporch.snapshot import store_pages
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import RAM_PROPERTY, PoolError
@@ -137,7 +137,7 @@ def test_a_snapshot_that_cannot_be_taken_leaves_the_image(paged, monkeypatch):
     def no(*_arguments):
         raise PoolError("zfs snapshot", "out of space")
 
-    monkeypatch.setattr(pages_module, "_snapshot", no)
+    monkeypatch.setattr(store_pages, "_snapshot", no)
     stays(paged, snapshot(paged), "out of space")
 
 
@@ -166,7 +166,7 @@ def test_a_full_disk_leaves_the_image(paged, monkeypatch):
 
 def test_a_pool_without_room_for_all_pages_leaves_the_image(paged, monkeypatch):
     """The guests write to it, too."""
-    monkeypatch.setattr(pages_module.shutil, "disk_usage", lambda _path: Usage())
+    monkeypatch.setattr(store_pages.shutil, "disk_usage", lambda _path: Usage())
     stays(paged, snapshot(paged), "make room in the pool")
     assert not (paged.root / "zfs" / dataset(paged) / "pages").exists()
 
@@ -218,9 +218,9 @@ def test_a_run_killed_at_any_point_leaves_a_whole_snapshot(
     if place == "write":
         monkeypatch.setattr(page_image.PageFile, "finish", die)
     elif place == "snapshot":
-        monkeypatch.setattr(pages_module, "replace_manifest", die)
+        monkeypatch.setattr(store_pages, "replace_manifest", die)
     else:
-        monkeypatch.setattr(pages_module, "sync_directory", die)
+        monkeypatch.setattr(store_pages, "sync_directory", die)
         monkeypatch.setattr(Path, "unlink", unlink_unless("ram.save"))
     with pytest.raises(KilledError):
         snapshot(paged)
@@ -247,7 +247,7 @@ def unlink_unless(name):
 
 def test_a_manifest_that_may_have_been_replaced_finds_all_its_parts(paged, monkeypatch):
     """The disk fails when the new name is to be made safe: either manifest may be there later."""
-    real, calls = store_module.sync_directory, []
+    real, calls = store.sync_directory, []
 
     def fail_second(path):
         calls.append(path)
@@ -256,10 +256,10 @@ def test_a_manifest_that_may_have_been_replaced_finds_all_its_parts(paged, monke
         real(path)
 
     def arm(*arguments):
-        monkeypatch.setattr(store_module, "sync_directory", fail_second)
+        monkeypatch.setattr(store, "sync_directory", fail_second)
         replace_manifest(*arguments)
 
-    monkeypatch.setattr(pages_module, "replace_manifest", arm)
+    monkeypatch.setattr(store_pages, "replace_manifest", arm)
     record = snapshot(paged)
     assert "Input/output error" in paged.heard.notes[-1]
     assert {"ram.save", "ram.rest"} <= set(files(record))
@@ -293,14 +293,14 @@ def test_pages_that_cannot_be_read_back_leave_the_image(paged, monkeypatch):
 
 
 def test_a_rest_that_cannot_be_read_back_leaves_the_image(paged, monkeypatch):
-    real = pages_module.split_image
+    real = store_pages.split_image
 
     def and_damage(image, rest, *more):
         parts = real(image, rest, *more)
         rest.write_bytes(rest.read_bytes()[:-1] + b"?")
         return parts
 
-    monkeypatch.setattr(pages_module, "split_image", and_damage)
+    monkeypatch.setattr(store_pages, "split_image", and_damage)
     stays(paged, snapshot(paged), "it is damaged")
 
 
