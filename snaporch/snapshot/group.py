@@ -142,20 +142,20 @@ def _run_together(
     group = plans[0].group
     assert group is not None
     request = replace(request, name=plans[0].snapshot)
-    window = GroupBarrier(context, group)
-    progress = SharedProgress(context.progress, window, group.name)
+    barrier = GroupBarrier(context, group)
+    progress = SharedProgress(context.progress, barrier, group.name)
     names = ", ".join(plan.domain.name for plan in plans)
     progress.step(group.name, f"@{request.name} of {names} in one window")
 
     def take(plan: Plan) -> SnapshotRecord:
         uuid = plan.domain.uuid
-        interrupt = MemberInterrupt(context.interrupt, window, uuid)
+        interrupt = MemberInterrupt(context.interrupt, barrier, uuid)
         own = replace(context, progress=progress, interrupt=interrupt)
         try:
             with locks[uuid]:
-                return run_plan(own, plan, request, GroupMemberSnapshotter(own, window, uuid))
+                return run_plan(own, plan, request, GroupMemberSnapshotter(own, barrier, uuid))
         except BaseException as error:
-            window.fail(uuid, error)
+            barrier.fail(uuid, error)
             raise
 
     result = GroupResult()
@@ -167,7 +167,7 @@ def _run_together(
             result.records.append(future.result())
         elif not isinstance(error, CalledOffError):
             result.failures.append(error)
-    first = window.failed[1] if window.failed else None
+    first = barrier.failed[1] if barrier.failed else None
     result.failures.sort(key=lambda error: error is not first)
     return result
 

@@ -24,10 +24,14 @@ from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.snapshotter import LocalSnapshotter
 from snaporch.zfs import PREFIX
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _MARGIN_SECONDS = 2
-_RAM = (Strategy.OVERLAY, Strategy.MANUAL)
-_TURNS = (_RAM, (Strategy.QUIESCED,), (Strategy.PAUSED, Strategy.CRASH, Strategy.OFF))
+_RAM_STRATEGIES = (Strategy.OVERLAY, Strategy.MANUAL)
+_FREEZE_ORDER = (
+    _RAM_STRATEGIES,
+    (Strategy.QUIESCED,),
+    (Strategy.PAUSED, Strategy.CRASH, Strategy.OFF),
+)
 """The order of freezing: saving RAM takes long, an agent takes a while, suspending is immediate."""
 
 
@@ -46,7 +50,7 @@ class _MemberState:
     ram: int = 0
     plan: Plan | None = None
     frozen: bool = False
-    left: int = 0
+    remaining: int = 0
     """Estimated bytes of RAM that are still to be saved."""
 
     @property
@@ -54,7 +58,7 @@ class _MemberState:
         """Its place in the order of freezing; members with a lower one are frozen first."""
         assert self.plan is not None
         strategy = self.plan.strategy
-        return next(number for number, turn in enumerate(_TURNS) if strategy in turn)
+        return next(number for number, each in enumerate(_FREEZE_ORDER) if strategy in each)
 
 
 class GroupBarrier:
@@ -64,7 +68,7 @@ class GroupBarrier:
         self.group = group
         self._context = context
         self._changed = threading.Condition()
-        self._places = {uuid: _MemberState(name) for uuid, name in group.members}
+        self._members = {uuid: _MemberState(name) for uuid, name in group.members}
         self._failed: tuple[str, BaseException] | None = None
         self._taken = False
 
@@ -76,11 +80,11 @@ class GroupBarrier:
     def fail(self, uuid: str, error: BaseException) -> None:
         """Record that a run failed: unless the snapshots exist, no member gets any."""
         with self._changed:
-            self._fail(self._places[uuid], error)
+            self._fail(self._members[uuid], error)
 
-    def _fail(self, place: _MemberState, error: BaseException) -> None:
+    def _fail(self, member: _MemberState, error: BaseException) -> None:
         if self._failed is None and not self._taken:
-            self._failed = place.name, error
+            self._failed = member.name, error
         self._changed.notify_all()
 
     def check(self, uuid: str) -> None:
@@ -90,32 +94,32 @@ class GroupBarrier:
             CalledOffError: another member has failed.
         """
         if self._failed is not None:
-            raise CalledOffError(self._places[uuid].name, self._failed[0])
+            raise CalledOffError(self._members[uuid].name, self._failed[0])
 
-    def arrives(self, subject: str, done: int, total: int) -> tuple[int, int]:
+    def record_saved(self, subject: str, done: int, total: int) -> tuple[int, int]:
         """Record the saved bytes of one member; return the saved and total bytes of all members."""
         with self._changed:
-            for place in self._places.values():
-                if place.name == subject:
-                    place.left, place.ram = max(total - done, 0), total
+            for member in self._members.values():
+                if member.name == subject:
+                    member.remaining, member.ram = max(total - done, 0), total
             self._changed.notify_all()
-            whole = sum(place.ram for place in self._places.values())
-            return whole - sum(place.left for place in self._places.values()), whole
+            whole = sum(member.ram for member in self._members.values())
+            return whole - sum(member.remaining for member in self._members.values()), whole
 
     # -- called by the members' runs --------------------------------------------------------
 
     def await_turn(self, uuid: str, plan: Plan, check: Callable[[str], None]) -> None:
         """Wait until all members are ready, and those that come before this one are far enough."""
-        own = self._places[uuid]
+        own = self._members[uuid]
         with self._changed:
             own.plan, own.frozen = plan, False
-            if plan.strategy in _RAM:
-                own.left = own.ram = self._ram_of(uuid)
+            if plan.strategy in _RAM_STRATEGIES:
+                own.remaining = own.ram = self._ram_of(uuid)
             else:
-                own.left = 0
+                own.remaining = 0
             self._changed.notify_all()
             while not self._may_freeze(uuid):
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
                 check(own.name)
 
     def _ram_of(self, uuid: str) -> int:
@@ -124,12 +128,14 @@ class GroupBarrier:
         return 0
 
     def _may_freeze(self, uuid: str) -> bool:
-        own = self._places[uuid]
-        places = self._places.values()
-        if any(place.plan is None for place in places):
+        own = self._members[uuid]
+        members = self._members.values()
+        if any(member.plan is None for member in members):
             return False
-        before = [place for place in places if place.turn < own.turn]
-        return all(place.frozen for place in before) and all(p.left <= own.ram for p in places)
+        before = [member for member in members if member.turn < own.turn]
+        return all(member.frozen for member in before) and all(
+            each.remaining <= own.ram for each in members
+        )
 
     def take(
         self, uuid: str, plan: Plan, properties: Mapping[str, str], check: Callable[[str], None]
@@ -141,9 +147,9 @@ class GroupBarrier:
             PoolError: the snapshots cannot be taken.
             RunFailedError: this member was frozen for too long.
         """
-        own = self._places[uuid]
+        own = self._members[uuid]
         with self._changed:
-            own.frozen, own.left = True, 0
+            own.frozen, own.remaining = True, 0
             self._changed.notify_all()
             try:
                 self._await_all(own, plan, properties, check)
@@ -163,16 +169,16 @@ class GroupBarrier:
         end = time.monotonic() + seconds
         while not self._taken:
             check(own.name)
-            if all(place.frozen for place in self._places.values()):
+            if all(member.frozen for member in self._members.values()):
                 self._take_all(properties)
                 self._taken = True
             elif time.monotonic() > end:
                 raise self._too_long(own, seconds)
             else:
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
 
     def _too_long(self, own: _MemberState, seconds: float) -> RunFailedError:
-        late = [place.name for place in self._places.values() if not place.frozen]
+        late = [member.name for member in self._members.values() if not member.frozen]
         return RunFailedError(
             own.name,
             f"was frozen for {seconds:.0f} s, and {', '.join(late)} was not frozen yet",
@@ -182,9 +188,9 @@ class GroupBarrier:
     def _take_all(self, properties: Mapping[str, str]) -> None:
         """Take all snapshots, one atomic call for each pool; each run sets its properties later."""
         pools: dict[str, list[str]] = {}
-        for place in self._places.values():
-            assert place.plan is not None
-            for pool, names in place.plan.by_pool().items():
+        for member in self._members.values():
+            assert member.plan is not None
+            for pool, names in member.plan.by_pool().items():
                 pools.setdefault(pool, []).extend(names)
         common = {PREFIX + key for key in ("retention", "level", "group")}
         shared = {key: value for key, value in properties.items() if key in common}
@@ -202,19 +208,19 @@ def _patience(plan: Plan) -> float:
 class GroupMemberSnapshotter(LocalSnapshotter):
     """Takes the snapshots of one member together with those of the others."""
 
-    def __init__(self, context: Context, window: GroupBarrier, uuid: str) -> None:
+    def __init__(self, context: Context, barrier: GroupBarrier, uuid: str) -> None:
         super().__init__(context)
-        self.group = window.group
-        self._window = window
+        self.group = barrier.group
+        self._barrier = barrier
         self._uuid = uuid
 
     def prepare(self, plan: Plan) -> None:
         """Wait until this member may be frozen."""
-        self._window.await_turn(self._uuid, plan, self._context.interrupt.check)
+        self._barrier.await_turn(self._uuid, plan, self._context.interrupt.check)
 
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
         """Wait for the snapshots of all members; the last member takes them."""
-        self._window.take(self._uuid, plan, properties, self._context.interrupt.check)
+        self._barrier.take(self._uuid, plan, properties, self._context.interrupt.check)
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
         """Set the properties of this run on the member's snapshots, and return these."""
@@ -226,15 +232,15 @@ class GroupMemberSnapshotter(LocalSnapshotter):
 class MemberInterrupt(Interrupt):
     """Stops a member's run on a signal to the process, or when another member has failed."""
 
-    def __init__(self, signal: Interrupt, window: GroupBarrier, uuid: str) -> None:
+    def __init__(self, signal: Interrupt, barrier: GroupBarrier, uuid: str) -> None:
         self._signal = signal
-        self._window = window
+        self._barrier = barrier
         self._uuid = uuid
 
     def check(self, thing: str) -> None:
         """Raise if a signal came or another member has failed."""
         self._signal.check(thing)
-        self._window.check(self._uuid)
+        self._barrier.check(self._uuid)
 
 
 @dataclass
@@ -242,7 +248,7 @@ class SharedProgress:
     """Passes the progress of all members to one listener, and their bytes as one sum."""
 
     listener: Progress
-    window: GroupBarrier
+    barrier: GroupBarrier
     title: str
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -258,6 +264,6 @@ class SharedProgress:
 
     def amount(self, subject: str, done: int, total: int) -> None:
         """Report the sum of all members' bytes."""
-        arrived, whole = self.window.arrives(subject, done, total)
+        arrived, whole = self.barrier.record_saved(subject, done, total)
         with self._lock:
             self.listener.amount(self.title, arrived, whole)

@@ -184,9 +184,9 @@ class _Run:
         journal = Journal(self._context.config.paths.journal, plan.facts)
         try:
             start_guardian(self._context, plan.facts, journal.path)
-            record = self._forward(journal)
+            record = self._carry_out(journal)
         except BaseException as error:
-            outcome = self._backward(journal, error)
+            outcome = self._recover(journal, error)
             if outcome is error:
                 raise
             raise outcome from error
@@ -206,20 +206,20 @@ class _Run:
             danger = "if power is lost now, libvirt may start it on its overlays"
             progress.note(name, f"{danger}: {missing.reason}; run: {missing.step}")
         for out in self._plan.left_out:
-            tell = progress.note if out.matters else progress.step
-            tell(name, f"left out: {out.describe()}")
-        for text in (*_about_stranger(self._plan), *self._plan.shared):
+            report = progress.note if out.matters else progress.step
+            report(name, f"left out: {out.describe()}")
+        for text in (*_about_other_program(self._plan), *self._plan.shared):
             progress.note(name, text)
         for file in self._plan.beneath:
             if file.is_unknown:
-                told = "not snapshotted, and a later change of it cannot be detected"
-                progress.note(name, f"{told}: {file.path}, beneath {file.target}")
+                text = "not snapshotted, and a later change of it cannot be detected"
+                progress.note(name, f"{text}: {file.path}, beneath {file.target}")
             elif file.dataset is None:
                 progress.step(name, f"not snapshotted, must not be changed: {file.path}")
         if self._plan.level is Level.RAM and any(out.matters for out in self._plan.left_out):
             progress.note(name, "RAM and the disks that are left out will be of different instants")
 
-    def _forward(self, journal: Journal) -> SnapshotRecord:
+    def _carry_out(self, journal: Journal) -> SnapshotRecord:
         plan = self._plan
         bundle = self._context.store.create(plan.domain.uuid, plan.run)
         strategy = make_strategy(RunMaterial(self._context, plan, bundle, journal))
@@ -317,7 +317,7 @@ class _Run:
 
     # -- after a failure --------------------------------------------------------------------
 
-    def _backward(self, journal: Journal, error: BaseException) -> BaseException:
+    def _recover(self, journal: Journal, error: BaseException) -> BaseException:
         """Recover the run and return the error to raise; keep the journal if recovery fails."""
         name = self._domain.name
         cancelled = isinstance(error, CancelledError) and not let_go_mark(journal.path).exists()
@@ -355,13 +355,13 @@ class _Run:
         return kind(name, _reason(error, name), self._remains(completed=completed))
 
     def _remains(self, *, completed: bool) -> str:
-        guest = self._how_the_guest_is()
+        guest = self._guest_state()
         if not self._taken:
             return f"{guest} and nothing was kept"
         kept = f"{guest}; @{self._plan.snapshot} was kept"
         return f"{kept} and is complete" if completed else f"{kept}, but only as crash-consistent"
 
-    def _how_the_guest_is(self) -> str:
+    def _guest_state(self) -> str:
         try:
             now = self._context.hypervisor.find(self._domain.uuid)
         except SnaporchError:
@@ -381,7 +381,7 @@ def _changed_state(before: Domain, now: Domain | None) -> str:
     return f"{state} (if `virsh dompmwakeup` does not wake it: virsh destroy, virsh start)"
 
 
-def _about_stranger(plan: Plan) -> tuple[str, ...]:
+def _about_other_program(plan: Plan) -> tuple[str, ...]:
     """Describe what another program that snapshots the datasets means for the run."""
     if plan.gives_way:
         return (f"{plan.stranger}: {plan.strategy}, without overlays",)

@@ -394,10 +394,10 @@ def test_a_smaller_member_begins_when_the_larger_has_as_little_left(window, pair
         window.turn("app")
     with pytest.raises(WaitsError):
         window.turn("db")
-    window.arrives("app", whole - small - 1, whole)
+    window.record_saved("app", whole - small - 1, whole)
     with pytest.raises(WaitsError):
         window.turn("db")
-    window.arrives("app", whole - small, whole)
+    window.record_saved("app", whole - small, whole)
     window.turn("db")
 
 
@@ -433,7 +433,7 @@ def test_a_waiting_member_is_woken_at_its_turn(window, pair, monkeypatch):
         small = threads.submit(window.await_turn, db.domain.uuid, db, lambda _name: None)
         large.result(PATIENCE)
         assert not concurrent.futures.wait([small], 0.1).done
-        window.arrives("app", whole, whole)
+        window.record_saved("app", whole, whole)
         small.result(PATIENCE)
 
 
@@ -466,8 +466,8 @@ def test_progress_is_the_sum_over_two_members(window, pair):
     large, small = (
         pair.hypervisor.ram_in_use(window.plans[name].domain.uuid) for name in ("app", "db")
     )
-    assert window.arrives("app", 70, large) == (70, large + small)
-    assert window.arrives("db", 7, small) == (77, large + small)
+    assert window.record_saved("app", 70, large) == (70, large + small)
+    assert window.record_saved("db", 7, small) == (77, large + small)
 
 
 def test_the_first_failure_is_reported(window):
@@ -508,7 +508,7 @@ def ready(window):
 
 
 def goes_on_only_when_told(monkeypatch):
-    monkeypatch.setattr(group_barrier, "_LOOK_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr(group_barrier, "_POLL_SECONDS", 2 * PATIENCE)
 
 
 def take_as_a_member(window, name, check=None):

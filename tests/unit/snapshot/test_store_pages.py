@@ -10,8 +10,7 @@ import pytest
 from fakes import streams
 from fakes.hooks import failing
 
-from snaporch.bundle import page_image
-from snaporch.bundle import store
+from snaporch.bundle import page_image, store
 from snaporch.bundle.manifest import Role, read_manifest
 from snaporch.bundle.store import replace_manifest
 from snaporch.catalog.records import all_records

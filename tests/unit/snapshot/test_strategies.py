@@ -421,7 +421,7 @@ def end_as_if_killed(monkeypatch):
         journal.close(settled=False)
         return error
 
-    monkeypatch.setattr(run._Run, "_backward", die)
+    monkeypatch.setattr(run._Run, "_recover", die)
 
 
 @pytest.mark.parametrize(("case", "place"), FAILURES_BEFORE_SNAPSHOTS + FAILURES_AFTER_SNAPSHOTS)
@@ -620,7 +620,7 @@ def test_a_guest_that_the_admin_suspends_stays_suspended_after_a_failure(
     case = prepare(case)
     world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
     if killed:
-        with mock.patch.object(run._Run, "_backward", lambda _s, _j, error: error):
+        with mock.patch.object(run._Run, "_recover", lambda _s, _j, error: error):
             world.hooks.at["pool.snapshot tank"] = failing(KeyboardInterrupt())
             with pytest.raises(KeyboardInterrupt):
                 snapshot(world)
