@@ -9,7 +9,7 @@ from snaporch.errors import ExitCode
 
 @pytest.fixture
 def policies(host):
-    """A guest that has had three snapshots: one too many, and one by hand."""
+    """A guest with three snapshots: one more than the policy keeps, and one by hand."""
     host.add_guest()
     with load.DEFAULT_PATH.open("a") as stream:
         stream.write('[policy.hourly]\nevery = "1h"\ndomains = ["web"]\nkeep = { last = 1 }\n')
@@ -22,7 +22,7 @@ def policies(host):
     return host
 
 
-def test_what_is_due_and_what_would_go(policies, snaporch):
+def test_what_is_due_and_what_would_be_deleted(policies, snaporch):
     answer = snaporch("plan")
     assert answer.code == 0
     due, doomed, total = answer.out.splitlines()
@@ -41,7 +41,7 @@ def test_one_snapshot_is_counted_as_one(host, snaporch):
     assert "web  1 snapshot of policies, 0 would be deleted\n" in snaporch("plan").out
 
 
-def test_what_stays_is_named_when_asked_for(policies, snaporch):
+def test_kept_snapshots_are_listed_with_verbose(policies, snaporch):
     lines = snaporch("plan", "web", "--verbose").out.splitlines()
     assert any(line.endswith("stays: last 1 of 1, the last good RAM snapshot") for line in lines)
 
@@ -63,7 +63,7 @@ def test_a_misspelt_domain(policies, snaporch):
     assert snaporch("plan", "wbe").code == ExitCode.NOT_FOUND
 
 
-def test_a_policy_that_there_is_not_is_told_after_the_plan(policies, snaporch):
+def test_a_missing_policy_is_reported_after_the_plan(policies, snaporch):
     policies.add_guest("mail")
     policies.pool.set_properties(["tank/mail"], {"snaporch:policy": "dayly"})
     answer = snaporch("plan")
@@ -83,12 +83,12 @@ def test_a_snapshot_for_a_policy_is_marked(policies, snaporch):
     assert found.properties["retention"] == "hourly"
 
 
-def test_a_snapshot_by_hand_is_nobodys(policies, snaporch):
+def test_a_snapshot_by_hand_belongs_to_no_policy(policies, snaporch):
     taken = snaporch("snapshot", "web", "--json").json
     assert taken["policy"] is None
 
 
-def test_a_policy_brings_its_level(policies, snaporch):
+def test_a_policy_sets_its_level(policies, snaporch):
     with load.DEFAULT_PATH.open("a") as stream:
         stream.write('[policy.quick]\nlevel = "crash"\n')
     assert snaporch("snapshot", "web", "--policy", "quick", "--json").json["level"] == "crash"
@@ -104,7 +104,7 @@ def test_a_policy_brings_its_level(policies, snaporch):
         (["--policy", "hourly", "--name", "x"], ExitCode.USAGE, "leave out --name"),
     ],
 )
-def test_what_a_policy_refuses(policies, snaporch, options, code, words):
+def test_options_that_contradict_a_policy(policies, snaporch, options, code, words):
     before = policies.pool.names()
     answer = snaporch("snapshot", "web", *options)
     assert answer.code == code
@@ -112,7 +112,7 @@ def test_what_a_policy_refuses(policies, snaporch, options, code, words):
     assert policies.pool.names() == before
 
 
-def test_a_bundle_that_reads_back_otherwise_is_a_failure(policies, snaporch, monkeypatch):
+def test_a_bundle_that_differs_when_read_back_is_a_failure(policies, snaporch, monkeypatch):
     with load.DEFAULT_PATH.open("a") as stream:
         stream.write("[policy.checked]\nverify = true\n")
     assert snaporch("snapshot", "web", "--policy", "checked").code == 0

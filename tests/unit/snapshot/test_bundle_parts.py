@@ -84,7 +84,7 @@ def test_the_compression_that_libvirt_used_is_recorded(capture, label, name):
 
 
 class StuckStore:
-    """A file that takes nothing from the second write on, until it is let go."""
+    """A file that blocks from the second write on, until the test releases it."""
 
     def __init__(self, monkeypatch):
         self.gate, self.stuck = threading.Event(), threading.Event()
@@ -108,7 +108,7 @@ def stuck(monkeypatch):
     for thread in threading.enumerate():
         if thread.name in ("store", "seal"):
             thread.join(PATIENCE)
-    if not store.writer._file.closed:  # only its sealing thread was stuck in it
+    if not store.writer._file.closed:  # only its sealing thread was blocked in it
         store.writer._file.close()
 
 
@@ -135,11 +135,11 @@ def test_sealing_can_be_aborted_while_the_store_hangs(capture, tmp_path, stuck, 
     with pytest.raises(KeyboardInterrupt):
         capture.seal(tick)
     assert seen[0] == seen[1] > 92
-    capture.abandon()  # and nobody is waited for
+    capture.abandon()  # and does not wait
 
 
 def test_syncing_is_not_aborted(capture, monkeypatch):
-    """However long: a kernel has much to write for it, and it cannot be told from a standstill."""
+    """However long it takes: writing much data cannot be distinguished from a hanging store."""
     poured(capture, "stream")
     synced, looks = threading.Event(), []
     monkeypatch.setattr(save_image.os, "fsync", lambda _: synced.wait(PATIENCE))
@@ -155,7 +155,7 @@ def test_syncing_is_not_aborted(capture, monkeypatch):
 
 
 def test_a_header_that_cannot_be_stored_does_not_block_the_writer(capture, monkeypatch):
-    """QEMU would stay in its write to the pipe."""
+    """QEMU would hang in its write to the pipe."""
     gate = threading.Event()
     monkeypatch.setattr(SaveImageWriter, "_raw_write", lambda *_: gate.wait(PATIENCE))
     capture.open_stream()

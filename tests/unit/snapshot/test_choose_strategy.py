@@ -51,7 +51,7 @@ def choose(level="auto", *blockers, pools=ONE, state=DomainState.RUNNING, once=N
     return choose_strategy(domain(state), chosen, blockers, pools, once)
 
 
-# -- what is asked for and possible -------------------------------------------------------------
+# -- without blockers ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_requested_level_overrides_the_configured_one(configured, once):
     assert choose(configured, once=once) == choose(once)
 
 
-# -- what is in the way -------------------------------------------------------------------------
+# -- with blockers ------------------------------------------------------------------------------
 
 
 def test_a_refusal_names_every_reason_and_the_first_step():

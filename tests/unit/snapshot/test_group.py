@@ -66,7 +66,7 @@ def as_it_was(world):
     return all(world.is_as_it_was(name) for name in ("app", "db")) and world.pool.names() == []
 
 
-# -- the way through ----------------------------------------------------------------------------
+# -- without failures ---------------------------------------------------------------------------
 
 
 def test_all_members_are_frozen_before_any_pool_is_snapshotted_and_released_after(pair):
@@ -91,7 +91,7 @@ def test_one_call_for_each_pool_over_all_domains(pair):
 
 
 def test_common_properties_are_set_with_the_snapshots(pair, monkeypatch):
-    """The rest comes when the guests run again, and nobody may be there to say it."""
+    """The other properties are set when the guests run again; snaporch may be killed before."""
     said, real = [], pair.pool.snapshot
 
     def snapshot(names, properties):
@@ -217,7 +217,7 @@ def test_a_failing_pool_leaves_no_snapshot_in_the_others(pair):
 
 
 def test_a_member_that_is_changed_while_it_waits_ends_the_attempt(pair):
-    """Saving another's RAM takes its time, and a backup tool takes a snapshot meanwhile."""
+    """While the RAM of another member is saved, a backup tool takes a snapshot."""
     document = configured(pair).context.config.model_dump(exclude_unset=True)
     own = {"db": {"level": "paused"}}
     pair.context.config = Config.model_validate(document | {"domain": own})
@@ -272,7 +272,7 @@ def failing_with(error):
     return fail
 
 
-# -- whose domains ------------------------------------------------------------------------------
+# -- members ------------------------------------------------------------------------------------
 
 
 def test_names_uuids_and_patterns(pair):
@@ -319,7 +319,7 @@ def test_disks_on_one_dataset_are_refused(pair):
 
 
 def killed(world, name, mark):
-    """A run that was killed when the snapshots were there, and had no marks but the group's."""
+    """A run that was killed when the snapshots existed and had only the group's property."""
     group = GroupRun("pair", "r", ())
     domain = world.hypervisor.domain(name)
     plan = make_plan(world.context, domain, SnapshotRequest("s1"), group=group)
@@ -358,7 +358,7 @@ def test_a_snapshot_of_that_name_without_properties_is_not_touched(pair):
 
 
 class WaitsError(Exception):
-    """It would have to wait."""
+    """The member would have to wait."""
 
 
 def waits(_name):
@@ -483,7 +483,7 @@ def test_the_first_failure_is_reported(window):
 
 @contextmanager
 def frozen(window, name):
-    """The member stands still and waits for the others, in a thread; its future."""
+    """Have a member wait frozen for the others in a thread; yield its future."""
     waiting, plan = threading.Event(), window.plans[name]
 
     def check(_name):
@@ -523,7 +523,7 @@ def impatient(window, name):
 
 
 def test_a_member_that_is_frozen_for_too_long_ends_the_attempt(window, pair):
-    """From that moment: it has not gone back yet, and another may arrive before it has."""
+    """While the failed member is being released, another may become frozen."""
     ready(window)
     impatient(window, "app")
     with pytest.raises(RunFailedError, match="was frozen for 1 s, and db was not frozen yet"):
@@ -540,7 +540,7 @@ def test_a_member_that_is_frozen_for_too_long_ends_the_attempt(window, pair):
         (Strategy.PAUSED, 30, 28),
         (Strategy.QUIESCED, 30, 28),
         (Strategy.QUIESCED, 2, 1),
-        (Strategy.OVERLAY, 30, math.inf),  # it goes on meanwhile
+        (Strategy.OVERLAY, 30, math.inf),  # it runs meanwhile
         (Strategy.CRASH, 30, math.inf),
         (Strategy.OFF, 30, math.inf),
     ],
@@ -564,7 +564,7 @@ def test_a_signal_to_a_frozen_member_ends_the_attempt(window, pair):
 
 
 def test_no_snapshot_is_taken_while_a_member_is_being_released(pair):
-    """The snapshots would be of a guest that runs."""
+    """Else the snapshots would be of a running guest."""
     configured(pair, freeze_deadline=1, ram_strategy="manual")
     letting_go, over = threading.Event(), threading.Event()
 
@@ -615,7 +615,7 @@ def test_before_them_a_failure_calls_the_others_off_at_once(window, monkeypatch)
 
 
 def test_a_pool_that_fails_calls_all_off_at_once(window, pair, monkeypatch):
-    """Not when the run that took the snapshots has undone itself: the others stand still."""
+    """The others are frozen, and must not wait until the failed run has been undone."""
     pair.hooks.at["pool.snapshot"] = failing_with(PoolError("tank", "is full"))
     ready(window)
     goes_on_only_when_told(monkeypatch)

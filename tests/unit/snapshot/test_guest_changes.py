@@ -1,4 +1,4 @@
-"""What others change between the plan and the frozen instant, told by libvirt's XML."""
+"""Changes of a guest between the plan and the freeze, found in libvirt's XML."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def inside(text, tag, more):
 
 
 def over(path, below):
-    """A chain, as libvirt's live XML spells it: the file of an image over what lies beneath."""
+    """A backing chain as in libvirt's live XML, the active image first."""
     return (
         f"<backingStore type='file' index='3'><format type='raw'/><source file='{path}'/>"
         f"{below}</backingStore>"

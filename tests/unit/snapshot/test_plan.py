@@ -190,7 +190,7 @@ def test_a_disk_without_read_permission_asks_for_root(world, monkeypatch):
         locate_disks(domain)
 
 
-# -- what kind of run ---------------------------------------------------------------------------
+# -- the strategy -------------------------------------------------------------------------------
 
 
 def test_a_running_guest_gets_ram_and_overlays(world):
@@ -284,7 +284,7 @@ def test_a_blocker_of_one_strategy_leaves_the_other(world):
 
 
 def test_an_overlay_that_another_tool_left_is_refused(world):
-    """Its base is on ZFS and stands still: the snapshot would be of the past."""
+    """Its base on ZFS no longer changes, so the snapshot would be outdated."""
     world.add_guest()
     source = world.hypervisor.domain("web").disks[0].source
     below = f'<backingStore type="file"><source file="{source}"/></backingStore><target dev="vda"'
@@ -414,7 +414,7 @@ def test_firmware_files_that_could_not_be_restored_are_refused(world, tmp_path, 
     ],
 )
 def test_firmware_that_is_in_no_file_is_refused_by_the_xml_alone(world, which, before, more):
-    """Also where the device is not there at this moment."""
+    """Also if the device does not exist at the moment."""
     domain = world.add_guest()
     changed = getattr(domain, which).replace(before, more + before)
     with pytest.raises(RefusedError) as caught:
@@ -508,7 +508,7 @@ def test_no_overlay_where_a_power_loss_empties_it_or_its_journal(world, what):
 
 
 def test_a_store_that_is_not_mounted_is_refused(world):
-    """An empty directory, as a mount point is before the pool is there."""
+    """An empty directory, as a mount point is before its pool is imported."""
     domain = world.add_guest()
     take_snapshot(world.context, domain, SnapshotRequest("s1"))
     world.paths.bundles.rename(world.root / "elsewhere")
@@ -539,7 +539,7 @@ def test_a_store_may_be_empty_or_older_than_its_marker(world, empty):
 
 
 def test_a_reservation_without_room_for_a_snapshot_is_refused(world):
-    """It would fail when minutes of RAM have been saved, and again at each try."""
+    """Else it would fail after minutes of saving RAM, at each try."""
     domain = world.add_guest(disks={"vda": "tank/web", "vdb": "tank/more", "vdc": "flash/web"})
     mib = 1 << 20
     for name, room in (("tank/web", 9), ("tank/more", 9), ("flash/web", 5)):

@@ -50,7 +50,7 @@ def records(world):
 
 
 def interrupt(world, signum=15):
-    """A hook: the user presses Ctrl-C here."""
+    """Return a hook that acts as Ctrl-C."""
 
     def come():
         world.context.interrupt.signum = signum
@@ -58,7 +58,7 @@ def interrupt(world, signum=15):
     return come
 
 
-# -- the way through ----------------------------------------------------------------------------
+# -- without failures ---------------------------------------------------------------------------
 
 
 def test_the_calls_for_a_running_guest_in_order(world):
@@ -264,7 +264,7 @@ def test_progress_is_reported(world):
 
 
 def test_a_host_of_replicas_begins_a_store_for_its_own_guests(world):
-    """But not for a guest whose own snapshots say that there was a store."""
+    """Except for a guest whose own snapshots show that the store existed."""
     world.add_guest(disks=TWO)
     world.pool.create("backup/mail")
     foreign = {"bundle": "other/r1", "run": "r1", "domain": "mail", "uuid": "other"}
@@ -344,7 +344,7 @@ def test_a_failure_after_the_pool_snapshot_keeps_it_as_a_crash(world, place, hoo
 
 
 def test_a_level_that_cannot_be_recorded_keeps_the_journal_for_recovery(world):
-    """The bundle is sealed: with its level recorded, nothing is missing."""
+    """The bundle is sealed, so the snapshot is complete once its level is recorded."""
     world.add_guest(disks=TWO)
     world.hooks.at["pool.set_properties"] = failing(PoolError("zfs set", "pool is suspended"))
     with pytest.raises(AttentionError, match="snaporch recover") as caught:
@@ -579,7 +579,7 @@ def test_a_signal_before_the_run_starts_nothing(world):
     assert world.leftovers() == []
 
 
-# -- when the way back fails --------------------------------------------------------------------
+# -- when recovery fails ------------------------------------------------------------------------
 
 
 def test_a_guest_that_stays_on_overlays_needs_attention_and_keeps_everything(world):
@@ -654,7 +654,7 @@ def test_a_locked_domain_is_busy(world):
 
 @pytest.fixture
 def elsewhere(world):
-    """The same host by a configuration with other paths, but for the journal."""
+    """The same host with other paths in the configuration, except for the journal."""
     there = world.root / "elsewhere"
     paths = world.paths.model_copy(
         update={"runtime": there / "runtime", "overlays": there / "o", "bundles": there / "b"}
@@ -664,7 +664,7 @@ def elsewhere(world):
 
 
 def test_the_lock_does_not_depend_on_the_configuration(world, elsewhere):
-    """And a run that goes on is not taken for one that was killed."""
+    """A run under way is not mistaken for a killed one."""
     seen = []
 
     def meanwhile():
@@ -690,7 +690,7 @@ def test_a_domain_that_vanished_meanwhile_is_not_found(world):
 
 
 def test_the_domain_is_read_again_under_its_lock(world):
-    """It may have been started between the look-up and the lock."""
+    """The guest may have been started before the lock was taken."""
     domain = world.add_guest(state=DomainState.OFF)
     world.hypervisor.start(domain.uuid, paused=False)
     record = take_snapshot(world.context, domain, SnapshotRequest("s1"))
@@ -734,7 +734,7 @@ def test_a_pause_after_the_guardians_release_is_left_alone(world):
 
 
 def test_a_guest_that_ended_during_the_guardians_pivot_needs_attention(world):
-    """It may have written to its base since."""
+    """The guest may have written to its base since."""
     world.add_guest()
     world.with_defaults(ram_strategy="overlay")
 

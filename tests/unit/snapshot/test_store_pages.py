@@ -1,4 +1,4 @@
-"""RAM of a run just over goes into pages, or stays what it is."""
+"""RAM of a finished run is stored as pages, or stays a whole image."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ SECOND = 2
 
 @pytest.fixture
 def paged(world):
-    """A guest whose RAM goes into pages below ``tank/ram``."""
+    """A guest whose RAM is stored as pages below ``tank/ram``."""
     world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     return world.with_pages()
 
@@ -73,7 +73,7 @@ def test_the_record_is_as_good_as_any(paged):
 
 
 def test_policies_see_it_as_good_as_any(paged):
-    """Its pages are in a snapshot that is none of the domain's own."""
+    """Its pages are in a snapshot that is not one of the domain's disks."""
     snapshot(paged)
     (outlook,) = look(paged.context, datetime.now(UTC))
     assert [record.state for record in outlook.records] == [BundleState.COMPLETE]
@@ -141,7 +141,7 @@ def test_a_snapshot_that_cannot_be_taken_leaves_the_image(paged, monkeypatch):
 
 
 def stays(world, record, words):
-    """The whole image is in the bundle, which is complete, and somebody was told."""
+    """The complete bundle has the whole image, and a note was printed."""
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
     assert ram(record).name == "ram.save"
     assert files(record) == ["domain.live.xml", "domain.xml", "manifest.json", "ram.save"]
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_the_image(paged, monkeypatch):
 
 
 def test_a_pool_without_room_for_all_pages_leaves_the_image(paged, monkeypatch):
-    """The guests write to it, too."""
+    """The guests write to the pool too."""
     monkeypatch.setattr(store_pages.shutil, "disk_usage", lambda _path: Usage())
     stays(paged, snapshot(paged), "make room in the pool")
     assert not (paged.root / "zfs" / dataset(paged) / "pages").exists()
@@ -202,7 +202,7 @@ def test_a_signal_stops_the_move_and_not_the_run(paged, monkeypatch):
 
 
 class KilledError(BaseException):
-    """Nothing after this happens."""
+    """End the process here."""
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def unlink_unless(name):
 
 
 def test_a_manifest_that_may_have_been_replaced_finds_all_its_parts(paged, monkeypatch):
-    """The disk fails when the new name is to be made safe: either manifest may be there later."""
+    """The disk fails when the directory is synced: either manifest may be on it later."""
     real, calls = store.sync_directory, []
 
     def fail_second(path):
@@ -280,7 +280,7 @@ def test_the_cost_of_the_second_image_comes_from_zfs(paged):
 
 
 def test_pages_that_cannot_be_read_back_leave_the_image(paged, monkeypatch):
-    """What the snapshot holds counts, not what was written."""
+    """The contents of the snapshot are checked, not what was written."""
 
     def differently(name, snapshot):
         paged.snapshotted(name, snapshot)

@@ -1,4 +1,4 @@
-"""A policy's time is kept by what there is, if a guest that is off has not changed at all."""
+"""A policy takes no new snapshot of a guest that is off and unchanged."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -38,7 +38,7 @@ def off(world, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A run's names have seconds; each run of a test is a second later."""
+    """Names of runs have seconds, so each run of a test is a second later."""
 
     class Clock(datetime):
         passed = 0
@@ -97,7 +97,7 @@ def _set_tpm(world):
 
 
 def _relink(world):
-    """The definition says the same, and means another image of the same dataset."""
+    """The same definition leads to another image of the same dataset."""
     path = world.root / "zfs/tank/web/web-vda.img"
     path.rename(path.with_name("other.img"))
     path.symlink_to("other.img")
@@ -134,7 +134,7 @@ def _lose_a_part(world):
 
 
 def _spoil_a_part(world):
-    """A flipped bit: its size stays."""
+    """A flipped bit; the size is the same."""
     (record,) = all_records(world.context.store, world.pool.snapshots())
     part = Path(record.bundle) / "nvram.fd"
     part.write_bytes(part.read_bytes().swapcase())
@@ -184,12 +184,12 @@ def test_the_last_snapshot_is_found_by_transaction_group_not_by_clock(off, clock
     second = take(off)
     for dataset in second.datasets:
         off.pool.age(f"{dataset}@{second.snapshot}", datetime(2020, 1, 1, tzinfo=UTC))
-    off.pool.write("flash/web", b"first")  # as in the first again
+    off.pool.write("flash/web", b"first")  # the same data again
     assert take(off).run not in (first.run, second.run)
 
 
 def test_the_recorded_time_is_the_begin_of_the_check(off, clock, monkeypatch):
-    """What is written while it is looked at is a change since."""
+    """Data that is written during the check counts as a later change."""
     began = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
     class Clock(datetime):
@@ -209,7 +209,7 @@ def test_the_recorded_time_is_the_begin_of_the_check(off, clock, monkeypatch):
 
 
 def test_volumes_are_flushed_before_the_check(off, clock, monkeypatch):
-    """What others wrote may still be in the host's cache of the device."""
+    """Written data may still be in the host's cache of the device."""
     take(off)
     off.hooks.log.clear()
     monkeypatch.setattr("snaporch.snapshot.unchanged_guest.stat.S_ISBLK", lambda _mode: True)
@@ -269,7 +269,7 @@ def test_a_file_that_cannot_be_opened_with_noatime_is_read(tmp_path, monkeypatch
 
 
 def test_an_unrecognizable_backing_file_counts_as_changed(off, clock):
-    """A device, or a vmdk: its entry in the manifest equals itself, whatever was written to it."""
+    """A device or vmdk: its manifest entry is the same whatever was written to it."""
     base, top = off.image("flash/golden", "base.vmdk"), off.image("tank/over", "top.img")
     top.write_bytes(qcow2(str(base), "vmdk"))
     over = (DiskSpec("vda", str(top), format="qcow2"),)
