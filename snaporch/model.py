@@ -63,6 +63,37 @@ class DomainState(StrEnum):
     STOPPING = "stopping"
 
 
+class LeftOutCode(StrEnum):
+    """Why a disk is not in a snapshot, as manifests store it."""
+
+    EXCLUDED = "excluded"
+    REMOVABLE = "removable"
+    READ_ONLY = "read-only"
+    NOT_LOCAL = "not-local"
+    NOT_ON_ZFS = "not-on-zfs"
+    NOT_ROLLED_BACK = "not-rolled-back"
+    """In the safety copy of a restore: the restore did not change this disk."""
+
+    def describe(self, detail: str | None) -> str:
+        """The reason as text for a message.
+
+        Args:
+            detail: the device of a removable disk, the kind of one that is not local, or what was
+                found instead of ZFS; ignored for the other codes.
+        """
+        return _LEFT_OUT_TEXTS[self].format(detail or "unknown")
+
+
+_LEFT_OUT_TEXTS = {
+    LeftOutCode.EXCLUDED: "excluded by the configuration",
+    LeftOutCode.REMOVABLE: "removable ({})",
+    LeftOutCode.READ_ONLY: "read-only",
+    LeftOutCode.NOT_LOCAL: "not a local file or device ({})",
+    LeftOutCode.NOT_ON_ZFS: "{}",
+    LeftOutCode.NOT_ROLLED_BACK: "was not rolled back",
+}
+
+
 class DatasetKind(StrEnum):
     """What ``zfs list -o type`` calls a dataset that can hold a disk."""
 

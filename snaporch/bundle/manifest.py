@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 
 from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.errors import SnaporchError
-from snaporch.model import Level, PauseParts
+from snaporch.model import LeftOutCode, Level, PauseParts
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -122,7 +122,12 @@ class DiskEntry(_Frozen):
         default=None, description="real path of an image below its file system's mount point"
     )
     partition: int | None = Field(default=None, description="number of the partition of a volume")
-    left_out: str | None = Field(default=None, description="why the disk is not in the snapshot")
+    left_out: LeftOutCode | None = Field(
+        default=None, description="why the disk is not in the snapshot, as a code"
+    )
+    left_out_detail: str | None = Field(
+        default=None, description="what the code does not say, such as the device or file system"
+    )
     apart: bool | None = Field(
         default=None,
         description="only if it was left out: whether the guest can write to it, so that RAM and "
@@ -135,7 +140,12 @@ class DiskEntry(_Frozen):
     @property
     def is_apart(self) -> bool:
         """Whether resumed RAM would meet this disk in the state of another point in time."""
-        return self.left_out is not None and self.apart is not False
+        return bool(self.apart)
+
+    @property
+    def left_out_reason(self) -> str:
+        """Why the disk is not in the snapshot, for a message; empty if it is."""
+        return self.left_out.describe(self.left_out_detail) if self.left_out else ""
 
 
 class MemberEntry(_Frozen):

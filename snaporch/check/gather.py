@@ -41,14 +41,9 @@ from snaporch.sanoid.config.resolve import CONFIG_DIR, SanoidConfig, SanoidConfi
 from snaporch.sanoid.config.unhooked import held_datasets, unheld_section
 from snaporch.sanoid.hold.snapshotter import prospect
 from snaporch.snapshot.capture_selftest import capture_mode
-from snaporch.snapshot.plan import (
-    dataset_under,
-    datasets_of,
-    existing_part,
-    free_mib,
-    locate_disks,
-    make_plan,
-)
+from snaporch.snapshot.host_paths import dataset_under, existing_part, free_mib
+from snaporch.snapshot.locate_disks import datasets_of, locate_disks
+from snaporch.snapshot.plan import make_plan
 from snaporch.zfs.resolver import forgetful
 
 _SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
@@ -276,8 +271,8 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
         excluded=excluded,
     )
     try:
-        alone = make_plan(context, domain, None)
-        plan = make_plan(context, domain, None, awaited=settings.hook_deadline)
+        alone = make_plan(context, domain)
+        plan = make_plan(context, domain, awaited=settings.hook_deadline)
         ahead = prospect(context, plan) if domain.active else None
     except SnaporchError as error:
         return replace(found, refusal=_refusal(error))

@@ -13,6 +13,7 @@ from snaporch.errors import SnaporchError
 from snaporch.model import Domain
 from snaporch.schedule.policy_assignment import assign
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 
 
 def with_policies(
@@ -43,7 +44,7 @@ def _unmet(context: Context, domain: Domain, policy: str) -> tuple[str, str] | N
     if level == "auto" or not domain.active:
         return None
     try:
-        plan = make_plan(context, domain, None, level, policy=policy)
+        plan = make_plan(context, domain, SnapshotRequest(level=level, policy=policy))
     except SnaporchError as error:
         return error.reason, error.step
     return (plan.downgrade, "") if plan.downgrade else None

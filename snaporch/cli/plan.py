@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
+from snaporch.errors import ExitCode, one_line
+
+if TYPE_CHECKING:
+    from datetime import datetime, tzinfo
+
+    from snaporch.context import Context
+    from snaporch.schedule.forecast import Forecast, NextSnapshot
+    from snaporch.schedule.replication_due import PendingReplication
+    from snaporch.schedule.verification_due import DueVerification
 
 
 def plan_command(
@@ -18,17 +28,151 @@ def plan_command(
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Name the snapshots that stay, too.")
+        bool, typer.Option("--verbose", "-v", help="Also list the snapshots that are kept.")
     ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Say what policies will take, and would delete.
+    """Show what policies will take, and would delete.
 
-    Looks, and changes nothing.
+    Changes nothing.
     """
-    from snaporch.cli.planning import plan_and_tell
-    from snaporch.cli.session import session
+    from datetime import UTC, datetime
 
+    from snaporch.cli.session import session
+    from snaporch.schedule.forecast import look
+
+    now = datetime.now(UTC)
     with session(config_path(context, config), quiet=True, to_look=True) as opened:
-        return plan_and_tell(opened, domain, verbose=verbose, json=json)
+        forecasts = look(opened, now, domain)
+        if json:
+            _print_json(forecasts, now)
+        else:
+            _print(opened, forecasts, now, verbose=verbose)
+        return tell_unknown(forecasts)
+
+
+def tell_unknown(forecasts: Sequence[Forecast]) -> int:
+    """Print a line for every assigned policy that does not exist; return 3 if there is one."""
+    from snaporch.output.terminal import print_error
+
+    unknown = [(each, name) for each in forecasts for name in each.assignment.unknown]
+    for each, name in unknown:
+        reason = f"{each.assignment.source} names the policy {name!r}, which does not exist"
+        print_error(f"{each.domain.name}: {reason}; add [policy.{name}] to the configuration")
+    return ExitCode.CONFIG if unknown else ExitCode.OK
+
+
+def _print_json(forecasts: Sequence[Forecast], now: datetime) -> None:
+    import json
+
+    from snaporch.output.terminal import print_result
+
+    print_result(json.dumps(_document(forecasts, now), indent=2, ensure_ascii=False))
+
+
+def _document(forecasts: Sequence[Forecast], now: datetime) -> dict[str, object]:
+    from snaporch.model import iso
+
+    return {
+        "now": iso(now),
+        "runs": [
+            {
+                "domain": each.domain.name,
+                "uuid": each.domain.uuid,
+                "policy": run.policy,
+                "at": iso(run.at),
+                "due": run.due(now),
+                "reason": run.reason,
+                "assigned_by": each.assignment.source,
+            }
+            for each in forecasts
+            for run in each.nexts
+        ],
+        "verifications": [
+            {
+                "domain": each.domain.name,
+                "uuid": each.domain.uuid,
+                "policy": check.policy,
+                "snapshot": check.record.snapshot,
+                "at": iso(check.at),
+                "due": check.due(now),
+                "reason": check.reason,
+            }
+            for each in forecasts
+            for check in each.checks
+        ],
+        "replications": [
+            {
+                "domain": each.domain.name,
+                "uuid": each.domain.uuid,
+                "replica": copy.replica,
+                "at": iso(copy.at),
+                "due": copy.due(now),
+                "reason": copy.reason,
+            }
+            for each in forecasts
+            for copy in each.shipments
+        ],
+        "retention": [
+            {
+                "domain": each.domain.name,
+                "uuid": each.domain.uuid,
+                "snapshot": decision.taken.snapshot,
+                "policy": decision.taken.policy,
+                "created": iso(decision.taken.created),
+                "action": "delete" if decision.delete else "keep",
+                "reason": decision.reason,
+            }
+            for each in forecasts
+            for decision in each.verdicts
+            if decision.taken.policy is not None
+        ],
+    }
+
+
+def _print(
+    context: Context, forecasts: Sequence[Forecast], now: datetime, *, verbose: bool
+) -> None:
+    from snaporch.output.terminal import print_result
+    from snaporch.schedule.recurrence import zone_of
+
+    zone = zone_of(context.config)
+    for each in forecasts:
+        name = one_line(each.domain.name)
+        for run in each.nexts:
+            print_result(f"{name}  {run.policy}  {_when(run, now, zone)}  ({run.reason})")
+        if not each.nexts:
+            print_result(f"{name}  no policy takes snapshots of it")
+        for check in each.checks:
+            when, reason = _when(check, now, zone), one_line(check.reason)
+            print_result(f"{name}  {check.policy}  verify {when}  ({reason})")
+        for copy in each.shipments:
+            when, reason = _when(copy, now, zone), one_line(copy.reason)
+            print_result(f"{name}  {copy.replica}  replicate {when}  ({reason})")
+        for decision in each.verdicts:
+            if decision.delete or (verbose and decision.taken.policy is not None):
+                word = "would be deleted" if decision.delete else "stays"
+                print_result(
+                    f"{name}@{decision.taken.snapshot}  {word}: {one_line(decision.reason)}"
+                )
+        if each.verdicts:
+            print_result(f"{name}  {_sum(each)}")
+
+
+def _when(
+    item: NextSnapshot | DueVerification | PendingReplication, now: datetime, zone: tzinfo
+) -> str:
+    if item.due(now):
+        return "due now"
+    return f"next {item.at.astimezone(zone):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _sum(each: Forecast) -> str:
+    own = [decision for decision in each.verdicts if decision.taken.policy is not None]
+    doomed = len(each.doomed)
+    text = (
+        f"{len(own)} snapshot{'' if len(own) == 1 else 's'} of policies, {doomed} would be deleted"
+    )
+    others = len(each.verdicts) - len(own)
+    return f"{text}; {others} of no policy" if others else text

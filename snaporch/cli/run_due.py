@@ -39,7 +39,7 @@ def run_due_command(
     For a timer. What is due follows from the existing snapshots: one snapshot makes up for all
     times that were missed. A snapshot that fails does not stop the others.
     """
-    from snaporch.cli.planning import tell_unknown
+    from snaporch.cli.plan import tell_unknown
     from snaporch.cli.replicating import ReplicationReport, tell_due_replications
     from snaporch.cli.session import session
     from snaporch.cli.verifying import VerificationReport, tell_due

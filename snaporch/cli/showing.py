@@ -64,7 +64,7 @@ def _contents(shown: Description) -> Iterator[str]:
     assert shown.manifest is not None
     yield from _heading("disks")
     for disk in shown.manifest.disks:
-        place = disk.dataset or f"not in the snapshot: {disk.left_out}"
+        place = disk.dataset or f"not in the snapshot: {disk.left_out_reason}"
         if disk.is_apart:
             what = "RAM is" if shown.record.ram_bytes else "the others are"
             place += f"; {what} of another instant"

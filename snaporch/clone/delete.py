@@ -12,7 +12,7 @@ from snaporch.errors import NotFoundError, RefusedError
 from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.locks import domain_lock
 from snaporch.model import Domain
-from snaporch.snapshot.plan import datasets_of
+from snaporch.snapshot.locate_disks import datasets_of
 
 
 @dataclass(frozen=True, slots=True)

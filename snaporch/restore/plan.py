@@ -32,7 +32,7 @@ from snaporch.restore.preflight import (
 from snaporch.restore.safety_catalog import bookmarks_since
 from snaporch.restore.select import find_inside, find_outside, split_name
 from snaporch.restore.start_lock import as_defined
-from snaporch.snapshot.plan import datasets_of, locate_disks
+from snaporch.snapshot.locate_disks import datasets_of, locate_disks
 from snaporch.zfs.resolver import NotOnZfsError, resolve
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
@@ -141,7 +141,8 @@ class RestorePlan:
             lines.append("its managed save image: the RAM it had when libvirt saved it")
         if self.manifest is not None:
             lines += [
-                f"the disk {disk.target} stays as it is, which is of another time: {disk.left_out}"
+                f"the disk {disk.target} stays as it is, which is of another time: "
+                f"{disk.left_out_reason}"
                 for disk in self.manifest.disks
                 if disk.is_apart and self.ram
             ]
@@ -310,7 +311,7 @@ def check_files_beneath(plan: RestorePlan, manifest: Manifest) -> None:
 def _check_one_instant(plan: RestorePlan, manifest: Manifest) -> None:
     """A guest that finds a disk changed behind its back corrupts the file systems on it."""
     if others := [disk for disk in manifest.disks if disk.is_apart]:
-        names = ", ".join(f"{disk.target} ({disk.left_out})" for disk in others)
+        names = ", ".join(f"{disk.target} ({disk.left_out_reason})" for disk in others)
         step = "boot it with --cold, or use --despite-other-disks if nothing was"
         raise RefusedError(
             plan.thing,

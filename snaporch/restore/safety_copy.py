@@ -42,7 +42,7 @@ from snaporch.bundle.store import (
 from snaporch.context import Context
 from snaporch.disks.backing_chain import find_beneath
 from snaporch.errors import RefusedError, SnaporchError
-from snaporch.model import Disk, Domain, Level
+from snaporch.model import Disk, Domain, LeftOutCode, Level
 from snaporch.restore.journal import RestoreFacts, Target
 from snaporch.restore.plan import SAFETY_PREFIX
 from snaporch.restore.safety_catalog import (
@@ -56,7 +56,7 @@ from snaporch.restore.safety_catalog import (
 )
 from snaporch.restore.undo_script import TPM_PREFIX, refusing_script, undo_script
 from snaporch.snapshot.bundle_parts import beneath_entry
-from snaporch.snapshot.plan import PlannedDisk, locate_disks
+from snaporch.snapshot.locate_disks import PlannedDisk, locate_disks
 from snaporch.zfs import PoolError, resolver
 
 _MARGIN = 1.1
@@ -313,7 +313,8 @@ def _disk_entry(
         settings = context.config.settings(alone.name, alone.uuid)
         planned, left_out = locate_disks(alone, settings.exclude_disks)
         for out in left_out:
-            return entry.model_copy(update={"left_out": out.reason, "apart": out.matters})
+            reason = {"left_out": out.code, "left_out_detail": out.detail}
+            return entry.model_copy(update=reason | {"apart": out.matters})
         for each in planned:
             if each.dataset.name not in datasets:
                 continue
@@ -324,7 +325,7 @@ def _disk_entry(
                 "beneath": _beneath(context, alone, each),
             }
             return entry.model_copy(update=place)
-    return entry.model_copy(update={"left_out": "was not rolled back", "apart": True})
+    return entry.model_copy(update={"left_out": LeftOutCode.NOT_ROLLED_BACK, "apart": True})
 
 
 def _beneath(context: Context, alone: Domain, disk: PlannedDisk) -> tuple[BackingFileEntry, ...]:

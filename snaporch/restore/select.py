@@ -14,7 +14,7 @@ from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, iso
 from snaporch.restore.preflight import as_named_here
-from snaporch.snapshot.plan import check_snapshot_name
+from snaporch.snapshot.snapshot_name import check_snapshot_name
 
 Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
 """A snapshot, its manifest if there is one, and the ZFS snapshots that it is made of."""

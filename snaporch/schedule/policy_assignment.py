@@ -17,7 +17,7 @@ from snaporch.context import Context
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.model import Domain
-from snaporch.snapshot.plan import datasets_of
+from snaporch.snapshot.locate_disks import datasets_of
 
 METADATA = "{urn:snaporch}policy"
 """The element in a domain's ``<metadata>``."""

@@ -1,1 +1,1 @@
-"""One snapshot run: plan, journal, steps, and the way back."""
+"""Snapshots of a domain or group: request, plan, run, bundle."""

@@ -1,4 +1,4 @@
-"""What a run puts into its bundle: the RAM, the files beside it, the manifest."""
+"""The contents of a run's bundle: RAM, firmware files, definitions and the manifest."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _FORMAT_NAMES = {method.image_format: method.value for method in Compression} | 
 
 
 class _Sealing(threading.Thread):
-    """Sealing in a thread of its own, so that somebody can break it off."""
+    """Finishes the RAM image in a thread of its own, so that the caller can abort it."""
 
     def __init__(self, finish: Callable[[], SaveImage]) -> None:
         super().__init__(name="seal", daemon=True)
@@ -68,17 +68,17 @@ class _Sealing(threading.Thread):
             self._failure = error
 
     def over(self, seconds: float) -> bool:
-        """Wait for it for so long; whether it has ended."""
+        """Wait at most so many seconds; return whether it has ended."""
         self.join(seconds)
         return not self.is_alive()
 
     @property
     def succeeded(self) -> bool:
-        """Whether there is an image."""
+        """Whether the image is finished."""
         return self._image is not None
 
     def image(self) -> SaveImage:
-        """What came of it."""
+        """Return the finished image, or raise the error of the thread."""
         if self._failure is not None:
             raise self._failure
         assert self._image is not None
@@ -86,7 +86,7 @@ class _Sealing(threading.Thread):
 
 
 class RamCapture:
-    """Where RAM goes: through a pipe and a compressor, or into a raw file compressed later."""
+    """Receives RAM: through a pipe and a compressor, or in a raw file that is compressed later."""
 
     def __init__(self, directory: Path, pipe: Path, how: Compressing) -> None:
         self._directory = directory
@@ -98,12 +98,12 @@ class RamCapture:
 
     @property
     def streams(self) -> bool:
-        """Whether RAM goes through a pipe."""
+        """Whether RAM is received through a pipe."""
         return self._stream is not None
 
     @property
     def target(self) -> Path:
-        """What libvirt is told to write to."""
+        """The path to which libvirt writes RAM."""
         return self._pipe if self._stream else self._directory / _RAW_NAME
 
     @property
@@ -116,15 +116,15 @@ class RamCapture:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the stream broke, if it did."""
+        """The error of the stream, if it failed."""
         return self._stream.failure if self._stream else None
 
     def limit(self, rate: float) -> None:
-        """Take no more than ``rate`` MiB of RAM a second; before the stream is opened."""
+        """Read at most ``rate`` MiB of RAM a second; to be called before the stream is opened."""
         self._throttle = RateLimit(rate)
 
     def open_stream(self) -> None:
-        """Make the pipe and start reading; before libvirt is called."""
+        """Make the pipe and start its reader; to be called before libvirt is."""
         self._writer = writer = SaveImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
         try:
             self._stream = RamPipe(self._pipe, writer, self._throttle)
@@ -134,41 +134,44 @@ class RamCapture:
 
     @property
     def limits(self) -> bool:
-        """Whether RAM is taken no faster than some rate."""
+        """Whether a rate limits the reader of the pipe."""
         return self.streams and self._throttle.limits
 
     def hurry(self) -> None:
-        """Take RAM as fast as it comes from now on."""
+        """Lift the rate limit."""
         if self._stream is not None:
             self._stream.hurry()
 
     def captured(self) -> None:
-        """All of RAM was given away."""
+        """Record the times of saving RAM, which end now: libvirt has written all of it."""
         if self._stream is not None:
             self._stream.take_pace()
 
     def make_room(self) -> None:
-        """The guest stands still: let it wait for nothing here."""
+        """Enlarge the pipe and lift the limit: the guest is paused and must not wait for us."""
         if self._stream is not None:
             self._stream.make_room()
 
     def break_off(self) -> None:
-        """Let nobody wait for us any more."""
+        """Abort: stop the reader and the compressor, so that no process waits for them."""
         if self._stream is not None:
             self._stream.break_off()
         elif self._writer is not None:
             self._writer.break_off()
 
     def seal(self, tick: Callable[[int], None]) -> Part:
-        """Finish the compressed image; what it is.
+        """Finish the compressed image.
 
         Args:
-            tick: called now and then with the bytes compressed and stored so far, until only
-                syncing is left. What it raises is raised when the image was given up, however the
-                store or the compressor stands still.
+            tick: called every half second with the bytes compressed and stored so far, until only
+                syncing is left. If it raises, the image is aborted and the error raised, even if
+                the store or the compressor hangs.
+
+        Returns:
+            The image as a part of the manifest.
 
         Raises:
-            RamImageError, OSError: it is not whole.
+            SaveImageError, OSError: the image is incomplete.
         """
         sealing = _Sealing(self._finish)
         sealing.start()
@@ -183,10 +186,10 @@ class RamCapture:
         return self._part(sealing.image())
 
     def _break_off_sealing(self, sealing: _Sealing) -> bool:
-        """Whether it came to a good end all the same."""
+        """Abort sealing; return whether the image was finished nevertheless."""
         self.break_off()
         if not sealing.over(_BREAK_OFF_SECONDS):
-            self._stream = None  # its file is open still, and goes with the unfinished bundle
+            self._stream = None  # its open file is deleted with the unfinished bundle
         return sealing.succeeded
 
     def _finish(self) -> SaveImage:
@@ -223,14 +226,14 @@ class RamCapture:
         return image
 
     def abandon(self) -> None:
-        """Close the pipe, so that libvirt cannot wait for a reader, and drop what was read."""
+        """Close the pipe, so that libvirt cannot wait for a reader, and discard the image."""
         if self._stream is not None:
             self._stream.abandon()
             self._stream = None
 
 
 def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part]:
-    """XML, NVRAM and TPM state."""
+    """Store definitions, UEFI variables and TPM state; return their entries of the manifest."""
     parts = []
     if domain.live_xml is not None:
         parts.append(bundle.add_text("domain.live.xml", Role.LIVE_XML, domain.live_xml))
@@ -238,7 +241,7 @@ def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part
         parts.append(bundle.add_text("domain.xml", Role.INACTIVE_XML, domain.inactive_xml))
     frozen = pause.began.timestamp() if pause.began else None
     if domain.state in (DomainState.OFF, DomainState.PAUSED):
-        frozen = datetime.now(UTC).timestamp()  # nothing runs that could change them
+        frozen = datetime.now(UTC).timestamp()  # no process runs that could change them
     if domain.nvram is not None and Path(domain.nvram).exists():
         parts.append(bundle.add_copy("nvram.fd", Role.NVRAM, Path(domain.nvram), before=frozen))
     for index, path in enumerate(tpm_files(domain.tpm_state, PERMANENT)):
@@ -256,7 +259,7 @@ def _pause_entry(parts: PauseParts) -> PauseEntry:
 
 
 def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
-    """What a manifest says of the disks."""
+    """Return the manifest's entries of the disks, those that are left out included."""
     held = [
         DiskEntry(
             target=planned.disk.target,
@@ -277,7 +280,8 @@ def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
             source=out.disk.source,
             format=out.disk.format,
             dataset=None,
-            left_out=out.reason,
+            left_out=out.code,
+            left_out_detail=out.detail,
             apart=out.matters,
         )
         for out in plan.left_out
@@ -295,7 +299,7 @@ def build_manifest(
     started: datetime,
     created: datetime,
 ) -> Manifest:
-    """The manifest of a finished run."""
+    """Return the manifest of a finished run."""
     return Manifest(
         run=plan.run,
         domain=plan.domain.name,
@@ -326,7 +330,7 @@ def build_manifest(
 
 
 def beneath_entry(file: BackingFile) -> BackingFileEntry:
-    """What a manifest says of a file beneath a disk."""
+    """Return the manifest's entry of a backing file or data file."""
     if file.dataset is not None:
         inside = resolver.inside(file.path, file.dataset)
         return BackingFileEntry(path=file.path, dataset=file.dataset.name, inside=inside)

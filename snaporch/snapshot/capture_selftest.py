@@ -1,7 +1,7 @@
-"""Whether RAM can be streamed on this host: a small image through a real pipe and compressor.
+"""Test whether RAM can be streamed on this host, with a small image, pipe and compressor.
 
-Goes the way of a guest's RAM, libvirt's two openings of the pipe included, and back through the
-program by which libvirt would decompress it. Takes a moment, and leaves nothing.
+The image is written as libvirt writes a guest's RAM, which opens the pipe twice, and decompressed
+by the program that libvirt would use. The test takes a moment and leaves no files.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from snaporch.bundle.save_image import (
 from snaporch.config import DomainSettings
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
-from snaporch.snapshot.plan import existing_part
+from snaporch.snapshot.host_paths import existing_part
 
 _PATIENCE_SECONDS = 30
 _XML = b"<domain/>\0"
 _PAYLOAD = QEMU_MAGIC + bytes(range(256)) * 4096 + bytes(1 << 20)
 _UNDONE_BY = {Compression.ZSTD: "zstd", Compression.GZIP: "gzip"}
-"""libvirt's programs (``qemuSaveImageGetCompressionProgram`` in its qemu_saveimage.c)."""
+"""libvirt's decompressors (``qemuSaveImageGetCompressionProgram`` in its qemu_saveimage.c)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureMode:
-    """How RAM travels here."""
+    """How RAM gets into bundles on this host."""
 
     streams: bool
     compression: str
     wanted: str
-    """``ram_capture`` as it is configured for all domains."""
+    """``ram_capture`` as configured for all domains."""
     reason: str = ""
     """Why it cannot be streamed."""
 
     def describe(self) -> str:
-        """In a line."""
+        """Return one line for a message."""
         if self.wanted == "file":
             return "RAM goes through a file, as configured"
         if self.streams:
@@ -58,7 +58,7 @@ class CaptureMode:
 
 
 def capture_mode(context: Context) -> CaptureMode:
-    """Try it out."""
+    """Test whether RAM can be streamed with the configuration for all domains."""
     settings = context.config.defaults
     try:
         zstd = context.hypervisor.reads_zstd()
@@ -70,7 +70,7 @@ def capture_mode(context: Context) -> CaptureMode:
 
 
 def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
-    """Why it does not work; empty when it does."""
+    """Return why streaming does not work; empty if it works."""
     level = FIRST_LEVEL if settings.fixed_level is None else settings.fixed_level
     how = Compressing(method, level, settings.compression_threads)
     try:
@@ -78,7 +78,7 @@ def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
             image = Path(name) / "ram.save"
             _pass_through(Path(name) / "pipe", image, how)
             data = image.read_bytes()[HEADER_SIZE + len(_XML) :]
-            return "" if _undone(method, data) == _PAYLOAD else "what was streamed came out changed"
+            return "" if _undone(method, data) == _PAYLOAD else "the streamed data was changed"
     except SnaporchError as error:
         return error.line()
     except OSError as error:
@@ -95,7 +95,7 @@ def _pass_through(pipe: Path, image: Path, how: Compressing) -> None:
     except BaseException:
         writer.abandon()
         raise
-    # A compressor that stands still must not keep whoever asks.
+    # A compressor that hangs must not block the caller.
     watchdog = threading.Timer(_PATIENCE_SECONDS, stream.break_off)
     watchdog.daemon = True
     watchdog.start()
@@ -113,7 +113,7 @@ def _pass_through(pipe: Path, image: Path, how: Compressing) -> None:
 
 
 def _feed(pipe: Path, parts: Iterable[bytes]) -> None:
-    with suppress(OSError):  # the reader says why
+    with suppress(OSError):  # the reader reports why
         for part in parts:
             with pipe.open("wb", buffering=0) as stream:
                 view = memoryview(part)

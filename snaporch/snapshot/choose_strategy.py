@@ -1,4 +1,4 @@
-"""Which strategy a run takes: what was asked for, what is possible, what may be taken instead."""
+"""Choose the strategy of a run: the requested one, or the best that is possible and allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from snaporch.model import Domain, DomainState, Level, Strategy
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """The strategy, and why it is not the one that was asked for."""
+    """A strategy, and the reason if its level is lower than the requested one."""
 
     strategy: Strategy
     downgrade: str = ""
@@ -30,23 +30,29 @@ def choose_strategy(
     together: bool = False,
     avoid_overlays: bool = False,
 ) -> StrategyChoice:
-    """Choose for a domain whose disks lie in ``pools``.
+    """Choose the strategy for a domain.
 
     Args:
-        level: overrides the configured one.
-        at_once: the snapshots are taken at once, and not by somebody who may take his time.
-        together: with other domains, none of which is to go on before all are frozen.
-        avoid_overlays: the emulator could corrupt what the guest writes to one, or somebody else
-            could snapshot the disks while they are committed.
+        domain: the domain as it is now.
+        settings: its configuration.
+        blockers: the reasons that rule out strategies.
+        pools: the pools of its disks.
+        level: overrides the configured level.
+        at_once: the run takes the snapshots, and need not wait for another program.
+        together: the domain stays frozen until other domains are frozen too.
+        avoid_overlays: the emulator could corrupt what the guest writes to an overlay, or another
+            program could snapshot the disks while overlays are committed.
 
     Raises:
-        RefusedError: the level cannot be had, and no lower one is allowed; every reason is named.
+        RefusedError: the level is not possible and no lower one is allowed; names every reason.
     """
     if not domain.active:
         return StrategyChoice(Strategy.OFF)
     wanted = level or settings.level
     if wanted == "off":
-        raise RefusedError(domain.name, "it runs, and is to be snapshotted only while it is off")
+        raise RefusedError(
+            domain.name, "it runs, and its level is off: it is snapshotted only while it is off"
+        )
     asked = Level.RAM if wanted == "auto" else Level(wanted)
     short = avoid_overlays or together or (at_once and len(pools) == 1)
     found = _first_free(_ways(domain, settings, asked, short=short), blockers)
@@ -63,7 +69,7 @@ def choose_strategy(
 
 
 def may_take_overlays(domain: Domain, settings: DomainSettings, level: str | None = None) -> bool:
-    """Whether overlays are one of the ways, whatever blocks them."""
+    """Whether overlays are a candidate for the domain, before any blocker is considered."""
     if not domain.active or (level or settings.level) not in ("auto", Level.RAM):
         return False
     return Strategy.OVERLAY in _ways(domain, settings, Level.RAM, short=True)
@@ -76,7 +82,7 @@ def is_lower(level: Level, than: Level) -> bool:
 
 
 def _ways(domain: Domain, settings: DomainSettings, level: Level, *, short: bool) -> list[Strategy]:
-    """Strategies for a level, the preferred one first."""
+    """Return the strategies for a level, the preferred one first."""
     if level is not Level.RAM:
         return [Strategy(level.value)]
     if domain.state is DomainState.PAUSED:

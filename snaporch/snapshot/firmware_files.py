@@ -1,4 +1,4 @@
-"""Whether the UEFI variables and the TPM's state of a domain can be copied, before a run begins."""
+"""Check before a run that the UEFI variables and the TPM state of a domain can be copied."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from snaporch.model import Domain, TpmState
 
 
 def check_firmware(domain: Domain, uri: str) -> None:
-    """Refuse what could not be put back: the snapshot would be useless.
+    """Refuse a domain whose firmware files could not be restored.
 
     Args:
-        uri: of libvirt. That of a session keeps the state of TPMs below its user's home.
+        domain: the domain.
+        uri: libvirt's URI. A session keeps TPM state below the home directory of its user.
 
     Raises:
         RefusedError: UEFI variables or TPM state are in no file that can be copied.

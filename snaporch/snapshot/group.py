@@ -1,10 +1,10 @@
-"""Snapshots of consistency groups: whose domains they are, and all their runs at once."""
+"""Consistency groups: which domains belong to them, and the snapshot of all members at once."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -21,28 +21,30 @@ from snaporch.snapshot.group_barrier import (
     MemberInterrupt,
     SharedProgress,
 )
-from snaporch.snapshot.plan import Plan, check_snapshot_name, make_plan
-from snaporch.snapshot.run import take_snapshot
+from snaporch.snapshot.plan import Plan, make_plan
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import run_plan, snapshot_lock
+from snaporch.snapshot.snapshot_name import check_full_names, default_name, new_run_id
 
 _PATTERN = frozenset("*?[")
 
 
 @dataclass
 class GroupResult:
-    """What came of a group."""
+    """The snapshots of a group's members, and their failures."""
 
     records: list[SnapshotRecord] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
-    """Of the members that failed by themselves, the first one first."""
+    """Errors of the members that failed by themselves, the first failure first."""
 
 
 def group_of(config: Config, domain: Domain) -> str | None:
-    """The first group of the configuration that a domain belongs to."""
+    """Return the first group in the configuration that contains the domain; ``None`` if none."""
     return next((name for name in config.group if _is_in(config, name, domain)), None)
 
 
 def _is_in(config: Config, group: str, domain: Domain) -> bool:
-    """A clone is only where its own name or UUID stands: patterns mean its original."""
+    """A clone is a member only by its own name or UUID; patterns never match clones."""
     patterns = config.group[group].domains
     if domain.name in patterns or domain.uuid in patterns:
         return True
@@ -52,15 +54,15 @@ def _is_in(config: Config, group: str, domain: Domain) -> bool:
 
 
 def members_of_group(context: Context, group: str) -> list[Domain]:
-    """The domains of a group, by name.
+    """Return the domains of a group, sorted by name.
 
     Raises:
-        NotFoundError: there is no such group, or no domain of a name in it.
+        NotFoundError: the group does not exist, or it names a domain that does not exist.
     """
     known = context.config.group
     if group not in known:
-        told = f"there are {', '.join(sorted(known))}" if known else "there is none"
-        raise NotFoundError(group, f"no such group in the configuration; {told}")
+        existing = f"there are {', '.join(sorted(known))}" if known else "there is none"
+        raise NotFoundError(group, f"no such group in the configuration; {existing}")
     domains = context.hypervisor.domains()
     names = {name for domain in domains for name in (domain.name, domain.uuid)}
     for wanted in known[group].domains:
@@ -74,34 +76,28 @@ def members_of_group(context: Context, group: str) -> list[Domain]:
 
 
 def plan_group(
-    context: Context,
-    group: str,
-    domains: Sequence[Domain],
-    *,
-    name: str | None,
-    level: str | None,
-    policy: str | None,
+    context: Context, group: str, domains: Sequence[Domain], request: SnapshotRequest
 ) -> list[Plan]:
-    """The plan of each member, all with one name and one mark; reads only.
+    """Plan the snapshots of all members, with the same name and the same group run; only reads.
 
     Raises:
-        RefusedError: one of them cannot be snapshotted, or two have disks on one dataset.
+        RefusedError: a member cannot be snapshotted, or two have disks on one dataset.
     """
-    if name is not None:
-        check_snapshot_name(name)
     now = datetime.now(UTC)
-    run = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-    together = GroupRun(group, run, tuple((domain.uuid, domain.name) for domain in domains))
-    plans = [
-        make_plan(context, domain, name, level, policy=policy, group=together) for domain in domains
-    ]
+    run = GroupRun(group, new_run_id(now), tuple((each.uuid, each.name) for each in domains))
+    plans = [make_plan(context, domain, request, group=run) for domain in domains]
     _check_apart(group, plans)
-    chosen = name or _free_name(context, plans, now, policy or "manual")
-    return [replace(plan, snapshot=chosen) for plan in plans]
+    if request.name is None:
+        datasets = [dataset.name for plan in plans for dataset in plan.datasets]
+        taken = {found.name for found in context.pool.snapshots(datasets)}
+        name = default_name(taken, now, request.policy)
+        check_full_names(datasets, name)
+        plans = [plan.renamed(name) for plan in plans]
+    return plans
 
 
 def _check_apart(group: str, plans: Sequence[Plan]) -> None:
-    """A ZFS snapshot can be marked as one run's only, and its rollback would take both back."""
+    """A ZFS snapshot can carry the mark of one run only, and a rollback would reset both guests."""
     owners: dict[str, str] = {}
     for plan in plans:
         for dataset in plan.datasets:
@@ -115,75 +111,72 @@ def _check_apart(group: str, plans: Sequence[Plan]) -> None:
                 )
 
 
-def _free_name(context: Context, plans: Sequence[Plan], now: datetime, purpose: str) -> str:
-    datasets = [dataset.name for plan in plans for dataset in plan.datasets]
-    taken = {found.name for found in context.pool.snapshots(datasets)}
-    stem = f"snaporch_{now:%Y%m%dT%H%M%SZ}"
-    candidates = (f"{stem}{more}_{purpose}" for more in ["", *(f".{n}" for n in range(2, 100))])
-    return next(candidate for candidate in candidates if candidate not in taken)
-
-
-def snapshot_group(
-    context: Context,
-    group: str,
-    *,
-    name: str | None,
-    wait: int | None,
-    level: str | None,
-    policy: str | None,
-    rate: int | None = None,
-) -> GroupResult:
+def snapshot_group(context: Context, group: str, request: SnapshotRequest) -> GroupResult:
     """Snapshot all domains of a group in one window; all of them or none.
+
+    The locks of all members are taken in the order of their UUIDs, so that two groups with the same
+    members cannot wait for each other.
 
     Raises:
         NotFoundError, RefusedError: nothing was touched.
     """
     domains = members_of_group(context, group)
-    plans = plan_group(context, group, domains, name=name, level=level, policy=policy)
-    together = plans[0].group
-    assert together is not None
-    window = GroupBarrier(context, together)
-    progress = SharedProgress(context.progress, window, group)
-    names = ", ".join(domain.name for domain in domains)
-    progress.step(group, f"@{plans[0].snapshot} of {names} in one window")
+    with ExitStack() as all_locks:
+        locks = {domain.uuid: all_locks.enter_context(ExitStack()) for domain in domains}
+        try:
+            for domain in sorted(domains, key=lambda each: each.uuid):
+                locks[domain.uuid].enter_context(snapshot_lock(context, domain, request))
+        except SnaporchError as error:
+            return GroupResult(failures=[error])
+        current = [context.hypervisor.domain(domain.uuid) for domain in domains]
+        return _run_together(context, plan_group(context, group, current, request), request, locks)
 
-    def take(domain: Domain) -> SnapshotRecord:
-        interrupt = MemberInterrupt(context.interrupt, window, domain.uuid)
+
+def _run_together(
+    context: Context,
+    plans: Sequence[Plan],
+    request: SnapshotRequest,
+    locks: Mapping[str, AbstractContextManager[object]],
+) -> GroupResult:
+    """Run the plans of all members at once; each lock is released when its member's run ends."""
+    group = plans[0].group
+    assert group is not None
+    request = replace(request, name=plans[0].snapshot)
+    barrier = GroupBarrier(context, group)
+    progress = SharedProgress(context.progress, barrier, group.name)
+    names = ", ".join(plan.domain.name for plan in plans)
+    progress.step(group.name, f"@{request.name} of {names} in one window")
+
+    def take(plan: Plan) -> SnapshotRecord:
+        uuid = plan.domain.uuid
+        interrupt = MemberInterrupt(context.interrupt, barrier, uuid)
         own = replace(context, progress=progress, interrupt=interrupt)
         try:
-            return take_snapshot(
-                own,
-                domain,
-                name=plans[0].snapshot,
-                wait=wait,
-                level=level,
-                taker=GroupMemberSnapshotter(own, window, domain.uuid),
-                policy=policy,
-                rate=rate,
-            )
+            with locks[uuid]:
+                return run_plan(own, plan, request, GroupMemberSnapshotter(own, barrier, uuid))
         except BaseException as error:
-            window.fail(domain.uuid, error)
+            barrier.fail(uuid, error)
             raise
 
-    outcome = GroupResult()
-    with ThreadPoolExecutor(len(domains), thread_name_prefix="member") as threads:
-        futures = [threads.submit(take, domain) for domain in domains]
+    result = GroupResult()
+    with ThreadPoolExecutor(len(plans), thread_name_prefix="member") as threads:
+        futures = [threads.submit(take, plan) for plan in plans]
     for future in futures:
         error = future.exception()
         if error is None:
-            outcome.records.append(future.result())
+            result.records.append(future.result())
         elif not isinstance(error, CalledOffError):
-            outcome.failures.append(error)
-    first = window.failed[1] if window.failed else None
-    outcome.failures.sort(key=lambda error: error is not first)
-    return outcome
+            result.failures.append(error)
+    first = barrier.failed[1] if barrier.failed else None
+    result.failures.sort(key=lambda error: error is not first)
+    return result
 
 
 def raise_bugs(outcome: GroupResult) -> list[SnaporchError]:
-    """What a user can act upon; anything else is raised.
+    """Return the errors of a group's members; raise the first that is a bug.
 
     Raises:
-        BaseException: a bug.
+        BaseException: a member failed with something else than a :class:`SnaporchError`.
     """
     for error in outcome.failures:
         if not isinstance(error, SnaporchError):

@@ -1,9 +1,10 @@
-"""The window of a consistency group: all its domains stand still before any pool is snapshotted.
+"""The window of a consistency group: all members are frozen before any pool is snapshotted.
 
-Each domain has the ordinary run of ``snapshot/run.py``, in a thread of its own, with its own
-journal, lock and guardian. What they share is a :class:`GroupBarrier`: nobody is frozen before
-all are ready, those with RAM to save finish at about the same time, and the last to be frozen takes
-the snapshots of all, one atomic call for each pool. If one cannot be frozen, all are let go.
+Each member has the ordinary run of ``snapshot/run.py``, in a thread of its own, with its own
+journal, lock and guardian. The runs share a :class:`GroupBarrier`. No member is frozen before all
+are ready. Members whose RAM is saved finish at about the same time. The last member to be frozen
+takes the snapshots of all, with one atomic call for each pool. If a member cannot be frozen, all
+are released.
 """
 
 from __future__ import annotations
@@ -23,130 +24,137 @@ from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.snapshotter import LocalSnapshotter
 from snaporch.zfs import PREFIX
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _MARGIN_SECONDS = 2
-_RAM = (Strategy.OVERLAY, Strategy.MANUAL)
-_TURNS = (_RAM, (Strategy.QUIESCED,), (Strategy.PAUSED, Strategy.CRASH, Strategy.OFF))
-"""RAM takes its time, and an agent some; suspending takes none: that comes last."""
+_RAM_STRATEGIES = (Strategy.OVERLAY, Strategy.MANUAL)
+_FREEZE_ORDER = (
+    _RAM_STRATEGIES,
+    (Strategy.QUIESCED,),
+    (Strategy.PAUSED, Strategy.CRASH, Strategy.OFF),
+)
+"""The order of freezing: saving RAM takes long, an agent takes a while, suspending is immediate."""
 
 
 class CalledOffError(InterruptedRunError):
-    """The run undoes itself because another member's failed; there is no other level to try."""
+    """Another member failed, so this run is undone; no lower level is tried."""
 
     def __init__(self, thing: str, because: str) -> None:
-        super().__init__(thing, f"let go, because {because} failed", 0)
+        super().__init__(thing, f"released, because {because} failed", 0)
 
 
 @dataclass
 class _MemberState:
-    """Where a member is."""
+    """How far the run of a member is."""
 
     name: str
     ram: int = 0
     plan: Plan | None = None
     frozen: bool = False
-    left: int = 0
-    """Bytes of RAM that are still to be saved, as far as can be told."""
+    remaining: int = 0
+    """Estimated bytes of RAM that are still to be saved."""
 
     @property
     def turn(self) -> int:
-        """By what it is frozen; lower ones first."""
+        """Its place in the order of freezing; members with a lower one are frozen first."""
         assert self.plan is not None
         strategy = self.plan.strategy
-        return next(number for number, turn in enumerate(_TURNS) if strategy in turn)
+        return next(number for number, each in enumerate(_FREEZE_ORDER) if strategy in each)
 
 
 class GroupBarrier:
-    """Who is where, and what the others may do; for use by one thread per member."""
+    """Lets each member's run wait for the others; used by one thread for each member."""
 
     def __init__(self, context: Context, group: GroupRun) -> None:
         self.group = group
         self._context = context
         self._changed = threading.Condition()
-        self._places = {uuid: _MemberState(name) for uuid, name in group.members}
+        self._members = {uuid: _MemberState(name) for uuid, name in group.members}
         self._failed: tuple[str, BaseException] | None = None
         self._taken = False
 
     @property
     def failed(self) -> tuple[str, BaseException] | None:
-        """The member that ended it for all, and why."""
+        """The member that failed first, and its error; ``None`` if none has."""
         return self._failed
 
     def fail(self, uuid: str, error: BaseException) -> None:
-        """A run has failed: unless the snapshots are there, nobody shall have any."""
+        """Record that a run failed: unless the snapshots exist, no member gets any."""
         with self._changed:
-            self._fail(self._places[uuid], error)
+            self._fail(self._members[uuid], error)
 
-    def _fail(self, place: _MemberState, error: BaseException) -> None:
+    def _fail(self, member: _MemberState, error: BaseException) -> None:
         if self._failed is None and not self._taken:
-            self._failed = place.name, error
+            self._failed = member.name, error
         self._changed.notify_all()
 
     def check(self, uuid: str) -> None:
-        """Raise when the group has failed: there will be nothing that would be worth keeping.
+        """Stop a member's run if another member has failed.
 
         Raises:
-            CalledOffError: it has.
+            CalledOffError: another member has failed.
         """
         if self._failed is not None:
-            raise CalledOffError(self._places[uuid].name, self._failed[0])
+            raise CalledOffError(self._members[uuid].name, self._failed[0])
 
-    def arrives(self, subject: str, done: int, total: int) -> tuple[int, int]:
-        """So much RAM of the domain called ``subject`` has been saved; what all have together."""
+    def record_saved(self, subject: str, done: int, total: int) -> tuple[int, int]:
+        """Record the saved bytes of one member; return the saved and total bytes of all members."""
         with self._changed:
-            for place in self._places.values():
-                if place.name == subject:
-                    place.left, place.ram = max(total - done, 0), total
+            for member in self._members.values():
+                if member.name == subject:
+                    member.remaining, member.ram = max(total - done, 0), total
             self._changed.notify_all()
-            whole = sum(place.ram for place in self._places.values())
-            return whole - sum(place.left for place in self._places.values()), whole
+            whole = sum(member.ram for member in self._members.values())
+            return whole - sum(member.remaining for member in self._members.values()), whole
 
-    # -- for the members' runs --------------------------------------------------------------
+    # -- called by the members' runs --------------------------------------------------------
 
     def await_turn(self, uuid: str, plan: Plan, check: Callable[[str], None]) -> None:
-        """Until this member may be frozen: all are ready, and those before it are far enough."""
-        own = self._places[uuid]
+        """Wait until all members are ready, and those that come before this one are far enough."""
+        own = self._members[uuid]
         with self._changed:
             own.plan, own.frozen = plan, False
-            if plan.strategy in _RAM:
-                own.left = own.ram = self._ram_of(uuid)
+            if plan.strategy in _RAM_STRATEGIES:
+                own.remaining = own.ram = self._ram_of(uuid)
             else:
-                own.left = 0
+                own.remaining = 0
             self._changed.notify_all()
             while not self._may_freeze(uuid):
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
                 check(own.name)
 
     def _ram_of(self, uuid: str) -> int:
-        with suppress(NotFoundError):  # which the run will say
+        with suppress(NotFoundError):  # the run reports it
             return self._context.hypervisor.ram_in_use(uuid)
         return 0
 
     def _may_freeze(self, uuid: str) -> bool:
-        own = self._places[uuid]
-        places = self._places.values()
-        if any(place.plan is None for place in places):
+        own = self._members[uuid]
+        members = self._members.values()
+        if any(member.plan is None for member in members):
             return False
-        before = [place for place in places if place.turn < own.turn]
-        return all(place.frozen for place in before) and all(p.left <= own.ram for p in places)
+        before = [member for member in members if member.turn < own.turn]
+        return all(member.frozen for member in before) and all(
+            each.remaining <= own.ram for each in members
+        )
 
     def take(
         self, uuid: str, plan: Plan, properties: Mapping[str, str], check: Callable[[str], None]
     ) -> None:
-        """This member is frozen; back when the snapshots of all are there.
+        """Record that this member is frozen, and wait until the snapshots of all exist.
 
         Raises:
             CalledOffError: another member failed.
-            PoolError: they cannot be taken.
+            PoolError: the snapshots cannot be taken.
+            RunFailedError: this member was frozen for too long.
         """
-        own = self._places[uuid]
+        own = self._members[uuid]
         with self._changed:
-            own.frozen, own.left = True, 0
+            own.frozen, own.remaining = True, 0
             self._changed.notify_all()
             try:
                 self._await_all(own, plan, properties, check)
             except BaseException as error:
-                self._fail(own, error)  # at once: the others stand still, and it no longer does
+                self._fail(own, error)  # at once: the others are still frozen
                 raise
 
     def _await_all(
@@ -156,33 +164,33 @@ class GroupBarrier:
         properties: Mapping[str, str],
         check: Callable[[str], None],
     ) -> None:
-        """Until all are frozen and have their snapshots, which the last of them takes."""
+        """Wait until all are frozen; the last member takes the snapshots of all."""
         seconds = _patience(plan)
         end = time.monotonic() + seconds
         while not self._taken:
             check(own.name)
-            if all(place.frozen for place in self._places.values()):
+            if all(member.frozen for member in self._members.values()):
                 self._take_all(properties)
                 self._taken = True
             elif time.monotonic() > end:
                 raise self._too_long(own, seconds)
             else:
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
 
     def _too_long(self, own: _MemberState, seconds: float) -> RunFailedError:
-        late = [place.name for place in self._places.values() if not place.frozen]
+        late = [member.name for member in self._members.values() if not member.frozen]
         return RunFailedError(
             own.name,
-            f"stood still for {seconds:.0f} s, and {', '.join(late)} still was not frozen",
+            f"was frozen for {seconds:.0f} s, and {', '.join(late)} was not frozen yet",
             'raise freeze_deadline, or set ram_strategy = "overlay" for those that wait',
         )
 
     def _take_all(self, properties: Mapping[str, str]) -> None:
-        """One atomic call for each pool, over all members; the marks of each come later."""
+        """Take all snapshots, one atomic call for each pool; each run sets its properties later."""
         pools: dict[str, list[str]] = {}
-        for place in self._places.values():
-            assert place.plan is not None
-            for pool, names in place.plan.by_pool().items():
+        for member in self._members.values():
+            assert member.plan is not None
+            for pool, names in member.plan.by_pool().items():
                 pools.setdefault(pool, []).extend(names)
         common = {PREFIX + key for key in ("retention", "level", "group")}
         shared = {key: value for key, value in properties.items() if key in common}
@@ -191,71 +199,71 @@ class GroupBarrier:
 
 
 def _patience(plan: Plan) -> float:
-    """How long a member may stand still; the guardian would come a moment later."""
+    """Return for how many seconds a member may be frozen: less than its guardian allows."""
     if plan.strategy not in (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED):
         return math.inf
     return max(plan.settings.freeze_deadline - _MARGIN_SECONDS, 1)
 
 
 class GroupMemberSnapshotter(LocalSnapshotter):
-    """A :class:`~snaporch.snapshot.snapshotter.Snapshotter` of one domain of the group."""
+    """Takes the snapshots of one member together with those of the others."""
 
-    def __init__(self, context: Context, window: GroupBarrier, uuid: str) -> None:
+    def __init__(self, context: Context, barrier: GroupBarrier, uuid: str) -> None:
         super().__init__(context)
-        self.group = window.group
-        self._window = window
+        self.group = barrier.group
+        self._barrier = barrier
         self._uuid = uuid
 
     def prepare(self, plan: Plan) -> None:
-        """Wait for the others."""
-        self._window.await_turn(self._uuid, plan, self._context.interrupt.check)
+        """Wait until this member may be frozen."""
+        self._barrier.await_turn(self._uuid, plan, self._context.interrupt.check)
 
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
-        """See :class:`~snaporch.snapshot.snapshotter.Snapshotter`."""
-        self._window.take(self._uuid, plan, properties, self._context.interrupt.check)
+        """Wait for the snapshots of all members; the last member takes them."""
+        self._barrier.take(self._uuid, plan, properties, self._context.interrupt.check)
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
-        """Mark the member's snapshots as its run's."""
+        """Set the properties of this run on the member's snapshots, and return these."""
         snapshots = super().taken(plan, properties)
         self._context.pool.set_properties([s.full_name for s in snapshots], properties)
         return snapshots
 
 
 class MemberInterrupt(Interrupt):
-    """What asks a member's run to stop: a signal to the process, or the end of the group."""
+    """Stops a member's run on a signal to the process, or when another member has failed."""
 
-    def __init__(self, signal: Interrupt, window: GroupBarrier, uuid: str) -> None:
+    def __init__(self, signal: Interrupt, barrier: GroupBarrier, uuid: str) -> None:
         self._signal = signal
-        self._window = window
+        self._barrier = barrier
         self._uuid = uuid
 
     def check(self, thing: str) -> None:
-        """See :class:`~snaporch.context.Interrupt`."""
+        """Raise if a signal came or another member has failed."""
         self._signal.check(thing)
-        self._window.check(self._uuid)
+        self._barrier.check(self._uuid)
 
 
 @dataclass
 class SharedProgress:
-    """One listener for all members; their bytes are told as one sum."""
+    """Passes the progress of all members to one listener, and their bytes as one sum."""
 
     listener: Progress
-    window: GroupBarrier
+    barrier: GroupBarrier
     title: str
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def step(self, subject: str, text: str) -> None:
-        """A step."""
+        """Pass on a step."""
         with self._lock:
             self.listener.step(subject, text)
 
     def note(self, subject: str, text: str) -> None:
-        """A warning."""
+        """Pass on a warning."""
         with self._lock:
             self.listener.note(subject, text)
 
     def amount(self, subject: str, done: int, total: int) -> None:
-        """Bytes of one member."""
-        arrived, whole = self.window.arrives(subject, done, total)
+        """Report the sum of all members' bytes."""
+        arrived, whole = self.barrier.record_saved(subject, done, total)
         with self._lock:
             self.listener.amount(self.title, arrived, whole)

@@ -1,8 +1,8 @@
-"""Whether a guest is still what its plan saw.
+"""Check that a guest has not changed since its plan was made.
 
-Between the plan and the frozen instant others may act on the guest: a backup tool takes a snapshot
-of its own, an administrator attaches a disk. Then the plan's datasets do not hold the guest any
-more. One look at libvirt's XML tells, so that it costs a guest that stands still next to nothing.
+Between the plan and the freeze a backup tool may take a snapshot of its own, or an admin may attach
+a disk. Then the plan's datasets no longer hold all of the guest. Comparing libvirt's XML once is
+enough to notice that, and hardly lengthens the pause of a frozen guest.
 """
 
 from __future__ import annotations
@@ -17,41 +17,45 @@ from snaporch.model import Domain
 
 _WRITABLE = ("disk", "lun")
 _OF_NO_ACCOUNT = ("title", "description", "metadata")
-"""What management tools write into a definition for themselves."""
+"""Elements that management tools write for themselves; a change of them does not matter."""
 _OF_THE_MOMENT = ("index", "startupPolicy")
-"""Attributes of a ``<source>`` that say nothing about where it is."""
+"""Attributes of a ``<source>`` that do not say where the image is."""
 
 _Image = tuple[str, tuple[tuple[str, str], ...], str]
-"""Kind, place and format."""
+"""Kind, attributes of the source, and format."""
 
 
 def check_unchanged(
     hypervisor: Hypervisor, planned: Domain, overlays: Sequence[OverlayDisk], *, state: bool = False
 ) -> None:
-    """See that a guest is what its plan saw.
+    """Check that a guest is as it was when its run was planned.
 
     Args:
-        overlays: of the run, which may lie over the disks by now.
-        state: whether it must also run, or stand still, as it did.
+        hypervisor: libvirt.
+        planned: the domain as it was then.
+        overlays: the run's overlays, which may be the active images by now.
+        state: also check whether it runs or is paused as it did.
 
     Raises:
-        ChangedError: it is not, and what has changed.
-        HypervisorError, UnavailableError: libvirt does not tell.
+        ChangedError: something has changed; the reason names it.
+        HypervisorError, UnavailableError: libvirt cannot be asked.
     """
     now = hypervisor.find(planned.uuid)
     change = find_change(planned, now, overlays)
     if not change and state and now is not None and now.state is not planned.state:
         change = f"it is {now.state}, and was {planned.state} when the run was planned"
     if change:
-        raise ChangedError(planned.name, change, "let others end what they do, and run it again")
+        raise ChangedError(
+            planned.name, change, "wait until the other program has finished, and run it again"
+        )
 
 
 def check_idle(hypervisor: Hypervisor, domain: Domain) -> None:
-    """See that libvirt has no job on a guest, for the end of which it would wait with another.
+    """Check that libvirt has no job on a guest: libvirt would delay another job until its end.
 
     Raises:
-        RefusedError: it has.
-        HypervisorError, UnavailableError: libvirt does not tell.
+        RefusedError: there is a job.
+        HypervisorError, UnavailableError: libvirt cannot be asked.
     """
     job = hypervisor.busy_with(domain.uuid)
     if job is not None:
@@ -60,13 +64,13 @@ def check_idle(hypervisor: Hypervisor, domain: Domain) -> None:
 
 
 def find_change(planned: Domain, now: Domain | None, overlays: Sequence[OverlayDisk]) -> str:
-    """What others have changed since the plan; empty if nothing that counts."""
+    """Describe what has changed since the plan; empty if nothing that matters has."""
     if now is None:
-        return "it is not there any more"
+        return "it does not exist any more"
     if now.boot != planned.boot:
         return "it was started or stopped meanwhile"
     if (now.live_xml, now.inactive_xml) == (planned.live_xml, planned.inactive_xml):
-        return ""  # without a closer look, for the guest may be standing still
+        return ""  # without parsing, because the guest may be paused
     return (
         _find_changed_disks(planned.live_xml, now.live_xml, overlays)
         or _find_changed_devices(planned.live_xml, now.live_xml)
@@ -94,7 +98,7 @@ def _find_changed_disks(
 
 
 def _chains(xml: str | None) -> dict[str, tuple[_Image, ...]]:
-    """The images of all disks that a guest may write to, the active one first."""
+    """Return the backing chains of all writable disks by target, the active image first."""
     root = domain_xml.parse(xml) if xml else Element("domain")
     found = {}
     for element in root.findall("devices/disk"):
@@ -150,7 +154,7 @@ def _find_changed_definition(
 
 
 def _plain(xml: str | None) -> str:
-    """A definition without what is of no account, in a form that can be compared."""
+    """Return a definition in canonical form, without the elements that do not matter."""
     if xml is None:
         return ""
     root = domain_xml.parse(xml)

@@ -1,13 +1,14 @@
-"""The plan of a run: what will happen to which disks. All reads; every refusal comes from here."""
+"""The plan of a run: which disks are snapshotted, how, and under which name. Only reads.
+
+Every reason to refuse a snapshot before the guest is touched is raised from here.
+"""
 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -19,252 +20,146 @@ from snaporch.catalog.records import check_store
 from snaporch.config import DomainSettings
 from snaporch.context import Context
 from snaporch.disks.backing_chain import BackingFile, find_beneath, tell_shared
-from snaporch.errors import RefusedError, UnavailableError, UsageError
+from snaporch.errors import RefusedError, UnavailableError
 from snaporch.faults import risks_overlays
-from snaporch.hypervisor import BackingImage, Blocker, OverlayDisk
+from snaporch.hypervisor import BackingImage, OverlayDisk
 from snaporch.hypervisor.domain_xml import disk_xml
 from snaporch.journal import RunFacts
-from snaporch.model import Dataset, Disk, Domain, GroupRun, Level, Strategy
-from snaporch.names import MAX_FULL_NAME, is_snapshot, shown
+from snaporch.model import Dataset, Domain, GroupRun, Level, Strategy
 from snaporch.snapshot.choose_strategy import choose_strategy, may_take_overlays
 from snaporch.snapshot.firmware_files import check_firmware
-from snaporch.snapshot.guest_changes import check_idle
-from snaporch.zfs.resolver import (
-    NotOnZfsError,
-    forgetful,
-    read_mounts,
-    resolve,
-    resolve_nearest,
-)
+from snaporch.snapshot.host_blockers import find_blockers
+from snaporch.snapshot.locate_disks import LeftOut, PlannedDisk, locate_disks
+from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
+from snaporch.snapshot.snapshot_name import check_full_names, default_name, new_run_id
 
-_RAM_RATIO = 0.6
-_ALIKE = 64 << 20
-"""Room of two datasets that differs by less is taken for the same."""
-
-_COMMITTED = ("raw", "qcow2")
-"""Formats of images that an overlay over them is committed past, without libvirt."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedDisk:
-    """A disk that will be snapshotted, and where its bytes are."""
-
-    disk: Disk
-    path: str
-    dataset: Dataset
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A disk that will not be snapshotted, and why."""
-
-    disk: Disk
-    reason: str
-
-    def describe(self) -> str:
-        """The disk, its place and the reason, for a message."""
-        place = f" ({self.disk.source})" if self.disk.source else ""
-        return f"{self.disk.target}{place}: {self.reason}"
-
-    @property
-    def matters(self) -> bool:
-        """Whether the guest can write to it, so that a restore would find it of another time."""
-        return self.disk.device in ("disk", "lun") and not self.disk.readonly
+_SAME_ROOM = 64 << 20
+"""Free bytes of two datasets of a pool that differ by less count as the same free bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run on one domain."""
+    """What one run does with one domain."""
 
-    run: str
-    snapshot: str
     domain: Domain
     settings: DomainSettings
     compressing: Compressing
     disks: tuple[PlannedDisk, ...]
     left_out: tuple[LeftOut, ...]
     beneath: tuple[BackingFile, ...]
-    """What lies beneath the disks."""
+    """Backing files and data files of the disks."""
     downgrade: str
-    """Why the level is lower than what was asked for; empty when it is not."""
+    """Why the level is lower than the requested one; empty if it is not lower."""
     facts: RunFacts
     policy: str | None = None
-    """The policy it is taken for."""
+    """The policy for which the snapshot is taken."""
     group: GroupRun | None = None
-    """The group it is taken with."""
+    """The group with which it is taken."""
     stranger: str = ""
-    """Who else may snapshot the datasets meanwhile; not asked where no overlay is possible."""
+    """Another program that may snapshot the datasets meanwhile; empty if no overlay is possible."""
     gives_way: bool = False
-    """Whether only for the stranger's sake it takes no overlays."""
+    """Whether overlays are avoided only because of that program."""
     shared: tuple[str, ...] = ()
-    """Disks that others write to as well, and go on writing to, in words."""
+    """Descriptions of disks to which other guests go on writing."""
+
+    @property
+    def run(self) -> str:
+        """The identifier of the run."""
+        return self.facts.run
+
+    @property
+    def snapshot(self) -> str:
+        """The name of the snapshot."""
+        return self.facts.snapshot
 
     @property
     def strategy(self) -> Strategy:
-        """How the guest will be made to stand still."""
+        """How the guest is frozen."""
         return self.facts.strategy
 
     @property
     def level(self) -> Level:
-        """What the run sets out to reach."""
+        """The level that the run reaches if nothing disturbs it."""
         return self.strategy.level
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:
-        """Every dataset to snapshot, once, by name."""
+        """The datasets to snapshot, each once, in the order of their names."""
         return tuple(sorted({planned.dataset for planned in self.disks}))
 
     def by_pool(self) -> dict[str, list[str]]:
-        """Full names of the snapshots to take, pool by pool."""
+        """Return the full names of the snapshots to take, by pool."""
         pools: dict[str, list[str]] = {}
         for dataset in self.datasets:
             pools.setdefault(dataset.pool, []).append(f"{dataset.name}@{self.snapshot}")
         return pools
 
-
-def check_snapshot_name(name: str) -> None:
-    """Refuse what ZFS would refuse, see :mod:`snaporch.names`.
-
-    Raises:
-        UsageError: it is no snapshot name.
-    """
-    if not is_snapshot(name):
-        raise UsageError(
-            f"snapshot name {shown(name)}",
-            "may hold letters, digits, '_', '-', '.', ':' and inner spaces, 255 in all",
-        )
-
-
-def locate_disks(
-    domain: Domain, exclude: tuple[str, ...] = ()
-) -> tuple[list[PlannedDisk], list[LeftOut]]:
-    """Every disk of the domain: on which dataset, or why not.
-
-    Raises:
-        RefusedError: a disk that should be there cannot be looked at.
-    """
-    planned: list[PlannedDisk] = []
-    left_out: list[LeftOut] = []
-    for disk in domain.disks:
-        reason = _left_out_by_nature(disk, exclude)
-        if reason is None and disk.source is not None:
-            try:
-                planned.append(PlannedDisk(disk, disk.source, resolve(disk.source)))
-            except NotOnZfsError as error:
-                reason = error.reason
-            except OSError as error:
-                raise _unreadable(domain, disk, error) from error
-        if reason is not None:
-            left_out.append(LeftOut(disk, reason))
-    return planned, left_out
-
-
-def datasets_of(domain: Domain) -> set[str]:
-    """Datasets that hold a domain's disks; of an image that is gone, the one it would be in."""
-    found: set[str] = set()
-    mounts = read_mounts()
-    for disk in domain.disks:
-        if disk.source is None or not disk.source.startswith("/"):
-            continue
-        with suppress(NotOnZfsError, OSError):
-            found.add(resolve_nearest(disk.source, mounts).name)
-    return found
-
-
-def dataset_under(path: Path) -> str | None:
-    """The dataset that holds a path, or would if it existed; ``None`` off ZFS."""
-    with suppress(NotOnZfsError, OSError):
-        return resolve(str(existing_part(path))).name
-    return None
-
-
-def _left_out_by_nature(disk: Disk, exclude: tuple[str, ...]) -> str | None:
-    if disk.target in exclude:
-        return "excluded by the configuration"
-    if disk.device in ("cdrom", "floppy"):
-        return f"removable ({disk.device})"
-    if disk.readonly:
-        return "read-only"
-    if disk.source is None:
-        return f"not a local file or device ({disk.kind})"
-    return None
-
-
-def _unreadable(domain: Domain, disk: Disk, error: OSError) -> RefusedError | UnavailableError:
-    thing = f"{domain.name}: {disk.target} ({disk.source})"
-    if isinstance(error, PermissionError):
-        return UnavailableError(thing, "permission denied", "run snaporch as root")
-    return RefusedError(thing, error.strerror or "cannot be read", "see `virsh domblklist`")
+    def renamed(self, name: str) -> Plan:
+        """Return the same plan for a snapshot of another name."""
+        return replace(self, facts=replace(self.facts, snapshot=name))
 
 
 def make_plan(
     context: Context,
     domain: Domain,
-    name: str | None,
-    level: str | None = None,
+    request: SnapshotRequest = AS_CONFIGURED,
     *,
     awaited: int | None = None,
-    policy: str | None = None,
     group: GroupRun | None = None,
     heed_stranger: bool = True,
 ) -> Plan:
-    """Plan a snapshot of ``domain``; ``name`` is the snapshot's, or ``None`` for the default.
+    """Plan a snapshot of a domain.
 
     Args:
-        level: overrides the configured one.
-        awaited: seconds for which the frozen window may wait for somebody else to take the
-            snapshots, under whatever names; ``None`` when the run takes them.
-        policy: the policy it is taken for, which the default name ends in.
-        group: the group it is taken with: its members stand still until all do.
-        heed_stranger: whether overlays are avoided where somebody else snapshots the datasets.
+        context: configuration, hypervisor and pools.
+        domain: the domain as it is now.
+        request: name, level, policy and rate.
+        awaited: seconds for which the guest may stay frozen until another program has taken the
+            snapshots, under names of its own; ``None`` if the run takes them.
+        group: the group whose members stay frozen until all are.
+        heed_stranger: whether to avoid overlays if another program snapshots the datasets.
 
     Raises:
-        RefusedError: it cannot be done, and why.
+        RefusedError: the snapshot is not possible.
+        UnavailableError: libvirt or a file cannot be read.
     """
     if domain.trouble:
-        raise UnavailableError(domain.name, f"libvirt cannot look at it ({domain.trouble})")
+        raise UnavailableError(domain.name, f"libvirt cannot read it ({domain.trouble})")
     check_store(context.store, context.pool, context.hypervisor)
     settings = context.config.settings(domain.name, domain.uuid)
+    if request.rate is not None:
+        settings = settings.model_copy(update={"rate": request.rate})
     check_firmware(domain, context.config.libvirt_uri)
     planned, left_out = locate_disks(domain, settings.exclude_disks)
     if not planned:
         details = "; ".join(out.describe() for out in left_out)
         raise RefusedError(domain.name, f"no disk on ZFS ({details or 'it has no disks'})")
-    started = datetime.now(UTC)
+    now = datetime.now(UTC)
+    disks = [each.disk for each in planned]
     datasets = tuple(sorted({disk.dataset.name for disk in planned}))
     _check_reservations(context, domain, datasets)
     beneath = find_beneath(
-        domain,
-        [each.disk for each in planned],
-        {each.dataset for each in planned},
-        context.hypervisor.domains,
+        domain, disks, {each.dataset for each in planned}, context.hypervisor.domains
     )
-    if awaited is not None and name is not None:
-        check_snapshot_name(name)
-        snapshot = name
-    else:
-        snapshot = _free_name(context, domain, datasets, name, started, policy or "manual")
-    run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-    blockers = _find_blockers(context, domain, planned, left_out, beneath)
-    pools = {disk.dataset.pool for disk in planned}
-    stranger = (
-        find_stranger(context, datasets) if may_take_overlays(domain, settings, level) else ""
-    )
+    name = request.name if awaited is not None else None
+    snapshot = name or _choose_name(context, domain, datasets, request, now)
+    blockers = find_blockers(context, domain, planned, left_out, beneath)
+    overlays_possible = may_take_overlays(domain, settings, request.level)
+    stranger = find_stranger(context, datasets) if overlays_possible else ""
     choose = partial(
         choose_strategy,
         domain,
         settings,
         blockers,
-        pools,
-        level,
+        {disk.dataset.pool for disk in planned},
+        request.level,
         at_once=awaited is None,
         together=group is not None,
     )
     choice = alone = choose(avoid_overlays=_risks_overlays(context, domain, planned))
     if stranger and heed_stranger:
         choice = choose(avoid_overlays=True)
-    paths = context.config.paths
-    overlay_dir = paths.overlays / run
+    paths, run = context.config.paths, new_run_id(now)
     facts = RunFacts(
         run=run,
         domain=domain.name,
@@ -274,10 +169,10 @@ def make_plan(
         strategy=choice.strategy,
         snapshot=snapshot,
         datasets=datasets,
-        overlay_dir=str(overlay_dir),
-        overlays=_overlays(context, domain, choice.strategy, planned, overlay_dir),
+        overlay_dir=str(paths.overlays / run),
+        overlays=_overlays(context, domain, choice.strategy, planned, paths.overlays / run),
         emulator=domain.emulator_owner,
-        # Under one name for all runs: libvirt adds it to the guest's AppArmor profile each time.
+        # One name for all runs, because libvirt adds it to the guest's AppArmor profile each time.
         ram_pipe=str(paths.runtime / f"{domain.uuid}.ram"),
         overlay_max_mib=paths.overlay_max_mib,
         overlay_floor_mib=paths.overlay_floor_mib,
@@ -287,8 +182,6 @@ def make_plan(
         **_downtime(context, domain, choice.strategy, settings),
     )
     return Plan(
-        run,
-        snapshot,
         domain,
         settings,
         _compressing(context, settings, facts),
@@ -297,25 +190,39 @@ def make_plan(
         beneath,
         choice.downgrade,
         facts,
-        policy,
-        group,
-        stranger,
-        choice != alone,
-        tuple(
-            tell_shared(domain, [each.disk for each in planned], context.hypervisor.domains, group)
-        ),
+        policy=request.policy,
+        group=group,
+        stranger=stranger,
+        gives_way=choice != alone,
+        shared=tuple(tell_shared(domain, disks, context.hypervisor.domains, group)),
     )
 
 
+def _choose_name(
+    context: Context,
+    domain: Domain,
+    datasets: Sequence[str],
+    request: SnapshotRequest,
+    now: datetime,
+) -> str:
+    taken = {found.name for found in context.pool.snapshots(datasets)}
+    if request.name in taken:
+        thing = f"{domain.name}@{request.name}"
+        raise RefusedError(thing, "a snapshot of that name exists", "choose another --name")
+    chosen = request.name or default_name(taken, now, request.policy)
+    check_full_names(datasets, chosen)
+    return chosen
+
+
 def _check_reservations(context: Context, domain: Domain, datasets: tuple[str, ...]) -> None:
-    """A snapshot of what has a ``refreservation`` needs room for all that it holds."""
-    together: dict[tuple[str, int], dict[str, int]] = {}
+    """Check for room: a snapshot of a dataset with ``refreservation`` reserves its data again."""
+    sharing: dict[tuple[str, int], dict[str, int]] = {}
     for name, (needed, free) in context.pool.reserved(datasets).items():
-        # What is free to several of a pool alike is free once.
-        alike = together.setdefault((name.split("/", 1)[0], free // _ALIKE), {})
-        alike[name] = needed
-        if (total := sum(alike.values())) > free:
-            names = ", ".join(sorted(alike))
+        # The same free bytes of several datasets in a pool can be used only once.
+        same = sharing.setdefault((name.split("/", 1)[0], free // _SAME_ROOM), {})
+        same[name] = needed
+        if (total := sum(same.values())) > free:
+            names = ", ".join(sorted(same))
             raise RefusedError(
                 domain.name,
                 f"a snapshot of {names} needs {total >> 20} MiB free, {max(free, 0) >> 20} MiB "
@@ -324,7 +231,7 @@ def _check_reservations(context: Context, domain: Domain, datasets: tuple[str, .
             )
 
 
-def _risks_overlays(context: Context, domain: Domain, planned: list[PlannedDisk]) -> bool:
+def _risks_overlays(context: Context, domain: Domain, planned: Sequence[PlannedDisk]) -> bool:
     discarding = [disk.disk for disk in planned if disk.disk.discards]
     if not discarding:
         return False
@@ -334,7 +241,7 @@ def _risks_overlays(context: Context, domain: Domain, planned: list[PlannedDisk]
 def _downtime(
     context: Context, domain: Domain, strategy: Strategy, settings: DomainSettings
 ) -> dict[str, int]:
-    """The facts about the emulator's downtime limit."""
+    """Return the fields of the facts about the emulator's downtime limit."""
     if not settings.downtime_limit or strategy.level is not Level.RAM:
         return {}
     own = context.hypervisor.downtime_limit(domain.uuid)
@@ -346,8 +253,8 @@ def _compressing(context: Context, settings: DomainSettings, facts: RunFacts) ->
     method = choose(settings.compression, reads_zstd=context.hypervisor.reads_zstd())
     level = settings.fixed_level
     if level is None:
-        follows = method is Compression.ZSTD and facts.strategy.level is Level.RAM
-        level = next_level(context.store.last_pace(facts.uuid)) if follows else FIRST_LEVEL
+        adjusted = method is Compression.ZSTD and facts.strategy.level is Level.RAM
+        level = next_level(context.store.last_pace(facts.uuid)) if adjusted else FIRST_LEVEL
     return Compressing(method, level, settings.compression_threads)
 
 
@@ -355,7 +262,7 @@ def _overlays(
     context: Context,
     domain: Domain,
     strategy: Strategy,
-    planned: list[PlannedDisk],
+    planned: Sequence[PlannedDisk],
     directory: Path,
 ) -> tuple[OverlayDisk, ...]:
     if strategy is not Strategy.OVERLAY:
@@ -369,157 +276,13 @@ def _overlays(
 def _overlay(
     domain: Domain, planned: PlannedDisk, directory: Path, below: tuple[BackingImage, ...]
 ) -> OverlayDisk:
-    block = stat.S_ISBLK(os.stat(planned.path).st_mode)
+    is_block = stat.S_ISBLK(os.stat(planned.path).st_mode)
     return OverlayDisk(
         target=planned.disk.target,
         base=planned.path,
-        base_kind="block" if block else "file",
+        base_kind="block" if is_block else "file",
         base_format=planned.disk.format,
         overlay=str(directory / f"{planned.disk.target}.qcow2"),
         below=below,
         xml=disk_xml(domain.inactive_xml, planned.disk.target) if domain.inactive_xml else "",
     )
-
-
-def _free_name(
-    context: Context,
-    domain: Domain,
-    datasets: tuple[str, ...],
-    name: str | None,
-    now: datetime,
-    purpose: str,
-) -> str:
-    taken = {found.name for found in context.pool.snapshots(datasets)}
-    if name is not None:
-        check_snapshot_name(name)
-        if name in taken:
-            raise RefusedError(
-                f"{domain.name}@{name}", "a snapshot of that name exists", "choose another --name"
-            )
-        chosen = name
-    else:
-        stem = f"snaporch_{now:%Y%m%dT%H%M%SZ}"
-        candidates = (f"{stem}{more}_{purpose}" for more in ["", *(f".{n}" for n in range(2, 100))])
-        chosen = next(candidate for candidate in candidates if candidate not in taken)
-    for dataset in datasets:
-        if len(f"{dataset}@{chosen}".encode()) > MAX_FULL_NAME:
-            raise RefusedError(
-                f"{dataset}@{chosen}", "is longer than ZFS allows", "use a short --name"
-            )
-    return chosen
-
-
-def _find_blockers(
-    context: Context,
-    domain: Domain,
-    planned: list[PlannedDisk],
-    left_out: list[LeftOut],
-    beneath: Sequence[BackingFile],
-) -> list[Blocker]:
-    """What the hypervisor knows, and what only the disks' places tell."""
-    if not domain.active:
-        return []
-    check_idle(context.hypervisor, domain)
-    for out in left_out:
-        _check_foreign_overlay(context, domain, out)
-    blockers = context.hypervisor.blockers(domain)
-    blockers += filter(None, map(_commits_alone, beneath))
-    blockers += _overlay_place(context, planned)
-    blockers += _store_place(context, planned)
-    blockers += _ram_room(context, domain)
-    elsewhere = {out.disk.target for out in left_out}
-    return [blocker for blocker in blockers if blocker.target not in elsewhere]
-
-
-def _commits_alone(file: BackingFile) -> Blocker | None:
-    """What qemu-img cannot commit an overlay over, or not without believing a header."""
-    what = f"lies over {file.path}"
-    if file.data:
-        what = f"has a data file ({file.path})"
-    elif not file.is_unknown and file.format in _COMMITTED:
-        return None
-    reason = f"{file.target} {what}, so that only libvirt could commit an overlay into it"
-    return Blocker(frozenset({Strategy.OVERLAY}), reason, "use manual")
-
-
-def _check_foreign_overlay(context: Context, domain: Domain, out: LeftOut) -> None:
-    """A disk off ZFS whose backing chain leads onto ZFS is what a failed run of some tool left."""
-    for below in context.hypervisor.backing_chain(domain, out.disk.target):
-        try:
-            dataset = resolve(below)
-        except (NotOnZfsError, OSError):
-            continue
-        raise RefusedError(
-            f"{domain.name}: {out.disk.target}",
-            f"it runs on the overlay {out.disk.source} over {below} ({dataset.name}), which "
-            "snaporch did not make",
-            f"commit it: virsh blockcommit {domain.name} {out.disk.target} --active --pivot",
-        )
-
-
-def _overlay_place(context: Context, planned: list[PlannedDisk]) -> Iterator[Blocker]:
-    """An overlay inside a snapshotted dataset would be in the snapshot, and go in a rollback."""
-    directory = context.config.paths.overlays
-    existing = existing_part(directory)
-    with suppress(NotOnZfsError):
-        dataset = resolve(str(existing))
-        if dataset in {disk.dataset for disk in planned}:
-            yield Blocker(
-                frozenset({Strategy.OVERLAY}),
-                f"the overlay directory {directory} lies in {dataset.name}, which would be "
-                "snapshotted",
-                "set paths.overlays to a place outside the guests' datasets",
-            )
-    for what, place in (("overlay", directory), ("journal", context.config.paths.journal)):
-        if kind := forgetful(existing_part(place)):
-            yield Blocker(
-                frozenset({Strategy.OVERLAY}),
-                f"the {what} directory {place} is on {kind}, and a power loss would take the "
-                "guest's last writes with it",
-                f"set paths.{what}{'s' if what == 'overlay' else ''} to a place on a disk",
-            )
-    free, wanted = free_mib(existing), context.config.paths.overlay_reserve_mib
-    if free < wanted:
-        yield Blocker(
-            frozenset({Strategy.OVERLAY}),
-            f"the file system of {directory} has {free} MiB free, {wanted} MiB are needed",
-            "make room, or see paths.overlay_reserve_mib",
-        )
-
-
-def _store_place(context: Context, planned: list[PlannedDisk]) -> Iterator[Blocker]:
-    """A bundle inside the guest's own dataset would be gone after the rollback it is needed for."""
-    store = context.config.paths.bundles
-    with suppress(NotOnZfsError):
-        dataset = resolve(str(existing_part(store)))
-        if dataset in {disk.dataset for disk in planned}:
-            yield Blocker(
-                frozenset({Strategy.OVERLAY, Strategy.MANUAL}),
-                f"the bundle store {store} lies in {dataset.name}, which is the guest's",
-                "set paths.bundles to a place outside the guests' datasets",
-            )
-
-
-def _ram_room(context: Context, domain: Domain) -> Iterator[Blocker]:
-    """RAM in use, at the ratio that a fast compressor reaches on an ordinary guest at worst."""
-    store = context.config.paths.bundles
-    used = context.hypervisor.ram_in_use(domain.uuid)
-    needed = int(used * _RAM_RATIO) >> 20
-    free = free_mib(existing_part(store))
-    if free < needed:
-        yield Blocker(
-            frozenset({Strategy.OVERLAY, Strategy.MANUAL}),
-            f"the bundle store {store} has {free} MiB free, RAM needs about {needed} MiB",
-            "make room in the bundle store",
-        )
-
-
-def existing_part(path: Path) -> Path:
-    """The path, or the nearest directory above it that there is."""
-    return next(candidate for candidate in [path, *path.parents] if candidate.exists())
-
-
-def free_mib(path: Path) -> int:
-    """Room on the file system of ``path``, in MiB."""
-    room = os.statvfs(path)
-    return room.f_bavail * room.f_frsize >> 20

@@ -1,17 +1,17 @@
-"""The run: freeze, snapshot the pools inside the frozen instant, release, seal.
+"""The run: freeze the guest, snapshot the pools while it is frozen, release it, seal the bundle.
 
-``PREPARE`` and ``FREEZE`` can be undone and stop for a signal. From ``POOL_SNAPSHOT`` on the run
-finishes what it began: the way forward is as short as the way back. Only RAM of which nothing more
-can be stored is not waited for when somebody wants the run to end.
+A signal during ``PREPARE`` or ``FREEZE`` undoes the run. From ``POOL_SNAPSHOT`` on a run always
+finishes, because finishing takes no longer than undoing. The exception is RAM that can no longer be
+stored: a signal ends the wait for it.
 """
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from snaporch import default_paths
@@ -38,6 +38,7 @@ from snaporch.snapshot.bundle_parts import build_manifest, side_parts
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.guest_changes import check_idle
 from snaporch.snapshot.plan import Plan, make_plan
+from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
 from snaporch.snapshot.snapshotter import LocalSnapshotter, Snapshotter, properties_of
 from snaporch.snapshot.store_pages import into_pages
 from snaporch.snapshot.strategies import make_strategy
@@ -48,82 +49,121 @@ from snaporch.zfs.resolver import flush_device
 
 
 class FreezeFailedError(RunFailedError):
-    """The guest could not be made to stand still; it is on its bases, and nothing was kept."""
+    """The guest could not be frozen; it runs on its base images, and nothing was kept."""
+
+
+_TRY_ANOTHER_WAY = (FreezeFailedError, StrategyUnavailableError)
 
 
 def take_snapshot(
     context: Context,
     domain: Domain,
+    request: SnapshotRequest = AS_CONFIGURED,
     *,
-    name: str | None,
-    wait: int | None,
-    level: str | None = None,
     taker: Snapshotter | None = None,
-    policy: str | None = None,
-    rate: int | None = None,
-    if_changed: bool = False,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
     Args:
-        name: of the snapshot, or ``None`` for ``snaporch_<UTC time>_manual``.
-        wait: seconds to wait for another run on the domain; ``None`` for the configured ones.
-        level: overrides the configured one.
-        taker: who takes the ZFS snapshots; the run itself when ``None``.
-        policy: the policy it is taken for: it marks the snapshots, and is in their name.
-        rate: overrides the configured one.
-        if_changed: of a guest that is off and has not changed since the policy's last snapshot,
-            none is taken: that one is returned, and says since when it is known.
+        context: configuration, hypervisor, pools and progress.
+        domain: the domain; it is read again when its lock is held.
+        request: what the caller asks for.
+        taker: takes the ZFS snapshots; the run itself does if ``None``.
+
+    Returns:
+        The new snapshot; or with ``request.if_changed`` the policy's last one, if the guest is off
+        and nothing has changed since.
 
     Raises:
         RefusedError, BusyError, UnavailableError: nothing was touched.
         RunFailedError: it failed and the guest is back on its base images.
         AttentionError: it failed and the guest may still be on overlays; says what to do.
     """
-    settings = context.config.settings(domain.name, domain.uuid)
-    patience = settings.wait if wait is None else wait
     taker = taker or LocalSnapshotter(context)
-    seconds = taker.window_seconds if taker.awaited else None
+    with snapshot_lock(context, domain, request):
+        plan = _plan_for(context, context.hypervisor.domain(domain.uuid), request, taker)
+        if request.if_changed and (last := find_unchanged(context, plan)) is not None:
+            context.progress.step(domain.name, f"off, unchanged since @{last.snapshot}")
+            return last
+        return run_plan(context, plan, request, taker)
+
+
+@contextmanager
+def snapshot_lock(context: Context, domain: Domain, request: SnapshotRequest) -> Iterator[None]:
+    """Hold a domain's lock for a snapshot, and first recover an interrupted run of the domain.
+
+    Raises:
+        BusyError: another process holds the lock for longer than the request's ``wait``.
+        AttentionError: the interrupted run cannot be recovered.
+    """
+    settings = context.config.settings(domain.name, domain.uuid)
     with domain_lock(
         default_paths.LOCKS,
         domain.name,
         domain.uuid,
         "snapshot",
-        wait=patience,
+        wait=settings.wait if request.wait is None else request.wait,
         interrupt=context.interrupt,
     ):
         for result in recover(context, domain.uuid):
             context.progress.note(domain.name, str(result))
-        current = context.hypervisor.domain(domain.uuid)
-        wanted = partial(make_plan, awaited=seconds, policy=policy, group=taker.group)
-        plan = wanted(context, current, name, level)
-        if if_changed and (last := find_unchanged(context, plan)) is not None:
-            context.progress.step(domain.name, f"off, unchanged since @{last.snapshot}")
-            return last
-        if rate is not None:
-            plan = replace(plan, settings=plan.settings.model_copy(update={"ram_rate": rate}))
-        if plan.gives_way:
-            try:
-                return _Run(context, plan, taker).execute()
-            except (FreezeFailedError, StrategyUnavailableError) as error:
-                failure = error.reason
-            current = context.hypervisor.domain(domain.uuid)
-            text = f"{plan.strategy} failed ({_and_state(failure, plan.domain, current)})"
-            context.progress.note(domain.name, f"{text}: taking overlay instead")
-            again = wanted(context, current, name, level, heed_stranger=False)
-            plan = replace(again, settings=plan.settings)
+        yield
+
+
+def run_plan(
+    context: Context, plan: Plan, request: SnapshotRequest, taker: Snapshotter
+) -> SnapshotRecord:
+    """Carry out a plan; if the guest cannot be frozen, try the other ways that are allowed.
+
+    The caller holds the domain's lock. The other ways are overlays where they were avoided only for
+    another program, and then the lower level of ``on_unavailable``.
+
+    Raises:
+        As :func:`take_snapshot`.
+    """
+    while True:
         try:
             return _Run(context, plan, taker).execute()
-        except (FreezeFailedError, StrategyUnavailableError) as error:
-            lower = settings.on_unavailable
-            if lower == "fail" or not is_lower(Level(lower), plan.level):
+        except _TRY_ANOTHER_WAY as error:
+            another = _plan_another_way(context, plan, request, taker, error.reason)
+            if another is None:
                 raise
-            failure = error.reason
-        current = context.hypervisor.domain(domain.uuid)
-        text = f"{plan.level} failed ({_and_state(failure, plan.domain, current)})"
-        reason = f"{text}: taking {lower} instead"
-        plan = wanted(context, current, name, lower)
-        return _Run(context, replace(plan, downgrade=reason), taker).execute()
+            plan = another
+
+
+def _plan_another_way(
+    context: Context, failed: Plan, request: SnapshotRequest, taker: Snapshotter, failure: str
+) -> Plan | None:
+    lower = failed.settings.on_unavailable
+    may_lower = lower != "fail" and is_lower(Level(lower), failed.level)
+    if not failed.gives_way and not may_lower:
+        return None
+    now = context.hypervisor.domain(failed.domain.uuid)
+    reason = "; ".join(filter(None, (failure, _changed_state(failed.domain, now))))
+    if failed.gives_way:
+        text = f"{failed.strategy} failed ({reason}): taking overlay instead"
+        context.progress.note(failed.domain.name, text)
+        return _plan_for(context, now, request, taker, heed_stranger=False)
+    plan = _plan_for(context, now, replace(request, level=lower), taker)
+    return replace(plan, downgrade=f"{failed.level} failed ({reason}): taking {lower} instead")
+
+
+def _plan_for(
+    context: Context,
+    domain: Domain,
+    request: SnapshotRequest,
+    taker: Snapshotter,
+    *,
+    heed_stranger: bool = True,
+) -> Plan:
+    return make_plan(
+        context,
+        domain,
+        request,
+        awaited=taker.window_seconds if taker.awaited else None,
+        group=taker.group,
+        heed_stranger=heed_stranger,
+    )
 
 
 class _Run:
@@ -144,9 +184,9 @@ class _Run:
         journal = Journal(self._context.config.paths.journal, plan.facts)
         try:
             start_guardian(self._context, plan.facts, journal.path)
-            record = self._forward(journal)
+            record = self._carry_out(journal)
         except BaseException as error:
-            outcome = self._backward(journal, error)
+            outcome = self._recover(journal, error)
             if outcome is error:
                 raise
             raise outcome from error
@@ -166,25 +206,25 @@ class _Run:
             danger = "if power is lost now, libvirt may start it on its overlays"
             progress.note(name, f"{danger}: {missing.reason}; run: {missing.step}")
         for out in self._plan.left_out:
-            tell = progress.note if out.matters else progress.step
-            tell(name, f"left out: {out.describe()}")
-        for text in (*_about_stranger(self._plan), *self._plan.shared):
+            report = progress.note if out.matters else progress.step
+            report(name, f"left out: {out.describe()}")
+        for text in (*_about_other_program(self._plan), *self._plan.shared):
             progress.note(name, text)
         for file in self._plan.beneath:
             if file.is_unknown:
-                told = "not snapshotted, and nobody will know whether it is still the same"
-                progress.note(name, f"{told}: {file.path}, beneath {file.target}")
+                text = "not snapshotted, and a later change of it cannot be detected"
+                progress.note(name, f"{text}: {file.path}, beneath {file.target}")
             elif file.dataset is None:
-                progress.step(name, f"not snapshotted, must stay as it is: {file.path}")
+                progress.step(name, f"not snapshotted, must not be changed: {file.path}")
         if self._plan.level is Level.RAM and any(out.matters for out in self._plan.left_out):
-            progress.note(name, "RAM will not be of one instant with what is left out")
+            progress.note(name, "RAM and the disks that are left out will be of different instants")
 
-    def _forward(self, journal: Journal) -> SnapshotRecord:
+    def _carry_out(self, journal: Journal) -> SnapshotRecord:
         plan = self._plan
         bundle = self._context.store.create(plan.domain.uuid, plan.run)
         strategy = make_strategy(RunMaterial(self._context, plan, bundle, journal))
         properties = properties_of(plan, bundle.reference)
-        # What prepare() opened is let go of even if the journal cannot be written any more.
+        # abandon() closes what prepare() opened even if the journal cannot be written any more.
         try:
             with journal.step(Step.PREPARE):
                 await_guardian(self._context, plan.facts, journal.path)
@@ -226,21 +266,21 @@ class _Run:
         return record_of(self._context.store, there, plan.run, snapshots[0].name)
 
     def _reached(self, strategy: FreezeStrategy) -> Level:
-        """What the snapshots are worth; who took them may have been waited for a long time."""
+        """Return the level of the snapshots; the guest may have changed while it was frozen."""
         level = strategy.reached()
         if level is Level.TORN or (level is Level.CRASH and self._plan.level is not Level.CRASH):
             return level
         try:
             strategy.check_unchanged(state=False)
         except ChangedError as error:
-            if level is Level.CRASH:  # of a guest that runs: they may not hold all its disks
+            if level is Level.CRASH:  # the guest runs: the snapshots may lack some of its disks
                 raise
             self._context.progress.note(self._domain.name, error.reason)
             return strategy.disturbed(level)
         return level
 
     def _are_torn(self, snapshots: list[PoolSnapshot]) -> bool:
-        """Whether the run's own were taken during a commit: its own, or of who shares a dataset."""
+        """Whether the run's snapshots fell into a commit, its own or another guest's."""
         context, datasets = self._context, self._plan.facts.datasets
         commits = commits_of_all(context.config.paths.journal)
         for torn in mark_torn(context.pool, datasets, commits):
@@ -249,7 +289,7 @@ class _Run:
         return any(is_torn(each) for each in context.pool.snapshots(datasets) if each.guid in own)
 
     def _snapshot_pools(self, properties: Mapping[str, str]) -> None:
-        """Inside the frozen window: nothing here that could be done before or after it."""
+        """Take the ZFS snapshots; what can be done before or after the pause must not be here."""
         for planned in self._plan.disks:
             if stat.S_ISBLK(Path(planned.path).stat().st_mode):
                 flush_device(planned.path)
@@ -275,10 +315,10 @@ class _Run:
             strategy.pause.began or snapshots[0].created,
         )
 
-    # -- the way back -----------------------------------------------------------------------
+    # -- after a failure --------------------------------------------------------------------
 
-    def _backward(self, journal: Journal, error: BaseException) -> BaseException:
-        """Settle, and say what happened; the journal stays when settling failed."""
+    def _recover(self, journal: Journal, error: BaseException) -> BaseException:
+        """Recover the run and return the error to raise; keep the journal if recovery fails."""
         name = self._domain.name
         cancelled = isinstance(error, CancelledError) and not let_go_mark(journal.path).exists()
         doing = "finishing the run" if self._taken else "undoing the run"
@@ -315,22 +355,22 @@ class _Run:
         return kind(name, _reason(error, name), self._remains(completed=completed))
 
     def _remains(self, *, completed: bool) -> str:
-        guest = self._how_the_guest_is()
+        guest = self._guest_state()
         if not self._taken:
             return f"{guest} and nothing was kept"
         kept = f"{guest}; @{self._plan.snapshot} was kept"
         return f"{kept} and is complete" if completed else f"{kept}, but only as crash-consistent"
 
-    def _how_the_guest_is(self) -> str:
+    def _guest_state(self) -> str:
         try:
             now = self._context.hypervisor.find(self._domain.uuid)
         except SnaporchError:
-            return "the guest was let go"
+            return "the guest was released"
         return _changed_state(self._domain, now) or "the guest is as it was"
 
 
 def _changed_state(before: Domain, now: Domain | None) -> str:
-    """How the guest is, unless it is as it was."""
+    """Describe how the guest is now; empty if it is as it was before."""
     if before.active and (now is None or now.boot != before.boot):
         return "the guest's QEMU ended meanwhile"
     if now is None or now.state is before.state:
@@ -341,12 +381,8 @@ def _changed_state(before: Domain, now: Domain | None) -> str:
     return f"{state} (if `virsh dompmwakeup` does not wake it: virsh destroy, virsh start)"
 
 
-def _and_state(failure: str, before: Domain, now: Domain) -> str:
-    return "; ".join(filter(None, (failure, _changed_state(before, now))))
-
-
-def _about_stranger(plan: Plan) -> tuple[str, ...]:
-    """What somebody else who snapshots the datasets makes of the run, or it of him."""
+def _about_other_program(plan: Plan) -> tuple[str, ...]:
+    """Describe what another program that snapshots the datasets means for the run."""
     if plan.gives_way:
         return (f"{plan.stranger}: {plan.strategy}, without overlays",)
     if plan.stranger and plan.facts.overlays:
@@ -355,7 +391,7 @@ def _about_stranger(plan: Plan) -> tuple[str, ...]:
 
 
 def _reason(error: BaseException, name: str) -> str:
-    """What a line that names the guest already says of an error."""
+    """Describe an error for a line that names the guest already."""
     if isinstance(error, SnaporchError):
         if error.thing == name:
             return one_line(error.explanation)

@@ -1,4 +1,4 @@
-"""Who takes the ZFS snapshots of a run: the run, or somebody it holds the guest still for."""
+"""The part of a run that takes the ZFS snapshots, or lets another program take them."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from snaporch.zfs import PREFIX, PoolError
 
 
 class Snapshotter(Protocol):
-    """Asked in this order: ``prepare``, ``take``, ``level``, ``released``, ``taken``."""
+    """Called in this order: ``prepare``, ``take``, ``level``, ``released``, ``taken``."""
 
     awaited: bool
-    """Whether somebody else takes them; then they are not the run's to destroy."""
+    """Whether another program takes the snapshots; then a run never destroys them."""
     window_seconds: int
-    """How long the frozen window may stay open while somebody else takes them; 0 if nobody does."""
+    """Seconds for which the guest may stay frozen for another program; 0 if there is none."""
     group: GroupRun | None
-    """The consistency group they are taken with."""
+    """The consistency group with which the snapshots are taken."""
 
     def prepare(self, plan: Plan) -> None:
-        """Before the guest is frozen."""
+        """Prepare the snapshots; called before the guest is frozen."""
 
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
-        """Inside the frozen window; back when the snapshots are there.
+        """Take the snapshots, or wait for them; called while the guest is frozen.
 
         Raises:
-            SnaporchError: there are none.
+            SnaporchError: the snapshots do not exist.
         """
 
     def level(self, reached: Level) -> Level:
-        """What the snapshots are worth when the guest stood still for ``reached``."""
+        """Return the level of the snapshots, if the freeze reached the level ``reached``."""
 
     def released(self) -> None:
-        """The guest goes on."""
+        """Called when the guest is released."""
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
-        """The snapshots, which carry ``properties`` now.
+        """Return the snapshots, which have the ``properties`` now.
 
         Raises:
-            PoolError: they are not all there any more.
+            PoolError: a snapshot was destroyed meanwhile.
         """
 
 
 class LocalSnapshotter:
-    """The run takes them: one atomic snapshot per pool."""
+    """Takes the snapshots itself: one atomic call for each pool."""
 
     awaited = False
     window_seconds = 0
@@ -57,30 +57,32 @@ class LocalSnapshotter:
         self._context = context
 
     def prepare(self, plan: Plan) -> None:
-        """Nothing."""
+        """Need no preparation."""
 
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
-        """See :class:`Snapshotter`; none is left of a pool that failed."""
+        """Take the snapshots; a pool whose call fails has none of them."""
         for names in plan.by_pool().values():
             self._context.pool.snapshot(names, properties)
 
     def level(self, reached: Level) -> Level:
-        """Just that."""
+        """Return ``reached``."""
         return reached
 
     def released(self) -> None:
-        """Nobody waits for it."""
+        """Notify no other program."""
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
-        """See :class:`Snapshotter`."""
+        """Return the snapshots that have the properties of this run."""
         snapshots = own_snapshots(self._context, plan.facts)
         if len(snapshots) != len(plan.datasets):
-            raise PoolError(f"@{plan.snapshot}", "was destroyed by someone else while it was taken")
+            raise PoolError(
+                f"@{plan.snapshot}", "was destroyed by another program while it was taken"
+            )
         return snapshots
 
 
 def properties_of(plan: Plan, reference: str) -> dict[str, str]:
-    """What the snapshots of a run carry until its bundle is sealed."""
+    """Return the user properties of a run's snapshots until its bundle is sealed."""
     mark = {f"{PREFIX}retention": plan.policy} if plan.policy else {}
     mark |= {f"{PREFIX}group": plan.group.mark} if plan.group else {}
     mark |= marks(plan.run, plan.domain.uuid, plan.domain.name, reference)

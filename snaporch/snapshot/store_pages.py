@@ -1,11 +1,12 @@
-"""RAM that costs what changed: the pages of a sealed bundle's image go into a page file.
+"""Store RAM as pages, so that each image costs only the pages that changed.
 
-The page file lies in a dataset of its own, of which each image is a snapshot, so ZFS keeps only the
-difference. All of it happens when the run is over and its bundle whole: the image in the bundle is
-removed when the bundle's manifest names the snapshot, from which everything was read back as a
-restore will read it, and not before. So whatever goes wrong or is
-killed here, the snapshot can be restored; and a page file that is half written is no harm, because
-only its snapshots count and the next image is compared with whatever is there.
+The pages of a sealed bundle's image are copied into the page file of the guest. The page file is in
+a dataset of its own, and each image is a ZFS snapshot of it, so ZFS keeps only the difference.
+
+All of this happens after the run, when its bundle is complete. The image in the bundle is removed
+only when the pages were read back from that snapshot as a restore reads them, and the manifest
+names it. So after an error or a kill at any point the snapshot can be restored. A half-written page
+file does no harm: only its snapshots are used, and the next image is compared with its contents.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from snaporch.zfs import RAM_POOLS_PROPERTY, RAM_PROPERTY, resolver
 
 COMPRESSION = "pages"
 _MORE = 1.25
-"""What pages take beyond a whole image: small records compress less."""
+"""How much more room pages may take than a whole image: small records compress less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +39,18 @@ class PageDataset:
 
     @property
     def page_file(self) -> Path:
-        """The page file of the image to come."""
+        """The page file into which the next image is written."""
         return self.root / PAGES_NAME
 
 
 def into_pages(context: Context, record: SnapshotRecord) -> SnapshotRecord:
-    """Move the RAM of a snapshot just taken into its domain's page dataset, if so configured.
+    """Move the RAM of a new snapshot into its domain's page dataset, if so configured.
 
-    The caller holds the domain's lock, and the run is over. What cannot be done is said, and the
-    image stays as it is.
+    The caller holds the domain's lock, and the run is over. If it fails, a note is printed and the
+    bundle keeps its whole image.
+
+    Returns:
+        The record, with the bytes that are stored now.
     """
     settings = context.config.settings(record.domain, record.uuid)
     if settings.ram_store != "pages" or record.bundle is None:
@@ -84,14 +88,14 @@ def _move(context: Context, directory: Path, manifest: Manifest, ram: Part) -> M
     except BaseException:
         rest.unlink(missing_ok=True)
         raise
-    replace_manifest(directory, moved)  # if it fails, nobody knows which manifest will be there
+    replace_manifest(directory, moved)  # after an error either manifest may be on the disk
     (directory / ram.name).unlink()
     sync_directory(directory)
     return moved
 
 
 def _read_back(context: Context, moved: Manifest, rest: Path, tick: Tick) -> None:
-    """Before the image goes: what is in its place can be restored."""
+    """Check that RAM can be restored from the pages, before the image is removed."""
     part = moved.part(Role.RAM)
     assert part is not None
     assert part.pages is not None
@@ -103,7 +107,7 @@ def _read_back(context: Context, moved: Manifest, rest: Path, tick: Tick) -> Non
 
 
 def _check_room(dataset: PageDataset, ram: Part) -> None:
-    """All pages may have changed; the pool is the guests' too, and must not be filled."""
+    """Check for room for all pages: the pool is also the guests', and must not be filled."""
     free, needed = shutil.disk_usage(dataset.root).free, int(ram.bytes * _MORE)
     if needed > free:
         raise RefusedError(
@@ -114,16 +118,16 @@ def _check_room(dataset: PageDataset, ram: Part) -> None:
 
 
 _SNAPDIR = "snapdir"
-"""By hand pages are read from ``.zfs``, which a pool may have disabled for all of it."""
+"""Makes ``.zfs`` available, from which an admin reads pages; a pool may have disabled it."""
 
 
 def page_dataset(context: Context, uuid: str) -> PageDataset:
-    """The page dataset of a domain, made if there is none.
+    """Return the page dataset of a domain, and create it if it does not exist.
 
     Raises:
-        RefusedError: a dataset of that name is not snaporch's.
-        PoolError: it cannot be made.
-        NotOnZfsError: it is not mounted.
+        RefusedError: snaporch did not create the dataset of that name.
+        PoolError: the dataset cannot be created.
+        NotOnZfsError: the dataset is not mounted.
     """
     name = f"{context.config.ram_pages.dataset}/{uuid}"
     if name not in {dataset.name for dataset in context.pool.datasets()}:
@@ -141,7 +145,9 @@ def page_dataset(context: Context, uuid: str) -> PageDataset:
     own = context.pool.local_properties([RAM_PROPERTY, _SNAPDIR]).get(name, {})
     if own.get(RAM_PROPERTY) != uuid:
         raise RefusedError(
-            name, "was not made for RAM by snaporch here", f"zfs set {RAM_PROPERTY}={uuid} {name}"
+            name,
+            "was not created for RAM by this snaporch",
+            f"zfs set {RAM_PROPERTY}={uuid} {name}",
         )
     if own.get(_SNAPDIR) not in ("hidden", "visible"):
         context.pool.set_properties([name], {_SNAPDIR: "hidden"})
@@ -153,7 +159,10 @@ def page_dataset(context: Context, uuid: str) -> PageDataset:
 def _snapshot(
     context: Context, dataset: PageDataset, manifest: Manifest
 ) -> tuple[PoolSnapshot, int]:
-    """Of the name of the guest's, unless one that was left over has it; and its cost in bytes."""
+    """Snapshot the page file; return the snapshot and the bytes that it costs.
+
+    Its name is that of the guest's snapshot; the run is added if an older snapshot has that name.
+    """
     before = context.pool.snapshots([dataset.name])
     name = manifest.snapshot
     if name in {snapshot.name for snapshot in before}:

@@ -1,6 +1,6 @@
-"""Whether a guest that is off is still what its policy's last snapshot holds.
+"""Find out whether a guest that is off is unchanged since its policy's last snapshot.
 
-Then a policy needs no other one. Whatever cannot be asked counts as a change.
+Then the policy needs no new snapshot. Anything that cannot be determined counts as a change.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ _SIDE = (Role.INACTIVE_XML, Role.NVRAM, Role.TPM)
 
 
 def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
-    """The policy's last snapshot, if the guest was off then, is off, and nothing of it changed.
+    """Return the policy's last snapshot if the guest was off then and has not changed since.
 
-    That it is so is written on the ZFS snapshots, with the time, so that the policy's time counts
-    as kept. ``None`` if anything was written to its datasets, its definition, firmware variables or
-    TPM state are others, the bundle is not what was stored, or any of this cannot be asked. Nor can
-    it of what lies beneath its disks and cannot be known again.
+    The time of this check is written on the ZFS snapshots, so that the policy counts as carried
+    out.
+
+    Returns:
+        The last snapshot; ``None`` if something was written to the datasets, the definition, UEFI
+        variables or TPM state differ, the bundle is damaged, a file beneath a disk cannot be
+        recognized again, or any of this cannot be determined.
     """
     domain = plan.domain
     if plan.level is not Level.OFF or plan.policy is None or plan.group or domain.managed_save:
@@ -58,12 +61,12 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
         marked = context.pool.snapshots(plan.facts.datasets)
         return record_of(context.store, marked, record.run, record.snapshot)
     except (SnaporchError, OSError) as error:
-        context.progress.note(domain.name, f"cannot tell whether it changed: {error}")
+        context.progress.note(domain.name, f"cannot determine whether it has changed: {error}")
         return None
 
 
 def _last(context: Context, plan: Plan, there: list[PoolSnapshot]) -> SnapshotRecord | None:
-    """The policy's last one, by what ZFS took last, whatever the clock said."""
+    """Return the policy's last snapshot by ZFS's transaction groups, which no clock can change."""
     own = [each for each in there if each.properties.get("uuid") == plan.domain.uuid]
     made = {each.full_name: each.createtxg for each in own}
     records = marked_records(context.store, own, {each.guid for each in there})
@@ -81,7 +84,7 @@ def _is_whole(record: SnapshotRecord) -> bool:
 
 
 def _is_held(manifest: Manifest, plan: Plan) -> bool:
-    """Whether the bundle has the guest's disks, definition, variables and TPM state of now."""
+    """Whether the bundle has the guest's current disks, definition, UEFI and TPM state."""
     held = [(part.role, part.sha256) for part in manifest.parts if part.role in _SIDE]
     return manifest.disks == disk_entries(plan) and sorted(held) == sorted(_side(plan.domain))
 
@@ -101,7 +104,7 @@ def _digest(path: Path) -> str:
 
 
 def _is_written(context: Context, plan: Plan, names: list[str]) -> bool:
-    """Whether ZFS has got anything since, what lies in the host's memory included."""
+    """Whether the datasets were written to since, including data still in the host's memory."""
     for planned in plan.disks:
         if stat.S_ISBLK(Path(planned.path).stat().st_mode):
             flush_device(planned.path)

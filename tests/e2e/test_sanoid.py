@@ -159,7 +159,10 @@ def test_a_guest_that_cannot_be_frozen(guest, other, tmp_path, undisturbed, opti
     with config(tmp_path, PATIENT + '[domain.other]\nlevel = "off"\n') as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)
     assert "WARN: pre_snapshot_script failed" in outcome.err
-    assert "other: it runs, and is to be snapshotted only while it is off" in outcome.err
+    assert (
+        "other: it runs, and its level is off: it is snapshotted only while it is off"
+        in outcome.err
+    )
     datasets = ["tank/one/a", "tank/one/b", "tank/other"]
     assert len(autosnaps(*datasets)) == taken
     assert records(guest) == []

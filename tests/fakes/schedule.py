@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from snaporch.config import Config
 from snaporch.model import iso
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
 NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
@@ -31,9 +32,7 @@ class Scheduled:
         """Take a snapshot of that time; returns its record."""
         domain = self.context.hypervisor.domain(guest)
         name = None if policy else f"s{created:%H%M%S}"
-        record = take_snapshot(
-            self.context, domain, name=name, wait=None, level=level, policy=policy
-        )
+        record = take_snapshot(self.context, domain, SnapshotRequest(name, level, policy))
         for dataset in record.datasets:
             self.world.pool.age(f"{dataset}@{record.snapshot}", created)
         manifest = self.world.paths.bundles / record.uuid / record.run / "manifest.json"

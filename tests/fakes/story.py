@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
 
@@ -26,7 +27,7 @@ class Story:
 
     def snapshot(self, name):
         domain = self.world.hypervisor.domain("web")
-        return take_snapshot(self.world.context, domain, name=name, wait=0)
+        return take_snapshot(self.world.context, domain, SnapshotRequest(name))
 
     def write(self, content):
         """Write to the guest's images, as the guest would."""

@@ -22,7 +22,6 @@ from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import ForeignJournal, RunFacts
 from snaporch.model import Dataset, DatasetKind, Domain, DomainState, Owner
 from snaporch.restore import recovery
-from snaporch.snapshot import plan
 from snaporch.zfs import resolver
 from snaporch.zfs.resolver import NotOnZfsError
 
@@ -115,8 +114,7 @@ class World:
         monkeypatch.setattr("snaporch.snapshot.run.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.recovery.start_guardian.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.snapshot.run.await_guardian", self.await_guardian)
-        monkeypatch.setattr(plan, "resolve", self.resolve)
-        monkeypatch.setattr(plan, "forgetful", self.forgetful.get)
+        monkeypatch.setattr(resolver, "forgetful", self.forgetful.get)
         monkeypatch.setattr("snaporch.check.gather.forgetful", self.forgetful.get)
         monkeypatch.setattr(resolver, "resolve", self.resolve)
         monkeypatch.setattr(resolver, "mount_point_of", self.mount_point_of)

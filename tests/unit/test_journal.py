@@ -32,6 +32,7 @@ from snaporch.journal import (
 from snaporch.model import DomainState, Owner, Strategy
 from snaporch.recovery import guardian
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 
 FACTS = RunFacts(
     run="20250601T120000Z-0badcafe",
@@ -448,7 +449,7 @@ def test_whether_a_run_may_hold_its_guest(world, level, said, held):
     world.add_guest(agent=Agent.ANSWERS)
     context = world.with_defaults(ram_strategy="manual" if level == "manual" else "overlay")
     wanted = "ram" if level == "manual" else level
-    facts = make_plan(context, world.hypervisor.domain("web"), "s1", wanted).facts
+    facts = make_plan(context, world.hypervisor.domain("web"), SnapshotRequest("s1", wanted)).facts
     journal = Journal(world.paths.journal, facts)
     for what in said:
         if what in SAID:
@@ -463,7 +464,9 @@ def test_whether_a_run_may_hold_its_guest(world, level, said, held):
 
 def test_a_guest_that_was_paused_before_is_not_held(world):
     world.add_guest(state=DomainState.PAUSED)
-    facts = make_plan(world.context, world.hypervisor.domain("web"), "s1", "paused").facts
+    facts = make_plan(
+        world.context, world.hypervisor.domain("web"), SnapshotRequest("s1", "paused")
+    ).facts
     journal = Journal(world.paths.journal, facts)
     journal.note(Note.SUSPENDED)
     journal.close(settled=False)

@@ -8,7 +8,7 @@ from snaporch.errors import UsageError
 from snaporch.names import is_dataset, is_snapshot
 from snaporch.restore.select import split_name
 from snaporch.sanoid.hooks.request import read_request
-from snaporch.snapshot.plan import check_snapshot_name
+from snaporch.snapshot.snapshot_name import check_snapshot_name
 
 GOOD = ["s", "-x", "--name", "a.b:c_d-e", "two words", "-", "...", "x" * 255]
 BAD = ["", " x", "x ", "\n", "x\n", ".", "..", "a@b", "a/b", "a#b", "%x", "ä", "x" * 256]

@@ -8,6 +8,7 @@ from snaporch.clone.clone import CloneRequest, clone
 from snaporch.model import DomainState, VerificationResult
 from snaporch.restore.source import NotWholeError, records_called, whole_source
 from snaporch.show import custody, describe
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
@@ -120,7 +121,7 @@ def test_a_paused_guest_is_resumed_paused(tell, world):
 def test_without_ram_it_is_booted_or_stays_off(world, state, last):
     world.add_guest("cold", state=state or DomainState.RUNNING)
     level = "crash" if state is None else None
-    take_snapshot(world.context, world.hypervisor.domain("cold"), name="s1", wait=0, level=level)
+    take_snapshot(world.context, world.hypervisor.domain("cold"), SnapshotRequest("s1", level))
     assert shown(world, "cold@s1").by_hand[-2].split()[1] == last
 
 
@@ -129,7 +130,7 @@ def test_uefi_variables_are_put_back_whose_they_were(world, tmp_path):
     variables.write_bytes(b"x")
     variables.chmod(0o640)
     world.add_guest("efi", nvram=str(variables))
-    record = take_snapshot(world.context, world.hypervisor.domain("efi"), name="s1", wait=0)
+    record = take_snapshot(world.context, world.hypervisor.domain("efi"), SnapshotRequest("s1"))
     (line,) = [line for line in shown(world, "efi@s1").by_hand if line.startswith("install")]
     owner = variables.stat()
     assert line == (

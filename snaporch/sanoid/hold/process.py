@@ -20,6 +20,7 @@ from snaporch.sanoid.config.unhooked import held_by_hooks, unheld_by_hooks
 from snaporch.sanoid.hold.server import HoldServer
 from snaporch.sanoid.hold.snapshotter import SanoidSnapshotter
 from snaporch.sanoid.hooks.time_limits import patience
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import open_pool
 
@@ -101,7 +102,7 @@ def _hold(
     seconds = settings.hook_deadline
     taker = SanoidSnapshotter(context, door, log.notes, seconds)
     wait = patience(settings)
-    take_snapshot(context, domain, name=first.names[0], wait=wait, taker=taker)
+    take_snapshot(context, domain, SnapshotRequest(first.names[0], wait=wait), taker=taker)
 
 
 if __name__ == "__main__":

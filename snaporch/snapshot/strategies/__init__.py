@@ -1,4 +1,4 @@
-"""How a guest is made to stand still while its disks are snapshotted: one module per way."""
+"""How a guest is frozen while its disks are snapshotted: one module for each strategy."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _KINDS: dict[model.Strategy, type[FreezeStrategy]] = {
 
 
 def make_strategy(work: RunMaterial) -> FreezeStrategy:
-    """The strategy that the plan chose."""
+    """Return the strategy that the plan chose."""
     return _KINDS[work.plan.strategy](work)

@@ -1,4 +1,4 @@
-"""What every strategy does, and what it works with."""
+"""The interface of all strategies, and what they work with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_PAUSE = Pause(None, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class RunMaterial:
-    """One run's material."""
+    """What a strategy needs of its run."""
 
     context: Context
     plan: Plan
@@ -44,85 +44,85 @@ class RunMaterial:
         self.context.progress.step(self.domain.name, text)
 
     def warn(self, text: str) -> None:
-        """Report something the user should know."""
+        """Report something that the user should know."""
         self.context.progress.note(self.domain.name, text)
 
 
 class StrategyUnavailableError(RefusedError):
-    """The strategy found, before touching anything, that it cannot work."""
+    """The strategy cannot work; it found that out before it touched the guest."""
 
 
 class FreezeStrategy(ABC):
-    """The guest stands still from the end of :meth:`freeze` to the beginning of :meth:`release`.
+    """Freezes a guest, from the end of :meth:`freeze` to the beginning of :meth:`release`.
 
-    Whatever fails or is killed in between, ``recovery/settle.py`` releases the guest from what it
-    sees; a strategy has no way back of its own.
+    After a failure or kill in between, ``recovery/settle.py`` releases the guest by the state that
+    it observes. So a strategy need not undo anything itself.
     """
 
     def __init__(self, work: RunMaterial) -> None:
         self.work = work
         self.pause = NO_PAUSE
-        """How long the guest stood still; complete after :meth:`release`."""
+        """The guest's pause; complete after :meth:`release`."""
         self.held = False
-        """Somebody else has suspended the guest meanwhile, and it is to stay so."""
+        """Whether the admin has suspended the guest meanwhile, so that it must stay suspended."""
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to do
-        """Make ready what can be made before; touches no guest."""
+        """Prepare what the freeze needs, without touching the guest."""
 
     @abstractmethod
     def freeze(self) -> None:
-        """Make the disks stand still.
+        """Freeze the guest's disks.
 
         Raises:
-            HypervisorError, OSError: it could not be done.
-            InterruptedRunError: a signal came first.
+            HypervisorError, OSError: the guest cannot be frozen.
+            InterruptedRunError: a signal came before it was frozen.
         """
 
     @abstractmethod
     def reached(self) -> Level:
-        """The level that the ZFS snapshots just taken have; asked before the release."""
+        """Return the level of the ZFS snapshots; called when they exist, before the release."""
 
     @abstractmethod
     def release(self) -> None:
-        """Let the guest go on as it was."""
+        """Return the guest to the state that it had before."""
 
     def ram_part(self) -> Part | None:
-        """The finished RAM image, if the strategy captures RAM."""
+        """Finish the RAM image and return it; ``None`` if the strategy saves no RAM."""
         return None
 
     def abandon(self) -> None:  # noqa: B027 - most have nothing to do
-        """The run failed: let go of pipes and processes."""
+        """Close pipes and stop processes after a failure."""
 
     def check_unchanged(self, *, state: bool = True) -> None:
-        """See that the guest is still what was planned.
+        """Check that the guest is as it was when the run was planned.
 
         Args:
-            state: whether it must also run, or stand still, as it did.
+            state: also check whether it runs or is paused as it did.
 
         Raises:
-            ChangedError: it is not.
+            ChangedError: the guest has changed.
         """
         plan = self.work.plan
         check_unchanged(self.work.hypervisor, plan.domain, plan.facts.overlays, state=state)
 
     def disturbed(self, level: Level) -> Level:
-        """Say that somebody else moved the guest inside the window, which ends the promise."""
+        """Warn that the guest did not stay frozen or unchanged; return the lower level."""
         self.work.warn(f"it did not stay as it was: recorded as crash-consistent, not {level}")
         return Level.CRASH
 
 
-class StandingStill(FreezeStrategy):
-    """A guest that is paused from the end of the freeze until it is released."""
+class PausingStrategy(FreezeStrategy):
+    """Keeps the guest paused from the end of the freeze until the release."""
 
     def reached(self) -> Level:
-        """The strategy's level, if nobody let the guest run in between."""
+        """Return the strategy's level if the guest has been paused all the time."""
         level = self.work.plan.level
         if self.work.hypervisor.paused_by(self.work.domain.uuid) is None:
             return self.disturbed(level)
         return level
 
     def release(self) -> None:
-        """Let it run again, if it ran."""
+        """Resume the guest if it was running before."""
         if self.work.domain.state is not DomainState.RUNNING or self.held:
             return
         released = time.monotonic()

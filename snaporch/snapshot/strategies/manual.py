@@ -1,15 +1,15 @@
-"""``manual``: RAM saved live, then the guest stays paused until its disks are snapshotted.
+"""``manual``: RAM is saved live, then the guest stays paused until its disks are snapshotted.
 
-No overlay, hence nothing to commit and nothing that can be lost; but the ZFS snapshot is inside the
-pause. Also the way of a guest that was paused before: QEMU leaves its images inactive after saving
-RAM, and would refuse to commit an overlay into them.
+There are no overlays, so there is nothing to commit and nothing can be lost. But the guest is
+paused while the ZFS snapshots are taken. A guest that was paused before is always saved this way:
+QEMU leaves its images inactive after saving RAM, and would refuse to commit an overlay into them.
 """
 
 from __future__ import annotations
 
-from snaporch.snapshot.strategies.base import StandingStill
+from snaporch.snapshot.strategies.base import PausingStrategy
 from snaporch.snapshot.strategies.ram import RamStrategy
 
 
-class Manual(StandingStill, RamStrategy):
-    """See the module."""
+class Manual(PausingStrategy, RamStrategy):
+    """Saves RAM live and then keeps the guest paused."""

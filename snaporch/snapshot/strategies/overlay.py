@@ -1,7 +1,7 @@
-"""``overlay``: RAM saved live, every disk switched to an overlay, later committed back.
+"""``overlay``: RAM is saved live and every disk switched to an overlay, which is committed later.
 
-The guest pauses only for the switch; the bases stand still for as long as the overlays are there,
-so the window may be long and the pools many.
+The guest is paused only for the switch. The base images do not change while the overlays exist, so
+there is time for the ZFS snapshots of many pools.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from snaporch.snapshot.strategies.ram import RamStrategy
 
 
 class Overlay(RamStrategy):
-    """See the module."""
+    """Saves RAM live and freezes the base images below overlays."""
 
     def make_overlays(self) -> None:
-        """Empty overlays over the bases, made before so that the freeze need not wait for them."""
+        """Make empty overlays over the bases, so that the freeze need not wait for them."""
         facts, owner = self.work.plan.facts, self.work.domain.emulator_owner
         overlay_files.make_directory(Path(facts.overlay_dir))
         for disk in facts.overlays:
@@ -34,7 +34,7 @@ class Overlay(RamStrategy):
         overlay_files.remove(Path(facts.overlay_dir), facts.overlays)
 
     def reached(self) -> Level:
-        """Nothing writes to a base below an overlay, unless somebody commits it."""
+        """Return ``ram`` unless another process has begun to commit an overlay into its base."""
         uuid = self.work.plan.facts.uuid
         live, _ = self.work.hypervisor.sources(uuid)
         on = {disk.target: disk.overlay for disk in self.work.plan.facts.overlays}
@@ -45,12 +45,15 @@ class Overlay(RamStrategy):
         return Level.RAM
 
     def _committed(self) -> Level:
-        """Somebody has begun to commit; if it was noted when, the snapshots tell by themselves."""
+        """Return the level after another process's commit.
+
+        If the journal has its times, torn snapshots are found by their transaction groups.
+        """
         level = self.disturbed(Level.RAM)
         return level if commits_in(self.work.journal.path) else Level.TORN
 
     def release(self) -> None:
-        """Commit, pivot, and remove the overlays when they hold nothing any more."""
+        """Commit the overlays, pivot to the bases, and remove the overlays that are unused."""
         facts = self.work.plan.facts
         self.work.say(f"paused {self.pause.milliseconds:.0f} ms; committing overlays")
         patience = Patience(running=self.work.plan.settings.commit_patience)
@@ -62,8 +65,8 @@ class Overlay(RamStrategy):
         remove_unused(self.work.context, facts)
 
     def _wake_from_full_disk(self) -> None:
-        """QEMU pauses a guest whose overlay cannot grow; on its base it can go on."""
+        """Resume a guest that QEMU has paused because its overlay could not grow."""
         uuid, was = self.work.domain.uuid, self.work.domain.state
         if was is DomainState.RUNNING and self.work.hypervisor.paused_by(uuid) == "ioerror":
             self.work.hypervisor.resume(uuid)
-            self.work.warn("its overlay was full, which paused it; it goes on")
+            self.work.warn("its overlay was full and QEMU had paused it; it runs again")

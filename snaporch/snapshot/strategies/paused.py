@@ -1,7 +1,7 @@
 """``paused``: the guest is suspended while its disks are snapshotted; no RAM is kept.
 
-All disks are of one instant, and QEMU has flushed what it had in hand. What the guest's own kernel
-still holds in its cache is not in the snapshot.
+All disks are of one instant, and QEMU has flushed its caches. Data in the guest's own cache is not
+in the snapshot.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from snaporch.hypervisor import Pause, milliseconds
 from snaporch.journal import Note
 from snaporch.model import DomainState, PauseParts
 from snaporch.recovery.release_guest import suspend
-from snaporch.snapshot.strategies.base import StandingStill
+from snaporch.snapshot.strategies.base import PausingStrategy
 
 
-class Paused(StandingStill):
-    """See the module."""
+class Paused(PausingStrategy):
+    """Suspends the guest."""
 
     def freeze(self) -> None:
         """Suspend a running guest; QEMU flushes every disk when it stops (``vm_stop``)."""

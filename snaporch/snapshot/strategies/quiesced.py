@@ -1,9 +1,10 @@
-"""``quiesced``: the guest's own agent freezes its file systems while its disks are snapshotted.
+"""``quiesced``: the guest agent freezes the guest's file systems while its disks are snapshotted.
 
-A freeze is never cut off half way: a signal waits until the agent has answered. An agent that does
-not answer in time leaves the guest in doubt, so it is thawed until it says that it is. What
-somebody else has frozen is theirs to thaw: no snapshot is taken of it at this level. Windows thaws
-by itself after ten seconds (VSS); past the budget the snapshot is recorded as ``crash``.
+A freeze is never interrupted: a signal takes effect when the agent has answered. If the agent does
+not answer in time, the guest may be frozen or not, so it is thawed until the agent confirms that.
+File systems that another program has frozen are left to that program, and no snapshot is taken at
+this level. Windows thaws by itself after ten seconds (VSS); after the budget
+(``quiesce_budget``) the snapshot is recorded as ``crash``.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from snaporch.snapshot.strategies.base import FreezeStrategy, StrategyUnavailabl
 
 
 class Quiesced(FreezeStrategy):
-    """See the module."""
+    """Freezes file systems through the guest agent."""
 
     def prepare(self) -> None:
-        """See that the agent answers: one that does not must not be sent a freeze to do later.
+        """Check that the agent answers: a silent agent might carry out a freeze later.
 
         Raises:
-            StrategyUnavailableError: it does not.
+            StrategyUnavailableError: it does not answer, or file systems are frozen already.
         """
         seconds = self.work.plan.settings.agent_timeout
         if not self.work.hypervisor.agent_answers(self.work.domain.uuid, seconds):
@@ -33,13 +34,13 @@ class Quiesced(FreezeStrategy):
                 f"its guest agent does not answer within {seconds} s",
                 "restart qemu-guest-agent in the guest",
             )
-        self._check_nobodys()
+        self._check_not_frozen()
 
-    def _check_nobodys(self) -> None:
-        """See that nobody has frozen the guest.
+    def _check_not_frozen(self) -> None:
+        """Check that no other program has frozen the guest.
 
         Raises:
-            StrategyUnavailableError: somebody has, or the agent does not say.
+            StrategyUnavailableError: another program has, or the agent does not report it.
         """
         frozen = self.work.hypervisor.file_systems_frozen(self.work.domain.uuid)
         if frozen:
@@ -47,7 +48,7 @@ class Quiesced(FreezeStrategy):
                 self.work.domain.name,
                 "its file systems are frozen already, and not by snaporch: by a backup tool, or "
                 "`virsh domfsfreeze`",
-                "try again when they are thawed; if nobody needs them so: virsh domfsthaw",
+                "retry when they are thawed; if no program needs them frozen: virsh domfsthaw",
             )
         if frozen is None:
             raise StrategyUnavailableError(
@@ -57,9 +58,9 @@ class Quiesced(FreezeStrategy):
             )
 
     def freeze(self) -> None:
-        """Ask the agent to freeze."""
+        """Have the agent freeze the file systems."""
         settings = self.work.plan.settings
-        self._check_nobodys()  # a member of a group has waited for the others
+        self._check_not_frozen()  # again, because a member of a group has waited for the others
         self.work.journal.note(Note.FREEZING)
         self.work.say("freezing the guest's file systems")
         since = time.monotonic()
@@ -75,13 +76,13 @@ class Quiesced(FreezeStrategy):
         self.work.say(f"froze {count} file system{'' if count == 1 else 's'}")
 
     def reached(self) -> Level:
-        """Quiesced, if the freeze held until the snapshots were there."""
+        """Return ``quiesced`` if the guest was still frozen when the snapshots existed."""
         budget = self.work.plan.settings.quiesce_budget / timedelta(milliseconds=1)
-        stood = self._stood()
-        if stood > budget:
+        frozen_ms = self._frozen_ms()
+        if frozen_ms > budget:
             self.work.warn(
-                f"frozen for {stood:.0f} ms, more than {budget:.0f} ms: the guest may have thawed "
-                "by itself; recorded as crash-consistent"
+                f"frozen for {frozen_ms:.0f} ms, more than {budget:.0f} ms: the guest may have "
+                "thawed by itself; recorded as crash-consistent"
             )
             return Level.CRASH
         if not self.work.hypervisor.file_systems_frozen(self.work.domain.uuid):
@@ -89,7 +90,7 @@ class Quiesced(FreezeStrategy):
         return Level.QUIESCED
 
     def release(self) -> None:
-        """Thaw."""
+        """Thaw the file systems."""
         released = time.monotonic()
         self.work.hypervisor.thaw_file_systems(
             self.work.domain.uuid, self.work.plan.settings.agent_timeout
@@ -97,5 +98,5 @@ class Quiesced(FreezeStrategy):
         self.pause = self.pause.over(released, time.monotonic())
         self.work.say(f"file systems were frozen for {self.pause.milliseconds:.0f} ms")
 
-    def _stood(self) -> float:
+    def _frozen_ms(self) -> float:
         return (time.monotonic() - self.pause.since) * 1000 if self.pause.since else 0.0

@@ -1,4 +1,4 @@
-"""Saving RAM while the guest runs: what the strategies ``overlay`` and ``manual`` share."""
+"""Saving RAM while the guest runs, for the strategies ``overlay`` and ``manual``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from snaporch.snapshot.strategies.ram_limits import Downtime, RamBudget, SealWat
 
 
 class RamStrategy(FreezeStrategy):
-    """RAM through a pipe into the bundle, or through a file if the pipe fails."""
+    """Saves RAM through a pipe into the bundle, or through a file if the pipe fails."""
 
     def __init__(self, work: RunMaterial) -> None:
         super().__init__(work)
@@ -27,14 +27,14 @@ class RamStrategy(FreezeStrategy):
         self._budget = RamBudget(work, self._capture, self._downtime, 0)
 
     def prepare(self) -> None:
-        """Overlays, if any, and the pipe with its reader."""
+        """Make the overlays, if any, and the pipe with its reader."""
         runtime = self.work.context.config.paths.runtime
         with explained_store(runtime):
             private_directory(runtime)
         self.make_overlays()
         self._set_limits()
         if self.work.plan.settings.ram_capture != "file":
-            self._pipe.unlink(missing_ok=True)  # of a run that left no journal
+            self._pipe.unlink(missing_ok=True)  # left by a run without a journal
             self._capture.open_stream()
 
     def _set_limits(self) -> None:
@@ -48,13 +48,13 @@ class RamStrategy(FreezeStrategy):
         self._budget = RamBudget(self.work, self._capture, self._downtime, expected)
 
     def make_overlays(self) -> None:
-        """Nothing, unless the strategy uses them."""
+        """Make the overlays, if the strategy uses them."""
 
     def remove_overlays(self) -> None:
-        """Nothing, unless the strategy uses them."""
+        """Remove unused overlays, if the strategy uses them."""
 
     def freeze(self) -> None:
-        """Save RAM; a broken pipe is no reason to fail where a file would do."""
+        """Save RAM through the pipe; if that fails, once more through a file where allowed."""
         self.check_unchanged()
         self.work.say("saving RAM while the guest runs")
         try:
@@ -74,9 +74,10 @@ class RamStrategy(FreezeStrategy):
         self._save_ram()
 
     def _may_retry(self) -> bool:
-        """Only when streaming was a choice of ours, and the guest still runs on its bases.
+        """Whether RAM may be saved again through a file.
 
-        Not when the guardian ended it, because the guest stood still for too long.
+        Only if ``ram_capture`` leaves the choice, and the guest still runs on its base images. Not
+        if the guardian released the guest because it was frozen for too long.
         """
         plan = self.work.plan
         if let_go_mark(self.work.journal.path).exists():
@@ -109,12 +110,12 @@ class RamStrategy(FreezeStrategy):
             self._downtime.put_back()
             if not isinstance(error, HypervisorError) or isinstance(error, CancelledError):
                 raise
-            if self._capture.failure is not None:  # libvirt's "broken pipe" is only its echo
+            if self._capture.failure is not None:  # the cause of libvirt's "broken pipe"
                 raise self._capture.failure from None
             raise
 
     def _note_resumed(self) -> None:
-        """With overlays libvirt has resumed the guest, also if the budget had suspended it."""
+        """Note that libvirt has resumed a guest on its overlays that the budget had suspended."""
         facts = self.work.plan.facts
         if not facts.overlays or not self._budget.suspended_it:
             return
@@ -122,26 +123,26 @@ class RamStrategy(FreezeStrategy):
             self.work.journal.note(Note.RESUMED)
 
     def _hold(self) -> None:
-        """Leave a guest suspended whose owner has suspended it meanwhile."""
+        """Leave the guest suspended if the admin has suspended it meanwhile."""
         if not self.pause.asked_for or self._budget.suspended_it:
             return
         self.held = True
         self.work.journal.note(Note.HELD)
         suspend(self.work.hypervisor, self.work.domain)  # with overlays libvirt has resumed it
-        self.work.warn("somebody suspended it while its RAM was saved: it stays suspended")
+        self.work.warn("it was suspended while its RAM was saved: it stays suspended")
 
     def _tick(self) -> None:
         try:
             self.work.context.interrupt.check(self.work.domain.name)
             self._budget.check()
         except SnaporchError:
-            self._capture.break_off()  # QEMU must not stay in a write to a full pipe
+            self._capture.break_off()  # else QEMU would hang in a write to a full pipe
             raise
         if self._capture.failure is not None:
             raise self._capture.failure
 
     def ram_part(self) -> Part:
-        """The finished image."""
+        """Finish the image and return it."""
         self._downtime.put_back()
         name, interrupt = self.work.domain.name, self.work.context.interrupt
         return self._capture.seal(SealWatch(name, interrupt).check)

@@ -1,9 +1,8 @@
-"""What saving RAM may take: seconds, bytes, and a rate while the guest runs, patience afterwards.
+"""Limits for saving RAM: seconds, bytes and a rate while the guest runs, a time limit afterwards.
 
-A guest can dirty RAM faster than it is saved, be that for its own doing or for the limits set here:
-a rate, and a downtime that the rest of RAM must fit in. So the limits are given up when they did
-not lead to an end (twice the guest's RAM was saved), and the guest is suspended, or the run
-aborted, when a budget is used up.
+A guest can change RAM faster than it is saved, by itself or because of two limits: the rate, and
+the downtime into which the rest of RAM must fit. Both limits are lifted when twice the guest's RAM
+was saved. When a budget is used up, the guest is suspended, or the run aborted.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from snaporch.snapshot.strategies.base import RunMaterial
 _REPORT_SECONDS = 0.5
 _STALL_SECONDS = 120
 _SEAL_STALL_SECONDS = 600
-"""The guest runs: a slow store may have its time, for all that is written to be on its disks."""
+"""The guest runs meanwhile, so a slow store gets time to write everything to its disks."""
 _SEAL_PATIENCE_SECONDS = 30
-"""The same when somebody wants the run to end: what goes on may come to its end."""
+"""The same after a signal: sealing that still progresses is finished."""
 _PASSES = 2
-"""Of the guest's whole RAM, before limits count as what keeps it from coming to an end."""
+"""How many times the guest's RAM is saved before the limits are lifted."""
 _SHARE = 0.5
-"""Of the budget's seconds, in which all of RAM has to fit in spite of the rate."""
+"""The share of the budget's seconds in which all of RAM must be saved, whatever the rate."""
 
 
 def fair_rate(settings: DomainSettings, ram_bytes: int) -> float:
-    """MiB a second: the configured rate, or more if the budget would be used up before the end."""
+    """Return the rate in MiB a second: the configured one, or higher if the budget needs it."""
     if not settings.ram_rate or not settings.ram_time_budget:
         return settings.ram_rate
     needed = (ram_bytes >> 20) / (settings.ram_time_budget * _SHARE)
@@ -40,36 +39,36 @@ def fair_rate(settings: DomainSettings, ram_bytes: int) -> float:
 
 
 class Downtime:
-    """QEMU's limit for the pause at the end of saving RAM; its own is put back afterwards."""
+    """QEMU's limit for the pause at the end of saving RAM, which is restored afterwards."""
 
     def __init__(self, work: RunMaterial) -> None:
         self._work = work
 
     def shorten(self) -> None:
-        """Set the configured one."""
+        """Set the configured limit."""
         facts = self._work.plan.facts
         if facts.downtime_ms:
             self._work.hypervisor.limit_downtime(facts.uuid, facts.downtime_ms)
 
     def relax(self) -> None:
-        """Put the emulator's own back while RAM is saved, and wait for no answer.
+        """Restore the emulator's own limit while RAM is saved, without waiting for an answer.
 
-        QEMU's monitor does not answer while a full pipe holds QEMU up.
+        QEMU's monitor does not answer while QEMU waits for a full pipe.
         """
         threading.Thread(target=self.put_back, name="downtime-limit", daemon=True).start()
 
     def put_back(self) -> None:
-        """Leave the emulator as it was, for migrations that are none of ours."""
+        """Restore the emulator's own limit, which later migrations use."""
         facts = self._work.plan.facts
         if facts.downtime_ms:
             self._work.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
 
 
 class RamBudget:
-    """Watches over one capture.
+    """Watches over saving RAM.
 
-    Goes by the bytes that arrive, and asks libvirt nothing: QEMU's monitor does not answer while a
-    full pipe holds QEMU up, and whoever waits for it could not stop the run any more.
+    It counts the bytes that arrive and does not ask libvirt: QEMU's monitor does not answer while
+    QEMU waits for a full pipe, and a run that waits for the monitor could not be stopped.
     """
 
     def __init__(
@@ -84,18 +83,19 @@ class RamBudget:
         self._reported = 0.0
         self._suspended = self._eased = False
         self.suspended_it = False
-        """The guest stands still by the run's own doing."""
+        """Whether the run has suspended the guest."""
 
     def begin(self) -> None:
-        """A capture begins now."""
+        """Start to count: saving RAM begins now."""
         self._began = self._moved = time.monotonic()
         self._arrived = 0
 
     def check(self) -> None:
-        """Report progress; act when the budget is used up.
+        """Report progress; suspend the guest when the budget is used up.
 
         Raises:
-            RunFailedError: it is, and the configuration says to abort; or nothing arrives any more.
+            RunFailedError: the budget is used up and ``on_ram_budget`` is ``abort``, or no RAM has
+                arrived for two minutes.
         """
         now = time.monotonic()
         arrived = self._capture.arrived_bytes
@@ -115,7 +115,7 @@ class RamBudget:
             raise RunFailedError(
                 self._work.domain.name,
                 f"no RAM has arrived for {_STALL_SECONDS} s",
-                "see whether the bundle store and the compressor still work",
+                "check the bundle store and the compressor",
             )
 
     def _ease(self) -> None:
@@ -132,7 +132,7 @@ class RamBudget:
             )
         self._suspended = True
         if self._work.hypervisor.paused_by(self._work.domain.uuid) is not None:
-            return  # somebody else has suspended it
+            return  # the admin has suspended it
         self.suspended_it = True
         self._work.warn(f"saving RAM took more than {excess}: suspending the guest to finish it")
         self._work.journal.note(Note.SUSPENDED)
@@ -148,7 +148,7 @@ class RamBudget:
 
 
 class SealWatch:
-    """Watches over sealing, when the guest runs again: until nothing moves any more."""
+    """Watches over sealing, while the guest runs again, and ends it when it does not progress."""
 
     def __init__(self, name: str, interrupt: Interrupt) -> None:
         self._name = name
@@ -157,11 +157,11 @@ class SealWatch:
         self._moved = time.monotonic()
 
     def check(self, moved: int) -> None:
-        """Called now and then, with the bytes that were compressed or stored so far.
+        """Compare the bytes that were compressed or stored so far with the last call.
 
         Raises:
-            InterruptedRunError: a signal came, and nothing has moved for some seconds.
-            RunFailedError: nothing has moved for minutes.
+            InterruptedRunError: a signal came, and there was no progress for 30 s.
+            RunFailedError: there was no progress for 600 s.
         """
         now = time.monotonic()
         if moved != self._bytes:
@@ -172,5 +172,5 @@ class SealWatch:
             raise RunFailedError(
                 self._name,
                 f"the bundle store has taken nothing for {_SEAL_STALL_SECONDS} s",
-                "see whether the bundle store and the compressor still work",
+                "check the bundle store and the compressor",
             )

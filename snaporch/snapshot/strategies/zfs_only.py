@@ -1,4 +1,4 @@
-"""``crash`` and ``off``: the ZFS snapshots alone, of a guest that runs on or is shut off."""
+"""``crash`` and ``off``: only ZFS snapshots, of a guest that is running or shut off."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from snaporch.snapshot.strategies.base import FreezeStrategy
 
 
 class ZfsOnly(FreezeStrategy):
-    """See the module."""
+    """Does not freeze the guest."""
 
     def freeze(self) -> None:
-        """Nothing."""
+        """Note the time; the guest is not touched."""
         self.pause = Pause(datetime.now(UTC), 0.0)
 
     def reached(self) -> Level:
-        """``off`` only if the guest was off from before to after, and holds no saved state."""
+        """Return ``off`` if the guest was off all the time and has no managed save image."""
         if self.work.plan.level is not Level.OFF:
             return Level.CRASH
         now = self.work.hypervisor.find(self.work.domain.uuid)
@@ -26,4 +26,4 @@ class ZfsOnly(FreezeStrategy):
         return Level.OFF
 
     def release(self) -> None:
-        """Nothing."""
+        """Release nothing: the guest was not frozen."""

@@ -18,8 +18,9 @@ from snaporch.context import Context
 from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 from snaporch.model import Dataset, DatasetKind
 from snaporch.output.terminal import TerminalProgress
-from snaporch.snapshot import plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import resolver
 from snaporch.zfs.resolver import NotOnZfsError
 
 DATASET = Dataset("bench/guest", DatasetKind.FILESYSTEM)
@@ -42,14 +43,14 @@ def main() -> None:
             raise NotOnZfsError(place, "not in the stand-in for ZFS")
         return DATASET
 
-    plan.resolve = resolve
+    resolver.resolve = resolve
     config = load_config(path)
     hypervisor = ReadsZstd(config.libvirt_uri)
     context = Context(
         config, hypervisor, FakePool(DATASET.name), TerminalProgress(quiet=True), config_path=path
     )
     with context.interrupt.watching():
-        record = take_snapshot(context, hypervisor.domain(domain), name=snapshot, wait=None)
+        record = take_snapshot(context, hypervisor.domain(domain), SnapshotRequest(snapshot))
     print(json.dumps(record.as_json()))
 
 

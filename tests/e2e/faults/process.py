@@ -16,10 +16,10 @@ from outcome import Outcome
 import snaporch.cli.recover
 import snaporch.cli.restoring
 import snaporch.cli.session
-import snaporch.cli.snapshots
 import snaporch.hypervisor.libvirt_driver
 import snaporch.recovery.unfinished
-import snaporch.snapshot.run  # noqa: F401 - all of them for the children
+import snaporch.snapshot.run
+import snaporch.snapshot.targets  # noqa: F401 - all of them for the children
 from faults import stopping
 from snaporch.cli import main
 

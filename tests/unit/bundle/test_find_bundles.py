@@ -57,9 +57,10 @@ def test_what_the_engine_writes_is_found(tmp_path, world):
     """The search reads text; this fails when manifests are written another way."""
     from pathlib import Path
 
+    from snaporch.snapshot.request import SnapshotRequest
     from snaporch.snapshot.run import take_snapshot
 
     domain = world.add_guest(disks={"vda": "tank/vm one"})
-    bundle = Path(take_snapshot(world.context, domain, name="two words", wait=0).bundle)
+    bundle = Path(take_snapshot(world.context, domain, SnapshotRequest("two words")).bundle)
     reference = f"{bundle.parent.name}/{bundle.name}"
     assert bundles_naming(world.paths.bundles, "tank/vm one", "two words") == [reference]

@@ -30,7 +30,7 @@ def document():
         "snapshots": [{"dataset": "tank/web", "name": "s", "guid": 2**64 - 1, "createtxg": 7}],
         "disks": [
             {"target": "vda", "source": "/a", "format": "raw", "dataset": "tank/web"},
-            {"target": "sda", "source": None, "format": "raw", "dataset": None, "left_out": "cd"},
+            {"target": "sda", "format": "raw", "left_out": "removable", "left_out_detail": "cdrom"},
         ],
         "parts": [
             {

@@ -21,7 +21,7 @@ from snaporch.bundle.store import (
     sha256_of,
 )
 from snaporch.errors import UnavailableError
-from snaporch.model import BundleState, Level
+from snaporch.model import BundleState, LeftOutCode, Level
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -197,7 +197,9 @@ def test_parents_of_a_private_directory_can_be_passed(tmp_path):
 
 
 def test_a_bundle_of_a_guest_with_a_disk_left_out_can_be_read_again(store):
-    out = DiskEntry(target="sda", source=None, format="raw", dataset=None, left_out="removable")
+    out = DiskEntry(
+        target="sda", source=None, format="raw", dataset=None, left_out=LeftOutCode.REMOVABLE
+    )
     sealed = manifest(disks=(out,))
     store.create(UUID, RUN).seal(sealed)
     assert store.manifest(REFERENCE) == sealed

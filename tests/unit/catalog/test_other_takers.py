@@ -11,6 +11,7 @@ from snaporch.errors import SnaporchError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState, Level, Strategy
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
@@ -23,8 +24,8 @@ def guest(world):
     return world.add_guest("web", TWO)
 
 
-def planned(world, guest, **how):
-    return make_plan(world.context, guest, None, **how)
+def planned(world, guest, level=None, **how):
+    return make_plan(world.context, guest, SnapshotRequest(level=level), **how)
 
 
 def test_without_strangers_a_guest_on_two_pools_gets_overlays(world, guest):
@@ -111,7 +112,7 @@ def test_who_needs_no_overlays_asks_nobody(world, guest, level):
 
 def test_why_there_are_no_overlays_is_said(world, guest):
     world.pool.snapshot(["tank/web@by-hand"], {})
-    take_snapshot(world.context, guest, name="s1", wait=None)
+    take_snapshot(world.context, guest, SnapshotRequest("s1"))
     assert "tank/web@by-hand is not snaporch's: manual, without overlays" in world.heard.notes
 
 
@@ -119,7 +120,7 @@ def test_where_it_makes_no_difference_nothing_is_said(world):
     world.with_defaults(ram_strategy="auto")
     guest = world.add_guest("web", {"vda": "tank/web"})
     world.pool.snapshot(["tank/web@by-hand"], {})
-    take_snapshot(world.context, guest, name="s1", wait=None)
+    take_snapshot(world.context, guest, SnapshotRequest("s1"))
     assert not [text for text in world.heard.notes if "by-hand" in text]
 
 
@@ -128,7 +129,7 @@ def test_where_manual_fails_there_are_overlays_after_all(world, guest, lower):
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, ram_capture="stream")
     world.pool.snapshot(["tank/web@by-hand"], {})
     world.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("web", "no"))
-    record = take_snapshot(world.context, guest, name="s1", wait=None)
+    record = take_snapshot(world.context, guest, SnapshotRequest("s1"))
     assert record.level is Level.RAM
     assert any("taking overlay instead" in text for text in world.heard.notes)
     assert any("will be torn" in text for text in world.heard.notes)
@@ -138,7 +139,7 @@ def test_where_manual_fails_there_are_overlays_after_all(world, guest, lower):
 def test_who_wants_overlays_all_the_same_is_told(world, guest):
     world.with_defaults(ram_strategy="overlay")
     world.pool.snapshot(["tank/web@by-hand"], {})
-    take_snapshot(world.context, guest, name="s1", wait=None)
+    take_snapshot(world.context, guest, SnapshotRequest("s1"))
     (note,) = [text for text in world.heard.notes if "torn" in text]
     assert note == (
         "tank/web@by-hand is not snaporch's; what it takes during the commit will be torn"
@@ -155,6 +156,6 @@ def test_a_guest_that_stopped_itself_is_told_of_beside_the_overlays(world, guest
 
     world.hooks.at["hypervisor.capture"] = stop
     with suppress(SnaporchError):
-        take_snapshot(world.context, guest, name="s1", wait=None)
+        take_snapshot(world.context, guest, SnapshotRequest("s1"))
     (told,) = [text for text in world.heard.notes if "taking overlay instead" in text]
     assert "; the guest is suspended, and was running" in told

@@ -19,6 +19,7 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.select import newest_until
 from snaporch.restore.source import NotWholeError, whole_source
 from snaporch.snapshot.bundle_parts import side_parts
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.strategies.overlay import Overlay
 from snaporch.zfs import PoolError
@@ -34,7 +35,7 @@ def ready(world):
 
 
 def take(world, name="s1"):
-    return take_snapshot(world.context, world.hypervisor.domain("web"), name=name, wait=None)
+    return take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest(name))
 
 
 def levels(world):
@@ -266,7 +267,7 @@ def shared(ready):
     ready.add_guest("db", {"vda": "tank/web"})
     ready.with_defaults(ram_strategy="manual")
     return lambda: take_snapshot(
-        ready.context, ready.hypervisor.domain("db"), name="other", wait=None
+        ready.context, ready.hypervisor.domain("db"), SnapshotRequest("other")
     )
 
 

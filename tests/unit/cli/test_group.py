@@ -2,7 +2,7 @@
 
 import pytest
 
-from snaporch.config import load as load_module
+from snaporch.config import load
 from snaporch.errors import ExitCode
 
 
@@ -10,13 +10,13 @@ from snaporch.errors import ExitCode
 def pair(host):
     host.add_guest("app", disks={"vda": "tank/app"})
     host.add_guest("db", disks={"vda": "flash/db"})
-    with load_module.DEFAULT_PATH.open("a") as stream:
+    with load.DEFAULT_PATH.open("a") as stream:
         stream.write('[group.pair]\ndomains = ["app", "d*"]\n')
         stream.write('[policy.hourly]\nevery = "1h"\nlevel = "crash"\n')
     return host
 
 
-def test_all_of_a_group(pair, snaporch):
+def test_all_domains_of_a_group(pair, snaporch):
     answer = snaporch("snapshot", "--group", "pair", "--name", "s1", "--quiet")
     assert (answer.code, answer.err) == (0, "")
     assert [line.split("  ")[:3] for line in sorted(answer.out.splitlines())] == [
@@ -42,7 +42,7 @@ def test_without_groups_the_list_has_no_column(pair, snaporch):
     assert snaporch("list", "--json").json[0]["group"] is None
 
 
-def test_one_that_fails_is_a_line_and_nobody_is_snapshotted(pair, snaporch):
+def test_a_failing_member_prints_one_line_and_no_snapshot_is_taken(pair, snaporch):
     pair.guest("db").job = "migration out"
     answer = snaporch("snapshot", "--group", "pair", "--quiet")
     assert answer.code == ExitCode.REFUSED
@@ -61,20 +61,20 @@ def test_one_that_fails_is_a_line_and_nobody_is_snapshotted(pair, snaporch):
         (["--group", "pair", "--name", "a/b"], ExitCode.USAGE),
     ],
 )
-def test_what_is_refused(pair, snaporch, words, code):
+def test_wrong_groups_and_options_are_refused(pair, snaporch, words, code):
     answer = snaporch("snapshot", *words)
     assert answer.code == code
     assert pair.pool.names() == []
 
 
-def test_a_dry_run_tells_of_each_and_does_nothing(pair, snaporch):
+def test_a_dry_run_prints_each_plan_and_changes_nothing(pair, snaporch):
     answer = snaporch("snapshot", "--group", "pair", "--dry-run")
     assert answer.code == 0
     assert answer.out.count(", with the group pair") == 2
     assert pair.pool.names() == []
 
 
-def test_a_policy_takes_the_group_of_a_domain_along_once(pair, snaporch):
+def test_with_a_policy_the_group_of_a_domain_is_snapshotted_once(pair, snaporch):
     document = snaporch("snapshot", "db", "app", "--policy", "hourly", "--json").json
     assert [(e["domain"], e["policy"], e["level"]) for e in document] == [
         ("app", "hourly", "crash"),
@@ -84,7 +84,7 @@ def test_a_policy_takes_the_group_of_a_domain_along_once(pair, snaporch):
     assert len(pair.pool.names()) == 2
 
 
-def test_one_that_fails_leaves_an_empty_array(pair, snaporch):
+def test_a_failing_member_leaves_an_empty_array(pair, snaporch):
     pair.guest("db").job = "migration out"
     answer = snaporch("snapshot", "--group", "pair", "--json")
     assert (answer.code, answer.json) == (ExitCode.REFUSED, [])
@@ -92,7 +92,7 @@ def test_one_that_fails_leaves_an_empty_array(pair, snaporch):
 
 def test_of_several_groups_a_policy_takes_the_first_of_the_file(pair, snaporch):
     pair.add_guest("mail", disks={"vda": "tank/mail"})
-    with load_module.DEFAULT_PATH.open("a") as stream:
+    with load.DEFAULT_PATH.open("a") as stream:
         stream.write('[group.all]\ndomains = ["app", "db", "mail"]\n')
     document = snaporch("snapshot", "db", "--policy", "hourly", "--json").json
     assert {(entry["domain"], entry["group"]) for entry in document} == {
@@ -101,8 +101,8 @@ def test_of_several_groups_a_policy_takes_the_first_of_the_file(pair, snaporch):
     }
 
 
-def test_a_group_is_taken_though_nothing_changed(pair, snaporch):
-    """By itself each would be found unchanged: neither of them runs."""
+def test_a_group_is_snapshotted_even_if_nothing_changed(pair, snaporch):
+    """Alone, each guest would be found unchanged, because both are off."""
     for name in ("app", "db"):
         pair.hypervisor.destroy(pair.guest(name).uuid)
     words = ["snapshot", "db", "--policy", "hourly", "--if-changed", "--json"]
@@ -111,6 +111,6 @@ def test_a_group_is_taken_though_nothing_changed(pair, snaporch):
     assert not {e["run"] for e in first} & {e["run"] for e in second}
 
 
-def test_by_hand_a_domain_is_taken_alone(pair, snaporch):
+def test_without_a_policy_a_domain_is_snapshotted_alone(pair, snaporch):
     assert snaporch("snapshot", "db", "--json").json["group"] is None
     assert len(pair.pool.names()) == 1

@@ -3,15 +3,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes.schedule import Scheduled
 
-from snaporch.config import load as load_module
+from snaporch.config import load
 from snaporch.errors import ExitCode
 
 
 @pytest.fixture
 def policies(host):
-    """A guest that has had three snapshots: one too many, and one by hand."""
+    """A guest with three snapshots: one more than the policy keeps, and one by hand."""
     host.add_guest()
-    with load_module.DEFAULT_PATH.open("a") as stream:
+    with load.DEFAULT_PATH.open("a") as stream:
         stream.write('[policy.hourly]\nevery = "1h"\ndomains = ["web"]\nkeep = { last = 1 }\n')
     scheduled = Scheduled(host)
     scheduled.configure(policy={"hourly": {}})
@@ -22,14 +22,14 @@ def policies(host):
     return host
 
 
-def test_what_is_due_and_what_would_go(policies, snaporch):
+def test_what_is_due_and_what_would_be_deleted(policies, snaporch):
     answer = snaporch("plan")
     assert answer.code == 0
     due, doomed, total = answer.out.splitlines()
     assert due == "web  hourly  due now  (every 1h)"
     assert doomed.startswith("web@snaporch_")
-    assert doomed.endswith("_hourly  would go: not in last=1")
-    assert total == "web  2 snapshots of policies, 1 would go; 1 not of policies"
+    assert doomed.endswith("_hourly  would be deleted: not in last=1")
+    assert total == "web  2 snapshots of policies, 1 would be deleted; 1 of no policy"
     assert policies.hooks.log == []
 
 
@@ -38,10 +38,10 @@ def test_one_snapshot_is_counted_as_one(host, snaporch):
     scheduled = Scheduled(host)
     scheduled.configure(policy={"hourly": {}})
     scheduled.taken(datetime.now(UTC), policy="hourly")
-    assert "web  1 snapshot of policies, 0 would go\n" in snaporch("plan").out
+    assert "web  1 snapshot of policies, 0 would be deleted\n" in snaporch("plan").out
 
 
-def test_what_stays_is_named_when_asked_for(policies, snaporch):
+def test_kept_snapshots_are_listed_with_verbose(policies, snaporch):
     lines = snaporch("plan", "web", "--verbose").out.splitlines()
     assert any(line.endswith("stays: last 1 of 1, the last good RAM snapshot") for line in lines)
 
@@ -56,14 +56,14 @@ def test_the_plan_as_json(policies, snaporch):
 
 def test_a_domain_without_policies(policies, snaporch):
     policies.add_guest("mail")
-    assert snaporch("plan", "mail").out == "mail  nothing is taken by itself\n"
+    assert snaporch("plan", "mail").out == "mail  no policy takes snapshots of it\n"
 
 
 def test_a_misspelt_domain(policies, snaporch):
     assert snaporch("plan", "wbe").code == ExitCode.NOT_FOUND
 
 
-def test_a_policy_that_there_is_not_is_told_after_the_plan(policies, snaporch):
+def test_a_missing_policy_is_reported_after_the_plan(policies, snaporch):
     policies.add_guest("mail")
     policies.pool.set_properties(["tank/mail"], {"snaporch:policy": "dayly"})
     answer = snaporch("plan")
@@ -83,13 +83,13 @@ def test_a_snapshot_for_a_policy_is_marked(policies, snaporch):
     assert found.properties["retention"] == "hourly"
 
 
-def test_a_snapshot_by_hand_is_nobodys(policies, snaporch):
+def test_a_snapshot_by_hand_belongs_to_no_policy(policies, snaporch):
     taken = snaporch("snapshot", "web", "--json").json
     assert taken["policy"] is None
 
 
-def test_a_policy_brings_its_level(policies, snaporch):
-    with load_module.DEFAULT_PATH.open("a") as stream:
+def test_a_policy_sets_its_level(policies, snaporch):
+    with load.DEFAULT_PATH.open("a") as stream:
         stream.write('[policy.quick]\nlevel = "crash"\n')
     assert snaporch("snapshot", "web", "--policy", "quick", "--json").json["level"] == "crash"
     told = snaporch("snapshot", "web", "--policy", "quick", "--level", "paused", "--json").json
@@ -104,7 +104,7 @@ def test_a_policy_brings_its_level(policies, snaporch):
         (["--policy", "hourly", "--name", "x"], ExitCode.USAGE, "leave out --name"),
     ],
 )
-def test_what_a_policy_refuses(policies, snaporch, options, code, words):
+def test_options_that_contradict_a_policy(policies, snaporch, options, code, words):
     before = policies.pool.names()
     answer = snaporch("snapshot", "web", *options)
     assert answer.code == code
@@ -112,8 +112,8 @@ def test_what_a_policy_refuses(policies, snaporch, options, code, words):
     assert policies.pool.names() == before
 
 
-def test_a_bundle_that_reads_back_otherwise_is_a_failure(policies, snaporch, monkeypatch):
-    with load_module.DEFAULT_PATH.open("a") as stream:
+def test_a_bundle_that_differs_when_read_back_is_a_failure(policies, snaporch, monkeypatch):
+    with load.DEFAULT_PATH.open("a") as stream:
         stream.write("[policy.checked]\nverify = true\n")
     assert snaporch("snapshot", "web", "--policy", "checked").code == 0
     monkeypatch.setattr("snaporch.bundle.store.sha256_of", lambda _path: "0" * 64)

@@ -34,6 +34,7 @@ from snaporch.hypervisor.clone_xml import SharedError, clone_of
 from snaporch.hypervisor.domain_xml import disks, parse, tpm_state
 from snaporch.model import DatasetKind, DomainState, TpmState
 from snaporch.restore.source import NotWholeError, path_inside, records_called, whole_source
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import ForeignMount, MountedError, PoolError, resolver
 
@@ -149,7 +150,7 @@ def test_no_copy_of_the_ram_and_no_mark_stay(world):
 
 def test_a_guest_that_was_paused_is_resumed_paused(world):
     world.add_guest("still", state=DomainState.PAUSED)
-    take_snapshot(world.context, world.hypervisor.domain("still"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("still"), SnapshotRequest("s1"))
     make(world, text="still@s1")
     assert world.guest("test").state is DomainState.PAUSED
 
@@ -158,7 +159,7 @@ def test_uefi_variables_are_a_copy(world, tmp_path):
     variables = tmp_path / "web_VARS.fd"
     variables.write_bytes(b"then")
     world.add_guest("efi", nvram=str(variables))
-    take_snapshot(world.context, world.hypervisor.domain("efi"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("efi"), SnapshotRequest("s1"))
     variables.write_bytes(b"now")
     made = make(world, text="efi@s1")
     copy = world.paths.clones / made.uuid / "nvram.fd"
@@ -172,7 +173,7 @@ def with_tpm(world, place, level=None):
     tpm = place if place.suffix != ".permall" else place.parent
     world.add_guest("tpm", tpm=str(tpm))
     domain = world.hypervisor.domain("tpm")
-    return take_snapshot(world.context, domain, name="s1", wait=0, level=level)
+    return take_snapshot(world.context, domain, SnapshotRequest("s1", level))
 
 
 def test_tpm_state_is_a_copy(world, tmp_path):
@@ -205,7 +206,7 @@ def test_tpm_state_in_one_file_is_a_copy(world, tmp_path, resumed):
 def test_a_tpm_that_cannot_be_redirected_is_no_clone_s(world, resumed):
     """Nor if only the definition has it, which a resumed clone boots from later."""
     world.add_guest("tpm")
-    take_snapshot(world.context, world.hypervisor.domain("tpm"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("tpm"), SnapshotRequest("s1"))
     there = source(world, "tpm@s1")
     external = "<tpm><backend type='external'><source type='unix' path='/s'/></backend></tpm>"
     text = there.text(Role.INACTIVE_XML).replace("</devices>", f"{external}</devices>")
@@ -240,7 +241,7 @@ def test_a_clone_does_not_boot_with_another_tpm(world, tmp_path, place):
 def test_a_volume_is_given_by_its_node(world):
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.add_guest("vol", {"vda": "tank/vol"})
-    take_snapshot(world.context, world.hypervisor.domain("vol"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("vol"), SnapshotRequest("s1"))
     made = make(world, text="vol@s1")
     assert made.disks == {"vda": str(world.root / "dev" / "tank/vol-test")}
     assert (
@@ -260,7 +261,7 @@ def test_what_lasts_is_given_the_link_to_its_volume(world, monkeypatch, purpose,
     monkeypatch.setattr(resolver, "volume_node", lambda _volume: link)
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.add_guest("vol", {"vda": "tank/vol"})
-    take_snapshot(world.context, world.hypervisor.domain("vol"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("vol"), SnapshotRequest("s1"))
     found = source(world, "vol@s1")
     made = clone_dataset(world.context, found, "test", purpose, str(uuid4()), "tank/vol")
     assert made.root == world.root / given
@@ -315,7 +316,7 @@ def test_a_name_too_long_for_a_dataset(world):
 
 def test_no_ram_no_running(world):
     world.add_guest("off", state=DomainState.OFF)
-    take_snapshot(world.context, world.hypervisor.domain("off"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("off"), SnapshotRequest("s1"))
     with pytest.raises(RefusedError, match="no RAM to resume from"):
         make(world, text="off@s1")
     make(world, text="off@s1", resumed=False)
@@ -341,7 +342,7 @@ def with_a_card(world):
         '<model type="virtio"/></interface></devices>'
     )
     guest.live = guest.live.replace("</devices>", card)
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="card", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("card"))
 
 
 def test_two_that_run_with_one_mac_address_are_not_on_one_network(world, with_a_card):
@@ -404,7 +405,7 @@ def test_room_for_the_copy_of_ram_is_looked_at_first(world, monkeypatch):
 def test_a_disk_that_was_left_out_is_not_shared(world):
     world.add_guest("more", more=(DiskSpec("vdz", str(world.root / "z.img")),))
     (world.root / "z.img").touch()
-    take_snapshot(world.context, world.hypervisor.domain("more"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("more"), SnapshotRequest("s1"))
     with pytest.raises(RefusedError, match="vdz"):
         make(world, text="more@s1")
     made = make(world, text="more@s1", resumed=False)

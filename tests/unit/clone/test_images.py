@@ -18,6 +18,7 @@ from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.model import VerifyDepth
 from snaporch.restore.safe_path import LeadsOutError, open_beneath
 from snaporch.restore.source import NotWholeError, records_called, whole_source
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
 
@@ -66,7 +67,7 @@ class Layout:
     def snapshot(self):
         specs = (DiskSpec("vda", str(self.live / "top.img"), format=self.form),)
         domain = self.world.add_guest("web", {}, more=specs)
-        take_snapshot(self.world.context, domain, name="s1", wait=0)
+        take_snapshot(self.world.context, domain, SnapshotRequest("s1"))
         return self
 
     def source(self):
@@ -125,7 +126,7 @@ def test_a_link_that_was_set_to_another_since_is_not_believed(layout, tmp_path):
     link.symlink_to(layout.live / "then.img")
     specs = (DiskSpec("vda", str(link), format="raw"),)
     domain = layout.world.add_guest("web", {}, more=specs)
-    take_snapshot(layout.world.context, domain, name="s1", wait=0)
+    take_snapshot(layout.world.context, domain, SnapshotRequest("s1"))
     link.unlink()
     link.symlink_to(layout.live / "other.img")
     where = layout.clone()

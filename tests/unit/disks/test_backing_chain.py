@@ -15,6 +15,7 @@ from snaporch.model import DomainState, Strategy, VerifyDepth
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import records_called, whole_source
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import resolver
@@ -46,7 +47,7 @@ class Chain:
 
     def plan(self):
         guest = self.world.guest("web")
-        return make_plan(self.world.context, self.world.hypervisor.domain(guest.uuid), None)
+        return make_plan(self.world.context, self.world.hypervisor.domain(guest.uuid))
 
     def beneath(self):
         self.world.with_defaults(ram_strategy="manual")
@@ -198,17 +199,17 @@ def test_a_golden_device_is_told_of_and_refused_by_none_but_overlays(chain, worl
     for level in ("ram", "paused", "crash") if state is DomainState.RUNNING else (None,):
         world.with_defaults(ram_strategy="auto")
         domain = world.hypervisor.domain("web")
-        (file,) = make_plan(world.context, domain, None, level).beneath
+        (file,) = make_plan(world.context, domain, SnapshotRequest(level=level)).beneath
         assert file.is_unknown
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
-    told = f"nobody will know whether it is still the same: {device}, beneath vda"
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
+    told = f"a later change of it cannot be detected: {device}, beneath vda"
     assert any(told in note for note in world.heard.notes)
 
 
 def test_what_nobody_can_know_again_is_put_back_only_if_it_may_be(chain, world, device):
     chain.write(qcow2(str(device), "raw"))
     world.with_defaults(ram_strategy="auto")
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     for how in ({}, {"cold": True}, {"disks_only": True}):
         with pytest.raises(RefusedError, match=r"nobody can tell; .*use --despite-other-disks"):
             make_restore_plan(world.context, "web", "s1", **how)
@@ -302,7 +303,7 @@ def test_a_disk_that_is_left_out_is_not_followed(chain):
         "db", {"vda": "tank/db"}, more=(DiskSpec("vdb", str(chain.top), format="qcow2"),)
     )
     context = chain.world.with_defaults(exclude_disks=["vdb"])
-    assert make_plan(context, chain.world.hypervisor.domain("db"), None).beneath == ()
+    assert make_plan(context, chain.world.hypervisor.domain("db")).beneath == ()
 
 
 def test_a_data_file_gets_no_overlay(chain, world):
@@ -317,5 +318,5 @@ def test_a_data_file_gets_no_overlay(chain, world):
 
 def test_what_is_not_snapshotted_is_said(chain, world, elsewhere):
     chain.write(qcow2(str(elsewhere), "raw"))
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
-    assert f"not snapshotted, must stay as it is: {elsewhere}" in world.heard.steps
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
+    assert f"not snapshotted, must not be changed: {elsewhere}" in world.heard.steps

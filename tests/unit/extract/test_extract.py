@@ -15,6 +15,7 @@ from snaporch.extract.extract import choose_disks, extract
 from snaporch.model import DatasetKind
 from snaporch.restore.safe_path import LeadsOutError
 from snaporch.restore.source import NotWholeError, records_called, whole_source
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
 GRAIN = 64 << 10
@@ -50,7 +51,7 @@ def test_a_volume_is_copied_from_a_clone_that_goes_again(world, tmp_path):
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.pool.write("tank/vol", b"then")
     world.add_guest("vol", {"vda": "tank/vol"})
-    take_snapshot(world.context, world.hypervisor.domain("vol"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("vol"), SnapshotRequest("s1"))
     world.pool.write("tank/vol", b"now")
     copy(world, tmp_path / "out.raw", text="vol@s1")
     assert (tmp_path / "out.raw").read_bytes() == b"then"
@@ -130,7 +131,7 @@ def test_a_full_disk_leaves_nothing(world, tmp_path, monkeypatch, kind):
     world.pool.create("tank/vol", kind)
     world.pool.write("tank/vol", b"then")
     world.add_guest("vol", {"vda": "tank/vol"})
-    take_snapshot(world.context, world.hypervisor.domain("vol"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("vol"), SnapshotRequest("s1"))
     in_snapshot(world, "tank/vol", "vol-vda.img", b"then")
 
     def full(*_arguments):
@@ -190,7 +191,7 @@ def test_a_link_that_was_set_to_another_since_is_not_believed(world, tmp_path):
     link = tmp_path / "link.img"
     link.symlink_to(world.root / "zfs/tank/web/then.img")
     world.add_guest("far", {}, more=(DiskSpec("vda", str(link)),))
-    take_snapshot(world.context, world.hypervisor.domain("far"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("far"), SnapshotRequest("s1"))
     link.unlink()
     link.symlink_to(world.root / "zfs/tank/web/other.img")
     copy(world, tmp_path / "out.raw", text="far@s1")

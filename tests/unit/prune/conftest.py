@@ -9,6 +9,7 @@ import pytest
 from snaporch.config import Config
 from snaporch.prune.ages import Reading
 from snaporch.prune.prune import prune
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
 DAY = 86_400.0
@@ -27,7 +28,7 @@ class Shelf:
     def take(self, name, guest="web"):
         """A snapshot of the guest; its bundle's directory."""
         domain = self.world.hypervisor.domain(guest)
-        return Path(take_snapshot(self.world.context, domain, name=name, wait=0).bundle)
+        return Path(take_snapshot(self.world.context, domain, SnapshotRequest(name)).bundle)
 
     def lose(self, name, *datasets):
         """Destroy the snapshot, on these datasets or on all."""

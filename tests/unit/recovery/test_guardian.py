@@ -25,6 +25,7 @@ from snaporch.model import DomainState, Strategy
 from snaporch.recovery import frozen_window, guardian, guardian_actions
 from snaporch.recovery.release_guest import is_ours_to_resume
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.zfs import PoolError
 
 URI = "qemu:///system"
@@ -59,7 +60,9 @@ class Run:
         world.add_guest(agent=Agent.ANSWERS, **guest)
         way = strategy if LEVELS[strategy] == "ram" else "auto"
         context = world.with_defaults(ram_strategy=way)
-        plan = make_plan(context, world.hypervisor.domain("web"), "s1", LEVELS[strategy])
+        plan = make_plan(
+            context, world.hypervisor.domain("web"), SnapshotRequest("s1", LEVELS[strategy])
+        )
         assert plan.strategy == strategy
         self.world, self.facts = world, plan.facts
         self.journal = Journal(world.paths.journal, plan.facts)

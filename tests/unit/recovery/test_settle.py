@@ -27,6 +27,7 @@ from snaporch.recovery.release_guest import is_ours_to_resume
 from snaporch.recovery.settle import foresee, recover, recover_leftovers, settle
 from snaporch.snapshot.bundle_parts import build_manifest
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.snapshotter import properties_of
 from snaporch.zfs import PoolError
 
@@ -39,7 +40,7 @@ class Killed:
         self.domain = world.add_guest(**guest)
         self.guest = world.guest(self.domain.name)
         context = world.with_defaults(**(settings or {}))
-        self.facts = make_plan(context, self.domain, "s1", level).facts
+        self.facts = make_plan(context, self.domain, SnapshotRequest("s1", level)).facts
         Journal(world.paths.journal, self.facts).close(settled=False)
         world.context.store.create(self.domain.uuid, self.facts.run)
 
@@ -1418,7 +1419,7 @@ class KilledHolder(Killed):
         for path in world.paths.journal.iterdir():
             path.unlink()
         world.context.store.discard_partial(self.facts.uuid, self.facts.run)
-        plan = make_plan(world.context, self.domain, "hourly", awaited=90)
+        plan = make_plan(world.context, self.domain, SnapshotRequest("hourly"), awaited=90)
         self.plan, self.facts = plan, plan.facts
         Journal(world.paths.journal, self.facts).close(settled=False)
         self.bundle = world.context.store.create(self.domain.uuid, self.facts.run)

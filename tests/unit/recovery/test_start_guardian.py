@@ -15,6 +15,7 @@ from snaporch.locks import domain_lock
 from snaporch.model import DomainState
 from snaporch.recovery import start_guardian
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 
 SYSTEMD_RUN = "/usr/bin/systemd-run"
 REAL = start_guardian.start_guardian
@@ -32,7 +33,7 @@ def facts(world):
 
     def make(level="ram", **guest):
         domain = world.add_guest(agent=Agent.ANSWERS, **guest)
-        return make_plan(world.context, domain, "s1", level).facts
+        return make_plan(world.context, domain, SnapshotRequest("s1", level)).facts
 
     return make
 

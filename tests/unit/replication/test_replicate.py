@@ -15,6 +15,7 @@ from snaporch.locks import domain_lock, held_by
 from snaporch.model import BundleState, Level
 from snaporch.replication.replicate import replication_lock_name, ship
 from snaporch.replication.target import ReplicaError
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import into_pages
 from snaporch.zfs import PREFIX, PoolError
@@ -45,7 +46,7 @@ class Shop:
 
     def take(self, *names, **more):
         domain = self.context.hypervisor.domain("web")
-        return [take_snapshot(self.context, domain, name=n, wait=0, **more) for n in names]
+        return [take_snapshot(self.context, domain, SnapshotRequest(n, **more)) for n in names]
 
     def records(self):
         return all_records(self.context.store, self.world.pool.snapshots())
@@ -161,7 +162,7 @@ def test_a_signal_ends_it_at_once(shop):
 def test_encrypted_datasets_go_raw(shop):
     shop.world.add_guest("secret", {"vda": "tank/secret"})
     shop.world.pool.create("tank/secret", encrypted=True)
-    take_snapshot(shop.context, shop.context.hypervisor.domain("secret"), name="s1", wait=0)
+    take_snapshot(shop.context, shop.context.hypervisor.domain("secret"), SnapshotRequest("s1"))
     records = [record for record in shop.records() if record.domain == "secret"]
     ship(shop.context, records, "nas", shop.there)
     assert "replica.send tank/secret raw" in shop.there.hooks.log
@@ -173,7 +174,7 @@ def test_they_go_raw_from_a_bookmark_too(shop):
     secret = shop.context.hypervisor.domain("secret")
 
     def take_and_ship(name):
-        take_snapshot(shop.context, secret, name=name, wait=0)
+        take_snapshot(shop.context, secret, SnapshotRequest(name))
         ship(shop.context, shop.records(), "nas", shop.there)
 
     take_and_ship("s1")
@@ -489,7 +490,7 @@ def test_guests_that_share_a_dataset_do_not_count_for_each_other(shop):
     shop.world.add_guest("db", {"vda": "tank/web"})
     shop.take("s1")
     db = shop.context.hypervisor.domain("db")
-    take_snapshot(shop.context, db, name="d1", wait=0)
+    take_snapshot(shop.context, db, SnapshotRequest("d1"))
     records = [record for record in shop.records() if record.domain == "db"]
     ship(shop.context, records, "nas", shop.there)
     assert shop.replicated() == {"s1": (), "d1": ("nas",)}
@@ -499,7 +500,7 @@ def test_a_snapshot_that_another_guests_run_marked_says_nothing_of_this_ones_cop
     """As where sanoid takes one snapshot of a dataset for both of them."""
     pool = shop.world.pool
     shop.world.add_guest("db", {"vda": "tank/db", "vdb": "tank/web"})
-    taken = take_snapshot(shop.context, shop.context.hypervisor.domain("db"), name="d1", wait=0)
+    taken = take_snapshot(shop.context, shop.context.hypervisor.domain("db"), SnapshotRequest("d1"))
     (web,) = shop.take("s1")
     pool.set_properties(
         ["tank/web@d1"], {PREFIX + key: getattr(web, key) for key in ("run", "uuid", "domain")}

@@ -22,6 +22,7 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.recovery_decision import RestoreAction, RestoreObservation, decide, fate_of
 from snaporch.restore.run import restore
 from snaporch.restore.source import reading, records_called
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
@@ -214,7 +215,7 @@ def test_the_next_snapshot_of_the_domain_finishes_it_first(story, world, kill):
     with kill("after", "flash/web"):
         put_back(world)
     world.context.interrupt.signum = None
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s2", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s2"))
     assert "finished the restore of @s1" in world.heard.notes[-1]
     assert world.pool.read("tank/web") == b"first"
 
@@ -224,7 +225,7 @@ def test_a_command_that_cannot_finish_it_refuses_and_says_who_can(story, world, 
         put_back(world)
     poor = Context(world.context.config, world.hypervisor, world.pool, world.heard)
     with pytest.raises(AttentionError, match="a restore of it was interrupted; run: snaporch rec"):
-        take_snapshot(poor, world.hypervisor.domain("web"), name="s2", wait=0)
+        take_snapshot(poor, world.hypervisor.domain("web"), SnapshotRequest("s2"))
 
 
 def test_another_restore_takes_the_place_of_one_that_was_cut_short(story, world, kill):

@@ -17,6 +17,7 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import choose
 from snaporch.restore.undo_plan import make_undo_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError, resolver
 from snaporch.zfs.resolver import Mount
@@ -121,7 +122,7 @@ def excluding(world):
     """A guest with a disk that is left out, in the dataset of the other."""
     world.with_defaults(exclude_disks=["vdb"])
     world.add_guest("web", disks={"vda": "tank/web", "vdb": "tank/web"})
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     home = Home(world)
     os.link(home.root / "web-vdb.img", home.then / "web-vdb.img")
     return home

@@ -12,6 +12,7 @@ from snaporch.extract.extract import choose_disks
 from snaporch.model import DatasetKind, VerifyDepth
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import records_called, whole_source
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import resolver
@@ -25,7 +26,7 @@ def record(world, monkeypatch):
     world.add_guest("part", {"vda": "tank/vol"})
     monkeypatch.setattr(resolver, "partition", lambda _path: 1)
     monkeypatch.setattr(resolver, "inside", lambda _path, _dataset: None)
-    return take_snapshot(world.context, world.hypervisor.domain("part"), name="s1", wait=0)
+    return take_snapshot(world.context, world.hypervisor.domain("part"), SnapshotRequest("s1"))
 
 
 @pytest.fixture(params=["noted", "of an earlier bundle"])

@@ -1,4 +1,4 @@
-import re
+import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from snaporch.model import DomainState, Level
 from snaporch.restore import plan as plan_module
 from snaporch.restore.plan import make_restore_plan, split_name
 from snaporch.restore.run import check_as_shown, check_bundle, restore
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import ForeignMount
 
@@ -87,7 +88,7 @@ def test_ram_of_another_instant_than_the_disks_is_never_resumed(tell, world):
     """The guest was paused, and someone resumed it before the pools were snapshotted."""
     uuid = tell(state=DomainState.PAUSED).domain.uuid
     world.hooks.at["pool.snapshot"] = lambda: world.hypervisor.resume(uuid)
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s2", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s2"))
     made = plan(world, "s2")
     assert made.record.level is Level.CRASH
     assert (made.ram, made.boot) == (None, True)
@@ -168,7 +169,7 @@ def test_a_definition_that_stays_has_to_have_the_variables_where_they_go(world, 
     then.write_bytes(b"then")
     now.write_bytes(b"now")
     world.add_guest("web", nvram=str(then))
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     assert plan(world, cold=True, keep_definition=True)
     world.guest().inactive = world.guest().inactive.replace(str(then), str(now))
     with pytest.raises(RefusedError, match=r"does not have nvram.fd in .*then_VARS.fd"):
@@ -349,7 +350,7 @@ def split(world, tmp_path):
     """A snapshot with RAM of a guest that has another disk which is not on ZFS."""
     (tmp_path / "data.img").touch()
     domain = world.add_guest(more=(DiskSpec("vdz", str(tmp_path / "data.img")),))
-    return take_snapshot(world.context, domain, name="s1", wait=0)
+    return take_snapshot(world.context, domain, SnapshotRequest("s1"))
 
 
 def test_ram_is_not_resumed_over_a_disk_of_another_time(split, world):
@@ -361,11 +362,12 @@ def test_ram_is_not_resumed_over_a_disk_of_another_time(split, world):
     assert make_restore_plan(world.context, "web", "s1", apart=True).ram is not None
 
 
-def test_a_bundle_that_does_not_say_which_disks_are_apart_is_read_by_the_reason(split, world):
-    path = Path(split.bundle) / "manifest.json"
-    path.write_text(re.sub(r',\s*"apart": true', "", path.read_text()))
+def test_the_reason_is_stored_as_a_code_and_printed_as_text(split, world):
+    manifest = json.loads((Path(split.bundle) / "manifest.json").read_text())
+    out = next(disk for disk in manifest["disks"] if disk["target"] == "vdz")
+    assert (out["left_out"], out["apart"]) == ("not-on-zfs", True)
     world.hooks.log.clear()
-    assert "vdz" in refusal(world)
+    assert f"vdz ({out['left_out_detail']})" in refusal(world)
 
 
 def test_a_medium_or_a_read_only_disk_is_of_no_instant(world, tmp_path):
@@ -373,7 +375,7 @@ def test_a_medium_or_a_read_only_disk_is_of_no_instant(world, tmp_path):
         DiskSpec("sda", "/media.iso", "cdrom", readonly=True),
         DiskSpec("vdb", "/golden.img", readonly=True),
     )
-    take_snapshot(world.context, world.add_guest(more=more), name="s1", wait=0)
+    take_snapshot(world.context, world.add_guest(more=more), SnapshotRequest("s1"))
     assert plan(world).ram is not None
 
 
@@ -383,7 +385,7 @@ def overlaid(world):
     base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
     top.write_bytes(qcow2(str(base), "raw"))
     domain = world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
-    take_snapshot(world.context, domain, name="s1", wait=0)
+    take_snapshot(world.context, domain, SnapshotRequest("s1"))
     world.hooks.log.clear()
     return base
 
@@ -415,7 +417,7 @@ def test_a_file_beneath_a_disk_that_is_in_the_snapshot_has_to_be_where_it_was(wo
     (tmp_path / "link").symlink_to(base)
     top.write_bytes(qcow2(str(tmp_path / "link"), "raw"))
     domain = world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
-    take_snapshot(world.context, domain, name="s1", wait=0)
+    take_snapshot(world.context, domain, SnapshotRequest("s1"))
     base.write_bytes(b"goes back with the snapshot")
     assert plan(world).ram is not None
     (tmp_path / "link").unlink()

@@ -16,6 +16,7 @@ from snaporch.restore import preflight
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.preflight import is_read_only
 from snaporch.restore.run import check_bundle, restore
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import resolver
 from snaporch.zfs.resolver import NotOnZfsError
@@ -145,7 +146,7 @@ def huge(world, monkeypatch, memory):
             text = re.sub("<memoryBacking>.*</memoryBacking>", "", getattr(guest, name))
             text = text.replace("<os>", f"<memoryBacking>{backing}</memoryBacking><os>")
             setattr(guest, name, text)
-        take_snapshot(world.context, world.hypervisor.domain("web"), name="huge", wait=0)
+        take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("huge"))
         return make_restore_plan(world.context, "web", "huge", cold=True, discard_newer=True)
 
     return tell

@@ -20,6 +20,7 @@ from snaporch.restore.ram_from_pages import check_pages, extract_ram
 from snaporch.restore.run import check_bundle, restore
 from snaporch.restore.source import NotWholeError, records_called, whole_source
 from snaporch.show import describe
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
 
@@ -29,10 +30,10 @@ def paged(world):
     """A guest with a snapshot ``s1`` whose RAM is in pages; it has gone on since."""
     world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     world.with_pages()
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     world.then = world.guest().ram
     world.guest().ram = streams.guest_stream(seed=9, changed=(2, 3))
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s2", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s2"))
     world.hooks.log.clear()
     return world
 
@@ -211,7 +212,7 @@ def test_extracting_ram_gives_an_image_for_libvirt(paged, tmp_path):
 
 def test_extracting_ram_that_is_an_image_copies_it(paged, tmp_path):
     paged.with_defaults()
-    take_snapshot(paged.context, paged.hypervisor.domain("web"), name="s3", wait=0)
+    take_snapshot(paged.context, paged.hypervisor.domain("web"), SnapshotRequest("s3"))
     extract_ram(paged.context, source(paged, "s3"), tmp_path / "image")
     kept = source(paged, "s3").directory / "ram.save"
     assert (tmp_path / "image").read_bytes() == kept.read_bytes()

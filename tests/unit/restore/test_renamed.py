@@ -14,6 +14,7 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.source import records_called, whole_source
 from snaporch.show import describe
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
 
@@ -135,7 +136,7 @@ def test_a_guest_on_a_dataset_that_another_marked_is_found_too(world):
     """Guests that share a dataset share its snapshots, which bear the marks of one."""
     for name in ("one", "two"):
         world.add_guest(name, disks={"vda": "tank/both"})
-        take_snapshot(world.context, world.hypervisor.domain(name), name=f"{name}-s", wait=0)
+        take_snapshot(world.context, world.hypervisor.domain(name), SnapshotRequest(f"{name}-s"))
     world.pool.set_properties(["tank/both@two-s"], {"snaporch:run": "another"})
     world.pool.rename("tank/both", "tank/both2")
     assert {each.datasets for each in records(world) if each.domain == "two"} == {("tank/both2",)}

@@ -26,6 +26,7 @@ from snaporch.restore import steps
 from snaporch.restore.journal import HostFile
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import check_bundle, restore
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
@@ -288,7 +289,7 @@ def test_the_script_marks_newer_snapshots_as_snaporchs_again(story, world):
 
 def test_names_are_quoted_in_the_script(world):
     world.add_guest(disks={"vda": "tank/vm one's"})
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     text = Path(put_back(world).undo).read_text()
     assert """zfs rollback -r 'tank/vm one'"'"'s@s1'\n""" in text
 
@@ -599,7 +600,7 @@ def test_what_would_be_put_back_and_is_damaged_is_refused_until_told(world, tmp_
     (tmp_path / "vars.fd").write_bytes(b"boot order")
     world.add_guest(nvram=str(tmp_path / "vars.fd"))
     domain = world.hypervisor.domain("web")
-    record = take_snapshot(world.context, domain, name="s1", wait=0)
+    record = take_snapshot(world.context, domain, SnapshotRequest("s1"))
     flip(Path(record.bundle) / part)
     world.hooks.log.clear()
     with pytest.raises(RefusedError, match=r"damaged; .* --despite-damage"):

@@ -9,13 +9,14 @@ from fakes.images import qcow2
 from snaporch.errors import RefusedError
 from snaporch.model import DomainState
 from snaporch.restore.safety_catalog import copies_of
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
 from .test_undo_command import put_back, undo
 
 
 def snapshot(world):
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
 
 
 def refusal(world, **how):

@@ -16,6 +16,7 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.source import reading
 from snaporch.restore.start_lock import left_barred
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
 _TOOL = """#!{python}
@@ -261,7 +262,7 @@ def over_a_base(world):
     base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
     top.write_bytes(qcow2(str(base), "raw"))
     world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     return base
 
 

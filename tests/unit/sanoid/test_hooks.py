@@ -28,6 +28,7 @@ from snaporch.sanoid.hooks.caller import Caller
 from snaporch.sanoid.hooks.dispatch import answer
 from snaporch.sanoid.hooks.settings import HookSettings
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
@@ -207,7 +208,7 @@ def test_if_one_cannot_be_frozen_none_is(host, world):
 
 def test_a_guest_whose_restore_was_cut_short_is_refused(host, world):
     world.add_guest()
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     plan = make_restore_plan(world.context, "web", "s1")
     world.hooks.at["pool.rollback"] = failing_once(PoolError("zfs rollback", "trouble"))
     with pytest.raises(AttentionError):
@@ -383,7 +384,7 @@ def test_a_snapshot_nobody_held_the_guest_for_and_that_is_torn_stays_so(host, wo
 def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, capsys):
     """Its holder was killed; who commits has not ended, and so has marked nothing yet."""
     domain = world.add_guest()
-    journal = Journal(world.paths.journal, make_plan(world.context, domain, None).facts)
+    journal = Journal(world.paths.journal, make_plan(world.context, domain).facts)
     note_commit(world.pool, ["tank/web"], journal.path)
     world.pool.snapshot(["tank/web@hourly"], {})
     assert host.post("tank/web") == 8

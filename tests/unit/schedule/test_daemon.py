@@ -20,6 +20,7 @@ from snaporch.schedule.failures import read_failed
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.subprocesses import BulkJobResult, CaptureOutcome, Subprocesses
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 
 PATIENCE = 60
 
@@ -542,7 +543,7 @@ def test_a_clock_that_is_put_forward_wakes_it(scheduled, serving, told, monkeypa
 def test_a_guest_that_a_run_may_hold_has_a_guardian_again(scheduled, serving, told):
     """Its own was killed while the daemon was there."""
     domain = scheduled.context.hypervisor.domain("web")
-    facts = make_plan(scheduled.context, domain, None, "paused").facts
+    facts = make_plan(scheduled.context, domain, SnapshotRequest(level="paused")).facts
     journal = Journal(scheduled.context.config.paths.journal, facts)
     journal.note(Note.SUSPENDED)
     journal.close(settled=False)

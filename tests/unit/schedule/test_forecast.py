@@ -8,6 +8,7 @@ from snaporch.errors import NotFoundError, UnavailableError
 from snaporch.model import DomainState, VerificationResult, VerifyDepth, iso
 from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
 from snaporch.schedule.forecast import look
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import write_verdict
 
@@ -245,7 +246,7 @@ def test_what_a_guest_had_when_it_was_shut_off_stays(scheduled):
         now = NOW - timedelta(hours=hours)
         domain = scheduled.context.hypervisor.domain("web")
         record = take_snapshot(
-            scheduled.context, domain, name=None, wait=0, policy="hourly", if_changed=True
+            scheduled.context, domain, SnapshotRequest(policy="hourly", if_changed=True)
         )
         assert record.run == off.run
         found_unchanged(scheduled, record, now)

@@ -13,6 +13,7 @@ from snaporch.schedule.recurrence import times
 from snaporch.schedule.run_due import changed_by, due_captures
 from snaporch.schedule.subprocesses import CaptureOutcome
 from snaporch.snapshot.group import snapshot_group
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
 GROUP = {"pair": {"domains": ["web", "mail"]}}
@@ -44,7 +45,7 @@ def test_a_group_is_due_once_with_all_it_burdens(pair):
 
 
 def test_its_domains_have_the_same_times(pair):
-    snapshot_group(pair.context, "pair", name=None, wait=0, level="crash", policy="hourly")
+    snapshot_group(pair.context, "pair", SnapshotRequest(level="crash", policy="hourly"))
     now = datetime.now(UTC)
     nexts = {each.domain.name: each.nexts[0].at for each in look(pair.context, now)}
     when = times(pair.context.config, "hourly", "pair")
@@ -84,9 +85,9 @@ def test_what_stays_of_a_group_is_of_one_instant(pair):
     keep = {"hourly": {"every": "1h", "keep": {"last": 2}}}
     pair.configure(policy=keep, defaults={"policies": ["hourly"]}, group=GROUP)
     for _ in range(2):
-        snapshot_group(pair.context, "pair", name=None, wait=0, level="crash", policy="hourly")
+        snapshot_group(pair.context, "pair", SnapshotRequest(level="crash", policy="hourly"))
     alone = pair.context.hypervisor.domain("web")
-    take_snapshot(pair.context, alone, name=None, wait=0, level="crash", policy="hourly")
+    take_snapshot(pair.context, alone, SnapshotRequest(level="crash", policy="hourly"))
     now = datetime.now(UTC) + timedelta(minutes=1)
     forecasts = look(pair.context, now)
     assert [verdict for each in forecasts for verdict in each.doomed] == []
@@ -101,7 +102,7 @@ def test_an_instant_nobody_keeps_goes_everywhere(pair):
     keep = {"hourly": {"every": "1h", "keep": {"last": 1}}}
     pair.configure(policy=keep, defaults={"policies": ["hourly"]}, group=GROUP)
     for _ in range(2):
-        snapshot_group(pair.context, "pair", name=None, wait=0, level="crash", policy="hourly")
+        snapshot_group(pair.context, "pair", SnapshotRequest(level="crash", policy="hourly"))
     now = datetime.now(UTC) + timedelta(minutes=1)
     deleted = retire(pair.context, look(pair.context, now), now).deleted
     assert sorted(domain for domain, _ in deleted) == ["mail", "web"]

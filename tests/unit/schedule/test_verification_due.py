@@ -90,7 +90,7 @@ def test_snapshots_by_hand_and_of_other_policies_are_not_meant(weekly):
 
 def test_what_is_still_being_made_is_not_looked_at(weekly):
     (record,) = weekly.hours_ago(1)
-    plan = make_plan(weekly.context, weekly.context.hypervisor.domain("web"), None)
+    plan = make_plan(weekly.context, weekly.context.hypervisor.domain("web"))
     Journal(weekly.world.paths.journal, replace(plan.facts, run=record.run))
     assert [each.checks for each in look(weekly.context, NOW)] == [()]
 

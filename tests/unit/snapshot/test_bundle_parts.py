@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes import images
 
-from snaporch.bundle import save_image as ramimage_module
+from snaporch.bundle import save_image
 from snaporch.bundle.compress import Compressing, Compression
 from snaporch.bundle.host_file import HostFileError
 from snaporch.bundle.manifest import Role
@@ -13,7 +13,7 @@ from snaporch.bundle.save_image import SaveImageError, SaveImageWriter
 from snaporch.bundle.store import BundleStore
 from snaporch.hypervisor import Pause
 from snaporch.model import DomainState
-from snaporch.snapshot import bundle_parts as parts_module
+from snaporch.snapshot import bundle_parts
 from snaporch.snapshot.bundle_parts import RamCapture, side_parts
 
 PLAIN = Compressing(Compression.NONE)
@@ -34,7 +34,7 @@ def names(path):
     return sorted(entry.name for entry in path.iterdir())
 
 
-def test_ram_by_file_is_compressed_afterwards_and_the_raw_file_goes(capture, tmp_path):
+def test_ram_in_a_file_is_compressed_afterwards_and_the_raw_file_removed(capture, tmp_path):
     assert not capture.streams
     capture.target.write_bytes(images.image())
     part = capture.seal(nothing)
@@ -59,7 +59,7 @@ def test_ram_by_pipe(capture, tmp_path):
     assert names(tmp_path) == ["ram.save"]
 
 
-def test_giving_the_pipe_up_leaves_room_for_a_file(capture, tmp_path):
+def test_after_an_abandoned_pipe_ram_can_be_saved_to_a_file(capture, tmp_path):
     capture.open_stream()
     capture.abandon()
     assert not capture.streams
@@ -78,13 +78,13 @@ def test_a_pipe_that_cannot_be_made_leaves_nothing(capture, tmp_path):
 
 
 @pytest.mark.parametrize(("label", "name"), [(1, "gzip"), (2, "bzip2"), (3, "xz"), (9, "9")])
-def test_what_libvirt_compressed_is_named(capture, label, name):
+def test_the_compression_that_libvirt_used_is_recorded(capture, label, name):
     capture.target.write_bytes(images.image(payload=b"packed" * 9, compression=label))
     assert capture.seal(nothing).compression == name
 
 
 class StuckStore:
-    """A file that takes nothing from the second write on, until it is let go."""
+    """A file that blocks from the second write on, until the test releases it."""
 
     def __init__(self, monkeypatch):
         self.gate, self.stuck = threading.Event(), threading.Event()
@@ -108,7 +108,7 @@ def stuck(monkeypatch):
     for thread in threading.enumerate():
         if thread.name in ("store", "seal"):
             thread.join(PATIENCE)
-    if not store.writer._file.closed:  # only its sealing thread was stuck in it
+    if not store.writer._file.closed:  # only its sealing thread was blocked in it
         store.writer._file.close()
 
 
@@ -121,10 +121,8 @@ def poured(capture, way):
 
 
 @pytest.mark.parametrize("way", ["stream", "file"])
-def test_sealing_can_be_given_up_while_the_store_stands_still(
-    capture, tmp_path, stuck, monkeypatch, way
-):
-    monkeypatch.setattr(parts_module, "_BREAK_OFF_SECONDS", 0.1)
+def test_sealing_can_be_aborted_while_the_store_hangs(capture, tmp_path, stuck, monkeypatch, way):
+    monkeypatch.setattr(bundle_parts, "_BREAK_OFF_SECONDS", 0.1)
     poured(capture, way)
     seen = []
 
@@ -137,15 +135,15 @@ def test_sealing_can_be_given_up_while_the_store_stands_still(
     with pytest.raises(KeyboardInterrupt):
         capture.seal(tick)
     assert seen[0] == seen[1] > 92
-    capture.abandon()  # and nobody is waited for
+    capture.abandon()  # and does not wait
 
 
-def test_syncing_may_take_its_time(capture, monkeypatch):
-    """However long: a kernel has much to write for it, and it cannot be told from a standstill."""
+def test_syncing_is_not_aborted(capture, monkeypatch):
+    """However long it takes: writing much data cannot be distinguished from a hanging store."""
     poured(capture, "stream")
     synced, looks = threading.Event(), []
-    monkeypatch.setattr(ramimage_module.os, "fsync", lambda _: synced.wait(PATIENCE))
-    monkeypatch.setattr(parts_module, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(save_image.os, "fsync", lambda _: synced.wait(PATIENCE))
+    monkeypatch.setattr(bundle_parts, "_TICK_SECONDS", 0.01)
     threading.Timer(0.3, synced.set).start()
 
     def tick(moved):
@@ -156,8 +154,8 @@ def test_syncing_may_take_its_time(capture, monkeypatch):
     assert len(looks) < 10
 
 
-def test_a_header_that_cannot_be_stored_holds_up_nobody(capture, monkeypatch):
-    """QEMU would stay in its write to the pipe."""
+def test_a_header_that_cannot_be_stored_does_not_block_the_writer(capture, monkeypatch):
+    """QEMU would hang in its write to the pipe."""
     gate = threading.Event()
     monkeypatch.setattr(SaveImageWriter, "_raw_write", lambda *_: gate.wait(PATIENCE))
     capture.open_stream()
@@ -170,7 +168,7 @@ def test_a_header_that_cannot_be_stored_holds_up_nobody(capture, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["stream", "file"])
-def test_a_store_that_goes_on_after_all_leaves_nothing(capture, tmp_path, stuck, way):
+def test_a_store_that_recovers_after_the_abort_leaves_no_file(capture, tmp_path, stuck, way):
     poured(capture, way)
 
     def tick(_stored):
@@ -214,7 +212,9 @@ def test_a_running_guests_nvram_is_exact_if_it_did_not_change_since(
     assert exact(bundle, domain, Pause(freeze, 1.0)) == [known]
 
 
-def test_a_running_guests_nvram_is_not_known_without_the_moment(world, bundle, variables):
+def test_a_running_guests_nvram_is_not_exact_without_the_time_of_the_freeze(
+    world, bundle, variables
+):
     domain = world.add_guest(nvram=str(variables))
     assert exact(bundle, domain, Pause(None, 0.0)) == [None]
 

@@ -15,7 +15,7 @@ def world(tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gzip", "none"])
-def test_what_works_is_said_and_nothing_is_left(world, tmp_path, compression):
+def test_a_working_compressor_is_reported_and_no_file_is_left(world, tmp_path, compression):
     mode = capture_mode(world.with_defaults(compression=compression))
     assert mode == CaptureMode(True, compression, "auto")
     assert mode.describe() == f"RAM is streamed (compression: {compression})"
@@ -30,7 +30,7 @@ def test_a_file_system_without_pipes(world):
     assert "cannot be streamed" in mode.describe()
 
 
-def test_a_compressor_that_is_not_there(world, monkeypatch):
+def test_a_compressor_that_is_not_installed(world, monkeypatch):
     monkeypatch.setattr(compress.shutil, "which", lambda _name: None)
     mode = capture_mode(world.with_defaults(compression="gzip"))
     assert (mode.streams, mode.reason) == (False, "pigz is not installed")
@@ -48,7 +48,7 @@ def test_a_compressor_that_does_not_work(world, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("takes", ["cat >/dev/null; ", ""])
-def test_a_compressor_that_stands_still(world, tmp_path, monkeypatch, takes):
+def test_a_compressor_that_hangs(world, tmp_path, monkeypatch, takes):
     stuck = tmp_path / "bin" / "pigz"
     stuck.parent.mkdir()
     os.mkfifo(tmp_path / "never")
@@ -61,12 +61,12 @@ def test_a_compressor_that_stands_still(world, tmp_path, monkeypatch, takes):
     assert mode.reason
 
 
-def test_what_comes_out_is_compared(world, monkeypatch):
+def test_the_decompressed_data_is_compared(world, monkeypatch):
     monkeypatch.setattr(capture_selftest, "_undone", lambda _method, data: data[:-1])
     mode = capture_mode(world.with_defaults(compression="none"))
-    assert mode.reason == "what was streamed came out changed"
+    assert mode.reason == "the streamed data was changed"
 
 
-def test_a_wish_for_files_is_told_as_such(world):
+def test_a_configured_file_capture_is_reported(world):
     mode = capture_mode(world.with_defaults(ram_capture="file", compression="none"))
     assert mode.describe() == "RAM goes through a file, as configured"

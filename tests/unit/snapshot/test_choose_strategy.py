@@ -33,7 +33,7 @@ def domain(state=DomainState.RUNNING):
     )
 
 
-def test_nobody_stands_still_for_somebody_who_may_take_his_time():
+def test_no_guest_stays_paused_for_another_program():
     settings = DomainSettings(ram_strategy="auto")
     assert choose_strategy(domain(), settings, (), ONE).strategy is Strategy.MANUAL
     awaited = choose_strategy(domain(), settings, (), ONE, at_once=False)
@@ -51,7 +51,7 @@ def choose(level="auto", *blockers, pools=ONE, state=DomainState.RUNNING, once=N
     return choose_strategy(domain(state), chosen, blockers, pools, once)
 
 
-# -- what is asked for and possible -------------------------------------------------------------
+# -- without blockers ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,19 @@ def choose(level="auto", *blockers, pools=ONE, state=DomainState.RUNNING, once=N
         ("crash", ONE, Strategy.CRASH),
     ],
 )
-def test_a_running_guest_with_nothing_in_the_way(level, pools, strategy):
+def test_a_running_guest_without_blockers(level, pools, strategy):
     assert choose(level, pools=pools) == StrategyChoice(strategy)
 
 
 @pytest.mark.parametrize("wished", ["overlay", "manual"])
 @pytest.mark.parametrize("pools", [ONE, TWO])
-def test_a_wish_for_one_way_is_granted(wished, pools):
+def test_a_configured_ram_strategy_is_taken(wished, pools):
     assert choose(ram_strategy=wished, pools=pools).strategy == wished
 
 
 @pytest.mark.parametrize("wished", ["auto", "overlay", "manual"])
 @pytest.mark.parametrize("pools", [ONE, TWO])
-def test_a_paused_guest_has_only_one_way(wished, pools):
+def test_a_paused_guest_gets_manual(wished, pools):
     made = choose(ram_strategy=wished, pools=pools, state=DomainState.PAUSED)
     assert made == StrategyChoice(Strategy.MANUAL)
 
@@ -88,37 +88,37 @@ def test_a_paused_guest_has_only_one_way(wished, pools):
     ("gone", "other"),
     [(Strategy.OVERLAY, Strategy.MANUAL), (Strategy.MANUAL, Strategy.OVERLAY)],
 )
-def test_when_one_way_to_ram_is_blocked_the_other_is_no_downgrade(pools, gone, other):
+def test_if_one_ram_strategy_is_blocked_the_other_is_no_downgrade(pools, gone, other):
     assert choose("ram", blocked(gone), pools=pools) == StrategyChoice(other)
 
 
 @pytest.mark.parametrize("wished", ["overlay", "manual"])
-def test_a_wished_way_is_not_replaced_by_the_other(wished):
+def test_a_configured_ram_strategy_is_not_replaced(wished):
     with pytest.raises(RefusedError, match="because"):
         choose("ram", blocked(Strategy(wished)), ram_strategy=wished)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("once", [None, "ram", "crash"])
-def test_a_guest_that_is_off_is_off_whatever_is_asked(level, once):
+def test_a_guest_that_is_off_gets_off_at_every_level(level, once):
     everything = blocked(*Strategy)
     made = choose(level, everything, state=DomainState.OFF, once=once)
     assert made == StrategyChoice(Strategy.OFF)
 
 
 @pytest.mark.parametrize("state", ACTIVE)
-def test_only_while_it_is_off_means_that(state):
+def test_level_off_refuses_a_running_guest(state):
     with pytest.raises(RefusedError, match="only while it is off"):
         choose("off", state=state)
 
 
 @pytest.mark.parametrize("configured", LEVELS)
 @pytest.mark.parametrize("once", ["auto", "ram", "quiesced", "paused", "crash"])
-def test_a_level_for_once_overrides_the_configured_one(configured, once):
+def test_a_requested_level_overrides_the_configured_one(configured, once):
     assert choose(configured, once=once) == choose(once)
 
 
-# -- what is in the way -------------------------------------------------------------------------
+# -- with blockers ------------------------------------------------------------------------------
 
 
 def test_a_refusal_names_every_reason_and_the_first_step():
@@ -150,7 +150,7 @@ def test_a_lower_level_that_is_blocked_too_is_refused_for_the_first_reason():
     ("level", "other"),
     [("paused", "quiesced"), ("crash", "paused"), ("crash", "quiesced"), ("paused", "paused")],
 )
-def test_instead_of_a_level_no_better_one_is_taken(level, other):
+def test_a_higher_level_is_never_taken_instead(level, other):
     with pytest.raises(RefusedError, match="because"):
         choose(level, blocked(Strategy(level)), on_unavailable=other)
 

@@ -20,7 +20,6 @@ from snaporch.journal import Journal
 from snaporch.model import DomainState, GroupRun, Level, Strategy
 from snaporch.recovery.settle import recover
 from snaporch.restore.select import others_of_group
-from snaporch.snapshot import group as groups
 from snaporch.snapshot import group_barrier
 from snaporch.snapshot.group import group_of, members_of_group, raise_bugs, snapshot_group
 from snaporch.snapshot.group_barrier import (
@@ -30,6 +29,7 @@ from snaporch.snapshot.group_barrier import (
     SharedProgress,
 )
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
@@ -54,8 +54,8 @@ def configured(world, *domains, **defaults):
 
 
 def take(world, **options):
-    wish = {"name": "s1", "wait": 0, "level": None, "policy": None} | options
-    return snapshot_group(world.context, "pair", **wish)
+    request = SnapshotRequest(**({"name": "s1"} | options))
+    return snapshot_group(world.context, "pair", request)
 
 
 def records(world):
@@ -66,10 +66,10 @@ def as_it_was(world):
     return all(world.is_as_it_was(name) for name in ("app", "db")) and world.pool.names() == []
 
 
-# -- the way through ----------------------------------------------------------------------------
+# -- without failures ---------------------------------------------------------------------------
 
 
-def test_all_are_frozen_before_any_pool_is_snapshotted_and_go_on_after_it(pair):
+def test_all_members_are_frozen_before_any_pool_is_snapshotted_and_released_after(pair):
     seen = []
     pair.hooks.at["pool.snapshot"] = lambda: seen.append(
         {guest.state for guest in pair.hypervisor.guests.values()}
@@ -90,8 +90,8 @@ def test_one_call_for_each_pool_over_all_domains(pair):
     assert by_name["tank/app@s1"] == by_name["tank/db@s1"]
 
 
-def test_what_is_the_same_for_all_is_said_as_soon_as_they_are_there(pair, monkeypatch):
-    """The rest comes when the guests run again, and nobody may be there to say it."""
+def test_common_properties_are_set_with_the_snapshots(pair, monkeypatch):
+    """The other properties are set when the guests run again; snaporch may be killed before."""
     said, real = [], pair.pool.snapshot
 
     def snapshot(names, properties):
@@ -122,21 +122,21 @@ def test_each_has_its_own_run_and_all_know_the_group(pair):
         assert [member.domain for member in told.members] == ["app", "db"]
 
 
-def test_a_name_of_its_own_is_the_same_for_all(pair):
+def test_the_default_name_is_the_same_for_all_members(pair):
     pair.pool.snapshot(["tank/db@x"], {})
     first = take(pair, name=None)
     assert len({record.snapshot for record in first.records}) == 1
     assert first.records[0].snapshot.endswith("_manual")
 
 
-def test_overlays_if_that_is_what_a_domain_wants(pair):
+def test_overlays_if_the_configuration_asks_for_them(pair):
     configured(pair, ram_strategy="overlay")
     outcome = take(pair)
     assert {record.level for record in outcome.records} == {Level.RAM}
     assert pair.hooks.acts().count("hypervisor.commit") == 2
 
 
-def test_who_stands_still_at_once_comes_after_those_who_take_their_time(world):
+def test_members_that_freeze_at_once_are_frozen_last(world):
     world.add_guest("a", agent=Agent.ANSWERS)
     world.add_guest("b")
     world.add_guest("c")
@@ -160,7 +160,7 @@ def test_who_stands_still_at_once_comes_after_those_who_take_their_time(world):
 # -- all or none --------------------------------------------------------------------------------
 
 
-def test_one_that_cannot_be_frozen_lets_all_go(pair):
+def test_a_member_that_cannot_be_frozen_releases_all(pair):
     pair.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("x", "no luck"))
     configured(pair, ram_capture="file")
     outcome = take(pair)
@@ -171,14 +171,14 @@ def test_one_that_cannot_be_frozen_lets_all_go(pair):
     assert records(pair) == []
 
 
-def test_one_that_is_refused_stops_all_before_anything(pair):
+def test_a_refused_member_refuses_the_group_before_anything_is_touched(pair):
     pair.guest("db").job = "migration out"
     with pytest.raises(RefusedError, match="migration out"):
         take(pair)
     assert pair.hooks.acts() == []
 
 
-def test_one_that_may_be_downgraded_does_not_stop_the_others(pair):
+def test_a_member_with_an_allowed_lower_level_does_not_stop_the_others(pair):
     configured(pair, ram_capture="file", on_unavailable="paused")
     pair.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("x", "no luck"))
     outcome = take(pair)
@@ -187,7 +187,7 @@ def test_one_that_may_be_downgraded_does_not_stop_the_others(pair):
     assert any("taking paused instead" in note for note in pair.heard.notes)
 
 
-def test_the_one_that_is_called_off_takes_no_lower_level_instead(pair):
+def test_a_called_off_member_tries_no_lower_level(pair):
     document = configured(pair, ram_capture="file").context.config.model_dump(exclude_unset=True)
     own = {"app": {"on_unavailable": "crash"}}
     pair.context.config = Config.model_validate(document | {"domain": own})
@@ -203,7 +203,7 @@ def test_the_one_that_is_called_off_takes_no_lower_level_instead(pair):
     assert as_it_was(pair)
 
 
-def test_a_pool_that_refuses_leaves_none_in_the_other(pair):
+def test_a_failing_pool_leaves_no_snapshot_in_the_others(pair):
     def refuse_tank():
         if "tank" in pair.hooks.log[-1]:
             raise PoolError("tank", "is full")
@@ -216,8 +216,8 @@ def test_a_pool_that_refuses_leaves_none_in_the_other(pair):
     assert as_it_was(pair)
 
 
-def test_one_that_others_change_while_it_waits_ends_it_for_all(pair):
-    """Saving another's RAM takes its time, and a backup tool takes a snapshot meanwhile."""
+def test_a_member_that_is_changed_while_it_waits_ends_the_attempt(pair):
+    """While the RAM of another member is saved, a backup tool takes a snapshot."""
     document = configured(pair).context.config.model_dump(exclude_unset=True)
     own = {"db": {"level": "paused"}}
     pair.context.config = Config.model_validate(document | {"domain": own})
@@ -247,7 +247,7 @@ def test_a_signal_undoes_all(pair):
     assert as_it_was(pair)
 
 
-def test_what_fails_after_the_snapshots_is_one_members_own(pair):
+def test_a_failure_after_the_snapshots_affects_only_that_member(pair):
     def fail_app():
         if pair.hooks.log[-1] == "hypervisor.resume app":
             raise HypervisorError("app", "libvirt is away")
@@ -259,8 +259,8 @@ def test_what_fails_after_the_snapshots_is_one_members_own(pair):
     assert len(pair.pool.names()) == 3
 
 
-def test_a_bug_is_not_taken_for_a_refusal(pair, monkeypatch):
-    monkeypatch.setattr(groups, "take_snapshot", failing_with(ZeroDivisionError()))
+def test_a_bug_is_raised_and_not_reported_as_a_failure(pair, monkeypatch):
+    monkeypatch.setattr("snaporch.snapshot.group.run_plan", failing_with(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         raise_bugs(take(pair))
 
@@ -272,7 +272,7 @@ def failing_with(error):
     return fail
 
 
-# -- whose domains ------------------------------------------------------------------------------
+# -- members ------------------------------------------------------------------------------------
 
 
 def test_names_uuids_and_patterns(pair):
@@ -286,9 +286,9 @@ def test_names_uuids_and_patterns(pair):
     assert group_of(pair.context.config, pair.hypervisor.domain("app")) is None
 
 
-def test_a_clone_is_not_meant_by_a_pattern(pair, monkeypatch):
+def test_patterns_do_not_match_clones(pair, monkeypatch):
     configured(pair, "db", "a*")
-    monkeypatch.setattr(groups, "clone_of", lambda _xml: "app@s1")
+    monkeypatch.setattr("snaporch.snapshot.group.clone_of", lambda _xml: "app@s1")
     assert [d.name for d in members_of_group(pair.context, "pair")] == ["db"]
 
 
@@ -296,7 +296,7 @@ def test_a_clone_is_not_meant_by_a_pattern(pair, monkeypatch):
     ("domains", "words"),
     [(("app", "bd"), "no such domain"), (("x*",), "no domain matches")],
 )
-def test_who_is_not_there(pair, domains, words):
+def test_a_domain_that_does_not_exist(pair, domains, words):
     configured(pair, *domains)
     with pytest.raises(NotFoundError, match=words):
         take(pair)
@@ -304,7 +304,7 @@ def test_who_is_not_there(pair, domains, words):
 
 def test_no_such_group(pair):
     with pytest.raises(NotFoundError, match="there are pair"):
-        snapshot_group(pair.context, "pear", name=None, wait=0, level=None, policy=None)
+        snapshot_group(pair.context, "pear", AS_CONFIGURED)
 
 
 def test_disks_on_one_dataset_are_refused(pair):
@@ -319,15 +319,15 @@ def test_disks_on_one_dataset_are_refused(pair):
 
 
 def killed(world, name, mark):
-    """A run that was killed when the snapshots were there, and had no marks but the group's."""
+    """A run that was killed when the snapshots existed and had only the group's property."""
     group = GroupRun("pair", "r", ())
     domain = world.hypervisor.domain(name)
-    plan = make_plan(world.context, domain, "s1", group=group)
+    plan = make_plan(world.context, domain, SnapshotRequest("s1"), group=group)
     Journal(world.paths.journal, replace(plan.facts, group=mark))
     return plan
 
 
-def test_killed_before_the_marks_it_is_a_crash_snapshot_of_its_domain(pair):
+def test_killed_before_its_properties_it_is_a_crash_snapshot_of_its_domain(pair):
     plan = killed(pair, "app", "pair/r")
     pair.pool.snapshot(["tank/app@s1", "tank/db@s1"], {"snaporch:group": "pair/r"})
     pair.pool.snapshot(["flash/app@s1"], {"snaporch:group": "pair/r"})
@@ -338,7 +338,7 @@ def test_killed_before_the_marks_it_is_a_crash_snapshot_of_its_domain(pair):
     assert len(pair.pool.names()) == 3
 
 
-def test_killed_between_two_pools_what_there_is_goes(pair):
+def test_killed_between_two_pools_the_first_pools_snapshot_is_destroyed(pair):
     plan = killed(pair, "app", "pair/r")
     pair.pool.snapshot(["flash/app@s1"], {"snaporch:group": "pair/r"})
     pair.pool.snapshot(["tank/app@s1"], {"snaporch:group": "pair/other"})
@@ -346,7 +346,7 @@ def test_killed_between_two_pools_what_there_is_goes(pair):
     assert pair.pool.names() == ["tank/app@s1"]
 
 
-def test_a_snapshot_of_that_name_without_any_mark_is_not_touched(pair):
+def test_a_snapshot_of_that_name_without_properties_is_not_touched(pair):
     plan = killed(pair, "db", "")
     pair.pool.snapshot(["tank/db@s1"], {})
     recover(pair.context, plan.domain.uuid)
@@ -358,7 +358,7 @@ def test_a_snapshot_of_that_name_without_any_mark_is_not_touched(pair):
 
 
 class WaitsError(Exception):
-    """It would have to wait."""
+    """The member would have to wait."""
 
 
 def waits(_name):
@@ -372,12 +372,14 @@ def window(pair):
     pair.guest("db").ram = b"x" * 1000
     group = GroupRun("pair", "r", tuple((d.uuid, d.name) for d in domains))
     made = GroupBarrier(pair.context, group)
-    made.plans = {d.name: make_plan(pair.context, d, "s1", group=group) for d in domains}
+    made.plans = {
+        d.name: make_plan(pair.context, d, SnapshotRequest("s1"), group=group) for d in domains
+    }
     made.turn = lambda name: made.await_turn(made.plans[name].domain.uuid, made.plans[name], waits)
     return made
 
 
-def test_nobody_begins_before_all_are_ready(window):
+def test_no_member_begins_before_all_are_ready(window):
     with pytest.raises(WaitsError):
         window.turn("app")
     with pytest.raises(WaitsError):
@@ -385,21 +387,21 @@ def test_nobody_begins_before_all_are_ready(window):
     window.turn("app")
 
 
-def test_the_smaller_begins_when_the_larger_has_as_little_left(window, pair):
+def test_a_smaller_member_begins_when_the_larger_has_as_little_left(window, pair):
     whole = pair.hypervisor.ram_in_use(window.plans["app"].domain.uuid)
     small = pair.hypervisor.ram_in_use(window.plans["db"].domain.uuid)
     with pytest.raises(WaitsError):
         window.turn("app")
     with pytest.raises(WaitsError):
         window.turn("db")
-    window.arrives("app", whole - small - 1, whole)
+    window.record_saved("app", whole - small - 1, whole)
     with pytest.raises(WaitsError):
         window.turn("db")
-    window.arrives("app", whole - small, whole)
+    window.record_saved("app", whole - small, whole)
     window.turn("db")
 
 
-def test_who_stands_still_at_once_waits_for_those_who_do_not(window, pair):
+def test_a_member_that_freezes_at_once_waits_for_the_slower_ones(window, pair):
     as_paused(window, "db")
     with pytest.raises(WaitsError):
         window.turn("app")
@@ -410,7 +412,7 @@ def test_who_stands_still_at_once_waits_for_those_who_do_not(window, pair):
         window.fail(window.plans["db"].domain.uuid, RunFailedError("db", "over"))
 
 
-def test_who_saves_no_ram_after_all_keeps_nobody_waiting(window):
+def test_a_member_that_saves_no_ram_after_all_blocks_no_other(window):
     with pytest.raises(WaitsError):
         window.turn("app")
     with pytest.raises(WaitsError):
@@ -421,7 +423,7 @@ def test_who_saves_no_ram_after_all_keeps_nobody_waiting(window):
     window.turn("db")
 
 
-def test_who_waits_is_woken_when_its_turn_comes(window, pair, monkeypatch):
+def test_a_waiting_member_is_woken_at_its_turn(window, pair, monkeypatch):
     goes_on_only_when_told(monkeypatch)
     app, db = (window.plans[name] for name in ("app", "db"))
     whole = pair.hypervisor.ram_in_use(app.domain.uuid)
@@ -431,11 +433,11 @@ def test_who_waits_is_woken_when_its_turn_comes(window, pair, monkeypatch):
         small = threads.submit(window.await_turn, db.domain.uuid, db, lambda _name: None)
         large.result(PATIENCE)
         assert not concurrent.futures.wait([small], 0.1).done
-        window.arrives("app", whole, whole)
+        window.record_saved("app", whole, whole)
         small.result(PATIENCE)
 
 
-def test_a_domain_that_has_gone_is_left_to_its_run(window, pair, monkeypatch):
+def test_a_domain_that_was_removed_is_reported_by_its_run(window, pair, monkeypatch):
     real, app = pair.hypervisor.ram_in_use, window.plans["app"].domain.uuid
 
     def ram_in_use(uuid):
@@ -449,7 +451,7 @@ def test_a_domain_that_has_gone_is_left_to_its_run(window, pair, monkeypatch):
     window.turn("db")
 
 
-def test_what_all_save_is_told_as_one_sum(window, pair):
+def test_progress_is_the_sum_over_all_members(window, pair):
     as_paused(window, "db")
     ready(window)
     whole = pair.hypervisor.ram_in_use(window.plans["app"].domain.uuid)
@@ -459,16 +461,16 @@ def test_what_all_save_is_told_as_one_sum(window, pair):
     assert pair.heard.amounts == [(0, whole), (whole - 1, whole), (whole, whole), (whole, whole)]
 
 
-def test_what_two_save_is_told_as_one_sum(window, pair):
+def test_progress_is_the_sum_over_two_members(window, pair):
     ready(window)
     large, small = (
         pair.hypervisor.ram_in_use(window.plans[name].domain.uuid) for name in ("app", "db")
     )
-    assert window.arrives("app", 70, large) == (70, large + small)
-    assert window.arrives("db", 7, small) == (77, large + small)
+    assert window.record_saved("app", 70, large) == (70, large + small)
+    assert window.record_saved("db", 7, small) == (77, large + small)
 
 
-def test_the_first_failure_is_the_one_that_is_told(window):
+def test_the_first_failure_is_reported(window):
     app, db = (window.plans[name].domain.uuid for name in ("app", "db"))
     early = RunFailedError("app", "early")
     window.fail(app, early)
@@ -481,7 +483,7 @@ def test_the_first_failure_is_the_one_that_is_told(window):
 
 @contextmanager
 def frozen(window, name):
-    """The member stands still and waits for the others, in a thread; its future."""
+    """Have a member wait frozen for the others in a thread; yield its future."""
     waiting, plan = threading.Event(), window.plans[name]
 
     def check(_name):
@@ -506,7 +508,7 @@ def ready(window):
 
 
 def goes_on_only_when_told(monkeypatch):
-    monkeypatch.setattr(group_barrier, "_LOOK_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr(group_barrier, "_POLL_SECONDS", 2 * PATIENCE)
 
 
 def take_as_a_member(window, name, check=None):
@@ -520,11 +522,11 @@ def impatient(window, name):
     window.plans[name] = replace(plan, settings=settings)
 
 
-def test_who_stands_still_for_too_long_ends_it_for_all(window, pair):
-    """From that moment: it has not gone back yet, and another may arrive before it has."""
+def test_a_member_that_is_frozen_for_too_long_ends_the_attempt(window, pair):
+    """While the failed member is being released, another may become frozen."""
     ready(window)
     impatient(window, "app")
-    with pytest.raises(RunFailedError, match="stood still for 1 s, and db still was not frozen"):
+    with pytest.raises(RunFailedError, match="was frozen for 1 s, and db was not frozen yet"):
         take_as_a_member(window, "app")
     with pytest.raises(CalledOffError, match="because app failed"):
         take_as_a_member(window, "db")
@@ -538,12 +540,12 @@ def test_who_stands_still_for_too_long_ends_it_for_all(window, pair):
         (Strategy.PAUSED, 30, 28),
         (Strategy.QUIESCED, 30, 28),
         (Strategy.QUIESCED, 2, 1),
-        (Strategy.OVERLAY, 30, math.inf),  # it goes on meanwhile
+        (Strategy.OVERLAY, 30, math.inf),  # it runs meanwhile
         (Strategy.CRASH, 30, math.inf),
         (Strategy.OFF, 30, math.inf),
     ],
 )
-def test_who_stands_still_gives_up_before_its_guardian_lets_it_go(
+def test_a_frozen_member_gives_up_before_its_guardian_releases_it(
     window, strategy, deadline, seconds
 ):
     plan = window.plans["app"]
@@ -552,7 +554,7 @@ def test_who_stands_still_gives_up_before_its_guardian_lets_it_go(
     assert group_barrier._patience(replace(plan, settings=settings, facts=facts)) == seconds
 
 
-def test_who_is_asked_to_stop_while_it_stands_still_ends_it_for_all(window, pair):
+def test_a_signal_to_a_frozen_member_ends_the_attempt(window, pair):
     ready(window)
     with pytest.raises(InterruptedRunError):
         take_as_a_member(window, "app", failing_with(InterruptedRunError("app", "SIGTERM", 15)))
@@ -561,8 +563,8 @@ def test_who_is_asked_to_stop_while_it_stands_still_ends_it_for_all(window, pair
     assert pair.pool.names() == []
 
 
-def test_nothing_is_taken_while_one_is_let_go_that_others_were_too_late_for(pair):
-    """The snapshots would be of a guest that runs."""
+def test_no_snapshot_is_taken_while_a_member_is_being_released(pair):
+    """Else the snapshots would be of a running guest."""
     configured(pair, freeze_deadline="1s", ram_strategy="manual")
     letting_go, over = threading.Event(), threading.Event()
 
@@ -591,7 +593,7 @@ def test_nothing_is_taken_while_one_is_let_go_that_others_were_too_late_for(pair
     assert as_it_was(pair)
 
 
-def test_after_the_snapshots_no_failure_calls_anybody_off(window, pair, monkeypatch):
+def test_after_the_snapshots_a_failure_calls_no_member_off(window, pair, monkeypatch):
     ready(window)
     goes_on_only_when_told(monkeypatch)
     app, db = (window.plans[name] for name in ("app", "db"))
@@ -613,7 +615,7 @@ def test_before_them_a_failure_calls_the_others_off_at_once(window, monkeypatch)
 
 
 def test_a_pool_that_fails_calls_all_off_at_once(window, pair, monkeypatch):
-    """Not when the run that took the snapshots has undone itself: the others stand still."""
+    """The others are frozen, and must not wait until the failed run has been undone."""
     pair.hooks.at["pool.snapshot"] = failing_with(PoolError("tank", "is full"))
     ready(window)
     goes_on_only_when_told(monkeypatch)
@@ -627,7 +629,7 @@ def test_a_pool_that_fails_calls_all_off_at_once(window, pair, monkeypatch):
 # -- afterwards ---------------------------------------------------------------------------------
 
 
-def test_a_restore_says_who_would_belong_to_it(pair):
+def test_a_restore_names_the_other_members(pair):
     take(pair)
     app, db = sorted(records(pair), key=lambda record: record.domain)
     assert others_of_group(pair.context, db) == (
@@ -636,5 +638,5 @@ def test_a_restore_says_who_would_belong_to_it(pair):
     for dataset in app.datasets:
         pair.pool.destroy_snapshots([f"{dataset}@s1"])
     assert "have no snapshots of that instant any more" in others_of_group(pair.context, db)
-    alone = take_snapshot(pair.context, pair.hypervisor.domain("db"), name="s2", wait=0)
+    alone = take_snapshot(pair.context, pair.hypervisor.domain("db"), SnapshotRequest("s2"))
     assert others_of_group(pair.context, alone) is None

@@ -1,4 +1,4 @@
-"""What others change between the plan and the frozen instant, told by libvirt's XML."""
+"""Changes of a guest between the plan and the freeze, found in libvirt's XML."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def inside(text, tag, more):
 
 
 def over(path, below):
-    """A chain, as libvirt's live XML spells it: the file of an image over what lies beneath."""
+    """A backing chain as in libvirt's live XML, the active image first."""
     return (
         f"<backingStore type='file' index='3'><format type='raw'/><source file='{path}'/>"
         f"{below}</backingStore>"
@@ -69,7 +69,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("now", SAME.values(), ids=SAME)
-def test_what_changes_nothing(now):
+def test_changes_that_do_not_matter(now):
     assert find_change(PLANNED, now, (OVERLAY,)) == ""
 
 
@@ -99,12 +99,12 @@ CHANGED = {
     ),
     "undefined": (replace(PLANNED, inactive_xml=None), "its definition was changed"),
     "started anew": (replace(PLANNED, boot="host:2"), "it was started or stopped"),
-    "gone": (None, "it is not there any more"),
+    "gone": (None, "it does not exist any more"),
 }
 
 
 @pytest.mark.parametrize(("now", "told"), CHANGED.values(), ids=CHANGED)
-def test_what_does_is_told(now, told):
+def test_changes_that_matter_are_described(now, told):
     assert told in find_change(PLANNED, now, (OVERLAY,))
 
 
@@ -148,7 +148,7 @@ RECORDED_INACTIVE_ON_OURS = """<domain><devices><disk type='file' device='disk'>
       """ + REST.format("")
 
 
-def test_what_libvirt_11_3_makes_of_a_guest_on_overlays_is_no_change():
+def test_the_xml_that_libvirt_11_3_makes_for_overlays_is_no_change():
     planned = domain(RECORDED_LIVE, RECORDED_INACTIVE)
     overlay = OverlayDisk("vda", BASE, "file", "raw", OURS, xml=disk_xml(RECORDED_INACTIVE, "vda"))
     now = domain(RECORDED_LIVE_ON_OURS, RECORDED_INACTIVE_ON_OURS)

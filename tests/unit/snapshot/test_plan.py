@@ -12,20 +12,26 @@ from snaporch.bundle.store import BundleStore
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
 from snaporch.faults import Component
 from snaporch.model import DomainState, GroupRun, Level, Strategy
-from snaporch.snapshot import plan as plan_module
-from snaporch.snapshot.plan import check_snapshot_name, locate_disks, make_plan
+from snaporch.snapshot import host_blockers, plan
+from snaporch.snapshot.locate_disks import locate_disks
+from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
+from snaporch.snapshot.snapshot_name import check_snapshot_name
+from snaporch.zfs import resolver
 
 
 def planned(world, domain, name=None, **defaults):
-    return make_plan(world.with_defaults(compression="none", **defaults), domain, name)
+    return make_plan(
+        world.with_defaults(compression="none", **defaults), domain, SnapshotRequest(name)
+    )
 
 
 # -- names --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["s", "before-upgrade", "a.b:c_d-e", "2025", "two words", "-x"])
-def test_names_that_zfs_takes(name):
+def test_names_that_zfs_allows(name):
     check_snapshot_name(name)
 
 
@@ -33,7 +39,7 @@ def test_names_that_zfs_takes(name):
     "name",
     ["", "s\n", "a@b", "a/b", "a#b", "a%b", "Bär", "a\tb", "a\0b", "*", ".", ".."],
 )
-def test_names_that_zfs_would_not_take_are_wrong_usage(name):
+def test_names_that_zfs_refuses_are_wrong_usage(name):
     with pytest.raises(UsageError) as caught:
         check_snapshot_name(name)
     assert caught.value.exit_code == ExitCode.USAGE
@@ -56,7 +62,7 @@ def test_a_second_run_in_the_same_second_gets_a_number(world, monkeypatch):
         def now(cls, tz=None):
             return moment
 
-    monkeypatch.setattr(plan_module, "datetime", Clock)
+    monkeypatch.setattr(plan, "datetime", Clock)
     domain = world.add_guest(disks={"vda": "tank/a", "vdb": "tank/b"})
     names = []
     for dataset in ("tank/a", "tank/b", "tank/a"):
@@ -69,7 +75,7 @@ def test_a_second_run_in_the_same_second_gets_a_number(world, monkeypatch):
     ]
 
 
-def test_a_wished_name_that_is_taken_on_any_dataset_is_refused(world):
+def test_a_requested_name_that_exists_on_any_dataset_is_refused(world):
     domain = world.add_guest(disks={"vda": "tank/a", "vdb": "flash/b"})
     world.pool.snapshot(["flash/b@mine"], {})
     with pytest.raises(RefusedError, match="web@mine: a snapshot of that name exists"):
@@ -138,26 +144,26 @@ def test_a_disk_is_left_out_for_a_reason(world, spec, reason, matters):
         (False, DomainState.RUNNING, False, False),
     ],
 )
-def test_that_others_go_on_writing_to_a_disk_is_said(world, shareable, other, together, told):
+def test_a_disk_that_others_write_to_is_reported(world, shareable, other, together, told):
     shared = DiskSpec("vdb", str(world.image("tank/shared", "vdb.img")), shareable=shareable)
     domain = world.add_guest(more=(shared,))
     second = world.add_guest("db", {}, more=(shared,), state=other)
     group = GroupRun("both", "r", ((domain.uuid, "web"), (second.uuid, "db")))
     context = world.with_defaults(ram_strategy="auto")
-    made = make_plan(context, domain, "s", group=group if together else None)
+    made = make_plan(context, domain, SnapshotRequest("s"), group=group if together else None)
     assert [text.split(":")[0] for text in made.shared] == (
         ["db writes to vdb, too, and goes on"] if told else []
     )
 
 
-def test_an_excluded_disk_is_not_even_looked_at(world):
+def test_an_excluded_disk_is_not_read(world):
     domain = world.add_guest(more=(DiskSpec("vdb", "/does/not/exist"),))
     made = planned(world, domain, exclude_disks=["vdb"])
     assert made.left_out[0].reason == "excluded by the configuration"
     assert made.left_out[0].describe() == "vdb (/does/not/exist): excluded by the configuration"
 
 
-def test_without_any_disk_on_zfs_the_reasons_are_told(world):
+def test_without_any_disk_on_zfs_the_reasons_are_named(world):
     domain = world.add_guest(disks={}, more=(DiskSpec("vda", "/dev/null"),))
     with pytest.raises(RefusedError, match=r"no disk on ZFS \(vda .*not on ZFS but on tmpfs"):
         planned(world, domain)
@@ -168,23 +174,23 @@ def test_without_any_disk_at_all(world):
         planned(world, world.add_guest(disks={}))
 
 
-def test_a_disk_that_is_not_there_is_refused_and_named(world):
+def test_a_missing_disk_is_refused_and_named(world):
     domain = world.add_guest(more=(DiskSpec("vdb", "/does/not/exist"),))
     with pytest.raises(RefusedError, match=r"web: vdb \(/does/not/exist\): No such file"):
         planned(world, domain)
 
 
-def test_a_disk_that_may_not_be_seen_asks_for_root(world, monkeypatch):
+def test_a_disk_without_read_permission_asks_for_root(world, monkeypatch):
     def forbidden(path):
         raise PermissionError(13, "Permission denied", path)
 
     domain = world.add_guest()
-    monkeypatch.setattr(plan_module, "resolve", forbidden)
+    monkeypatch.setattr(resolver, "resolve", forbidden)
     with pytest.raises(UnavailableError, match="run snaporch as root"):
         locate_disks(domain)
 
 
-# -- what kind of run ---------------------------------------------------------------------------
+# -- the strategy -------------------------------------------------------------------------------
 
 
 def test_a_running_guest_gets_ram_and_overlays(world):
@@ -262,7 +268,7 @@ def test_a_disk_that_is_left_out_blocks_nothing(world, spoilt):
     assert made.downgrade == ""
 
 
-def test_a_transient_disk_stands_in_the_way_of_ram_even_if_it_is_left_out(world):
+def test_a_transient_disk_blocks_ram_even_if_it_is_left_out(world):
     """libvirt looks at every disk before it saves RAM (its ``qemuMigrationSrcIsAllowed``)."""
     domain = world.add_guest(more=(DiskSpec("vdb", "/dev/null", transient=True),))
     with pytest.raises(RefusedError, match="vdb is transient"):
@@ -270,15 +276,15 @@ def test_a_transient_disk_stands_in_the_way_of_ram_even_if_it_is_left_out(world)
     assert planned(world, domain, exclude_disks=["vdb"], level="paused").level is Level.PAUSED
 
 
-def test_a_blocker_of_one_way_leaves_the_other(world):
+def test_a_blocker_of_one_strategy_leaves_the_other(world):
     world.add_guest()
     world.guest().checkpoints = ["monday"]
     made = planned(world, world.hypervisor.domain("web"), ram_strategy="auto")
     assert made.strategy is Strategy.MANUAL
 
 
-def test_an_overlay_that_some_tool_left_is_not_snapshotted_around(world):
-    """Its base is on ZFS and stands still: the snapshot would be of the past."""
+def test_an_overlay_that_another_tool_left_is_refused(world):
+    """Its base on ZFS no longer changes, so the snapshot would be outdated."""
     world.add_guest()
     source = world.hypervisor.domain("web").disks[0].source
     below = f'<backingStore type="file"><source file="{source}"/></backingStore><target dev="vda"'
@@ -296,7 +302,7 @@ def test_an_overlay_that_some_tool_left_is_not_snapshotted_around(world):
 def test_too_little_room_for_ram_is_refused(world, monkeypatch):
     domain = world.add_guest()
     world.guest().ram = b"QEVM" + bytes(8 << 20)
-    monkeypatch.setattr(plan_module, "free_mib", lambda path: 2)
+    monkeypatch.setattr(host_blockers, "free_mib", lambda path: 2)
     with pytest.raises(RefusedError, match="has 2 MiB free, RAM needs about 4 MiB"):
         planned(world, domain)
 
@@ -304,7 +310,7 @@ def test_too_little_room_for_ram_is_refused(world, monkeypatch):
 def test_levels_without_ram_need_no_room_for_it(world, monkeypatch):
     domain = world.add_guest()
     world.guest().ram = b"QEVM" + bytes(8 << 20)
-    monkeypatch.setattr(plan_module, "free_mib", lambda path: 0)
+    monkeypatch.setattr(host_blockers, "free_mib", lambda path: 0)
     assert planned(world, domain, level="paused").strategy is Strategy.PAUSED
 
 
@@ -339,7 +345,7 @@ def test_too_little_room_for_overlays_is_refused(world):
         planned(world, domain)
 
 
-def test_planning_touches_nothing(world):
+def test_planning_changes_nothing(world):
     planned(world, world.add_guest())
     assert world.hooks.log == []
     assert sorted(path.name for path in world.root.iterdir()) == ["zfs"]
@@ -351,7 +357,7 @@ def test_planning_touches_nothing(world):
 def test_compression_follows_the_settings(world):
     domain = world.add_guest()
     context = world.with_defaults(compression="gzip", compression_level=7, compression_threads=3)
-    how = make_plan(context, domain, None).compressing
+    how = make_plan(context, domain).compressing
     assert (how.method, how.level, how.threads) == (Compression.GZIP, 7, 3)
 
 
@@ -364,36 +370,38 @@ def test_compression_follows_the_settings(world):
         ("gzip", RamSaveTimes(5, 10.0, 0.0, 9.0), 1),
     ],
 )
-def test_a_level_follows_the_last_snapshot(world, monkeypatch, compression, pace, level):
+def test_the_compression_level_follows_the_last_snapshot(
+    world, monkeypatch, compression, pace, level
+):
     asked = []
     monkeypatch.setattr(BundleStore, "last_pace", lambda _, uuid: asked.append(uuid) or pace)
     domain = world.add_guest()
     context = world.with_defaults(compression=compression)
-    assert make_plan(context, domain, None).compressing.level == level
+    assert make_plan(context, domain).compressing.level == level
     assert set(asked) <= {domain.uuid}
 
 
-def test_a_level_that_is_set_is_kept(world, monkeypatch):
+def test_a_configured_compression_level_is_kept(world, monkeypatch):
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 10.0, 0.0, 0.0))
     context = world.with_defaults(compression_level=0)
-    assert make_plan(context, world.add_guest(), None).compressing.level == 0
+    assert make_plan(context, world.add_guest()).compressing.level == 0
 
 
 def test_an_old_libvirt_gets_what_it_can_read(world):
     world.hypervisor.zstd = False
-    made = make_plan(world.with_defaults(), world.add_guest(), None)
+    made = make_plan(world.with_defaults(), world.add_guest())
     assert made.compressing.method is Compression.GZIP
 
 
 @pytest.mark.parametrize("what", ["nvram", "tpm"])
-def test_what_could_not_be_put_back_is_refused(world, tmp_path, what):
+def test_firmware_files_that_could_not_be_restored_are_refused(world, tmp_path, what):
     (tmp_path / "file").write_bytes(b"then")
     domain = world.add_guest(**{what: str(tmp_path / "file")})
-    assert make_plan(world.context, domain, None)
+    assert make_plan(world.context, domain)
     (tmp_path / "file").unlink()
     (tmp_path / "file").symlink_to("/dev/null")
     with pytest.raises(RefusedError, match="not a regular file"):
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)
 
 
 @pytest.mark.parametrize("which", ["live_xml", "inactive_xml"])
@@ -406,47 +414,47 @@ def test_what_could_not_be_put_back_is_refused(world, tmp_path, what):
     ],
 )
 def test_firmware_that_is_in_no_file_is_refused_by_the_xml_alone(world, which, before, more):
-    """Also where the device is not there at this moment."""
+    """Also if the device does not exist at the moment."""
     domain = world.add_guest()
     changed = getattr(domain, which).replace(before, more + before)
     with pytest.raises(RefusedError) as caught:
-        make_plan(world.context, replace(domain, **{which: changed}), None)
+        make_plan(world.context, replace(domain, **{which: changed}))
     assert caught.value.step
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_a_tpm_that_runs_has_its_state_somewhere(world, tmp_path, kind):
+def test_a_running_tpm_without_state_is_refused(world, tmp_path, kind):
     (tmp_path / "state").touch() if kind == "file" else (tmp_path / "state").mkdir()
     domain = world.add_guest(tpm=str(tmp_path / "state"))
     if kind == "file":
         (tmp_path / "state").unlink()
     with pytest.raises(RefusedError, match="no state of it in"):
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)
 
 
-def test_the_tpm_of_a_session_is_refused_where_its_user_keeps_it(world, tmp_path):
+def test_a_tpm_in_the_home_directory_of_a_session_is_refused(world, tmp_path):
     config = world.context.config.model_copy(update={"libvirt_uri": "qemu:///session"})
     context = replace(world.context, config=config)
     domain = world.add_guest(state=DomainState.OFF)
     default = "<tpm><backend type='emulator'/></tpm></devices>"
     changed = domain.inactive_xml.replace("</devices>", default)
     with pytest.raises(RefusedError, match="below the home directory") as caught:
-        make_plan(context, replace(domain, inactive_xml=changed), None)
+        make_plan(context, replace(domain, inactive_xml=changed))
     assert "<source type='dir'" in caught.value.step
     named = changed.replace("'emulator'/>", "'emulator'><source type='dir' path='/t'/></backend>")
-    assert make_plan(context, replace(domain, inactive_xml=named), None)
-    assert make_plan(world.context, replace(domain, inactive_xml=changed), None)
+    assert make_plan(context, replace(domain, inactive_xml=named))
+    assert make_plan(world.context, replace(domain, inactive_xml=changed))
 
 
 def test_a_tpm_that_never_ran_has_no_state_yet(world, tmp_path):
     domain = world.add_guest(tpm=str(tmp_path / "none"), state=DomainState.OFF)
-    assert make_plan(world.context, domain, None)
+    assert make_plan(world.context, domain)
 
 
-def test_a_guest_that_libvirt_cannot_look_at_is_not_planned_for(world):
+def test_a_guest_that_libvirt_cannot_read_is_refused(world):
     domain = replace(world.add_guest(), trouble="Timed out during operation")
     with pytest.raises(UnavailableError, match="Timed out during operation"):
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)
 
 
 # -- known faults -------------------------------------------------------------------------------
@@ -471,7 +479,7 @@ def test_an_emulator_that_was_started_before_the_upgrade_counts_as_the_old_one(w
         ("10.0.10", None, Strategy.OVERLAY),
     ],
 )
-def test_discards_go_to_no_overlay_of_an_emulator_that_corrupts_them(
+def test_no_overlays_for_discards_with_an_emulator_that_corrupts_them(
     world, emulator, discard, strategy
 ):
     """With two pools, and for sanoid, an overlay is preferred otherwise."""
@@ -480,7 +488,7 @@ def test_discards_go_to_no_overlay_of_an_emulator_that_corrupts_them(
     domain = world.add_guest(more=(more,))
     assert planned(world, domain, ram_strategy="auto").strategy is strategy
     context = world.with_defaults(ram_strategy="auto")
-    assert make_plan(context, domain, None, awaited=60).strategy is strategy
+    assert make_plan(context, domain, awaited=60).strategy is strategy
     wished = planned(world, domain, ram_strategy="overlay")
     assert wished.strategy is Strategy.OVERLAY
 
@@ -500,51 +508,51 @@ def test_no_overlay_where_a_power_loss_empties_it_or_its_journal(world, what):
 
 
 def test_a_store_that_is_not_mounted_is_refused(world):
-    """An empty directory, as a mount point is before the pool is there."""
+    """An empty directory, as a mount point is before its pool is imported."""
     domain = world.add_guest()
-    take_snapshot(world.context, domain, name="s1", wait=0)
+    take_snapshot(world.context, domain, SnapshotRequest("s1"))
     world.paths.bundles.rename(world.root / "elsewhere")
     for _ in range(2):
         with pytest.raises(RefusedError, match=r"have their bundles in one \(1\)") as caught:
-            make_plan(world.context, domain, "s2")
+            make_plan(world.context, domain, SnapshotRequest("s2"))
         assert f"touch {world.paths.bundles}/.snaporch-store" in caught.value.step
         world.paths.bundles.mkdir(exist_ok=True)
     assert list(world.paths.bundles.iterdir()) == []
     world.paths.bundles.rmdir()
     (world.root / "elsewhere").rename(world.paths.bundles)
-    take_snapshot(world.context, domain, name="s2", wait=0)
+    take_snapshot(world.context, domain, SnapshotRequest("s2"))
 
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_store_may_be_empty_or_older_than_its_marker(world, empty):
     domain = world.add_guest()
-    record = take_snapshot(world.context, domain, name="s1", wait=0)
+    record = take_snapshot(world.context, domain, SnapshotRequest("s1"))
     if empty:
         shutil.rmtree(world.paths.bundles / record.uuid)
     else:
         (world.paths.bundles / ".snaporch-store").unlink()
-    take_snapshot(world.context, domain, name="s2", wait=0)
+    take_snapshot(world.context, domain, SnapshotRequest("s2"))
     assert (world.paths.bundles / ".snaporch-store").is_file()
 
 
 # -- reservations -------------------------------------------------------------------------------
 
 
-def test_a_snapshot_that_its_reservation_leaves_no_room_for(world):
-    """It would fail when minutes of RAM have been saved, and again at each try."""
+def test_a_reservation_without_room_for_a_snapshot_is_refused(world):
+    """Else it would fail after minutes of saving RAM, at each try."""
     domain = world.add_guest(disks={"vda": "tank/web", "vdb": "tank/more", "vdc": "flash/web"})
     mib = 1 << 20
     for name, room in (("tank/web", 9), ("tank/more", 9), ("flash/web", 5)):
         world.pool.write(name, bytes(5 * mib))
         world.pool.reserve(name, 40 * mib, room=room * mib)
     with pytest.raises(RefusedError) as caught:
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)
     assert caught.value.reason.startswith(
         "a snapshot of tank/more, tank/web needs 10 MiB free, 9 MiB are"
     )
     assert caught.value.step.endswith("zfs set refreservation=none tank/more tank/web")
     world.pool.reserve("tank/web", 4 * mib, room=9 * mib)
-    assert make_plan(world.context, domain, None)
+    assert make_plan(world.context, domain)
     world.pool.reserve("flash/web", 40 * mib, room=5 * mib - 1)
     with pytest.raises(RefusedError, match="flash/web needs 5 MiB free, 4 MiB are"):
-        make_plan(world.context, domain, None)
+        make_plan(world.context, domain)

@@ -32,6 +32,7 @@ from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.recovery.settle import recover_leftovers
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
@@ -39,9 +40,9 @@ TWO = {"vda": "tank/web", "vdb": "flash/web"}
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
 
-def snapshot(world, name="s1", **options):
-    domain = world.hypervisor.domain("web")
-    return take_snapshot(world.context, domain, name=name, wait=0, **options)
+def snapshot(world, name="s1", *, taker=None, **options):
+    domain, request = world.hypervisor.domain("web"), SnapshotRequest(name, **options)
+    return take_snapshot(world.context, domain, request, taker=taker)
 
 
 def records(world):
@@ -49,7 +50,7 @@ def records(world):
 
 
 def interrupt(world, signum=15):
-    """A hook: the user presses Ctrl-C here."""
+    """Return a hook that acts as Ctrl-C."""
 
     def come():
         world.context.interrupt.signum = signum
@@ -57,10 +58,10 @@ def interrupt(world, signum=15):
     return come
 
 
-# -- the way through ----------------------------------------------------------------------------
+# -- without failures ---------------------------------------------------------------------------
 
 
-def test_a_running_guest_in_order(world):
+def test_the_calls_for_a_running_guest_in_order(world):
     world.add_guest(disks=TWO)
     snapshot(world)
     assert world.hooks.acts() == [
@@ -74,7 +75,7 @@ def test_a_running_guest_in_order(world):
     ]
 
 
-def test_a_running_guest_ends_where_it_began(world):
+def test_a_running_guest_is_as_it_was_afterwards(world):
     world.add_guest(disks=TWO)
     before = world.guest().live, world.guest().inactive, world.guest().state
     snapshot(world)
@@ -87,7 +88,7 @@ def test_a_running_guest_ends_where_it_began(world):
     assert world.leftovers() == []
 
 
-def test_what_list_will_show(world):
+def test_the_record_that_list_shows(world):
     world.add_guest(disks=TWO)
     record = snapshot(world)
     assert (record.domain, record.snapshot) == ("web", "s1")
@@ -138,7 +139,7 @@ def test_the_bundle_holds_ram_as_it_was(world):
     assert world.context.store.verify(f"{record.uuid}/{record.run}").was_running
 
 
-def test_the_bundle_tells_which_snapshots_it_belongs_to(world):
+def test_the_bundle_names_its_snapshots(world):
     world.add_guest(disks=TWO)
     record = snapshot(world)
     manifest = world.context.store.manifest(f"{record.uuid}/{record.run}")
@@ -148,7 +149,7 @@ def test_the_bundle_tells_which_snapshots_it_belongs_to(world):
     assert [disk.target for disk in manifest.disks] == ["vda", "vdb"]
 
 
-def test_nvram_and_tpm_state_go_along(world):
+def test_nvram_and_tpm_state_are_stored(world):
     vars_fd = world.root / "vars.fd"
     vars_fd.write_bytes(b"nvram")
     tpm = world.root / "tpm2"
@@ -162,18 +163,18 @@ def test_nvram_and_tpm_state_go_along(world):
     assert (Path(record.bundle) / "nvram.fd").read_bytes() == b"nvram"
 
 
-def test_a_disk_that_is_left_out_is_told(world):
+def test_a_disk_that_is_left_out_is_reported(world):
     world.add_guest(more=(DiskSpec("vdb", "/dev/null"), DiskSpec("sda", None, device="cdrom")))
     snapshot(world)
     assert world.heard.notes == [
         "left out: vdb (/dev/null): not on ZFS but on tmpfs",
-        "RAM will not be of one instant with what is left out",
+        "RAM and the disks that are left out will be of different instants",
     ]
     assert "left out: sda: removable (cdrom)" in world.heard.steps
 
 
 @pytest.mark.parametrize(("way", "noted"), [("overlay", True), ("manual", False)])
-def test_that_libvirt_might_start_it_on_overlays_is_told(world, way, noted):
+def test_a_missing_start_hook_is_reported(world, way, noted):
     world.add_guest()
     world.with_defaults(ram_strategy=way)
     world.hypervisor.why_unguarded = Unguarded("it is not there", "snaporch install")
@@ -182,7 +183,7 @@ def test_that_libvirt_might_start_it_on_overlays_is_told(world, way, noted):
     assert all("it is not there; run: snaporch install" in text for text in world.heard.notes)
 
 
-def test_that_others_go_on_writing_is_told(world):
+def test_a_shared_disk_is_reported(world):
     shared = DiskSpec("vdb", str(world.image("tank/shared", "vdb.img")), shareable=True)
     world.with_defaults(ram_strategy="manual")
     world.add_guest(more=(shared,))
@@ -205,7 +206,7 @@ def test_a_paused_guest_needs_no_overlays_and_stays_paused(world):
     assert not world.context.store.manifest(f"{record.uuid}/{record.run}").was_running
 
 
-def test_a_paused_guest_that_someone_resumed_is_worth_a_crash(world):
+def test_a_paused_guest_that_is_resumed_meanwhile_is_recorded_as_crash(world):
     world.add_guest(state=DomainState.PAUSED)
     world.hooks.at["pool.snapshot"] = lambda: world.hypervisor.resume(world.guest().uuid)
     assert snapshot(world).level is Level.CRASH
@@ -222,7 +223,7 @@ def test_a_guest_that_is_off_gets_a_plain_snapshot(world):
 
 
 @pytest.mark.parametrize("what", ["started", "removed", "managed save"])
-def test_a_guest_that_did_not_stay_off_is_worth_a_crash(world, what):
+def test_a_guest_that_did_not_stay_off_is_recorded_as_crash(world, what):
     domain = world.add_guest(state=DomainState.OFF)
 
     def happen():
@@ -254,7 +255,7 @@ def test_ram_by_file(world):
     assert read_header(Path(record.bundle) / "ram.save").data_length > 0
 
 
-def test_progress_is_told(world):
+def test_progress_is_reported(world):
     world.add_guest()
     snapshot(world)
     assert world.heard.steps[0] == "ram snapshot @s1 of tank/web (overlay)"
@@ -263,7 +264,7 @@ def test_progress_is_told(world):
 
 
 def test_a_host_of_replicas_begins_a_store_for_its_own_guests(world):
-    """But not for a guest whose own snapshots say that there was a store."""
+    """Except for a guest whose own snapshots show that the store existed."""
     world.add_guest(disks=TWO)
     world.pool.create("backup/mail")
     foreign = {"bundle": "other/r1", "run": "r1", "domain": "mail", "uuid": "other"}
@@ -342,8 +343,8 @@ def test_a_failure_after_the_pool_snapshot_keeps_it_as_a_crash(world, place, hoo
     assert record.datasets == ("flash/web", "tank/web")
 
 
-def test_a_level_that_cannot_be_recorded_keeps_the_journal_that_will_do_it(world):
-    """The bundle is sealed: with its level recorded, nothing is missing."""
+def test_a_level_that_cannot_be_recorded_keeps_the_journal_for_recovery(world):
+    """The bundle is sealed, so the snapshot is complete once its level is recorded."""
     world.add_guest(disks=TWO)
     world.hooks.at["pool.set_properties"] = failing(PoolError("zfs set", "pool is suspended"))
     with pytest.raises(AttentionError, match="snaporch recover") as caught:
@@ -388,7 +389,7 @@ def test_sealing_that_fails_leaves_level_crash_and_no_bundle(world, monkeypatch)
     assert world.pool.snapshots()[0].properties["level"] == "crash"
 
 
-def test_a_snapshot_that_someone_destroys_at_once_is_noticed(world):
+def test_a_snapshot_that_is_destroyed_at_once_is_noticed(world):
     world.add_guest(disks=TWO)
 
     def destroy():
@@ -399,7 +400,7 @@ def test_a_snapshot_that_someone_destroys_at_once_is_noticed(world):
         world.hooks.at["pool.snapshots"] = destroy
 
     world.hooks.at["pool.snapshot tank"] = arm
-    with pytest.raises(RunFailedError, match="destroyed by someone else"):
+    with pytest.raises(RunFailedError, match="destroyed by another program"):
         snapshot(world)
     assert_as_it_was(world)
 
@@ -508,7 +509,7 @@ def test_a_capture_that_fails_once_is_repeated_with_a_file(world):
     assert_as_it_was(world)
 
 
-def test_a_full_store_is_not_tried_again(world, monkeypatch):
+def test_a_full_store_is_not_retried(world, monkeypatch):
     world.add_guest()
     broken_stream(world, monkeypatch, NO_SPACE)
     with pytest.raises(RunFailedError, match="No space left on device"):
@@ -517,7 +518,7 @@ def test_a_full_store_is_not_tried_again(world, monkeypatch):
     assert_as_it_was(world)
 
 
-def test_the_cause_is_told_and_not_its_echo(world, monkeypatch):
+def test_the_cause_is_reported_and_not_libvirts_broken_pipe(world, monkeypatch):
     world.add_guest()
     world.with_defaults(ram_capture="stream")
     broken_stream(world, monkeypatch, NO_SPACE)
@@ -526,7 +527,7 @@ def test_the_cause_is_told_and_not_its_echo(world, monkeypatch):
     assert "Broken pipe" not in str(caught.value)
 
 
-def test_a_stream_that_was_asked_for_is_not_replaced(world):
+def test_a_configured_stream_is_not_replaced_by_a_file(world):
     world.add_guest()
     world.with_defaults(ram_capture="stream")
     world.hooks.at["capture.writing"] = failing_once(HypervisorError("web", "pipe trouble"))
@@ -569,7 +570,7 @@ def test_a_signal_from_the_pool_snapshot_on_lets_the_run_finish(world, place):
     assert_as_it_was(world)
 
 
-def test_a_signal_before_anything_is_no_run(world):
+def test_a_signal_before_the_run_starts_nothing(world):
     world.add_guest()
     interrupt(world)()
     with pytest.raises(InterruptedRunError):
@@ -578,7 +579,7 @@ def test_a_signal_before_anything_is_no_run(world):
     assert world.leftovers() == []
 
 
-# -- when the way back fails --------------------------------------------------------------------
+# -- when recovery fails ------------------------------------------------------------------------
 
 
 def test_a_guest_that_stays_on_overlays_needs_attention_and_keeps_everything(world):
@@ -618,7 +619,7 @@ def test_snapshots_that_cannot_be_destroyed_need_attention(world):
     assert any(name.startswith("journal/") for name in world.leftovers())
 
 
-def test_the_first_cause_is_told_even_when_settling_fails(world):
+def test_the_first_cause_is_reported_even_if_recovery_fails(world):
     world.add_guest()
     world.hooks.at["pool.snapshot"] = failing(PoolError("zfs snapshot", "out of space"))
     world.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "job failed"))
@@ -641,7 +642,7 @@ def test_a_refusal_has_its_own_exit_code_and_leaves_nothing(world):
     assert world.leftovers() == []
 
 
-def test_a_domain_that_is_held_is_busy(world):
+def test_a_locked_domain_is_busy(world):
     domain = world.add_guest()
     held = domain_lock(
         world.paths.runtime, "web", domain.uuid, "x", wait=0, interrupt=world.context.interrupt
@@ -653,7 +654,7 @@ def test_a_domain_that_is_held_is_busy(world):
 
 @pytest.fixture
 def elsewhere(world):
-    """The same host by a configuration with other paths, but for the journal."""
+    """The same host with other paths in the configuration, except for the journal."""
     there = world.root / "elsewhere"
     paths = world.paths.model_copy(
         update={"runtime": there / "runtime", "overlays": there / "o", "bundles": there / "b"}
@@ -662,13 +663,13 @@ def elsewhere(world):
     return replace(world.context, config=config)
 
 
-def test_a_domain_is_held_whatever_the_configuration_says(world, elsewhere):
-    """And a run that goes on is not taken for one that was killed."""
+def test_the_lock_does_not_depend_on_the_configuration(world, elsewhere):
+    """A run under way is not mistaken for a killed one."""
     seen = []
 
     def meanwhile():
         with pytest.raises(BusyError) as caught:
-            take_snapshot(elsewhere, world.hypervisor.domain("web"), name="s2", wait=0)
+            take_snapshot(elsewhere, world.hypervisor.domain("web"), SnapshotRequest("s2"))
         recover_leftovers(elsewhere)
         seen.append((str(caught.value), world.hypervisor.busy_with(world.guest().uuid)))
 
@@ -685,18 +686,18 @@ def test_a_domain_that_vanished_meanwhile_is_not_found(world):
     domain = world.add_guest()
     world.hypervisor.guests.clear()
     with pytest.raises(NotFoundError):
-        take_snapshot(world.context, domain, name="s1", wait=0)
+        take_snapshot(world.context, domain, SnapshotRequest("s1"))
 
 
-def test_the_domain_is_looked_at_again_once_it_is_held(world):
-    """It may have been started between the look-up and the lock."""
+def test_the_domain_is_read_again_under_its_lock(world):
+    """The guest may have been started before the lock was taken."""
     domain = world.add_guest(state=DomainState.OFF)
     world.hypervisor.start(domain.uuid, paused=False)
-    record = take_snapshot(world.context, domain, name="s1", wait=0)
+    record = take_snapshot(world.context, domain, SnapshotRequest("s1"))
     assert record.level is Level.RAM
 
 
-def test_no_descriptor_and_no_thread_stays(world):
+def test_no_descriptor_and_no_thread_is_left(world):
     world.add_guest(disks=TWO)
     snapshot(world, "warm-up")
     with nothing_left_open():
@@ -719,7 +720,7 @@ def guardian_notes(world, note, then):
     return come
 
 
-def test_a_pause_after_the_guardian_let_the_guest_go_is_somebody_elses(world):
+def test_a_pause_after_the_guardians_release_is_left_alone(world):
     world.add_guest()
 
     def paused_by_its_owner():
@@ -732,8 +733,8 @@ def test_a_pause_after_the_guardian_let_the_guest_go_is_somebody_elses(world):
     assert world.guest().state is DomainState.PAUSED
 
 
-def test_a_guest_that_ended_in_a_pivot_of_the_guardians_needs_a_human(world):
-    """It may have written to its base since."""
+def test_a_guest_that_ended_during_the_guardians_pivot_needs_attention(world):
+    """The guest may have written to its base since."""
     world.add_guest()
     world.with_defaults(ram_strategy="overlay")
 

@@ -1,4 +1,4 @@
-"""libvirt's hook, called as libvirt does; and whether it is there."""
+"""libvirt's qemu hook, called as libvirt calls it, and the check that it is installed."""
 
 import subprocess
 from xml.sax.saxutils import escape
@@ -17,7 +17,7 @@ OTHERS = ("start", "started", "stopped", "release", "migrate", "restore", "recon
 
 @pytest.fixture
 def installed(tmp_path):
-    """The hook, which leaves its mark below a directory of the test's."""
+    """The hook, with a directory of the test for its mark."""
     path = tmp_path / "hook"
     text = shared_file(SOURCE).read_text()
     assert MARK in text
@@ -44,7 +44,7 @@ def call(installed):
 
 @pytest.fixture
 def overlay(world):
-    plan = make_plan(world.with_defaults(), world.add_guest(), None)
+    plan = make_plan(world.with_defaults(), world.add_guest())
     return plan.facts.overlays[0].overlay
 
 
@@ -59,7 +59,7 @@ def test_a_guest_on_an_overlay_of_a_run_is_not_started(call, overlay, name):
 
 @pytest.mark.parametrize("operation", OTHERS)
 def test_nothing_else_is_kept_from_it_or_changed(call, overlay, operation):
-    """What a hook prints for some of these is the definition that libvirt goes on with."""
+    """For some operations libvirt takes the output of a hook as the definition."""
     done = call(overlay, operation)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -79,12 +79,12 @@ def test_it_leaves_a_mark_and_does_without_one(call, tmp_path):
     assert call("/tank/b.img").returncode == 0
 
 
-# -- whether it is there ------------------------------------------------------------------------
+# -- whether it is installed --------------------------------------------------------------------
 
 
 @pytest.fixture
 def find(tmp_path):
-    """What is found of a hook in a directory."""
+    """Return what is found of a hook in a directory."""
     places = {"place": tmp_path / "snaporch", "called": tmp_path / "called"}
     places["place"].write_text(shared_file(SOURCE).read_text())
     places["place"].chmod(0o755)

@@ -1,4 +1,4 @@
-"""RAM of a run just over goes into pages, or stays what it is."""
+"""RAM of a finished run is stored as pages, or stays a whole image."""
 
 import errno
 import json
@@ -10,14 +10,14 @@ import pytest
 from fakes import streams
 from fakes.hooks import failing
 
-from snaporch.bundle import page_image
-from snaporch.bundle import store as store_module
+from snaporch.bundle import page_image, store
 from snaporch.bundle.manifest import Role, read_manifest
 from snaporch.bundle.store import replace_manifest
 from snaporch.catalog.records import all_records
 from snaporch.model import BundleState, Level
 from snaporch.schedule.forecast import look
-from snaporch.snapshot import store_pages as pages_module
+from snaporch.snapshot import store_pages
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import RAM_PROPERTY, PoolError
 from snaporch.zfs.resolver import NotOnZfsError
@@ -27,14 +27,14 @@ SECOND = 2
 
 @pytest.fixture
 def paged(world):
-    """A guest whose RAM goes into pages below ``tank/ram``."""
+    """A guest whose RAM is stored as pages below ``tank/ram``."""
     world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     return world.with_pages()
 
 
 def snapshot(world, name="s1"):
     domain = world.hypervisor.domain("web")
-    return take_snapshot(world.context, domain, name=name, wait=0)
+    return take_snapshot(world.context, domain, SnapshotRequest(name))
 
 
 def ram(record):
@@ -49,7 +49,7 @@ def files(record):
     return sorted(os.listdir(record.bundle))
 
 
-def test_the_image_gives_way_to_pages_and_the_rest(paged):
+def test_the_image_is_replaced_by_pages_and_the_rest(paged):
     record = snapshot(paged)
     part = ram(record)
     assert (part.name, part.compression) == ("ram.rest", "pages")
@@ -73,7 +73,7 @@ def test_the_record_is_as_good_as_any(paged):
 
 
 def test_policies_see_it_as_good_as_any(paged):
-    """Its pages are in a snapshot that is none of the domain's own."""
+    """Its pages are in a snapshot that is not one of the domain's disks."""
     snapshot(paged)
     (outlook,) = look(paged.context, datetime.now(UTC))
     assert [record.state for record in outlook.records] == [BundleState.COMPLETE]
@@ -103,7 +103,7 @@ def test_the_page_file_and_its_directory_are_private(paged):
     assert (root / "pages").stat().st_mode & 0o777 == 0o600
 
 
-def test_images_stay_what_they_are_unless_asked_for(world):
+def test_images_stay_whole_unless_configured(world):
     world.add_guest()
     record = snapshot(world)
     assert ram(record).name == "ram.save"
@@ -118,7 +118,7 @@ def test_levels_without_ram_are_not_touched(paged):
     assert paged.heard.notes == []
 
 
-def test_a_name_that_a_killed_run_left_is_no_trouble(paged):
+def test_a_snapshot_name_that_a_killed_run_left_does_not_matter(paged):
     first = snapshot(paged)
     paged.pool.destroy_snapshots(["tank/web@s1"])
     paged.pool.destroy_snapshots(["flash/web@s1"])
@@ -136,12 +136,12 @@ def test_a_snapshot_that_cannot_be_taken_leaves_the_image(paged, monkeypatch):
     def no(*_arguments):
         raise PoolError("zfs snapshot", "out of space")
 
-    monkeypatch.setattr(pages_module, "_snapshot", no)
+    monkeypatch.setattr(store_pages, "_snapshot", no)
     stays(paged, snapshot(paged), "out of space")
 
 
 def stays(world, record, words):
-    """The whole image is in the bundle, which is complete, and somebody was told."""
+    """The complete bundle has the whole image, and a note was printed."""
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
     assert ram(record).name == "ram.save"
     assert files(record) == ["domain.live.xml", "domain.xml", "manifest.json", "ram.save"]
@@ -150,7 +150,7 @@ def stays(world, record, words):
     assert words in note
 
 
-def test_a_stream_that_is_not_understood_leaves_the_image(paged):
+def test_an_unknown_stream_leaves_the_image(paged):
     paged.guest().ram = streams.guest_stream().replace(b"\x03ram", b"\x03rom")
     stays(paged, snapshot(paged), "where memory should begin")
 
@@ -163,9 +163,9 @@ def test_a_full_disk_leaves_the_image(paged, monkeypatch):
     stays(paged, snapshot(paged), "/tank/ram/pages: No space left on device")
 
 
-def test_a_pool_that_pages_could_fill_is_left_alone(paged, monkeypatch):
-    """The guests write to it, too."""
-    monkeypatch.setattr(pages_module.shutil, "disk_usage", lambda _path: Usage())
+def test_a_pool_without_room_for_all_pages_leaves_the_image(paged, monkeypatch):
+    """The guests write to the pool too."""
+    monkeypatch.setattr(store_pages.shutil, "disk_usage", lambda _path: Usage())
     stays(paged, snapshot(paged), "make room in the pool")
     assert not (paged.root / "zfs" / dataset(paged) / "pages").exists()
 
@@ -184,7 +184,7 @@ def test_a_dataset_that_is_not_mounted_leaves_the_image(paged, monkeypatch):
     stays(paged, snapshot(paged), "zfs mount")
 
 
-def test_somebody_elses_dataset_is_left_alone(paged):
+def test_a_foreign_dataset_is_left_alone(paged):
     paged.pool.create(dataset(paged))
     stays(paged, snapshot(paged), f"zfs set {RAM_PROPERTY}=")
     assert not (paged.root / "zfs" / dataset(paged)).exists()
@@ -202,7 +202,7 @@ def test_a_signal_stops_the_move_and_not_the_run(paged, monkeypatch):
 
 
 class KilledError(BaseException):
-    """Nothing after this happens."""
+    """End the process here."""
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_a_run_killed_at_any_point_leaves_a_whole_snapshot(
     if place == "write":
         monkeypatch.setattr(page_image.PageFile, "finish", die)
     elif place == "snapshot":
-        monkeypatch.setattr(pages_module, "replace_manifest", die)
+        monkeypatch.setattr(store_pages, "replace_manifest", die)
     else:
-        monkeypatch.setattr(pages_module, "sync_directory", die)
+        monkeypatch.setattr(store_pages, "sync_directory", die)
         monkeypatch.setattr(Path, "unlink", unlink_unless("ram.save"))
     with pytest.raises(KilledError):
         snapshot(paged)
@@ -245,8 +245,8 @@ def unlink_unless(name):
 
 
 def test_a_manifest_that_may_have_been_replaced_finds_all_its_parts(paged, monkeypatch):
-    """The disk fails when the new name is to be made safe: either manifest may be there later."""
-    real, calls = store_module.sync_directory, []
+    """The disk fails when the directory is synced: either manifest may be on it later."""
+    real, calls = store.sync_directory, []
 
     def fail_second(path):
         calls.append(path)
@@ -255,17 +255,17 @@ def test_a_manifest_that_may_have_been_replaced_finds_all_its_parts(paged, monke
         real(path)
 
     def arm(*arguments):
-        monkeypatch.setattr(store_module, "sync_directory", fail_second)
+        monkeypatch.setattr(store, "sync_directory", fail_second)
         replace_manifest(*arguments)
 
-    monkeypatch.setattr(pages_module, "replace_manifest", arm)
+    monkeypatch.setattr(store_pages, "replace_manifest", arm)
     record = snapshot(paged)
     assert "Input/output error" in paged.heard.notes[-1]
     assert {"ram.save", "ram.rest"} <= set(files(record))
     assert paged.context.store.verify(f"{record.uuid}/{record.run}")
 
 
-def test_what_the_second_costs_is_asked_of_zfs(paged):
+def test_the_cost_of_the_second_image_comes_from_zfs(paged):
     first = snapshot(paged)
     assert (
         ram(first).pages.stored_bytes
@@ -280,7 +280,7 @@ def test_what_the_second_costs_is_asked_of_zfs(paged):
 
 
 def test_pages_that_cannot_be_read_back_leave_the_image(paged, monkeypatch):
-    """What the snapshot holds counts, not what was written."""
+    """The contents of the snapshot are checked, not what was written."""
 
     def differently(name, snapshot):
         paged.snapshotted(name, snapshot)
@@ -292,18 +292,18 @@ def test_pages_that_cannot_be_read_back_leave_the_image(paged, monkeypatch):
 
 
 def test_a_rest_that_cannot_be_read_back_leaves_the_image(paged, monkeypatch):
-    real = pages_module.split_image
+    real = store_pages.split_image
 
     def and_damage(image, rest, *more):
         parts = real(image, rest, *more)
         rest.write_bytes(rest.read_bytes()[:-1] + b"?")
         return parts
 
-    monkeypatch.setattr(pages_module, "split_image", and_damage)
+    monkeypatch.setattr(store_pages, "split_image", and_damage)
     stays(paged, snapshot(paged), "it is damaged")
 
 
-def test_a_snapshot_of_pages_that_is_gone_at_once_leaves_the_image(paged, monkeypatch):
+def test_a_page_snapshot_that_is_destroyed_at_once_leaves_the_image(paged, monkeypatch):
     real = paged.pool.snapshot
 
     def and_destroy(names, properties):

@@ -1,4 +1,10 @@
-"""Runs by every strategy: the way through, failures and signals everywhere, levels, downgrades."""
+"""Runs with every strategy: calls in order, failures, signals, kills, levels, lower levels.
+
+``world`` is a host of fakes. ``world.hooks.at[NAME] = action`` runs ``action`` when a fake gets the
+call or reaches the event NAME; an error of the action is the error of the call.
+``world.hooks.acts()`` lists the calls that changed something. ``prepare(case)`` makes the guest
+``web`` on two pools, and the settings for a strategy. ``snapshot(world)`` takes ``web@s1``.
+"""
 
 import json
 import os
@@ -33,104 +39,113 @@ from snaporch.journal import Journal, Note, Step, let_go_mark, read_journals
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
 from snaporch.recovery.frozen_window import Window, window_of
 from snaporch.recovery.settle import recover
-from snaporch.snapshot import bundle_parts as parts
-from snaporch.snapshot import run as snapshot_module
+from snaporch.snapshot import bundle_parts, run
 from snaporch.snapshot.bundle_parts import RamCapture
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.snapshot.strategies import quiesced as quiesced_module
+from snaporch.snapshot.strategies import quiesced
 from snaporch.snapshot.strategies.ram_limits import SealWatch
 from snaporch.zfs import PoolError
 
-TWO = {"vda": "tank/web", "vdb": "flash/web"}
-POOLS = ["pool.snapshot", "pool.snapshot"]
-RECORD = ["pool.set_properties"]
+TWO_POOLS = {"vda": "tank/web", "vdb": "flash/web"}
+SNAPSHOT_CALLS = ["pool.snapshot", "pool.snapshot"]
+RECORD_CALLS = ["pool.set_properties"]
 
 
 @dataclass
-class Way:
-    """A strategy, what makes a run take it, and what it does to the guest."""
+class StrategyCase:
+    """A strategy with the guest and settings that lead to it, and the calls that it makes.
+
+    A call is named as the fakes log it, for example ``hypervisor.capture``. An event is a point
+    inside a call, for example ``capture.writing`` while RAM is being written.
+    """
 
     strategy: Strategy
-    freeze: list[str] = field(default_factory=list)
-    release: list[str] = field(default_factory=list)
+    freeze_calls: list[str] = field(default_factory=list)
+    release_calls: list[str] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)
     guest: dict[str, object] = field(default_factory=dict)
-    inside: list[str] = field(default_factory=list)
-    """Places on the way to the pool snapshot that are no acts."""
+    freeze_events: list[str] = field(default_factory=list)
 
     @property
     def state(self):
+        """The guest's state before and after the run."""
         return self.guest.get("state", DomainState.RUNNING)
 
     @property
-    def before(self):
-        """Places where failing means that nothing is kept."""
-        return [*dict.fromkeys(self.freeze), *self.inside, "pool.snapshot tank"]
+    def failing_before_snapshots(self):
+        """Calls and events whose failure leaves no snapshot."""
+        return [*dict.fromkeys(self.freeze_calls), *self.freeze_events, "pool.snapshot tank"]
 
     @property
-    def after(self):
-        """Places where failing means that the ZFS snapshots are kept."""
-        return [*self.release, "hypervisor.versions"]
+    def failing_after_snapshots(self):
+        """Calls whose failure leaves the ZFS snapshots."""
+        return [*self.release_calls, "hypervisor.versions"]
 
 
-MAKE = ["overlays.make", "overlays.make"]
-CAPTURED = ["capture.writing", "capture.switched"]
-PAUSED = {"state": DomainState.PAUSED}
-WAYS = {
-    "overlay": Way(
+MAKE_OVERLAYS = ["overlays.make", "overlays.make"]
+CAPTURE_EVENTS = ["capture.writing", "capture.switched"]
+PAUSED_GUEST = {"state": DomainState.PAUSED}
+CASES = {
+    "overlay": StrategyCase(
         Strategy.OVERLAY,
-        [*MAKE, "hypervisor.capture"],
+        [*MAKE_OVERLAYS, "hypervisor.capture"],
         ["hypervisor.commit"],
         {"ram_strategy": "overlay"},
-        inside=CAPTURED,
+        freeze_events=CAPTURE_EVENTS,
     ),
-    "manual": Way(
+    "manual": StrategyCase(
         Strategy.MANUAL,
         ["hypervisor.capture"],
         ["hypervisor.resume"],
         {"ram_strategy": "manual"},
-        inside=CAPTURED,
+        freeze_events=CAPTURE_EVENTS,
     ),
-    "manual, paused before": Way(
-        Strategy.MANUAL, ["hypervisor.capture"], guest=PAUSED, inside=CAPTURED
+    "manual, paused before": StrategyCase(
+        Strategy.MANUAL, ["hypervisor.capture"], guest=PAUSED_GUEST, freeze_events=CAPTURE_EVENTS
     ),
-    "quiesced": Way(
+    "quiesced": StrategyCase(
         Strategy.QUIESCED,
         ["hypervisor.freeze_file_systems"],
         ["hypervisor.thaw_file_systems"],
         {"level": "quiesced"},
         {"agent": Agent.ANSWERS},
-        inside=["agent.frozen"],
+        freeze_events=["agent.frozen"],
     ),
-    "paused": Way(
+    "paused": StrategyCase(
         Strategy.PAUSED, ["hypervisor.suspend"], ["hypervisor.resume"], {"level": "paused"}
     ),
-    "paused, paused before": Way(Strategy.PAUSED, settings={"level": "paused"}, guest=PAUSED),
-    "crash": Way(Strategy.CRASH, settings={"level": "crash"}),
-    "off": Way(Strategy.OFF, guest={"state": DomainState.OFF}),
+    "paused, paused before": StrategyCase(
+        Strategy.PAUSED, settings={"level": "paused"}, guest=PAUSED_GUEST
+    ),
+    "crash": StrategyCase(Strategy.CRASH, settings={"level": "crash"}),
+    "off": StrategyCase(Strategy.OFF, guest={"state": DomainState.OFF}),
 }
-PLACES_BEFORE = [(name, place) for name, way in WAYS.items() for place in way.before]
-PLACES_AFTER = [(name, place) for name, way in WAYS.items() for place in way.after]
-every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+FAILURES_BEFORE_SNAPSHOTS = [
+    (name, place) for name, case in CASES.items() for place in case.failing_before_snapshots
+]
+FAILURES_AFTER_SNAPSHOTS = [
+    (name, place) for name, case in CASES.items() for place in case.failing_after_snapshots
+]
+every_strategy = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 @pytest.fixture
-def ready(world):
-    """A guest on two pools, and settings, for one of the ways."""
+def prepare(world):
+    """Make a guest on two pools, and the settings, for a strategy."""
 
-    def make(way, **settings):
-        way = WAYS[way] if isinstance(way, str) else way
-        world.add_guest(disks=TWO, **way.guest)
-        world.with_defaults(**{"ram_capture": "stream"} | way.settings | settings)
-        return way
+    def make(case, **settings):
+        case = CASES[case] if isinstance(case, str) else case
+        world.add_guest(disks=TWO_POOLS, **case.guest)
+        world.with_defaults(**{"ram_capture": "stream"} | case.settings | settings)
+        return case
 
     return make
 
 
-def snapshot(world, name="s1", **options):
-    return take_snapshot(
-        world.context, world.hypervisor.domain("web"), name=name, wait=0, **options
-    )
+def snapshot(world, name="s1", *, taker=None, **options):
+    domain, request = world.hypervisor.domain("web"), SnapshotRequest(name, **options)
+    return take_snapshot(world.context, domain, request, taker=taker)
 
 
 def journal_of(world):
@@ -147,15 +162,15 @@ def records(world):
     return all_records(world.context.store, world.pool.snapshots())
 
 
-def interrupt(world):
+def sigterm(world):
     def come():
         world.context.interrupt.signum = 15
 
     return come
 
 
-class Clock:
-    """A clock that a test winds on, in place of the ``time`` module."""
+class FakeClock:
+    """A clock that a test sets, in place of the ``time`` module."""
 
     def __init__(self):
         self.now = 1000.0
@@ -164,30 +179,35 @@ class Clock:
         return self.now
 
 
-# -- the way through ----------------------------------------------------------------------------
+# -- without failures ---------------------------------------------------------------------------
 
 
-@every_way
-def test_acts_in_order(world, ready, way):
-    ready(way)
+@every_strategy
+def test_calls_in_order(world, prepare, case):
+    prepare(case)
     record = snapshot(world)
-    assert world.hooks.acts() == [*way.freeze, *POOLS, *way.release, *RECORD]
-    assert world.is_as_it_was(state=way.state)
-    assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
+    assert world.hooks.acts() == [
+        *case.freeze_calls,
+        *SNAPSHOT_CALLS,
+        *case.release_calls,
+        *RECORD_CALLS,
+    ]
+    assert world.is_as_it_was(state=case.state)
+    assert (record.level, record.state) == (case.strategy.level, BundleState.COMPLETE)
     assert records(world) == [record]
-    assert {s.properties["level"] for s in world.pool.snapshots()} == {way.strategy.level.value}
+    assert {s.properties["level"] for s in world.pool.snapshots()} == {case.strategy.level.value}
 
 
-@every_way
-def test_the_guest_stands_still_while_its_disks_are_snapshotted(world, ready, way):
-    ready(way)
+@every_strategy
+def test_the_guest_is_frozen_while_its_disks_are_snapshotted(world, prepare, case):
+    prepare(case)
     seen = []
 
-    def look():
+    def observe():
         guest = world.guest()
         seen.append((world.on_bases(), guest.state is DomainState.RUNNING, guest.frozen))
 
-    world.hooks.at["pool.snapshot tank"] = look
+    world.hooks.at["pool.snapshot tank"] = observe
     snapshot(world)
     assert seen == [
         {
@@ -197,47 +217,47 @@ def test_the_guest_stands_still_while_its_disks_are_snapshotted(world, ready, wa
             Strategy.PAUSED: (True, False, False),
             Strategy.CRASH: (True, True, False),
             Strategy.OFF: (True, False, False),
-        }[way.strategy]
+        }[case.strategy]
     ]
 
 
-@every_way
-def test_nothing_is_listed_while_the_guest_stands_still(world, ready, way):
+@every_strategy
+def test_snapshots_are_not_listed_while_the_guest_is_frozen(world, prepare, case):
     """A listing of a pool with many snapshots takes seconds."""
-    ready(way)
+    prepare(case)
     listed = []
     world.hooks.at["pool.snapshot flash"] = lambda: world.hooks.at.update(
         {"pool.snapshots": lambda: listed.append(list(world.hooks.acts()))}
     )
     snapshot(world)
     assert listed
-    if way.strategy is not Strategy.OVERLAY:  # that guest runs while it is on its overlays
-        assert all(set(way.release) <= set(acts) for acts in listed)
+    if case.strategy is not Strategy.OVERLAY:  # that guest runs while it is on its overlays
+        assert all(set(case.release_calls) <= set(acts) for acts in listed)
 
 
-@every_way
-def test_the_manifest_tells_the_level_and_the_pause(world, ready, way):
-    ready(way)
+@every_strategy
+def test_the_manifest_has_the_level_and_the_pause(world, prepare, case):
+    prepare(case)
     record = snapshot(world)
     manifest = world.context.store.verify(f"{record.uuid}/{record.run}")
-    assert manifest.level is way.strategy.level
-    assert manifest.was_running == (way.state is DomainState.RUNNING)
+    assert manifest.level is case.strategy.level
+    assert manifest.was_running == (case.state is DomainState.RUNNING)
     assert manifest.pause_ms >= 0
-    assert (manifest.ram_bytes is not None) == (way.strategy.level is Level.RAM)
+    assert (manifest.ram_bytes is not None) == (case.strategy.level is Level.RAM)
 
 
-@every_way
-def test_the_guardian_is_there_before_the_guest_is_touched(world, ready, way):
-    ready(way)
+@every_strategy
+def test_the_guardian_starts_before_the_guest_is_touched(world, prepare, case):
+    prepare(case)
     world.hooks.at["guardian.start"] = lambda: world.hooks.log.append("guardian")
     snapshot(world)
     (facts,) = world.guarded
-    assert facts.strategy is way.strategy
+    assert facts.strategy is case.strategy
     assert world.hooks.log[0] == "guardian"
 
 
-def test_a_guest_without_a_guardian_is_not_touched(world, ready):
-    ready("overlay")
+def test_a_guest_without_a_guardian_is_not_touched(world, prepare):
+    prepare("overlay")
     world.hooks.at["guardian.watching"] = failing(UnavailableError("web", "did not begin"))
     with pytest.raises(UnavailableError):
         snapshot(world)
@@ -254,16 +274,16 @@ def test_one_pool_needs_no_overlays(world):
 
 
 def test_two_pools_get_overlays(world):
-    world.add_guest(disks=TWO)
+    world.add_guest(disks=TWO_POOLS)
     world.with_defaults(ram_strategy="auto")
     assert snapshot(world).level is Level.RAM
     assert "hypervisor.commit" in world.hooks.acts()
 
 
-def test_a_pause_is_measured_to_its_end(world, ready, monkeypatch):
-    ready("quiesced")
-    clock = Clock()
-    monkeypatch.setattr(quiesced_module, "time", clock)
+def test_a_pause_is_measured_to_its_end(world, prepare, monkeypatch):
+    prepare("quiesced")
+    clock = FakeClock()
+    monkeypatch.setattr(quiesced, "time", clock)
     world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + 0.25)
     world.hooks.at["hypervisor.thaw_file_systems"] = lambda: setattr(clock, "now", clock.now + 0.5)
     taken = snapshot(world)
@@ -271,8 +291,8 @@ def test_a_pause_is_measured_to_its_end(world, ready, monkeypatch):
     assert taken.pause_parts == PauseParts(switch=0, snapshot=250, resume=500)
 
 
-def test_only_the_mount_points_that_were_asked_for_are_frozen(world, ready):
-    ready("quiesced", quiesce_mountpoints=["/srv", "/var/lib/db"])
+def test_only_the_configured_mount_points_are_frozen(world, prepare):
+    prepare("quiesced", quiesce_mountpoints=["/srv", "/var/lib/db"])
     snapshot(world)
     assert "hypervisor.freeze_file_systems /srv /var/lib/db" in world.hooks.log
     assert "froze 2 file systems" in world.heard.steps
@@ -285,35 +305,35 @@ def error_at(place):
     return PoolError(place, "no") if place.startswith("pool") else HypervisorError(place, "no")
 
 
-@pytest.mark.parametrize(("way", "place"), PLACES_BEFORE)
-def test_failing_before_the_pool_snapshot_leaves_no_trace(world, ready, way, place):
-    way = ready(way)
+@pytest.mark.parametrize(("case", "place"), FAILURES_BEFORE_SNAPSHOTS)
+def test_a_failure_before_the_zfs_snapshots_leaves_nothing(world, prepare, case, place):
+    case = prepare(case)
     world.hooks.at[place] = failing_once(error_at(place))
     with pytest.raises(SnaporchError) as caught:
         snapshot(world)
     assert not isinstance(caught.value, AttentionError)
     assert place in str(caught.value)
-    assert world.is_as_it_was(state=way.state)
+    assert world.is_as_it_was(state=case.state)
     assert world.pool.names() == []
     assert list(world.paths.bundles.glob("*/*")) == []
 
 
-@pytest.mark.parametrize(("way", "place"), PLACES_AFTER)
-def test_failing_after_the_pool_snapshot_keeps_it_as_a_crash(world, ready, way, place):
-    way = ready(way)
+@pytest.mark.parametrize(("case", "place"), FAILURES_AFTER_SNAPSHOTS)
+def test_a_failure_after_the_zfs_snapshots_keeps_them_as_crash(world, prepare, case, place):
+    case = prepare(case)
     world.hooks.at[place] = failing_once(error_at(place))
     with pytest.raises(RunFailedError, match="@s1 was kept, but only as crash-consistent"):
         snapshot(world)
-    assert world.is_as_it_was(state=way.state)
+    assert world.is_as_it_was(state=case.state)
     (record,) = records(world)
     assert (record.level, record.datasets) == (Level.CRASH, ("flash/web", "tank/web"))
 
 
-@every_way
+@every_strategy
 @pytest.mark.parametrize("step", Step)
 @pytest.mark.parametrize("event", ["begin", "end"])
-def test_a_full_disk_under_the_journal(world, ready, monkeypatch, way, step, event):
-    ready(way)
+def test_the_journals_disk_is_full_at_a_step(world, prepare, monkeypatch, case, step, event):
+    prepare(case)
     real = Journal._write
 
     def write(journal, **fields):
@@ -324,13 +344,13 @@ def test_a_full_disk_under_the_journal(world, ready, monkeypatch, way, step, eve
     monkeypatch.setattr(Journal, "_write", write)
     with nothing_left_open(), pytest.raises(RunFailedError, match="No space left"):
         snapshot(world)
-    assert world.is_as_it_was(state=way.state)
+    assert world.is_as_it_was(state=case.state)
 
 
-@pytest.mark.parametrize("way", ["paused", "quiesced"])
-def test_a_full_disk_under_a_note(world, ready, monkeypatch, way):
-    """What cannot be noted is not done."""
-    ready(way)
+@pytest.mark.parametrize("case", ["paused", "quiesced"])
+def test_the_journals_disk_is_full_at_a_note(world, prepare, monkeypatch, case):
+    """The guest is not touched if the note cannot be written."""
+    prepare(case)
 
     def full(journal, note):
         raise OSError(28, "No space left on device")
@@ -342,13 +362,13 @@ def test_a_full_disk_under_a_note(world, ready, monkeypatch, way):
     assert world.is_as_it_was()
 
 
-@every_way
-def test_a_bug_is_undone_too(world, ready, way):
-    ready(way)
+@every_strategy
+def test_a_bug_is_undone_too(world, prepare, case):
+    prepare(case)
     world.hooks.at["pool.snapshot flash"] = failing(ZeroDivisionError("a bug"))
     with pytest.raises(RunFailedError, match="ZeroDivisionError: a bug"):
         snapshot(world)
-    assert world.is_as_it_was(state=way.state)
+    assert world.is_as_it_was(state=case.state)
     assert world.pool.names() == []
 
 
@@ -356,31 +376,31 @@ def test_a_bug_is_undone_too(world, ready, way):
 
 
 @pytest.mark.parametrize(
-    ("way", "place"), [(n, p) for n, p in PLACES_BEFORE if not p.startswith("pool")]
+    ("case", "place"), [(n, p) for n, p in FAILURES_BEFORE_SNAPSHOTS if not p.startswith("pool")]
 )
-def test_a_signal_before_the_pool_snapshot_undoes_the_run(world, ready, way, place):
-    way = ready(way)
-    world.hooks.at[place] = interrupt(world)
+def test_a_signal_before_the_zfs_snapshots_undoes_the_run(world, prepare, case, place):
+    case = prepare(case)
+    world.hooks.at[place] = sigterm(world)
     with pytest.raises(InterruptedRunError):
         snapshot(world)
     assert "pool.snapshot" not in world.hooks.acts()
-    assert world.is_as_it_was(state=way.state)
+    assert world.is_as_it_was(state=case.state)
 
 
-@every_way
+@every_strategy
 @pytest.mark.parametrize("place", ["pool.snapshot flash", "pool.set_properties"])
-def test_a_signal_from_the_pool_snapshot_on_lets_the_run_finish(world, ready, way, place):
-    ready(way)
-    world.hooks.at[place] = interrupt(world)
+def test_a_signal_after_the_zfs_snapshots_lets_the_run_finish(world, prepare, case, place):
+    prepare(case)
+    world.hooks.at[place] = sigterm(world)
     record = snapshot(world)
-    assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
-    assert world.is_as_it_was(state=way.state)
+    assert (record.level, record.state) == (case.strategy.level, BundleState.COMPLETE)
+    assert world.is_as_it_was(state=case.state)
 
 
-def test_a_freeze_is_never_cut_off_half_way(world, ready):
-    ready("quiesced")
+def test_a_freeze_by_the_agent_is_never_interrupted(world, prepare):
+    prepare("quiesced")
     seen = []
-    world.hooks.at["hypervisor.freeze_file_systems"] = interrupt(world)
+    world.hooks.at["hypervisor.freeze_file_systems"] = sigterm(world)
     world.hooks.at["agent.frozen"] = lambda: seen.append(world.guest().frozen)
     with pytest.raises(InterruptedRunError):
         snapshot(world)
@@ -394,50 +414,50 @@ def test_a_freeze_is_never_cut_off_half_way(world, ready):
 # -- killed, then recovered ---------------------------------------------------------------------
 
 
-def kill(monkeypatch):
-    """Runs end as if killed: nobody settles them."""
+def end_as_if_killed(monkeypatch):
+    """Have runs end as if killed: no recovery after a failure."""
 
     def die(_run, journal, error):
         journal.close(settled=False)
         return error
 
-    monkeypatch.setattr(snapshot_module._Run, "_backward", die)
+    monkeypatch.setattr(run._Run, "_recover", die)
 
 
-@pytest.mark.parametrize(("way", "place"), PLACES_BEFORE + PLACES_AFTER)
-def test_a_run_killed_anywhere_is_recovered(world, ready, monkeypatch, way, place):
-    way = ready(way)
-    kill(monkeypatch)
+@pytest.mark.parametrize(("case", "place"), FAILURES_BEFORE_SNAPSHOTS + FAILURES_AFTER_SNAPSHOTS)
+def test_a_run_killed_anywhere_is_recovered(world, prepare, monkeypatch, case, place):
+    case = prepare(case)
+    end_as_if_killed(monkeypatch)
     world.hooks.at[place] = failing_once(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         snapshot(world)
     recover(world.context, world.guest().uuid)
-    assert world.is_as_it_was(state=way.state)
-    taken = (way, place) in [(WAYS[name], after) for name, after in PLACES_AFTER]
+    assert world.is_as_it_was(state=case.state)
+    taken = (case, place) in [(CASES[name], after) for name, after in FAILURES_AFTER_SNAPSHOTS]
     assert [record.level for record in records(world)] == ([Level.CRASH] if taken else [])
 
 
-@every_way
-def test_a_run_killed_when_its_bundle_was_sealed_is_completed(world, ready, monkeypatch, way):
-    ready(way)
-    kill(monkeypatch)
+@every_strategy
+def test_a_run_killed_when_its_bundle_was_sealed_is_completed(world, prepare, monkeypatch, case):
+    prepare(case)
+    end_as_if_killed(monkeypatch)
     world.hooks.at["pool.set_properties"] = failing_once(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         snapshot(world)
     assert {s.properties["level"] for s in world.pool.snapshots()} == {"crash"}
     said = recover(world.context, world.guest().uuid)
-    assert any(f"completed {way.strategy.level} snapshot @s1" in str(each) for each in said)
+    assert any(f"completed {case.strategy.level} snapshot @s1" in str(each) for each in said)
     (record,) = records(world)
-    assert (record.level, record.state) == (way.strategy.level, BundleState.COMPLETE)
-    assert world.is_as_it_was(state=way.state)
+    assert (record.level, record.state) == (case.strategy.level, BundleState.COMPLETE)
+    assert world.is_as_it_was(state=case.state)
     assert read_journals(world.paths.journal) == []
 
 
-# -- what others do to the guest meanwhile ------------------------------------------------------
+# -- changes of the guest by others -------------------------------------------------------------
 
 
-def attach(world):
-    """Somebody attaches a disk, for good."""
+def attach_disk(world):
+    """Attach a disk as an admin does, also to the inactive definition."""
     guest, disk = world.guest(), DiskSpec("vdz", str(world.image("tank/new", "new.img")))
     added = fromstring(domain_xml("x", guest.uuid, [disk])).find("devices/disk")
     for which in ("live", "inactive"):
@@ -447,18 +467,18 @@ def attach(world):
             setattr(guest, which, tostring(root, encoding="unicode"))
 
 
-def restart(world):
+def restart_guest(world):
     world.guest().boot += 1
 
 
-ACTS = {"a disk attached": attach, "another emulator": restart}
+CHANGES = {"a disk attached": attach_disk, "another emulator": restart_guest}
 
 
-@every_way
-@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
-def test_a_guest_that_others_changed_before_the_freeze_is_not_touched(world, ready, way, act):
-    way = ready(way)
-    if act is restart and way.strategy is Strategy.OFF:
+@every_strategy
+@pytest.mark.parametrize("act", CHANGES.values(), ids=CHANGES)
+def test_a_guest_that_is_changed_before_the_freeze_is_not_touched(world, prepare, case, act):
+    case = prepare(case)
+    if act is restart_guest and case.strategy is Strategy.OFF:
         world.hooks.at["guardian.watching"] = partial(
             world.hypervisor.start, world.guest().uuid, paused=False
         )
@@ -469,16 +489,16 @@ def test_a_guest_that_others_changed_before_the_freeze_is_not_touched(world, rea
     assert world.leftovers() == []
     assert world.pool.names() == []
     assert world.on_bases()
-    assert not set(way.freeze) & set(world.hooks.acts())
+    assert not set(case.freeze_calls) & set(world.hooks.acts())
 
 
-@pytest.mark.parametrize("way", [name for name in WAYS if name != "off"])
-def test_a_guest_that_its_owner_suspended_or_resumed_before_the_freeze_is_left_so(
-    world, ready, way
+@pytest.mark.parametrize("case", [name for name in CASES if name != "off"])
+def test_a_guest_that_the_admin_suspends_or_resumes_before_the_freeze_stays_so(
+    world, prepare, case
 ):
     """An overlay over a suspended guest could not be committed."""
-    way = ready(way)
-    guest, running = world.guest(), way.state is DomainState.RUNNING
+    case = prepare(case)
+    guest, running = world.guest(), case.state is DomainState.RUNNING
     act = world.hypervisor.suspend if running else world.hypervisor.resume
     world.hooks.at["guardian.watching"] = partial(act, guest.uuid)
     with pytest.raises(RefusedError, match=r"when the run was planned|agent does not answer"):
@@ -488,8 +508,8 @@ def test_a_guest_that_its_owner_suspended_or_resumed_before_the_freeze_is_left_s
 
 
 @pytest.fixture
-def last_moment(world, monkeypatch):
-    """Has something happen when the journal says that the freeze begins."""
+def when_freeze_begins(world, monkeypatch):
+    """Run an action when the journal has the begin of the freeze."""
 
     def arrange(act):
         original = Journal.step
@@ -506,32 +526,32 @@ def last_moment(world, monkeypatch):
     return arrange
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
-def test_a_guest_that_its_owner_suspends_in_the_last_moment_is_left_so(
-    world, ready, last_moment, way
+@pytest.mark.parametrize("case", ["overlay", "manual", "paused"])
+def test_a_guest_that_the_admin_suspends_as_the_freeze_begins_stays_suspended(
+    world, prepare, when_freeze_begins, case
 ):
-    ready(way)
-    last_moment(partial(world.hypervisor.suspend, world.guest().uuid))
+    prepare(case)
+    when_freeze_begins(partial(world.hypervisor.suspend, world.guest().uuid))
     with pytest.raises(RunFailedError, match=r"^web: it is paused, and was r.*nothing was kept"):
         snapshot(world)
     assert world.is_as_it_was(state=DomainState.PAUSED)
     assert world.pool.names() == []
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
-def test_no_overlay_is_put_over_what_others_changed_in_the_last_moment(
-    world, ready, last_moment, way
+@pytest.mark.parametrize("case", ["overlay", "manual", "paused"])
+def test_a_guest_that_is_changed_as_the_freeze_begins_gets_no_overlay(
+    world, prepare, when_freeze_begins, case
 ):
-    way = ready(way)
-    last_moment(partial(attach, world))
+    case = prepare(case)
+    when_freeze_begins(partial(attach_disk, world))
     with pytest.raises(RunFailedError, match=r"^web: the disk vdz was attached.*nothing was kept"):
         snapshot(world)
-    assert set(way.freeze) & set(world.hooks.acts()) <= {"overlays.make"}
+    assert set(case.freeze_calls) & set(world.hooks.acts()) <= {"overlays.make"}
     assert world.is_as_it_was()
     assert world.pool.names() == []
 
 
-BETWEEN = [
+FROZEN_BEFORE_SNAPSHOTS = [
     ("overlay", "capture.switched"),
     ("manual", "capture.switched"),
     ("manual, paused before", "capture.switched"),
@@ -540,49 +560,51 @@ BETWEEN = [
 ]
 
 
-@pytest.mark.parametrize(("way", "place"), BETWEEN)
-def test_a_guest_that_others_changed_while_it_was_frozen_is_let_go(world, ready, way, place):
-    way = ready(way)
-    world.hooks.at[place] = partial(attach, world)
+@pytest.mark.parametrize(("case", "place"), FROZEN_BEFORE_SNAPSHOTS)
+def test_a_guest_that_is_changed_before_the_zfs_snapshots_is_released(world, prepare, case, place):
+    case = prepare(case)
+    world.hooks.at[place] = partial(attach_disk, world)
     with pytest.raises(RunFailedError, match=r"vdz was attached.*nothing was kept"):
         snapshot(world)
-    assert world.is_as_it_was(state=way.state)
+    assert world.is_as_it_was(state=case.state)
     assert world.pool.names() == []
 
 
-def test_one_that_was_restarted_just_before_it_was_suspended_runs(world, ready):
-    """The pause is the run's doing, though the emulator is not the run's."""
-    ready("paused")
-    world.hooks.at["hypervisor.suspend"] = partial(restart, world)
+def test_a_guest_that_restarts_just_before_its_suspension_is_resumed(world, prepare):
+    """The run has suspended it, though in another emulator process than planned."""
+    prepare("paused")
+    world.hooks.at["hypervisor.suspend"] = partial(restart_guest, world)
     with pytest.raises(RunFailedError, match=r"restarted meanwhile.*nothing was kept"):
         snapshot(world)
     assert world.is_as_it_was()
     assert world.pool.names() == []
 
 
-@pytest.mark.parametrize("way", [name for name in WAYS if name not in ("crash", "off")])
-def test_a_guest_that_others_changed_inside_the_window_is_worth_a_crash(world, ready, way):
-    way = ready(way)
-    world.hooks.at["pool.snapshot tank"] = partial(attach, world)
-    assert_worth_a_crash(world)
+@pytest.mark.parametrize("case", [name for name in CASES if name not in ("crash", "off")])
+def test_a_guest_that_is_changed_during_the_zfs_snapshots_is_recorded_as_crash(
+    world, prepare, case
+):
+    case = prepare(case)
+    world.hooks.at["pool.snapshot tank"] = partial(attach_disk, world)
+    assert_recorded_as(Level.CRASH, world)
     assert any("the disk vdz was attached" in text for text in world.heard.notes)
-    assert world.is_as_it_was(state=way.state)
+    assert world.is_as_it_was(state=case.state)
 
 
-def test_one_that_runs_then_has_no_snapshot_of_all_its_disks(world, ready):
-    ready("crash")
-    world.hooks.at["pool.snapshot tank"] = partial(attach, world)
+def test_a_running_guest_that_is_changed_during_the_zfs_snapshots_fails(world, prepare):
+    prepare("crash")
+    world.hooks.at["pool.snapshot tank"] = partial(attach_disk, world)
     with pytest.raises(RunFailedError, match="vdz was attached"):
         snapshot(world)
 
 
-BY_RAM = [name for name, way in WAYS.items() if way.strategy.level is Level.RAM]
-WHILE_IT_RUNS = ["overlay", "manual"]
+WITH_RAM = [name for name, case in CASES.items() if case.strategy.level is Level.RAM]
+RAM_OF_RUNNING_GUESTS = ["overlay", "manual"]
 
 
-@pytest.mark.parametrize("way", WHILE_IT_RUNS)
-def test_a_guest_that_its_owner_suspends_while_its_ram_is_saved_stays_so(world, ready, way):
-    way = ready(way)
+@pytest.mark.parametrize("case", RAM_OF_RUNNING_GUESTS)
+def test_a_guest_that_the_admin_suspends_while_ram_is_saved_stays_suspended(world, prepare, case):
+    case = prepare(case)
     world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
     record = snapshot(world)
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
@@ -590,13 +612,15 @@ def test_a_guest_that_its_owner_suspends_while_its_ram_is_saved_stays_so(world, 
     assert any("it stays suspended" in text for text in world.heard.notes)
 
 
-@pytest.mark.parametrize("way", WHILE_IT_RUNS)
+@pytest.mark.parametrize("case", RAM_OF_RUNNING_GUESTS)
 @pytest.mark.parametrize("killed", [False, True])
-def test_it_stays_so_when_the_run_does_not_come_to_its_end(world, ready, way, killed):
-    way = ready(way)
+def test_a_guest_that_the_admin_suspends_stays_suspended_after_a_failure(
+    world, prepare, case, killed
+):
+    case = prepare(case)
     world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
     if killed:
-        with mock.patch.object(snapshot_module._Run, "_backward", lambda _s, _j, error: error):
+        with mock.patch.object(run._Run, "_recover", lambda _s, _j, error: error):
             world.hooks.at["pool.snapshot tank"] = failing(KeyboardInterrupt())
             with pytest.raises(KeyboardInterrupt):
                 snapshot(world)
@@ -608,9 +632,9 @@ def test_it_stays_so_when_the_run_does_not_come_to_its_end(world, ready, way, ki
     assert world.is_as_it_was(state=DomainState.PAUSED)
 
 
-@pytest.mark.parametrize("way", WHILE_IT_RUNS)
-def test_a_guest_that_its_owner_let_go_again_goes_on(world, ready, way):
-    way = ready(way)
+@pytest.mark.parametrize("case", RAM_OF_RUNNING_GUESTS)
+def test_a_guest_that_the_admin_suspends_and_resumes_runs(world, prepare, case):
+    case = prepare(case)
     uuid = world.guest().uuid
     world.hooks.at["capture.writing"] = lambda: (
         world.hypervisor.suspend(uuid),
@@ -620,21 +644,21 @@ def test_a_guest_that_its_owner_let_go_again_goes_on(world, ready, way):
     assert world.is_as_it_was()
 
 
-@pytest.mark.parametrize("way", BY_RAM)
+@pytest.mark.parametrize("case", WITH_RAM)
 @pytest.mark.parametrize("capture", ["stream", "auto"])
-def test_a_run_whose_job_somebody_aborts_ends(world, ready, way, capture):
-    """It is neither tried again with a file, nor at a lower level."""
-    way = ready(way, ram_capture=capture, on_unavailable="crash")
+def test_a_run_whose_job_the_admin_aborts_ends(world, prepare, case, capture):
+    """It is retried neither with a file nor at a lower level."""
+    case = prepare(case, ram_capture=capture, on_unavailable="crash")
     world.hooks.at["capture.writing"] = partial(world.hypervisor.abort_job, world.guest().uuid)
     with pytest.raises(RunFailedError, match="canceled by client"):
         snapshot(world)
     assert world.hooks.acts().count("hypervisor.capture") == 1
     assert world.pool.names() == []
-    assert world.is_as_it_was(state=way.state)
+    assert world.is_as_it_was(state=case.state)
 
 
-def test_a_job_that_the_guardian_aborts_may_be_followed_by_a_lower_level(world, ready):
-    ready("manual", on_unavailable="crash")
+def test_after_an_abort_by_the_guardian_a_lower_level_is_tried(world, prepare):
+    prepare("manual", on_unavailable="crash")
 
     def abort():
         let_go_mark(journal_of(world)).touch()
@@ -644,12 +668,12 @@ def test_a_job_that_the_guardian_aborts_may_be_followed_by_a_lower_level(world, 
     assert snapshot(world).level is Level.CRASH
 
 
-@pytest.mark.parametrize("way", WHILE_IT_RUNS)
-def test_a_capture_is_not_repeated_of_a_guest_that_others_changed_meanwhile(world, ready, way):
-    ready(way, ram_capture="auto")
+@pytest.mark.parametrize("case", RAM_OF_RUNNING_GUESTS)
+def test_ram_is_not_saved_again_if_the_guest_has_changed(world, prepare, case):
+    prepare(case, ram_capture="auto")
 
     def fail():
-        attach(world)
+        attach_disk(world)
         raise HypervisorError("web", "no luck")
 
     world.hooks.at["hypervisor.capture"] = fail
@@ -658,10 +682,10 @@ def test_a_capture_is_not_repeated_of_a_guest_that_others_changed_meanwhile(worl
     assert world.hooks.acts().count("hypervisor.capture") == 1
 
 
-# -- what was reached ---------------------------------------------------------------------------
+# -- the level that is recorded -----------------------------------------------------------------
 
 
-def assert_worth_a_crash(world, note="did not stay as it was", level=Level.CRASH):
+def assert_recorded_as(level, world, note="did not stay as it was"):
     record = snapshot(world)
     assert record.level is level
     assert {s.properties["level"] for s in world.pool.snapshots()} == {level}
@@ -671,27 +695,29 @@ def assert_worth_a_crash(world, note="did not stay as it was", level=Level.CRASH
 
 
 @pytest.mark.parametrize(
-    "way", ["manual", "manual, paused before", "paused", "paused, paused before"]
+    "case", ["manual", "manual, paused before", "paused", "paused, paused before"]
 )
-def test_a_guest_that_someone_resumed_inside_the_window(world, ready, way):
-    ready(way)
+def test_a_guest_that_is_resumed_during_the_zfs_snapshots(world, prepare, case):
+    prepare(case)
     world.hooks.at["pool.snapshot tank"] = lambda: world.hypervisor.resume(world.guest().uuid)
-    assert_worth_a_crash(world)
+    assert_recorded_as(Level.CRASH, world)
     assert world.is_as_it_was()
 
 
-def test_a_guest_that_someone_thawed_inside_the_window(world, ready):
-    ready("quiesced")
+def test_a_guest_that_is_thawed_during_the_zfs_snapshots(world, prepare):
+    prepare("quiesced")
     world.hooks.at["pool.snapshot tank"] = lambda: setattr(world.guest(), "frozen", False)
-    assert_worth_a_crash(world)
+    assert_recorded_as(Level.CRASH, world)
     assert world.is_as_it_was()
 
 
 @pytest.mark.parametrize(("late", "level"), [(0.4, Level.QUIESCED), (0.6, Level.CRASH)])
-def test_a_freeze_has_a_budget(world, ready, monkeypatch, late, level):
-    ready("quiesced", quiesce_budget="500ms")
-    clock = Clock()
-    monkeypatch.setattr(quiesced_module, "time", clock)
+def test_a_freeze_longer_than_its_budget_is_recorded_as_crash(
+    world, prepare, monkeypatch, late, level
+):
+    prepare("quiesced", quiesce_budget="500ms")
+    clock = FakeClock()
+    monkeypatch.setattr(quiesced, "time", clock)
     world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + late)
     assert snapshot(world).level is level
     told = any("more than 500 ms" in text for text in world.heard.notes)
@@ -699,55 +725,55 @@ def test_a_freeze_has_a_budget(world, ready, monkeypatch, late, level):
     assert world.is_as_it_was()
 
 
-def test_the_budget_counts_from_before_the_freeze(world, ready, monkeypatch):
+def test_the_budget_counts_from_before_the_freeze(world, prepare, monkeypatch):
     """The first file system may be frozen long before the agent has frozen the last."""
-    ready("quiesced", quiesce_budget="500ms")
-    clock = Clock()
-    monkeypatch.setattr(quiesced_module, "time", clock)
+    prepare("quiesced", quiesce_budget="500ms")
+    clock = FakeClock()
+    monkeypatch.setattr(quiesced, "time", clock)
     world.hooks.at["agent.frozen"] = lambda: setattr(clock, "now", clock.now + 1)
     assert snapshot(world).level is Level.CRASH
 
 
-def test_overlays_that_the_guardian_committed_inside_the_window(world, ready):
-    ready("overlay")
+def test_overlays_that_the_guardian_commits_during_the_zfs_snapshots(world, prepare):
+    prepare("overlay")
 
     def commit():
         facts = world.guarded[0]
         world.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, Patience())
 
     world.hooks.at["pool.snapshot flash"] = commit
-    assert_worth_a_crash(world, level=Level.TORN)
+    assert_recorded_as(Level.TORN, world)
     assert world.is_as_it_was()
 
 
 @pytest.mark.parametrize(
-    "way", [name for name, way in WAYS.items() if name not in ("crash", "off")]
+    "case", [name for name, case in CASES.items() if name not in ("crash", "off")]
 )
-def test_what_the_guardian_let_go_is_worth_a_crash_whatever_it_looks_like(world, ready, way):
-    """It may have let the guest go and somebody have stopped it again."""
-    way = ready(way)
+def test_a_guest_that_the_guardian_released_is_always_recorded_as_crash(world, prepare, case):
+    """It may have released the guest, and another process may have suspended it again."""
+    case = prepare(case)
     world.hooks.at["pool.snapshot tank"] = lambda: let_go_mark(journal_of(world)).touch()
-    assert_worth_a_crash(world)
-    assert world.is_as_it_was(state=way.state)
+    assert_recorded_as(Level.CRASH, world)
+    assert world.is_as_it_was(state=case.state)
 
 
-def test_a_commit_that_someone_began_inside_the_window(world, ready):
-    ready("overlay")
+def test_a_commit_that_begins_during_the_zfs_snapshots(world, prepare):
+    prepare("overlay")
     world.hooks.at["pool.snapshot tank"] = lambda: world.guest().committing.add("vda")
-    assert_worth_a_crash(world, level=Level.TORN)
+    assert_recorded_as(Level.TORN, world)
 
 
-def test_a_commit_is_noted_when_it_is_done(world, ready):
-    """What is noted as committed is removed without a look into it."""
-    ready("overlay")
+def test_a_commit_is_noted_only_when_it_has_ended(world, prepare):
+    """An overlay that is noted as committed is removed without a check of its contents."""
+    prepare("overlay")
     noted = []
     world.hooks.at["hypervisor.commit"] = lambda: noted.append(notes(world))
     snapshot(world)
     assert noted == [set()]
 
 
-def test_an_overlay_that_somebody_came_to_use_is_not_removed_after_the_commit(world, ready):
-    ready("overlay")
+def test_an_overlay_that_another_domain_uses_is_not_removed_after_the_commit(world, prepare):
+    prepare("overlay")
 
     def use():
         disk = world.guarded[0].overlays[0]
@@ -759,26 +785,24 @@ def test_an_overlay_that_somebody_came_to_use_is_not_removed_after_the_commit(wo
     assert Path(world.guarded[0].overlays[0].overlay).exists()
 
 
-@every_way
-def test_volumes_are_flushed_while_the_guest_stands_still(world, ready, way, monkeypatch):
+@every_strategy
+def test_volumes_are_flushed_while_the_guest_is_frozen(world, prepare, case, monkeypatch):
     """What QEMU wrote may still be in the host's cache of the device."""
-    way = ready(way)
-    monkeypatch.setattr(snapshot_module.stat, "S_ISBLK", lambda _mode: True)
+    case = prepare(case)
+    monkeypatch.setattr(run.stat, "S_ISBLK", lambda _mode: True)
     flush = "flush"
-    monkeypatch.setattr(
-        snapshot_module, "flush_device", lambda path: world.hooks.act(flush, Path(path).name)
-    )
+    monkeypatch.setattr(run, "flush_device", lambda path: world.hooks.act(flush, Path(path).name))
     snapshot(world)
     flushed = [line for line in world.hooks.log if line.startswith(flush)]
     assert flushed == ["flush web-vda.img", "flush web-vdb.img"]
     acts = world.hooks.acts()
     inside = acts[acts.index(flush) :]
-    assert not set(way.freeze) & set(inside)
-    assert inside[:4] == [flush, flush, *POOLS]
+    assert not set(case.freeze_calls) & set(inside)
+    assert inside[:4] == [flush, flush, *SNAPSHOT_CALLS]
 
 
-def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, ready):
-    ready("quiesced")
+def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, prepare):
+    prepare("quiesced")
     world.hooks.at["pool.snapshot tank"] = lambda: setattr(world.guest(), "agent", Agent.SILENT)
     with pytest.raises(AttentionError, match="snaporch recover"):
         snapshot(world)
@@ -790,21 +814,21 @@ def test_an_agent_that_falls_silent_while_frozen_needs_attention(world, ready):
     assert world.is_as_it_was()
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual", "quiesced", "paused"])
-def test_a_guest_that_went_off_inside_the_window(world, ready, way):
-    """No RAM, no freeze that held: but the disks of the moment are there."""
-    ready(way)
+@pytest.mark.parametrize("case", ["overlay", "manual", "quiesced", "paused"])
+def test_a_guest_that_shuts_off_during_the_zfs_snapshots(world, prepare, case):
+    """There is no RAM and the freeze did not last, but the ZFS snapshots exist."""
+    prepare(case)
     world.hooks.at["pool.snapshot tank"] = lambda: world.hypervisor.destroy(world.guest().uuid)
     with suppress(RunFailedError):
         snapshot(world)
     assert world.is_as_it_was(state=DomainState.OFF)
     assert [record.level for record in records(world)] in ([Level.CRASH], [Level.RAM])
-    if way in ("manual", "quiesced", "paused"):
+    if case in ("manual", "quiesced", "paused"):
         assert records(world)[0].level is Level.CRASH
 
 
-def test_a_guest_that_writes_faster_than_the_commit_runs_afterwards(world, ready):
-    ready("overlay")
+def test_a_guest_that_writes_faster_than_the_commit_runs_afterwards(world, prepare):
+    prepare("overlay")
     world.guest().writes_fast = True
     seen = []
     world.hooks.at["commit.suspended"] = lambda: seen.append(world.guest().state)
@@ -814,8 +838,8 @@ def test_a_guest_that_writes_faster_than_the_commit_runs_afterwards(world, ready
 
 
 @pytest.mark.parametrize("step", ["hypervisor.commit", "pool.snapshot tank"])
-def test_a_guest_that_ended_is_not_said_to_be_as_it_was(world, ready, step):
-    ready("overlay")
+def test_an_ended_guest_is_not_reported_as_it_was(world, prepare, step):
+    prepare("overlay")
 
     def end():
         world.guest().live, world.guest().state = None, DomainState.OFF
@@ -835,9 +859,9 @@ def test_a_guest_that_ended_is_not_said_to_be_as_it_was(world, ready, step):
         (DomainState.CRASHED, "the guest is crashed, and was running"),
     ],
 )
-def test_a_guest_that_stopped_itself_is_not_said_to_be_as_it_was(world, ready, state, said):
+def test_a_guest_that_stopped_itself_is_not_reported_as_it_was(world, prepare, state, said):
     """While its RAM is saved: libvirt does not resume it then."""
-    ready("manual")
+    prepare("manual")
 
     def stop():
         world.guest().state, world.guest().paused_reason = state, None
@@ -850,11 +874,11 @@ def test_a_guest_that_stopped_itself_is_not_said_to_be_as_it_was(world, ready, s
     assert "@s1 was kept, but only as crash-consistent" in str(caught.value)
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
+@pytest.mark.parametrize("case", ["overlay", "manual"])
 @pytest.mark.parametrize("job", ["backup", "snapshot"])
-def test_no_ram_is_saved_beside_a_job_that_came_after_the_plan(world, ready, way, job):
+def test_no_ram_is_saved_beside_a_job_that_began_after_the_plan(world, prepare, case, job):
     """libvirt would wait half a minute for its end, and again to have the downtime put back."""
-    ready(way)
+    prepare(case)
 
     def begin():
         world.guest().job = job
@@ -867,10 +891,10 @@ def test_no_ram_is_saved_beside_a_job_that_came_after_the_plan(world, ready, way
     assert world.guest().state is DomainState.RUNNING
 
 
-def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, ready, monkeypatch):
-    ready("overlay")
+def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, prepare, monkeypatch):
+    prepare("overlay")
     world.guest().writes_fast = True
-    kill(monkeypatch)
+    end_as_if_killed(monkeypatch)
     world.hooks.at["commit.suspended"] = failing_once(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         snapshot(world)
@@ -887,24 +911,26 @@ def slow_ram(world, monkeypatch):
     """Saving RAM takes longer than its budget."""
     from snaporch.snapshot.strategies import ram_limits
 
-    clock = Clock()
+    clock = FakeClock()
     monkeypatch.setattr(ram_limits, "time", clock)
     world.hooks.at["capture.writing"] = lambda: setattr(clock, "now", clock.now + 60)
     return clock
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_guest_that_dirties_ram_too_fast_is_suspended(world, ready, slow_ram, way):
-    ready(way, ram_time_budget="30s")
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_a_guest_that_changes_ram_too_fast_is_suspended(world, prepare, slow_ram, case):
+    prepare(case, ram_time_budget="30s")
     assert snapshot(world).level is Level.RAM
     assert world.hooks.acts().count("hypervisor.suspend") == 1
     assert any("more than 30 s: suspending" in text for text in world.heard.notes)
     assert world.is_as_it_was()
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_or_the_run_is_given_up(world, ready, slow_ram, way):
-    ready(way, ram_time_budget="30s", on_ram_budget="abort")
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_a_guest_that_changes_ram_too_fast_aborts_the_run_if_configured(
+    world, prepare, slow_ram, case
+):
+    prepare(case, ram_time_budget="30s", on_ram_budget="abort")
     with pytest.raises(RunFailedError, match="more than 30 s"):
         snapshot(world)
     assert "hypervisor.suspend" not in world.hooks.acts()
@@ -912,31 +938,31 @@ def test_or_the_run_is_given_up(world, ready, slow_ram, way):
     assert world.pool.names() == []
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_run_that_fails_after_it_suspended_the_guest_resumes_it(world, ready, slow_ram, way):
-    ready(way, ram_time_budget="30s")
-    world.hooks.at["hypervisor.suspend"] = interrupt(world)
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_a_run_that_fails_after_it_suspended_the_guest_resumes_it(world, prepare, slow_ram, case):
+    prepare(case, ram_time_budget="30s")
+    world.hooks.at["hypervisor.suspend"] = sigterm(world)
     with pytest.raises(InterruptedRunError):
         snapshot(world)
     assert world.is_as_it_was()
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
+@pytest.mark.parametrize("case", ["overlay", "manual"])
 def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
-    world, ready, slow_ram, way
+    world, prepare, slow_ram, case
 ):
-    ready(way, ram_time_budget="30s")
-    world.hooks.at["hypervisor.suspend"] = partial(restart, world)
+    prepare(case, ram_time_budget="30s")
+    world.hooks.at["hypervisor.suspend"] = partial(restart_guest, world)
     with pytest.raises(RunFailedError, match="restarted meanwhile"):
         snapshot(world)
     assert world.guest().state is DomainState.RUNNING
     assert world.pool.names() == []
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
-    """Killed in between, nobody would know later whose pause it is."""
-    ready(way, ram_time_budget="30s")
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_the_suspension_is_noted_before_it_is_done(world, prepare, slow_ram, case):
+    """After a kill in between, recovery could not know that the run suspended it."""
+    prepare(case, ram_time_budget="30s")
     noted = []
     world.hooks.at["hypervisor.suspend"] = lambda: noted.append(notes(world))
     snapshot(world)
@@ -944,29 +970,31 @@ def test_it_is_noted_before_it_is_suspended(world, ready, slow_ram, way):
 
 
 @pytest.mark.parametrize(
-    ("way", "suspended", "window"),
+    ("case", "suspended", "window"),
     [("overlay", False, Window.ON_OVERLAYS), ("manual", True, Window.STILL)],
 )
-def test_once_it_runs_on_overlays_it_is_not_suspended_any_more(
-    world, ready, slow_ram, way, suspended, window
+def test_a_guest_that_runs_on_overlays_is_no_longer_noted_as_suspended(
+    world, prepare, slow_ram, case, suspended, window
 ):
-    ready(way, ram_time_budget="30s")
+    prepare(case, ram_time_budget="30s")
     seen = []
 
-    def look():
+    def observe():
         (path,) = world.paths.journal.glob("*.jsonl")
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         seen.append((Note.SUSPENDED in notes(world), window_of(lines)))
 
-    world.hooks.at["pool.snapshot tank"] = look
+    world.hooks.at["pool.snapshot tank"] = observe
     assert snapshot(world).level is Level.RAM
     assert seen == [(suspended, window)]
     assert world.is_as_it_was()
 
 
-def test_if_libvirt_has_not_resumed_it_that_is_not_noted(world, ready, slow_ram, monkeypatch):
-    """Then a recovery does."""
-    ready("overlay", ram_time_budget="30s")
+def test_a_guest_that_libvirt_has_not_resumed_is_not_noted_as_resumed(
+    world, prepare, slow_ram, monkeypatch
+):
+    """Recovery resumes it."""
+    prepare("overlay", ram_time_budget="30s")
     let_run, missed = world.hypervisor._let_run, []
     monkeypatch.setattr(
         world.hypervisor, "_let_run", lambda guest: let_run(guest) if missed else missed.append(1)
@@ -979,23 +1007,23 @@ def test_if_libvirt_has_not_resumed_it_that_is_not_noted(world, ready, slow_ram,
     assert world.is_as_it_was()
 
 
-def test_no_budget_is_no_limit(world, ready, slow_ram):
-    ready("overlay", ram_time_budget="0s")
+def test_no_budget_is_no_limit(world, prepare, slow_ram):
+    prepare("overlay", ram_time_budget="0s")
     snapshot(world)
     assert "hypervisor.suspend" not in world.hooks.acts()
 
 
-def test_a_budget_of_bytes(world, ready):
-    ready("overlay", ram_budget_mib=1)
+def test_a_budget_of_bytes(world, prepare):
+    prepare("overlay", ram_budget_mib=1)
     world.guest().ram = b"QEVM" + bytes(5 << 20)
     assert snapshot(world).level is Level.RAM
     assert world.hooks.acts().count("hypervisor.suspend") == 1
     assert any("more than 1 MiB" in text for text in world.heard.notes)
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_ram_that_does_not_arrive_is_not_waited_for_for_ever(world, ready, slow_ram, way):
-    ready(way, ram_time_budget="0s")
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_a_run_fails_if_no_ram_arrives(world, prepare, slow_ram, case):
+    prepare(case, ram_time_budget="0s")
     world.hooks.at["capture.writing"] = lambda: setattr(slow_ram, "now", slow_ram.now + 200)
     with mock.patch.object(RamCapture, "arrived_bytes", 0), pytest.raises(RunFailedError) as caught:
         snapshot(world)
@@ -1009,12 +1037,12 @@ def test_ram_that_does_not_arrive_is_not_waited_for_for_ever(world, ready, slow_
 
 @pytest.fixture
 def sealing(world, monkeypatch):
-    """A store that takes nothing more; time passes at every look, and the looks are counted."""
+    """A store that takes nothing more; time passes at every check, and the checks are recorded."""
     from snaporch.snapshot.strategies import ram_limits
 
-    clock, looks = Clock(), []
+    clock, looks = FakeClock(), []
     monkeypatch.setattr(ram_limits, "time", clock)
-    monkeypatch.setattr(parts, "_TICK_SECONDS", 0)
+    monkeypatch.setattr(bundle_parts, "_TICK_SECONDS", 0)
 
     class Stuck:
         succeeded = False
@@ -1030,13 +1058,13 @@ def sealing(world, monkeypatch):
             clock.now += 10
             return False
 
-    monkeypatch.setattr(parts, "_Sealing", Stuck)
+    monkeypatch.setattr(bundle_parts, "_Sealing", Stuck)
     return looks
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_store_that_takes_nothing_is_not_waited_for_for_ever(world, ready, sealing, way):
-    ready(way)
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_sealing_fails_if_the_store_takes_nothing(world, prepare, sealing, case):
+    prepare(case)
     with pytest.raises(RunFailedError, match="has taken nothing for 600 s") as caught:
         snapshot(world)
     assert sealing[-1] - sealing[0] == pytest.approx(610, abs=20)
@@ -1045,9 +1073,9 @@ def test_a_store_that_takes_nothing_is_not_waited_for_for_ever(world, ready, sea
     assert world.pool.names() == ["flash/web@s1", "tank/web@s1"]
 
 
-def test_who_wants_it_to_end_waits_less(world, ready, sealing):
-    ready("overlay")
-    world.hooks.at["hypervisor.commit"] = interrupt(world)
+def test_after_a_signal_sealing_fails_earlier(world, prepare, sealing):
+    prepare("overlay")
+    world.hooks.at["hypervisor.commit"] = sigterm(world)
     with pytest.raises(InterruptedRunError) as caught:
         snapshot(world)
     assert "stopped by SIGTERM; the guest is as it was; @s1 was kept" in str(caught.value)
@@ -1057,9 +1085,9 @@ def test_who_wants_it_to_end_waits_less(world, ready, sealing):
     assert world.is_as_it_was()
 
 
-def test_a_guest_does_not_stand_still_for_a_store_that_does(world, ready, monkeypatch):
-    """When the run fails in its window."""
-    ready("manual", compression="none")
+def test_a_hanging_store_does_not_keep_the_guest_paused(world, prepare, monkeypatch):
+    """If the run fails while the guest is frozen."""
+    prepare("manual", compression="none")
     gate, stuck_at, resumed_at = threading.Event(), [], []
     monkeypatch.setattr(SaveImageWriter, "_raw_write", lambda *_: gate.wait(60))
 
@@ -1075,9 +1103,9 @@ def test_a_guest_does_not_stand_still_for_a_store_that_does(world, ready, monkey
     assert resumed_at[0] - stuck_at[0] < 5
 
 
-def test_the_pace_ends_with_the_capture(world, ready, monkeypatch):
-    """What the guest's disks wait for afterwards tells nothing of the compressor."""
-    ready("overlay")
+def test_the_times_of_saving_ram_end_with_the_capture(world, prepare, monkeypatch):
+    """Waiting after the capture must not count as the compressor's time."""
+    prepare("overlay")
     paces = []
     real = RamPipe.take_pace
 
@@ -1086,18 +1114,18 @@ def test_the_pace_ends_with_the_capture(world, ready, monkeypatch):
         paces.append((len(world.hooks.acts()), stream.pace))
 
     monkeypatch.setattr(RamPipe, "take_pace", take_pace)
-    monkeypatch.setattr(RamPipe, "make_room", lambda _: None)  # as nobody told of a standstill
+    monkeypatch.setattr(RamPipe, "make_room", lambda _: None)  # as if the pause were not reported
     snapshot(world)
     first, last = paces[0], paces[-1]
     assert first[0] < last[0]
     assert first[1] == last[1]
 
 
-def test_what_is_being_stored_may_come_to_its_end(world, ready, monkeypatch):
-    """However long it takes, and whatever signal came."""
-    ready("overlay")
+def test_after_a_signal_sealing_that_progresses_is_finished(world, prepare, monkeypatch):
+    """However long it takes, also after a signal."""
+    prepare("overlay")
     watch = SealWatch("web", world.context.interrupt)
-    interrupt(world)()
+    sigterm(world)()
     for stored in range(100):
         watch.check(stored)
     monkeypatch.setattr(watch, "_moved", watch._moved - 31)
@@ -1106,8 +1134,8 @@ def test_what_is_being_stored_may_come_to_its_end(world, ready, monkeypatch):
 
 
 @pytest.mark.parametrize("leftover", [os.mkfifo, Path.touch])
-def test_a_pipe_that_somebody_left_is_in_nobodys_way(world, ready, leftover):
-    ready("manual")
+def test_a_pipe_that_was_left_over_is_replaced(world, prepare, leftover):
+    prepare("manual")
     runtime = world.context.config.paths.runtime
     runtime.mkdir(exist_ok=True)
     leftover(runtime / f"{world.hypervisor.domain('web').uuid}.ram")
@@ -1117,31 +1145,31 @@ def test_a_pipe_that_somebody_left_is_in_nobodys_way(world, ready, leftover):
 # -- limits while RAM is saved -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_pause_is_told_in_its_parts(world, ready, way):
-    ready(way)
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_a_pause_is_recorded_in_its_parts(world, prepare, case):
+    prepare(case)
     taken = snapshot(world)
     parts = taken.pause_parts.as_json()
     told = [part for part, value in parts.items() if value is not None]
     with_snapshot = ["downtime_ms", "switch_ms", "snapshot_ms", "resume_ms"]
-    assert told == (with_snapshot if way == "manual" else with_snapshot[:2])
+    assert told == (with_snapshot if case == "manual" else with_snapshot[:2])
     total = sum(value for value in parts.values() if value is not None)
     assert total == pytest.approx(taken.pause_ms, abs=0.5)
     assert taken.as_json()["pause_parts"] == parts
 
 
-@pytest.mark.parametrize("way", ["overlay", "manual"])
+@pytest.mark.parametrize("case", ["overlay", "manual"])
 @pytest.mark.parametrize("failing_place", [None, "capture.writing", "hypervisor.capture"])
-def test_the_emulator_gets_its_own_downtime_limit_back(world, ready, way, failing_place):
-    ready(way, downtime_limit="40ms", ram_capture="stream")
+def test_the_emulators_own_downtime_limit_is_restored(world, prepare, case, failing_place):
+    prepare(case, downtime_limit="40ms", ram_capture="stream")
     seen = []
 
-    def look():
+    def observe():
         seen.append(world.guest().downtime_limit)
         if failing_place == "capture.writing":
             raise HypervisorError("web", "odd thing")
 
-    world.hooks.at["capture.writing"] = look
+    world.hooks.at["capture.writing"] = observe
     if failing_place == "hypervisor.capture":
         world.hooks.at[failing_place] = failing(HypervisorError("web", "odd thing"))
     with suppress(RunFailedError):
@@ -1150,8 +1178,8 @@ def test_the_emulator_gets_its_own_downtime_limit_back(world, ready, way, failin
     assert world.guest().downtime_limit == 300
 
 
-def test_a_downtime_limit_of_none_is_left_alone(world, ready):
-    ready("overlay", downtime_limit="0ms")
+def test_a_downtime_limit_of_none_is_left_alone(world, prepare):
+    prepare("overlay", downtime_limit="0ms")
     world.hooks.at["capture.writing"] = lambda: seen.append(world.guest().downtime_limit)
     seen: list[int] = []
     snapshot(world)
@@ -1160,7 +1188,7 @@ def test_a_downtime_limit_of_none_is_left_alone(world, ready):
 
 @pytest.fixture
 def streams(monkeypatch):
-    """Every throttle that RAM went through."""
+    """The rate of each capture, with the capture."""
     made = []
     real = RamCapture.limit
 
@@ -1172,8 +1200,8 @@ def streams(monkeypatch):
     return made
 
 
-def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
-    ready("overlay", ram_rate=1)
+def test_a_rate_ends_when_the_guest_is_paused(world, prepare, streams):
+    prepare("overlay", ram_rate=1)
     limits = []
     for place in ("capture.writing", "capture.switched"):
         world.hooks.at[place] = lambda: limits.append(streams[0][1].limits)
@@ -1181,22 +1209,22 @@ def test_a_rate_ends_when_the_guest_stands_still(world, ready, streams):
     assert limits == [True, False]
 
 
-def test_a_rate_on_the_command_line(world, ready, streams):
-    ready("overlay", ram_rate=1)
-    take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=None, rate=0)
+def test_a_rate_on_the_command_line(world, prepare, streams):
+    prepare("overlay", ram_rate=1)
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1", rate=0))
     assert [rate for rate, _ in streams] == [0]
 
 
-def test_a_rate_leaves_the_budget_enough(world, ready, streams, monkeypatch):
-    ready("overlay", ram_rate=1, ram_time_budget="10s")
+def test_a_rate_is_raised_if_the_budget_needs_it(world, prepare, streams, monkeypatch):
+    prepare("overlay", ram_rate=1, ram_time_budget="10s")
     monkeypatch.setattr(world.hypervisor, "ram_in_use", lambda _uuid: 100 << 20)
     snapshot(world)
     assert [rate for rate, _ in streams] == [20]
     assert any("saving RAM at 20 MiB/s" in text for text in world.heard.notes)
 
 
-def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready, streams):
-    ready("overlay", ram_rate=1000, downtime_limit="40ms")
+def test_the_rate_is_lifted_if_ram_changes_faster(world, prepare, streams):
+    prepare("overlay", ram_rate=1000, downtime_limit="40ms")
     hurried = []
     real = RamCapture.hurry
 
@@ -1217,7 +1245,7 @@ def test_a_guest_that_dirties_faster_than_the_rate_is_saved_without(world, ready
 # -- a lower level instead ----------------------------------------------------------------------
 
 
-def test_what_is_known_before_downgrades_the_plan(world):
+def test_a_blocker_known_before_lowers_the_planned_level(world):
     world.add_guest()
     world.with_defaults(level="quiesced", on_unavailable="paused")
     record = snapshot(world)
@@ -1227,7 +1255,7 @@ def test_what_is_known_before_downgrades_the_plan(world):
 
 
 @pytest.mark.parametrize(
-    ("way", "place"),
+    ("case", "place"),
     [
         ("overlay", "hypervisor.capture"),
         ("overlay", "capture.switched"),
@@ -1237,8 +1265,8 @@ def test_what_is_known_before_downgrades_the_plan(world):
         ("paused", "hypervisor.suspend"),
     ],
 )
-def test_a_freeze_that_fails_is_followed_by_a_lower_level(world, ready, way, place):
-    ready(way, on_unavailable="crash")
+def test_a_freeze_that_fails_is_followed_by_a_lower_level(world, prepare, case, place):
+    prepare(case, on_unavailable="crash")
     world.hooks.at[place] = failing_once(HypervisorError("web", "odd thing"))
     record = snapshot(world)
     assert (record.level, record.state) == (Level.CRASH, BundleState.COMPLETE)
@@ -1248,8 +1276,8 @@ def test_a_freeze_that_fails_is_followed_by_a_lower_level(world, ready, way, pla
 
 
 @pytest.mark.parametrize("state", [DomainState.SUSPENDED, DomainState.RUNNING])
-def test_a_guest_that_stopped_itself_is_told_of_beside_the_lower_level(world, ready, state):
-    ready("paused", on_unavailable="crash")
+def test_the_note_about_a_lower_level_has_the_guests_state(world, prepare, state):
+    prepare("paused", on_unavailable="crash")
 
     def stop():
         world.guest().state = state
@@ -1264,22 +1292,22 @@ def test_a_guest_that_stopped_itself_is_told_of_beside_the_lower_level(world, re
     assert ("the guest is" in told) == (state is DomainState.SUSPENDED)
 
 
-def test_a_slow_agent_is_followed_by_a_lower_level(world, ready):
-    ready("quiesced", on_unavailable="crash")
+def test_a_slow_agent_is_followed_by_a_lower_level(world, prepare):
+    prepare("quiesced", on_unavailable="crash")
     world.guest().agent = Agent.SLOW
     assert snapshot(world).level is Level.CRASH
     assert world.is_as_it_was()
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_freeze_of_somebody_elses_is_left_to_them(world, ready, when):
-    ready("quiesced", on_unavailable="paused" if when == "meanwhile" else "fail")
+def test_another_programs_freeze_is_left_alone(world, prepare, when):
+    prepare("quiesced", on_unavailable="paused" if when == "meanwhile" else "fail")
     if when == "before":
         world.guest().frozen = True
         with pytest.raises(RefusedError, match="frozen already, and not by snaporch"):
             snapshot(world)
         assert records(world) == []
-    else:  # between the last look and the freeze
+    else:  # between the last check and the freeze
         world.hooks.at["hypervisor.freeze_file_systems"] = lambda: setattr(
             world.guest(), "frozen", True
         )
@@ -1291,8 +1319,8 @@ def test_a_freeze_of_somebody_elses_is_left_to_them(world, ready, when):
     assert world.is_as_it_was()
 
 
-def test_a_freeze_of_somebody_elses_while_a_group_waits_is_left_to_them(world, ready):
-    ready("quiesced")
+def test_another_programs_freeze_while_a_group_waits_is_left_alone(world, prepare):
+    prepare("quiesced")
     world.hooks.at["guardian.start"] = lambda: None
     seen = iter([False, True])
     world.hypervisor.file_systems_frozen = lambda _uuid: next(seen)
@@ -1302,16 +1330,16 @@ def test_a_freeze_of_somebody_elses_while_a_group_waits_is_left_to_them(world, r
     assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
 
 
-def test_an_agent_that_does_not_say_whether_they_are_frozen(world, ready):
-    ready("quiesced")
+def test_an_agent_that_does_not_report_the_freeze_state_is_refused(world, prepare):
+    prepare("quiesced")
     world.guest().agent = Agent.DUMB
     with pytest.raises(RefusedError, match="does not say whether its file systems are frozen"):
         snapshot(world)
     assert "hypervisor.freeze_file_systems" not in world.hooks.acts()
 
 
-def test_a_freeze_that_comes_late_is_thawed_by_who_asks_later(world, ready):
-    ready("quiesced")
+def test_a_late_freeze_is_thawed_by_recovery(world, prepare):
+    prepare("quiesced")
     world.guest().agent = Agent.LATE
     with pytest.raises(AttentionError, match="snaporch recover"):
         snapshot(world)
@@ -1323,9 +1351,9 @@ def test_a_freeze_that_comes_late_is_thawed_by_who_asks_later(world, ready):
     assert world.is_as_it_was()
 
 
-def test_a_freeze_after_the_release_is_not_ours_to_thaw(world, ready):
+def test_another_programs_freeze_after_the_release_is_not_thawed(world, prepare):
     """The run is killed while its bundle is sealed; a backup tool freezes the guest meanwhile."""
-    ready("quiesced")
+    prepare("quiesced")
     world.hooks.at |= dict.fromkeys(
         ["hypervisor.versions", "hypervisor.find"], failing(KeyboardInterrupt())
     )
@@ -1337,17 +1365,17 @@ def test_a_freeze_after_the_release_is_not_ours_to_thaw(world, ready):
     assert world.guest().frozen
 
 
-def test_a_silent_agent_is_never_asked_to_freeze(world, ready):
-    """What it does not do now it might do later."""
-    ready("quiesced", on_unavailable="paused")
+def test_a_silent_agent_is_never_asked_to_freeze(world, prepare):
+    """It might carry out the freeze later."""
+    prepare("quiesced", on_unavailable="paused")
     world.guest().agent = Agent.SILENT
     assert snapshot(world).level is Level.PAUSED
     assert "hypervisor.freeze_file_systems" not in world.hooks.acts()
     assert world.is_as_it_was()
 
 
-def test_a_silent_agent_without_a_lower_level_is_a_refusal(world, ready):
-    ready("quiesced")
+def test_a_silent_agent_without_a_lower_level_is_refused(world, prepare):
+    prepare("quiesced")
     world.guest().agent = Agent.SILENT
     with pytest.raises(RefusedError, match="does not answer within 10 s"):
         snapshot(world)
@@ -1356,12 +1384,12 @@ def test_a_silent_agent_without_a_lower_level_is_a_refusal(world, ready):
 
 
 @pytest.mark.parametrize(
-    ("way", "lower"),
+    ("case", "lower"),
     [("quiesced", "fail"), ("quiesced", "quiesced"), ("paused", "quiesced"), ("paused", "paused")],
 )
-def test_no_lower_level_no_second_try(world, ready, way, lower):
-    ready(way, on_unavailable=lower)
-    world.hooks.at[WAYS[way].freeze[0]] = failing_once(HypervisorError("web", "odd thing"))
+def test_without_a_lower_level_there_is_no_second_try(world, prepare, case, lower):
+    prepare(case, on_unavailable=lower)
+    world.hooks.at[CASES[case].freeze_calls[0]] = failing_once(HypervisorError("web", "odd thing"))
     with pytest.raises(RunFailedError, match="odd thing"):
         snapshot(world)
     assert world.is_as_it_was()
@@ -1369,8 +1397,8 @@ def test_no_lower_level_no_second_try(world, ready, way, lower):
 
 
 @pytest.mark.parametrize("place", ["pool.snapshot tank", "hypervisor.resume"])
-def test_failing_later_is_no_reason_for_a_lower_level(world, ready, place):
-    ready("paused", on_unavailable="crash")
+def test_a_failure_after_the_freeze_tries_no_lower_level(world, prepare, place):
+    prepare("paused", on_unavailable="crash")
     world.hooks.at[place] = failing_once(error_at(place))
     with pytest.raises(RunFailedError):
         snapshot(world)
@@ -1378,17 +1406,17 @@ def test_failing_later_is_no_reason_for_a_lower_level(world, ready, place):
     assert world.is_as_it_was()
 
 
-def test_a_signal_is_no_reason_for_a_lower_level(world, ready):
-    ready("overlay", on_unavailable="crash")
-    world.hooks.at["capture.writing"] = interrupt(world)
+def test_a_signal_tries_no_lower_level(world, prepare):
+    prepare("overlay", on_unavailable="crash")
+    world.hooks.at["capture.writing"] = sigterm(world)
     with pytest.raises(InterruptedRunError):
         snapshot(world)
     assert records(world) == []
     assert world.is_as_it_was()
 
 
-def test_the_lower_level_may_fail_too(world, ready):
-    ready("overlay", on_unavailable="paused")
+def test_the_lower_level_may_fail_too(world, prepare):
+    prepare("overlay", on_unavailable="paused")
     world.hooks.at["hypervisor.capture"] = failing(HypervisorError("web", "first"))
     world.hooks.at["hypervisor.suspend"] = failing(HypervisorError("web", "second"))
     with pytest.raises(RunFailedError, match="second"):
@@ -1397,7 +1425,7 @@ def test_the_lower_level_may_fail_too(world, ready):
     assert records(world) == []
 
 
-# -- a level for once ---------------------------------------------------------------------------
+# -- a requested level --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ["ram", "quiesced", "paused", "crash"])
@@ -1412,7 +1440,7 @@ def test_a_level_for_a_guest_that_is_off_is_off(world):
     assert snapshot(world, level="ram").level is Level.OFF
 
 
-def test_a_level_that_cannot_be_had_touches_nothing(world):
+def test_a_level_that_is_not_possible_touches_nothing(world):
     world.add_guest()
     with pytest.raises(RefusedError, match="no quiesced snapshot is possible: no guest agent"):
         snapshot(world, level="quiesced")

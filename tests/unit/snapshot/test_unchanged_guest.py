@@ -1,4 +1,4 @@
-"""A policy's time is kept by what there is, if a guest that is off has not changed at all."""
+"""A policy takes no new snapshot of a guest that is off and unchanged."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -14,6 +14,7 @@ from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import SnaporchError
 from snaporch.model import DomainState, Level, VerificationResult, VerifyDepth
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import write_verdict
 from snaporch.zfs import PoolError
@@ -37,7 +38,7 @@ def off(world, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A run's names have seconds; each run of a test is a second later."""
+    """Names of runs have seconds, so each run of a test is a second later."""
 
     class Clock(datetime):
         passed = 0
@@ -52,15 +53,15 @@ def clock(monkeypatch):
 
 def take(world, policy="hourly", **more):
     domain = world.hypervisor.domain("web")
-    more = {"if_changed": True} | more
-    return take_snapshot(world.context, domain, name=None, wait=0, policy=policy, **more)
+    options = {"policy": policy, "if_changed": True} | more
+    return take_snapshot(world.context, domain, SnapshotRequest(**options))
 
 
 def count(world):
     return len(all_records(world.context.store, world.pool.snapshots()))
 
 
-def test_one_is_enough_while_nothing_changes(off, clock):
+def test_no_new_snapshot_while_nothing_changes(off, clock):
     first = take(off)
     before = datetime.now(UTC).replace(microsecond=0)
     again = take(off)
@@ -70,11 +71,11 @@ def test_one_is_enough_while_nothing_changes(off, clock):
     assert off.leftovers() == []
 
 
-def test_who_asks_without_the_condition_gets_one(off, clock):
+def test_without_if_changed_a_snapshot_is_taken(off, clock):
     assert take(off, if_changed=False).run != take(off, if_changed=False).run
 
 
-def test_each_policy_has_its_own(off, clock):
+def test_each_policy_has_its_own_last_snapshot(off, clock):
     assert take(off).run != take(off, "nightly").run
 
 
@@ -96,7 +97,7 @@ def _set_tpm(world):
 
 
 def _relink(world):
-    """The definition says the same, and means another image of the same dataset."""
+    """The same definition leads to another image of the same dataset."""
     path = world.root / "zfs/tank/web/web-vda.img"
     path.rename(path.with_name("other.img"))
     path.symlink_to("other.img")
@@ -133,7 +134,7 @@ def _lose_a_part(world):
 
 
 def _spoil_a_part(world):
-    """A flipped bit: its size stays."""
+    """A flipped bit; the size is the same."""
     (record,) = all_records(world.context.store, world.pool.snapshots())
     part = Path(record.bundle) / "nvram.fd"
     part.write_bytes(part.read_bytes().swapcase())
@@ -163,13 +164,13 @@ def _lose_a_disk(world):
         _lose_a_disk,
     ],
 )
-def test_whatever_changed_or_cannot_be_asked_makes_another_one(off, clock, change):
+def test_any_change_or_failed_check_takes_a_new_snapshot(off, clock, change):
     first = take(off)
     change(off)
     assert take(off).run != first.run
 
 
-def test_one_that_ran_when_it_was_taken_is_not_what_it_has_now(off, clock):
+def test_a_snapshot_of_the_running_guest_does_not_count(off, clock):
     off.hypervisor.start(off.guest().uuid, paused=False)
     first = take(off)
     assert first.level is not Level.OFF
@@ -177,18 +178,18 @@ def test_one_that_ran_when_it_was_taken_is_not_what_it_has_now(off, clock):
     assert take(off).run != first.run
 
 
-def test_the_last_one_is_what_zfs_took_last_whatever_the_clock_said(off, clock):
+def test_the_last_snapshot_is_found_by_transaction_group_not_by_clock(off, clock):
     first = take(off)
     off.pool.write("flash/web", b"later")
     second = take(off)
     for dataset in second.datasets:
         off.pool.age(f"{dataset}@{second.snapshot}", datetime(2020, 1, 1, tzinfo=UTC))
-    off.pool.write("flash/web", b"first")  # as in the first again
+    off.pool.write("flash/web", b"first")  # the same data again
     assert take(off).run not in (first.run, second.run)
 
 
-def test_it_was_so_when_the_look_began(off, clock, monkeypatch):
-    """What is written while it is looked at is a change since."""
+def test_the_recorded_time_is_the_begin_of_the_check(off, clock, monkeypatch):
+    """Data that is written during the check counts as a later change."""
     began = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
     class Clock(datetime):
@@ -207,8 +208,8 @@ def test_it_was_so_when_the_look_began(off, clock, monkeypatch):
     assert take(off).unchanged == began
 
 
-def test_volumes_are_flushed_before_zfs_is_asked(off, clock, monkeypatch):
-    """What others wrote may still be in the host's cache of the device."""
+def test_volumes_are_flushed_before_the_check(off, clock, monkeypatch):
+    """Written data may still be in the host's cache of the device."""
     take(off)
     off.hooks.log.clear()
     monkeypatch.setattr("snaporch.snapshot.unchanged_guest.stat.S_ISBLK", lambda _mode: True)
@@ -228,7 +229,7 @@ def test_volumes_are_flushed_before_zfs_is_asked(off, clock, monkeypatch):
     ]
 
 
-def test_it_is_asked_again_at_the_end_whether_it_is_off(off, clock):
+def test_the_check_ends_with_the_guests_state(off, clock):
     first = take(off)
     off.hooks.at["pool.written_since"] = lambda: off.guest().live or _start(off)
     with pytest.raises(SnaporchError, match="started or stopped"):
@@ -238,7 +239,7 @@ def test_it_is_asked_again_at_the_end_whether_it_is_off(off, clock):
     assert first.unchanged is None
 
 
-def test_the_look_itself_writes_nothing(off, clock):
+def test_the_check_itself_writes_nothing(off, clock):
     """ZFS counts a new access time as written."""
     base, top = off.image("tank/over", "base.img"), off.image("tank/over", "top.img")
     base.write_bytes(qcow2())
@@ -254,9 +255,7 @@ def test_the_look_itself_writes_nothing(off, clock):
     assert {path.stat().st_atime_ns for path in (base, top, nvram)} == {moment}
 
 
-def test_a_file_whose_access_time_only_its_owner_may_keep_is_read_all_the_same(
-    tmp_path, monkeypatch
-):
+def test_a_file_that_cannot_be_opened_with_noatime_is_read(tmp_path, monkeypatch):
     path, real = tmp_path / "image", os.open
     path.write_bytes(b"data")
 
@@ -269,8 +268,8 @@ def test_a_file_whose_access_time_only_its_owner_may_keep_is_read_all_the_same(
     assert read_host_file(path)[0] == b"data"
 
 
-def test_what_lies_beneath_a_disk_and_cannot_be_known_again_may_have_changed(off, clock):
-    """A device, or a vmdk: its entry in the manifest equals itself, whatever was written to it."""
+def test_an_unrecognizable_backing_file_counts_as_changed(off, clock):
+    """A device or vmdk: its manifest entry is the same whatever was written to it."""
     base, top = off.image("flash/golden", "base.vmdk"), off.image("tank/over", "top.img")
     top.write_bytes(qcow2(str(base), "vmdk"))
     over = (DiskSpec("vda", str(top), format="qcow2"),)

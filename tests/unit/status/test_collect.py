@@ -94,7 +94,7 @@ def opened(scheduled):
 
     def make(*steps):
         context = scheduled.context
-        plan = make_plan(context, context.hypervisor.domain("web"), None, None)
+        plan = make_plan(context, context.hypervisor.domain("web"))
         journal = Journal(context.config.paths.journal, plan.facts)
         for step in steps:
             with journal.step(step):

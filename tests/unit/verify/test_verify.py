@@ -30,6 +30,7 @@ from snaporch.model import BundleState, DatasetKind, DomainState, Level, VerifyD
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import records_called
 from snaporch.show import describe
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import into_pages
 from snaporch.verify import liveness
@@ -49,7 +50,7 @@ def taken(world, name, level=None, **guest):
     """Another guest with a snapshot ``s1``."""
     world.add_guest(name, **guest)
     domain = world.hypervisor.domain(name)
-    return take_snapshot(world.context, domain, name="s1", wait=0, level=level)
+    return take_snapshot(world.context, domain, SnapshotRequest("s1", level))
 
 
 def nothing_of_it(world):
@@ -540,7 +541,7 @@ def test_those_verified_longest_ago_come_first(original, world):
 def test_no_verdict_while_its_ram_is_put_into_pages(world, monkeypatch, moment):
     """Whenever that comes: a whole snapshot would be called damaged."""
     world.guest().ram = streams.guest_stream()
-    moves = [take_snapshot(world.context, world.hypervisor.domain("web"), name="s2", wait=0)]
+    moves = [take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s2"))]
     world.with_pages()
     read, damage = store.sha256_of, BundleStore.damage
 

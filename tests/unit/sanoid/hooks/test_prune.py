@@ -10,6 +10,7 @@ import pytest
 
 from snaporch.errors import ConfigError, UsageError
 from snaporch.sanoid.hooks.prune import pre_prune, prune
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
 DESTROYED = {"SANOID_SCRIPT": "prune", "SANOID_TARGET": "tank/web", "SANOID_SNAPNAME": "s1"}
@@ -26,7 +27,7 @@ def host(world, monkeypatch, tmp_path):
     monkeypatch.setattr("snaporch.zfs.open_pool", lambda: world.pool)
     world.environment = DESTROYED | {"SNAPORCH_CONFIG": str(config)}
     domain = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
-    world.bundle = Path(take_snapshot(world.context, domain, name="s1", wait=0).bundle)
+    world.bundle = Path(take_snapshot(world.context, domain, SnapshotRequest("s1")).bundle)
     return world
 
 
@@ -102,7 +103,7 @@ def test_the_trash_is_emptied_on_the_way(host):
     document["seconds"] = dict.fromkeys(document["seconds"], 3 * 86_400)
     ages.write_text(json.dumps(document))
     guest = host.hypervisor.domain("web")
-    bundle = Path(take_snapshot(host.context, guest, name="s2", wait=0).bundle)
+    bundle = Path(take_snapshot(host.context, guest, SnapshotRequest("s2")).bundle)
     destroy(host, "tank/web@s2", "flash/web@s2")
     prune(host.environment | {"SANOID_SNAPNAME": "s2"})
     assert [path.name.endswith(bundle.name) for path in trash.iterdir()] == [True]

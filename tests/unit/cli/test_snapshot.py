@@ -1,3 +1,5 @@
+"""``snapshot`` of several domains: ``--all`` and ``--jobs``."""
+
 import json
 import os
 import signal
@@ -6,14 +8,15 @@ import threading
 
 import pytest
 
-from snaporch.cli import side_by_side
-from snaporch.cli.side_by_side import worst
-from snaporch.cli.snapshots import SnapshotRequest
-from snaporch.config import load as config_module
+from snaporch.config import load
 from snaporch.errors import ExitCode
 from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.model import DomainState
+from snaporch.schedule import parallel_snapshots
 from snaporch.schedule.concurrency import ConcurrencyLimiter
+from snaporch.schedule.parallel_snapshots import child_command, worst_status
+from snaporch.schedule.run_due import burden
+from snaporch.snapshot.request import SnapshotRequest
 
 CHILD = """
 import json, sys
@@ -39,18 +42,16 @@ signal.pause()
 
 @pytest.fixture
 def children(host, monkeypatch):
-    """Snapshots are taken by children that only say so; what each was asked to do."""
+    """Replace the child processes by ones that only print; return the options of each."""
     asked = []
 
-    real = side_by_side._command
-
-    def command(context, capture, wish):
-        words = real(context, capture, wish)
+    def command(context, capture, request):
+        words = child_command(context, capture, request)
         asked.append((capture.domain, words[words.index(capture.uuid) + 1 : -2]))
         names = "app+db" if capture.group else capture.domain
         return [sys.executable, "-c", CHILD, names]
 
-    monkeypatch.setattr(side_by_side, "_command", command)
+    monkeypatch.setattr(parallel_snapshots, "child_command", command)
     return asked
 
 
@@ -58,7 +59,7 @@ def rows(answer):
     return [line.split() for line in answer.out.splitlines()]
 
 
-def test_all_are_taken_and_told_in_a_table(host, snaporch, children):
+def test_all_domains_are_snapshotted_and_printed_as_a_table(host, snaporch, children):
     for name in ("web", "mail", "db"):
         host.add_guest(name)
     answer = snaporch("snapshot", "--all", "--quiet")
@@ -71,7 +72,7 @@ def test_all_are_taken_and_told_in_a_table(host, snaporch, children):
     ]
 
 
-def test_that_nothing_new_was_taken_is_told(host, snaporch, children):
+def test_an_unchanged_guest_is_reported(host, snaporch, children):
     for name in ("web", "off"):
         host.add_guest(name)
     answer = snaporch("snapshot", "--all")
@@ -84,7 +85,7 @@ def test_that_nothing_new_was_taken_is_told(host, snaporch, children):
     assert "web  done: @s  unchanged" not in answer.err
 
 
-def test_a_failure_stops_no_other_and_the_worst_is_the_exit_code(host, snaporch, children):
+def test_a_failure_stops_no_other_snapshot_and_the_worst_exit_code_counts(host, snaporch, children):
     for name in ("bad5", "web", "bad9", "bad8"):
         host.add_guest(name)
     answer = snaporch("snapshot", "--all", "--jobs", "3", "--quiet")
@@ -106,8 +107,8 @@ def test_a_failure_stops_no_other_and_the_worst_is_the_exit_code(host, snaporch,
         ([5, 137], 137),
     ],
 )
-def test_the_worst(codes, expected):
-    assert worst(codes) == expected
+def test_the_worst_exit_code(codes, expected):
+    assert worst_status(codes) == expected
 
 
 def test_clones_and_guests_elsewhere_are_left_out(host, snaporch, children):
@@ -128,14 +129,14 @@ def test_no_guest_at_all(host, snaporch, children):
     assert (answer.code, answer.out) == (ExitCode.NOT_FOUND, "")
 
 
-def test_options_are_handed_on(host, snaporch, children):
+def test_options_are_passed_to_the_children(host, snaporch, children):
     host.add_guest("web")
     snaporch("snapshot", "web", "--jobs", "1", "--name", "s1", "--level", "crash", "--wait", "7")
     assert children == [("web", ["--name", "s1", "--level", "crash", "--wait", "7"])]
 
 
 @pytest.mark.parametrize(("words", "limits"), [(("--jobs", "7"), (7, 7)), ((), (1, 1))])
-def test_so_many_at_once_on_the_host_and_in_a_pool(
+def test_jobs_limits_snapshots_on_the_host_and_in_a_pool(
     host, snaporch, children, monkeypatch, words, limits
 ):
     given = []
@@ -144,16 +145,16 @@ def test_so_many_at_once_on_the_host_and_in_a_pool(
         given.append((schedule.jobs, schedule.jobs_per_pool))
         return ConcurrencyLimiter(schedule)
 
-    monkeypatch.setattr(side_by_side, "ConcurrencyLimiter", gate)
+    monkeypatch.setattr(parallel_snapshots, "ConcurrencyLimiter", gate)
     host.add_guest("web")
     snaporch("snapshot", "--all", *words)
     assert given == [limits]
 
 
-def test_a_policy_takes_a_group_along_once(host, snaporch, children):
+def test_with_a_policy_a_group_is_snapshotted_once(host, snaporch, children):
     for name in ("web", "app", "db"):
         host.add_guest(name)
-    with config_module.DEFAULT_PATH.open("a") as config:
+    with load.DEFAULT_PATH.open("a") as config:
         config.write('[policy.hourly]\nevery = "1h"\n[group.pair]\ndomains = ["app", "db"]\n')
     answer = snaporch("snapshot", "--all", "--policy", "hourly", "--quiet")
     assert sorted(name for name, _ in children) == ["app", "web"]
@@ -162,18 +163,18 @@ def test_a_policy_takes_a_group_along_once(host, snaporch, children):
     assert [each["domain"] for each in json.loads(answer.out)] == ["app", "db", "web"]
 
 
-def test_the_command_names_everything(host, tmp_path):
+def test_the_command_line_of_a_child(host, tmp_path):
     host.context.config_path = tmp_path / "c.toml"
     domain = host.add_guest()
-    capture = side_by_side.burden(host.context, domain, "", "auto")
-    words = side_by_side._command(host.context, capture, SnapshotRequest(policy="hourly"))
+    capture = burden(host.context, domain, "", "auto")
+    words = child_command(host.context, capture, SnapshotRequest(policy="hourly"))
     assert words[1:] == [
         "-P", "-m", "snaporch", "--config", str(tmp_path / "c.toml"), "snapshot", domain.uuid,
         "--policy", "hourly", "--json", "--quiet",
     ]  # fmt: skip
 
 
-def test_json_has_those_that_were_taken(host, snaporch, children):
+def test_json_has_the_snapshots_that_were_taken(host, snaporch, children):
     for name in ("web", "bad5"):
         host.add_guest(name)
     answer = snaporch("snapshot", "--all", "--json")
@@ -207,7 +208,7 @@ def test_plans_of_all(host, snaporch, children):
     assert children == []
 
 
-def test_sigterm_stops_what_runs_and_begins_nothing(host, snaporch, monkeypatch, tmp_path):
+def test_sigterm_stops_the_children_and_begins_no_other(host, snaporch, monkeypatch, tmp_path):
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     begun = []
@@ -216,7 +217,7 @@ def test_sigterm_stops_what_runs_and_begins_nothing(host, snaporch, monkeypatch,
         begun.append(capture.domain)
         return [sys.executable, "-c", WAITING, str(ready)]
 
-    monkeypatch.setattr(side_by_side, "_command", command)
+    monkeypatch.setattr(parallel_snapshots, "child_command", command)
     for name in ("web", "mail"):
         host.add_guest(name)
 

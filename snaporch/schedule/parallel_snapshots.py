@@ -1,0 +1,91 @@
+"""Snapshots of several domains at once, each in a process of its own: ``--all`` and ``--jobs``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from snaporch.context import Context
+from snaporch.errors import ExitCode, NotFoundError
+from snaporch.hypervisor.clone_xml import clone_of
+from snaporch.model import Domain
+from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
+from snaporch.schedule.policy_assignment import datasets
+from snaporch.schedule.run_due import burden, groups_once, take_all
+from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses, own_words
+from snaporch.snapshot.request import SnapshotRequest
+
+
+def find_all_domains(context: Context) -> list[Domain]:
+    """Return the domains that can be snapshotted: no clones, and none without a disk on ZFS.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    found = []
+    for domain in context.hypervisor.domains():
+        if (origin := clone_of(domain.inactive_xml or domain.live_xml or "<domain/>")) is not None:
+            context.progress.step(domain.name, f"left out: it is a clone of {origin}")
+        elif not datasets(context, domain):
+            context.progress.step(domain.name, "left out: no disk of it is on ZFS")
+        else:
+            found.append(domain)
+    if not found:
+        raise NotFoundError("--all", "no domain has a disk on ZFS", "see `virsh list --all`")
+    return found
+
+
+def snapshot_in_parallel(
+    context: Context,
+    domains: Sequence[Domain],
+    request: SnapshotRequest,
+    *,
+    jobs: int | None,
+    on_result: Callable[[CaptureOutcome], None],
+) -> list[CaptureOutcome]:
+    """Snapshot the domains; with a policy a domain's group is snapshotted with it, once.
+
+    After a signal no other snapshot is begun, and the running ones undo or finish themselves.
+
+    Args:
+        context: configuration, hypervisor, pools and progress.
+        domains: the domains.
+        request: what each process is asked for.
+        jobs: the most snapshots at once; ``None`` for the limits of the configuration.
+        on_result: is called with each result as it comes.
+
+    Returns:
+        The results in the order of the domains' names.
+    """
+    limits = context.config.schedule
+    if jobs is not None:
+        limits = limits.model_copy(update={"jobs": jobs, "jobs_per_pool": jobs})
+    children = Subprocesses(
+        ConcurrencyLimiter(limits), lambda capture: child_command(context, capture, request)
+    )
+    level = request.level or "auto"
+    captures = [burden(context, domain, request.policy or "", level) for domain in domains]
+    results = take_all(context, children, groups_once(captures), on_result)
+    return sorted(results, key=lambda result: result.capture.domain)
+
+
+def worst_status(statuses: Sequence[int]) -> int:
+    """Return the most urgent exit code: attention, then a bug, then the highest number."""
+    for code in (ExitCode.ATTENTION, ExitCode.BUG):
+        if code in statuses:
+            return int(code)
+    return max(statuses, default=int(ExitCode.OK))
+
+
+def child_command(context: Context, capture: PolicyCapture, request: SnapshotRequest) -> list[str]:
+    """Return the command line of the process that snapshots one domain."""
+    options = {
+        "--name": request.name,
+        "--level": request.level,
+        "--policy": request.policy,
+        "--wait": request.wait,
+        "--rate": request.rate,
+    }
+    given = [word for key, value in options.items() if value is not None for word in (key, value)]
+    given += ["--if-changed"] if request.if_changed else []
+    words = ["snapshot", capture.uuid, *map(str, given), "--json", "--quiet"]
+    return [*own_words(context.config_path), *words]
