@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
-from snaporch.cli import pruning
+from snaporch.cli.outcomes import Outcomes
 from snaporch.cli.planning import tell_unknown
-from snaporch.cli.replicating import ReplicationReport as Copied
-from snaporch.cli.replicating import tell_due_replications
-from snaporch.cli.verifying import VerificationReport, tell_due
+from snaporch.cli.prune import decision_line
+from snaporch.cli.replicate import replicate_and_report_due
+from snaporch.cli.verify import verify_and_report_due
 from snaporch.cli.watching import PolicyObservers, watchers
 from snaporch.context import Context
 from snaporch.errors import ExitCode, SnaporchError
@@ -42,11 +42,11 @@ def run_due(
             _prune(context, watching, retired)
         if not json:
             _tell(context, outcomes, retired)
-        sent, told = Copied(json=json), VerificationReport(json=json)
+        sent, told = Outcomes(json=json), Outcomes(json=json)
         if replication and context.interrupt.signum is None:
-            sent = tell_due_replications(context, watching, json=json)
+            sent = replicate_and_report_due(context, watching, json=json)
         if verification and context.interrupt.signum is None:
-            told = tell_due(context, watching, json=json)
+            told = verify_and_report_due(context, watching, json=json)
     if json:
         document = _document(outcomes, retired)
         document |= {"replicated": sent.documents, "verified": told.documents}
@@ -130,7 +130,7 @@ def _tell(context: Context, outcomes: Sequence[CaptureOutcome], retired: Retenti
     for domain, verdict in retired.deleted:
         print_result(f"{domain}@{verdict.taken.snapshot}  deleted: {verdict.reason}")
     for pruned in retired.pruned:
-        print_result(pruning.line(pruned))
+        print_result(decision_line(pruned))
     for domain in retired.busy:
         context.progress.note(domain, "busy: what need not stay is deleted the next time")
     for error in retired.mounted:
@@ -161,7 +161,7 @@ def _document(outcomes: Sequence[CaptureOutcome], retired: RetentionResult) -> d
             }
             for domain, verdict in retired.deleted
         ],
-        "pruned": [pruning.item(verdict) for verdict in retired.pruned],
+        "pruned": [verdict.as_json() for verdict in retired.pruned],
         "failures": [error.line() for error in retired.failures],
         "busy": retired.busy,
         "mounted": [error.line() for error in retired.mounted],

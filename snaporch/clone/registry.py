@@ -262,6 +262,12 @@ def sweep(context: Context, *, dry_run: bool = False) -> list[str]:
     return done
 
 
+def remove_leftovers(context: Context) -> None:
+    """:func:`sweep`, with a note for everything that was removed."""
+    for done in sweep(context):
+        context.progress.note("snaporch", done)
+
+
 def _sweep_one(context: Context, uuid: str, what: str, *, dry_run: bool) -> list[str]:
     """Looked at again under its lock: its maker may have finished it just before it let go."""
     now = [traces for traces in find_traces(context) if traces.uuid == uuid]

@@ -111,7 +111,33 @@ class PruneDecision:
     fate: PruneAction
     reason: str
     usual: bool = False
-    """It stays, as things usually do: nothing that anybody must read."""
+    """The item is kept for the usual reason; only ``--verbose`` prints it."""
+
+    @property
+    def kind_now(self) -> ItemKind | None:
+        """The item's kind after the decision was carried out; None if it was deleted."""
+        match self.fate:
+            case PruneAction.DELETE:
+                return None
+            case PruneAction.TRASH:
+                return ItemKind.TRASHED
+            case PruneAction.PUT_BACK:
+                return ItemKind.BUNDLE
+            case _:
+                return self.found.kind
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {
+            "kind": self.found.kind.value,
+            "domain": self.found.domain or None,
+            "uuid": self.found.uuid,
+            "snapshot": self.found.snapshot or None,
+            "path": str(self.found.path),
+            "bytes": self.found.bytes,
+            "action": self.fate.value,
+            "reason": self.reason,
+        }
 
 
 def judge(

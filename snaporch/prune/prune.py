@@ -20,7 +20,7 @@ from snaporch.bundle.store import explained_store
 from snaporch.catalog.holds import let_bases_go
 from snaporch.config import Config
 from snaporch.context import Interrupt
-from snaporch.errors import AttentionError, BusyError, SnaporchError
+from snaporch.errors import AttentionError, BusyError, ExitCode, SnaporchError
 from snaporch.journal import SnapshotJournal, list_journals
 from snaporch.locks import PRUNING, domain_lock
 from snaporch.model import Census
@@ -63,6 +63,13 @@ class Pruned:
     def freed(self) -> int:
         """Bytes that are free again."""
         return sum(verdict.found.bytes for verdict in self.of(PruneAction.DELETE))
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """FAILED after a failure, ATTENTION if there is an item that prune cannot judge."""
+        if self.failures:
+            return ExitCode.FAILED
+        return ExitCode.ATTENTION if self.unjudged else ExitCode.OK
 
 
 class PruneError(SnaporchError):

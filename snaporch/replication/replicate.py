@@ -22,9 +22,12 @@ from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.locks import domain_lock, held_by
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.replication.target import Destination, ReplicaError
+from snaporch.systemd.low_priority import lower_priority
 from snaporch.zfs import PREFIX
 
 REPLICATED = "replicated"
+REPLICATION = "replication"
+"""The name of the lock that lets one replication run at a time on a host."""
 _OWN = ("run", "level", "bundle", "uuid", "domain", "verified", "retention", "group")
 """Properties of a snapshot that its copy has too."""
 _OF_PAGES = ("ram", "ram-pools")
@@ -45,20 +48,33 @@ def replication_lock_name(uuid: str) -> str:
     return f"{uuid}-replication"
 
 
+@contextmanager
+def host_lock(context: Context) -> Iterator[None]:
+    """Allow one replication at a time on this host, at low priority.
+
+    Raises:
+        BusyError: another replication runs.
+    """
+    runtime, interrupt = context.config.paths.runtime, context.interrupt
+    with domain_lock(runtime, REPLICATION, REPLICATION, "replicate", wait=0, interrupt=interrupt):
+        lower_priority("replicate")
+        yield
+
+
 def ship(
     context: Context,
     records: Sequence[SnapshotRecord],
     name: str,
     destination: Destination,
     *,
-    anew: bool = False,
+    recheck: bool = False,
 ) -> Shipped:
     """Copy what the replica lacks of a domain's finished snapshots.
 
     Args:
         records: all of one domain, oldest first.
         name: the replica's, as the configuration has it.
-        anew: look at all of them, also at those that are marked as replicated.
+        recheck: check all of them, also those that are marked as replicated.
 
     Raises:
         BusyError: they are being copied, or deleted.
@@ -76,11 +92,11 @@ def ship(
     ):
         if held_by(default_paths.LOCKS, first.uuid) is not None:
             records = records[:-1]  # its bundle may still change: RAM is moved into pages last
-        wanted = [record for record in records if anew or name not in record.replicated]
+        wanted = [record for record in records if recheck or name not in record.replicated]
         if not wanted:
             return Shipped((), ())
         shipment = _Shipment(context, wanted, name, destination)
-        if not anew:
+        if not recheck:
             shipment.refuse_lost([record for record in records if name in record.replicated])
         return shipment.run()
 

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from snaporch.bundle.store import COPY_NAME, COPYING, RUN_NAME, copy_of
 from snaporch.config import Replica
-from snaporch.context import Interrupt
+from snaporch.context import Context, Interrupt
 from snaporch.errors import SnaporchError
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import SSH_OPTIONS, Host, needed, ssh
@@ -249,6 +249,11 @@ class ReplicaDestination:
                     f"nothing moved for {STILL_SECONDS // 60} minutes, so the transfer was ended",
                     f"see: zpool status, on {self._host.label}",
                 )
+
+
+def open_replica(context: Context, name: str) -> Destination:
+    """The replica with this name in the configuration."""
+    return ReplicaDestination(name, context.config.replica[name], context.interrupt)
 
 
 def why_not(replica: Replica) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.save_image import read_header
 from snaporch.catalog.records import marked_by
 from snaporch.clone.clone import Clone, CloneRequest, build, check_clone
-from snaporch.clone.registry import Purpose, workplace
+from snaporch.clone.registry import Purpose, remove_leftovers, workplace
 from snaporch.context import Context
 from snaporch.errors import (
     BusyError,
@@ -27,7 +28,7 @@ from snaporch.errors import (
 from snaporch.extract.disk_reader import read_disks
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import NO_NETWORK, SharedError
-from snaporch.locks import held_by
+from snaporch.locks import domain_lock, held_by
 from snaporch.model import SnapshotRecord, VerificationResult, VerifyDepth
 from snaporch.restore.preflight import check_beneath
 from snaporch.restore.ram_from_pages import check_pages
@@ -40,8 +41,12 @@ from snaporch.restore.source import (
     reading,
     whole_source,
 )
+from snaporch.systemd.low_priority import lower_priority
 from snaporch.verify.liveness import LifeError, run_script, wait_for_agent, wait_for_cpus
 from snaporch.zfs import PREFIX
+
+VERIFICATION = "verification"
+"""The name of the lock that lets one verification run at a time on a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ def longest_ago(records: Iterable[SnapshotRecord], count: int | None) -> list[Sn
     return ordered if count is None else ordered[:count]
 
 
-def verify(context: Context, record: SnapshotRecord, ordeal: VerifyOptions) -> Verification:
+def verify(context: Context, record: SnapshotRecord, options: VerifyOptions) -> Verification:
     """Verify one snapshot and write the verdict on it.
 
     Raises:
@@ -120,21 +125,21 @@ def verify(context: Context, record: SnapshotRecord, ordeal: VerifyOptions) -> V
             (no memory, no libvirt, a signal); nothing is written.
     """
     with reading(context, record):
-        return _verify(context, record, ordeal)
+        return _verify(context, record, options)
 
 
-def _verify(context: Context, record: SnapshotRecord, ordeal: VerifyOptions) -> Verification:
+def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) -> Verification:
     outcome = Verification(record)
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     try:
         source = whole_source(context, record)
         _check_sums(context, source, outcome)
         _check_beneath(source)
-        if ordeal.disks:
+        if options.disks:
             _read_disks(context, source, outcome)
-        reason = _stays_on_paper(source, ordeal)
+        reason = _stays_on_paper(source, options)
         if reason is None:
-            reason = _check_life(context, source, ordeal, outcome)
+            reason = _check_life(context, source, options, outcome)
         if reason is not None:
             outcome.prove(context, f"not run: {reason}")
         outcome.passed = True
@@ -207,9 +212,9 @@ def _read_disks(context: Context, source: Source, outcome: Verification) -> None
     )
 
 
-def _stays_on_paper(source: Source, ordeal: VerifyOptions) -> str | None:
+def _stays_on_paper(source: Source, options: VerifyOptions) -> str | None:
     """Why it cannot be run, if so, or is not to be."""
-    if not ordeal.run:
+    if not options.run:
         return "as asked for"
     if not source.has_ram and source.part(Role.INACTIVE_XML) is None:
         return "of a transient domain, without RAM"
@@ -230,7 +235,7 @@ def _unknown(source: Source) -> list[str]:
 
 
 def _check_life(
-    context: Context, source: Source, ordeal: VerifyOptions, outcome: Verification
+    context: Context, source: Source, options: VerifyOptions, outcome: Verification
 ) -> str | None:
     """Run a clone; why it cannot be run beside the original, if so."""
     name = f"{source.record.domain}-verify-{secrets.token_hex(4)}"
@@ -245,7 +250,7 @@ def _check_life(
             except (HypervisorError, NotFoundError) as error:
                 deed = "resumed" if wish.resumed else "booted"
                 raise LifeError(source.thing, f"could not be {deed} ({error.reason})") from error
-            _look_for_life(context, source, ordeal, outcome, made)
+            _look_for_life(context, source, options, outcome, made)
     except LostLibvirtError as error:  # nothing was found out
         raise UnavailableError(error.thing, error.reason, error.step) from error
     except SharedError as error:
@@ -255,7 +260,7 @@ def _check_life(
 
 
 def _look_for_life(
-    context: Context, source: Source, ordeal: VerifyOptions, outcome: Verification, made: Clone
+    context: Context, source: Source, options: VerifyOptions, outcome: Verification, made: Clone
 ) -> None:
     context.progress.step(source.thing, "looking for signs of life")
     used = wait_for_cpus(context, source.thing, made.uuid)
@@ -263,12 +268,12 @@ def _look_for_life(
     outcome.prove(context, f"{outcome.reached} without a network; vCPUs ran {used / 1e6:.0f} ms")
     if wait_for_agent(context, source, made.uuid):
         outcome.prove(context, "the guest's agent answers")
-    if ordeal.screenshots is not None:
-        _take_picture(context, source, ordeal.screenshots, outcome, made)
-    if ordeal.script is not None:
-        context.progress.step(source.thing, f"running {ordeal.script}")
-        run_script(context, source, made, ordeal.script, ordeal.script_seconds)
-        outcome.prove(context, f"{ordeal.script} ended with 0")
+    if options.screenshots is not None:
+        _take_picture(context, source, options.screenshots, outcome, made)
+    if options.script is not None:
+        context.progress.step(source.thing, f"running {options.script}")
+        run_script(context, source, made, options.script, options.script_seconds)
+        outcome.prove(context, f"{options.script} ended with 0")
 
 
 def _take_picture(
@@ -295,25 +300,44 @@ def write_verdict(context: Context, record: SnapshotRecord, verdict: Verificatio
         context.pool.set_properties(names, {f"{PREFIX}verified": verdict.as_text()})
 
 
-def check_ordeal(ordeal: VerifyOptions) -> None:
+def check_options(options: VerifyOptions) -> None:
     """What can be known before the first snapshot is looked at.
 
     Raises:
         RefusedError: the script cannot be run, or pictures cannot be kept.
     """
-    if ordeal.script is not None and not os.access(ordeal.script, os.X_OK):
-        raise RefusedError(str(ordeal.script), "is not there, or not executable", "chmod +x it")
-    if ordeal.screenshots is not None and not ordeal.screenshots.is_dir():
-        raise RefusedError(str(ordeal.screenshots), "is not a directory", "make it first")
+    if options.script is not None and not os.access(options.script, os.X_OK):
+        raise RefusedError(str(options.script), "is not there, or not executable", "chmod +x it")
+    if options.screenshots is not None and not options.screenshots.is_dir():
+        raise RefusedError(str(options.screenshots), "is not a directory", "make it first")
+
+
+@contextmanager
+def host_lock(context: Context, wait: int = 0) -> Iterator[None]:
+    """Allow one verification at a time on this host, at low priority.
+
+    What killed clones and verifications left is removed first.
+
+    Args:
+        wait: seconds to wait for another verification.
+
+    Raises:
+        BusyError: another verification still runs after ``wait`` seconds.
+    """
+    runtime, interrupt = context.config.paths.runtime, context.interrupt
+    with domain_lock(runtime, VERIFICATION, VERIFICATION, "verify", wait=wait, interrupt=interrupt):
+        remove_leftovers(context)
+        lower_priority("verify")
+        yield
 
 
 def verify_all(
-    context: Context, records: Sequence[SnapshotRecord], ordeal: VerifyOptions
+    context: Context, records: Sequence[SnapshotRecord], options: VerifyOptions
 ) -> Iterable[Verification | SnaporchError]:
     """Verify one after the other; an error that is not the snapshot's does not stop the others."""
     for record in records:
         try:
-            yield verify(context, record, ordeal)
+            yield verify(context, record, options)
         except InterruptedRunError:
             raise
         except SnaporchError as error:

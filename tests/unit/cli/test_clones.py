@@ -137,7 +137,7 @@ def test_one_verification_at_a_time(taken, snaporch):
 
 def test_it_steps_back_before_it_reads(taken, snaporch, monkeypatch):
     seen = []
-    monkeypatch.setattr("snaporch.cli.verifying.lower_priority", seen.append)
+    monkeypatch.setattr("snaporch.verify.verify.lower_priority", seen.append)
     snaporch("verify", "web@s1", "--quiet")
     assert seen == ["verify"]
 

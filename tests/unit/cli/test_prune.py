@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.cli.pruning import may_be_barred
+from snaporch.cli.prune import may_be_barred
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.restore.start_lock import barred
 

@@ -7,12 +7,12 @@ from fakes.hooks import failing
 from fakes.replica import FakeReplica
 from fakes.schedule import Scheduled
 
-from snaporch.cli import replicating
 from snaporch.config import Config
 from snaporch.config import load as load_module
 from snaporch.context import Interrupt
 from snaporch.errors import BusyError, ExitCode
 from snaporch.locks import domain_lock
+from snaporch.replication.replicate import REPLICATION
 from snaporch.replication.target import ReplicaError
 
 AWAY = ReplicaError("nas", "cannot be reached: no route to host")
@@ -21,7 +21,7 @@ AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 @pytest.fixture
 def there(host, monkeypatch):
     """Two replicas, one of which the policy of all guests wants, and what is at both."""
-    monkeypatch.setattr("snaporch.cli.replicating.lower_priority", lambda _work: None)
+    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
     monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     host.add_guest()
     text = load_module.DEFAULT_PATH.read_text()
@@ -36,7 +36,7 @@ def there(host, monkeypatch):
     def opened(_context, name):
         return replicas.setdefault(name, FakeReplica(host.pool, host.root / "there" / name))
 
-    monkeypatch.setattr(replicating, "open_replica", opened)
+    monkeypatch.setattr("snaporch.replication.target.open_replica", opened)
     opened(None, "nas"), opened(None, "usb")
     return replicas
 
@@ -156,7 +156,7 @@ def test_run_due_has_its_exit_code(there, taken, snaporch):
 
 def test_one_at_a_time(host, there, taken, snaporch):
     taken()
-    what = replicating.REPLICATION
+    what = REPLICATION
     runtime = host.paths.runtime
     with domain_lock(runtime, what, what, "replicate", wait=0, interrupt=Interrupt()):
         answer = snaporch("replicate", "web")
@@ -171,9 +171,9 @@ def test_one_at_a_time(host, there, taken, snaporch):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ([], ExitCode.USAGE, "wanted is DOMAIN..."),
-        (["web", "--all"], ExitCode.USAGE, "wanted is DOMAIN..."),
-        (["--due", "--to", "nas"], ExitCode.USAGE, "wanted is DOMAIN..."),
+        ([], ExitCode.USAGE, "expected DOMAIN..."),
+        (["web", "--all"], ExitCode.USAGE, "expected DOMAIN..."),
+        (["--due", "--to", "nas"], ExitCode.USAGE, "expected DOMAIN..."),
         (["--all", "--to", "away"], ExitCode.NOT_FOUND, "away: no such replica (nas, usb)"),
         (["nobody"], ExitCode.NOT_FOUND, "nobody"),
         (["web"], ExitCode.NOT_FOUND, "web: has no snapshots"),

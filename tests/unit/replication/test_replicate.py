@@ -121,7 +121,7 @@ def test_what_is_marked_is_not_marked_again(shop):
     shop.ship("nas")
     shop.ship("usb")
     shop.world.hooks.log.clear()
-    assert names(shop.ship(anew=True)) == ["s1"]
+    assert names(shop.ship(recheck=True)) == ["s1"]
     assert "pool.set_properties" not in shop.world.hooks.acts()
 
 
@@ -468,7 +468,7 @@ def test_a_replica_that_has_lost_its_bundles_is_told_and_filled_anew(shop):
     assert "web@s1: its bundle is not there any more; is the file system" in str(caught.value)
     assert "snaporch replicate web --to nas --anew" in str(caught.value)
     assert shop.there.hooks.log == []
-    assert names(shop.ship(anew=True)) == ["s1", "s2"]
+    assert names(shop.ship(recheck=True)) == ["s1", "s2"]
     assert len(shop.bundles()) == 2
 
 

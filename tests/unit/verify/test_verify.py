@@ -33,7 +33,7 @@ from snaporch.show import describe
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import into_pages
 from snaporch.verify import liveness
-from snaporch.verify.verify import VerifyOptions, check_ordeal, longest_ago, verify, verify_all
+from snaporch.verify.verify import VerifyOptions, check_options, longest_ago, verify, verify_all
 from snaporch.zfs import PoolError
 
 
@@ -41,8 +41,8 @@ def record(world, text="web@s1"):
     return records_called(world.context, text)[-1]
 
 
-def check(world, text="web@s1", **ordeal):
-    return verify(world.context, record(world, text), VerifyOptions(**ordeal))
+def check(world, text="web@s1", **options):
+    return verify(world.context, record(world, text), VerifyOptions(**options))
 
 
 def taken(world, name, level=None, **guest):
@@ -451,13 +451,13 @@ def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
 @pytest.mark.parametrize("what", ["absent", "plain", "pictures"])
 def test_what_is_missing_is_said_first(tmp_path, what):
     (tmp_path / "plain").write_text("")
-    ordeals = {
+    options = {
         "absent": VerifyOptions(script=tmp_path / "absent"),
         "plain": VerifyOptions(script=tmp_path / "plain"),
         "pictures": VerifyOptions(screenshots=tmp_path / "absent"),
     }
     with pytest.raises(RefusedError):
-        check_ordeal(ordeals[what])
+        check_options(options[what])
 
 
 # -- what is not the snapshot's fault ------------------------------------------------------------
