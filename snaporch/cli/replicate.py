@@ -39,7 +39,7 @@ def replicate_command(
     ] = None,
     recheck: Annotated[
         bool,
-        typer.Option("--anew", help="Check all snapshots, also those it got before."),
+        typer.Option("--recheck", help="Check all snapshots, also those it got before."),
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,

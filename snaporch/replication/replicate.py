@@ -124,7 +124,7 @@ class _Shipment:
                 f"{self._name}: {last.full_name}",
                 "its bundle is not there any more",
                 "is the file system of the replica's bundles mounted? if it is: "
-                f"snaporch replicate {shlex.quote(last.domain)} --to {self._name} --anew",
+                f"snaporch replicate {shlex.quote(last.domain)} --to {self._name} --recheck",
             )
 
     def run(self) -> Shipped:

@@ -456,7 +456,7 @@ def test_a_bundle_whose_snapshots_have_lost_all_their_marks_is_copied(shop):
     assert shop.bundles() == [record.run]
 
 
-def test_a_replica_that_has_lost_its_bundles_is_told_and_filled_anew(shop):
+def test_a_replica_that_has_lost_its_bundles_is_reported_and_filled_again(shop):
     shop.take("s1")
     shop.ship()
     shutil.rmtree(shop.there.root)
@@ -466,7 +466,7 @@ def test_a_replica_that_has_lost_its_bundles_is_told_and_filled_anew(shop):
     with pytest.raises(ReplicaError) as caught:
         shop.ship()
     assert "web@s1: its bundle is not there any more; is the file system" in str(caught.value)
-    assert "snaporch replicate web --to nas --anew" in str(caught.value)
+    assert "snaporch replicate web --to nas --recheck" in str(caught.value)
     assert shop.there.hooks.log == []
     assert names(shop.ship(recheck=True)) == ["s1", "s2"]
     assert len(shop.bundles()) == 2
