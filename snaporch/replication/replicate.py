@@ -95,7 +95,8 @@ def ship(
         wanted = [record for record in records if recheck or name not in record.replicated]
         if not wanted:
             return Shipped((), ())
-        shipment = _Shipment(context, wanted, name, destination)
+        names = {dataset for record in records for dataset in record.datasets}
+        shipment = _Shipment(context, wanted, name, destination, names)
         if not recheck:
             shipment.refuse_lost([record for record in records if name in record.replicated])
         return shipment.run()
@@ -108,6 +109,7 @@ class _Shipment:
         records: Sequence[SnapshotRecord],
         name: str,
         destination: Destination,
+        names: Collection[str],
     ) -> None:
         self._context = context
         self._records = records
@@ -115,6 +117,9 @@ class _Shipment:
         self._destination = destination
         self._manifests = {record.run: _manifest(context, record) for record in records}
         self._failures: list[SnaporchError] = []
+        replicas = context.config.replica.values()
+        self._local = tuple(f"{each.dataset}/" for each in replicas if not each.host)
+        self._copies = tuple(f"/{copy_of(each)}" for each in names if "/" in each)
 
     def refuse_lost(self, before: Sequence[SnapshotRecord]) -> None:
         """See that the replica still has what it got last: another store may lie in its place."""
@@ -215,14 +220,17 @@ class _Shipment:
         return found
 
     def _originals(self, record: SnapshotRecord) -> set[str]:
-        """Its datasets. Of a run whose manifest is lost, copies on this host look like them.
+        """The record's datasets, without the copies that are on this host.
 
-        They lie where the configuration says, or have the name that snaporch gives a copy.
+        Copies carry the same properties, so a run without a manifest cannot tell them from
+        originals. A copy is below a configured replica of this host, or is named as snaporch names
+        the copy of a dataset of any record: the original's snapshot may have been destroyed.
         """
-        replicas = self._context.config.replica.values()
-        places = tuple(f"{each.dataset}/" for each in replicas if not each.host)
-        copies = tuple(f"/{copy_of(each)}" for each in record.datasets if "/" in each)
-        return {e for e in record.datasets if not e.startswith(places) and not e.endswith(copies)}
+        return {
+            each
+            for each in record.datasets
+            if not each.startswith(self._local) and not each.endswith(self._copies)
+        }
 
     def _is_there(
         self,

@@ -542,6 +542,21 @@ def test_copies_in_a_pool_of_this_host_are_no_originals(shop, host, copy):
     assert sent == ["replica.send flash/web", "replica.send tank/web"]
 
 
+def test_a_local_copy_is_not_copied_on_when_its_original_is_destroyed(shop):
+    """Its replica is no longer configured, and newer snapshots name the original dataset."""
+    copy = "backup/of-a-replica-that-was-removed/tank:web"
+    first, _ = shop.take("s1", "s2")
+    shop.world.pool.create("backup")
+    shop.world.pool.replicate("tank/web@s1", copy)
+    shutil.rmtree(first.bundle)
+    for name in ("tank/web@s1", "flash/web@s1"):
+        shop.world.pool.destroy_snapshots([name])
+    assert copy in shop.records()[0].datasets
+    assert names(shop.ship()) == ["s2"]
+    sent = [line for line in shop.there.hooks.log if line.startswith("replica.send")]
+    assert sent == ["replica.send flash/web", "replica.send tank/web"]
+
+
 def test_of_a_snapshot_that_has_lost_a_part_the_rest_goes(shop):
     shop.take("s1", "s2")
     shop.world.pool.destroy_snapshots(["flash/web@s1"])
