@@ -20,7 +20,7 @@ from snaporch.clone.clone import (
     dataset_name,
 )
 from snaporch.clone.delete import delete_clone
-from snaporch.clone.registry import Purpose, sweep, workplace
+from snaporch.clone.registry import Purpose, new_clone, sweep
 from snaporch.errors import (
     BusyError,
     InterruptedRunError,
@@ -43,9 +43,9 @@ def source(world, text="web@s1"):
 
 
 def make(world, name="test", *, resumed=True, text="web@s1", network="none"):
-    wish = CloneRequest(name, resumed=resumed, network=network)
-    check_clone(world.context, source(world, text), wish)
-    return clone(world.context, source(world, text), wish)
+    request = CloneRequest(name, resumed=resumed, network=network)
+    check_clone(world.context, source(world, text), request)
+    return clone(world.context, source(world, text), request)
 
 
 def datasets(world):
@@ -503,12 +503,12 @@ class Killed(BaseException):
     """Nothing is cleaned up."""
 
 
-def kill_at(world, monkeypatch, place, **wish):
+def kill_at(world, monkeypatch, place, **request):
     world.hooks.at[place] = failing(Killed())
     with monkeypatch.context() as patch:
         patch.setattr("snaporch.clone.registry.remove", lambda *_: None)
         with pytest.raises(Killed):
-            make(world, **wish)
+            make(world, **request)
     world.hooks.at.clear()
 
 
@@ -534,18 +534,18 @@ def test_a_finished_clone_is_no_leftover(world):
 
 def test_a_clone_that_was_finished_between_two_looks_stays(world, monkeypatch):
     make(world)
-    (now,) = clones_module.find_traces(world.context)
+    (now,) = clones_module.find_artifacts(world.context)
     answers = [[replace(now, making=True)]]
-    look = clones_module.find_traces
+    look = clones_module.find_artifacts
     monkeypatch.setattr(
-        clones_module, "find_traces", lambda c: answers.pop() if answers else look(c)
+        clones_module, "find_artifacts", lambda c: answers.pop() if answers else look(c)
     )
     assert sweep(world.context) == []
     assert "tank/web-test" in datasets(world)
 
 
 def test_what_is_being_made_is_no_leftover(world):
-    with workplace(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
+    with new_clone(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
         assert sweep(world.context) == []
         assert (world.paths.clones / uuid / "making").exists()
     assert nothing_of_it(world)
@@ -582,7 +582,7 @@ def test_a_mark_cut_short_by_a_crash_is_swept(world):
 
 
 def test_a_domain_that_ends_while_it_is_removed_is_no_error(world):
-    with workplace(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
+    with new_clone(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
         world.hypervisor.guests[uuid] = replace(world.guest("web"), uuid=uuid, name="temporary")
 
         def end():

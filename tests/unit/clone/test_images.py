@@ -73,9 +73,9 @@ class Layout:
         return whole_source(self.world.context, records_called(self.world.context, "web@s1")[-1])
 
     def clone(self):
-        wish = CloneRequest("test", resumed=True)
-        check_clone(self.world.context, self.source(), wish)
-        made = clone(self.world.context, self.source(), wish)
+        request = CloneRequest("test", resumed=True)
+        check_clone(self.world.context, self.source(), request)
+        made = clone(self.world.context, self.source(), request)
         return self.world.paths.clones / made.uuid / "disk0"
 
     def images(self):

@@ -203,5 +203,5 @@ def test_a_link_that_was_set_to_another_since_is_not_believed(world, tmp_path):
 def test_other_files_of_an_image_are_spoken_of(story, world, tmp_path, names, notes):
     entry = source(world).disks[0].model_copy(update={"format": "qcow2"})
     (tmp_path / "image").write_bytes(qcow2(**names))
-    extract_module._warn_of_others(world.context, source(world), entry, tmp_path / "image")
+    extract_module._note_missing_files(world.context, source(world), entry, tmp_path / "image")
     assert len(world.heard.notes) == notes
