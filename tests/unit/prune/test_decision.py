@@ -1,4 +1,4 @@
-"""What is said of each thing, and why."""
+"""The decision for each item of the store, and its reason."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +12,7 @@ from snaporch.prune.decision import (
     PruneAction,
     SnapshotReference,
     StoreItem,
-    judge,
+    decide,
 )
 
 NOW = datetime(2026, 5, 10, 12, tzinfo=UTC)
@@ -26,7 +26,7 @@ def found(kind=ItemKind.BUNDLE, **known):
 
 def verdict(thing, under_way=(), **snapshots):
     census = Census(frozenset({"tank", "backup"}), {7: tuple(snapshots.get("names", ()))})
-    return judge(thing, census, under_way, GRACE, NOW)
+    return decide(thing, census, under_way, GRACE, NOW)
 
 
 def test_its_own_snapshot_comes_before_copies_of_it():

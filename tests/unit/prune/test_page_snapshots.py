@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from snaporch.bundle.manifest import read_manifest
 from snaporch.locks import domain_lock
 from snaporch.prune.decision import PruneAction
-from snaporch.prune.page_snapshots import PageFacts, PageReference, judge_pages
+from snaporch.prune.page_snapshots import PageFacts, PageReference, decide_pages
 from snaporch.zfs import ForeignMount
 
 FACTS = st.builds(
     PageFacts,
-    standing=st.sampled_from(PageReference),
+    reference=st.sampled_from(PageReference),
     store_there=st.booleans(),
     pools_there=st.booleans(),
-    living=st.sampled_from(["", "tank/web@s1"]),
+    existing=st.sampled_from(["", "tank/web@s1"]),
 )
 
 
@@ -51,20 +51,20 @@ def fate(shelf, name, **options):
 
 @given(FACTS)
 def test_pages_that_a_bundle_names_or_might_name_stay(facts):
-    fate, reason = judge_pages(facts)
+    fate, reason = decide_pages(facts)
     assert reason
-    if facts.standing in (PageReference.NAMED, PageReference.UNREADABLE):
+    if facts.reference in (PageReference.NAMED, PageReference.UNREADABLE):
         assert fate is PruneAction.KEEP
-    if facts.standing is PageReference.NONE and (
-        facts.living or not facts.store_there or not facts.pools_there
+    if facts.reference is PageReference.NONE and (
+        facts.existing or not facts.store_there or not facts.pools_there
     ):
         assert fate is PruneAction.KEEP
 
 
 def test_pages_without_bundle_and_snapshots_go():
-    assert judge_pages(PageFacts(PageReference.NONE, True, True, ""))[0] is PruneAction.DELETE
+    assert decide_pages(PageFacts(PageReference.NONE, True, True, ""))[0] is PruneAction.DELETE
     assert (
-        judge_pages(PageFacts(PageReference.OTHER, True, True, "tank/web@s1"))[0]
+        decide_pages(PageFacts(PageReference.OTHER, True, True, "tank/web@s1"))[0]
         is PruneAction.DELETE
     )
 

@@ -350,8 +350,8 @@ def test_an_old_safety_copy_goes(shelf, safety):
 def base(shelf, safety):
     """The copy follows upon a snapshot, which is held."""
     entry = next(each for each in shelf.pool.snapshots() if each.dataset == "tank/web")
-    said = {"dataset": entry.dataset, "name": entry.name, "guid": entry.guid, "createtxg": 1}
-    record = {"manifest": {"snapshots": [said]}, "kept": []}
+    described = {"dataset": entry.dataset, "name": entry.name, "guid": entry.guid, "createtxg": 1}
+    record = {"manifest": {"snapshots": [described]}, "kept": []}
     (safety / "undo.json").write_text(json.dumps(record))
     shelf.pool.hold([entry.full_name], UNDO_HOLD)
     return entry.full_name
@@ -457,18 +457,18 @@ def test_foreign_things_are_neither_followed_nor_removed(shelf, tmp_path):
 def test_a_bundle_with_something_foreign_in_it_stays_and_is_told_of(shelf, tmp_path, kind):
     bundle = shelf.take("s1")
     shelf.lose("s1")
-    stranger = bundle / ("ram.save" if kind == "part is a symlink" else "notes.txt")
-    stranger.unlink(missing_ok=True)
+    foreign = bundle / ("ram.save" if kind == "part is a symlink" else "notes.txt")
+    foreign.unlink(missing_ok=True)
     if kind == "file":
-        stranger.write_text("mine")
+        foreign.write_text("mine")
     elif kind == "directory":
-        stranger.mkdir()
+        foreign.mkdir()
     else:
-        stranger.symlink_to(tmp_path / "x")
+        foreign.symlink_to(tmp_path / "x")
     (verdict,) = shelf.prune(trash_days=0).verdicts
     assert verdict.fate is PruneAction.KEEP
-    assert verdict.reason == f"{bundle} holds {stranger.name}, which snaporch did not put there"
-    assert os.path.lexists(stranger)
+    assert verdict.reason == f"{bundle} holds {foreign.name}, which snaporch did not put there"
+    assert os.path.lexists(foreign)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b'{"format": 99}', None])
