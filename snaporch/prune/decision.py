@@ -202,12 +202,7 @@ def _decide_bundle(
     if hidden:
         return _keep(found, f"the pool {', '.join(hidden)} is not imported")
     if trashed and found.wanted:
-        return PruneDecision(
-            found,
-            PruneAction.KEEP,
-            f"{_destroyed_text(found)}; an undo may bring it back",
-            usual=True,
-        )
+        return _keep(found, f"{_destroyed_text(found)}; an undo may bring it back", usual=True)
     if trashed:
         return _decide_by_age(found, _destroyed_text(found), grace.trash, now)
     into_trash = grace.trash or found.wanted

@@ -38,16 +38,16 @@ def begun(clock):
     """A transfer that moved something half a minute after its start, and not since."""
     transfer = StallDetector(1)
     clock.passes(30)
-    assert not transfer.stands_still()
+    assert not transfer.is_stalled()
     return transfer
 
 
 def test_nothing_for_an_hour_is_standing_still(clock):
     transfer = begun(clock)
     clock.passes(3570)
-    assert not transfer.stands_still()
+    assert not transfer.is_stalled()
     clock.passes(30)
-    assert transfer.stands_still()
+    assert transfer.is_stalled()
 
 
 def test_it_is_looked_at_now_and_then(clock):
@@ -55,7 +55,7 @@ def test_it_is_looked_at_now_and_then(clock):
     transfer = StallDetector(1)
     for _ in range(600):
         clock.now += 0.1
-        assert not transfer.stands_still()
+        assert not transfer.is_stalled()
     assert clock.looks in (1, 2)
 
 
@@ -63,9 +63,9 @@ def test_a_connection_that_is_only_kept_alive_stands_still(clock):
     transfer = begun(clock)
     for _ in range(119):
         clock.passes(30, moving=100)
-        assert not transfer.stands_still()
+        assert not transfer.is_stalled()
     clock.passes(30, moving=100)
-    assert transfer.stands_still()
+    assert transfer.is_stalled()
 
 
 @pytest.mark.parametrize("moved", [1 << 20, -(1 << 20)])
@@ -75,14 +75,14 @@ def test_what_moves_now_and_then_does_not(clock, moved):
     for _ in range(5):
         clock.passes(3600)
         clock.moved += moved
-        assert not transfer.stands_still()
+        assert not transfer.is_stalled()
 
 
 def test_where_it_is_not_told_nothing_is_known(clock, monkeypatch):
     transfer = StallDetector(1)
     clock.moved = None
     clock.now += 7200
-    assert not transfer.stands_still()
+    assert not transfer.is_stalled()
 
 
 def test_a_host_that_does_not_tell(monkeypatch):

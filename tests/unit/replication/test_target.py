@@ -28,7 +28,7 @@ wait
 
 def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeypatch):
     """syncoid ends at once; ``zfs receive`` goes on writing down where it got to."""
-    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 1000)  # it is not waited for longer
+    monkeypatch.setattr(destination, "_END_SECONDS", 1000)  # it is not waited for longer
     script = tmp_path / "transfer"
     script.write_text(SLOW_TO_END.format(place=tmp_path))
     script.chmod(0o755)
@@ -40,7 +40,7 @@ def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeyp
 
 
 def test_a_transfer_that_stands_still_is_ended_and_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(StallDetector, "stands_still", lambda _self: True)
+    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
     replica = Replica(host="nas", dataset="b/k", bundles=tmp_path)
     there = ReplicaDestination("nas", replica, Interrupt())
     with pytest.raises(
@@ -54,7 +54,7 @@ def test_a_transfer_that_moves_may_take_its_time(tmp_path):
 
 
 def test_nothing_is_known_of_what_moves_in_the_kernel_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(StallDetector, "stands_still", lambda _self: True)
+    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
     there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), Interrupt())
     assert there._run(["sleep", "1"], counted=False) == (0, [])
 
@@ -430,7 +430,7 @@ def test_trouble_is_told_before_anything_is_copied(tmp_path, tools):
 
 
 def test_a_transfer_that_does_not_end_when_asked_is_made_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(destination, "_END_SECONDS", 0.3)
     script = tmp_path / "transfer"
     script.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >{tmp_path}/begun\nexec sleep 1000\n")
     script.chmod(0o755)
@@ -442,10 +442,10 @@ def test_a_transfer_that_does_not_end_when_asked_is_made_to(tmp_path, monkeypatc
 
 
 def test_one_that_has_just_ended_needs_no_end(monkeypatch):
-    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(destination, "_END_SECONDS", 0)
     ended = subprocess.Popen(["true"], start_new_session=True)
     ended.wait()
-    destination._end(SimpleNamespace(pid=ended.pid, poll=lambda: None))
+    destination._end_group(SimpleNamespace(pid=ended.pid, poll=lambda: None))
 
 
 def test_a_transfer_asks_nobody_and_speaks_plainly(tmp_path, tools):
