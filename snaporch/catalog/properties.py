@@ -1,4 +1,4 @@
-"""The ZFS snapshots of one run: how they are marked, told from others, finished and destroyed."""
+"""Mark, find, complete and destroy the ZFS snapshots of one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMPLETED = "completed"
 
 
 def marks(run: str, uuid: str, domain: str, bundle: str) -> dict[str, str]:
-    """The properties that tell that snapshots are the run's."""
+    """The properties that mark a ZFS snapshot as the run's."""
     return {
         f"{PREFIX}run": run,
         f"{PREFIX}uuid": uuid,
@@ -21,7 +21,13 @@ def marks(run: str, uuid: str, domain: str, bundle: str) -> dict[str, str]:
 
 
 def finish_snapshots(context: Context, facts: RunFacts) -> list[str]:
-    """A bundle sealed before the run was cut short makes them what they were meant to be."""
+    """Complete the snapshots of an interrupted run whose bundle was sealed before.
+
+    Sets the run's marks, and the level that the manifest names.
+
+    Returns:
+        One line, beginning with :data:`COMPLETED`; none if there is no complete bundle.
+    """
     reference = f"{facts.uuid}/{facts.run}"
     own = own_snapshots(context, facts)
     names = [snapshot.full_name for snapshot in own]
@@ -35,7 +41,11 @@ def finish_snapshots(context: Context, facts: RunFacts) -> list[str]:
 
 
 def destroy_snapshots(context: Context, facts: RunFacts) -> list[str]:
-    """Snapshots that carry this run's mark; pool by pool, as they were taken."""
+    """Destroy the snapshots of this run, pool by pool, as they were taken.
+
+    Returns:
+        One line for each snapshot that was destroyed.
+    """
     marked = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
     pools: dict[str, list[str]] = {}
     for name in marked:
@@ -46,7 +56,7 @@ def destroy_snapshots(context: Context, facts: RunFacts) -> list[str]:
 
 
 def own_snapshots(context: Context, facts: RunFacts) -> list[PoolSnapshot]:
-    """The snapshots that this run took, or marked as its own, or was about to mark."""
+    """The snapshots that this run took, marked as its own, or was about to mark."""
     return [
         found
         for found in context.pool.snapshots(facts.datasets)
@@ -56,6 +66,6 @@ def own_snapshots(context: Context, facts: RunFacts) -> list[PoolSnapshot]:
 
 
 def _unmarked(found: PoolSnapshot, facts: RunFacts) -> str:
-    """Whose a snapshot is that was taken for a group, and has not got the marks of a run yet."""
+    """The run of a snapshot that was taken for a group and does not have a run's marks yet."""
     of_group = facts.group and found.properties.get("group") == facts.group
     return facts.run if of_group else ""

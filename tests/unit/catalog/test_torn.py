@@ -99,10 +99,10 @@ def test_a_strangers_snapshot_while_a_recovery_commits(ready):
     stranger(ready, "late")()
     del ready.hooks.at["hypervisor.commit"]
     ready.hooks.at["commit.pivoting"] = stranger(ready)
-    said = recover(ready.context, ready.guest().uuid)
+    text = recover(ready.context, ready.guest().uuid)
     assert levels(ready)["tank/web@syncoid"] == levels(ready)["tank/web@late"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
-    assert any("tank/web@syncoid was taken while" in text for text in said)
+    assert any("tank/web@syncoid was taken while" in text for text in text)
 
 
 def test_where_it_cannot_be_noted_the_commit_goes_on(ready, monkeypatch):
