@@ -40,7 +40,7 @@ def _read(copy: Path) -> _Record | None:
         return None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else None
-        raise ManifestError(str(path), why or "does not say what the copy holds") from error
+        raise ManifestError(str(path), why or "does not describe the copy") from error
 
 
 def bases_of(copy: Path) -> set[tuple[str, int]]:

@@ -20,7 +20,7 @@ def clone_command(
         str,
         typer.Argument(
             metavar="DOMAIN@SNAPSHOT",
-            help="As `snaporch list` shows them; with --delete, the clone.",
+            help="A snapshot, as `snaporch list` prints it; with --delete, the clone.",
             show_default=False,
         ),
     ],
@@ -28,29 +28,27 @@ def clone_command(
         str | None,
         typer.Argument(metavar="NEW", help="The clone's name.", show_default=False),
     ] = None,
-    running: Annotated[
-        bool, typer.Option("--running", help="Resume it from RAM, as it was in that instant.")
-    ] = False,
+    running: Annotated[bool, typer.Option("--running", help="Resume the clone from RAM.")] = False,
     network: Annotated[
         str,
         typer.Option(
             "--network",
             metavar="isolated|none|NAME",
-            help="What its network cards are connected to: nothing, with the cable in (isolated) "
-            "or out (none), or a libvirt network.",
+            help="Connect its network cards to nothing, link up (isolated) or down (none), "
+            "or to a libvirt network.",
         ),
     ] = "none",
     delete: Annotated[
-        bool, typer.Option("--delete", help="Remove the clone and all it has.")
+        bool, typer.Option("--delete", help="Delete the clone: its domain, datasets and files.")
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Make a guest of a snapshot, beside the original; or remove it again (--delete CLONE).
+    """Make a second guest from a snapshot, or delete it (--delete CLONE).
 
-    Its disks are ZFS clones. It gets a name, a UUID and, unless it is resumed from RAM, MAC
-    addresses of its own.
+    Its disks are ZFS clones. It gets a new name, a new UUID and, unless it is resumed from RAM, new
+    MAC addresses.
     """
     from snaporch.cli.session import session
 
@@ -81,7 +79,7 @@ def _clone(
     check_parts(context, source, ram=running)
     made = clone(context, source, request)
     for missing in made.missing:
-        context.progress.note(name, f"does without {missing}")
+        context.progress.note(name, f"does not have {missing}")
     origins = ", ".join(source.member(dataset).full_name for dataset in made.datasets)
     context.progress.step(name, f"keeps {origins} from being destroyed while it exists")
     if running:

@@ -32,13 +32,16 @@ def extract_command(
         ),
     ] = None,
     ram: Annotated[
-        bool, typer.Option("--ram", help="Its RAM instead, as an image for `virsh restore`.")
+        bool, typer.Option("--ram", help="Copy the RAM instead, as an image for `virsh restore`.")
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Copy disks out of a snapshot, as sparse images, or its RAM. The guest is not touched."""
+    """Copy disks or the RAM out of a snapshot.
+
+    Disks become sparse images. The guest is not touched.
+    """
     import json as json_format
 
     from snaporch.bundle.manifest import Role

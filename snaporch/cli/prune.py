@@ -30,19 +30,19 @@ def prune_command(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Print the actions without carrying them out.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Name everything that stays, too.")
+        bool, typer.Option("--verbose", "-v", help="Also print the items that stay.")
     ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Drop bundles whose snapshots are gone, and old safety copies.
+    """Delete bundles that no snapshot needs, and old safety copies.
 
-    A bundle goes to the trash when the last of its ZFS snapshots is gone, and is deleted some days
-    later. Nothing goes while a pool it belongs to is not imported. Of ZFS snapshots it destroys
-    only those of RAM in pages that no bundle names any more.
+    A bundle is moved to the trash when the last of its ZFS snapshots is destroyed, and is deleted
+    some days later. It stays while one of its pools is not imported. The only ZFS snapshots that
+    prune destroys are those of pages of RAM that no bundle names.
     """
     from snaporch import zfs
     from snaporch.config import load_config

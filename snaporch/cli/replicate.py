@@ -23,32 +23,33 @@ def replicate_command(
         typer.Argument(metavar="[DOMAIN]...", help="Names or UUIDs.", show_default=False),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All domains of libvirt's that have snapshots.")
+        bool, typer.Option("--all", help="All of libvirt's domains that have snapshots.")
     ] = False,
     due: Annotated[
-        bool, typer.Option("--due", help="What policies want copied now, and nothing else.")
+        bool, typer.Option("--due", help="Only the copies that policies have due.")
     ] = False,
     to: Annotated[
         list[str] | None,
         typer.Option(
             "--to",
             metavar="REPLICA",
-            help="Only to this one [default: those of the domain's policies].",
+            help="Copy only to this replica [default: those of the domain's policies].",
             show_default=False,
         ),
     ] = None,
     recheck: Annotated[
         bool,
-        typer.Option("--recheck", help="Check all snapshots, also those it got before."),
+        typer.Option("--recheck", help="Also check the snapshots that the replica got before."),
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Copy snapshots and their bundles elsewhere: to another pool, or another machine by ssh.
+    """Copy snapshots and their bundles to another pool or machine.
 
-    Sends what the replica lacks, and only then counts a snapshot as replicated. A transfer that
-    is broken off goes on the next time. One at a time on a host, behind everything else on it.
+    Sends the ZFS snapshots and bundles that the replica lacks, and only then marks a snapshot as
+    replicated. The next run resumes an interrupted transfer. One replication at a time runs on a
+    host, at low priority.
     """
     from snaporch.cli.session import session
 
@@ -107,7 +108,7 @@ def replicate_and_report_due(
                 if isinstance(each.outcome, SnaporchError):
                     observers.failed(context.config, each.outcome)
     except BusyError as error:
-        context.progress.note(error.thing, f"{error.reason}: what is due has to wait")
+        context.progress.note(error.thing, f"{error.reason}; due replications run later")
     return outcomes
 
 

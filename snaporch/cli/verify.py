@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _REACHED = {
     "nothing": "it is not whole",
-    "checked": "checksums and GUIDs are right",
+    "checked": "checksums and GUIDs are correct",
     "booted": "a clone booted",
     "resumed": "a clone resumed from RAM",
 }
@@ -35,9 +35,10 @@ def verify_command(
             show_default=False,
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All snapshots there are.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All snapshots.")] = False,
     due: Annotated[
-        bool, typer.Option("--due", help="What policies want verified now, and nothing else.")
+        bool,
+        typer.Option("--due", help="Only the snapshots that policies have due for verification."),
     ] = False,
     sample: Annotated[
         int | None,
@@ -45,31 +46,37 @@ def verify_command(
             "--sample",
             min=1,
             metavar="N",
-            help="With --all: the N whose verification is longest ago.",
+            help="With --all: only the N whose last verification is longest ago.",
             show_default=False,
         ),
     ] = None,
     checksums: Annotated[
-        bool, typer.Option("--checksums", help="Run nothing, only read and compare.")
+        bool, typer.Option("--checksums", help="Run no clone, only compare checksums and GUIDs.")
     ] = False,
     disks: Annotated[
-        bool, typer.Option("--disks", help="Read all data of the disks, too.")
+        bool, typer.Option("--disks", help="Also read all data of the disks.")
     ] = False,
     script: Annotated[
         Path | None,
         typer.Option(
-            "--script", metavar="PATH", help="Run this against each clone.", show_default=False
+            "--script",
+            metavar="PATH",
+            help="Run this program against each clone.",
+            show_default=False,
         ),
     ] = None,
     script_timeout: Annotated[
-        int, typer.Option("--script-timeout", min=1, metavar="SECONDS", help="For the script.")
+        int,
+        typer.Option(
+            "--script-timeout", min=1, metavar="SECONDS", help="The time limit of the script."
+        ),
     ] = 300,
     screenshots: Annotated[
         Path | None,
         typer.Option(
             "--screenshots",
             metavar="DIR",
-            help="Keep a picture of each clone's screen here.",
+            help="Save a screenshot of each clone in this directory.",
             show_default=False,
         ),
     ] = None,
@@ -87,11 +94,11 @@ def verify_command(
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Prove that snapshots can be restored: run a throw-away clone of each, without a network.
+    """Verify that snapshots can be restored.
 
-    Checks every checksum and GUID, resumes a clone from RAM (or boots it, where there is none),
-    looks for life in it, removes it, and writes the verdict on the snapshot. One at a time on a
-    host, behind everything else on it.
+    Checks every checksum and GUID, runs a temporary clone without a network (resumed from RAM, or
+    booted if there is none), checks that it is alive, removes it, and writes the result on the
+    snapshot. One verification at a time runs on a host, at low priority.
     """
     from snaporch.cli.session import session
     from snaporch.verify.verify import VerifyOptions
@@ -99,9 +106,11 @@ def verify_command(
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
         raise typer.BadParameter("expected DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
     if due and (checksums or disks or script or screenshots or wait is not None):
-        raise typer.BadParameter("--due goes with --json and --quiet alone")
+        raise typer.BadParameter("--due takes only --json and --quiet")
     if checksums and (script or screenshots):
-        raise typer.BadParameter("--checksums runs no clone for a script or a picture")
+        raise typer.BadParameter(
+            "--checksums runs no clone, so --script and --screenshots do not apply"
+        )
     options = VerifyOptions(
         run=not checksums,
         disks=disks,
@@ -175,7 +184,7 @@ def verify_and_report_due(context: Context, observers: PolicyObservers, *, json:
                 if each.trouble is not None:
                     observers.failed(context.config, each.trouble)
     except BusyError as error:
-        context.progress.note(error.thing, f"{error.reason}: what is due has to wait")
+        context.progress.note(error.thing, f"{error.reason}; due verifications run later")
     return outcomes
 
 

@@ -138,7 +138,9 @@ def check_clone(context: Context, source: Source, request: CloneRequest) -> None
         )
     if not request.resumed and source.text(Role.INACTIVE_XML) is None:
         raise RefusedError(
-            source.thing, "is of a transient domain: there is no definition to boot from"
+            source.thing,
+            "is of a transient domain: there is no definition to boot from",
+            "clone it with --running if it has RAM",
         )
     check_beneath(source.thing, source.manifest)
     existing = kinds(context)
@@ -171,12 +173,14 @@ def _check_xml(context: Context, source: Source, request: CloneRequest) -> None:
 def _check_name(context: Context, request: CloneRequest) -> None:
     name = request.name
     if not name or name != name.strip() or "/" in name or not name.isprintable() or name[0] == "-":
-        raise UsageError(f"clone name {name!r}", "is no name for a domain")
+        raise UsageError(f"clone name {name!r}", "is not a valid domain name")
     if any(name in (domain.name, domain.uuid) for domain in context.hypervisor.domains()):
         raise RefusedError(name, "a domain has this name already", "take another name")
     if any(artifacts.name == name for artifacts in find_artifacts(context)):
         raise RefusedError(
-            name, "there are disks of a clone of this name", f"snaporch clone --delete {name}"
+            name,
+            "there are disks of a clone with this name",
+            f"delete them: snaporch clone --delete {name}",
         )
 
 
@@ -189,8 +193,8 @@ def _check_network(context: Context, source: Source, request: CloneRequest) -> N
     if request.resumed and not isolated:
         raise RefusedError(
             source.thing,
-            f"the network {request.network} leads out, and in its RAM the clone has the addresses "
-            "of the original",
+            f"the network {request.network} is not isolated, and the clone has the original's "
+            "addresses in its RAM",
             "use --network isolated, or a network without <forward>",
         )
 
@@ -232,7 +236,7 @@ def _check_resources(context: Context, source: Source, request: CloneRequest) ->
         raise RefusedError(
             source.thing,
             f"needs {needed >> 20} MiB of memory, {free >> 20} MiB are free",
-            "shut something down first",
+            "shut down another guest first",
         )
     ram = source.part(Role.RAM)
     if ram is None or not request.resumed:
@@ -264,7 +268,7 @@ def check_parts(context: Context, source: Source, *, ram: bool) -> None:
     for part in source.manifest.parts:
         if part.name in damage and (ram or part.role is not Role.RAM):
             error = damage[part.name]
-            raise RefusedError(error.thing, error.reason, "see `snaporch list` for another")
+            raise RefusedError(error.thing, error.reason, "choose another snapshot: snaporch list")
 
 
 def clone(context: Context, source: Source, request: CloneRequest) -> Clone:

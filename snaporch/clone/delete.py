@@ -51,7 +51,7 @@ def _uuid_of(context: Context, name: str) -> str:
     for domain in context.hypervisor.domains():
         if name in (domain.name, domain.uuid):
             if not _is_marked(domain):
-                raise RefusedError(name, "is not a clone that snaporch made", "it stays as it is")
+                raise RefusedError(name, "is not a clone that snaporch made", "nothing was changed")
             return domain.uuid
     for artifacts in find_artifacts(context):
         if name in (artifacts.name, artifacts.uuid):
@@ -66,8 +66,8 @@ def _check_renamed(context: Context, name: str, artifacts: CloneArtifacts) -> No
     if domain is not None and name != artifacts.uuid:
         raise RefusedError(
             name,
-            f"is called {domain.name} now",
-            f"if that is to go: {shlex.join(['snaporch', 'clone', '--delete', domain.name])}",
+            f"was renamed to {domain.name}",
+            f"to delete it: {shlex.join(['snaporch', 'clone', '--delete', domain.name])}",
         )
 
 
@@ -87,7 +87,11 @@ def _check(context: Context, name: str, uuid: str) -> None:
             raise RefusedError(name, f"its disks on {names} carry no mark of a clone")
         return
     if artifacts.purpose is not Purpose.CLONE:
-        raise RefusedError(name, f"was made for {artifacts.purpose}", "snaporch recover removes it")
+        raise RefusedError(
+            name,
+            f"is a temporary clone, made by {artifacts.purpose}",
+            "snaporch recover removes it",
+        )
     _check_datasets(context, name, artifacts)
     _check_others(context, name, artifacts)
 
@@ -97,8 +101,8 @@ def _check_datasets(context: Context, name: str, artifacts: CloneArtifacts) -> N
     if foreign:
         raise RefusedError(
             name,
-            f"{', '.join(sorted(foreign))} is no clone any more (promoted?)",
-            "zfs inherit snaporch:clone on it if it is to stay, then try again",
+            f"{', '.join(sorted(foreign))} is no longer a clone (promoted?)",
+            "to keep it, use zfs inherit snaporch:clone on it, then try again",
         )
     for mount in context.pool.foreign_mounts(artifacts.datasets):
         if mount.uuid != artifacts.uuid:

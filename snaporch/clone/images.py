@@ -97,7 +97,7 @@ class Images:
             image, descriptor = below
             found.append(image)
             if len(found) > MAX_CHAIN:
-                raise LeadsOutError(thing, f"more than {MAX_CHAIN} images lie below one another")
+                raise LeadsOutError(thing, f"its backing chain has more than {MAX_CHAIN} images")
         place = None
         for each in reversed(found):
             place = replace(each.place, below=place)
@@ -136,13 +136,13 @@ class Images:
         if names.backing is None:
             return None
         if PROTOCOL.match(names.backing):
-            raise LeadsOutError(path, f"its backing file is {names.backing}, which is no path")
+            raise LeadsOutError(path, f"its backing file is {names.backing}, which is not a path")
         original_path = image.original_path.parent / names.backing
         form = names.backing_format or "raw"
         below = self._locate(stack, original_path, form)
         if names.backing_format is None and is_qcow2(below[1]):
             raise LeadsOutError(
-                path, "it does not say which format its backing file has", "see `qemu-img rebase`"
+                path, "it does not name the format of its backing file", "see `qemu-img rebase`"
             )
         return below
 
@@ -171,10 +171,12 @@ class Images:
             if dataset in self._made and not resolver.partition(path):
                 return self._volume(stack, dataset, original_path, form)
         if not stat.S_ISREG(status.st_mode):
-            raise LeadsOutError(path, "is below an image, and neither in the snapshot nor a file")
+            raise LeadsOutError(
+                path, "is a backing file, but neither in the snapshot nor a regular file"
+            )
         for domain in self._context.hypervisor.domains():
             if path in written_by(domain):
-                raise LeadsOutError(path, f"is below an image, and {domain.name} writes to it")
+                raise LeadsOutError(path, f"is a backing file, and {domain.name} writes to it")
         self._check_same(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         stack.callback(os.close, descriptor)
@@ -187,7 +189,7 @@ class Images:
         noted = [file for disk in self._source.disks for file in disk.beneath or ()]
         now = FileState.of(path)
         if not any(_real(file.path) == path and is_same(file, now) for file in noted):
-            raise NotWholeError(path, "is below an image, and is not what was below it then")
+            raise NotWholeError(path, "is a backing file, and has changed since the snapshot")
 
     def _data_file(self, stack: ExitStack, image: _Image, name: str) -> CloneDisk:
         """The data file of an image; only one with a relative path inside the clone is allowed."""
@@ -209,7 +211,9 @@ class Images:
 def _header(image: _Image, descriptor: int) -> Qcow2Header:
     path, form = image.place.path, image.place.format
     if form != "qcow2":
-        raise LeadsOutError(path, f"its format is {form}, which may name files nobody looks at")
+        raise LeadsOutError(
+            path, f"its format is {form}, which may name files that snaporch cannot check"
+        )
     return read_qcow2(descriptor)
 
 
@@ -218,4 +222,6 @@ def _real(path: PurePosixPath | str) -> str:
     try:
         return resolver.real_path(str(path))
     except resolver.NotOnZfsError as error:
-        raise LeadsOutError(str(path), f"is {error.reason}, where nobody looks") from error
+        raise LeadsOutError(
+            str(path), f"is {error.reason}, which snaporch does not access"
+        ) from error

@@ -178,9 +178,8 @@ def _undo(context: Context, uuid: str, error: BaseException) -> None:
     except (SnaporchError, OSError) as second:
         raise AttentionError(
             uuid,
-            f"the clone could not be made ({error}), and what there is of it could not be removed "
-            f"({second})",
-            "mend the cause and run `snaporch recover`",
+            f"the clone could not be made ({error}), and its parts could not be removed ({second})",
+            "fix the cause and run `snaporch recover`",
         ) from error
 
 
@@ -248,7 +247,9 @@ def _remove_files(directory: Path) -> None:
     mounted = [path for path in directory.iterdir() if os.path.ismount(path)]
     if mounted:
         raise AttentionError(
-            str(mounted[0]), "something is mounted there", "unmount it, then snaporch recover"
+            str(mounted[0]),
+            "a file system is mounted there",
+            "unmount it, then run `snaporch recover`",
         )
     mark = directory / MAKING
     for path in directory.iterdir():

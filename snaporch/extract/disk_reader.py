@@ -148,7 +148,7 @@ def _read(descriptor: int, length: int, offset: int) -> bytes:
     while len(block) < length:
         more = os.pread(descriptor, length - len(block), offset + len(block))
         if not more:
-            raise OSError(errno.EIO, f"nothing can be read at byte {offset + len(block)}")
+            raise OSError(errno.EIO, f"no data can be read at byte {offset + len(block)}")
         block += more
     return block
 

@@ -35,10 +35,12 @@ def choose_disks(source: Source, target: str | None, to: Path) -> list[tuple[Dis
     disks = [disk for disk in source.disks if target in (None, disk.target)]
     names = ", ".join(disk.target for disk in source.disks) or "none"
     if not disks:
-        raise NotFoundError(f"{source.thing} {target}", f"no such disk; there are: {names}")
+        raise NotFoundError(f"{source.thing} {target}", f"no such disk; its disks are: {names}")
     if len(disks) > 1 and not to.is_dir():
         raise RefusedError(
-            source.thing, f"has several disks ({names})", "choose with --disk, or name a directory"
+            source.thing,
+            f"has several disks ({names})",
+            "choose one with --disk, or give a directory",
         )
     check_whole_disks(source.thing, disks)
     chosen = [(disk, to / _name(source, disk) if to.is_dir() else to) for disk in disks]

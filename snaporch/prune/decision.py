@@ -161,11 +161,9 @@ def decide(
         return _keep(found, reason)
     match found.kind:
         case ItemKind.REMAINS:
-            return PruneDecision(found, PruneAction.DELETE, "its removal was cut short")
+            return PruneDecision(found, PruneAction.DELETE, "its removal was interrupted")
         case ItemKind.PARTIAL:
-            return PruneDecision(
-                found, PruneAction.DELETE, "its run is gone, and did not finish it"
-            )
+            return PruneDecision(found, PruneAction.DELETE, "its run ended without finishing it")
         case ItemKind.SAFETY:
             return _decide_by_age(found, "undoes a restore", grace.safety, now)
         case _:
@@ -220,16 +218,16 @@ def existing_snapshot(found: StoreItem, census: Census) -> str:
 
 def _existing_text(found: StoreItem, existing: str) -> str:
     own = {reference.full_name for reference in found.references}
-    return f"{existing} exists" if existing in own else f"its snapshot lives on as {existing}"
+    return f"{existing} exists" if existing in own else f"its snapshot exists as {existing}"
 
 
 def _destroyed_text(found: StoreItem) -> str:
     names = [reference.full_name for reference in found.references]
-    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} gone"
+    return f"{' and '.join(names)} no longer exist{'s' if len(names) == 1 else ''}"
 
 
 def _decide_by_age(found: StoreItem, what: str, grace: timedelta, now: datetime) -> PruneDecision:
     until = now + (grace - found.age)
     if found.age < grace:
         return _keep(found, f"{what}; stays until {iso(until)}", usual=True)
-    return PruneDecision(found, PruneAction.DELETE, f"{what}; its time was over at {iso(until)}")
+    return PruneDecision(found, PruneAction.DELETE, f"{what}; its time ended at {iso(until)}")

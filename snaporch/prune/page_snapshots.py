@@ -73,8 +73,8 @@ def decide_pages(facts: PageFacts) -> tuple[PruneAction, str]:
     if not facts.pools_there:
         return PruneAction.KEEP, "a pool of its guest is not imported"
     if facts.existing:
-        return PruneAction.KEEP, f"its bundle is gone, but {facts.existing} exists"
-    return PruneAction.DELETE, "its bundle and its snapshots are gone"
+        return PruneAction.KEEP, f"its bundle is missing, but {facts.existing} exists"
+    return PruneAction.DELETE, "its bundle and its snapshots no longer exist"
 
 
 @dataclass

@@ -55,7 +55,7 @@ class Pruned:
     @property
     def unjudged(self) -> list[AttentionError]:
         """The items that prune cannot decide about; they stay until the admin acts."""
-        step = "it is kept; look at it and move or delete it yourself"
+        step = "it is kept; check it, then move or delete it yourself"
         troubled = (each.found for each in self.verdicts if each.found.trouble)
         return [AttentionError(found.title, found.trouble, step) for found in troubled]
 
@@ -166,7 +166,7 @@ def _unless_barred(verdict: PruneDecision, may_be_barred: Callable[[str], bool])
     return replace(
         verdict,
         fate=PruneAction.KEEP,
-        reason="may be all that can finish an undo that was cut short",
+        reason="may be needed to finish an interrupted undo",
     )
 
 
@@ -228,7 +228,7 @@ def _execute(
     except (OSError, PoolError, ManifestError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         reason = f"cannot be moved or deleted: {why}"
-        step = "nothing is lost; mend that and prune again"
+        step = "nothing is lost; fix the cause and run `snaporch prune` again"
         done.failures.append(PruneError(str(found.path), reason, step))
         verdict = replace(verdict, fate=PruneAction.KEEP, reason=reason)
     done.verdicts.append(verdict)

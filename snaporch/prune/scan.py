@@ -123,7 +123,7 @@ def _trash(root: Path) -> Iterator[StoreItem]:
     if not os.path.lexists(trash):
         return
     if not _is_directory(trash):
-        raise RefusedError(str(trash), "is not a directory", "move it away; nothing was touched")
+        raise RefusedError(str(trash), "is not a directory", "move it away; nothing was changed")
     for path in _directories(trash):
         if match := _TRASHED.fullmatch(path.name):
             uuid, run = match.groups()
@@ -180,7 +180,9 @@ def _name_on_this_host(directory: Path) -> Callable[[str], str]:
     try:
         above = json.loads(path.read_bytes())["dataset"].strip("/")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ManifestError(str(path), "does not say below which dataset copies are") from error
+        raise ManifestError(
+            str(path), "does not name the dataset that the copies are below"
+        ) from error
     return lambda dataset: f"{above}/{copy_of(dataset)}"
 
 

@@ -130,7 +130,7 @@ class _Transfer:
         if last is not None and last.run not in self._destination.bundles(last.uuid):
             raise ReplicaError(
                 f"{self._name}: {last.full_name}",
-                "its bundle is not there any more",
+                "its bundle is missing on the replica",
                 "is the file system of the replica's bundles mounted? if it is: "
                 f"snaporch replicate {shlex.quote(last.domain)} --to {self._name} --recheck",
             )
@@ -194,7 +194,7 @@ class _Transfer:
         newest = self._records[-1]
         thing = f"{self._name}: {newest.full_name}"
         if newest in missing:
-            step = "see: snaporch show, and take another one"
+            step = "see: snaporch show; take another snapshot"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))
         elif members[newest] and newest not in whole:
             step = "see: zfs get -r syncoid:sync, for each of its datasets"
@@ -262,7 +262,7 @@ class _Transfer:
             if f"{replica.dataset}/".startswith(f"{dataset}/"):
                 raise RefusedError(
                     f"replica.{self._name}",
-                    f"{replica.dataset} lies in {dataset}, which is to be copied there",
+                    f"{replica.dataset} is inside {dataset}, which is copied to it",
                     "give it another dataset, best in another pool",
                 )
 

@@ -157,11 +157,11 @@ class ReplicaDestination:
         """The reason of a failure, from the output of ``zfs`` and syncoid, and the next step."""
         reason = next((line for line in lines if line.startswith("cannot ")), "")
         reason = reason or next((line for line in lines if re.match("(CRITICAL|ERROR)", line)), "")
-        reason = reason or (lines[-1] if lines else "syncoid failed without a word")
+        reason = reason or (lines[-1] if lines else "syncoid failed without output")
         if any(words in line for line in lines for words in _DIVERGED):
             step = (
-                f"{self._copy_name(dataset)} on {self._host.label} has gone another way than this "
-                "host's, as after a restore: see docs/replication.md"
+                f"{self._copy_name(dataset)} on {self._host.label} has diverged from this host's "
+                "dataset, as after a restore: see docs/replication.md"
             )
             return reason, step
         return reason, ""
@@ -260,7 +260,7 @@ class ReplicaDestination:
             if pace is not None and pace.is_stalled():
                 raise ReplicaError(
                     self._name,
-                    f"nothing moved for {STALL_SECONDS // 60} minutes, so the transfer was ended",
+                    f"no data moved for {STALL_SECONDS // 60} minutes, so the transfer was ended",
                     f"see: zpool status, on {self._host.label}",
                 )
 

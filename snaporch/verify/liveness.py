@@ -57,9 +57,9 @@ def _running(context: Context, thing: str, uuid: str) -> Vitals:
     try:
         vitals = context.hypervisor.vitals(uuid)
     except NotFoundError as error:  # libvirt forgets a transient domain at its end
-        raise LivenessError(thing, "its emulator ended") from error
+        raise LivenessError(thing, "its emulator exited") from error
     if vitals.state is not DomainState.RUNNING:
-        raise LivenessError(thing, f"does not run but is {vitals.state}")
+        raise LivenessError(thing, f"is {vitals.state}, not running")
     return vitals
 
 
@@ -127,9 +127,9 @@ def run_script(context: Context, source: Source, made: Clone, script: Path, seco
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if not ended:
-        raise LivenessError(source.thing, f"{script} did not end within {seconds} s")
+        raise LivenessError(source.thing, f"{script} did not exit within {seconds} s")
     if process.returncode != 0:
-        raise LivenessError(source.thing, f"{script} ended with {process.returncode}")
+        raise LivenessError(source.thing, f"{script} exited with status {process.returncode}")
 
 
 def _poll(context: Context, thing: str, reached: Callable[[], bool], seconds: float) -> bool:

@@ -166,7 +166,7 @@ def _check_unchanged(context: Context, record: SnapshotRecord, manifest: Manifes
     _, now = context.store.state(f"{record.uuid}/{record.run}")
     holder = held_by(default_paths.LOCKS, record.uuid)
     if now != manifest or (holder is not None and holder.pid != os.getpid()):
-        reason = "its bundle was changed while it was read, or may have been"
+        reason = "its bundle was changed while it was read, or may have been changed"
         raise BusyError(record.full_name, reason, "verify it again")
 
 
@@ -189,8 +189,13 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
         check_pages(context, source.thing, ram)
         outcome.add_proof(context, "the pages of its RAM have their checksum")
     outcome.reached = VerifyDepth.CHECKED
-    outcome.add_proof(context, f"{len(source.manifest.parts)} parts have their SHA-256")
-    outcome.add_proof(context, f"{len(source.members)} ZFS snapshots have their GUIDs")
+    parts, members = len(source.manifest.parts), len(source.members)
+    outcome.add_proof(context, _counted(parts, "part", "its SHA-256", "their SHA-256"))
+    outcome.add_proof(context, _counted(members, "ZFS snapshot", "its GUID", "their GUIDs"))
+
+
+def _counted(count: int, noun: str, its: str, theirs: str) -> str:
+    return f"1 {noun} has {its}" if count == 1 else f"{count} {noun}s have {theirs}"
 
 
 def _check_beneath(source: Source) -> None:
@@ -221,7 +226,7 @@ def _read_disks(context: Context, source: Source, outcome: Verification) -> None
 def _reason_not_to_run(source: Source, options: VerifyOptions) -> str | None:
     """Why no clone is run; None if one can be run."""
     if not options.run:
-        return "as asked for"
+        return "as requested"
     if not source.has_ram and source.part(Role.INACTIVE_XML) is None:
         return "of a transient domain, without RAM"
     if not source.disks:
@@ -229,7 +234,7 @@ def _reason_not_to_run(source: Source, options: VerifyOptions) -> str | None:
     if parts := [d.target for d in source.disks if partition_of(d) is not None or made_of(d)]:
         return f"its disk {parts[0]} is a part of a volume"
     if unknown := _unknown_files(source):
-        return f"nobody can tell whether {unknown[0]} beneath its disks is what it was"
+        return f"it is unknown whether its backing file {unknown[0]} has changed"
     if apart := [disk for disk in source.manifest.disks if disk.is_apart]:
         return f"its disk {apart[0].target} is not in the snapshot"
     return None
@@ -282,7 +287,7 @@ def _check_liveness(
     if options.script is not None:
         context.progress.step(source.thing, f"running {options.script}")
         run_script(context, source, made, options.script, options.script_seconds)
-        outcome.add_proof(context, f"{options.script} ended with 0")
+        outcome.add_proof(context, f"{options.script} exited with status 0")
 
 
 def _take_picture(
@@ -290,7 +295,7 @@ def _take_picture(
 ) -> None:
     picture = context.hypervisor.screenshot(made.uuid)
     if picture is None:
-        context.progress.note(source.thing, "has no screen to take a picture of")
+        context.progress.note(source.thing, "has no screen, so there is no screenshot")
         return
     path = directory / f"{source.thing.replace('/', '_')}.{picture.suffix}"
     path.write_bytes(picture.data)
@@ -316,9 +321,11 @@ def check_options(options: VerifyOptions) -> None:
         RefusedError: the script is not executable, or there is no directory for screenshots.
     """
     if options.script is not None and not os.access(options.script, os.X_OK):
-        raise RefusedError(str(options.script), "is not there, or not executable", "chmod +x it")
+        raise RefusedError(
+            str(options.script), "does not exist, or is not executable", "chmod +x it"
+        )
     if options.screenshots is not None and not options.screenshots.is_dir():
-        raise RefusedError(str(options.screenshots), "is not a directory", "make it first")
+        raise RefusedError(str(options.screenshots), "is not a directory", "create it first")
 
 
 @contextmanager

@@ -283,7 +283,7 @@ def test_what_stands_still_is_ended_and_gone_on_with(tmp_path, monkeypatch):
         scratch.write(scratch.root, os.urandom(24 << 20))
         scratch.pool.snapshot([f"{scratch.root}@a"], {})
         stopper.start()
-        with pytest.raises(ReplicaError, match="nothing moved"):
+        with pytest.raises(ReplicaError, match="no data moved"):
             there.send(scratch.root, raw=False)
         there.send(scratch.root, raw=False)
         assert names(there, scratch.root) == [f"{scratch.root}@a"]

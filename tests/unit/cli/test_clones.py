@@ -131,7 +131,7 @@ def test_one_verification_at_a_time(taken, snaporch):
         assert "held by verify" in answer.err
         due = snaporch("verify", "--due")
         assert (due.code, due.out) == (0, "")
-        assert "what is due has to wait" in due.err
+        assert "due verifications run later" in due.err
     assert snaporch("verify", "web@s1", "--quiet").code == 0
 
 

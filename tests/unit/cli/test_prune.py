@@ -22,7 +22,7 @@ def test_what_goes_is_told_with_its_size_and_reason(lost, snaporch):
     assert answer.code == 0
     first, last = answer.out.splitlines()
     assert first.startswith("web@s1  trashed  ")
-    assert first.endswith("KiB  tank/web@s1 is gone")
+    assert first.endswith("KiB  tank/web@s1 no longer exists")
     assert last.startswith("1 bundle (")
     assert "; 1 bundle in the trash (" in last
     assert last.endswith("; freed 0 B")
@@ -42,7 +42,7 @@ def test_what_stays_is_told_when_asked_for(lost, snaporch):
     text = snaporch("prune", "--verbose").out
     assert "web@s2  kept  " in text
     assert "tank/web@s2 exists" in text
-    assert "tank/web@s1 is gone; stays until " in text
+    assert "tank/web@s1 no longer exists; stays until " in text
 
 
 def test_a_pool_that_is_away_is_told_without_being_asked(lost, snaporch):
@@ -59,7 +59,7 @@ def test_as_json_everything_is_told(lost, snaporch):
     assert (document["dry_run"], document["freed_bytes"]) == (False, 0)
     first, second = sorted(document["items"], key=lambda item: item["snapshot"])
     assert first["action"] == "trash"
-    assert first["reason"] == "tank/web@s1 is gone"
+    assert first["reason"] == "tank/web@s1 no longer exists"
     assert (first["kind"], first["domain"]) == ("bundle", "web")
     assert first["bytes"] > 0
     assert second["action"] == "keep"
@@ -81,7 +81,7 @@ def test_what_cannot_be_judged_needs_attention(lost, snaporch):
     assert answer.code == ExitCode.ATTENTION
     (line,) = answer.err.splitlines()
     assert str(lost.bundle / "manifest.json") in line
-    assert "look at it" in line
+    assert "check it" in line
     assert "web@s1  trashed" in answer.out
 
 

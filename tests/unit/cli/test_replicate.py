@@ -164,7 +164,7 @@ def test_one_at_a_time(host, there, taken, snaporch):
     assert answer.code == ExitCode.BUSY
     assert "replication: held by replicate" in answer.err
     assert due.code == 0
-    assert "what is due has to wait" in due.err
+    assert "due replications run later" in due.err
     assert there["nas"].names() == []
 
 

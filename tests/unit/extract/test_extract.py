@@ -162,7 +162,7 @@ def test_a_damaged_block_is_not_taken_for_zeros(story, world, tmp_path, monkeypa
 def test_what_ends_too_early_is_not_taken_for_zeros(story, world, tmp_path, monkeypatch):
     in_snapshot(world, "tank/web", "web-vda.img", b"x" * (1 << 20))
     monkeypatch.setattr(reading.os, "pread", lambda *_: b"")
-    with pytest.raises(RunFailedError, match="nothing can be read at byte 0"):
+    with pytest.raises(RunFailedError, match="no data can be read at byte 0"):
         copy(world, tmp_path / "out.raw")
 
 

@@ -32,7 +32,7 @@ def verdict(thing, under_way=(), **snapshots):
 def test_its_own_snapshot_comes_before_copies_of_it():
     names = ("backup/web@s1", "tank/web@s1")
     assert verdict(found(), names=names).reason == "tank/web@s1 exists"
-    assert "lives on as backup/web@s1" in verdict(found(), names=names[:1]).reason
+    assert "exists as backup/web@s1" in verdict(found(), names=names[:1]).reason
 
 
 def test_what_is_needed_for_an_unfinished_restore_stays():

@@ -83,7 +83,10 @@ def test_pages_stay_while_their_bundle_is_in_the_trash(pages):
 
 def test_pages_go_with_the_bundle_and_no_others(pages):
     lose(pages, "s1")
-    assert fate(pages, "s1", trash_days=0) == ("delete", "its bundle and its snapshots are gone")
+    assert fate(pages, "s1", trash_days=0) == (
+        "delete",
+        "its bundle and its snapshots no longer exist",
+    )
     assert names(pages) == ["s2"]
 
 

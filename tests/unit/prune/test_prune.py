@@ -39,7 +39,7 @@ def test_a_bundle_goes_to_the_trash_with_its_last_snapshot(shelf):
     before = contents(lost)
     shelf.lose("s1")
     fates = shelf.fates()
-    assert fates["web@s1"] == ("trash", "flash/web@s1 and tank/web@s1 are gone")
+    assert fates["web@s1"] == ("trash", "flash/web@s1 and tank/web@s1 no longer exist")
     assert not lost.exists()
     assert kept.is_dir()
     (name,) = shelf.trashed()
@@ -60,7 +60,7 @@ def test_a_replicas_bundle_goes_by_the_pool_of_the_copies(shelf):
         shelf.pool.destroy_snapshots([f"backup/{dataset}-web@s1"])
     assert shelf.fates()["web@s1"] == (
         "trash",
-        "backup/kvm/flash:web@s1 and backup/kvm/tank:web@s1 are gone",
+        "backup/kvm/flash:web@s1 and backup/kvm/tank:web@s1 no longer exist",
     )
 
 
@@ -71,7 +71,7 @@ def test_a_copy_that_does_not_say_of_what_stays(shelf, text):
     shelf.lose("s1")
     fate, reason = shelf.fates()[f"{bundle.parent.name}/{bundle.name}"]
     assert fate == "keep"
-    assert "does not say below which dataset copies are" in reason
+    assert "does not name the dataset that the copies are below" in reason
 
 
 def test_the_trash_is_emptied_when_its_time_is_over(shelf):
@@ -108,14 +108,14 @@ def test_a_renamed_dataset_keeps_its_bundles(shelf):
     shelf.take("s1")
     shelf.lose("s1", "flash/web")
     shelf.pool.rename("tank/web", "tank/old/web")
-    assert shelf.fates()["web@s1"] == ("keep", "its snapshot lives on as tank/old/web@s1")
+    assert shelf.fates()["web@s1"] == ("keep", "its snapshot exists as tank/old/web@s1")
 
 
 def test_a_replica_keeps_the_bundle(shelf):
     shelf.take("s1")
     shelf.pool.replicate("tank/web@s1", "backup/web")
     shelf.lose("s1", "tank/web", "flash/web")
-    assert shelf.fates()["web@s1"] == ("keep", "its snapshot lives on as backup/web@s1")
+    assert shelf.fates()["web@s1"] == ("keep", "its snapshot exists as backup/web@s1")
 
 
 def test_a_pool_that_is_not_imported_keeps_the_bundle_and_is_named(shelf):
@@ -389,7 +389,7 @@ def test_a_safety_copy_that_does_not_say_what_it_needs_stays_with_all_it_may_nee
     first = shelf.prune()
     shelf.age(8)
     second = shelf.prune()
-    trouble = f"{other}/undo.json: does not say what the copy holds"
+    trouble = f"{other}/undo.json: does not describe the copy"
     for done in (first, second):
         assert [each.found.path for each in done.verdicts if each.reason == trouble] == [other]
     assert trouble in second.failures[0].line()
@@ -410,7 +410,7 @@ def test_a_safety_copy_stays_that_a_barred_guest_needs(shelf, safety):
         for verdict in shelf.prune(safety_days=7, may_be_barred=lambda _: True).verdicts
         if verdict.found.path == safety
     )
-    assert (kept.fate, "an undo that was cut short" in kept.reason) == (PruneAction.KEEP, True)
+    assert (kept.fate, "an interrupted undo" in kept.reason) == (PruneAction.KEEP, True)
     assert safety.is_dir()
     shelf.prune(safety_days=7, may_be_barred=lambda uuid: uuid != safety.parent.name)
     assert not safety.exists()
@@ -551,7 +551,7 @@ def test_killed_between_rename_and_delete_the_next_prune_finishes(shelf, monkeyp
     assert name.endswith(".deleting")
     done = shelf.prune()
     assert done.freed > 0
-    assert [v.reason for v in done.verdicts] == ["its removal was cut short"]
+    assert [v.reason for v in done.verdicts] == ["its removal was interrupted"]
     assert shelf.trashed() == []
 
 

@@ -465,7 +465,7 @@ def test_a_replica_that_has_lost_its_bundles_is_reported_and_filled_again(shop):
     shop.there.hooks.log.clear()
     with pytest.raises(ReplicaError) as caught:
         shop.ship()
-    assert "web@s1: its bundle is not there any more; is the file system" in str(caught.value)
+    assert "web@s1: its bundle is missing on the replica; is the file system" in str(caught.value)
     assert "snaporch replicate web --to nas --recheck" in str(caught.value)
     assert shop.there.hooks.log == []
     assert names(shop.ship(recheck=True)) == ["s1", "s2"]
@@ -594,7 +594,7 @@ def test_the_newest_that_did_not_arrive_is_a_failure(shop):
 def test_a_copy_below_its_original_is_refused(shop, dataset):
     shop.configure(host="", dataset=dataset)
     shop.take("s1")
-    with pytest.raises(RefusedError, match="lies in tank/web"):
+    with pytest.raises(RefusedError, match="is inside tank/web"):
         shop.ship()
     assert shop.there.hooks.log == []
 

@@ -44,7 +44,7 @@ def test_a_transfer_that_stands_still_is_ended_and_told(tmp_path, monkeypatch):
     replica = Replica(host="nas", dataset="b/k", bundles=tmp_path)
     there = ReplicaDestination("nas", replica, Interrupt())
     with pytest.raises(
-        ReplicaError, match=r"nothing moved for 60 minutes.*see: zpool status, on nas"
+        ReplicaError, match=r"no data moved for 60 minutes.*see: zpool status, on nas"
     ):
         there._run(["sleep", "1000"], counted=True)
 
@@ -242,7 +242,7 @@ def test_words_that_syncoid_says_when_all_is_well_are_none(tmp_path, tools):
         ("a;CRITICAL ERROR: b;cannot receive: c;d", "cannot receive: c"),
         ("a;CRITICAL ERROR: b;d", "CRITICAL ERROR: b"),
         ("a;;  ;d", "d"),
-        ("", "syncoid failed without a word"),
+        ("", "syncoid failed without output"),
     ],
 )
 def test_why_syncoid_failed(tmp_path, tools, said, reason):
@@ -265,7 +265,7 @@ def test_a_copy_that_has_gone_another_way_is_told_with_its_place(tmp_path, tools
     tools.put("syncoid", f"echo {said}; echo end; exit 2")
     with pytest.raises(ReplicaError) as caught:
         to(tmp_path, host="root@nas").send("tank/web", raw=False)
-    assert "backup/kvm/tank:web on root@nas has gone another way" in caught.value.step
+    assert "backup/kvm/tank:web on root@nas has diverged" in caught.value.step
 
 
 # -- from a bookmark ----------------------------------------------------------------------------

@@ -353,14 +353,14 @@ def test_a_guest_that_crashes_fails(world):
                 guest.state = DomainState.CRASHED
 
     world.hooks.at["hypervisor.vitals"] = crash
-    assert "does not run but is crashed" in check(world).failure.line()
+    assert "is crashed, not running" in check(world).failure.line()
     assert nothing_of_it(world)
 
 
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("hypervisor.vitals", "its emulator ended"),
+        ("hypervisor.vitals", "its emulator exited"),
         ("hypervisor.resume", "could not be resumed"),  # before it was let run
     ],
 )
@@ -435,14 +435,14 @@ def test_a_script_is_told_all_it_needs(world, tmp_path):
 def test_a_script_that_says_no_fails_the_snapshot(world, tmp_path):
     outcome = check(world, script=script(tmp_path, "exit 3"))
     assert (outcome.passed, outcome.reached) == (False, VerifyDepth.RESUMED)
-    assert "ended with 3" in outcome.failure.line()
+    assert "exited with status 3" in outcome.failure.line()
     assert nothing_of_it(world)
 
 
 def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
     path = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; wait")
     outcome = check(world, script=path, script_seconds=1)
-    assert "did not end within 1 s" in outcome.failure.line()
+    assert "did not exit within 1 s" in outcome.failure.line()
     child = int((tmp_path / "child").read_text())
     state = Path(f"/proc/{child}/stat")
     assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
