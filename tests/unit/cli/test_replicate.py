@@ -51,7 +51,7 @@ def taken(host, there):
     )
 
 
-def test_what_is_due_is_replicated_and_told(there, taken, snaporch):
+def test_due_snapshots_are_replicated_and_printed(there, taken, snaporch):
     old, new = taken(hours=2), taken(hours=1)
     plan = snaporch("plan").out
     assert "web  nas  replicate due now  (nothing is there yet)" in plan
@@ -73,7 +73,9 @@ def test_plan_as_json(taken, snaporch):
     assert foreseen["uuid"] == record.uuid
 
 
-def test_by_hand_it_goes_where_policies_want_it_or_where_it_is_told(there, taken, snaporch):
+def test_by_hand_snapshots_are_copied_to_the_replicas_of_policies_or_the_named_ones(
+    there, taken, snaporch
+):
     taken()
     assert snaporch("replicate", "web").code == 0
     assert (len(there["nas"].names()), there["usb"].names()) == (1, [])
@@ -106,21 +108,21 @@ def test_a_failure_is_a_line_and_stops_no_other(host, there, taken, snaporch):
 
 
 @pytest.mark.parametrize("words", [("replicate", "--due"), ("run-due",)])
-def test_whoever_is_to_be_notified_is(there, taken, snaporch, told, words):
+def test_failures_are_notified(there, taken, snaporch, told, words):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(AWAY)
     snaporch(*words)
     assert told == [AWAY.line()]
 
 
-def test_what_was_only_busy_is_told_to_nobody(there, taken, snaporch, told):
+def test_busy_is_not_notified(there, taken, snaporch, told):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(BusyError("web", "is busy"))
     assert snaporch("replicate", "--due").code == ExitCode.BUSY
     assert told == []
 
 
-def test_status_tells_of_it(there, taken, snaporch):
+def test_status_shows_a_failed_replication(there, taken, snaporch):
     taken()
     assert "replica" not in snaporch("status").out
     there["nas"].hooks.at["replica.send"] = failing(AWAY)
@@ -136,7 +138,7 @@ def test_status_tells_of_it(there, taken, snaporch):
     assert 'snaporch_replica_last_try_failed{domain="web",replica="nas"} 1.0' in text
 
 
-def test_run_due_replicates_unless_told_otherwise(there, taken, snaporch):
+def test_run_due_replicates_except_with_no_replicate(there, taken, snaporch):
     record = taken()
     snaporch("run-due", "--no-replicate")
     assert there["nas"].names() == []
@@ -195,7 +197,7 @@ def test_where_to_must_be_said(there, taken, snaporch):
     assert snaporch("replicate", "--all").code == 0
 
 
-def test_a_bundle_that_is_not_whole_is_told(there, taken, snaporch):
+def test_a_bundle_that_is_not_whole_is_printed(there, taken, snaporch):
     record, _ = taken(hours=1), taken()
     (Path(record.bundle) / "ram.save").unlink()
     answer = snaporch("replicate", "web")

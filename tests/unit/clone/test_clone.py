@@ -420,7 +420,7 @@ def test_a_damaged_part_is_found_before_anything_is_made(original, world):
 
 
 def test_a_dataset_that_is_mounted_elsewhere_now(world, monkeypatch):
-    """Nobody noted where in it the image was, so nobody can tell."""
+    """The manifest does not name the image's path in it, so the path is unknown."""
     monkeypatch.setattr(clone_module.resolver, "mount_point_of", lambda _name: Path("/elsewhere"))
     disk = source(world).disks[0].model_copy(update={"inside": None})
     with pytest.raises(RefusedError, match="is not below /elsewhere"):
@@ -447,7 +447,7 @@ def test_an_image_that_is_not_in_the_snapshot(original, world):
 
 
 @pytest.mark.parametrize("change", ["gone", "other"])
-def test_a_zfs_snapshot_that_is_gone_or_another(world, change):
+def test_a_zfs_snapshot_that_is_missing_or_another(world, change):
     if change == "gone":
         world.pool.destroy_snapshots(["flash/web@s1"])
     else:
@@ -551,7 +551,7 @@ def test_what_is_being_made_is_no_leftover(world):
     assert nothing_of_it(world)
 
 
-def test_a_throw_away_clone_goes_even_if_its_directory_is_lost(world):
+def test_a_temporary_clone_is_removed_even_if_its_directory_is_lost(world):
     mark = "11111111-2222-3333-4444-555555555555"
     world.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": mark})
     world.pool.snapshot(["tank/web-x@autosnap"], {})
@@ -559,7 +559,7 @@ def test_a_throw_away_clone_goes_even_if_its_directory_is_lost(world):
     assert nothing_of_it(world)
 
 
-def test_a_clone_with_a_mark_that_is_no_uuid_is_nobodys(world):
+def test_a_dataset_whose_mark_is_no_uuid_is_no_clone(world):
     world.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": "../../etc"})
     assert sweep(world.context) == []
     assert "tank/web-x" in datasets(world)
@@ -573,7 +573,7 @@ def test_a_dataset_that_is_no_clone_is_never_destroyed(world):
     assert "tank/precious" in datasets(world)
 
 
-def test_a_mark_cut_short_by_a_crash_is_swept(world):
+def test_a_mark_that_a_crash_left_incomplete_is_removed(world):
     directory = world.paths.clones / "11111111-2222-3333-4444-555555555555"
     directory.mkdir(parents=True)
     (directory / "making").write_text('{"na')
@@ -601,7 +601,7 @@ def test_a_domain_that_ends_while_it_is_removed_is_no_error(world):
 
 @pytest.mark.parametrize("resumed", [True, False])
 @pytest.mark.parametrize("by", ["name", "uuid"])
-def test_a_deleted_clone_is_gone(original, world, resumed, by):
+def test_deleting_a_clone_removes_all_of_it(original, world, resumed, by):
     made = make(world, resumed=resumed)
     deleted = delete_clone(world.context, getattr(made, by))
     assert nothing_of_it(world)
@@ -647,7 +647,7 @@ def test_what_is_no_clone_is_not_deleted(original, world):
     assert world.guest("web").state is DomainState.RUNNING
 
 
-def test_a_clone_that_somebody_undefined_is_deleted_by_its_name(world):
+def test_an_undefined_clone_is_deleted_by_its_name(world):
     made = make(world, resumed=False)
     world.hypervisor.guests.pop(made.uuid)
     delete_clone(world.context, "test")

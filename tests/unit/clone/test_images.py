@@ -184,7 +184,7 @@ def test_a_chain_within_the_dataset_is_the_clones(layout, absolute):
     assert layout.images() == [str(where / name) for name in names]
 
 
-def test_a_base_that_is_gone_from_the_original_is_there_in_the_clone(layout, world):
+def test_a_base_that_the_original_has_lost_is_found_in_the_clone(layout, world):
     base = layout.live / "base.img"
     layout.put("base.img", b"raw").put("top.img", qcow2(str(base), "raw")).snapshot()
     world.hooks.at["hypervisor.restore"] = lambda: base.unlink(missing_ok=True)
@@ -192,7 +192,7 @@ def test_a_base_that_is_gone_from_the_original_is_there_in_the_clone(layout, wor
     assert layout.images()[1] == str(where / "base.img")
 
 
-def test_a_base_that_nobody_writes_to_is_shared(layout, tmp_path):
+def test_a_base_that_no_domain_writes_to_is_shared(layout, tmp_path):
     golden = tmp_path / "golden.img"
     golden.write_bytes(b"raw")
     layout.put("top.img", qcow2(str(golden), "raw")).snapshot().clone()
@@ -295,7 +295,7 @@ def test_a_data_file_that_a_clone_would_share_is_refused(layout, name):
     assert layout.files() == before
 
 
-def test_a_format_that_nobody_reads_here_is_refused(world):
+def test_a_format_that_snaporch_cannot_read_is_refused(world):
     layout = Layout(world, "vhdx").put("top.img", b"vhdxfile").snapshot()
     with pytest.raises(SharedError, match="vhdx"):
         layout.clone()

@@ -52,7 +52,7 @@ def test_a_path_that_is_another_file_here(check, tmp_path):
     assert "not the clone's" in check(opened(tmp_path / "other.img", said=f"{image} (gone)"))
 
 
-def test_what_holds_nothing_of_anybody(check):
+def test_files_without_data_are_harmless(check):
     reading, writing = os.pipe()
     with socket.socket() as line:
         numbers = [reading, writing, line.fileno(), os.memfd_create("memory")]

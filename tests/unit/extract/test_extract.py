@@ -46,7 +46,7 @@ def test_an_image_is_copied_from_the_snapshot(story, world, tmp_path):
     assert "pool.clone" not in world.hooks.acts()
 
 
-def test_a_volume_is_copied_from_a_clone_that_goes_again(world, tmp_path):
+def test_a_volume_is_copied_from_a_clone_that_is_removed_again(world, tmp_path):
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.pool.write("tank/vol", b"then")
     world.add_guest("vol", {"vda": "tank/vol"})

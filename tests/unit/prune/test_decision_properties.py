@@ -74,7 +74,7 @@ def hidden(found, census):
 
 
 @given(things, censuses(), graces, moments)
-def test_a_bundle_with_a_living_snapshot_never_goes(found, census, grace, now):
+def test_a_bundle_with_an_existing_snapshot_is_never_removed(found, census, grace, now):
     verdict = decide(found, census, (), grace, now)
     if found.kind in BUNDLES and alive(found, census):
         assert verdict.fate in (PruneAction.KEEP, PruneAction.PUT_BACK)
@@ -90,7 +90,7 @@ def test_nothing_is_concluded_about_a_pool_that_does_not_answer(found, census, g
 
 
 @given(things, censuses(), graces, moments)
-def test_a_bundle_goes_exactly_when_all_its_snapshots_are_known_to_be_gone(
+def test_a_bundle_is_removed_exactly_when_all_its_snapshots_are_known_to_be_destroyed(
     found, census, grace, now
 ):
     found = replace(found, kind=ItemKind.BUNDLE)

@@ -153,7 +153,7 @@ def test_an_exported_pool_is_no_proof(pages):
     assert fate(pages, "s1")[0] == "delete"
 
 
-def test_held_pages_stay_and_are_told_of(pages):
+def test_held_pages_stay_and_are_reported(pages):
     pages.pool.hold([f"{dataset(pages)}@s1"], "syncoid")
     lose(pages, "s1")
     done = pages.prune(trash_days=0)
@@ -201,7 +201,7 @@ def test_another_domain_alone_is_not_looked_at(pages):
     assert names(pages) == ["s1", "s2"]
 
 
-def test_pages_that_somebody_has_mounted_go_the_next_time(pages):
+def test_mounted_pages_are_destroyed_by_a_later_prune(pages):
     lose(pages, "s1")
     pages.pool.foreign = [ForeignMount(f"{dataset(pages)}@s1", "the guest db")]
     held = f"{dataset(pages)}@s1 is mounted by the guest db"

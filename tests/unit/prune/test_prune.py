@@ -34,7 +34,7 @@ def test_a_bundle_stays_while_a_snapshot_of_it_exists(shelf):
     assert bundle.is_dir()
 
 
-def test_a_bundle_goes_to_the_trash_with_its_last_snapshot(shelf):
+def test_a_bundle_is_trashed_with_its_last_snapshot(shelf):
     lost, kept = shelf.take("s1"), shelf.take("s2")
     before = contents(lost)
     shelf.lose("s1")
@@ -48,7 +48,7 @@ def test_a_bundle_goes_to_the_trash_with_its_last_snapshot(shelf):
     assert shelf.trash.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_replicas_bundle_goes_by_the_pool_of_the_copies(shelf):
+def test_a_bundle_of_a_replica_depends_on_the_pool_of_the_copies(shelf):
     """On the other machine there is no pool of the guest's."""
     bundle = shelf.take("s1")
     for name in ("tank/web@s1", "flash/web@s1"):
@@ -201,7 +201,7 @@ def test_a_pool_exported_between_two_looks_counts_as_not_imported(shelf):
 
 def test_snapshots_seen_by_the_second_look_alone_keep_the_bundle(shelf):
     bundle = shelf.take("s1")
-    shelf.pool.rename("tank/web", "elsewhere/web")  # as a listing that was cut short has it
+    shelf.pool.rename("tank/web", "elsewhere/web")  # as an incomplete listing shows it
     shelf.lose("s1", "flash/web")
     shelf.pool.create("tank/other")
     shelf.pool.exported.add("elsewhere")
@@ -309,7 +309,7 @@ def test_a_run_that_begins_before_the_lock_is_had_keeps_its_bundle(shelf, monkey
     assert bundle.is_dir()
 
 
-def test_the_partial_bundle_of_a_run_stays_and_an_abandoned_one_goes(shelf):
+def test_the_partial_bundle_of_a_run_stays_and_an_abandoned_one_is_deleted(shelf):
     bundle = shelf.take("s1")
     live = bundle.with_name(".20250601T120000Z-00000001.partial")
     dead = bundle.with_name(".20250601T120000Z-00000002.partial")
@@ -337,7 +337,7 @@ def safety(shelf):
     return path
 
 
-def test_an_old_safety_copy_goes(shelf, safety):
+def test_an_old_safety_copy_is_deleted(shelf, safety):
     shelf.prune(safety_days=7)
     shelf.age(7)
     done = shelf.prune(safety_days=7)
@@ -357,7 +357,7 @@ def base(shelf, safety):
     return entry.full_name
 
 
-def test_with_a_safety_copy_goes_the_hold_of_what_it_follows_upon(shelf, safety, base):
+def test_with_a_safety_copy_the_hold_of_its_base_is_released(shelf, safety, base):
     shelf.prune(safety_days=7)
     assert shelf.pool.holds(base) == [UNDO_HOLD]
     shelf.age(7)
@@ -416,7 +416,7 @@ def test_a_safety_copy_stays_that_a_barred_guest_needs(shelf, safety):
     assert not safety.exists()
 
 
-def test_a_young_safety_copy_stays_and_is_told_of(shelf, safety):
+def test_a_young_safety_copy_stays_and_is_reported(shelf, safety):
     shelf.prune(safety_days=7)
     shelf.age(6.9)
     fate, reason = shelf.fates(safety_days=7)[f"web/{safety.name}"]
@@ -454,7 +454,7 @@ def test_foreign_things_are_neither_followed_nor_removed(shelf, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "symlink", "part is a symlink"])
-def test_a_bundle_with_something_foreign_in_it_stays_and_is_told_of(shelf, tmp_path, kind):
+def test_a_bundle_with_a_foreign_file_stays_and_is_reported(shelf, tmp_path, kind):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     foreign = bundle / ("ram.save" if kind == "part is a symlink" else "notes.txt")
@@ -532,7 +532,7 @@ def test_what_is_put_into_the_trash_by_hand_stays(shelf):
     assert shelf.trashed() == ["mine", "note"]
 
 
-# -- cut short ----------------------------------------------------------------------------------
+# -- interrupted -------------------------------------------------------------------------------
 
 
 class Killed(BaseException):
@@ -608,7 +608,7 @@ def test_what_cannot_be_moved_is_said_and_the_others_still_go(shelf, monkeypatch
     assert not second.exists()
 
 
-def test_what_somebody_else_moved_meanwhile_is_no_error(shelf):
+def test_an_item_that_another_process_moved_is_no_error(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     looks = []

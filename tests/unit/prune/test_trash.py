@@ -18,7 +18,7 @@ def test_files_go_with_their_directory(marked):
     assert not marked.exists()
 
 
-def test_what_is_gone_already_is_no_error(marked):
+def test_a_missing_directory_is_no_error(marked):
     remove(marked)
     remove(marked)
 

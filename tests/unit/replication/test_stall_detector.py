@@ -51,7 +51,7 @@ def test_nothing_for_an_hour_is_standing_still(clock):
 
 
 def test_it_is_looked_at_now_and_then(clock):
-    """However often one asks: each look goes through all processes of the host."""
+    """However often it is called: each check reads all processes of the host."""
     transfer = StallDetector(1)
     for _ in range(600):
         clock.now += 0.1
@@ -78,14 +78,14 @@ def test_what_moves_now_and_then_does_not(clock, moved):
         assert not transfer.is_stalled()
 
 
-def test_where_it_is_not_told_nothing_is_known(clock, monkeypatch):
+def test_without_counters_a_transfer_never_counts_as_stalled(clock, monkeypatch):
     transfer = StallDetector(1)
     clock.moved = None
     clock.now += 7200
     assert not transfer.is_stalled()
 
 
-def test_a_host_that_does_not_tell(monkeypatch):
+def test_a_kernel_without_counters(monkeypatch):
     process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
         monkeypatch.setattr(stall_detector, "_moved_by", lambda _path: 0)
@@ -113,7 +113,7 @@ def test_members_come_and_go_while_they_are_counted(tmp_path, monkeypatch):
     put(tmp_path, "self", 10, 300, 20)
     (tmp_path / "15").mkdir()
     assert moved_bytes(10) == 320
-    assert moved_bytes(15) == 0, "nobody is left of it"
+    assert moved_bytes(15) == 0, "all of its processes have exited"
 
 
 @pytest.mark.parametrize("error", [ProcessLookupError, PermissionError, FileNotFoundError])

@@ -166,7 +166,7 @@ def test_all_data_of_the_disks_is_read_if_asked_for(world, shown, run):
     assert not record(world).verified.disks
 
 
-def test_a_volume_is_read_from_a_clone_that_goes_again(world):
+def test_a_volume_is_read_from_a_clone_that_is_removed_again(world):
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.pool.write("tank/vol", b"x" * 4096)
     taken(world, "vol", disks={"vda": "tank/vol"})
@@ -364,7 +364,7 @@ def test_a_guest_that_crashes_fails(world):
         ("hypervisor.resume", "could not be resumed"),  # before it was let run
     ],
 )
-def test_an_emulator_that_ends_fails(world, place, told):
+def test_an_emulator_that_exits_fails_the_snapshot(world, place, told):
     def vanish():
         for uuid, guest in list(world.hypervisor.guests.items()):
             if "verify" in guest.name:
@@ -419,7 +419,7 @@ def script(tmp_path, text):
     return path
 
 
-def test_a_script_is_told_all_it_needs(world, tmp_path):
+def test_a_script_has_the_clone_in_its_environment(world, tmp_path):
     wanted = "$SNAPORCH_DOMAIN $SNAPORCH_SNAPSHOT $SNAPORCH_LEVEL $SNAPORCH_RESUMED"
     path = script(
         tmp_path, f'echo "{wanted} $SNAPORCH_CLONE $SNAPORCH_CLONE_UUID" > {tmp_path}/out'
@@ -559,7 +559,7 @@ def test_no_verdict_while_its_ram_is_put_into_pages(world, monkeypatch, moment):
     assert check(world, "web@s2").passed
 
 
-def test_no_verdict_of_what_is_damaged_while_somebody_works_on_the_guest(original, world):
+def test_no_result_for_a_damaged_bundle_while_another_run_works_on_the_guest(original, world):
     (Path(original.record.bundle) / "ram.save").unlink()
     lock = default_paths.LOCKS / f"{original.record.uuid}.lock"
     lock.write_text(json.dumps({"doing": "snapshot", "pid": os.getppid(), "since": "now"}))
