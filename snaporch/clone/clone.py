@@ -10,16 +10,14 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch import default_paths
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
 from snaporch.clone.firmware import check_tpm, copy_firmware
 from snaporch.clone.images import ClonedDataset, Images
+from snaporch.clone.network import address_lock, check_network
 from snaporch.clone.open_file_check import check_open_files
 from snaporch.clone.registry import (
     NAME_PROPERTY,
@@ -31,9 +29,7 @@ from snaporch.clone.registry import (
 )
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError, UsageError
-from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.clone_xml import (
-    ISOLATED,
     NO_NETWORK,
     CloneDisk,
     CloneIdentity,
@@ -41,7 +37,6 @@ from snaporch.hypervisor.clone_xml import (
     memory_bytes,
     rewrite,
 )
-from snaporch.locks import domain_lock
 from snaporch.model import DatasetKind
 from snaporch.names import MAX_FULL_NAME
 from snaporch.restore.preflight import available_memory as memory_available
@@ -68,8 +63,6 @@ read for replication and snapshots are not copied."""
 _INVALID_CHARACTERS = re.compile(r"[^A-Za-z0-9_.:-]")
 _MEMORY_MARGIN = 64 << 20
 """Memory that the emulator needs beside the guest's."""
-_LOADING_SECONDS = 600
-"""How long to wait while another clone loads its RAM on the same network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +124,6 @@ def check_clone(context: Context, source: Source, request: CloneRequest) -> None
         UsageError, RefusedError, NotFoundError: the clone cannot be made.
     """
     _check_name(context, request)
-    _check_network(context, source, request)
     if request.resumed and not source.has_ram:
         raise RefusedError(
             source.thing, f"has no RAM to resume from ({source.manifest.level})", "omit --running"
@@ -142,6 +134,8 @@ def check_clone(context: Context, source: Source, request: CloneRequest) -> None
             "is of a transient domain: there is no definition to boot from",
             "clone it with --running if it has RAM",
         )
+    xml = _start_xml(source, request)
+    check_network(context, source.thing, xml, request.network, resumed=request.resumed)
     check_beneath(source.thing, source.manifest)
     existing = kinds(context)
     for member in source.members:
@@ -182,51 +176,6 @@ def _check_name(context: Context, request: CloneRequest) -> None:
             "there are disks of a clone with this name",
             f"delete them: snaporch clone --delete {name}",
         )
-
-
-def _check_network(context: Context, source: Source, request: CloneRequest) -> None:
-    if request.network in (NO_NETWORK, ISOLATED):
-        return
-    isolated = context.hypervisor.network_is_isolated(request.network)
-    if request.resumed and isolated:
-        _check_addresses(context, source, request)
-    if request.resumed and not isolated:
-        raise RefusedError(
-            source.thing,
-            f"the network {request.network} is not isolated, and the clone has the original's "
-            "addresses in its RAM",
-            "use --network isolated, or a network without <forward>",
-        )
-
-
-def _check_addresses(context: Context, source: Source, request: CloneRequest) -> None:
-    """Refuse a network on which a running guest has a MAC address that the clone has in its RAM."""
-    cards = domain_xml.parse(_start_xml(source, request)).findall("devices/interface/mac")
-    own = {mac.get("address", "").lower() for mac in cards}
-    for domain in context.hypervisor.domains():
-        if domain.live_xml is None:
-            continue
-        taken = own & domain_xml.cards(domain_xml.parse(domain.live_xml), request.network)
-        if taken:
-            raise RefusedError(
-                source.thing,
-                f"{domain.name} is on the network {request.network} with the same MAC address "
-                f"{min(taken)}, which the clone has in its RAM",
-                "use --network isolated, or another network without <forward>",
-            )
-
-
-@contextmanager
-def _address_lock(context: Context, source: Source, request: CloneRequest) -> Iterator[None]:
-    """Keep clones with the same addresses from starting on this network at the same time."""
-    if request.network in (NO_NETWORK, ISOLATED):
-        yield
-        return
-    network, wait = request.network, _LOADING_SECONDS
-    key, interrupt = f"network-{network}", context.interrupt
-    with domain_lock(default_paths.LOCKS, network, key, "clone", wait=wait, interrupt=interrupt):
-        _check_addresses(context, source, request)
-        yield
 
 
 def _check_resources(context: Context, source: Source, request: CloneRequest) -> None:
@@ -433,7 +382,7 @@ def _resume(
         copy_with_xml(source.directory / part.name, image, xml)
     context.interrupt.check(request.name)
     context.progress.step(request.name, "resuming from RAM")
-    with _address_lock(context, source, request):
+    with address_lock(context, source.thing, _start_xml(source, request), request.network):
         context.hypervisor.restore(image, running=False)
     image.unlink()
     running = source.manifest.was_running or request.purpose is not Purpose.CLONE

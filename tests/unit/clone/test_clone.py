@@ -10,6 +10,7 @@ from fakes.hooks import failing
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.store import replace_manifest
 from snaporch.clone import clone as clone_module
+from snaporch.clone import network
 from snaporch.clone import registry as clones_module
 from snaporch.clone.clone import (
     CloneRequest,
@@ -316,12 +317,14 @@ def test_a_name_too_long_for_a_dataset(world):
 def test_no_ram_no_running(world):
     world.add_guest("off", state=DomainState.OFF)
     take_snapshot(world.context, world.hypervisor.domain("off"), name="s1", wait=0)
-    with pytest.raises(RefusedError, match="no RAM to resume from"):
-        make(world, text="off@s1")
+    world.hypervisor.networks = {"inner": True}
+    for network_name in ("none", "inner"):
+        with pytest.raises(RefusedError, match="no RAM to resume from"):
+            make(world, text="off@s1", network=network_name)
     make(world, text="off@s1", resumed=False)
 
 
-def test_a_network_that_leads_out_is_for_cold_clones(world):
+def test_a_network_that_is_not_isolated_is_for_cold_clones(world):
     world.hypervisor.networks = {"default": False, "inner": True}
     with pytest.raises(RefusedError, match="is not isolated"):
         make(world, network="default")
@@ -364,7 +367,7 @@ def test_of_two_that_start_at_once_with_one_mac_address_one_is_refused(
     world, with_a_card, monkeypatch, place, error, said
 ):
     """The other has come to its end meanwhile, or finds that this one loads its RAM."""
-    monkeypatch.setattr(clone_module, "_LOADING_SECONDS", 0)
+    monkeypatch.setattr(network, "_LOADING_SECONDS", 0)
     refused = []
 
     def other():
