@@ -1,4 +1,4 @@
-"""What the streams of safety copies follow upon: held, for without it a copy undoes nothing."""
+"""Hold the base snapshots of safety copies: the incremental streams of a copy need them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from snaporch.bundle.manifest import ManifestError, SnapshotEntry
 from snaporch.zfs import PREFIX, Pool
 
 UNDO_HOLD = "snaporch-undo"
-"""The tag that keeps such a snapshot as long as there is a copy that needs it."""
+"""The tag of the hold; it stays as long as a safety copy needs the snapshot."""
 _COPIES, _RECORD = "safety-*", "undo.json"
 
 
@@ -25,14 +25,14 @@ class _Kept(BaseModel):
 
 
 class _Record(BaseModel):
-    """What has to be known of a copy's record; that of a later snaporch may say more."""
+    """The needed part of a copy's record."""
 
     manifest: _Manifest
     kept: tuple[_Kept, ...]
 
 
 def _read(copy: Path) -> _Record | None:
-    """``None`` for a copy that is not whole, and undoes nothing."""
+    """Read a copy's record; None for an unfinished copy, which cannot be used."""
     path = copy / _RECORD
     try:
         return _Record.model_validate(json.loads(path.read_bytes()))
@@ -40,24 +40,24 @@ def _read(copy: Path) -> _Record | None:
         return None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else None
-        raise ManifestError(str(path), why or "does not say what the copy holds") from error
+        raise ManifestError(str(path), why or "does not describe the copy") from error
 
 
 def bases_of(copy: Path) -> set[tuple[str, int]]:
-    """Dataset and GUID of what a copy's streams follow upon.
+    """Dataset and GUID of each base snapshot of a copy.
 
     Raises:
-        ManifestError: its record cannot be read.
+        ManifestError: the copy's record cannot be read.
     """
     record = _read(copy)
     return {(each.dataset, each.guid) for each in record.manifest.snapshots} if record else set()
 
 
 def runs_of(copy: Path) -> set[str]:
-    """The runs whose snapshots a copy holds.
+    """The runs whose snapshots are in a copy.
 
     Raises:
-        ManifestError: its record cannot be read, so that it may hold any.
+        ManifestError: the copy's record cannot be read, so it may be any runs.
     """
     record = _read(copy)
     held = (each for kept in record.kept for each in kept.properties.values()) if record else ()
@@ -65,12 +65,12 @@ def runs_of(copy: Path) -> set[str]:
 
 
 def hold_bases(pool: Pool, directory: Path) -> None:
-    """Hold what the safety copies in a domain's directory of the store follow upon.
+    """Hold the base snapshots of all safety copies in a domain's directory of the store.
 
-    A copy whose record cannot be read any more had its own held when it was made.
+    A copy whose record is unreadable now had its base snapshots held when it was made.
 
     Raises:
-        PoolError: one cannot be held.
+        PoolError: a snapshot cannot be held.
     """
     wanted: set[tuple[str, int]] = set()
     for copy in directory.glob(_COPIES):
@@ -82,13 +82,13 @@ def hold_bases(pool: Pool, directory: Path) -> None:
 
 
 def let_bases_go(pool: Pool, copy: Path) -> None:
-    """Before a copy is deleted: let go of what no other of its domain follows upon.
+    """Release the base snapshots that no other copy of the domain needs, before deleting a copy.
 
-    A dataset may have another name by now, so the GUID alone counts.
+    Only the GUID counts, since a dataset may have been renamed.
 
     Raises:
-        ManifestError: what another follows upon cannot be read.
-        PoolError: one cannot be let go.
+        ManifestError: the record of a copy cannot be read.
+        PoolError: a snapshot cannot be released.
     """
     others = {
         guid for other in copy.parent.glob(_COPIES) if other != copy for _, guid in bases_of(other)

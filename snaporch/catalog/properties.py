@@ -1,4 +1,4 @@
-"""The ZFS snapshots of one run: how they are marked, told from others, finished and destroyed."""
+"""Mark, find, complete and destroy the ZFS snapshots of one run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from snaporch.zfs import PREFIX
 
 
 def marks(run: str, uuid: str, domain: str, bundle: str) -> dict[str, str]:
-    """The properties that tell that snapshots are the run's."""
+    """The properties that mark a ZFS snapshot as the run's."""
     return {
         f"{PREFIX}run": run,
         f"{PREFIX}uuid": uuid,
@@ -19,7 +19,13 @@ def marks(run: str, uuid: str, domain: str, bundle: str) -> dict[str, str]:
 
 
 def finish_snapshots(context: Context, facts: RunFacts) -> Level | None:
-    """Record the level that the run's sealed bundle has, if it was sealed; that level."""
+    """Complete the snapshots of an interrupted run whose bundle was sealed before.
+
+    Sets the run's marks, and the level that the manifest names.
+
+    Returns:
+        That level; None if there is no complete bundle.
+    """
     reference = f"{facts.uuid}/{facts.run}"
     own = own_snapshots(context, facts)
     names = [snapshot.full_name for snapshot in own]
@@ -33,7 +39,11 @@ def finish_snapshots(context: Context, facts: RunFacts) -> Level | None:
 
 
 def destroy_snapshots(context: Context, facts: RunFacts) -> list[str]:
-    """Destroy the snapshots with this run's mark, pool by pool; their names."""
+    """Destroy the snapshots of this run, pool by pool, as they were taken.
+
+    Returns:
+        Their names.
+    """
     marked = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
     pools: dict[str, list[str]] = {}
     for name in marked:
@@ -44,7 +54,7 @@ def destroy_snapshots(context: Context, facts: RunFacts) -> list[str]:
 
 
 def own_snapshots(context: Context, facts: RunFacts) -> list[PoolSnapshot]:
-    """The snapshots that this run took, or marked as its own, or was about to mark."""
+    """The snapshots that this run took, marked as its own, or was about to mark."""
     return [
         found
         for found in context.pool.snapshots(facts.datasets)
@@ -54,6 +64,6 @@ def own_snapshots(context: Context, facts: RunFacts) -> list[PoolSnapshot]:
 
 
 def _unmarked(found: PoolSnapshot, facts: RunFacts) -> str:
-    """Whose a snapshot is that was taken for a group, and has not got the marks of a run yet."""
+    """The run of a snapshot that was taken for a group and does not have a run's marks yet."""
     of_group = facts.group and found.properties.get("group") == facts.group
     return facts.run if of_group else ""

@@ -1,7 +1,7 @@
-"""Snapshots of whole domains, read from ZFS and the bundle store: nothing is remembered.
+"""Records of domain snapshots, read from ZFS and the bundle store each time.
 
-A run marks its ZFS snapshots with properties. Guests that share a dataset share its snapshots, too,
-which can be marked by one run only; those of the others are found by the GUIDs in their manifests.
+A run marks its ZFS snapshots with properties. Guests that share a dataset also share its snapshots,
+and only one run can mark these. The other runs find them by the GUIDs in their manifests.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ def all_records(
     """One record per run and snapshot name, oldest first.
 
     Args:
-        store: where the manifests are.
-        snapshots: every one that exists.
-        renamed_too: those of datasets that were renamed, too.
+        store: has the manifests.
+        snapshots: all ZFS snapshots that exist.
+        renamed_too: also snapshots of datasets that were renamed since.
     """
     everything = list(snapshots)
     guids = {snapshot.guid for snapshot in everything}
     records = marked_records(store, everything, guids, renamed_too=renamed_too)
     known = {f"{record.uuid}/{record.run}" for record in records}
-    places = _by_guid(everything)
+    by_guid = _by_guid(everything)
     for reference in store.references():
         if reference not in known:
             state, manifest = store.state(reference)
             if manifest is not None and reference == f"{manifest.uuid}/{manifest.run}":
                 state = _with_pages(state, manifest, guids)
-                near = _near(manifest, places)
-                manifest = as_named_now(manifest, near) if renamed_too else manifest
-                members = run_members(manifest, manifest.run, near)
+                candidates = _candidates(manifest, by_guid)
+                manifest = as_named_now(manifest, candidates) if renamed_too else manifest
+                members = run_members(manifest, manifest.run, candidates)
                 records += _records(store, manifest.run, members, state, manifest)
     return _oldest_first(records)
 
@@ -63,13 +63,13 @@ def marked_records(
     *,
     renamed_too: bool = False,
 ) -> list[SnapshotRecord]:
-    """Those of the runs whose marks ``snapshots`` carry, oldest first.
+    """The records of the runs whose marks are on ``snapshots``, oldest first.
 
     Args:
-        store: where the manifests are.
-        snapshots: those to make records of.
-        guids: of all snapshots that exist; pages of RAM may be in any.
-        renamed_too: as :func:`all_records` says.
+        store: has the manifests.
+        snapshots: the ZFS snapshots to make records of.
+        guids: the GUIDs of all ZFS snapshots that exist, for the pages of RAM.
+        renamed_too: see :func:`all_records`.
     """
     everything = list(snapshots)
     runs: dict[str, list[PoolSnapshot]] = {}
@@ -77,19 +77,19 @@ def marked_records(
         run = snapshot.properties.get("run")
         if run and "domain" in snapshot.properties:
             runs.setdefault(run, []).append(snapshot)
-    places = _by_guid(everything)
+    by_guid = _by_guid(everything)
     records: list[SnapshotRecord] = []
     for run, marked in runs.items():
         state, manifest = _state(store, marked)
         state = _with_pages(state, manifest, guids)
-        near = marked
+        candidates = marked
         moved: tuple[str, ...] = ()
         if manifest is not None:
-            named = {each.full_name: each for each in (*marked, *_near(manifest, places))}
-            near = list(named.values())
-            moved = tuple(sorted(renamed(manifest, near))) if renamed_too else ()
-            manifest = as_named_now(manifest, near) if moved else manifest
-        members = run_members(manifest, run, near)
+            named = {each.full_name: each for each in (*marked, *_candidates(manifest, by_guid))}
+            candidates = list(named.values())
+            moved = tuple(sorted(renamed(manifest, candidates))) if renamed_too else ()
+            manifest = as_named_now(manifest, candidates) if moved else manifest
+        members = run_members(manifest, run, candidates)
         found = _records(store, run, members, state, manifest)
         records += [replace(each, renamed=moved) for each in found]
     return _oldest_first(records)
@@ -98,43 +98,45 @@ def marked_records(
 def _with_pages(
     state: BundleState, manifest: Manifest | None, guids: Collection[int]
 ) -> BundleState:
-    """A bundle whose pages of RAM are gone is not complete."""
+    """The bundle's state, given whether its pages of RAM exist."""
     gone = manifest is not None and manifest.pages and manifest.pages.guid not in guids
     return BundleState.INCOMPLETE if gone else state
 
 
 def by_dataset(snapshots: Iterable[PoolSnapshot]) -> Mapping[str, list[PoolSnapshot]]:
-    """The snapshots of each dataset; none of one that has none."""
-    places: dict[str, list[PoolSnapshot]] = defaultdict(list)
+    """The snapshots of each dataset; an empty list for a dataset without snapshots."""
+    found: dict[str, list[PoolSnapshot]] = defaultdict(list)
     for snapshot in snapshots:
-        places[snapshot.dataset].append(snapshot)
-    return places
+        found[snapshot.dataset].append(snapshot)
+    return found
 
 
 def _by_guid(snapshots: Iterable[PoolSnapshot]) -> Mapping[int, list[PoolSnapshot]]:
-    places: dict[int, list[PoolSnapshot]] = defaultdict(list)
+    found: dict[int, list[PoolSnapshot]] = defaultdict(list)
     for snapshot in snapshots:
-        places[snapshot.guid].append(snapshot)
-    return places
+        found[snapshot.guid].append(snapshot)
+    return found
 
 
-def _near(manifest: Manifest, places: Mapping[int, Sequence[PoolSnapshot]]) -> list[PoolSnapshot]:
-    """What may be a snapshot of the run: its own, received copies, and what was renamed."""
+def _candidates(
+    manifest: Manifest, by_guid: Mapping[int, Sequence[PoolSnapshot]]
+) -> list[PoolSnapshot]:
+    """All snapshots with the GUIDs of the run: its own, received copies, and renamed ones."""
     guids = {entry.guid for entry in manifest.snapshots}
-    return [each for guid in guids for each in places.get(guid, ())]
+    return [each for guid in guids for each in by_guid.get(guid, ())]
 
 
 def renamed(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> dict[str, str]:
-    """What datasets of the run are called now that had another name then.
+    """The new names of the run's datasets that were renamed, by their old names.
 
-    A rename, of the pool too, keeps a snapshot's GUID and its txg; a received copy has a txg of
-    its own. One that is where the run took it was not renamed.
+    A rename, also of the pool, keeps a snapshot's GUID and its txg. A received copy has another
+    txg. If the snapshot exists under the old name, the dataset was not renamed.
     """
-    places = _by_guid(snapshots)
+    by_guid = _by_guid(snapshots)
     there: set[str] = set()
     found: dict[str, set[str]] = defaultdict(set)
     for entry in manifest.snapshots:
-        same = places.get(entry.guid, ())
+        same = by_guid.get(entry.guid, ())
         if entry.dataset in {each.dataset for each in same}:
             there.add(entry.dataset)
         found[entry.dataset] |= {s.dataset for s in same if s.createtxg == entry.createtxg}
@@ -146,7 +148,7 @@ def renamed(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> dict[str, 
 
 
 def as_named_now(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> Manifest:
-    """The manifest, with the names that its datasets have now, to look at; see :func:`renamed`."""
+    """The manifest with the current names of its datasets; see :func:`renamed`."""
     names = renamed(manifest, snapshots)
     if not names:
         return manifest
@@ -168,14 +170,14 @@ def _named(
 
 
 def check_store(store: BundleStore, pool: Pool, guests: Hypervisor | None = None) -> None:
-    """Refuse to begin a store anew where another one may be mounted.
+    """Refuse to begin a new store where the file system of the old one may not be mounted.
 
     Args:
-        guests: those whose snapshots count: what other hosts replicated here has its bundles
-            elsewhere. All count when ``None``.
+        guests: only these guests' snapshots count; the bundles of snapshots that other hosts
+            replicated here are elsewhere. All count when ``None``.
 
     Raises:
-        RefusedError: it is none, and there are snapshots with bundles.
+        RefusedError: the directory is no store, and there are snapshots with bundles.
     """
     if store.is_known():
         return
@@ -198,10 +200,10 @@ def check_store(store: BundleStore, pool: Pool, guests: Hypervisor | None = None
 def check_names(
     pool: Pool, thing: str, manifest: Manifest, snapshots: Iterable[PoolSnapshot]
 ) -> None:
-    """Refuse to work with datasets that have another name now: the guest's disks have it, too.
+    """Refuse a snapshot whose datasets were renamed: the paths in the manifest are the old ones.
 
     Raises:
-        RefusedError: one was renamed; it says how it gets its name back.
+        RefusedError: a dataset was renamed; the error has the command that names it back.
     """
     for dataset, name in renamed(manifest, snapshots).items():
         above, old = (each.split("/", 1)[0] for each in (name, dataset))
@@ -217,7 +219,7 @@ def check_names(
 def record_of(
     store: BundleStore, snapshots: Iterable[PoolSnapshot], run: str, name: str
 ) -> SnapshotRecord:
-    """The record of one run and name, whose snapshots are known to be there."""
+    """The record of one run and snapshot name; ``snapshots`` must contain its ZFS snapshots."""
     members = [snapshot for snapshot in snapshots if marked_by(snapshot, run)]
     return _record(store, run, name, members, *_state(store, members))
 
@@ -225,11 +227,11 @@ def record_of(
 def run_members(
     manifest: Manifest | None, run: str, snapshots: Iterable[PoolSnapshot]
 ) -> list[PoolSnapshot]:
-    """The snapshots of a run: those marked by it, and those its manifest knows by their GUIDs.
+    """The snapshots of a run: those with its mark, and those with a GUID in its manifest.
 
-    Only where the run took them: a replica (``zfs send -p | zfs receive``) has the same properties
-    and even the same GUID, but is a backup, which nobody may roll back. The manifest knows which
-    dataset is the guest's.
+    Only in the datasets where the run took them. A replica (``zfs send -p | zfs receive``) has the
+    same properties and even the same GUID, but it is a backup, which must not be rolled back. The
+    manifest names the guest's datasets.
     """
     if manifest is None:
         return [each for each in snapshots if marked_by(each, run)]
@@ -243,7 +245,7 @@ def run_members(
 
 
 def marked_by(snapshot: PoolSnapshot, run: str) -> bool:
-    """Whether the properties it carries are those of the run."""
+    """Whether the snapshot carries the run's mark."""
     return snapshot.properties.get("run") == run
 
 
@@ -265,7 +267,7 @@ def _records(
 def _state(
     store: BundleStore, members: Sequence[PoolSnapshot]
 ) -> tuple[BundleState, Manifest | None]:
-    """What there is of the bundle of a run."""
+    """The state and the manifest of a run's bundle."""
     reference = members[0].properties.get("bundle") if members else None
     return store.state(reference) if reference else (BundleState.MISSING, None)
 
@@ -277,13 +279,16 @@ def one_of_each(
     *,
     newest: bool = False,
 ) -> list[PoolSnapshot]:
-    """One snapshot of each dataset, by dataset: that of the name, or another of the same instant.
+    """One snapshot of each dataset, sorted by dataset: with this name, or of the same instant.
 
-    The disks stood still for all the snapshots of a run, so they hold the same: ``daily`` of a
-    round can stand in for its ``hourly``. Not if the guest was not held still.
+    The guest was frozen for all snapshots of a run, so their contents are equal: sanoid's ``daily``
+    can replace the ``hourly`` of the same call. Not at level ``crash`` or ``torn``.
 
     Args:
-        newest: the latest of them, whatever its name: a rollback to it spares the others.
+        manifest: the run's manifest, if there is one.
+        members: the snapshots of the run.
+        name: the name to prefer.
+        newest: prefer the newest snapshot to the name: a rollback to it keeps the others.
     """
     chosen: dict[str, PoolSnapshot] = {}
     same = manifest is not None and manifest.level not in (Level.CRASH, Level.TORN)
@@ -295,7 +300,7 @@ def one_of_each(
 
 
 def missing_of(manifest: Manifest, members: Iterable[PoolSnapshot]) -> list[str]:
-    """Datasets of the run's disks of which ``members`` holds none of the run's snapshots."""
+    """The datasets of the run for which ``members`` has none of its snapshots."""
     known = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
     wanted = {dataset for dataset, _ in known}
     wanted |= {disk.dataset for disk in manifest.disks if disk.dataset is not None}
@@ -351,34 +356,34 @@ def _record(
 
 
 def _verdict(marked: Sequence[PoolSnapshot]) -> VerificationResult | None:
-    """The same on all of them, unless its writing was cut short: then there is none."""
+    """The verification result; None if the snapshots differ, since writing it was interrupted."""
     texts = {member.properties.get("verified") for member in marked}
     return VerificationResult.parse(texts.pop()) if len(texts) == 1 else None
 
 
 def _unchanged(marked: Sequence[PoolSnapshot]) -> datetime | None:
-    """The same on all of them, unless its writing was cut short: then it is not said."""
+    """The time of ``unchanged``; None if the snapshots differ, since writing was interrupted."""
     texts = {member.properties.get("unchanged") for member in marked}
     return moment_of(texts.pop()) if len(texts) == 1 else None
 
 
 def _replicated(marked: Sequence[PoolSnapshot]) -> tuple[str, ...]:
-    """What got each of its snapshots: the property is written when all of it has arrived."""
-    said = [set(member.properties.get("replicated", "").split(",")) for member in marked]
-    return tuple(sorted(set[str]().union(*said[:1]).intersection(*said) - {""}))
+    """The replicas that have all snapshots of the run; written when everything has arrived."""
+    names = [set(member.properties.get("replicated", "").split(",")) for member in marked]
+    return tuple(sorted(set[str]().union(*names[:1]).intersection(*names) - {""}))
 
 
 def _policy(members: Sequence[PoolSnapshot]) -> str | None:
-    """The policy that took it: all its snapshots carry the mark."""
+    """The policy that took the snapshot; None unless all its ZFS snapshots carry the mark."""
     policy = members[0].properties.get("retention")
     marked = policy is not None and all(is_marked(member, policy) for member in members)
     return policy if marked else None
 
 
 def is_marked(snapshot: PoolSnapshot, policy: str) -> bool:
-    """Whether the policy took it: ``snaporch:retention`` says so, and its name does.
+    """Whether the policy took the snapshot: by its property and its name.
 
-    Neither is enough: a property may be inherited from a dataset, a name may be anybody's.
+    Both must match: a property may be inherited from a dataset, and any program may use the name.
     """
     named = snapshot.name.startswith("snaporch_") and snapshot.name.endswith(f"_{policy}")
     return named and snapshot.properties.get("retention") == policy
@@ -391,10 +396,10 @@ def _path(store: BundleStore, reference: str | None) -> Path | None:
         return None
 
 
-def _level(said: str, state: BundleState) -> Level:
-    """What can still be had from it: without good RAM it is as if the plug had been pulled."""
+def _level(text: str, state: BundleState) -> Level:
+    """The level that a restore can reach: without a complete bundle, ``ram`` becomes ``crash``."""
     try:
-        level = Level(said)
+        level = Level(text)
     except ValueError:
         return Level.CRASH
     return Level.CRASH if level is Level.RAM and state is not BundleState.COMPLETE else level

@@ -1,9 +1,9 @@
-"""Snapshots of no instant: taken while overlays were committed into the disks they are of.
+"""Find and mark torn snapshots: those taken while overlays were committed into their disks.
 
-A commit copies in the order of offsets. Until the pivot the base is a state that the guest never
-had: what was written first may be old, and what was written last new. Which snapshots somebody took
-meanwhile is told by transaction groups and not by a clock: those that are newer than the newest
-that was there when the commit began, and no newer than the newest when it had ended.
+A commit copies blocks in the order of offsets. Until the pivot, the base has a state that the guest
+never had: an early write may be missing while a later one is there. Transaction groups show which
+snapshots were taken meanwhile, not clocks. A torn snapshot is newer than the newest snapshot at the
+beginning of the commit, and no newer than the newest one at its end.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ _TORN = "torn"
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """When overlays were committed, by the ``createtxg`` of each dataset's newest snapshot."""
+    """The time of a commit, by the ``createtxg`` of each dataset's newest snapshot."""
 
     after: Mapping[str, int]
-    """When it began; 0 if there was no snapshot."""
+    """The beginning, by dataset; 0 if there was no snapshot."""
     until: Mapping[str, int] | None = None
-    """When it had ended; ``None`` if nobody knows that it has."""
+    """The end, by dataset; None if no process has recorded one."""
     run: str = ""
-    """Whose it was, if nobody could say which snapshots there were; then ``after`` is 0."""
+    """The run, if the snapshots could not be listed at the beginning; then ``after`` is 0."""
     began: datetime | None = None
-    """When it began, by the clock, if nobody could say that either."""
+    """The beginning by the clock, if the snapshots could not be listed."""
 
     def tears(self, snapshot: PoolSnapshot) -> bool:
-        """Whether it was taken meanwhile."""
+        """Whether the snapshot was taken during the commit."""
         dataset, txg = snapshot.dataset, snapshot.createtxg
         if dataset not in self.after or txg <= self.after[dataset]:
             return False
         return self.until is None or txg <= self.until.get(dataset, txg)
 
     def among(self, there: Collection[PoolSnapshot]) -> Commit:
-        """The same, as soon as somebody can say: after the run's own snapshots.
+        """Find out ``after`` later, if the snapshots could not be listed at the beginning.
 
-        Where there is none of these, after what is older than the commit by the clock.
+        The commit began after the run's own snapshots. In a dataset without these, it began after
+        the snapshots that are older by the clock.
         """
         if self.began is None:
             return self
@@ -59,7 +60,7 @@ class Commit:
         return replace(self, after={each: found.get(each, 0) for each in self.after})
 
 
-def _newest(pool: Pool, datasets: Collection[str]) -> dict[str, int]:
+def _newest_txgs(pool: Pool, datasets: Collection[str]) -> dict[str, int]:
     newest = dict.fromkeys(datasets, 0)
     for snapshot in pool.snapshots(tuple(datasets)):
         newest[snapshot.dataset] = max(newest[snapshot.dataset], snapshot.createtxg)
@@ -67,26 +68,28 @@ def _newest(pool: Pool, datasets: Collection[str]) -> dict[str, int]:
 
 
 def note_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Commit:
-    """Before a commit begins: note in the run's journal which snapshots there are, if it can be.
+    """Record the newest snapshots in the run's journal before a commit begins.
 
-    Returns: the same, for who has no journal to read it from.
+    Returns:
+        The record, for a caller whose journal cannot be written.
 
     Raises:
-        PoolError: nobody can say.
+        PoolError: the snapshots cannot be listed.
     """
-    begun = Commit(_newest(pool, datasets))
-    with suppress(OSError):  # a full disk must not keep the guest on its overlays
+    begun = Commit(_newest_txgs(pool, datasets))
+    with suppress(OSError):  # commit even if the disk is full
         append_line(journal, event=_BEGUN, after=begun.after)
     return begun
 
 
 @contextmanager
 def noted_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterator[list[Commit]]:
-    """Around a commit; one that raises is noted as begun, and never as ended.
+    """Record the beginning and end of a commit; if the block raises, no end is recorded.
 
-    A pool that does not answer must not keep the guest on its overlays.
+    A commit begins even if the pool does not answer: the guest must not stay on its overlays.
 
-    Yields: the commit as far as it is known, for who has no journal to read it from.
+    Yields:
+        A list with the record of the commit, for a caller whose journal cannot be written.
     """
     try:
         noted = [note_commit(pool, datasets, journal)]
@@ -95,40 +98,41 @@ def noted_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterat
         with suppress(OSError):
             append_line(journal, event=_BEGUN, after=noted[0].after, run=noted[0].run)
     yield noted
-    with suppress(OSError, PoolError):  # then more counts as torn than is
-        pool.sync(datasets)  # some may be under way that hold what the commit wrote half
-        noted[:] = [replace(noted[0], until=_newest(pool, datasets))]
+    with suppress(OSError, PoolError):  # without an end, later snapshots count as torn, too
+        pool.sync(datasets)  # a snapshot under way may contain a part of the commit
+        noted[:] = [replace(noted[0], until=_newest_txgs(pool, datasets))]
         append_line(journal, event=_ENDED, until=noted[0].until)
 
 
 def commits_in(journal: Path) -> list[Commit]:
-    """What was noted of each commit of a run, by itself, its guardian or a recovery."""
+    """The commits in a run's journal: recorded by the run, its guardian or a recovery."""
     found: list[Commit] = []
     with suppress(OSError):
         for text in journal.read_text("utf-8", "replace").splitlines():
-            with suppress(ValueError):  # a line that was cut short
+            with suppress(ValueError):  # a line whose writing was interrupted
                 line = json.loads(text)
                 if line.get("event") == _BEGUN:
                     run = line.get("run", "")
                     began = datetime.fromisoformat(line["at"]) if run else None
                     found.append(Commit(line["after"], None, run, began))
-                if line.get("event") == _ENDED:  # the last of one or more tries
+                if line.get("event") == _ENDED:  # after one or more attempts
                     found = [replace(each, until=each.until or line["until"]) for each in found]
     return found
 
 
 def commits_of_all(directory: Path) -> list[Commit]:
-    """Those of all runs with a journal: others' overlays may be over files of the same dataset.
+    """The commits in the journals of all runs: other guests' disks may be in the same dataset.
 
-    Ask before listing snapshots: who ends a run marks what is torn, then removes its journal.
+    Call this before listing snapshots: the end of a run marks torn snapshots, then removes the
+    journal.
     """
     return [commit for path in sorted(directory.glob("*.jsonl")) for commit in commits_in(path)]
 
 
 def is_torn(snapshot: PoolSnapshot) -> bool:
-    """Whether it is marked so.
+    """Whether the snapshot is marked as torn.
 
-    By a property of its own, for the level is also written by who has taken the snapshot.
+    The mark is a property of its own, since the program that took the snapshot may set the level.
     """
     return _TORN in snapshot.properties or snapshot.properties.get("level") == Level.TORN
 
@@ -136,12 +140,13 @@ def is_torn(snapshot: PoolSnapshot) -> bool:
 def mark_torn(
     pool: Pool, datasets: Collection[str], commits: Collection[Commit]
 ) -> list[PoolSnapshot]:
-    """Mark the snapshots that were taken during commits, whoever's they are.
+    """Mark all snapshots that were taken during commits, also those of other programs.
 
-    Returns: all that are torn by these.
+    Returns:
+        The torn snapshots.
 
     Raises:
-        PoolError: they cannot be marked.
+        PoolError: the snapshots cannot be listed or marked.
     """
     if not commits:
         return []

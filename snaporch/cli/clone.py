@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json as json_format
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+
+if TYPE_CHECKING:
+    from snaporch.clone.clone import Clone
+    from snaporch.context import Context
 
 
 def clone_command(
@@ -15,7 +20,7 @@ def clone_command(
         str,
         typer.Argument(
             metavar="DOMAIN@SNAPSHOT",
-            help="As `snaporch list` shows them; with --delete, the clone.",
+            help="A snapshot, as `snaporch list` prints it; with --delete, the clone.",
             show_default=False,
         ),
     ],
@@ -23,36 +28,80 @@ def clone_command(
         str | None,
         typer.Argument(metavar="NEW", help="The clone's name.", show_default=False),
     ] = None,
-    running: Annotated[
-        bool, typer.Option("--running", help="Resume it from RAM, as it was in that instant.")
-    ] = False,
+    running: Annotated[bool, typer.Option("--running", help="Resume the clone from RAM.")] = False,
     network: Annotated[
         str,
         typer.Option(
             "--network",
             metavar="isolated|none|NAME",
-            help="What its network cards are connected to: nothing, with the cable in (isolated) "
-            "or out (none), or a libvirt network.",
+            help="Connect its network cards to nothing, link up (isolated) or down (none), "
+            "or to a libvirt network.",
         ),
     ] = "none",
     delete: Annotated[
-        bool, typer.Option("--delete", help="Remove the clone and all it has.")
+        bool, typer.Option("--delete", help="Delete the clone: its domain, datasets and files.")
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Make a guest of a snapshot, beside the original; or remove it again (--delete CLONE).
+    """Make a second guest from a snapshot, or delete it (--delete CLONE).
 
-    Its disks are ZFS clones. It gets a name, a UUID and, unless it is resumed from RAM, MAC
-    addresses of its own.
+    Its disks are ZFS clones. It gets a new name, a new UUID and, unless it is resumed from RAM, new
+    MAC addresses.
     """
-    from snaporch.cli.cloning import clone_one, delete_one
     from snaporch.cli.session import session
 
     if delete != (new is None) or (delete and running):
-        raise typer.BadParameter("wanted is DOMAIN@SNAPSHOT NEW, or --delete CLONE")
+        raise typer.BadParameter("expected DOMAIN@SNAPSHOT NEW, or --delete CLONE")
     with session(config_path(context, config), quiet=quiet or json) as opened:
         if new is None:
-            return delete_one(opened, snapshot, json=json)
-        return clone_one(opened, snapshot, new, running=running, network=network, json=json)
+            _delete(opened, snapshot, json=json)
+        else:
+            _clone(opened, snapshot, new, running=running, network=network, json=json)
+    return 0
+
+
+def _clone(
+    context: Context, text: str, name: str, *, running: bool, network: str, json: bool
+) -> None:
+    from snaporch.bundle.manifest import Role
+    from snaporch.clone.clone import CloneRequest, check_clone, check_parts, clone
+    from snaporch.clone.registry import remove_leftovers
+    from snaporch.output.terminal import print_result
+    from snaporch.restore.source import records_called, whole_source
+
+    remove_leftovers(context)
+    roles = [role for role in Role if running or role is not Role.RAM]
+    source = whole_source(context, records_called(context, text)[-1], roles)
+    request = CloneRequest(name, resumed=running, network=network)
+    check_clone(context, source, request)
+    check_parts(context, source, ram=running)
+    made = clone(context, source, request)
+    for missing in made.missing:
+        context.progress.note(name, f"does not have {missing}")
+    origins = ", ".join(source.member(dataset).full_name for dataset in made.datasets)
+    context.progress.step(name, f"keeps {origins} from being destroyed while it exists")
+    if running:
+        context.progress.step(
+            name, f"has the addresses of {source.record.domain} in its RAM; network: {network}"
+        )
+    print_result(_json(made.as_json()) if json else _line(made))
+
+
+def _line(made: Clone) -> str:
+    action = "resumed from RAM" if made.resumed else f"defined; virsh start {made.name}"
+    return f"{made.name}  clone of {made.of}, {action}"
+
+
+def _delete(context: Context, name: str, *, json: bool) -> None:
+    from snaporch.clone.delete import delete_clone
+    from snaporch.output.terminal import print_result
+
+    deleted = delete_clone(context, name)
+    line = f"{deleted.name}  deleted: {'; '.join(deleted.done) or 'its files'}"
+    print_result(_json(deleted.as_json()) if json else line)
+
+
+def _json(document: dict[str, object]) -> str:
+    return json_format.dumps(document, indent=2, ensure_ascii=False)

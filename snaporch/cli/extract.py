@@ -32,17 +32,47 @@ def extract_command(
         ),
     ] = None,
     ram: Annotated[
-        bool, typer.Option("--ram", help="Its RAM instead, as an image for `virsh restore`.")
+        bool, typer.Option("--ram", help="Copy the RAM instead, as an image for `virsh restore`.")
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Copy disks out of a snapshot, as sparse images, or its RAM. The guest is not touched."""
-    from snaporch.cli.extracting import extract_all
+    """Copy disks or the RAM out of a snapshot.
+
+    Disks become sparse images. The guest is not touched.
+    """
+    import json as json_format
+
+    from snaporch.bundle.manifest import Role
     from snaporch.cli.session import session
+    from snaporch.clone.registry import remove_leftovers
+    from snaporch.extract.extract import choose_disks, extract
+    from snaporch.output.format import size
+    from snaporch.output.terminal import print_result
+    from snaporch.restore.ram_from_pages import extract_ram
+    from snaporch.restore.source import reading, records_called, whole_source
 
     if ram and disk is not None:
         raise typer.BadParameter("--ram copies no disk")
+    documents = []
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return extract_all(opened, snapshot, destination, disk=disk, ram=ram, json=json)
+        remove_leftovers(opened)
+        record = records_called(opened, snapshot)[-1]
+        source = whole_source(opened, record, roles=(Role.RAM,) if ram else ())
+        with reading(opened, source.record):
+            if ram:
+                files = iter([extract_ram(opened, source, destination)])
+            else:
+                chosen = choose_disks(source, disk, destination)
+                files = (extract(opened, source, entry, path) for entry, path in chosen)
+            for each in files:
+                documents.append(each.as_json())
+                if not json:
+                    print_result(
+                        f"{each.path}  {each.target} of {source.thing}, {each.format}, "
+                        f"{size(each.bytes)}, {size(each.stored_bytes)} on disk"
+                    )
+    if json:
+        print_result(json_format.dumps(documents, indent=2, ensure_ascii=False))
+    return 0

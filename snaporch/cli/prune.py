@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json as json_format
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
+
+if TYPE_CHECKING:
+    from snaporch.config import Config
+    from snaporch.prune.decision import PruneDecision
+    from snaporch.prune.prune import Pruned
+
+_REMAINING = {
+    "bundle": ("bundle", "bundles"),
+    "trashed": ("bundle in the trash", "bundles in the trash"),
+    "safety": ("safety copy", "safety copies"),
+}
 
 
 def prune_command(
@@ -18,21 +30,85 @@ def prune_command(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Print the actions without carrying them out.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Name everything that stays, too.")
+        bool, typer.Option("--verbose", "-v", help="Also print the items that stay.")
     ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Drop bundles whose snapshots are gone, and old safety copies.
+    """Delete bundles that no snapshot needs, and old safety copies.
 
-    A bundle goes to the trash when the last of its ZFS snapshots is gone, and is deleted some days
-    later. Nothing goes while a pool it belongs to is not imported. Of ZFS snapshots it destroys
-    only those of RAM in pages that no bundle names any more.
+    A bundle is moved to the trash when the last of its ZFS snapshots is destroyed, and is deleted
+    some days later. It stays while one of its pools is not imported. The only ZFS snapshots that
+    prune destroys are those of pages of RAM that no bundle names.
     """
-    from snaporch.cli.pruning import prune_and_tell
+    from snaporch import zfs
+    from snaporch.config import load_config
+    from snaporch.output.terminal import print_error, print_result
+    from snaporch.prune.prune import prune
 
-    path = config_path(context, config)
-    return prune_and_tell(path, domain, dry_run=dry_run, verbose=verbose, json=json)
+    settings = load_config(config_path(context, config))
+    done = prune(
+        settings,
+        zfs.open_pool(),
+        domain=domain,
+        dry_run=dry_run,
+        may_be_barred=lambda uuid: may_be_barred(settings, uuid),
+    )
+    if domain is not None and not done.verdicts:
+        from snaporch.hypervisor import open_hypervisor
+
+        open_hypervisor(settings.libvirt_uri).domain(domain)  # a misspelt name is an error
+    if json:
+        items = [each.as_json() for each in done.verdicts]
+        document = {"dry_run": dry_run, "freed_bytes": done.freed, "items": items}
+        print_result(json_format.dumps(document, indent=2))
+    else:
+        _print_lines(done, dry_run=dry_run, verbose=verbose)
+    for failure in (*done.failures, *done.unjudged):
+        print_error(failure.line())
+    return done.exit_code
+
+
+def may_be_barred(config: Config, uuid: str) -> bool:
+    """Whether an unfinished undo may bar the guest from starting; True if libvirt is away."""
+    from snaporch.hypervisor import open_hypervisor
+    from snaporch.restore.start_lock import may_have_bar
+
+    uri = config.libvirt_uri
+    return may_have_bar(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
+
+
+def _print_lines(done: Pruned, *, dry_run: bool, verbose: bool) -> None:
+    from snaporch.output.format import size
+    from snaporch.output.terminal import print_result
+
+    for each in done.verdicts:
+        if (verbose or not each.usual) and not each.found.trouble:
+            print_result(decision_line(each, dry_run=dry_run))
+    parts = [text for kind in _REMAINING if (text := _remaining(done, kind))]
+    parts.append(f"{'would free' if dry_run else 'freed'} {size(done.freed)}")
+    print_result("; ".join(parts))
+
+
+def decision_line(decision: PruneDecision, *, dry_run: bool = False) -> str:
+    """One line: the item, what was done with it (or would be), its size and the reason."""
+    from snaporch.errors import one_line
+    from snaporch.output.format import size
+
+    action = decision.fate.value.replace("-", " ") if dry_run else decision.fate.done
+    item = decision.found
+    return one_line(f"{item.title}  {action}  {size(item.bytes)}  {decision.reason}")
+
+
+def _remaining(done: Pruned, kind: str) -> str:
+    """The number and size of the items that are now of this kind; empty for none."""
+    from snaporch.output.format import size
+
+    items = [each.found for each in done.verdicts if each.kind_now == kind]
+    if not items:
+        return ""
+    word = _REMAINING[kind][len(items) != 1]
+    return f"{len(items)} {word} ({size(sum(item.bytes for item in items))})"

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+
+if TYPE_CHECKING:
+    from snaporch.cli.outcomes import Outcomes
+    from snaporch.cli.watching import PolicyObservers
+    from snaporch.context import Context
+    from snaporch.errors import SnaporchError
+    from snaporch.replication.replicate import Shipped
 
 
 def replicate_command(
@@ -16,38 +23,119 @@ def replicate_command(
         typer.Argument(metavar="[DOMAIN]...", help="Names or UUIDs.", show_default=False),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All domains of libvirt's that have snapshots.")
+        bool, typer.Option("--all", help="All of libvirt's domains that have snapshots.")
     ] = False,
     due: Annotated[
-        bool, typer.Option("--due", help="What policies want copied now, and nothing else.")
+        bool, typer.Option("--due", help="Only the copies that policies have due.")
     ] = False,
     to: Annotated[
         list[str] | None,
         typer.Option(
             "--to",
             metavar="REPLICA",
-            help="Only to this one [default: those of the domain's policies].",
+            help="Copy only to this replica [default: those of the domain's policies].",
             show_default=False,
         ),
     ] = None,
-    anew: Annotated[
-        bool, typer.Option("--anew", help="Look at all snapshots, also those it got before.")
+    recheck: Annotated[
+        bool,
+        typer.Option("--recheck", help="Also check the snapshots that the replica got before."),
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Copy snapshots and their bundles elsewhere: to another pool, or another machine by ssh.
+    """Copy snapshots and their bundles to another pool or machine.
 
-    Sends what the replica lacks, and only then counts a snapshot as replicated. A transfer that
-    is broken off goes on the next time. One at a time on a host, behind everything else on it.
+    Sends the ZFS snapshots and bundles that the replica lacks, and only then marks a snapshot as
+    replicated. The next run resumes an interrupted transfer. One replication at a time runs on a
+    host, at low priority.
     """
-    from snaporch.cli.replicating import replicate_several, replicate_what_is_due
     from snaporch.cli.session import session
 
-    if [bool(domains), everything, due].count(True) != 1 or (due and (to or anew)):
-        raise typer.BadParameter("wanted is DOMAIN... or --all, with --to or without, or --due")
+    if [bool(domains), everything, due].count(True) != 1 or (due and (to or recheck)):
+        raise typer.BadParameter("expected DOMAIN... or --all, with --to or without, or --due")
     with session(config_path(context, config), quiet=quiet or json) as opened:
         if due:
-            return replicate_what_is_due(opened, json=json)
-        return replicate_several(opened, domains or [], replicas=to or [], anew=anew, json=json)
+            return _replicate_due(opened, json=json)
+        return _replicate(opened, domains or [], to or [], recheck=recheck, json=json)
+
+
+def _replicate(
+    context: Context, domains: list[str], replicas: list[str], *, recheck: bool, json: bool
+) -> int:
+    from snaporch.cli.outcomes import Outcomes
+    from snaporch.replication.replicate import host_lock
+    from snaporch.replication.target import open_replica
+    from snaporch.schedule.replicate_domains import choose_targets, replicate_domains
+
+    targets = choose_targets(context, domains, replicas)
+    outcomes = Outcomes(json=json)
+    with host_lock(context):
+        for each in replicate_domains(context, targets, open_replica, recheck=recheck):
+            _report(outcomes, *each)
+    outcomes.print_documents()
+    return outcomes.code
+
+
+def _replicate_due(context: Context, *, json: bool) -> int:
+    from snaporch.cli.watching import watchers
+
+    with watchers(context) as observers:
+        outcomes = replicate_and_report_due(context, observers, json=json)
+    outcomes.print_documents()
+    return outcomes.code
+
+
+def replicate_and_report_due(
+    context: Context, observers: PolicyObservers, *, json: bool
+) -> Outcomes:
+    """Run the replications that policies have due, print the results and notify of failures.
+
+    While another replication runs on the host, only a note is printed.
+    """
+    from snaporch.cli.outcomes import Outcomes
+    from snaporch.errors import BusyError, SnaporchError
+    from snaporch.replication.replicate import host_lock
+    from snaporch.replication.target import open_replica
+    from snaporch.schedule.run_replications import replicate_due
+
+    outcomes = Outcomes(json=json)
+    try:
+        with host_lock(context):
+            for each in replicate_due(context, open_replica):
+                _report(outcomes, each.shipment.domain, each.shipment.replica, each.outcome)
+                if isinstance(each.outcome, SnaporchError):
+                    observers.failed(context.config, each.outcome)
+    except BusyError as error:
+        context.progress.note(error.thing, f"{error.reason}; due replications run later")
+    return outcomes
+
+
+def _report(
+    outcomes: Outcomes, domain: str, replica: str, outcome: Shipped | SnaporchError
+) -> None:
+    from snaporch.errors import SnaporchError
+
+    if isinstance(outcome, SnaporchError):
+        outcomes.fail(outcome)
+        return
+    document: dict[str, object] = {
+        "domain": domain,
+        "replica": replica,
+        "arrived": [record.snapshot for record in outcome.arrived],
+        "incomplete": [record.snapshot for record in outcome.missing],
+    }
+    outcomes.add(document, _line(domain, replica, outcome))
+
+
+def _line(domain: str, replica: str, outcome: Shipped) -> str:
+    from snaporch.errors import one_line
+
+    count = len(outcome.arrived)
+    text = f"{count} snapshot{'' if count == 1 else 's'} replicated" if count else "up to date"
+    if count:
+        text += f", up to @{outcome.arrived[-1].snapshot}"
+    if outcome.missing:
+        text += f"; {len(outcome.missing)} without their bundles, which are not whole here"
+    return one_line(f"{domain}  {replica}  {text}")

@@ -39,10 +39,11 @@ def run_due_command(
     For a timer. What is due follows from the existing snapshots: one snapshot makes up for all
     times that were missed. A snapshot that fails does not stop the others.
     """
+    from snaporch.cli.outcomes import Outcomes
     from snaporch.cli.plan import tell_unknown
-    from snaporch.cli.replicating import ReplicationReport, tell_due_replications
+    from snaporch.cli.replicate import replicate_and_report_due
     from snaporch.cli.session import session
-    from snaporch.cli.verifying import VerificationReport, tell_due
+    from snaporch.cli.verify import verify_and_report_due
     from snaporch.cli.watching import watchers
     from snaporch.locks import SCHEDULE, domain_lock
     from snaporch.output.terminal import print_result
@@ -63,11 +64,11 @@ def run_due_command(
             if not json:
                 _print(opened, done)
             # Last, and without the lock: they may take hours, and stop no snapshot meanwhile.
-            sent, verified = ReplicationReport(json=json), VerificationReport(json=json)
+            sent, verified = Outcomes(json=json), Outcomes(json=json)
             if replication and interrupt.signum is None:
-                sent = tell_due_replications(opened, watching, json=json)
+                sent = replicate_and_report_due(opened, watching, json=json)
             if verification and interrupt.signum is None:
-                verified = tell_due(opened, watching, json=json)
+                verified = verify_and_report_due(opened, watching, json=json)
         if json:
             document = _document(done)
             document |= {"replicated": sent.documents, "verified": verified.documents}
@@ -100,7 +101,7 @@ def _exit_code(done: RunDueResult, unknown: int) -> int:
 
 
 def _print(context: Context, done: RunDueResult) -> None:
-    from snaporch.cli import pruning
+    from snaporch.cli.prune import decision_line
     from snaporch.output.terminal import print_result
 
     outcomes, retired = done.outcomes, done.retired
@@ -110,7 +111,7 @@ def _print(context: Context, done: RunDueResult) -> None:
     for domain, verdict in retired.deleted:
         print_result(f"{domain}@{verdict.taken.snapshot}  deleted: {verdict.reason}")
     for pruned in retired.pruned:
-        print_result(pruning.line(pruned))
+        print_result(decision_line(pruned))
     for domain in retired.busy:
         context.progress.note(domain, "locked; retention runs next time")
     for error in retired.mounted:
@@ -120,8 +121,6 @@ def _print(context: Context, done: RunDueResult) -> None:
 
 
 def _document(done: RunDueResult) -> dict[str, object]:
-    from snaporch.cli import pruning
-
     retired = done.retired
     return {
         "runs": [
@@ -144,7 +143,7 @@ def _document(done: RunDueResult) -> dict[str, object]:
             }
             for domain, verdict in retired.deleted
         ],
-        "pruned": [pruning.item(verdict) for verdict in retired.pruned],
+        "pruned": [verdict.as_json() for verdict in retired.pruned],
         "failures": [error.line() for error in retired.failures],
         "busy": retired.busy,
         "mounted": [error.line() for error in retired.mounted],

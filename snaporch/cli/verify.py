@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json as json_format
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+
+if TYPE_CHECKING:
+    from snaporch.cli.outcomes import Outcomes
+    from snaporch.cli.watching import PolicyObservers
+    from snaporch.context import Context
+    from snaporch.errors import SnaporchError
+    from snaporch.verify.verify import Verification, VerifyOptions
+
+_REACHED = {
+    "nothing": "it is not whole",
+    "checked": "checksums and GUIDs are correct",
+    "booted": "a clone booted",
+    "resumed": "a clone resumed from RAM",
+}
 
 
 def verify_command(
@@ -20,9 +35,10 @@ def verify_command(
             show_default=False,
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All snapshots there are.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All snapshots.")] = False,
     due: Annotated[
-        bool, typer.Option("--due", help="What policies want verified now, and nothing else.")
+        bool,
+        typer.Option("--due", help="Only the snapshots that policies have due for verification."),
     ] = False,
     sample: Annotated[
         int | None,
@@ -30,31 +46,37 @@ def verify_command(
             "--sample",
             min=1,
             metavar="N",
-            help="With --all: the N whose verification is longest ago.",
+            help="With --all: only the N whose last verification is longest ago.",
             show_default=False,
         ),
     ] = None,
     checksums: Annotated[
-        bool, typer.Option("--checksums", help="Run nothing, only read and compare.")
+        bool, typer.Option("--checksums", help="Run no clone, only compare checksums and GUIDs.")
     ] = False,
     disks: Annotated[
-        bool, typer.Option("--disks", help="Read all data of the disks, too.")
+        bool, typer.Option("--disks", help="Also read all data of the disks.")
     ] = False,
     script: Annotated[
         Path | None,
         typer.Option(
-            "--script", metavar="PATH", help="Run this against each clone.", show_default=False
+            "--script",
+            metavar="PATH",
+            help="Run this program against each clone.",
+            show_default=False,
         ),
     ] = None,
     script_timeout: Annotated[
-        int, typer.Option("--script-timeout", min=1, metavar="SECONDS", help="For the script.")
+        int,
+        typer.Option(
+            "--script-timeout", min=1, metavar="SECONDS", help="The time limit of the script."
+        ),
     ] = 300,
     screenshots: Annotated[
         Path | None,
         typer.Option(
             "--screenshots",
             metavar="DIR",
-            help="Keep a picture of each clone's screen here.",
+            help="Save a screenshot of each clone in this directory.",
             show_default=False,
         ),
     ] = None,
@@ -72,23 +94,24 @@ def verify_command(
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Prove that snapshots can be restored: run a throw-away clone of each, without a network.
+    """Verify that snapshots can be restored.
 
-    Checks every checksum and GUID, resumes a clone from RAM (or boots it, where there is none),
-    looks for life in it, removes it, and writes the verdict on the snapshot. One at a time on a
-    host, behind everything else on it.
+    Checks every checksum and GUID, runs a temporary clone without a network (resumed from RAM, or
+    booted if there is none), checks that it is alive, removes it, and writes the result on the
+    snapshot. One verification at a time runs on a host, at low priority.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.verifying import verify_several, verify_what_is_due
     from snaporch.verify.verify import VerifyOptions
 
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
-        raise typer.BadParameter("wanted is DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
+        raise typer.BadParameter("expected DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
     if due and (checksums or disks or script or screenshots or wait is not None):
-        raise typer.BadParameter("--due goes with --json and --quiet alone")
+        raise typer.BadParameter("--due takes only --json and --quiet")
     if checksums and (script or screenshots):
-        raise typer.BadParameter("--checksums runs no clone for a script or a picture")
-    ordeal = VerifyOptions(
+        raise typer.BadParameter(
+            "--checksums runs no clone, so --script and --screenshots do not apply"
+        )
+    options = VerifyOptions(
         run=not checksums,
         disks=disks,
         script=script and script.absolute(),
@@ -97,7 +120,82 @@ def verify_command(
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
         if due:
-            return verify_what_is_due(opened, json=json)
-        return verify_several(
-            opened, snapshots or [], sample=sample, ordeal=ordeal, wait=wait, json=json
-        )
+            return _verify_due(opened, json=json)
+        return _verify(opened, snapshots or [], sample, options, wait=wait or 0, json=json)
+
+
+def _verify(
+    context: Context,
+    texts: list[str],
+    sample: int | None,
+    options: VerifyOptions,
+    *,
+    wait: int,
+    json: bool,
+) -> int:
+    from snaporch.catalog.records import all_records
+    from snaporch.cli.outcomes import Outcomes
+    from snaporch.output.terminal import print_error, print_result
+    from snaporch.restore.source import records_called
+    from snaporch.verify.verify import check_options, host_lock, longest_ago, verify_all
+
+    check_options(options)
+    if texts:
+        records = [records_called(context, text)[-1] for text in texts]
+    else:
+        records = longest_ago(all_records(context.store, context.pool.snapshots()), sample)
+    outcomes = Outcomes(json=json)
+    with host_lock(context, wait):
+        for outcome in verify_all(context, records, options):
+            _report(outcomes, outcome)
+    if json:
+        documents = outcomes.documents
+        shown = documents[0] if len(texts) == 1 and documents else documents
+        print_result(json_format.dumps(shown, indent=2, ensure_ascii=False))
+    elif not records:
+        print_error("there are no snapshots; take one: snaporch snapshot DOMAIN")
+    return outcomes.code
+
+
+def _verify_due(context: Context, *, json: bool) -> int:
+    from snaporch.cli.watching import watchers
+
+    with watchers(context) as observers:
+        outcomes = verify_and_report_due(context, observers, json=json)
+    outcomes.print_documents()
+    return outcomes.code
+
+
+def verify_and_report_due(context: Context, observers: PolicyObservers, *, json: bool) -> Outcomes:
+    """Run the verifications that policies have due, print the results and notify of failures.
+
+    While another verification runs on the host, only a note is printed.
+    """
+    from snaporch.cli.outcomes import Outcomes
+    from snaporch.errors import BusyError
+    from snaporch.schedule.run_verifications import verify_due
+    from snaporch.verify.verify import host_lock
+
+    outcomes = Outcomes(json=json)
+    try:
+        with host_lock(context):
+            for each in verify_due(context):
+                _report(outcomes, each.outcome)
+                if each.trouble is not None:
+                    observers.failed(context.config, each.trouble)
+    except BusyError as error:
+        context.progress.note(error.thing, f"{error.reason}; due verifications run later")
+    return outcomes
+
+
+def _report(outcomes: Outcomes, outcome: Verification | SnaporchError) -> None:
+    from snaporch.errors import SnaporchError
+
+    if isinstance(outcome, SnaporchError):
+        outcomes.fail(outcome)
+        return
+    result = "passed" if outcome.passed else "FAILED"
+    line = f"{outcome.record.full_name}  {result}, {_REACHED[outcome.reached]}"
+    outcomes.add(outcome.as_json(), line)
+    if outcome.trouble is not None:
+        outcomes.fail(outcome.trouble)

@@ -1,7 +1,7 @@
-"""Making a guest of a snapshot, beside the one it was taken of.
+"""Make a second guest from a snapshot, beside the original guest.
 
-Every dataset is cloned (``zfs clone``), so it costs no space and no time; RAM is copied, for its
-image has to carry the clone's XML (:mod:`snaporch.bundle.save_image_copy`).
+Every dataset is cloned with ``zfs clone``, which takes no space and no time. The RAM image is
+copied, because it has to carry the clone's XML (:mod:`snaporch.bundle.save_image_copy`).
 """
 
 from __future__ import annotations
@@ -10,30 +10,26 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch import default_paths
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
 from snaporch.clone.firmware import check_tpm, copy_firmware
 from snaporch.clone.images import ClonedDataset, Images
-from snaporch.clone.open_file_check import check_own_files
+from snaporch.clone.network import address_lock, check_network
+from snaporch.clone.open_file_check import check_open_files
 from snaporch.clone.registry import (
     NAME_PROPERTY,
     OF_PROPERTY,
     Purpose,
     directory_of,
-    find_traces,
-    workplace,
+    find_artifacts,
+    new_clone,
 )
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError, UsageError
-from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.clone_xml import (
-    ISOLATED,
     NO_NETWORK,
     CloneDisk,
     CloneIdentity,
@@ -41,7 +37,6 @@ from snaporch.hypervisor.clone_xml import (
     memory_bytes,
     rewrite,
 )
-from snaporch.locks import domain_lock
 from snaporch.model import DatasetKind
 from snaporch.names import MAX_FULL_NAME
 from snaporch.restore.preflight import available_memory as memory_available
@@ -51,7 +46,7 @@ from snaporch.restore.source import Source, check_whole_disks, kinds, path_insid
 from snaporch.zfs import resolver
 
 RAM_COPY = "ram.save"
-AS_THE_ORIGINAL = (
+COPIED_PROPERTIES = (
     "atime",
     "compression",
     "logbias",
@@ -62,19 +57,17 @@ AS_THE_ORIGINAL = (
     "secondarycache",
     "sync",
 )
-"""Properties that a clone has as well if they were set on the original dataset itself: they make it
-as safe and as fast. What says where a dataset is mounted, how much room it has or keeps, what is
-replicated or snapshotted by other tools (user properties) is the original's alone."""
-_UNFIT = re.compile(r"[^A-Za-z0-9_.:-]")
+"""Properties that a clone gets if they were set on the original dataset itself: they make the clone
+as safe and as fast. Mount points, quotas, reservations and the user properties that other tools
+read for replication and snapshots are not copied."""
+_INVALID_CHARACTERS = re.compile(r"[^A-Za-z0-9_.:-]")
 _MEMORY_MARGIN = 64 << 20
-"""For the emulator itself."""
-_LOADING_SECONDS = 600
-"""How long another clone may take to load its RAM before this one does."""
+"""Memory that the emulator needs beside the guest's."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloneRequest:
-    """The clone that is wanted."""
+    """The clone to make."""
 
     name: str
     resumed: bool
@@ -84,7 +77,7 @@ class CloneRequest:
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """What was made."""
+    """A clone that was made."""
 
     name: str
     uuid: str
@@ -92,11 +85,11 @@ class Clone:
     resumed: bool
     network: str
     datasets: dict[str, str]
-    """The clone of each of the snapshot's datasets."""
+    """The name of each clone, by the snapshot's dataset."""
     disks: dict[str, str]
-    """Path by target."""
+    """The path of each disk, by its target."""
     missing: tuple[str, ...]
-    """What the original has and the clone does not."""
+    """Devices of the original that the clone does not have."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object."""
@@ -113,37 +106,40 @@ class Clone:
 
 
 def dataset_name(origin: str, name: str) -> str:
-    """Beside its origin: ``tank/vm/web`` cloned as ``test`` is ``tank/vm/web-test``.
+    """Name the clone of a dataset: ``tank/vm/web`` cloned as ``test`` is ``tank/vm/web-test``.
 
-    Characters that ZFS does not take in names become ``_``, followed by a checksum of the name.
+    Characters that ZFS does not allow in names become ``_``; a checksum of the name follows.
     """
-    fit = _UNFIT.sub("_", name)
+    fit = _INVALID_CHARACTERS.sub("_", name)
     if fit != name:
         fit += "-" + hashlib.sha256(name.encode()).hexdigest()[:8]
     pool, slash, _ = origin.partition("/")
     return f"{origin}-{fit}" if slash else f"{pool}/{pool}-{fit}"
 
 
-def check_clone(context: Context, source: Source, wish: CloneRequest) -> None:
-    """Everything that can be known before anything is made.
+def check_clone(context: Context, source: Source, request: CloneRequest) -> None:
+    """Check everything that can be checked before anything is made.
 
     Raises:
-        UsageError, RefusedError, NotFoundError: it cannot be done, and why.
+        UsageError, RefusedError, NotFoundError: the clone cannot be made.
     """
-    _check_name(context, wish)
-    _check_network(context, source, wish)
-    if wish.resumed and not source.has_ram:
+    _check_name(context, request)
+    if request.resumed and not source.has_ram:
         raise RefusedError(
             source.thing, f"has no RAM to resume from ({source.manifest.level})", "omit --running"
         )
-    if not wish.resumed and source.text(Role.INACTIVE_XML) is None:
+    if not request.resumed and source.text(Role.INACTIVE_XML) is None:
         raise RefusedError(
-            source.thing, "is of a transient domain: there is no definition to boot from"
+            source.thing,
+            "is of a transient domain: there is no definition to boot from",
+            "clone it with --running if it has RAM",
         )
+    xml = _start_xml(source, request)
+    check_network(context, source.thing, xml, request.network, resumed=request.resumed)
     check_beneath(source.thing, source.manifest)
     existing = kinds(context)
     for member in source.members:
-        made = dataset_name(member.dataset, wish.name)
+        made = dataset_name(member.dataset, request.name)
         if made in existing:
             raise RefusedError(made, "exists already", "take another name")
         if len(made) > MAX_FULL_NAME:
@@ -154,88 +150,45 @@ def check_clone(context: Context, source: Source, wish: CloneRequest) -> None:
     for disk in source.disks:
         if existing.get(disk.dataset or "") is DatasetKind.FILESYSTEM:
             path_inside(disk)
-    _check_xml(context, source, wish)
-    if wish.resumed or wish.purpose is Purpose.VERIFY:
-        _check_room(context, source, wish)
+    _check_xml(context, source, request)
+    if request.resumed or request.purpose is Purpose.VERIFY:
+        _check_resources(context, source, request)
 
 
-def _check_xml(context: Context, source: Source, wish: CloneRequest) -> None:
-    """What it starts with, and what it is defined with if it is to last."""
-    leading = _leading_xml(source, wish)
-    definition = source.text(Role.INACTIVE_XML) if wish.purpose is Purpose.CLONE else None
-    for xml in filter(None, (leading, definition)):
-        rewrite(xml, _identity(context, source, wish, "0" * 36, {}, check=True))
-    check_tpm(source, leading, resumed=wish.resumed)
+def _check_xml(context: Context, source: Source, request: CloneRequest) -> None:
+    """Check the XML that the clone starts from, and the definition of a permanent clone."""
+    start = _start_xml(source, request)
+    definition = source.text(Role.INACTIVE_XML) if request.purpose is Purpose.CLONE else None
+    for xml in filter(None, (start, definition)):
+        rewrite(xml, _identity(context, source, request, "0" * 36, {}, check=True))
+    check_tpm(source, start, resumed=request.resumed)
 
 
-def _check_name(context: Context, wish: CloneRequest) -> None:
-    name = wish.name
+def _check_name(context: Context, request: CloneRequest) -> None:
+    name = request.name
     if not name or name != name.strip() or "/" in name or not name.isprintable() or name[0] == "-":
-        raise UsageError(f"clone name {name!r}", "is no name for a domain")
+        raise UsageError(f"clone name {name!r}", "is not a valid domain name")
     if any(name in (domain.name, domain.uuid) for domain in context.hypervisor.domains()):
         raise RefusedError(name, "a domain has this name already", "take another name")
-    if any(traces.name == name for traces in find_traces(context)):
+    if any(artifacts.name == name for artifacts in find_artifacts(context)):
         raise RefusedError(
-            name, "there are disks of a clone of this name", f"snaporch clone --delete {name}"
+            name,
+            "there are disks of a clone with this name",
+            f"delete them: snaporch clone --delete {name}",
         )
 
 
-def _check_network(context: Context, source: Source, wish: CloneRequest) -> None:
-    if wish.network in (NO_NETWORK, ISOLATED):
-        return
-    isolated = context.hypervisor.network_is_isolated(wish.network)
-    if wish.resumed and isolated:
-        _check_addresses(context, source, wish)
-    if wish.resumed and not isolated:
-        raise RefusedError(
-            source.thing,
-            f"the network {wish.network} leads out, and in its RAM the clone has the addresses of "
-            "the original",
-            "use --network isolated, or a network without <forward>",
-        )
-
-
-def _check_addresses(context: Context, source: Source, wish: CloneRequest) -> None:
-    """From RAM it has the addresses of its original, as has each other clone of it."""
-    cards = domain_xml.parse(_leading_xml(source, wish)).findall("devices/interface/mac")
-    own = {mac.get("address", "").lower() for mac in cards}
-    for domain in context.hypervisor.domains():
-        if domain.live_xml is None:
-            continue
-        taken = own & domain_xml.cards(domain_xml.parse(domain.live_xml), wish.network)
-        if taken:
-            raise RefusedError(
-                source.thing,
-                f"{domain.name} is on the network {wish.network} with the same MAC address "
-                f"{min(taken)}, which the clone has in its RAM",
-                "use --network isolated, or another network without <forward>",
-            )
-
-
-@contextmanager
-def _addresses(context: Context, source: Source, wish: CloneRequest) -> Iterator[None]:
-    """Start a clone from RAM while no other that has its addresses starts on its network."""
-    if wish.network in (NO_NETWORK, ISOLATED):
-        yield
-        return
-    network, wait = wish.network, _LOADING_SECONDS
-    key, interrupt = f"network-{network}", context.interrupt
-    with domain_lock(default_paths.LOCKS, network, key, "clone", wait=wait, interrupt=interrupt):
-        _check_addresses(context, source, wish)
-        yield
-
-
-def _check_room(context: Context, source: Source, wish: CloneRequest) -> None:
-    needed = memory_bytes(_leading_xml(source, wish)) + _MEMORY_MARGIN
+def _check_resources(context: Context, source: Source, request: CloneRequest) -> None:
+    needed = memory_bytes(_start_xml(source, request)) + _MEMORY_MARGIN
     free = memory_available()
     if needed > free:
         raise RefusedError(
             source.thing,
             f"needs {needed >> 20} MiB of memory, {free >> 20} MiB are free",
-            "shut something down first",
+            "shut down another guest first",
         )
     ram = source.part(Role.RAM)
-    if ram is None or not wish.resumed:
+    if ram is None or not request.resumed:
         return
     place = context.config.paths.clones
     existing = next(path for path in (place, *place.parents) if path.exists())
@@ -251,65 +204,74 @@ def _check_room(context: Context, source: Source, wish: CloneRequest) -> None:
 
 
 def check_parts(context: Context, source: Source, *, ram: bool) -> None:
-    """Compare what will be used of the bundle with the manifest, SHA-256 and all.
+    """Compare the SHA-256 of the bundle's parts with the manifest.
+
+    Args:
+        ram: check the RAM image, too.
 
     Raises:
-        RefusedError: something is damaged.
+        RefusedError: a part is damaged.
     """
     context.progress.step(source.thing, "checking the bundle's SHA-256")
     damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
     for part in source.manifest.parts:
         if part.name in damage and (ram or part.role is not Role.RAM):
             error = damage[part.name]
-            raise RefusedError(error.thing, error.reason, "see `snaporch list` for another")
+            raise RefusedError(error.thing, error.reason, "choose another snapshot: snaporch list")
 
 
-def clone(context: Context, source: Source, wish: CloneRequest) -> Clone:
-    """Make a clone that lasts; it was checked.
+def clone(context: Context, source: Source, request: CloneRequest) -> Clone:
+    """Make a clone after :func:`check_clone` has passed.
 
     Raises:
-        SnaporchError: it could not be made, and nothing of it is left.
+        SnaporchError: the clone could not be made; nothing of it is left.
     """
     with (
         reading(context, source.record),
-        workplace(context, wish.name, wish.purpose, source.thing) as uuid,
+        new_clone(context, request.name, request.purpose, source.thing) as uuid,
     ):
-        return build(context, source, wish, uuid)
+        return build(context, source, request, uuid)
 
 
-def build(context: Context, source: Source, wish: CloneRequest, uuid: str) -> Clone:
-    """Datasets, files, definition, and the start, in the workplace of ``uuid``."""
+def build(context: Context, source: Source, request: CloneRequest, uuid: str) -> Clone:
+    """Make the datasets and files of the clone ``uuid``, define it and start it.
+
+    The caller is inside :func:`~snaporch.clone.registry.new_clone`.
+
+    Raises:
+        SnaporchError: a step failed; the caller's context manager removes the clone.
+    """
     try:
-        return _build(context, source, wish, uuid)
+        return _build(context, source, request, uuid)
     except OSError as error:
         reason = f"{error.filename or source.thing}: {error.strerror}"
-        raise RunFailedError(wish.name, f"could not be made ({reason})") from error
+        raise RunFailedError(request.name, f"could not be made ({reason})") from error
 
 
-def _build(context: Context, source: Source, wish: CloneRequest, uuid: str) -> Clone:
-    progress, thing = context.progress, wish.name
+def _build(context: Context, source: Source, request: CloneRequest, uuid: str) -> Clone:
+    progress, thing = context.progress, request.name
     progress.step(thing, f"cloning {', '.join(member.full_name for member in source.members)}")
-    datasets, places = _clone_disks(context, source, wish, uuid)
+    datasets, places = _clone_disks(context, source, request, uuid)
     context.interrupt.check(thing)
-    identity = _identity(context, source, wish, uuid, places)
-    leading = rewrite(_leading_xml(source, wish), identity)
-    copy_firmware(source, identity, leading.xml)
-    _bring_up(context, source, wish, identity, leading)
+    identity = _identity(context, source, request, uuid, places)
+    start = rewrite(_start_xml(source, request), identity)
+    copy_firmware(source, identity, start.xml)
+    _define_and_start(context, source, request, identity, start)
     return Clone(
-        name=wish.name,
+        name=request.name,
         uuid=uuid,
         of=source.thing,
-        resumed=wish.resumed,
-        network=wish.network,
+        resumed=request.resumed,
+        network=request.network,
         datasets=datasets,
         disks={target: place.path for target, place in places.items()},
-        missing=leading.missing,
+        missing=start.missing,
     )
 
 
-def _leading_xml(source: Source, wish: CloneRequest) -> str:
-    """The XML that the clone starts with: that of its RAM, or the definition."""
-    if wish.resumed:
+def _start_xml(source: Source, request: CloneRequest) -> str:
+    """The XML that the clone starts from: that of the RAM image, or the inactive definition."""
+    if request.resumed:
         part = source.part(Role.RAM)
         assert part is not None
         return read_preface(source.directory / part.name).xml
@@ -319,7 +281,7 @@ def _leading_xml(source: Source, wish: CloneRequest) -> str:
 def _identity(
     context: Context,
     source: Source,
-    wish: CloneRequest,
+    request: CloneRequest,
     uuid: str,
     places: dict[str, CloneDisk],
     *,
@@ -328,21 +290,31 @@ def _identity(
     if check:
         places = {disk.target: CloneDisk("/", "file") for disk in source.disks}
     return CloneIdentity(
-        name=wish.name,
+        name=request.name,
         uuid=uuid,
         of=source.thing,
         disks=places,
         files=str(directory_of(context, uuid)),
-        network=wish.network,
-        resumed=wish.resumed,
-        throw_away=wish.purpose is not Purpose.CLONE,
+        network=request.network,
+        resumed=request.resumed,
+        throw_away=request.purpose is not Purpose.CLONE,
     )
 
 
 def clone_dataset(
     context: Context, source: Source, name: str, purpose: Purpose, uuid: str, dataset: str
 ) -> ClonedDataset:
-    """Clone one dataset, with the marks of the clone ``uuid``."""
+    """Clone one dataset and mark it with the UUID of the clone it belongs to.
+
+    Args:
+        name: the name of the clone.
+        purpose: decides which user property holds the UUID.
+        uuid: the UUID of the clone.
+        dataset: the dataset of the snapshot.
+
+    Raises:
+        PoolError: ZFS cannot clone it.
+    """
     made = dataset_name(dataset, name)
     kind = kinds(context)[dataset]
     index = [member.dataset for member in source.members].index(dataset)
@@ -353,20 +325,21 @@ def clone_dataset(
     else:
         properties |= {"volmode": "dev"}
         properties |= {"readonly": "on"} if purpose is Purpose.EXTRACT else {}
-    properties |= context.pool.local_properties(AS_THE_ORIGINAL).get(dataset, {})
+    properties |= context.pool.local_properties(COPIED_PROPERTIES).get(dataset, {})
     context.pool.clone(source.member(dataset).full_name, made, properties)
     if kind is DatasetKind.FILESYSTEM:
         return ClonedDataset(made, kind, mount)
     node = resolver.volume_node(made)
-    lasts = purpose is Purpose.CLONE  # over a reboot the link is the same, the node is not
-    return ClonedDataset(made, kind, node if lasts else Path(os.path.realpath(node)))
+    # A permanent clone needs the link: the device node may be another one after a reboot.
+    permanent = purpose is Purpose.CLONE
+    return ClonedDataset(made, kind, node if permanent else Path(os.path.realpath(node)))
 
 
 def _clone_disks(
-    context: Context, source: Source, wish: CloneRequest, uuid: str
+    context: Context, source: Source, request: CloneRequest, uuid: str
 ) -> tuple[dict[str, str], dict[str, CloneDisk]]:
     made = {
-        name: clone_dataset(context, source, wish.name, wish.purpose, uuid, name)
+        name: clone_dataset(context, source, request.name, request.purpose, uuid, name)
         for name in (member.dataset for member in source.members)
     }
     images = Images(context, source, made)
@@ -374,49 +347,58 @@ def _clone_disks(
     return {origin: cloned.name for origin, cloned in made.items()}, places
 
 
-def _bring_up(
-    context: Context, source: Source, wish: CloneRequest, identity: CloneIdentity, leading: CloneXml
+def _define_and_start(
+    context: Context,
+    source: Source,
+    request: CloneRequest,
+    identity: CloneIdentity,
+    start: CloneXml,
 ) -> None:
-    """Defined if it is to last; a throw-away clone is gone with its emulator."""
+    """Define a permanent clone; resume or boot the clone if that was requested.
+
+    A temporary clone is a transient domain, which disappears when its emulator exits.
+    """
     definition = source.text(Role.INACTIVE_XML)
-    if wish.purpose is Purpose.CLONE and definition is not None:
-        xml = rewrite(definition, identity).xml if wish.resumed else leading.xml
+    if request.purpose is Purpose.CLONE and definition is not None:
+        xml = rewrite(definition, identity).xml if request.resumed else start.xml
         context.hypervisor.define(xml)
-    if wish.resumed:
-        _resume(context, source, wish, identity, leading.xml)
-    elif wish.purpose is not Purpose.CLONE:
-        context.progress.step(wish.name, "booting")
-        context.hypervisor.create(leading.xml, paused=True)
-        _let_run(context, source, identity, running=True)
+    if request.resumed:
+        _resume(context, source, request, identity, start.xml)
+    elif request.purpose is not Purpose.CLONE:
+        context.progress.step(request.name, "booting")
+        context.hypervisor.create(start.xml, paused=True)
+        _check_and_resume(context, source, identity, running=True)
 
 
 def _resume(
-    context: Context, source: Source, wish: CloneRequest, identity: CloneIdentity, xml: str
+    context: Context, source: Source, request: CloneRequest, identity: CloneIdentity, xml: str
 ) -> None:
     part = source.part(Role.RAM)
     assert part is not None
     image = Path(identity.files) / RAM_COPY
     if part.pages is not None:
-        make_image(context, wish.name, source.directory, part, image, xml)
+        make_image(context, request.name, source.directory, part, image, xml)
     else:
         copy_with_xml(source.directory / part.name, image, xml)
-    context.interrupt.check(wish.name)
-    context.progress.step(wish.name, "resuming from RAM")
-    with _addresses(context, source, wish):
+    context.interrupt.check(request.name)
+    context.progress.step(request.name, "resuming from RAM")
+    with address_lock(context, source.thing, _start_xml(source, request), request.network):
         context.hypervisor.restore(image, running=False)
     image.unlink()
-    running = source.manifest.was_running or wish.purpose is not Purpose.CLONE
-    _let_run(context, source, identity, running=running)
+    running = source.manifest.was_running or request.purpose is not Purpose.CLONE
+    _check_and_resume(context, source, identity, running=running)
 
 
-def _let_run(context: Context, source: Source, identity: CloneIdentity, *, running: bool) -> None:
-    """When everything that its emulator has open is its own.
+def _check_and_resume(
+    context: Context, source: Source, identity: CloneIdentity, *, running: bool
+) -> None:
+    """Let the clone run if its emulator has only the clone's own files open.
 
-    Looked at again afterwards: QEMU may open something for writing only when the guest runs.
+    Checked again after the resume, since QEMU may open a file for writing only then.
     """
     nodes = [Path(place.path) for place in identity.disks.values() if place.kind == "block"]
     directory = Path(identity.files)
-    check_own_files(context, source.thing, identity.uuid, directory, nodes)
+    check_open_files(context, source.thing, identity.uuid, directory, nodes)
     if running:
         context.hypervisor.resume(identity.uuid)
-        check_own_files(context, source.thing, identity.uuid, directory, nodes)
+        check_open_files(context, source.thing, identity.uuid, directory, nodes)

@@ -1,4 +1,4 @@
-"""Removing a clone that was made to last, and nothing else."""
+"""Delete a permanent clone, after checks that it is one and that nothing else uses it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from snaporch import default_paths
-from snaporch.clone.registry import CloneArtifacts, Purpose, directory_of, find_traces, remove
+from snaporch.clone.registry import CloneArtifacts, Purpose, directory_of, find_artifacts, remove
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError
 from snaporch.hypervisor.clone_xml import clone_of
@@ -16,8 +16,8 @@ from snaporch.snapshot.locate_disks import datasets_of
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
-    """What was removed."""
+class DeletedClone:
+    """A clone that was deleted."""
 
     name: str
     uuid: str
@@ -28,12 +28,12 @@ class Deleted:
         return {"name": self.name, "uuid": self.uuid, "removed": list(self.done)}
 
 
-def delete_clone(context: Context, name: str) -> Deleted:
-    """Remove the clone ``name``: its domain, its datasets, its UEFI variables.
+def delete_clone(context: Context, name: str) -> DeletedClone:
+    """Delete the clone ``name``: its domain, its datasets, its UEFI variables.
 
     Raises:
-        NotFoundError: there is nothing of that name.
-        RefusedError: it is no clone of snaporch's, or something else depends on it.
+        NotFoundError: there is no domain and no leftover clone with this name.
+        RefusedError: snaporch did not make it, or something else depends on it.
     """
     uuid = _uuid_of(context, name)
     lock = domain_lock(
@@ -43,31 +43,31 @@ def delete_clone(context: Context, name: str) -> Deleted:
         _check(context, name, uuid)
         done = remove(context, uuid)
         (default_paths.LOCKS / f"{uuid}.lock").unlink(missing_ok=True)
-    return Deleted(name, uuid, tuple(done))
+    return DeletedClone(name, uuid, tuple(done))
 
 
 def _uuid_of(context: Context, name: str) -> str:
-    """By the domain, or by what is left of a clone whose domain was undefined by somebody."""
+    """Find the clone by its domain, or by its datasets if another program undefined the domain."""
     for domain in context.hypervisor.domains():
         if name in (domain.name, domain.uuid):
             if not _is_marked(domain):
-                raise RefusedError(name, "is not a clone that snaporch made", "it stays as it is")
+                raise RefusedError(name, "is not a clone that snaporch made", "nothing was changed")
             return domain.uuid
-    for traces in find_traces(context):
-        if name in (traces.name, traces.uuid):
-            _check_renamed(context, name, traces)
-            return traces.uuid
+    for artifacts in find_artifacts(context):
+        if name in (artifacts.name, artifacts.uuid):
+            _check_renamed(context, name, artifacts)
+            return artifacts.uuid
     raise NotFoundError(name, "no such clone", "see `virsh list --all`")
 
 
-def _check_renamed(context: Context, name: str, traces: CloneArtifacts) -> None:
-    """What is called otherwise now is not what was named: it may have become somebody's guest."""
-    domain = context.hypervisor.find(traces.uuid)
-    if domain is not None and name != traces.uuid:
+def _check_renamed(context: Context, name: str, artifacts: CloneArtifacts) -> None:
+    """Refuse the old name of a clone that was renamed: the admin may use it as a guest now."""
+    domain = context.hypervisor.find(artifacts.uuid)
+    if domain is not None and name != artifacts.uuid:
         raise RefusedError(
             name,
-            f"is called {domain.name} now",
-            f"if that is to go: {shlex.join(['snaporch', 'clone', '--delete', domain.name])}",
+            f"was renamed to {domain.name}",
+            f"to delete it: {shlex.join(['snaporch', 'clone', '--delete', domain.name])}",
         )
 
 
@@ -77,8 +77,8 @@ def _is_marked(domain: Domain) -> bool:
 
 
 def _check(context: Context, name: str, uuid: str) -> None:
-    traces = next((found for found in find_traces(context) if found.uuid == uuid), None)
-    if traces is None:
+    artifacts = next((found for found in find_artifacts(context) if found.uuid == uuid), None)
+    if artifacts is None:
         if directory_of(context, uuid).exists():
             return
         domain = context.hypervisor.find(uuid)
@@ -86,25 +86,29 @@ def _check(context: Context, name: str, uuid: str) -> None:
             names = ", ".join(sorted(datasets_of(domain)))
             raise RefusedError(name, f"its disks on {names} carry no mark of a clone")
         return
-    if traces.purpose is not Purpose.CLONE:
-        raise RefusedError(name, f"was made for {traces.purpose}", "snaporch recover removes it")
-    _check_datasets(context, name, traces)
-    _check_others(context, name, traces)
+    if artifacts.purpose is not Purpose.CLONE:
+        raise RefusedError(
+            name,
+            f"is a temporary clone, made by {artifacts.purpose}",
+            "snaporch recover removes it",
+        )
+    _check_datasets(context, name, artifacts)
+    _check_others(context, name, artifacts)
 
 
-def _check_datasets(context: Context, name: str, traces: CloneArtifacts) -> None:
-    foreign = set(traces.datasets) - set(context.pool.origins(traces.datasets))
+def _check_datasets(context: Context, name: str, artifacts: CloneArtifacts) -> None:
+    foreign = set(artifacts.datasets) - set(context.pool.origins(artifacts.datasets))
     if foreign:
         raise RefusedError(
             name,
-            f"{', '.join(sorted(foreign))} is no clone any more (promoted?)",
-            "zfs inherit snaporch:clone on it if it is to stay, then try again",
+            f"{', '.join(sorted(foreign))} is no longer a clone (promoted?)",
+            "to keep it, use zfs inherit snaporch:clone on it, then try again",
         )
-    for mount in context.pool.foreign_mounts(traces.datasets):
-        if mount.uuid != traces.uuid:
+    for mount in context.pool.foreign_mounts(artifacts.datasets):
+        if mount.uuid != artifacts.uuid:
             step = f"shut it off or end it, then snaporch clone --delete {name} again"
             raise RefusedError(name, f"{mount.name} is mounted by {mount.holder}", step)
-    snapshots = [snapshot.full_name for snapshot in context.pool.snapshots(traces.datasets)]
+    snapshots = [snapshot.full_name for snapshot in context.pool.snapshots(artifacts.datasets)]
     if snapshots:
         raise RefusedError(
             name, f"it has snapshots: {', '.join(snapshots)}", "destroy them first with zfs destroy"
@@ -112,17 +116,17 @@ def _check_datasets(context: Context, name: str, traces: CloneArtifacts) -> None
     below = [
         dataset.name
         for dataset in context.pool.datasets()
-        if dataset.name not in traces.datasets
-        and any(dataset.name.startswith(f"{parent}/") for parent in traces.datasets)
+        if dataset.name not in artifacts.datasets
+        and any(dataset.name.startswith(f"{parent}/") for parent in artifacts.datasets)
     ]
     if below:
         raise RefusedError(name, f"there are datasets below it: {', '.join(below)}")
 
 
-def _check_others(context: Context, name: str, traces: CloneArtifacts) -> None:
+def _check_others(context: Context, name: str, artifacts: CloneArtifacts) -> None:
     for domain in context.hypervisor.domains():
-        shared = datasets_of(domain) & set(traces.datasets)
-        if domain.uuid != traces.uuid and shared:
+        shared = datasets_of(domain) & set(artifacts.datasets)
+        if domain.uuid != artifacts.uuid and shared:
             raise RefusedError(
                 name, f"the domain {domain.name} has disks on {', '.join(sorted(shared))} too"
             )

@@ -1,4 +1,4 @@
-"""What a clone has of its original's firmware: a copy of the UEFI variables and the TPM's state."""
+"""Copy the UEFI variables and the TPM state of a snapshot for a clone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from snaporch.restore.source import Source
 
 
 def check_tpm(source: Source, xml: str, *, resumed: bool) -> None:
-    """Refuse a clone with another TPM than the one in ``xml``, which it would start with.
+    """Refuse a clone whose bundle lacks the state of the TPM that ``xml`` defines.
+
+    Args:
+        source: the snapshot.
+        xml: the XML that the clone starts from.
+        resumed: the clone resumes from RAM, which holds the state of a running TPM.
 
     Raises:
-        SharedError: it has none, or another's; a guest that never ran has none.
+        SharedError: the bundle has no TPM state, or that of another path. A guest that was off may
+            have none: it may never have run.
     """
     state = tpm_state(parse(xml))
     parts = [part for part in source.manifest.parts if part.role is Role.TPM]
@@ -38,16 +44,18 @@ def check_tpm(source: Source, xml: str, *, resumed: bool) -> None:
 
 
 def copy_firmware(source: Source, identity: CloneIdentity, xml: str) -> None:
-    """UEFI variables and TPM state; a resumed clone has them in its RAM and boots from them later.
+    """Copy UEFI variables and TPM state; a resumed clone needs them for its next boot.
 
     Args:
-        xml: the clone's, which says where libvirt will look for the state of its TPM.
+        source: the snapshot.
+        identity: the clone's paths.
+        xml: the clone's XML, which tells where libvirt looks for the TPM state.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     state = tpm_state(parse(xml))
-    handed: dict[Path, Part] = {}
+    folders: dict[Path, Part] = {}
     for part in source.manifest.parts:
         if part.role is Role.NVRAM:
             _put(source.directory / part.name, Path(identity.nvram), part)
@@ -56,8 +64,8 @@ def copy_firmware(source: Source, identity: CloneIdentity, xml: str) -> None:
             place = Path(state.path) if state.is_file else folder / Path(part.source).name
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
             _put(source.directory / part.name, place, part)
-            handed[folder] = part
-    for folder, part in handed.items():  # when root has nothing to do in it any more
+            folders[folder] = part
+    for folder, part in folders.items():  # last, since root must not write into another's directory
         if part.uid is not None and part.gid is not None:
             os.chown(folder, part.uid, part.gid, follow_symlinks=False)
 

@@ -1,8 +1,8 @@
-"""What clones are known by, and how they are removed. Nothing is remembered: ZFS and libvirt tell.
+"""Find clones and remove them. There is no list of clones: ZFS and libvirt are asked each time.
 
-Every dataset of a clone carries the clone's UUID in a user property, set when ZFS makes it; the
-domain's XML has a mark with its UUID; and ``CLONES/<UUID>/`` holds what the clone has beside its
-disks. As long as a file ``making`` lies there, the clone is not finished, or is not meant to last.
+Every dataset of a clone carries the clone's UUID in a user property, set when ZFS makes it. The
+domain's XML has a mark with the UUID. ``CLONES/<UUID>/`` holds the clone's files other than disks.
+While there is a file ``making`` in it, the clone is unfinished or temporary.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MAKING = "making"
 NAME_PROPERTY = f"{PREFIX}clone-name"
 OF_PROPERTY = f"{PREFIX}clone-of"
 _TRAVERSABLE = 0o711
-"""The emulator is another user, and libvirt gives it the files it needs."""
+"""The emulator runs as another user; libvirt gives it access to the files it needs."""
 _BUSY_SECONDS = 60
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _POLL_SECONDS = 0.2
 
 
 class Purpose(StrEnum):
-    """What a clone was made for."""
+    """The purpose of a clone; only CLONE is permanent."""
 
     CLONE = "clone"
     VERIFY = "verify"
@@ -58,7 +58,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CloneArtifacts:
-    """What there is of one clone besides its domain."""
+    """The datasets and the directory of one clone."""
 
     uuid: str
     name: str
@@ -67,18 +67,18 @@ class CloneArtifacts:
     making: bool
 
     @property
-    def may_be_left_over(self) -> bool:
-        """Whether it is to go if nobody works on it any more."""
+    def is_disposable(self) -> bool:
+        """Whether the clone is removed as soon as no process works on it."""
         return self.making or self.purpose is not Purpose.CLONE
 
 
 def directory_of(context: Context, uuid: str) -> Path:
-    """What a clone has beside its disks."""
+    """The directory for a clone's files other than disks."""
     return context.config.paths.clones / uuid
 
 
-def find_traces(context: Context) -> list[CloneArtifacts]:
-    """Of every clone, finished or not."""
+def find_artifacts(context: Context) -> list[CloneArtifacts]:
+    """Find the artifacts of every clone, finished or not."""
     marks = {purpose.mark: purpose for purpose in Purpose}
     found: dict[str, CloneArtifacts] = {}
     local = context.pool.local_properties([*marks, NAME_PROPERTY])
@@ -103,26 +103,37 @@ def _directories(clones: Path) -> list[Path]:
 
 
 def _with_directory(directory: Path, known: CloneArtifacts | None) -> CloneArtifacts:
-    """A mark that cannot be read was cut short, before anything else was made."""
+    """Add what the file ``making`` records.
+
+    If it cannot be read, its writing was interrupted, before anything else was made.
+    """
     mark = directory / MAKING
-    told: dict[str, str] = {}
+    recorded: dict[str, str] = {}
     if mark.exists():
         try:
-            told = json.loads(mark.read_text())
+            recorded = json.loads(mark.read_text())
         except (OSError, ValueError):
-            told = {}
-    purpose = known.purpose if known else Purpose(told.get("purpose", Purpose.CLONE))
-    name = told.get("name") or (known.name if known else "")
+            recorded = {}
+    purpose = known.purpose if known else Purpose(recorded.get("purpose", Purpose.CLONE))
+    name = recorded.get("name") or (known.name if known else "")
     datasets = known.datasets if known else ()
     return CloneArtifacts(directory.name, name, purpose, datasets, making=mark.exists())
 
 
 @contextmanager
-def workplace(context: Context, name: str, purpose: Purpose, of: str) -> Iterator[str]:
-    """The UUID of a clone to be made; it is removed again unless the block ends well.
+def new_clone(context: Context, name: str, purpose: Purpose, of: str) -> Iterator[str]:
+    """Reserve a UUID and a directory for a clone; the caller makes the clone inside the block.
 
-    Only a clone made to last stays after the block. A process that is killed inside leaves what
-    :func:`sweep` removes.
+    After an exception the clone is removed. A temporary clone is removed after the block in any
+    case. If the process is killed, :func:`sweep` removes the clone.
+
+    Args:
+        name: the name of the clone.
+        purpose: see :class:`Purpose`.
+        of: the snapshot, for the admin.
+
+    Yields:
+        The UUID of the clone.
     """
     uuid = str(uuid4())
     with _locked(context, uuid, name, purpose.value):
@@ -144,7 +155,7 @@ def _locked(context: Context, uuid: str, name: str, doing: str) -> Iterator[None
     with domain_lock(default_paths.LOCKS, name, uuid, doing, wait=0, interrupt=context.interrupt):
         try:
             yield
-        finally:  # nobody will ask for this UUID again
+        finally:  # no process will use this UUID again
             if not directory_of(context, uuid).exists():
                 (default_paths.LOCKS / f"{uuid}.lock").unlink(missing_ok=True)
 
@@ -155,8 +166,8 @@ def _begin(context: Context, uuid: str, name: str, purpose: Purpose, of: str) ->
         private_directory(directory.parent, _TRAVERSABLE)
         directory.mkdir(mode=_TRAVERSABLE)
         directory.chmod(_TRAVERSABLE)
-        told = {"name": name, "purpose": purpose.value, "of": of}
-        write_private(directory / MAKING, json.dumps(told).encode())
+        recorded = {"name": name, "purpose": purpose.value, "of": of}
+        write_private(directory / MAKING, json.dumps(recorded).encode())
         sync_directory(directory)
         sync_directory(directory.parent)
 
@@ -167,30 +178,32 @@ def _undo(context: Context, uuid: str, error: BaseException) -> None:
     except (SnaporchError, OSError) as second:
         raise AttentionError(
             uuid,
-            f"the clone could not be made ({error}), and what there is of it could not be removed "
-            f"({second})",
-            "mend the cause and run `snaporch recover`",
+            f"the clone could not be made ({error}), and its parts could not be removed ({second})",
+            "fix the cause and run `snaporch recover`",
         ) from error
 
 
 def remove(context: Context, uuid: str) -> list[str]:
-    """Remove the clone with this UUID: its domain, its datasets, its files; what was removed.
+    """Remove the clone with this UUID: its domain, its datasets, its files.
 
-    Goes by the marks alone: a dataset that does not carry the UUID itself, or is no clone, stays.
+    Only the marks count: a dataset that does not carry the UUID itself, or is no clone, stays.
+
+    Returns:
+        One line for each thing that was removed.
 
     Raises:
-        SnaporchError: something could not be removed; it can be tried again.
+        SnaporchError: something could not be removed; the caller can try again.
     """
     done = []
     domain = context.hypervisor.find(uuid)
     if domain is not None:
-        with suppress(NotFoundError):  # a transient one may end by itself
+        with suppress(NotFoundError):  # a transient domain may have ended meanwhile
             context.hypervisor.destroy(uuid)
         context.hypervisor.undefine(uuid)
         done.append(f"removed the domain {domain.name}")
-    for traces in find_traces(context):
-        if traces.uuid == uuid:
-            done += _destroy_datasets(context, traces)
+    for artifacts in find_artifacts(context):
+        if artifacts.uuid == uuid:
+            done += _destroy_datasets(context, artifacts)
     directory = directory_of(context, uuid)
     if directory.is_dir():
         _remove_files(directory)
@@ -198,16 +211,16 @@ def remove(context: Context, uuid: str) -> list[str]:
     return done
 
 
-def _destroy_datasets(context: Context, traces: CloneArtifacts) -> list[str]:
-    """A throw-away clone may have been snapshotted by somebody's timer meanwhile."""
-    clones = context.pool.origins(traces.datasets)
+def _destroy_datasets(context: Context, artifacts: CloneArtifacts) -> list[str]:
+    """Destroy a clone's datasets; of a temporary clone also snapshots that another program took."""
+    clones = context.pool.origins(artifacts.datasets)
     done = []
-    for dataset in reversed(traces.datasets):  # children first
+    for dataset in reversed(artifacts.datasets):  # children first
         if dataset not in clones:
             continue
-        for attempt in _patience():
+        for attempt in _retry_while_busy():
             with attempt:
-                if traces.may_be_left_over:
+                if artifacts.is_disposable:
                     names = [snapshot.full_name for snapshot in context.pool.snapshots([dataset])]
                     context.pool.destroy_snapshots(names)
                 context.pool.destroy_dataset(dataset)
@@ -215,17 +228,17 @@ def _destroy_datasets(context: Context, traces: CloneArtifacts) -> list[str]:
     return done
 
 
-def _may_pass(error: BaseException) -> bool:
-    """A guest that has it mounted may keep it for months."""
+def _is_temporary(error: BaseException) -> bool:
+    """Whether a retry may help; not if a guest has it mounted, which may last for months."""
     return isinstance(error, PoolError) and not isinstance(error, MountedError)
 
 
-def _patience() -> Retrying:
-    """The kernel and udev keep a device open for a moment after its last user has gone."""
+def _retry_while_busy() -> Retrying:
+    """Retry: the kernel and udev keep a device open for a moment after its last user closed it."""
     return Retrying(
         stop=stop_after_delay(_BUSY_SECONDS),
         wait=wait_fixed(_POLL_SECONDS),
-        retry=retry_if_exception(_may_pass),
+        retry=retry_if_exception(_is_temporary),
         reraise=True,
     )
 
@@ -234,7 +247,9 @@ def _remove_files(directory: Path) -> None:
     mounted = [path for path in directory.iterdir() if os.path.ismount(path)]
     if mounted:
         raise AttentionError(
-            str(mounted[0]), "something is mounted there", "unmount it, then snaporch recover"
+            str(mounted[0]),
+            "a file system is mounted there",
+            "unmount it, then run `snaporch recover`",
         )
     mark = directory / MAKING
     for path in directory.iterdir():
@@ -248,24 +263,37 @@ def _remove_files(directory: Path) -> None:
 
 
 def sweep(context: Context, *, dry_run: bool = False) -> list[str]:
-    """Remove what killed clones, verifications and extractions left; what was done, in words."""
+    """Remove what killed clones, verifications and extractions left.
+
+    Args:
+        dry_run: only report what would be removed.
+
+    Returns:
+        One line for each thing that was removed, or would be.
+    """
     done = []
-    for traces in find_traces(context):
-        if not traces.may_be_left_over:
+    for artifacts in find_artifacts(context):
+        if not artifacts.is_disposable:
             continue
-        what = traces.name or traces.uuid
+        what = artifacts.name or artifacts.uuid
         try:
-            with _locked(context, traces.uuid, what, "recover"):
-                done += _sweep_one(context, traces.uuid, what, dry_run=dry_run)
+            with _locked(context, artifacts.uuid, what, "recover"):
+                done += _sweep_unfinished(context, artifacts.uuid, what, dry_run=dry_run)
         except BusyError:
-            continue  # its maker is alive
+            continue  # the process that makes it is alive
     return done
 
 
-def _sweep_one(context: Context, uuid: str, what: str, *, dry_run: bool) -> list[str]:
-    """Looked at again under its lock: its maker may have finished it just before it let go."""
-    now = [traces for traces in find_traces(context) if traces.uuid == uuid]
-    if not now or not now[0].may_be_left_over:
+def remove_leftovers(context: Context) -> None:
+    """Remove what killed processes left, with a note for each thing that was removed."""
+    for done in sweep(context):
+        context.progress.note("snaporch", done)
+
+
+def _sweep_unfinished(context: Context, uuid: str, what: str, *, dry_run: bool) -> list[str]:
+    """Remove one clone, if it is still unfinished now that its lock is held."""
+    now = [artifacts for artifacts in find_artifacts(context) if artifacts.uuid == uuid]
+    if not now or not now[0].is_disposable:
         return []
     line = f"{what}: an unfinished {now[0].purpose}"
     if dry_run:
@@ -274,5 +302,5 @@ def _sweep_one(context: Context, uuid: str, what: str, *, dry_run: bool) -> list
 
 
 def blocked_by(context: Context, snapshots: Sequence[str]) -> list[str]:
-    """Clones of these snapshots, which keep them from being destroyed."""
+    """The clones of these snapshots; ZFS cannot destroy a snapshot that has clones."""
     return sorted({name for names in context.pool.clones(snapshots).values() for name in names})

@@ -1,4 +1,4 @@
-"""Reading disks out of a snapshot: all of a disk, or an error; never zeros for what is damaged."""
+"""Read disks of a snapshot: all data, or an error; never zeros in place of damaged data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from snaporch.bundle.manifest import DiskEntry
 from snaporch.clone.clone import clone_dataset
-from snaporch.clone.registry import Purpose, workplace
+from snaporch.clone.registry import Purpose, new_clone
 from snaporch.context import Context
 from snaporch.errors import RunFailedError
 from snaporch.model import DatasetKind
@@ -26,22 +26,22 @@ _BLOCK = 1 << 20
 
 @contextmanager
 def open_disk(context: Context, source: Source, disk: DiskEntry, name: str) -> Iterator[BinaryIO]:
-    """A disk as it was: a file of the snapshot itself, or a read-only clone of a volume.
+    """Open a disk for reading: an image file in the snapshot, or a read-only clone of a volume.
 
     Args:
-        name: of the clone, which is removed again.
+        name: the name of the clone, which is removed after the block.
 
     Raises:
         NotWholeError: the image is not in the snapshot.
         LeadsOutError: a link leads out of the snapshot.
-        OSError: it cannot be opened.
+        OSError: the disk cannot be opened.
     """
     assert disk.dataset is not None
     if kinds(context)[disk.dataset] is DatasetKind.FILESYSTEM:
-        with _in_snapshot(context, source, disk) as reading:
+        with _open_image(context, source, disk) as reading:
             yield reading
         return
-    with workplace(context, name, Purpose.EXTRACT, source.thing) as uuid:
+    with new_clone(context, name, Purpose.EXTRACT, source.thing) as uuid:
         cloned = clone_dataset(
             context, source, f"extract-{uuid[:8]}", Purpose.EXTRACT, uuid, disk.dataset
         )
@@ -50,8 +50,8 @@ def open_disk(context: Context, source: Source, disk: DiskEntry, name: str) -> I
 
 
 @contextmanager
-def _in_snapshot(context: Context, source: Source, disk: DiskEntry) -> Iterator[BinaryIO]:
-    """The image as it was, by no link that leads out of the snapshot."""
+def _open_image(context: Context, source: Source, disk: DiskEntry) -> Iterator[BinaryIO]:
+    """Open an image file in the snapshot; no link may lead out of it."""
     home = PurePosixPath(resolver.mount_point_of(disk.dataset or ""))
     snapshot = source.member(disk.dataset or "").full_name
     path = PurePosixPath(path_inside(disk))
@@ -71,11 +71,17 @@ def _in_snapshot(context: Context, source: Source, disk: DiskEntry) -> Iterator[
 def blocks(
     context: Context, source: Source, reading: BinaryIO, size: int
 ) -> Iterator[tuple[int, bytes]]:
-    """All data of a disk, with the offset of each block; holes are left out.
+    """Read all data of a disk, block by block; holes are skipped.
+
+    Args:
+        size: the size of the disk in bytes.
+
+    Yields:
+        The offset of the block, and its data.
 
     Raises:
         InterruptedRunError: a signal came.
-        OSError: something of it cannot be read.
+        OSError: a part of the disk cannot be read.
     """
     for start, end in _extents(reading.fileno(), size):
         for offset in range(start, end, _BLOCK):
@@ -84,13 +90,16 @@ def blocks(
 
 
 def read_disks(context: Context, source: Source) -> tuple[int, int]:
-    """Read all disks of a snapshot, and what was snapshotted beneath them; how many, and bytes.
+    """Read all disks of a snapshot, and the backing files that are in the snapshot.
 
-    For at most half of the time, since guests want the same pool.
+    Reads at most half of the time, since guests use the same pool.
+
+    Returns:
+        The number of disks and files, and the bytes that were read.
 
     Raises:
-        NotWholeError: something is damaged, or is not there.
-        RunFailedError: it could not be found out.
+        NotWholeError: a disk is damaged or missing.
+        RunFailedError: a disk could not be read for another reason.
     """
     disks = {
         (disk.dataset, _inside(context, disk)): disk
@@ -105,7 +114,7 @@ def read_disks(context: Context, source: Source) -> tuple[int, int]:
                 total += _read_through(context, source, reading)
         except OSError as error:
             where = f"{disk.target} ({disk.source})"
-            if error.errno == errno.EIO:  # what ZFS says of a block that no copy gives back
+            if error.errno == errno.EIO:  # ZFS has no intact copy of the block
                 reason = f"cannot be read ({error.strerror})"
                 raise NotWholeError(where, reason, "see `zpool status -v`") from error
             raise RunFailedError(where, f"could not be read ({error.strerror})") from error
@@ -113,7 +122,7 @@ def read_disks(context: Context, source: Source) -> tuple[int, int]:
 
 
 def _inside(context: Context, disk: DiskEntry) -> str | None:
-    """What tells it from others of its dataset; of a volume all is read, partitions included."""
+    """The path of an image in its dataset; None for a volume, which is read as a whole."""
     if kinds(context)[disk.dataset or ""] is DatasetKind.VOLUME:
         return None
     return str(path_inside(disk))
@@ -130,22 +139,22 @@ def _read_through(context: Context, source: Source, reading: BinaryIO) -> int:
 
 
 def _read(descriptor: int, length: int, offset: int) -> bytes:
-    """All of it, or an error: a read that ends at a damaged block gives what lies before it.
+    """Read exactly ``length`` bytes: a read that meets a damaged block returns fewer.
 
     Raises:
-        OSError: something of it cannot be read, or is not there.
+        OSError: not all bytes can be read.
     """
     block = b""
     while len(block) < length:
         more = os.pread(descriptor, length - len(block), offset + len(block))
         if not more:
-            raise OSError(errno.EIO, f"nothing can be read at byte {offset + len(block)}")
+            raise OSError(errno.EIO, f"no data can be read at byte {offset + len(block)}")
         block += more
     return block
 
 
 def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Parts that hold data, where the file system tells (lseek(2), SEEK_DATA)."""
+    """Start and end of each part that holds data (lseek(2), SEEK_DATA); else the whole file."""
     position = 0
     while position < size:
         start, end = position, size
@@ -162,6 +171,6 @@ def _seek_data(descriptor: int, position: int, size: int) -> int:
     try:
         return os.lseek(descriptor, position, os.SEEK_DATA)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a hole up to the end
+        if error.errno == errno.ENXIO:  # there is a hole up to the end
             return size
         raise

@@ -1,4 +1,4 @@
-"""Copying a disk out of a snapshot, as an image, without touching the guest."""
+"""Copy a disk out of a snapshot into an image file, without touching the guest."""
 
 from __future__ import annotations
 
@@ -22,19 +22,25 @@ _GRAIN = 64 << 10
 
 
 def choose_disks(source: Source, target: str | None, to: Path) -> list[tuple[DiskEntry, Path]]:
-    """Which disks go where.
+    """Choose the disks to copy, and the path of each copy.
+
+    Args:
+        target: the target of one disk; None for all disks.
+        to: a directory, or the image to write for one disk.
 
     Raises:
-        NotFoundError: no such disk in the snapshot.
-        RefusedError: the destination exists, or is too little for several disks.
+        NotFoundError: the snapshot has no such disk.
+        RefusedError: the destination exists, or is no directory for several disks.
     """
     disks = [disk for disk in source.disks if target in (None, disk.target)]
     names = ", ".join(disk.target for disk in source.disks) or "none"
     if not disks:
-        raise NotFoundError(f"{source.thing} {target}", f"no such disk; there are: {names}")
+        raise NotFoundError(f"{source.thing} {target}", f"no such disk; its disks are: {names}")
     if len(disks) > 1 and not to.is_dir():
         raise RefusedError(
-            source.thing, f"has several disks ({names})", "choose with --disk, or name a directory"
+            source.thing,
+            f"has several disks ({names})",
+            "choose one with --disk, or give a directory",
         )
     check_whole_disks(source.thing, disks)
     chosen = [(disk, to / _name(source, disk) if to.is_dir() else to) for disk in disks]
@@ -48,15 +54,15 @@ def _name(source: Source, disk: DiskEntry) -> str:
 
 
 def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> ExtractedFile:
-    """Copy one disk to ``to``, sparse, byte by byte the same as in the snapshot.
+    """Copy one disk to the sparse file ``to``, with the same bytes as in the snapshot.
 
-    An image file is read from the snapshot itself, mounted for this process alone; a volume from a
-    read-only clone, which is removed again.
+    An image file is read from the snapshot, which is mounted for this process alone. A volume is
+    read from a read-only clone, which is removed again.
 
     Raises:
         NotWholeError: the image is not in the snapshot.
         LeadsOutError: a link leads out of the snapshot.
-        RunFailedError: it could not be read or written; nothing is left of it.
+        RunFailedError: the disk cannot be read, or the copy cannot be written; no copy is left.
     """
     context.progress.step(source.thing, f"copying {disk.target} to {to}")
     try:
@@ -68,17 +74,17 @@ def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extr
             source.thing, f"{disk.target} could not be copied ({reason})"
         ) from error
     status = to.stat()
-    _warn_of_others(context, source, disk, to)
+    _note_missing_files(context, source, disk, to)
     return ExtractedFile(disk.target, str(to), disk.format, status.st_size, status.st_blocks * 512)
 
 
 def _copy(context: Context, source: Source, reading: BinaryIO, to: Path) -> None:
-    """Under another name until it is whole and on stable storage."""
+    """Copy under a temporary name; rename the copy when it is complete and on stable storage."""
     partial = to.with_name(f".{to.name}.partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
         size = reading.seek(0, os.SEEK_END)
-        _check_room(reading, size, to)
+        _check_resources(reading, size, to)
         with os.fdopen(os.open(partial, flags, 0o600), "wb", buffering=0) as writing:
             _copy_data(context, source, reading, writing, size)
             writing.truncate(size)
@@ -90,8 +96,11 @@ def _copy(context: Context, source: Source, reading: BinaryIO, to: Path) -> None
         raise
 
 
-def _check_room(reading: BinaryIO, size: int, to: Path) -> None:
-    """What an image file takes; of a volume nothing is known beforehand, so zeros may save it."""
+def _check_resources(reading: BinaryIO, size: int, to: Path) -> None:
+    """Check that there is room for the allocated blocks of an image file.
+
+    For a volume the needed room is unknown: zeros are not written.
+    """
     taken = os.fstat(reading.fileno()).st_blocks * 512
     free = shutil.disk_usage(to.parent).free
     if min(taken, size) > free:
@@ -117,8 +126,8 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def _warn_of_others(context: Context, source: Source, disk: DiskEntry, to: Path) -> None:
-    """An image may need another."""
+def _note_missing_files(context: Context, source: Source, disk: DiskEntry, to: Path) -> None:
+    """Note the backing and data files that the copied image needs."""
     if disk.format != "qcow2":
         return
     with to.open("rb") as image:

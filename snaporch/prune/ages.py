@@ -1,7 +1,7 @@
-"""How long things have been seen in the store, by a count that no setting of the clock can move.
+"""How long items have been in the store, counted so that setting the clock changes nothing.
 
-Every prune adds to each age what has passed since the last one, by the time since boot. Only what
-passed over a reboot is told by the clock alone, which may be wrong: of that no more than a day.
+Every prune adds to each age the time since the last prune, by the time since boot. Across a reboot
+only the clock can be used; it may be wrong, so at most one day is counted beyond the uptime.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from snaporch.bundle.store import replace_private, sync_directory
 AGES_NAME = "ages.json"
 """The file of the store that holds the ages."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_MOST_OVER_A_REBOOT = 86_400.0
+_MAX_SECONDS_OVER_A_REBOOT = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the host's clocks show, in seconds."""
+    """The host's clocks, in seconds."""
 
     boot: str
     """The kernel's id of this boot."""
     uptime: float
-    """Since boot, sleep included: nobody can set it."""
+    """Since boot, sleep included; it cannot be set."""
     clock: float
-    """Since 1970, as somebody has set it."""
+    """Since 1970; it can be set."""
 
     @classmethod
     def now(cls) -> Reading:
-        """What they show now."""
+        """Read the clocks."""
         return cls(
             _BOOT_ID.read_text().strip(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
         )
 
     def since(self, last: Reading) -> float:
-        """Seconds that have passed for certain; over a reboot a day may be the clock's fault."""
+        """Seconds since the ``last`` reading; across a reboot up to a day of them may be wrong."""
         if self.boot == last.boot:
             return max(0.0, self.uptime - last.uptime)
-        most = self.uptime + _MOST_OVER_A_REBOOT
+        most = self.uptime + _MAX_SECONDS_OVER_A_REBOOT
         return min(max(self.clock - last.clock, self.uptime), most)
 
 
 class Ages:
-    """The ages of what has been seen in the store at ``root``."""
+    """The ages of the items in the store at ``root``."""
 
     def __init__(self, root: Path, reading: Reading) -> None:
         self._root = root
@@ -56,14 +56,14 @@ class Ages:
         self._seconds = _read(root / AGES_NAME, reading)
 
     def of(self, path: Path) -> timedelta:
-        """How long it has been seen; nothing when it is seen for the first time."""
+        """The age of an item; zero when it is seen for the first time."""
         return timedelta(seconds=self._seconds.get(self._key(path), 0.0))
 
     def write(self, paths: Iterable[Path]) -> None:
-        """Remember the ages of these, and of nothing else.
+        """Write the ages of these items; all other ages are forgotten.
 
         Raises:
-            OSError: the file cannot be written; the ages are what they were at the last prune.
+            OSError: the file cannot be written; it still has the ages of the last prune.
         """
         seconds = {self._key(path): self.of(path).total_seconds() for path in paths}
         path = self._root / AGES_NAME
@@ -73,7 +73,7 @@ class Ages:
         try:
             replace_private(path, json.dumps(document, indent=1).encode())
         except (FileExistsError, FileNotFoundError):
-            return  # another prune writes the same at this moment
+            return  # another prune writes the same ages at this moment
         sync_directory(self._root)
 
     def _key(self, path: Path) -> str:
@@ -81,7 +81,7 @@ class Ages:
 
 
 def _read(path: Path, reading: Reading) -> dict[str, float]:
-    """The ages as they are now; none from a file that cannot be understood: they begin again."""
+    """The ages, up to now; empty if the file cannot be read: then they begin at zero."""
     try:
         document = json.loads(path.read_bytes())
         passed = reading.since(Reading(**document["read"]))

@@ -1,4 +1,7 @@
-"""What becomes of each thing in the store: a pure function from what is known of it."""
+"""Decide about each item of the store: keep it, move it to or from the trash, or delete it.
+
+A pure function of the item, the snapshots that exist, the runs under way, and the time.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ from snaporch.model import Census, iso
 
 
 class ItemKind(StrEnum):
-    """What a directory of the store is."""
+    """The kind of an item of the store."""
 
     BUNDLE = "bundle"
     PARTIAL = "partial"
-    """A bundle that was being written."""
+    """An unfinished bundle."""
     SAFETY = "safety"
-    """What a restore discarded."""
+    """A safety copy: the data that a restore discarded."""
     TRASHED = "trashed"
     """A bundle in the trash."""
     PAGES = "pages"
     """A snapshot of a page dataset."""
     REMAINS = "remains"
-    """Something whose removal has begun."""
+    """A directory that is partly deleted."""
 
 
 class PruneAction(StrEnum):
-    """What is to be done with it."""
+    """The action for an item."""
 
     KEEP = "keep"
     TRASH = "trash"
@@ -37,7 +40,7 @@ class PruneAction(StrEnum):
 
     @property
     def done(self) -> str:
-        """The word for it afterwards."""
+        """The past participle, for messages."""
         return {"keep": "kept", "trash": "trashed", "delete": "deleted", "put-back": "put back"}[
             self.value
         ]
@@ -58,36 +61,36 @@ class SnapshotReference:
 
     @property
     def full_name(self) -> str:
-        """The name it was given: ``dataset@name``."""
+        """``dataset@name``."""
         return f"{self.dataset}@{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreItem:
-    """Something in the store."""
+    """An item of the store: a directory, or a ZFS snapshot of a page dataset."""
 
     kind: ItemKind
     path: Path
     uuid: str
     """The domain's."""
     name: str
-    """The run's name, or the directory's where no run is known."""
+    """The run's name; the directory's name if there is no run."""
     bytes: int = 0
     domain: str = ""
     snapshot: str = ""
     references: tuple[SnapshotReference, ...] = ()
     age: timedelta = timedelta()
-    """How long prune has seen it where it is; of what is in the trash, and of safety copies."""
+    """How long the item has been in its place; for items in the trash, and safety copies."""
     trouble: str = ""
-    """Why nothing can be said about it; empty when something can."""
+    """Why prune cannot decide about the item; empty if it can."""
     wanted: bool = False
-    """A safety copy holds the snapshot that it belongs to, or does not say what it holds."""
+    """An undo may need the bundle: a safety copy has its snapshot, or its record is unreadable."""
     place_taken: bool = False
-    """In the trash, and where it came from is something again."""
+    """The item is in the trash, and there is a new item in its former place."""
 
     @property
     def title(self) -> str:
-        """What people call it: the snapshot it belongs to, or its place."""
+        """The item's name for messages: its snapshot, or its directory."""
         if self.kind is ItemKind.PAGES:
             return str(self.path)
         if self.domain and self.snapshot:
@@ -97,7 +100,7 @@ class StoreItem:
 
 @dataclass(frozen=True, slots=True)
 class GracePeriods:
-    """How long things stay that are not needed any more."""
+    """How long items stay that are no longer needed."""
 
     trash: timedelta
     safety: timedelta
@@ -105,46 +108,74 @@ class GracePeriods:
 
 @dataclass(frozen=True, slots=True)
 class PruneDecision:
-    """What is to be done with a thing, and why."""
+    """The action for an item, and the reason."""
 
     found: StoreItem
     fate: PruneAction
     reason: str
     usual: bool = False
-    """It stays, as things usually do: nothing that anybody must read."""
+    """The item is kept for the usual reason; only ``--verbose`` prints it."""
+
+    @property
+    def kind_now(self) -> ItemKind | None:
+        """The item's kind after the decision was carried out; None if it was deleted."""
+        match self.fate:
+            case PruneAction.DELETE:
+                return None
+            case PruneAction.TRASH:
+                return ItemKind.TRASHED
+            case PruneAction.PUT_BACK:
+                return ItemKind.BUNDLE
+            case _:
+                return self.found.kind
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {
+            "kind": self.found.kind.value,
+            "domain": self.found.domain or None,
+            "uuid": self.found.uuid,
+            "snapshot": self.found.snapshot or None,
+            "path": str(self.found.path),
+            "bytes": self.found.bytes,
+            "action": self.fate.value,
+            "reason": self.reason,
+        }
 
 
-def judge(
+def decide(
     found: StoreItem, census: Census, under_way: Collection[str], grace: GracePeriods, now: datetime
 ) -> PruneDecision:
-    """Decide about one thing.
+    """Decide about one item.
 
     Args:
-        found: the thing, looked at *before* the census was taken.
-        census: the snapshots that exist, and the pools that were asked.
-        under_way: runs that have a journal, and domains with an unfinished restore, by UUID.
-        grace: how long trash and safety copies stay.
-        now: the time, to say until when things stay; nothing is decided by it.
+        found: the item, read *before* the census was taken.
+        census: the snapshots that exist, and the imported pools.
+        under_way: runs that have a journal, and UUIDs of domains with an unfinished restore.
+        grace: how long the trash and safety copies stay.
+        now: the time, only to print until when an item stays.
     """
     if found.trouble:
-        return PruneDecision(found, PruneAction.KEEP, found.trouble)
-    if reason := worked_on(found, under_way):
-        return PruneDecision(found, PruneAction.KEEP, reason)
+        return _keep(found, found.trouble)
+    if reason := in_use_reason(found, under_way):
+        return _keep(found, reason)
     match found.kind:
         case ItemKind.REMAINS:
-            return PruneDecision(found, PruneAction.DELETE, "its removal was cut short")
+            return PruneDecision(found, PruneAction.DELETE, "its removal was interrupted")
         case ItemKind.PARTIAL:
-            return PruneDecision(
-                found, PruneAction.DELETE, "its run is gone, and did not finish it"
-            )
+            return PruneDecision(found, PruneAction.DELETE, "its run ended without finishing it")
         case ItemKind.SAFETY:
-            return _aged(found, "undoes a restore", grace.safety, now)
+            return _decide_by_age(found, "undoes a restore", grace.safety, now)
         case _:
-            return _judge_bundle(found, census, grace, now)
+            return _decide_bundle(found, census, grace, now)
 
 
-def worked_on(found: StoreItem, under_way: Collection[str]) -> str:
-    """Who needs the thing as it is; empty when nobody does. See :func:`judge`."""
+def _keep(found: StoreItem, reason: str, *, usual: bool = False) -> PruneDecision:
+    return PruneDecision(found, PruneAction.KEEP, reason, usual)
+
+
+def in_use_reason(found: StoreItem, under_way: Collection[str]) -> str:
+    """Why a run or restore under way needs the item; empty if none does. See :func:`decide`."""
     if found.name in under_way:
         return "its run is under way"
     if found.kind is ItemKind.SAFETY and found.uuid in under_way:
@@ -152,59 +183,51 @@ def worked_on(found: StoreItem, under_way: Collection[str]) -> str:
     return ""
 
 
-def _judge_bundle(
+def _decide_bundle(
     found: StoreItem, census: Census, grace: GracePeriods, now: datetime
 ) -> PruneDecision:
     trashed = found.kind is ItemKind.TRASHED
-    living = living_as(found, census)
-    if living:
+    existing = existing_snapshot(found, census)
+    if existing:
         if not trashed:
-            return PruneDecision(found, PruneAction.KEEP, _how_it_lives(found, living), usual=True)
+            return _keep(found, _existing_text(found, existing), usual=True)
         if found.place_taken:
-            return PruneDecision(
-                found, PruneAction.KEEP, f"{living} is back, but so is another bundle of it"
-            )
-        return PruneDecision(found, PruneAction.PUT_BACK, f"{living} is back")
+            return _keep(found, f"{existing} is back, but so is another bundle of it")
+        return PruneDecision(found, PruneAction.PUT_BACK, f"{existing} is back")
     if not found.references:
-        return PruneDecision(found, PruneAction.KEEP, "its manifest names no snapshot")
+        return _keep(found, "its manifest names no snapshot")
     hidden = sorted({r.pool for r in found.references} - census.pools)
     if hidden:
-        return PruneDecision(
-            found, PruneAction.KEEP, f"the pool {', '.join(hidden)} is not imported"
-        )
+        return _keep(found, f"the pool {', '.join(hidden)} is not imported")
     if trashed and found.wanted:
-        return PruneDecision(
-            found, PruneAction.KEEP, f"{_gone(found)}; an undo may bring it back", usual=True
-        )
+        return _keep(found, f"{_destroyed_text(found)}; an undo may bring it back", usual=True)
     if trashed:
-        return _aged(found, _gone(found), grace.trash, now)
+        return _decide_by_age(found, _destroyed_text(found), grace.trash, now)
     into_trash = grace.trash or found.wanted
     return PruneDecision(
-        found, PruneAction.TRASH if into_trash else PruneAction.DELETE, _gone(found)
+        found, PruneAction.TRASH if into_trash else PruneAction.DELETE, _destroyed_text(found)
     )
 
 
-def living_as(found: StoreItem, census: Census) -> str:
-    """A snapshot the bundle still serves, its own rather than a copy; empty when there is none."""
+def existing_snapshot(found: StoreItem, census: Census) -> str:
+    """A snapshot that needs the bundle, preferably its own rather than a copy; empty for none."""
     names = [(r, name) for r in found.references for name in census.snapshots.get(r.guid, ())]
     own = [name for reference, name in names if name == reference.full_name]
     return min(own or [name for _, name in names], default="")
 
 
-def _how_it_lives(found: StoreItem, living: str) -> str:
+def _existing_text(found: StoreItem, existing: str) -> str:
     own = {reference.full_name for reference in found.references}
-    return f"{living} exists" if living in own else f"its snapshot lives on as {living}"
+    return f"{existing} exists" if existing in own else f"its snapshot exists as {existing}"
 
 
-def _gone(found: StoreItem) -> str:
+def _destroyed_text(found: StoreItem) -> str:
     names = [reference.full_name for reference in found.references]
-    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} gone"
+    return f"{' and '.join(names)} no longer exist{'s' if len(names) == 1 else ''}"
 
 
-def _aged(found: StoreItem, what: str, grace: timedelta, now: datetime) -> PruneDecision:
+def _decide_by_age(found: StoreItem, what: str, grace: timedelta, now: datetime) -> PruneDecision:
     until = now + (grace - found.age)
     if found.age < grace:
-        return PruneDecision(
-            found, PruneAction.KEEP, f"{what}; stays until {iso(until)}", usual=True
-        )
-    return PruneDecision(found, PruneAction.DELETE, f"{what}; its time was over at {iso(until)}")
+        return _keep(found, f"{what}; stays until {iso(until)}", usual=True)
+    return PruneDecision(found, PruneAction.DELETE, f"{what}; its time ended at {iso(until)}")

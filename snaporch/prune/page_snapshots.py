@@ -1,8 +1,8 @@
-"""Pages of RAM that no bundle names any more, and what a move into pages that was killed left.
+"""Destroy snapshots of page datasets that no bundle needs, and delete leftovers of killed moves.
 
-A snapshot of a page dataset goes only when that is certain: a bundle of its run is there and does
-not name it, or there is none and the guest's snapshots of the run are gone too, with their pools
-imported and the domain's directory in the store, so that it is not the store that is missing.
+A snapshot of a page dataset is destroyed only if it is certainly not needed. Either the bundle of
+its run exists and does not name it; or the run has neither a bundle nor snapshots, all its pools
+are imported, and the store has the domain's directory (so the store itself is not missing).
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ _REFERENCE = re.compile(f"{UUID_NAME}/{RUN_NAME}")
 
 
 class PageReference(StrEnum):
-    """What the bundle of a run says of the pages."""
+    """Whether the bundle of a run names the pages."""
 
     NAMED = "named"
     OTHER = "other"
-    """It is there, and does not name them."""
+    """The bundle exists, and does not name the pages."""
     UNREADABLE = "unreadable"
     NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class PageFacts:
-    """What is known of a snapshot of a page dataset."""
+    """The facts about a snapshot of a page dataset."""
 
-    standing: PageReference
+    reference: PageReference
     store_there: bool
-    """The domain has a directory in the store."""
+    """The store has a directory of the domain."""
     pools_there: bool
-    """Every pool that the guest's snapshots are in is imported."""
-    living: str
-    """A snapshot of the guest that the run took and that exists."""
+    """All pools with snapshots of the run are imported."""
+    existing: str
+    """A snapshot of the run that still exists; empty for none."""
 
 
-def judge_pages(facts: PageFacts) -> tuple[PruneAction, str]:
-    """Whether they stay, and why."""
-    match facts.standing:
+def decide_pages(facts: PageFacts) -> tuple[PruneAction, str]:
+    """Decide whether the pages stay; the action and its reason."""
+    match facts.reference:
         case PageReference.NAMED:
             return PruneAction.KEEP, "its bundle needs it"
         case PageReference.UNREADABLE:
@@ -72,74 +72,74 @@ def judge_pages(facts: PageFacts) -> tuple[PruneAction, str]:
         return PruneAction.KEEP, "the store has no directory of its domain"
     if not facts.pools_there:
         return PruneAction.KEEP, "a pool of its guest is not imported"
-    if facts.living:
-        return PruneAction.KEEP, f"its bundle is gone, but {facts.living} exists"
-    return PruneAction.DELETE, "its bundle and its snapshots are gone"
+    if facts.existing:
+        return PruneAction.KEEP, f"its bundle is missing, but {facts.existing} exists"
+    return PruneAction.DELETE, "its bundle and its snapshots no longer exist"
 
 
 @dataclass
 class PageSnapshotsRemoved:
-    """What came of it."""
+    """The result of pruning page snapshots."""
 
     verdicts: list[PruneDecision]
     failures: list[SnaporchError]
 
 
-def sweep_pages(
+def prune_page_snapshots(
     config: Config,
     pool: Pool,
     found: Sequence[StoreItem],
     under_way: Collection[str],
-    going: Collection[Path] = (),
+    deleted: Collection[Path] = (),
     *,
     domain: str | None = None,
     dry_run: bool = False,
 ) -> PageSnapshotsRemoved:
-    """Destroy page snapshots that nothing needs, and delete what killed moves left in bundles.
+    """Destroy page snapshots that no bundle needs; delete leftovers of killed moves in bundles.
 
     Args:
-        config: where the store is.
+        config: has the path of the store.
         pool: ZFS.
-        found: what is in the store, for the domains' names.
+        found: the items of the store, for the domains' names.
         under_way: runs that have a journal, and domains with an unfinished restore.
-        going: bundles that are deleted, or would be: they need nothing any more.
-        domain: name or UUID of the one domain to look after; all when ``None``.
-        dry_run: decide, and do nothing.
+        deleted: bundles that were deleted, or would be: they no longer count.
+        domain: name or UUID of the only domain to prune; all when ``None``.
+        dry_run: decide, and change nothing.
 
     Raises:
-        PoolError: ZFS could not be asked; nothing was destroyed.
+        PoolError: ZFS does not answer; nothing was destroyed.
     """
     done = PageSnapshotsRemoved([], [])
     names = {each.uuid: each.domain for each in found if each.domain}
     for each in found:
         if not dry_run and each.kind is ItemKind.BUNDLE and not each.trouble:
-            _tidy(each)
+            _delete_leftover_parts(each)
     marked = _marked(pool)
     if not marked:
         return done
-    sight = _Scan.of(pool, going)
+    scan = _Scan.of(pool, deleted)
     for pages in marked:
         uuid, run = pages.properties["ram"].split("/")
         if domain not in (None, uuid, names.get(uuid)):
             continue
-        thing = _as_found(pages, uuid, run, names.get(uuid, ""))
+        thing = _store_item(pages, uuid, run, names.get(uuid, ""))
         if run in under_way or uuid in under_way:
             done.verdicts.append(
                 PruneDecision(thing, PruneAction.KEEP, "its run is under way", usual=True)
             )
             continue
-        fate, reason = judge_pages(_facts(config, pages, sight))
+        fate, reason = decide_pages(_facts(config, pages, scan))
         verdict = PruneDecision(thing, fate, reason, usual=fate is PruneAction.KEEP)
         if fate is PruneAction.DELETE and not dry_run:
-            verdict = _destroy(config, pool, pages, verdict, sight, done)
+            verdict = _destroy(config, pool, pages, verdict, scan, done)
         elif fate is PruneAction.DELETE:
-            verdict = replace(verdict, found=_sized(pool, thing))
+            verdict = replace(verdict, found=_with_bytes(pool, thing))
         done.verdicts.append(verdict)
     return done
 
 
 def _marked(pool: Pool) -> list[PoolSnapshot]:
-    """Snapshots that a run took of a page dataset; whoever else took one may keep it."""
+    """Snapshots that a run took of a page dataset; those of other programs stay."""
     datasets = sorted(pool.local_properties([RAM_PROPERTY]))
     snapshots = pool.snapshots(datasets) if datasets else []
     return [s for s in snapshots if _REFERENCE.fullmatch(s.properties.get("ram", ""))]
@@ -147,44 +147,46 @@ def _marked(pool: Pool) -> list[PoolSnapshot]:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """What there is in the pools."""
+    """The imported pools and the runs that have snapshots."""
 
     pools: frozenset[str]
     runs: Mapping[str, str]
     """A snapshot of each run."""
-    going: Collection[Path]
+    deleted: Collection[Path]
     """Bundles that do not count."""
 
     @classmethod
-    def of(cls, pool: Pool, going: Collection[Path]) -> _Scan:
+    def of(cls, pool: Pool, deleted: Collection[Path]) -> _Scan:
         runs = {s.properties.get("run", ""): s.full_name for s in pool.snapshots()}
-        return cls(pool.census().pools, runs, going)
+        return cls(pool.census().pools, runs, deleted)
 
 
-def _facts(config: Config, pages: PoolSnapshot, sight: _Scan) -> PageFacts:
+def _facts(config: Config, pages: PoolSnapshot, scan: _Scan) -> PageFacts:
     store = config.paths.bundles
     uuid, run = pages.properties["ram"].split("/")
     pools = set(filter(None, pages.properties.get("ram-pools", "").split(",")))
     return PageFacts(
-        standing=_standing(store, uuid, run, pages.guid, sight.going),
+        reference=_reference_of(store, uuid, run, pages.guid, scan.deleted),
         store_there=(store / uuid).is_dir(),
-        pools_there=bool(pools) and pools <= sight.pools,
-        living=sight.runs.get(run, ""),
+        pools_there=bool(pools) and pools <= scan.pools,
+        existing=scan.runs.get(run, ""),
     )
 
 
-def _standing(
-    store: Path, uuid: str, run: str, guid: int, going: Collection[Path]
+def _reference_of(
+    store: Path, uuid: str, run: str, guid: int, deleted: Collection[Path]
 ) -> PageReference:
     places = {store / uuid / run, *(store / TRASH_NAME).glob(f"*.{uuid}.{run}")}
-    standings = [_said(place, guid) for place in places.difference(going) if place.is_dir()]
-    for standing in (PageReference.NAMED, PageReference.UNREADABLE, PageReference.OTHER):
-        if standing in standings:
-            return standing
+    references = [
+        _reference_in(place, guid) for place in places.difference(deleted) if place.is_dir()
+    ]
+    for reference in (PageReference.NAMED, PageReference.UNREADABLE, PageReference.OTHER):
+        if reference in references:
+            return reference
     return PageReference.NONE
 
 
-def _said(directory: Path, guid: int) -> PageReference:
+def _reference_in(directory: Path, guid: int) -> PageReference:
     try:
         manifest = read_manifest(directory)
     except ManifestError:
@@ -198,14 +200,14 @@ def _destroy(
     pool: Pool,
     pages: PoolSnapshot,
     verdict: PruneDecision,
-    sight: _Scan,
+    scan: _Scan,
     done: PageSnapshotsRemoved,
 ) -> PruneDecision:
-    """Under the domain's lock, and only if the bundle still says the same."""
-    found = _sized(pool, verdict.found)
+    """Destroy a page snapshot under the domain's lock, if the decision is still the same."""
+    found = _with_bytes(pool, verdict.found)
     try:
         with _locked(found):
-            fate, reason = judge_pages(_facts(config, pages, sight))
+            fate, reason = decide_pages(_facts(config, pages, scan))
             if fate is PruneAction.DELETE:
                 pool.destroy_snapshots([pages.full_name])
             return replace(verdict, found=found, fate=fate, reason=reason)
@@ -227,18 +229,18 @@ def _locked(found: StoreItem) -> AbstractContextManager[None]:
     )
 
 
-def _as_found(pages: PoolSnapshot, uuid: str, run: str, domain: str) -> StoreItem:
+def _store_item(pages: PoolSnapshot, uuid: str, run: str, domain: str) -> StoreItem:
     return StoreItem(ItemKind.PAGES, Path(pages.full_name), uuid, run, domain=domain)
 
 
-def _sized(pool: Pool, found: StoreItem) -> StoreItem:
-    """With the bytes that only this snapshot holds."""
+def _with_bytes(pool: Pool, found: StoreItem) -> StoreItem:
+    """The item with its size: the bytes that only this snapshot holds."""
     name = str(found.path)
     return replace(found, bytes=pool.sizes([name]).get(name, (0, 0))[0])
 
 
-def _tidy(found: StoreItem) -> None:
-    """Delete what a killed move into pages left: parts that the manifest does not name."""
+def _delete_leftover_parts(found: StoreItem) -> None:
+    """Delete the parts that a killed move into pages left and the manifest does not name."""
     there = {name for name in (*LEFTOVERS, RAM_NAME) if (found.path / name).exists()}
     if FRESH_MANIFEST_NAME not in there and not there.issuperset({RAM_NAME, REST_NAME}):
         return

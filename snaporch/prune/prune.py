@@ -1,9 +1,9 @@
-"""Reconciling the store with the snapshots that exist.
+"""Prune the store: compare it with the snapshots that exist, and remove what is not needed.
 
-The order of looking matters. The store is surveyed first: a bundle is sealed after its snapshots
-were taken, so what the survey saw had snapshots before the census. Nothing goes by one listing
-alone: a second one must say the same, or a pool that is exported meanwhile would look like one that
-has lost everything.
+The order matters. The store is read first: a bundle is sealed after its snapshots were taken, so
+each bundle that was found had snapshots before the census. Nothing is removed after one listing
+alone: a second one must agree, or a pool that is exported meanwhile would look as if it had lost
+all its snapshots.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from snaporch.bundle.store import explained_store
 from snaporch.catalog.holds import let_bases_go
 from snaporch.config import Config
 from snaporch.context import Interrupt
-from snaporch.errors import AttentionError, BusyError, SnaporchError
+from snaporch.errors import AttentionError, BusyError, ExitCode, SnaporchError
 from snaporch.journal import SnapshotJournal, list_journals
 from snaporch.locks import PRUNING, domain_lock
 from snaporch.model import Census
@@ -31,42 +31,49 @@ from snaporch.prune.decision import (
     PruneAction,
     PruneDecision,
     StoreItem,
-    judge,
-    worked_on,
+    decide,
+    in_use_reason,
 )
-from snaporch.prune.page_snapshots import sweep_pages
-from snaporch.prune.scan import aging, survey
+from snaporch.prune.page_snapshots import prune_page_snapshots
+from snaporch.prune.scan import items_with_age, survey
 from snaporch.prune.trash import Trash, remove
 from snaporch.zfs import Pool, PoolError
 
 
 @dataclass
 class Pruned:
-    """What came of it."""
+    """The result of a prune."""
 
     verdicts: list[PruneDecision] = field(default_factory=list)
-    """Of everything that was looked at, as it was carried out."""
+    """The decision for each item, as it was carried out."""
     failures: list[SnaporchError] = field(default_factory=list)
 
     def of(self, *fates: PruneAction) -> list[PruneDecision]:
-        """The verdicts with one of these fates."""
+        """The decisions with one of these actions."""
         return [verdict for verdict in self.verdicts if verdict.fate in fates]
 
     @property
     def unjudged(self) -> list[AttentionError]:
-        """What nothing can be said about, and stays until somebody has looked at it."""
-        step = "it is kept; look at it and move or delete it yourself"
+        """The items that prune cannot decide about; they stay until the admin acts."""
+        step = "it is kept; check it, then move or delete it yourself"
         troubled = (each.found for each in self.verdicts if each.found.trouble)
         return [AttentionError(found.title, found.trouble, step) for found in troubled]
 
     @property
     def freed(self) -> int:
-        """Bytes that are free again."""
+        """The bytes that were freed."""
         return sum(verdict.found.bytes for verdict in self.of(PruneAction.DELETE))
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """FAILED after a failure, ATTENTION if prune could not decide about an item, or OK."""
+        if self.failures:
+            return ExitCode.FAILED
+        return ExitCode.ATTENTION if self.unjudged else ExitCode.OK
 
 
 class PruneError(SnaporchError):
-    """Something could not be moved or deleted; it is where it was, or marked as going."""
+    """An item could not be moved or deleted; it is in its place, or marked for deletion."""
 
 
 def prune(
@@ -80,45 +87,45 @@ def prune(
     stopped: Callable[[], bool] = lambda: False,
     read_clocks: Callable[[], Reading] = Reading.now,
 ) -> Pruned:
-    """Move bundles that no snapshot needs to the trash, and delete what has been there long enough.
+    """Move bundles that no snapshot needs to the trash; delete items whose time is over.
 
     Args:
-        config: where the store is, and how long things stay.
+        config: has the path of the store and the times that items stay.
         pool: ZFS.
-        domain: name or UUID of the one domain to look after; all when ``None``.
-        only: of the bundles, these references alone, and only after a look at their own datasets.
-        dry_run: decide, and do nothing.
-        may_be_barred: whether nobody knows that the guest with a UUID can be started: one that an
-            undo has left so needs a safety copy.
-        stopped: whether to end before the next thing; the rest waits for the next prune.
-        read_clocks: what the host's clocks show.
+        domain: name or UUID of the only domain to prune; all when ``None``.
+        only: references of the only bundles to prune; their own datasets are checked first.
+        dry_run: decide, and change nothing.
+        may_be_barred: whether an unfinished undo may keep the guest with this UUID from starting;
+            then its safety copy is needed to finish the undo.
+        stopped: whether to stop before the next item; the rest is left to the next prune.
+        read_clocks: reads the host's clocks.
 
     Raises:
-        PoolError: ZFS could not be asked, or lists nothing; nothing was touched.
+        PoolError: ZFS does not answer, or lists nothing; nothing was changed.
         RefusedError, UnavailableError: the store or the journal cannot be read; nothing was
-            touched.
+            changed.
     """
     ages = Ages(config.paths.bundles, read_clocks())
     seen = _of_domain(survey(config.paths.bundles, only), domain)
     found = [replace(each, age=ages.of(each.path)) for each in seen]
     done = _prune_store(config, pool, found, only, may_be_barred, stopped, dry_run=dry_run)
     if (only is None or done.of(PruneAction.DELETE)) and not stopped():
-        going = {verdict.found.path for verdict in done.of(PruneAction.DELETE)}
-        swept = sweep_pages(
-            config, pool, found, _under_way(config), going, domain=domain, dry_run=dry_run
+        deleted = {verdict.found.path for verdict in done.of(PruneAction.DELETE)}
+        swept = prune_page_snapshots(
+            config, pool, found, _under_way(config), deleted, domain=domain, dry_run=dry_run
         )
         done.verdicts += swept.verdicts
         done.failures += swept.failures
     if not dry_run:
-        _remember(ages, config.paths.bundles, done)
+        _write_ages(ages, config.paths.bundles, done)
     return done
 
 
-def _remember(ages: Ages, store: Path, done: Pruned) -> None:
-    """Write down how old things are, those that went to the trash just now, too."""
+def _write_ages(ages: Ages, store: Path, done: Pruned) -> None:
+    """Write the ages of all items, also of those that were moved to the trash just now."""
     try:
         with explained_store(store):
-            ages.write(aging(store))
+            ages.write(items_with_age(store))
     except SnaporchError as error:
         done.failures.append(error)
 
@@ -136,10 +143,10 @@ def _prune_store(
     if not found:
         return Pruned()
     now = datetime.now(UTC)
-    first = pool.census() if only is None else _at_hand(pool, found)
-    verdicts = _judge(config, found, first, now)
+    first = pool.census() if only is None else _census_of_bundles(pool, found)
+    verdicts = _decide_all(config, found, first, now)
     if any(verdict.fate is not PruneAction.KEEP for verdict in verdicts):
-        verdicts = _judge(config, found, first.agreed(pool.census()), now)
+        verdicts = _decide_all(config, found, first.agreed(pool.census()), now)
     done = Pruned()
     for verdict in (_unless_barred(each, may_be_barred) for each in verdicts):
         if stopped():
@@ -147,7 +154,7 @@ def _prune_store(
         if dry_run or verdict.fate is PruneAction.KEEP:
             done.verdicts.append(verdict)
         else:
-            _carry_out(config, pool, verdict, now, done)
+            _execute(config, pool, verdict, now, done)
     return done
 
 
@@ -159,7 +166,7 @@ def _unless_barred(verdict: PruneDecision, may_be_barred: Callable[[str], bool])
     return replace(
         verdict,
         fate=PruneAction.KEEP,
-        reason="may be all that can finish an undo that was cut short",
+        reason="may be needed to finish an interrupted undo",
     )
 
 
@@ -167,15 +174,15 @@ def _of_domain(found: Sequence[StoreItem], domain: str | None) -> list[StoreItem
     return [each for each in found if domain in (None, each.domain, each.uuid)]
 
 
-def _at_hand(pool: Pool, found: Sequence[StoreItem]) -> Census:
-    """A census of the datasets alone that the bundles name: enough to see that they are needed."""
+def _census_of_bundles(pool: Pool, found: Sequence[StoreItem]) -> Census:
+    """A census of only the datasets that the bundles name: it shows whether they are needed."""
     references = [r for each in found if each.kind is ItemKind.BUNDLE for r in each.references]
     snapshots = pool.snapshots(sorted({reference.dataset for reference in references}))
     every_pool = frozenset(r.pool for each in found for r in each.references)
     return Census(every_pool, {s.guid: (s.full_name,) for s in snapshots})
 
 
-def _judge(
+def _decide_all(
     config: Config, found: Sequence[StoreItem], census: Census, now: datetime
 ) -> list[PruneDecision]:
     grace = GracePeriods(
@@ -183,13 +190,13 @@ def _judge(
         safety=config.prune.safety_keep,
     )
     under_way = _under_way(config)
-    return [judge(each, census, under_way, grace, now) for each in found]
+    return [decide(each, census, under_way, grace, now) for each in found]
 
 
 def _under_way(config: Config) -> set[str]:
-    """Runs with a journal, by its file's name alone: it counts whoever wrote it.
+    """Runs with a journal, by the file's name, whatever its kind and version.
 
-    With the UUIDs of domains that have one of another kind, which may need a safety copy.
+    With the UUIDs of domains that have a journal of another kind, which may need a safety copy.
     """
     directory = config.paths.journal
     with explained_store(directory):
@@ -199,14 +206,14 @@ def _under_way(config: Config) -> set[str]:
     return names | {each.uuid for each in others if each.uuid}
 
 
-def _carry_out(
+def _execute(
     config: Config, pool: Pool, verdict: PruneDecision, now: datetime, done: Pruned
 ) -> None:
-    """Do it, and note what was done; something that is gone by now was somebody else's doing."""
+    """Carry out a decision and record the result; an item that is missing by now is skipped."""
     found = verdict.found
     try:
         with _held(found):
-            if reason := worked_on(found, _under_way(config)):
+            if reason := in_use_reason(found, _under_way(config)):
                 done.verdicts.append(replace(verdict, fate=PruneAction.KEEP, reason=reason))
                 return
             if found.kind is ItemKind.SAFETY:
@@ -221,14 +228,14 @@ def _carry_out(
     except (OSError, PoolError, ManifestError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         reason = f"cannot be moved or deleted: {why}"
-        step = "nothing is lost; mend that and prune again"
+        step = "nothing is lost; fix the cause and run `snaporch prune` again"
         done.failures.append(PruneError(str(found.path), reason, step))
         verdict = replace(verdict, fate=PruneAction.KEEP, reason=reason)
     done.verdicts.append(verdict)
 
 
 def _held(found: StoreItem) -> AbstractContextManager[None]:
-    """The domain's lock, for a rename's time; nobody works with what is in the trash."""
+    """The domain's lock, held for one rename; not needed for items in the trash."""
     if found.kind in (ItemKind.TRASHED, ItemKind.REMAINS):
         return nullcontext()
     name = found.domain or found.uuid
@@ -244,4 +251,4 @@ def _move(trash: Trash, verdict: PruneDecision, now: datetime) -> Path:
         case PruneAction.PUT_BACK:
             return trash.put_back(verdict.found)
         case _:
-            return trash.condemn(verdict.found, now)
+            return trash.mark_deleting(verdict.found, now)

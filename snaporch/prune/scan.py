@@ -1,4 +1,4 @@
-"""What is in the store. Nothing is followed, and what is not snaporch's is not seen."""
+"""List the items of the store. No link is followed; names that are not snaporch's are skipped."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from snaporch.prune.decision import ItemKind, SnapshotReference, StoreItem
 
 TRASH_NAME = ".trash"
 STAMP = "%Y%m%dT%H%M%SZ"
-"""How names in the trash say when: UTC, to the second."""
+"""The time in names of the trash: UTC, to the second."""
 DELETING = ".deleting"
-"""What the name of a thing ends with whose removal has begun."""
+"""The end of the name of a directory whose removal has begun."""
 
 _TRASHED = re.compile(rf"\d{{8}}T\d{{6}}Z\.({UUID_NAME})\.({RUN_NAME})")
 _REMAINS = re.compile(rf"\d{{8}}T\d{{6}}Z\.({UUID_NAME})\.(.+){re.escape(DELETING)}")
@@ -45,11 +45,11 @@ _OF_A_SAFETY = re.compile(
 
 
 def survey(root: Path, only: Collection[str] | None = None) -> list[StoreItem]:
-    """Everything of snaporch's in the store at ``root``.
+    """List all items of the store at ``root``.
 
     Args:
         root: the store.
-        only: of the bundles, these references (``uuid/run``) alone; the trash is looked at anyway.
+        only: references (``uuid/run``) of the only bundles to list; the trash is listed anyway.
 
     Raises:
         RefusedError: the trash is not a directory.
@@ -70,7 +70,7 @@ def survey(root: Path, only: Collection[str] | None = None) -> list[StoreItem]:
 
 
 def _wanted(root: Path, found: list[StoreItem]) -> list[StoreItem]:
-    """With the bundles marked whose snapshots an undo would, or might, bring back."""
+    """Mark the bundles whose snapshots an undo would, or may, bring back."""
     runs = {uuid: _runs(root / uuid) for uuid in {each.uuid for each in found}}
     return [
         replace(each, wanted=(held := runs[each.uuid]) is None or each.name in held)
@@ -79,15 +79,15 @@ def _wanted(root: Path, found: list[StoreItem]) -> list[StoreItem]:
 
 
 def _runs(directory: Path) -> set[str] | None:
-    """The runs whose snapshots a domain's safety copies hold; ``None`` if one does not say."""
+    """The runs whose snapshots are in a domain's safety copies; None if a record is unreadable."""
     try:
         return {run for copy in directory.glob("safety-*") for run in runs_of(copy)}
     except ManifestError:
         return None
 
 
-def aging(root: Path) -> list[Path]:
-    """What of the store at ``root`` goes by its age: bundles in the trash, and safety copies."""
+def items_with_age(root: Path) -> list[Path]:
+    """The items that are deleted by their age: bundles in the trash, and safety copies."""
     if not root.exists():
         return []
     with explained_store(root):
@@ -108,7 +108,7 @@ def _of_domain(directory: Path) -> Iterator[StoreItem]:
 
 
 def _safety(path: Path) -> Iterator[StoreItem]:
-    """With the trouble that its record cannot be read: nobody knows what its undo needs."""
+    """A safety copy; prune cannot decide about one whose record is unreadable."""
     for found in _plain(ItemKind.SAFETY, path, path.name, _OF_A_SAFETY):
         try:
             runs_of(path)
@@ -123,37 +123,35 @@ def _trash(root: Path) -> Iterator[StoreItem]:
     if not os.path.lexists(trash):
         return
     if not _is_directory(trash):
-        raise RefusedError(str(trash), "is not a directory", "move it away; nothing was touched")
+        raise RefusedError(str(trash), "is not a directory", "move it away; nothing was changed")
     for path in _directories(trash):
         if match := _TRASHED.fullmatch(path.name):
             uuid, run = match.groups()
             taken = os.path.lexists(root / uuid / run)
             found = StoreItem(ItemKind.TRASHED, path, uuid, run, place_taken=taken)
-            yield from _described(found)
+            yield from _with_manifest(found)
         elif match := _REMAINS.fullmatch(path.name):
             uuid, name = match.groups()
-            yield from _looked_into(
-                StoreItem(ItemKind.REMAINS, path, uuid, name), lambda _name: True
-            )
+            yield from _with_size(StoreItem(ItemKind.REMAINS, path, uuid, name), lambda _name: True)
 
 
 def _bundle(path: Path) -> Iterator[StoreItem]:
-    return _described(StoreItem(ItemKind.BUNDLE, path, path.parent.name, path.name))
+    return _with_manifest(StoreItem(ItemKind.BUNDLE, path, path.parent.name, path.name))
 
 
-def _described(found: StoreItem) -> Iterator[StoreItem]:
-    """With what its manifest says, if it is the bundle's own and accounts for all that is there."""
+def _with_manifest(found: StoreItem) -> Iterator[StoreItem]:
+    """Add the data of the bundle's manifest, and check that it names all files of the bundle."""
     try:
-        manifest = _own_manifest(found)
-        named = _names_here(found.path)
+        manifest = _read_own_manifest(found)
+        named = _name_on_this_host(found.path)
     except ManifestError as error:
-        for each in _looked_into(found, lambda _name: True):
+        for each in _with_size(found, lambda _name: True):
             yield replace(each, trouble=f"{error.thing}: {error.reason}")
         return
     known = {MANIFEST_NAME, COPY_NAME, *(part.name for part in manifest.parts)}
     if not known.isdisjoint({RAM_NAME, REST_NAME}):
         known |= {RAM_NAME, *LEFTOVERS}
-    said = replace(
+    described = replace(
         found,
         domain=manifest.domain,
         snapshot=manifest.snapshot,
@@ -161,10 +159,10 @@ def _described(found: StoreItem) -> Iterator[StoreItem]:
             SnapshotReference(named(s.dataset), s.name, s.guid) for s in manifest.snapshots
         ),
     )
-    yield from _looked_into(said, known.__contains__)
+    yield from _with_size(described, known.__contains__)
 
 
-def _own_manifest(found: StoreItem) -> Manifest:
+def _read_own_manifest(found: StoreItem) -> Manifest:
     path = found.path / MANIFEST_NAME
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise ManifestError(str(path), "is not a plain file")
@@ -174,53 +172,55 @@ def _own_manifest(found: StoreItem) -> Manifest:
     return manifest
 
 
-def _names_here(directory: Path) -> Callable[[str], str]:
-    """What its datasets are called here: on a replica they have other names."""
+def _name_on_this_host(directory: Path) -> Callable[[str], str]:
+    """A function that maps original dataset names to names on this host, which may be a replica."""
     path = directory / COPY_NAME
     if not os.path.lexists(path):
         return str
     try:
         above = json.loads(path.read_bytes())["dataset"].strip("/")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ManifestError(str(path), "does not say below which dataset copies are") from error
+        raise ManifestError(
+            str(path), "does not name the dataset that the copies are below"
+        ) from error
     return lambda dataset: f"{above}/{copy_of(dataset)}"
 
 
 def _plain(kind: ItemKind, path: Path, name: str, known: re.Pattern[str]) -> Iterator[StoreItem]:
     found = StoreItem(kind, path, path.parent.name, name)
-    return _looked_into(found, lambda inside: known.fullmatch(inside) is not None)
+    return _with_size(found, lambda inside: known.fullmatch(inside) is not None)
 
 
-def _looked_into(found: StoreItem, known: Callable[[str], bool]) -> Iterator[StoreItem]:
-    """With its size, and the trouble that something in it is not snaporch's.
+def _with_size(found: StoreItem, known: Callable[[str], bool]) -> Iterator[StoreItem]:
+    """Add the size, and the problem if there are files that are not snaporch's.
 
-    Nothing when it has gone meanwhile: a run has sealed it, or somebody else prunes.
+    Yields nothing if the directory is missing by now: a run has sealed it, or another prune runs.
     """
     size = 0
-    strangers = []
+    foreign = []
     try:
         with os.scandir(found.path) as entries:
             for entry in entries:
                 size += entry.stat(follow_symlinks=False).st_size
                 if not (known(entry.name) and entry.is_file(follow_symlinks=False)):
-                    strangers.append(entry.name)
+                    foreign.append(entry.name)
     except FileNotFoundError:
         return
     trouble = ""
-    if strangers:
-        names = ", ".join(sorted(strangers))
+    if foreign:
+        names = ", ".join(sorted(foreign))
         trouble = f"{found.path} holds {names}, which snaporch did not put there"
     yield replace(found, bytes=size, trouble=trouble)
 
 
 def _named(found: list[StoreItem]) -> list[StoreItem]:
-    """Things without a manifest get the name their domain has in its bundles."""
+    """Give items without a manifest the domain name of the bundles with the same UUID."""
     names = {each.uuid: each.domain for each in found if each.domain}
     return [replace(each, domain=each.domain or names.get(each.uuid, "")) for each in found]
 
 
 def _directories(path: Path) -> list[Path]:
-    """The directories in it, by name; a link to one is none."""
+    """The directories in a directory, sorted by name, without links."""
     with os.scandir(path) as entries:
         names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
     return [path / name for name in names]

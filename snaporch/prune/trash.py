@@ -1,7 +1,8 @@
-"""Moving things to the trash, back, and away.
+"""Move items to the trash and back, and delete them.
 
 Every change begins with one rename within the store, which is on stable storage before anything
-else happens. So whatever cuts it short, a thing is where it was, in the trash, or marked as going.
+else happens. So after any interruption an item is in its place, in the trash, or marked for
+deletion.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from snaporch.prune.scan import DELETING, STAMP, TRASH_NAME
 
 
 class Trash:
-    """The trash of the store at ``root``; everything here raises OSError."""
+    """The trash of the store at ``root``; all methods raise OSError."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._place = root / TRASH_NAME
 
     def put(self, found: StoreItem, now: datetime) -> Path:
-        """Move a bundle into the trash; where it is now."""
+        """Move a bundle into the trash; its new path."""
         target = self._place / f"{now.astimezone(UTC):{STAMP}}.{found.uuid}.{found.name}"
         return self._move(found.path, target)
 
     def put_back(self, found: StoreItem) -> Path:
-        """Move a bundle of the trash to where it came from."""
+        """Move a bundle from the trash back to its place; its new path."""
         private_directory(self._root / found.uuid)
         return self._move(found.path, self._root / found.uuid / found.name)
 
-    def condemn(self, found: StoreItem, now: datetime) -> Path:
-        """Mark a thing as going, so that what is left of it is never taken for a bundle."""
+    def mark_deleting(self, found: StoreItem, now: datetime) -> Path:
+        """Mark an item for deletion, so that a partly deleted one is never taken for a bundle."""
         if found.kind is ItemKind.REMAINS:
             return found.path
         stem = found.path.name
@@ -50,16 +51,16 @@ class Trash:
         return target
 
 
-def remove(condemned: Path) -> None:
-    """Delete a marked directory with the files in it, and nothing that is not a plain file.
+def remove(marked: Path) -> None:
+    """Delete a directory that is marked for deletion, with the plain files in it.
 
     Raises:
-        OSError: something else is in it, or it cannot be deleted.
+        OSError: there is something other than a plain file in it, or it cannot be deleted.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(condemned, flags)
-    except FileNotFoundError:  # somebody else has deleted it
+        descriptor = os.open(marked, flags)
+    except FileNotFoundError:  # another prune has deleted it
         return
     try:
         for name in os.listdir(descriptor):
@@ -67,7 +68,7 @@ def remove(condemned: Path) -> None:
     finally:
         os.close(descriptor)
     try:
-        condemned.rmdir()
+        marked.rmdir()
     except FileNotFoundError:
         return
 

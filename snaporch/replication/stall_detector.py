@@ -1,7 +1,7 @@
-"""Whether a transfer still moves.
+"""Detect a transfer that no longer moves data.
 
-A living connection to a machine whose pool is suspended lets a transfer wait for ever, and whatever
-else is to be copied with it.
+If the pool of another machine is suspended, the connection stays alive and the transfer waits for
+ever, and so do all transfers after it.
 """
 
 from __future__ import annotations
@@ -9,38 +9,46 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-STILL_SECONDS = 3600
-_LOOK_SECONDS = 30
-_MOVING_BYTES = 1 << 20
-"""What counts as moving: a connection that is only kept alive reads and writes, too."""
+STALL_SECONDS = 3600
+_CHECK_SECONDS = 30
+_MIN_MOVED_BYTES = 1 << 20
+"""The least that counts as progress: keepalive messages are read and written, too."""
 
 
 class StallDetector:
-    """What a process group reads and writes (``rchar`` and ``wchar`` of proc_pid_io(5))."""
+    """Watches the bytes that a process group reads and writes.
+
+    The counters are ``rchar`` and ``wchar`` of proc_pid_io(5).
+
+    Args:
+        group: the process group's ID.
+    """
 
     def __init__(self, group: int) -> None:
         self._group = group
-        self._known = 0
-        self._since = self._looked = time.monotonic()
+        self._last_bytes = 0
+        self._since = self._checked = time.monotonic()
 
-    def stands_still(self) -> bool:
-        """Whether it has moved nothing for :data:`STILL_SECONDS`; looks only now and then."""
+    def is_stalled(self) -> bool:
+        """Whether no data has moved for :data:`STALL_SECONDS`; checked every 30 seconds at most."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._checked < _CHECK_SECONDS:
             return False
-        self._looked = now
+        self._checked = now
         moved = moved_bytes(self._group)
         if moved is None:
             return False
-        if abs(moved - self._known) >= _MOVING_BYTES:  # less when one of them has ended
-            self._known, self._since = moved, now
-        return now - self._since >= STILL_SECONDS
+        # The sum may decrease: it does not count processes that have exited.
+        if abs(moved - self._last_bytes) >= _MIN_MOVED_BYTES:
+            self._last_bytes, self._since = moved, now
+        return now - self._since >= STALL_SECONDS
 
 
 def moved_bytes(group: int) -> int | None:
-    """The bytes that those processes of a group that have not ended have read and written.
+    """The bytes that the living processes of a group have read and written.
 
-    None where the kernel does not count them (``CONFIG_TASK_IO_ACCOUNTING``; Debian's does).
+    Returns:
+        None if the kernel does not count them (``CONFIG_TASK_IO_ACCOUNTING``; Debian's does).
     """
     numbered = (path for path in Path("/proc").iterdir() if path.name.isdigit())
     members = [path for path in numbered if _is_member(path, group)]
@@ -51,7 +59,7 @@ def moved_bytes(group: int) -> int | None:
 def _is_member(process: Path, group: int) -> bool:
     try:
         return int((process / "stat").read_text().rpartition(")")[2].split()[2]) == group
-    except OSError:  # it has ended
+    except OSError:  # the process has exited
         return False
 
 

@@ -1,9 +1,9 @@
-"""What a replica must be able to do, and how: syncoid sends datasets, rsync sends bundles.
+"""The interface of a replica, and its implementation: syncoid sends datasets, rsync sends bundles.
 
-syncoid is sanoid's own and knows how to go on after a broken transfer (``zfs receive -s``), and
-from a bookmark. Of its options: ``--no-sync-snap``, for a snapshot of syncoid's own making would be
-of a guest that nobody held; ``--no-rollback``, for what the replica has and we have not may be the
-last there is of it.
+syncoid comes with sanoid. It can resume a broken transfer (``zfs receive -s``) and send from a
+bookmark. Two of its options matter: ``--no-sync-snap``, since the guest would not be frozen for
+a snapshot that syncoid takes; ``--no-rollback``, since data that only the replica has may be the
+last copy.
 """
 
 from __future__ import annotations
@@ -25,57 +25,65 @@ from typing import Protocol
 
 from snaporch.bundle.store import COPY_NAME, COPYING, RUN_NAME, copy_of
 from snaporch.config import Replica
-from snaporch.context import Interrupt
+from snaporch.context import Context, Interrupt
 from snaporch.errors import SnaporchError
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import SSH_OPTIONS, Host, needed, ssh
-from snaporch.replication.stall_detector import STILL_SECONDS, StallDetector
+from snaporch.replication.stall_detector import STALL_SECONDS, StallDetector
 from snaporch.zfs import PREFIX
 from snaporch.zfs.remote import RemoteZfs
 
 _POLL_SECONDS = 0.2
-_PATIENCE_SECONDS = 10
-_MODIFIED = ("most recent snapshot", "has been modified", "no snapshots matching")
+_END_SECONDS = 10
+_DIVERGED = ("most recent snapshot", "has been modified", "no snapshots matching")
 
 
 class ReplicaError(SnaporchError):
-    """Something could not be copied; what was copied before is there."""
+    """A transfer failed; everything that was copied before stays on the replica."""
 
 
 class Destination(Protocol):
-    """A replica, as far as copying to it goes."""
+    """A replica that snapshots and bundles are copied to."""
 
     def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
-        """What it has of these datasets of ours; datasets are named as here."""
+        """The replica's copies of snapshots of these datasets, with this host's dataset names."""
 
     def send(self, dataset: str, *, raw: bool) -> None:
-        """Copy the snapshots of a dataset that it lacks, up to the newest.
+        """Copy the snapshots of a dataset that the replica lacks, up to the newest.
 
-        The newest it has must still be here.
+        The replica's newest snapshot must still exist on this host.
+
+        Args:
+            dataset: a dataset of this host.
+            raw: send encrypted blocks as they are.
 
         Raises:
-            ReplicaError: it failed.
-            InterruptedRunError: a signal came; what arrived stays, the rest goes on next time.
+            ReplicaError: the transfer failed.
+            InterruptedRunError: a signal came; the next transfer continues where this one stopped.
         """
 
     def go_on(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
-        """Copy one snapshot, from the bookmark of what is the newest there.
+        """Copy one snapshot, from the bookmark of the replica's newest snapshot.
 
         Raises:
             ReplicaError, InterruptedRunError: as for :meth:`send`.
         """
 
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Set properties on its copies of snapshots, which are named as here."""
+        """Set properties on copies of snapshots; the keys are this host's snapshot names."""
 
     def bundles(self, uuid: str) -> frozenset[str]:
-        """The runs of a domain whose bundles it has."""
+        """The runs of a domain whose bundles the replica has."""
 
     def store(self, directory: Path, reference: str) -> None:
-        """Copy a bundle; it has all of it or none.
+        """Copy a bundle; the replica has all of it or none.
+
+        Args:
+            directory: the bundle.
+            reference: ``uuid/run``.
 
         Raises:
-            ReplicaError: it failed.
+            ReplicaError: the transfer failed.
             InterruptedRunError: a signal came.
         """
 
@@ -91,18 +99,18 @@ class ReplicaDestination:
         self._pool = RemoteZfs(self._host)
         self._is_made = False
 
-    def _there(self, name: str) -> str:
+    def _copy_name(self, name: str) -> str:
         return f"{self._replica.dataset}/{copy_of(name)}"
 
     def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
         """See the protocol."""
-        names = {self._there(each): each for each in datasets}
+        names = {self._copy_name(each): each for each in datasets}
         found = self._pool.snapshots(list(names))
         return [replace(each, dataset=names[each.dataset]) for each in found]
 
     def send(self, dataset: str, *, raw: bool) -> None:
         """See the protocol."""
-        replica = self._replica
+        replica, copy = self._replica, self._copy_name(dataset)
         if not self._is_made:
             self._pool.make(replica.dataset)
             self._is_made = True
@@ -112,30 +120,30 @@ class ReplicaDestination:
             "--no-sync-snap",
             "--no-rollback",
             "--no-privilege-elevation",
-            "--compress=none",  # blocks travel as they lie on the disks
+            "--compress=none",  # ZFS sends blocks compressed as they are on the disks
             "--quiet",
             f"--sendoptions={'w' if raw else 'Lce'}",
             "--recvoptions=u o readonly=on",
             *(f"--sshoption={option}" for option in SSH_OPTIONS),
             *limit,
             dataset,
-            f"{replica.host}:{self._there(dataset)}" if replica.host else self._there(dataset),
+            f"{replica.host}:{copy}" if replica.host else copy,
         ]
         status, lines = self._run(words, counted=shutil.which("mbuffer") is not None)
         if status != 0:
-            raise ReplicaError(f"{self._name}: {dataset}", *self._explained(dataset, lines))
+            raise ReplicaError(f"{self._name}: {dataset}", *self._explain_failure(dataset, lines))
 
     def go_on(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
         """See the protocol.
 
-        syncoid would begin at the newest *snapshot* that both have, if there is an older one, and
-        fail, for the replica has a newer one.
+        syncoid cannot do this: if there is an older common *snapshot*, it begins there, and fails
+        because the replica has a newer one.
         """
         dataset = snapshot.partition("@")[0]
-        copy = shlex.quote(self._there(dataset))
+        copy = shlex.quote(self._copy_name(dataset))
         token = f"zfs get -H -o value receive_resume_token {copy}"
         if self._host.script(token, what="zfs get").strip() != "-":
-            return  # syncoid knows how to finish that
+            return  # syncoid resumes an interrupted transfer
         flags = ["-w"] if raw else ["-L", "-c", "-e"]
         send = shlex.join(["zfs", "send", *flags, "-i", bookmark, snapshot])
         receive = shlex.join(self._host.words(f"zfs receive -u -o readonly=on {copy}"))
@@ -143,17 +151,17 @@ class ReplicaDestination:
         limit = f" | mbuffer -q -m 16M -R {rate}M" if rate and shutil.which("mbuffer") else ""
         status, lines = self._run(["sh", "-c", f"{send}{limit} | {receive}"], counted=bool(limit))
         if status != 0:
-            raise ReplicaError(f"{self._name}: {snapshot}", *self._explained(dataset, lines))
+            raise ReplicaError(f"{self._name}: {snapshot}", *self._explain_failure(dataset, lines))
 
-    def _explained(self, dataset: str, lines: Sequence[str]) -> tuple[str, str]:
-        """Why syncoid failed, by what ``zfs`` said, and what to do."""
-        said = next((line for line in lines if line.startswith("cannot ")), "")
-        said = said or next((line for line in lines if re.match("(CRITICAL|ERROR)", line)), "")
-        reason = said or (lines[-1] if lines else "syncoid failed without a word")
-        if any(words in line for line in lines for words in _MODIFIED):
+    def _explain_failure(self, dataset: str, lines: Sequence[str]) -> tuple[str, str]:
+        """The reason of a failure, from the output of ``zfs`` and syncoid, and the next step."""
+        reason = next((line for line in lines if line.startswith("cannot ")), "")
+        reason = reason or next((line for line in lines if re.match("(CRITICAL|ERROR)", line)), "")
+        reason = reason or (lines[-1] if lines else "syncoid failed without output")
+        if any(words in line for line in lines for words in _DIVERGED):
             step = (
-                f"{self._there(dataset)} on {self._host.label} has gone another way than this "
-                "host's, as after a restore: see docs/replication.md"
+                f"{self._copy_name(dataset)} on {self._host.label} has diverged from this host's "
+                "dataset, as after a restore: see docs/replication.md"
             )
             return reason, step
         return reason, ""
@@ -162,7 +170,7 @@ class ReplicaDestination:
         """See the protocol."""
         self._pool.mark(
             {
-                self._there(name): {PREFIX + key: value for key, value in values.items()}
+                self._copy_name(name): {PREFIX + key: value for key, value in values.items()}
                 for name, values in properties.items()
             }
         )
@@ -179,7 +187,7 @@ class ReplicaDestination:
         uuid, _, run = reference.partition("/")
         above = f"{self._replica.bundles}/{uuid}"
         partial, final = f"{above}/.{run}{COPYING}", f"{above}/{run}"
-        # Never the directory itself: it may be the place of a file system that is not mounted.
+        # Do not make the directory itself: it may be the mount point of a missing file system.
         self._host.script(
             f"umask 077; cd {shlex.quote(str(self._replica.bundles))}"
             f" && mkdir -p {shlex.quote(above)} && command -v rsync",
@@ -201,24 +209,30 @@ class ReplicaDestination:
             reason = next((line for line in lines if "failed" in line), "")
             reason = reason or (lines[0] if lines else f"rsync ended with status {status}")
             raise ReplicaError(f"{self._name}: bundle {reference}", reason)
-        said = shlex.quote(json.dumps({"dataset": self._replica.dataset}))
+        description = shlex.quote(json.dumps({"dataset": self._replica.dataset}))
         copied, ready, store = map(shlex.quote, (partial, final, above))
         self._host.script(
-            f"umask 077; echo {said} >{copied}/{COPY_NAME} && sync -f {copied}"
+            f"umask 077; echo {description} >{copied}/{COPY_NAME} && sync -f {copied}"
             f" && mv -T {copied} {ready} && sync -f {store}"
-            f" && rm -rf {store}/.*{COPYING}",  # of others that were given up
+            f" && rm -rf {store}/.*{COPYING}",  # leftovers of transfers that were abandoned
             what="mv",
         )
 
     def _run(self, command: Sequence[str], *, counted: bool) -> tuple[int, list[str]]:
-        """Run what may take hours: its exit status and its lines.
+        """Run a transfer, which may take hours.
 
-        ``counted`` says that all it moves goes through a process of its own, such as the mbuffer
-        that syncoid puts behind ``zfs send``, which writes in the kernel; ssh may have handed its
-        files on to a master of another group. Then it is ended when it stands still.
+        Its output goes to a file. A pipe would be held open by a child that stays: the connection
+        that syncoid has ssh keep.
 
-        What it prints goes to a file, not a pipe, which a child that stays (the connection that
-        syncoid has ssh keep) would hold open.
+        Args:
+            command: the command line.
+            counted: all data goes through a process of its own group, such as the mbuffer that
+                syncoid puts behind ``zfs send``; so it is ended when no data moves. Otherwise the
+                bytes cannot be counted: ``zfs send`` writes in the kernel, and ssh may hand its
+                files to a master process of another group.
+
+        Returns:
+            The exit status, and the lines of output.
         """
         needed(command[0])
         with tempfile.TemporaryFile() as output:
@@ -228,12 +242,12 @@ class ReplicaDestination:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "LC_ALL": "C"},
-                start_new_session=True,  # so that all that it starts can be ended with it
+                start_new_session=True,  # a group of its own, which can be ended as a whole
             )
             try:
                 status = self._wait(process, StallDetector(process.pid) if counted else None)
             finally:
-                _end(process)
+                _end_group(process)
             output.seek(0)
             text = output.read().decode("utf-8", "replace")
         return status, [line.strip() for line in text.splitlines() if line.strip()]
@@ -243,16 +257,21 @@ class ReplicaDestination:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_SECONDS)
-            if pace is not None and pace.stands_still():
+            if pace is not None and pace.is_stalled():
                 raise ReplicaError(
                     self._name,
-                    f"nothing moved for {STILL_SECONDS // 60} minutes, so the transfer was ended",
+                    f"no data moved for {STALL_SECONDS // 60} minutes, so the transfer was ended",
                     f"see: zpool status, on {self._host.label}",
                 )
 
 
+def open_replica(context: Context, name: str) -> Destination:
+    """The replica with this name in the configuration."""
+    return ReplicaDestination(name, context.config.replica[name], context.interrupt)
+
+
 def why_not(replica: Replica) -> str:
-    """Why nothing could be copied to a replica now, as far as can be seen; empty if nothing is."""
+    """Why no transfer to a replica can succeed now; empty if no obstacle is found."""
     host, pool = Host(replica.host), replica.dataset.partition("/")[0]
     try:
         for command in ("syncoid", "rsync"):
@@ -265,17 +284,17 @@ def why_not(replica: Replica) -> str:
     return ""
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it with all it started, unless it has ended.
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process with its group, unless it has exited.
 
-    A stream's other end that still writes down where it got to keeps a next one from going on.
+    Waits for all of them: a receiver that still records its position would block the next transfer.
     """
     if process.poll() is not None:
         return
     for signum in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signum)
-        end = time.monotonic() + _PATIENCE_SECONDS
+        end = time.monotonic() + _END_SECONDS
         while time.monotonic() < end:
             if process.poll() is not None and not _has_members(process.pid):
                 return

@@ -1,4 +1,4 @@
-"""Signs of life of a guest that was just resumed or booted."""
+"""Wait for signs of life of a clone that was just resumed or booted."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ from snaporch.restore.source import Source
 _CPU_SECONDS = 60.0
 _AGENT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
-_STANDARD_ERROR = 2
+_STDERR = 2
 _ADVANCES = 2
-"""Restoring costs the vCPUs' threads some time too; so their clock has to move again after that."""
+"""The restore itself uses CPU time of the vCPU threads; so their time has to advance twice."""
 
 
-class LifeError(SnaporchError):
-    """The snapshot did not come to life."""
+class LivenessError(SnaporchError):
+    """The clone showed no sign of life."""
 
 
 def wait_for_cpus(context: Context, thing: str, uuid: str) -> int:
-    """Until the virtual CPUs have run: their time has advanced twice; nanoseconds they used.
+    """Wait until the CPU time of the vCPUs has advanced twice.
 
-    A guest that stands still after a resume (its RAM is not what its disks or devices want) stays
-    running in libvirt's eyes; the time of its CPUs does not lie.
+    libvirt reports a guest as running even if it hangs after a resume, because its RAM does not fit
+    its disks or devices. The CPU time of its vCPUs tells.
+
+    Returns:
+        The CPU time of the vCPUs in nanoseconds.
 
     Raises:
-        LifeError: it does not run, or its CPUs do nothing.
+        LivenessError: the guest does not run, or its CPUs do nothing.
     """
     seen = {_running(context, thing, uuid).vcpu_ns}
 
@@ -46,7 +49,7 @@ def wait_for_cpus(context: Context, thing: str, uuid: str) -> int:
         return len(seen) > _ADVANCES
 
     if not _poll(context, thing, advanced, _CPU_SECONDS):
-        raise LifeError(thing, f"its CPUs did nothing for {_CPU_SECONDS:.0f} s")
+        raise LivenessError(thing, f"its CPUs did nothing for {_CPU_SECONDS:.0f} s")
     return max(seen)
 
 
@@ -54,17 +57,20 @@ def _running(context: Context, thing: str, uuid: str) -> Vitals:
     try:
         vitals = context.hypervisor.vitals(uuid)
     except NotFoundError as error:  # libvirt forgets a transient domain at its end
-        raise LifeError(thing, "its emulator ended") from error
+        raise LivenessError(thing, "its emulator exited") from error
     if vitals.state is not DomainState.RUNNING:
-        raise LifeError(thing, f"does not run but is {vitals.state}")
+        raise LivenessError(thing, f"is {vitals.state}, not running")
     return vitals
 
 
 def wait_for_agent(context: Context, source: Source, uuid: str) -> bool:
-    """Until the guest's agent answers, if it had one when it was captured; whether it had.
+    """Wait for the guest agent, if one was connected when the snapshot was taken.
+
+    Returns:
+        Whether there is an agent; then it has answered.
 
     Raises:
-        LifeError: it had one, and it does not answer.
+        LivenessError: an agent was connected then, and does not answer now.
     """
     live = source.text(Role.LIVE_XML)
     if live is None or not agent_connected(parse(live)) or not source.manifest.was_running:
@@ -76,15 +82,23 @@ def wait_for_agent(context: Context, source: Source, uuid: str) -> bool:
         return context.hypervisor.agent_answers(uuid, settings.agent_timeout)
 
     if not _poll(context, source.thing, answers, _AGENT_SECONDS):
-        raise LifeError(source.thing, f"its agent does not answer within {_AGENT_SECONDS:.0f} s")
+        raise LivenessError(
+            source.thing, f"its agent does not answer within {_AGENT_SECONDS:.0f} s"
+        )
     return True
 
 
 def run_script(context: Context, source: Source, made: Clone, script: Path, seconds: int) -> None:
-    """Run the user's own test against the clone; its output goes to standard error.
+    """Run the admin's test script against the clone; its output goes to standard error.
+
+    Args:
+        source: the snapshot.
+        made: the clone, a running domain.
+        script: the program.
+        seconds: its time limit.
 
     Raises:
-        LifeError: it fails or takes too long.
+        LivenessError: the script fails, cannot be run, or exceeds the limit.
     """
     environment = {
         **os.environ,
@@ -100,12 +114,12 @@ def run_script(context: Context, source: Source, made: Clone, script: Path, seco
         process = subprocess.Popen(
             [script],
             stdin=subprocess.DEVNULL,
-            stdout=_STANDARD_ERROR,
+            stdout=_STDERR,
             env=environment,
             process_group=0,
         )
     except OSError as error:
-        raise LifeError(str(script), f"cannot be run: {error.strerror}") from error
+        raise LivenessError(str(script), f"cannot be run: {error.strerror}") from error
     try:
         ended = _poll(context, source.thing, lambda: process.poll() is not None, seconds)
     finally:
@@ -113,13 +127,13 @@ def run_script(context: Context, source: Source, made: Clone, script: Path, seco
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if not ended:
-        raise LifeError(source.thing, f"{script} did not end within {seconds} s")
+        raise LivenessError(source.thing, f"{script} did not exit within {seconds} s")
     if process.returncode != 0:
-        raise LifeError(source.thing, f"{script} ended with {process.returncode}")
+        raise LivenessError(source.thing, f"{script} exited with status {process.returncode}")
 
 
 def _poll(context: Context, thing: str, reached: Callable[[], bool], seconds: float) -> bool:
-    """Ask again and again; a signal ends it."""
+    """Poll until ``reached`` returns True; False after ``seconds``. A signal raises."""
     end = time.monotonic() + seconds
     while not reached():
         context.interrupt.check(thing)

@@ -1,10 +1,11 @@
-"""The test restore: read everything, then run a throw-away clone and look for life in it."""
+"""Verify a snapshot: check the bundle, then run a temporary clone and check that it is alive."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.save_image import read_header
 from snaporch.catalog.records import marked_by
 from snaporch.clone.clone import Clone, CloneRequest, build, check_clone
-from snaporch.clone.registry import Purpose, workplace
+from snaporch.clone.registry import Purpose, new_clone, remove_leftovers
 from snaporch.context import Context
 from snaporch.errors import (
     BusyError,
@@ -27,7 +28,7 @@ from snaporch.errors import (
 from snaporch.extract.disk_reader import read_disks
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import NO_NETWORK, SharedError
-from snaporch.locks import held_by
+from snaporch.locks import domain_lock, held_by
 from snaporch.model import SnapshotRecord, VerificationResult, VerifyDepth
 from snaporch.restore.preflight import check_beneath
 from snaporch.restore.ram_from_pages import check_pages
@@ -40,56 +41,60 @@ from snaporch.restore.source import (
     reading,
     whole_source,
 )
-from snaporch.verify.liveness import LifeError, run_script, wait_for_agent, wait_for_cpus
+from snaporch.systemd.low_priority import lower_priority
+from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
 from snaporch.zfs import PREFIX
+
+VERIFICATION = "verification"
+"""The name of the lock that lets one verification run at a time on a host."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What a verification consists of."""
+    """The steps of a verification."""
 
     run: bool = True
-    """Resume or boot a clone; without, only what is stored is checked."""
+    """Resume or boot a clone; if False, only checksums and GUIDs are checked."""
     disks: bool = False
-    """Read all of the disks."""
+    """Read all data of the disks."""
     script: Path | None = None
     script_seconds: int = 300
     screenshots: Path | None = None
-    """A directory for pictures of the guests' screens."""
+    """A directory for screenshots of the clones."""
 
 
 @dataclass
 class Verification:
-    """What came of one."""
+    """The result of verifying one snapshot."""
 
     record: SnapshotRecord
     passed: bool = False
     reached: VerifyDepth = VerifyDepth.NOTHING
     disks: bool = False
-    """Whether all of its disks was read."""
+    """Whether all data of its disks was read."""
     proof: list[str] = field(default_factory=list)
     failure: SnaporchError | None = None
     screenshot: str | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    def prove(self, context: Context, text: str) -> None:
-        """Something was seen that speaks for it."""
+    def add_proof(self, context: Context, text: str) -> None:
+        """Record and print a check that the snapshot has passed."""
         self.proof.append(text)
         context.progress.step(self.record.full_name, text)
 
     @property
     def verdict(self) -> VerificationResult:
-        """As it is written on the snapshot."""
+        """The result as it is written on the ZFS snapshots."""
         return VerificationResult(self.at, self.passed, self.reached, self.disks)
 
     @property
     def trouble(self) -> SnaporchError | None:
-        """What somebody should be told of a snapshot that did not pass."""
+        """The error to print and to notify of; None if the snapshot passed."""
         error, name = self.failure, self.record.full_name
         if error is None:
             return None
-        told = error.reason if error.thing == name else f"{error.thing}: {error.reason}"
-        return SnaporchError(name, f"verification failed: {told}", error.step)
+        reason = error.reason if error.thing == name else f"{error.thing}: {error.reason}"
+        return SnaporchError(name, f"verification failed: {reason}", error.step)
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object."""
@@ -106,58 +111,62 @@ class Verification:
 
 
 def longest_ago(records: Iterable[SnapshotRecord], count: int | None) -> list[SnapshotRecord]:
-    """The ``count`` records whose last verification is longest ago; never comes first."""
+    """The ``count`` records whose last verification is longest ago; those without one come first.
+
+    Args:
+        count: None for all.
+    """
     never = datetime.min.replace(tzinfo=UTC)
     ordered = sorted(records, key=lambda record: record.verified.at if record.verified else never)
     return ordered if count is None else ordered[:count]
 
 
-def verify(context: Context, record: SnapshotRecord, ordeal: VerifyOptions) -> Verification:
-    """Verify one snapshot and write the verdict on it.
+def verify(context: Context, record: SnapshotRecord, options: VerifyOptions) -> Verification:
+    """Verify one snapshot and write the result on its ZFS snapshots.
 
     Raises:
-        SnaporchError: it could not be found out, for a reason that is not the snapshot's
-            (no memory, no libvirt, a signal); nothing is written.
+        SnaporchError: there is no result, for a reason outside the snapshot (no memory, no libvirt,
+            a signal); nothing is written.
     """
     with reading(context, record):
-        return _verify(context, record, ordeal)
+        return _verify(context, record, options)
 
 
-def _verify(context: Context, record: SnapshotRecord, ordeal: VerifyOptions) -> Verification:
+def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) -> Verification:
     outcome = Verification(record)
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     try:
         source = whole_source(context, record)
         _check_sums(context, source, outcome)
         _check_beneath(source)
-        if ordeal.disks:
+        if options.disks:
             _read_disks(context, source, outcome)
-        reason = _stays_on_paper(source, ordeal)
+        reason = _reason_not_to_run(source, options)
         if reason is None:
-            reason = _check_life(context, source, ordeal, outcome)
+            reason = _run_clone(context, source, options, outcome)
         if reason is not None:
-            outcome.prove(context, f"not run: {reason}")
+            outcome.add_proof(context, f"not run: {reason}")
         outcome.passed = True
     except NotWholeError as error:
-        _check_settled(context, record, manifest)
+        _check_unchanged(context, record, manifest)
         outcome.failure = error
-    except LifeError as error:
+    except LivenessError as error:
         outcome.failure = error
     outcome.at = datetime.now(UTC)
     write_verdict(context, record, outcome.verdict)
     return outcome
 
 
-def _check_settled(context: Context, record: SnapshotRecord, manifest: Manifest | None) -> None:
-    """Nobody has moved parts of the bundle meanwhile, as RAM into pages.
+def _check_unchanged(context: Context, record: SnapshotRecord, manifest: Manifest | None) -> None:
+    """Check that no other process has changed the bundle meanwhile, such as by storing pages.
 
     Raises:
-        BusyError: somebody has, or may have.
+        BusyError: the bundle has changed, or another process works on the domain.
     """
     _, now = context.store.state(f"{record.uuid}/{record.run}")
     holder = held_by(default_paths.LOCKS, record.uuid)
     if now != manifest or (holder is not None and holder.pid != os.getpid()):
-        reason = "its bundle was changed while it was read, or may have been"
+        reason = "its bundle was changed while it was read, or may have been changed"
         raise BusyError(record.full_name, reason, "verify it again")
 
 
@@ -172,24 +181,31 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
             read_header(source.directory / ram.name)
     except SnaporchError as error:
         raise NotWholeError(error.thing, error.reason) from error
-    except OSError as error:  # it was there just now
+    except OSError as error:  # the checksum was read a moment ago
         reason = f"its RAM cannot be read ({error.strerror})"
         raise UnavailableError(source.thing, reason, "verify it again") from error
     if ram is not None and ram.pages is not None:
         context.progress.step(source.thing, "checking the pages of its RAM")
         check_pages(context, source.thing, ram)
-        outcome.prove(context, "the pages of its RAM have their checksum")
+        outcome.add_proof(context, "the pages of its RAM have their checksum")
     outcome.reached = VerifyDepth.CHECKED
-    outcome.prove(context, f"{len(source.manifest.parts)} parts have their SHA-256")
-    outcome.prove(context, f"{len(source.members)} ZFS snapshots have their GUIDs")
+    parts, members = len(source.manifest.parts), len(source.members)
+    outcome.add_proof(context, _counted(parts, "part", "its SHA-256", "their SHA-256"))
+    outcome.add_proof(context, _counted(members, "ZFS snapshot", "its GUID", "their GUIDs"))
+
+
+def _counted(count: int, noun: str, its: str, theirs: str) -> str:
+    return f"1 {noun} has {its}" if count == 1 else f"{count} {noun}s have {theirs}"
 
 
 def _check_beneath(source: Source) -> None:
-    """What is in no snapshot is what it was; if not, the bundle and its RAM are whole all the same.
+    """Check the backing files outside the snapshot.
+
+    If one has changed, the verification fails, but the bundle and its RAM are whole.
 
     Raises:
-        NotWholeError: it is not.
-        UnavailableError: it cannot be looked at.
+        NotWholeError: a file has changed.
+        UnavailableError: a file cannot be checked.
     """
     try:
         check_beneath(source.thing, source.manifest, unknown_too=False)
@@ -202,51 +218,52 @@ def _check_beneath(source: Source) -> None:
 def _read_disks(context: Context, source: Source, outcome: Verification) -> None:
     count, read = read_disks(context, source)
     outcome.disks = True
-    outcome.prove(
+    outcome.add_proof(
         context, f"all data of {count} disks and backing files was read ({read >> 10} KiB)"
     )
 
 
-def _stays_on_paper(source: Source, ordeal: VerifyOptions) -> str | None:
-    """Why it cannot be run, if so, or is not to be."""
-    if not ordeal.run:
-        return "as asked for"
+def _reason_not_to_run(source: Source, options: VerifyOptions) -> str | None:
+    """Why no clone is run; None if one can be run."""
+    if not options.run:
+        return "as requested"
     if not source.has_ram and source.part(Role.INACTIVE_XML) is None:
         return "of a transient domain, without RAM"
     if not source.disks:
         return "it has no disks"
     if parts := [d.target for d in source.disks if partition_of(d) is not None or made_of(d)]:
         return f"its disk {parts[0]} is a part of a volume"
-    if unknown := _unknown(source):
-        return f"nobody can tell whether {unknown[0]} beneath its disks is what it was"
+    if unknown := _unknown_files(source):
+        return f"it is unknown whether its backing file {unknown[0]} has changed"
     if apart := [disk for disk in source.manifest.disks if disk.is_apart]:
         return f"its disk {apart[0].target} is not in the snapshot"
     return None
 
 
-def _unknown(source: Source) -> list[str]:
+def _unknown_files(source: Source) -> list[str]:
     files = (file for disk in source.manifest.disks for file in disk.beneath or ())
     return [file.path for file in files if file.is_unknown]
 
 
-def _check_life(
-    context: Context, source: Source, ordeal: VerifyOptions, outcome: Verification
+def _run_clone(
+    context: Context, source: Source, options: VerifyOptions, outcome: Verification
 ) -> str | None:
-    """Run a clone; why it cannot be run beside the original, if so."""
+    """Run a clone and check that it is alive; why it cannot be run beside the original, or None."""
     name = f"{source.record.domain}-verify-{secrets.token_hex(4)}"
-    wish = CloneRequest(name, resumed=source.has_ram, network=NO_NETWORK, purpose=Purpose.VERIFY)
+    request = CloneRequest(name, resumed=source.has_ram, network=NO_NETWORK, purpose=Purpose.VERIFY)
     try:
-        check_clone(context, source, wish)
-        with workplace(context, name, Purpose.VERIFY, source.thing) as uuid:
+        check_clone(context, source, request)
+        with new_clone(context, name, Purpose.VERIFY, source.thing) as uuid:
             try:
-                made = build(context, source, wish, uuid)
+                made = build(context, source, request, uuid)
             except LostLibvirtError:
                 raise
             except (HypervisorError, NotFoundError) as error:
-                deed = "resumed" if wish.resumed else "booted"
-                raise LifeError(source.thing, f"could not be {deed} ({error.reason})") from error
-            _look_for_life(context, source, ordeal, outcome, made)
-    except LostLibvirtError as error:  # nothing was found out
+                action = "resumed" if request.resumed else "booted"
+                reason = f"could not be {action} ({error.reason})"
+                raise LivenessError(source.thing, reason) from error
+            _check_liveness(context, source, options, outcome, made)
+    except LostLibvirtError as error:  # this says nothing about the snapshot
         raise UnavailableError(error.thing, error.reason, error.step) from error
     except SharedError as error:
         return error.reason if error.thing == source.thing else f"{error.thing}: {error.reason}"
@@ -254,21 +271,23 @@ def _check_life(
     return None
 
 
-def _look_for_life(
-    context: Context, source: Source, ordeal: VerifyOptions, outcome: Verification, made: Clone
+def _check_liveness(
+    context: Context, source: Source, options: VerifyOptions, outcome: Verification, made: Clone
 ) -> None:
     context.progress.step(source.thing, "looking for signs of life")
     used = wait_for_cpus(context, source.thing, made.uuid)
     outcome.reached = VerifyDepth.RESUMED if made.resumed else VerifyDepth.BOOTED
-    outcome.prove(context, f"{outcome.reached} without a network; vCPUs ran {used / 1e6:.0f} ms")
+    outcome.add_proof(
+        context, f"{outcome.reached} without a network; vCPUs ran {used / 1e6:.0f} ms"
+    )
     if wait_for_agent(context, source, made.uuid):
-        outcome.prove(context, "the guest's agent answers")
-    if ordeal.screenshots is not None:
-        _take_picture(context, source, ordeal.screenshots, outcome, made)
-    if ordeal.script is not None:
-        context.progress.step(source.thing, f"running {ordeal.script}")
-        run_script(context, source, made, ordeal.script, ordeal.script_seconds)
-        outcome.prove(context, f"{ordeal.script} ended with 0")
+        outcome.add_proof(context, "the guest's agent answers")
+    if options.screenshots is not None:
+        _take_picture(context, source, options.screenshots, outcome, made)
+    if options.script is not None:
+        context.progress.step(source.thing, f"running {options.script}")
+        run_script(context, source, made, options.script, options.script_seconds)
+        outcome.add_proof(context, f"{options.script} exited with status 0")
 
 
 def _take_picture(
@@ -276,7 +295,7 @@ def _take_picture(
 ) -> None:
     picture = context.hypervisor.screenshot(made.uuid)
     if picture is None:
-        context.progress.note(source.thing, "has no screen to take a picture of")
+        context.progress.note(source.thing, "has no screen, so there is no screenshot")
         return
     path = directory / f"{source.thing.replace('/', '_')}.{picture.suffix}"
     path.write_bytes(picture.data)
@@ -284,7 +303,7 @@ def _take_picture(
 
 
 def write_verdict(context: Context, record: SnapshotRecord, verdict: VerificationResult) -> None:
-    """On the ZFS snapshots that there are and that carry the guest's marks, not another's.
+    """Write a result on the run's ZFS snapshots that exist and carry this run's mark.
 
     Raises:
         PoolError: it cannot be written.
@@ -295,25 +314,53 @@ def write_verdict(context: Context, record: SnapshotRecord, verdict: Verificatio
         context.pool.set_properties(names, {f"{PREFIX}verified": verdict.as_text()})
 
 
-def check_ordeal(ordeal: VerifyOptions) -> None:
-    """What can be known before the first snapshot is looked at.
+def check_options(options: VerifyOptions) -> None:
+    """Check the options before the first snapshot is verified.
 
     Raises:
-        RefusedError: the script cannot be run, or pictures cannot be kept.
+        RefusedError: the script is not executable, or there is no directory for screenshots.
     """
-    if ordeal.script is not None and not os.access(ordeal.script, os.X_OK):
-        raise RefusedError(str(ordeal.script), "is not there, or not executable", "chmod +x it")
-    if ordeal.screenshots is not None and not ordeal.screenshots.is_dir():
-        raise RefusedError(str(ordeal.screenshots), "is not a directory", "make it first")
+    if options.script is not None and not os.access(options.script, os.X_OK):
+        raise RefusedError(
+            str(options.script), "does not exist, or is not executable", "chmod +x it"
+        )
+    if options.screenshots is not None and not options.screenshots.is_dir():
+        raise RefusedError(str(options.screenshots), "is not a directory", "create it first")
+
+
+@contextmanager
+def host_lock(context: Context, wait: int = 0) -> Iterator[None]:
+    """Allow one verification at a time on this host, at low priority.
+
+    What killed clones and verifications left is removed first.
+
+    Args:
+        wait: seconds to wait for another verification.
+
+    Raises:
+        BusyError: another verification still runs after ``wait`` seconds.
+    """
+    runtime, interrupt = context.config.paths.runtime, context.interrupt
+    with domain_lock(runtime, VERIFICATION, VERIFICATION, "verify", wait=wait, interrupt=interrupt):
+        remove_leftovers(context)
+        lower_priority("verify")
+        yield
 
 
 def verify_all(
-    context: Context, records: Sequence[SnapshotRecord], ordeal: VerifyOptions
+    context: Context, records: Sequence[SnapshotRecord], options: VerifyOptions
 ) -> Iterable[Verification | SnaporchError]:
-    """Verify one after the other; an error that is not the snapshot's does not stop the others."""
+    """Verify snapshots one after the other; an error of one does not stop the others.
+
+    Yields:
+        The result, or the error that kept a snapshot from being verified.
+
+    Raises:
+        InterruptedRunError: a signal came.
+    """
     for record in records:
         try:
-            yield verify(context, record, ordeal)
+            yield verify(context, record, options)
         except InterruptedRunError:
             raise
         except SnaporchError as error:

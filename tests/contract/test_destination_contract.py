@@ -273,8 +273,8 @@ def test_what_stands_still_is_ended_and_gone_on_with(tmp_path, monkeypatch):
     The lab's kernel does not count what a process reads and writes.
     """
     monkeypatch.setattr(stall_detector, "moved_bytes", lambda _group: 0)
-    monkeypatch.setattr(stall_detector, "STILL_SECONDS", 5)
-    monkeypatch.setattr(stall_detector, "_LOOK_SECONDS", 1)
+    monkeypatch.setattr(stall_detector, "STALL_SECONDS", 5)
+    monkeypatch.setattr(stall_detector, "_CHECK_SECONDS", 1)
     scratch = ZfsScratch(_real_pool())
     replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path)
     there = ReplicaDestination("x", replica, Interrupt())
@@ -283,7 +283,7 @@ def test_what_stands_still_is_ended_and_gone_on_with(tmp_path, monkeypatch):
         scratch.write(scratch.root, os.urandom(24 << 20))
         scratch.pool.snapshot([f"{scratch.root}@a"], {})
         stopper.start()
-        with pytest.raises(ReplicaError, match="nothing moved"):
+        with pytest.raises(ReplicaError, match="no data moved"):
             there.send(scratch.root, raw=False)
         there.send(scratch.root, raw=False)
         assert names(there, scratch.root) == [f"{scratch.root}@a"]

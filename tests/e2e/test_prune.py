@@ -120,7 +120,7 @@ def test_destroyed_by_hand_one_after_the_other(still):
     outcome = snaporch("prune")
     assert outcome.status == 0
     assert "still@hand  trashed" in outcome.out
-    assert "attic/still@hand and tank/still@hand are gone" in outcome.out
+    assert "attic/still@hand and tank/still@hand no longer exist" in outcome.out
     assert not bundle.exists()
     (moved,) = TRASH.iterdir()
     assert (moved / "manifest.json").is_file()
@@ -171,7 +171,7 @@ def test_brought_back_from_the_trash_by_hand(guest):
     must("zfs", "clone", "tank/pruned@byhand", "tank/witness")
     destroy("flash/pruned@byhand")
     must("zfs", "promote", "tank/witness")  # the snapshot is the clone's now, with its GUID
-    assert prune()["byhand"] == ("keep", "its snapshot lives on as tank/witness@byhand")
+    assert prune()["byhand"] == ("keep", "its snapshot exists as tank/witness@byhand")
     must("zfs", "promote", "tank/pruned")
     destroy("tank/witness", "tank/pruned@byhand")
     prune()
@@ -226,11 +226,11 @@ def test_renamed_replicated_and_destroyed(still):
     bundle = take(still, "wander")
     destroy("tank/still@wander")
     must("zfs", "rename", "attic/still", "attic/renamed")
-    assert prune()["wander"] == ("keep", "its snapshot lives on as attic/renamed@wander")
+    assert prune()["wander"] == ("keep", "its snapshot exists as attic/renamed@wander")
     must("sh", "-c", "zfs send attic/renamed@wander | zfs receive -u flash/replica")
     must("zfs", "rename", "attic/renamed", "attic/still")
     destroy("attic/still@wander")
-    assert prune()["wander"] == ("keep", "its snapshot lives on as flash/replica@wander")
+    assert prune()["wander"] == ("keep", "its snapshot exists as flash/replica@wander")
     assert bundle.is_dir()
     must("zfs", "destroy", "-r", "flash/replica")
     assert prune()["wander"][0] == "trash"
@@ -303,7 +303,7 @@ def test_killed_between_rename_and_delete(still, tmp_path):
         assert remains.name.endswith(".deleting")
         outcome = snaporch("prune", "--json", env=environment)
     (item,) = [item for item in outcome.json["items"] if item["kind"] == "remains"]
-    assert (item["action"], item["reason"]) == ("delete", "its removal was cut short")
+    assert (item["action"], item["reason"]) == ("delete", "its removal was interrupted")
     assert outcome.json["freed_bytes"] > 0
     assert list(TRASH.iterdir()) == []
 

@@ -243,7 +243,7 @@ def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
     assert outcome.status == 0, outcome.err
     new = take(guest)["snapshot"]
     one_line_error(
-        snaporch("replicate", guest.name), 8, "on root@localhost has gone another way",
+        snaporch("replicate", guest.name), 8, "on root@localhost has diverged",
         "docs/replication.md",
     )  # fmt: skip
     assert zfs_snapshots(f"{copy('tank/plain')}@{gone}")

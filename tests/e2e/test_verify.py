@@ -103,7 +103,7 @@ def test_a_script_sees_the_clone_run_without_a_network(guest, taken, tmp_path):
 
 
 def test_a_script_that_fails(taken):
-    failed(verify("ok@s1", "--script", "/bin/false"), "/bin/false", "ended with 1")
+    failed(verify("ok@s1", "--script", "/bin/false"), "/bin/false", "exited with status 1")
     assert not listed("s1")["verified"]["passed"]
     assert "failed" in snaporch("list").out
     passed(verify("ok@s1"), "resumed")

@@ -28,7 +28,7 @@ def planned(world, guest, level=None, **how):
     return make_plan(world.context, guest, SnapshotRequest(level=level), **how)
 
 
-def test_without_strangers_a_guest_on_two_pools_gets_overlays(world, guest):
+def test_without_other_takers_a_guest_on_two_pools_gets_overlays(world, guest):
     assert planned(world, guest).strategy is Strategy.OVERLAY
 
 
@@ -36,14 +36,14 @@ def test_without_strangers_a_guest_on_two_pools_gets_overlays(world, guest):
 @pytest.mark.parametrize(
     "name", ["syncoid_host_2026-11-22", "zrepl_1", "zfs-auto-snap_hourly-1", "autosnap_1_hourly"]
 )
-def test_a_snapshot_of_somebody_elses_means_no_overlays(world, guest, name, awaited):
+def test_a_snapshot_of_another_program_means_no_overlays(world, guest, name, awaited):
     world.pool.snapshot([f"flash/web@{name}"], {})
     plan = planned(world, guest, awaited=awaited)
     assert plan.strategy is Strategy.MANUAL
     assert plan.stranger == f"flash/web@{name} is not snaporch's"
 
 
-def test_one_of_somebody_elses_that_is_torn_is_his_all_the_same(world, guest):
+def test_a_torn_snapshot_of_another_program_counts_too(world, guest):
     world.pool.snapshot(["tank/web@x"], {"snaporch:level": "torn", "snaporch:torn": "yes"})
     assert planned(world, guest).stranger
 
@@ -57,7 +57,7 @@ def test_one_of_somebody_elses_that_is_torn_is_his_all_the_same(world, guest):
         ("snaporch_20261122T000000Z_daily", {}),  # back from a replica
     ],
 )
-def test_ours_and_our_hooks_are_no_strangers(world, guest, name, properties):
+def test_snaporch_and_its_hooks_are_no_other_takers(world, guest, name, properties):
     world.pool.snapshot([f"tank/web@{name}"], properties)
     assert planned(world, guest).strategy is Strategy.OVERLAY
 
@@ -65,9 +65,7 @@ def test_ours_and_our_hooks_are_no_strangers(world, guest, name, properties):
 @pytest.mark.parametrize(
     ("name", "strategy"), [("autosnap_1_hourly", "overlay"), ("syncoid_host_1", "manual")]
 )
-def test_what_sanoid_took_is_strange_only_where_our_hooks_do_not_hold_the_guest(
-    world, guest, name, strategy
-):
+def test_snapshots_of_sanoid_count_only_where_no_hook_holds_the_guest(world, guest, name, strategy):
     world.context.held = lambda datasets: {"tank/web"} & set(datasets)
     world.pool.snapshot([f"tank/web@{name}"], {})
     assert planned(world, guest, awaited=60).strategy == strategy
@@ -75,7 +73,7 @@ def test_what_sanoid_took_is_strange_only_where_our_hooks_do_not_hold_the_guest(
     assert planned(world, guest, awaited=60).strategy is Strategy.MANUAL
 
 
-def test_what_somebody_took_long_ago(world, guest, monkeypatch):
+def test_snapshots_taken_long_ago_do_not_count(world, guest, monkeypatch):
     world.pool.snapshot(["tank/web@by-hand"], {})
 
     class Later(datetime):
@@ -93,7 +91,7 @@ def test_another_dataset_of_the_pool_is_not_the_guests(world, guest):
     assert planned(world, guest).strategy is Strategy.OVERLAY
 
 
-def test_who_is_configured_to_need_not_have_begun(world, guest):
+def test_a_configured_taker_counts_before_its_first_snapshot(world, guest):
     asked = []
     world.context.strangers = lambda datasets: asked.append(set(datasets)) or CONFIGURED
     plan = planned(world, guest)
@@ -102,7 +100,7 @@ def test_who_is_configured_to_need_not_have_begun(world, guest):
 
 
 @pytest.mark.parametrize("level", ["crash", "paused"])
-def test_who_needs_no_overlays_asks_nobody(world, guest, level):
+def test_without_overlays_no_other_takers_are_searched(world, guest, level):
     def fail(_datasets):
         raise AssertionError
 
@@ -136,7 +134,7 @@ def test_where_manual_fails_there_are_overlays_after_all(world, guest, lower):
     assert "hypervisor.commit" in world.hooks.acts()
 
 
-def test_who_wants_overlays_all_the_same_is_told(world, guest):
+def test_overlays_that_are_requested_anyway_are_noted(world, guest):
     world.with_defaults(ram_strategy="overlay")
     world.pool.snapshot(["tank/web@by-hand"], {})
     take_snapshot(world.context, guest, SnapshotRequest("s1"))
@@ -146,7 +144,7 @@ def test_who_wants_overlays_all_the_same_is_told(world, guest):
     )
 
 
-def test_a_guest_that_stopped_itself_is_told_of_beside_the_overlays(world, guest):
+def test_a_guest_that_stopped_itself_is_noted_beside_the_overlays(world, guest):
     world.with_defaults(ram_strategy="auto", ram_capture="stream")
     world.pool.snapshot(["tank/web@by-hand"], {})
 

@@ -104,7 +104,7 @@ def test_an_unknown_level_promises_nothing(store, level):
     assert all_records(store, [snapshot("t/a", level=level)])[0].level is Level.CRASH
 
 
-def test_a_snapshot_that_is_gone_makes_the_record_incomplete(store, bundle):
+def test_a_missing_snapshot_makes_the_record_incomplete(store, bundle):
     members = [snapshot("t/a"), snapshot("t/b")]
     bundle(*members)
     (record,) = all_records(store, members[:1])
@@ -162,7 +162,7 @@ def test_each_name_of_a_run_is_a_record(store, round_of_two):
     assert record_of(store, round_of_two, "r1", "hourly") == hourly
 
 
-def test_another_of_the_same_instant_stands_in_for_one_that_is_gone(store, round_of_two):
+def test_another_snapshot_of_the_same_instant_replaces_a_missing_one(store, round_of_two):
     daily, hourly = all_records(store, round_of_two[:3])
     assert (hourly.level, hourly.state) == (Level.RAM, BundleState.COMPLETE)
     assert hourly.datasets == ("t/a", "t/b")
@@ -175,7 +175,7 @@ def test_without_any_of_a_dataset_nothing_is_complete(store, round_of_two):
     assert {daily.level, hourly.level} == {Level.CRASH}
 
 
-def test_a_name_that_is_gone_everywhere_is_no_record(store, round_of_two):
+def test_a_name_without_any_snapshot_is_no_record(store, round_of_two):
     (record,) = all_records(store, round_of_two[:2])
     assert record.snapshot == "daily"
 
@@ -188,7 +188,7 @@ def test_names_that_differ_between_datasets_are_each_whole(store, bundle):
         assert record.state is BundleState.COMPLETE
 
 
-def test_a_guest_nobody_held_still_was_of_two_instants(store):
+def test_without_a_freeze_snapshots_are_of_two_instants(store):
     """No bundle says otherwise: each name stands for itself."""
     members = [named("daily", "t/a", 1), named("hourly", "t/b", 2)]
     daily, hourly = all_records(store, members)

@@ -1,4 +1,4 @@
-"""Snapshots that somebody takes while overlays are committed, and what nobody may do with them."""
+"""Snapshots that other programs take while overlays are committed, and how these are treated."""
 
 import errno
 from dataclasses import replace
@@ -46,7 +46,7 @@ def records(world):
     return {r.snapshot: r for r in all_records(world.context.store, world.pool.snapshots())}
 
 
-def stranger(world, name="syncoid"):
+def other_taker(world, name="syncoid"):
     return lambda: world.pool.snapshot([f"tank/web@{name}"], {})
 
 
@@ -66,11 +66,11 @@ def forget_commit(journal):
     journal.path.write_text("".join(line for line in whole if '"event": "commit"' not in line))
 
 
-def test_a_strangers_snapshot_within_the_commit(ready):
+def test_a_snapshot_of_another_program_during_the_commit(ready):
     ready.pool.snapshot(["tank/web@before"], {})
-    ready.hooks.at["commit.pivoting"] = stranger(ready)
+    ready.hooks.at["commit.pivoting"] = other_taker(ready)
     assert take(ready).level is Level.RAM
-    stranger(ready, "after")()
+    other_taker(ready, "after")()
     assert levels(ready) == {
         "tank/web@before": None,
         "tank/web@s1": "ram",
@@ -81,38 +81,38 @@ def test_a_strangers_snapshot_within_the_commit(ready):
     assert any("tank/web@syncoid was taken while" in text for text in ready.heard.notes)
 
 
-def test_a_strangers_snapshot_within_the_window_is_as_good_as_the_runs(ready):
+def test_a_snapshot_of_another_program_during_the_freeze_is_as_good_as_the_runs(ready):
     """Nothing is written to the bases before the commit."""
 
     def once():
         del ready.hooks.at["pool.snapshot tank"]
-        stranger(ready)()
+        other_taker(ready)()
 
     ready.hooks.at["pool.snapshot tank"] = once
     take(ready)
     assert levels(ready)["tank/web@syncoid"] is None
 
 
-def test_a_strangers_snapshot_while_a_recovery_commits(ready):
+def test_a_snapshot_of_another_program_while_a_recovery_commits(ready):
     ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
     with pytest.raises(AttentionError):
         take(ready)
-    stranger(ready, "late")()
+    other_taker(ready, "late")()
     del ready.hooks.at["hypervisor.commit"]
-    ready.hooks.at["commit.pivoting"] = stranger(ready)
-    said = recover(ready.context, ready.guest().uuid)
+    ready.hooks.at["commit.pivoting"] = other_taker(ready)
+    text = recover(ready.context, ready.guest().uuid)
     assert levels(ready)["tank/web@syncoid"] == levels(ready)["tank/web@late"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
     assert any("tank/web@syncoid was taken while" in str(each) for each in said)
 
 
-def test_where_it_cannot_be_noted_the_commit_goes_on(ready, monkeypatch):
+def test_the_commit_continues_if_it_cannot_be_recorded(ready, monkeypatch):
     def full(*_what, **_how):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torn_module, "append_line", full)
     ready.hooks.at["hypervisor.commit"] = failing_once(HypervisorError("vda", "no"))
-    ready.hooks.at["commit.pivoting"] = stranger(ready)
+    ready.hooks.at["commit.pivoting"] = other_taker(ready)
     with pytest.raises(RunFailedError):
         take(ready)
     assert levels(ready)["tank/web@syncoid"] == "torn"
@@ -130,7 +130,7 @@ def test_a_run_whose_own_snapshot_was_taken_after_the_guardian_began_to_commit(r
     assert set(levels(ready).values()) == {"torn"}
 
 
-def test_a_commit_that_could_not_be_noted_by_who_made_it(ready, monkeypatch):
+def test_a_commit_that_its_run_could_not_record(ready, monkeypatch):
     """The guardian's: then all since the run's own snapshots counts."""
 
     def guardian(_strategy):
@@ -138,7 +138,7 @@ def test_a_commit_that_could_not_be_noted_by_who_made_it(ready, monkeypatch):
         facts = journal.facts
         ready.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, Patience())
         let_go_mark(journal.path).touch()
-        stranger(ready)()
+        other_taker(ready)()
         raise HypervisorError("vda", "no")
 
     monkeypatch.setattr(Overlay, "reached", guardian)
@@ -153,17 +153,17 @@ def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready, told):
     """Begun by a run or a guardian on a full disk, and ended by a recovery when there was room."""
     journal = uncommitted(ready)
     forget_commit(journal)
-    stranger(ready)()
+    other_taker(ready)()
     notes = journal.notes - {Note.PIVOTING} | {told}
     settle(ready.context, journal.facts, notes, keep_snapshots=True)
     assert levels(ready)["tank/web@syncoid"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
 
 
-def test_a_run_without_overlays_commits_nothing_whoever_let_its_guest_go(ready):
+def test_a_run_without_overlays_commits_nothing(ready):
     (journal,) = [uncommitted(ready)]
     forget_commit(journal)
-    stranger(ready)()
+    other_taker(ready)()
     let_go_mark(journal.path).touch()
     facts = replace(journal.facts, overlays=(), overlay_dir=str(ready.root / "none"))
     settle(ready.context, facts, journal.notes, keep_snapshots=True)
@@ -171,10 +171,10 @@ def test_a_run_without_overlays_commits_nothing_whoever_let_its_guest_go(ready):
 
 
 def test_what_is_taken_after_the_commit_of_a_recovery_is_not_torn(ready):
-    """The run's own, which was cut short, ends with it."""
+    """The interrupted commit of the run itself ends with it."""
     journal = uncommitted(ready)
-    ready.hooks.at["commit.pivoting"] = stranger(ready)
-    ready.hooks.at["hypervisor.rebase_inactive"] = stranger(ready, "later")
+    ready.hooks.at["commit.pivoting"] = other_taker(ready)
+    ready.hooks.at["hypervisor.rebase_inactive"] = other_taker(ready, "later")
     settle(ready.context, journal.facts, journal.notes, keep_snapshots=True)
     marked = levels(ready)
     assert marked["tank/web@syncoid"] == "torn"
@@ -183,12 +183,12 @@ def test_what_is_taken_after_the_commit_of_a_recovery_is_not_torn(ready):
 
 def test_what_is_listed_a_moment_after_the_commit_may_be_torn(ready):
     """Taken meanwhile, it is listed when its transaction group has been written."""
-    ready.hooks.at["pool.sync"] = stranger(ready)
+    ready.hooks.at["pool.sync"] = other_taker(ready)
     assert take(ready).level is Level.RAM
     assert levels(ready)["tank/web@syncoid"] == "torn"
 
 
-def test_a_pool_that_does_not_tell_what_is_under_way(ready):
+def test_a_pool_that_cannot_be_synced(ready):
     """Then all that is there counts, and no guest waits for it."""
     ready.hooks.at["pool.sync"] = failing(PoolError("zpool sync", "takes over 60 s"))
     assert take(ready).level is Level.RAM
@@ -198,20 +198,20 @@ def test_a_pool_that_does_not_tell_what_is_under_way(ready):
 def test_it_is_asked_for_before_the_runs_own_snapshots_are_destroyed(ready):
     journal = uncommitted(ready)
     forget_commit(journal)
-    stranger(ready)()
+    other_taker(ready)()
     settle(ready.context, journal.facts, {Note.PIVOTING}, keep_snapshots=False)
     assert levels(ready) == {"tank/web@syncoid": "torn"}
 
 
 @pytest.fixture
 def unlisted(ready, monkeypatch):
-    """A pool that lists nothing when the commit begins, and a stranger who comes meanwhile."""
+    """A pool that lists nothing when the commit begins, and a other_taker who comes meanwhile."""
     ready.pool.snapshot(["tank/web@before"], {})
     ready.pool.age("tank/web@before", datetime(2025, 6, 1, tzinfo=UTC))
 
     def answers():
         del ready.hooks.at["pool.snapshots"]
-        stranger(ready)()
+        other_taker(ready)()
 
     real = Overlay.release
 
@@ -234,7 +234,7 @@ def test_a_pool_that_lists_nothing_keeps_no_guest_on_its_overlays(ready, unliste
     }
 
 
-def test_where_the_runs_own_cannot_be_told_the_clock_decides(ready):
+def test_without_the_runs_own_snapshots_the_clock_decides(ready):
     ready.pool.snapshot(["tank/web@before"], {})
     ready.pool.age("tank/web@before", datetime(2025, 6, 1, tzinfo=UTC))
     for name in ("tank/web@since", "flash/web@since"):
@@ -255,7 +255,7 @@ def test_a_recovery_commits_though_no_pool_lists_anything(ready):
         settle(ready.context, journal.facts, journal.notes, keep_snapshots=True)
     assert ready.on_bases()
     del ready.hooks.at["pool.snapshots"]
-    stranger(ready)()
+    other_taker(ready)()
     recover(ready.context, ready.guest().uuid)
     assert levels(ready)["tank/web@syncoid"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
@@ -263,7 +263,7 @@ def test_a_recovery_commits_though_no_pool_lists_anything(ready):
 
 @pytest.fixture
 def shared(ready):
-    """A second guest that shares a dataset; its own disks stand still by themselves."""
+    """A second guest that shares a dataset; its own disks do not change."""
     ready.add_guest("db", {"vda": "tank/web"})
     ready.with_defaults(ram_strategy="manual")
     return lambda: take_snapshot(
@@ -302,7 +302,7 @@ def test_a_run_of_ours_when_anothers_overlays_were_committed(ready, shared):
 
 
 def test_what_is_torn_stays_so_whatever_is_written_on_it(ready):
-    ready.hooks.at["commit.pivoting"] = stranger(ready)
+    ready.hooks.at["commit.pivoting"] = other_taker(ready)
     take(ready)
     marks = {f"snaporch:{key}": "x" for key in ("run", "uuid", "domain")}
     ready.pool.set_properties(["tank/web@syncoid"], marks | {"snaporch:level": "crash"})

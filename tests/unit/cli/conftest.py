@@ -62,7 +62,7 @@ def host(world, monkeypatch, tmp_path):
     monkeypatch.setattr("snaporch.config.load.DEFAULT_PATH", config)
     monkeypatch.setattr("snaporch.cli.session.open_pool", lambda **_: world.pool)
     monkeypatch.setattr("snaporch.cli.session.open_hypervisor", lambda _uri: world.hypervisor)
-    monkeypatch.setattr("snaporch.cli.verifying.lower_priority", lambda _work: None)
+    monkeypatch.setattr("snaporch.verify.verify.lower_priority", lambda _work: None)
     monkeypatch.setattr("snaporch.zfs.open_pool", lambda **_: world.pool)
     monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda _uri: world.hypervisor)
     return world

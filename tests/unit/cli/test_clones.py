@@ -131,13 +131,13 @@ def test_one_verification_at_a_time(taken, snaporch):
         assert "held by verify" in answer.err
         due = snaporch("verify", "--due")
         assert (due.code, due.out) == (0, "")
-        assert "what is due has to wait" in due.err
+        assert "due verifications run later" in due.err
     assert snaporch("verify", "web@s1", "--quiet").code == 0
 
 
 def test_it_steps_back_before_it_reads(taken, snaporch, monkeypatch):
     seen = []
-    monkeypatch.setattr("snaporch.cli.verifying.lower_priority", seen.append)
+    monkeypatch.setattr("snaporch.verify.verify.lower_priority", seen.append)
     snaporch("verify", "web@s1", "--quiet")
     assert seen == ["verify"]
 

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.cli.pruning import may_be_barred
+from snaporch.cli.prune import may_be_barred
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.restore.start_lock import barred
 
 
 @pytest.fixture
 def lost(host, snaporch):
-    """A guest with two snapshots; those of the first are gone."""
+    """A guest with two snapshots; those of the first are destroyed."""
     host.add_guest()
     for name in ("s1", "s2"):
         host.bundle = Path(snaporch("snapshot", "web", "--name", name, "--json").json["bundle"])
@@ -17,12 +17,12 @@ def lost(host, snaporch):
     return host
 
 
-def test_what_goes_is_told_with_its_size_and_reason(lost, snaporch):
+def test_removed_items_are_printed_with_size_and_reason(lost, snaporch):
     answer = snaporch("prune")
     assert answer.code == 0
     first, last = answer.out.splitlines()
     assert first.startswith("web@s1  trashed  ")
-    assert first.endswith("KiB  tank/web@s1 is gone")
+    assert first.endswith("KiB  tank/web@s1 no longer exists")
     assert last.startswith("1 bundle (")
     assert "; 1 bundle in the trash (" in last
     assert last.endswith("; freed 0 B")
@@ -37,15 +37,15 @@ def test_a_dry_run_says_would(lost, snaporch):
     assert snaporch("prune").out.startswith("web@s1  trashed  ")
 
 
-def test_what_stays_is_told_when_asked_for(lost, snaporch):
+def test_verbose_prints_the_items_that_stay(lost, snaporch):
     assert "web@s2" not in snaporch("prune").out
     text = snaporch("prune", "--verbose").out
     assert "web@s2  kept  " in text
     assert "tank/web@s2 exists" in text
-    assert "tank/web@s1 is gone; stays until " in text
+    assert "tank/web@s1 no longer exists; stays until " in text
 
 
-def test_a_pool_that_is_away_is_told_without_being_asked(lost, snaporch):
+def test_a_pool_that_is_not_imported_is_printed_without_verbose(lost, snaporch):
     lost.pool.create("flash")
     lost.pool.exported.add("tank")
     answer = snaporch("prune")
@@ -53,13 +53,13 @@ def test_a_pool_that_is_away_is_told_without_being_asked(lost, snaporch):
     assert answer.out.count("the pool tank is not imported") == 2
 
 
-def test_as_json_everything_is_told(lost, snaporch):
+def test_json_has_every_item(lost, snaporch):
     answer = snaporch("prune", "--json")
     document = answer.json
     assert (document["dry_run"], document["freed_bytes"]) == (False, 0)
     first, second = sorted(document["items"], key=lambda item: item["snapshot"])
     assert first["action"] == "trash"
-    assert first["reason"] == "tank/web@s1 is gone"
+    assert first["reason"] == "tank/web@s1 no longer exists"
     assert (first["kind"], first["domain"]) == ("bundle", "web")
     assert first["bytes"] > 0
     assert second["action"] == "keep"
@@ -81,7 +81,7 @@ def test_what_cannot_be_judged_needs_attention(lost, snaporch):
     assert answer.code == ExitCode.ATTENTION
     (line,) = answer.err.splitlines()
     assert str(lost.bundle / "manifest.json") in line
-    assert "look at it" in line
+    assert "check it" in line
     assert "web@s1  trashed" in answer.out
 
 
@@ -102,7 +102,7 @@ def test_a_misspelt_domain_is_an_error(lost, snaporch):
     assert answer.err == "snaporch: wbe: no such domain\n"
 
 
-def test_a_guest_is_barred_that_cannot_be_started_or_that_nobody_knows_of(host, monkeypatch):
+def test_a_guest_may_be_barred_if_its_lock_is_found_or_libvirt_is_away(host, monkeypatch):
     host.add_guest()
     guest = host.guest()
     config, uuid = host.context.config, guest.uuid

@@ -7,12 +7,12 @@ from fakes.hooks import failing
 from fakes.replica import FakeReplica
 from fakes.schedule import Scheduled
 
-from snaporch.cli import replicating
 from snaporch.config import Config
 from snaporch.config import load as load_module
 from snaporch.context import Interrupt
 from snaporch.errors import BusyError, ExitCode
 from snaporch.locks import domain_lock
+from snaporch.replication.replicate import REPLICATION
 from snaporch.replication.target import ReplicaError
 
 AWAY = ReplicaError("nas", "cannot be reached: no route to host")
@@ -21,7 +21,7 @@ AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 @pytest.fixture
 def there(host, monkeypatch):
     """Two replicas, one of which the policy of all guests wants, and what is at both."""
-    monkeypatch.setattr("snaporch.cli.replicating.lower_priority", lambda _work: None)
+    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
     monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     host.add_guest()
     text = load_module.DEFAULT_PATH.read_text()
@@ -36,7 +36,7 @@ def there(host, monkeypatch):
     def opened(_context, name):
         return replicas.setdefault(name, FakeReplica(host.pool, host.root / "there" / name))
 
-    monkeypatch.setattr(replicating, "open_replica", opened)
+    monkeypatch.setattr("snaporch.replication.target.open_replica", opened)
     opened(None, "nas"), opened(None, "usb")
     return replicas
 
@@ -51,7 +51,7 @@ def taken(host, there):
     )
 
 
-def test_what_is_due_is_replicated_and_told(there, taken, snaporch):
+def test_due_snapshots_are_replicated_and_printed(there, taken, snaporch):
     old, new = taken(hours=2), taken(hours=1)
     plan = snaporch("plan").out
     assert "web  nas  replicate due now  (nothing is there yet)" in plan
@@ -73,7 +73,9 @@ def test_plan_as_json(taken, snaporch):
     assert foreseen["uuid"] == record.uuid
 
 
-def test_by_hand_it_goes_where_policies_want_it_or_where_it_is_told(there, taken, snaporch):
+def test_by_hand_snapshots_are_copied_to_the_replicas_of_policies_or_the_named_ones(
+    there, taken, snaporch
+):
     taken()
     assert snaporch("replicate", "web").code == 0
     assert (len(there["nas"].names()), there["usb"].names()) == (1, [])
@@ -106,21 +108,21 @@ def test_a_failure_is_a_line_and_stops_no_other(host, there, taken, snaporch):
 
 
 @pytest.mark.parametrize("words", [("replicate", "--due"), ("run-due",)])
-def test_whoever_is_to_be_notified_is(there, taken, snaporch, told, words):
+def test_failures_are_notified(there, taken, snaporch, told, words):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(AWAY)
     snaporch(*words)
     assert told == [AWAY.line()]
 
 
-def test_what_was_only_busy_is_told_to_nobody(there, taken, snaporch, told):
+def test_busy_is_not_notified(there, taken, snaporch, told):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(BusyError("web", "is busy"))
     assert snaporch("replicate", "--due").code == ExitCode.BUSY
     assert told == []
 
 
-def test_status_tells_of_it(there, taken, snaporch):
+def test_status_shows_a_failed_replication(there, taken, snaporch):
     taken()
     assert "replica" not in snaporch("status").out
     there["nas"].hooks.at["replica.send"] = failing(AWAY)
@@ -136,7 +138,7 @@ def test_status_tells_of_it(there, taken, snaporch):
     assert 'snaporch_replica_last_try_failed{domain="web",replica="nas"} 1.0' in text
 
 
-def test_run_due_replicates_unless_told_otherwise(there, taken, snaporch):
+def test_run_due_replicates_except_with_no_replicate(there, taken, snaporch):
     record = taken()
     snaporch("run-due", "--no-replicate")
     assert there["nas"].names() == []
@@ -156,7 +158,7 @@ def test_run_due_has_its_exit_code(there, taken, snaporch):
 
 def test_one_at_a_time(host, there, taken, snaporch):
     taken()
-    what = replicating.REPLICATION
+    what = REPLICATION
     runtime = host.paths.runtime
     with domain_lock(runtime, what, what, "replicate", wait=0, interrupt=Interrupt()):
         answer = snaporch("replicate", "web")
@@ -164,16 +166,16 @@ def test_one_at_a_time(host, there, taken, snaporch):
     assert answer.code == ExitCode.BUSY
     assert "replication: held by replicate" in answer.err
     assert due.code == 0
-    assert "what is due has to wait" in due.err
+    assert "due replications run later" in due.err
     assert there["nas"].names() == []
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ([], ExitCode.USAGE, "wanted is DOMAIN..."),
-        (["web", "--all"], ExitCode.USAGE, "wanted is DOMAIN..."),
-        (["--due", "--to", "nas"], ExitCode.USAGE, "wanted is DOMAIN..."),
+        ([], ExitCode.USAGE, "expected DOMAIN..."),
+        (["web", "--all"], ExitCode.USAGE, "expected DOMAIN..."),
+        (["--due", "--to", "nas"], ExitCode.USAGE, "expected DOMAIN..."),
         (["--all", "--to", "away"], ExitCode.NOT_FOUND, "away: no such replica (nas, usb)"),
         (["nobody"], ExitCode.NOT_FOUND, "nobody"),
         (["web"], ExitCode.NOT_FOUND, "web: has no snapshots"),
@@ -195,7 +197,7 @@ def test_where_to_must_be_said(there, taken, snaporch):
     assert snaporch("replicate", "--all").code == 0
 
 
-def test_a_bundle_that_is_not_whole_is_told(there, taken, snaporch):
+def test_a_bundle_that_is_not_whole_is_printed(there, taken, snaporch):
     record, _ = taken(hours=1), taken()
     (Path(record.bundle) / "ram.save").unlink()
     answer = snaporch("replicate", "web")

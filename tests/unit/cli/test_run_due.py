@@ -86,10 +86,10 @@ def test_what_the_daily_prune_did_and_could_not_judge_is_told_to_the_timer_too(p
     for directory in (partial, foreign):
         directory.mkdir(parents=True)
     answer = snaporch("run-due", "--quiet")
-    reason = "deleted  0 B  its run is gone, and did not finish it"
+    reason = "deleted  0 B  its run ended without finishing it"
     assert f"{uuid}/{partial.name}  {reason}" in answer.out.splitlines()
     assert str(foreign) in answer.err
-    assert "look at it and move or delete it yourself" in answer.err
+    assert "check it, then move or delete it yourself" in answer.err
     assert answer.code == ExitCode.ATTENTION
     (policies.root / "schedule" / "pruned").unlink()
     partial.mkdir()

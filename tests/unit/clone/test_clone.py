@@ -10,6 +10,7 @@ from fakes.hooks import failing
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.store import replace_manifest
 from snaporch.clone import clone as clone_module
+from snaporch.clone import network
 from snaporch.clone import registry as clones_module
 from snaporch.clone.clone import (
     CloneRequest,
@@ -20,7 +21,7 @@ from snaporch.clone.clone import (
     dataset_name,
 )
 from snaporch.clone.delete import delete_clone
-from snaporch.clone.registry import Purpose, sweep, workplace
+from snaporch.clone.registry import Purpose, new_clone, sweep
 from snaporch.errors import (
     BusyError,
     InterruptedRunError,
@@ -44,9 +45,9 @@ def source(world, text="web@s1"):
 
 
 def make(world, name="test", *, resumed=True, text="web@s1", network="none"):
-    wish = CloneRequest(name, resumed=resumed, network=network)
-    check_clone(world.context, source(world, text), wish)
-    return clone(world.context, source(world, text), wish)
+    request = CloneRequest(name, resumed=resumed, network=network)
+    check_clone(world.context, source(world, text), request)
+    return clone(world.context, source(world, text), request)
 
 
 def datasets(world):
@@ -317,14 +318,16 @@ def test_a_name_too_long_for_a_dataset(world):
 def test_no_ram_no_running(world):
     world.add_guest("off", state=DomainState.OFF)
     take_snapshot(world.context, world.hypervisor.domain("off"), SnapshotRequest("s1"))
-    with pytest.raises(RefusedError, match="no RAM to resume from"):
-        make(world, text="off@s1")
+    world.hypervisor.networks = {"inner": True}
+    for network_name in ("none", "inner"):
+        with pytest.raises(RefusedError, match="no RAM to resume from"):
+            make(world, text="off@s1", network=network_name)
     make(world, text="off@s1", resumed=False)
 
 
-def test_a_network_that_leads_out_is_for_cold_clones(world):
+def test_a_network_that_is_not_isolated_is_for_cold_clones(world):
     world.hypervisor.networks = {"default": False, "inner": True}
-    with pytest.raises(RefusedError, match="leads out"):
+    with pytest.raises(RefusedError, match="is not isolated"):
         make(world, network="default")
     with pytest.raises(NotFoundError):
         make(world, network="absent")
@@ -365,7 +368,7 @@ def test_of_two_that_start_at_once_with_one_mac_address_one_is_refused(
     world, with_a_card, monkeypatch, place, error, said
 ):
     """The other has come to its end meanwhile, or finds that this one loads its RAM."""
-    monkeypatch.setattr(clone_module, "_LOADING_SECONDS", 0)
+    monkeypatch.setattr(network, "_LOADING_SECONDS", 0)
     refused = []
 
     def other():
@@ -421,7 +424,7 @@ def test_a_damaged_part_is_found_before_anything_is_made(original, world):
 
 
 def test_a_dataset_that_is_mounted_elsewhere_now(world, monkeypatch):
-    """Nobody noted where in it the image was, so nobody can tell."""
+    """The manifest does not name the image's path in it, so the path is unknown."""
     monkeypatch.setattr(clone_module.resolver, "mount_point_of", lambda _name: Path("/elsewhere"))
     disk = source(world).disks[0].model_copy(update={"inside": None})
     with pytest.raises(RefusedError, match="is not below /elsewhere"):
@@ -448,7 +451,7 @@ def test_an_image_that_is_not_in_the_snapshot(original, world):
 
 
 @pytest.mark.parametrize("change", ["gone", "other"])
-def test_a_zfs_snapshot_that_is_gone_or_another(world, change):
+def test_a_zfs_snapshot_that_is_missing_or_another(world, change):
     if change == "gone":
         world.pool.destroy_snapshots(["flash/web@s1"])
     else:
@@ -504,12 +507,12 @@ class Killed(BaseException):
     """Nothing is cleaned up."""
 
 
-def kill_at(world, monkeypatch, place, **wish):
+def kill_at(world, monkeypatch, place, **request):
     world.hooks.at[place] = failing(Killed())
     with monkeypatch.context() as patch:
         patch.setattr("snaporch.clone.registry.remove", lambda *_: None)
         with pytest.raises(Killed):
-            make(world, **wish)
+            make(world, **request)
     world.hooks.at.clear()
 
 
@@ -535,24 +538,24 @@ def test_a_finished_clone_is_no_leftover(world):
 
 def test_a_clone_that_was_finished_between_two_looks_stays(world, monkeypatch):
     make(world)
-    (now,) = clones_module.find_traces(world.context)
+    (now,) = clones_module.find_artifacts(world.context)
     answers = [[replace(now, making=True)]]
-    look = clones_module.find_traces
+    look = clones_module.find_artifacts
     monkeypatch.setattr(
-        clones_module, "find_traces", lambda c: answers.pop() if answers else look(c)
+        clones_module, "find_artifacts", lambda c: answers.pop() if answers else look(c)
     )
     assert sweep(world.context) == []
     assert "tank/web-test" in datasets(world)
 
 
 def test_what_is_being_made_is_no_leftover(world):
-    with workplace(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
+    with new_clone(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
         assert sweep(world.context) == []
         assert (world.paths.clones / uuid / "making").exists()
     assert nothing_of_it(world)
 
 
-def test_a_throw_away_clone_goes_even_if_its_directory_is_lost(world):
+def test_a_temporary_clone_is_removed_even_if_its_directory_is_lost(world):
     mark = "11111111-2222-3333-4444-555555555555"
     world.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": mark})
     world.pool.snapshot(["tank/web-x@autosnap"], {})
@@ -560,7 +563,7 @@ def test_a_throw_away_clone_goes_even_if_its_directory_is_lost(world):
     assert nothing_of_it(world)
 
 
-def test_a_clone_with_a_mark_that_is_no_uuid_is_nobodys(world):
+def test_a_dataset_whose_mark_is_no_uuid_is_no_clone(world):
     world.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": "../../etc"})
     assert sweep(world.context) == []
     assert "tank/web-x" in datasets(world)
@@ -574,7 +577,7 @@ def test_a_dataset_that_is_no_clone_is_never_destroyed(world):
     assert "tank/precious" in datasets(world)
 
 
-def test_a_mark_cut_short_by_a_crash_is_swept(world):
+def test_a_mark_that_a_crash_left_incomplete_is_removed(world):
     directory = world.paths.clones / "11111111-2222-3333-4444-555555555555"
     directory.mkdir(parents=True)
     (directory / "making").write_text('{"na')
@@ -583,7 +586,7 @@ def test_a_mark_cut_short_by_a_crash_is_swept(world):
 
 
 def test_a_domain_that_ends_while_it_is_removed_is_no_error(world):
-    with workplace(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
+    with new_clone(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
         world.hypervisor.guests[uuid] = replace(world.guest("web"), uuid=uuid, name="temporary")
 
         def end():
@@ -602,7 +605,7 @@ def test_a_domain_that_ends_while_it_is_removed_is_no_error(world):
 
 @pytest.mark.parametrize("resumed", [True, False])
 @pytest.mark.parametrize("by", ["name", "uuid"])
-def test_a_deleted_clone_is_gone(original, world, resumed, by):
+def test_deleting_a_clone_removes_all_of_it(original, world, resumed, by):
     made = make(world, resumed=resumed)
     deleted = delete_clone(world.context, getattr(made, by))
     assert nothing_of_it(world)
@@ -648,7 +651,7 @@ def test_what_is_no_clone_is_not_deleted(original, world):
     assert world.guest("web").state is DomainState.RUNNING
 
 
-def test_a_clone_that_somebody_undefined_is_deleted_by_its_name(world):
+def test_an_undefined_clone_is_deleted_by_its_name(world):
     made = make(world, resumed=False)
     world.hypervisor.guests.pop(made.uuid)
     delete_clone(world.context, "test")
@@ -658,7 +661,7 @@ def test_a_clone_that_somebody_undefined_is_deleted_by_its_name(world):
 def test_a_clone_is_deleted_by_the_name_it_has_now(world):
     made = make(world)
     world.guest("test").name = "prod"
-    with pytest.raises(RefusedError, match=r"is called prod now; .*clone --delete prod"):
+    with pytest.raises(RefusedError, match=r"was renamed to prod; .*clone --delete prod"):
         delete_clone(world.context, "test")
     assert world.guest("prod").state is DomainState.RUNNING
     assert "flash/web-test" in datasets(world)

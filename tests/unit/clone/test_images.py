@@ -74,9 +74,9 @@ class Layout:
         return whole_source(self.world.context, records_called(self.world.context, "web@s1")[-1])
 
     def clone(self):
-        wish = CloneRequest("test", resumed=True)
-        check_clone(self.world.context, self.source(), wish)
-        made = clone(self.world.context, self.source(), wish)
+        request = CloneRequest("test", resumed=True)
+        check_clone(self.world.context, self.source(), request)
+        made = clone(self.world.context, self.source(), request)
         return self.world.paths.clones / made.uuid / "disk0"
 
     def images(self):
@@ -185,7 +185,7 @@ def test_a_chain_within_the_dataset_is_the_clones(layout, absolute):
     assert layout.images() == [str(where / name) for name in names]
 
 
-def test_a_base_that_is_gone_from_the_original_is_there_in_the_clone(layout, world):
+def test_a_base_that_the_original_has_lost_is_found_in_the_clone(layout, world):
     base = layout.live / "base.img"
     layout.put("base.img", b"raw").put("top.img", qcow2(str(base), "raw")).snapshot()
     world.hooks.at["hypervisor.restore"] = lambda: base.unlink(missing_ok=True)
@@ -193,7 +193,7 @@ def test_a_base_that_is_gone_from_the_original_is_there_in_the_clone(layout, wor
     assert layout.images()[1] == str(where / "base.img")
 
 
-def test_a_base_that_nobody_writes_to_is_shared(layout, tmp_path):
+def test_a_base_that_no_domain_writes_to_is_shared(layout, tmp_path):
     golden = tmp_path / "golden.img"
     golden.write_bytes(b"raw")
     layout.put("top.img", qcow2(str(golden), "raw")).snapshot().clone()
@@ -231,7 +231,7 @@ def test_a_base_that_was_not_below_it_then_is_not(layout, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(b"of somebody else")
     layout.put("top.img", qcow2(str(secret), "raw"))
-    with pytest.raises(NotWholeError, match="is not what was below it then"):
+    with pytest.raises(NotWholeError, match="has changed since the snapshot"):
         layout.clone()
 
 
@@ -262,7 +262,7 @@ def test_a_base_that_another_writes_to_is_not(layout, world):
 def test_what_is_no_path_is_not_followed(layout, name):
     """Whatever its header says, of a snapshot that an earlier snaporch took."""
     layout.put("top.img", qcow2()).snapshot().put("top.img", qcow2(name, "raw"))
-    with pytest.raises(SharedError, match="no path"):
+    with pytest.raises(SharedError, match="not a path"):
         layout.clone()
     assert layout.nothing_was_made()
 
@@ -296,7 +296,7 @@ def test_a_data_file_that_a_clone_would_share_is_refused(layout, name):
     assert layout.files() == before
 
 
-def test_a_format_that_nobody_reads_here_is_refused(world):
+def test_a_format_that_snaporch_cannot_read_is_refused(world):
     layout = Layout(world, "vhdx").put("top.img", b"vhdxfile").snapshot()
     with pytest.raises(SharedError, match="vhdx"):
         layout.clone()

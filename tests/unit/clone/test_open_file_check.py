@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from snaporch.clone.open_file_check import check_own_files
+from snaporch.clone.open_file_check import check_open_files
 from snaporch.hypervisor import OpenFile
 from snaporch.hypervisor.clone_xml import SharedError
 from snaporch.model import DomainState
@@ -22,7 +22,7 @@ def check(world, tmp_path):
     def look(*opened, nodes=()):
         world.hypervisor.open_files = lambda _uuid: list(opened)
         try:
-            check_own_files(world.context, "web@s1", uuid, directory, nodes)
+            check_open_files(world.context, "web@s1", uuid, directory, nodes)
         except SharedError as error:
             assert uuid not in {g.uuid for g in world.hypervisor.guests.values() if g.live}
             return error.reason
@@ -52,7 +52,7 @@ def test_a_path_that_is_another_file_here(check, tmp_path):
     assert "not the clone's" in check(opened(tmp_path / "other.img", said=f"{image} (gone)"))
 
 
-def test_what_holds_nothing_of_anybody(check):
+def test_files_without_data_are_harmless(check):
     reading, writing = os.pipe()
     with socket.socket() as line:
         numbers = [reading, writing, line.fileno(), os.memfd_create("memory")]

@@ -47,7 +47,7 @@ def test_an_image_is_copied_from_the_snapshot(story, world, tmp_path):
     assert "pool.clone" not in world.hooks.acts()
 
 
-def test_a_volume_is_copied_from_a_clone_that_goes_again(world, tmp_path):
+def test_a_volume_is_copied_from_a_clone_that_is_removed_again(world, tmp_path):
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.pool.write("tank/vol", b"then")
     world.add_guest("vol", {"vda": "tank/vol"})
@@ -163,7 +163,7 @@ def test_a_damaged_block_is_not_taken_for_zeros(story, world, tmp_path, monkeypa
 def test_what_ends_too_early_is_not_taken_for_zeros(story, world, tmp_path, monkeypatch):
     in_snapshot(world, "tank/web", "web-vda.img", b"x" * (1 << 20))
     monkeypatch.setattr(reading.os, "pread", lambda *_: b"")
-    with pytest.raises(RunFailedError, match="nothing can be read at byte 0"):
+    with pytest.raises(RunFailedError, match="no data can be read at byte 0"):
         copy(world, tmp_path / "out.raw")
 
 
@@ -204,5 +204,5 @@ def test_a_link_that_was_set_to_another_since_is_not_believed(world, tmp_path):
 def test_other_files_of_an_image_are_spoken_of(story, world, tmp_path, names, notes):
     entry = source(world).disks[0].model_copy(update={"format": "qcow2"})
     (tmp_path / "image").write_bytes(qcow2(**names))
-    extract_module._warn_of_others(world.context, source(world), entry, tmp_path / "image")
+    extract_module._note_missing_files(world.context, source(world), entry, tmp_path / "image")
     assert len(world.heard.notes) == notes

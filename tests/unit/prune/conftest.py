@@ -65,7 +65,7 @@ class Shelf:
         self.clocks = replace(self.clocks, clock=self.clocks.clock + days * DAY)
 
     def reboot(self):
-        """Boot the host anew, within a minute."""
+        """Reboot the host, within a minute."""
         clock = self.clocks.clock + 60
         self.clocks = Reading(f"{self.clocks.boot}+", 60.0, clock)
 

@@ -65,7 +65,7 @@ def test_a_clock_that_jumps_over_a_reboot_is_believed_for_a_day(shelf):
     assert goes_after(shelf, 2 - 60 / 86_400)
 
 
-def test_a_clock_that_goes_back_over_a_reboot_keeps_nothing_for_ever(trashed):
+def test_a_clock_set_back_over_a_reboot_keeps_no_item_for_ever(trashed):
     trashed.reboot()
     trashed.set_clock(-20_000)
     assert trashed.prune().freed == 0
@@ -111,7 +111,7 @@ def test_ages_that_cannot_be_written_are_an_error_and_delete_nothing(trashed):
     assert [failure.thing for failure in done.failures] == [str(trashed.root / ".ages.json")]
 
 
-def test_nothing_is_remembered_of_what_is_gone(trashed):
+def test_the_ages_of_removed_items_are_forgotten(trashed):
     trashed.age(2)
     assert trashed.prune().freed > 0
     assert json.loads((trashed.root / "ages.json").read_bytes())["seconds"] == {}

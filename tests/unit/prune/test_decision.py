@@ -1,4 +1,4 @@
-"""What is said of each thing, and why."""
+"""The decision for each item of the store, and its reason."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +12,7 @@ from snaporch.prune.decision import (
     PruneAction,
     SnapshotReference,
     StoreItem,
-    judge,
+    decide,
 )
 
 NOW = datetime(2026, 5, 10, 12, tzinfo=UTC)
@@ -26,13 +26,13 @@ def found(kind=ItemKind.BUNDLE, **known):
 
 def verdict(thing, under_way=(), **snapshots):
     census = Census(frozenset({"tank", "backup"}), {7: tuple(snapshots.get("names", ()))})
-    return judge(thing, census, under_way, GRACE, NOW)
+    return decide(thing, census, under_way, GRACE, NOW)
 
 
 def test_its_own_snapshot_comes_before_copies_of_it():
     names = ("backup/web@s1", "tank/web@s1")
     assert verdict(found(), names=names).reason == "tank/web@s1 exists"
-    assert "lives on as backup/web@s1" in verdict(found(), names=names[:1]).reason
+    assert "exists as backup/web@s1" in verdict(found(), names=names[:1]).reason
 
 
 def test_what_is_needed_for_an_unfinished_restore_stays():
@@ -50,13 +50,13 @@ def test_a_bundle_is_not_needed_for_it(kind):
 @pytest.mark.parametrize(
     ("age", "until"), [(1, "2026-05-12"), (3, "2026-05-10"), (5, "2026-05-08")]
 )
-def test_it_is_told_until_when_it_stays(age, until):
+def test_the_reason_names_the_time_until_which_an_item_stays(age, until):
     trashed = found(ItemKind.TRASHED, age=timedelta(days=age))
     assert until in verdict(trashed).reason
 
 
-def test_what_nobody_has_found_out_of_a_thing_is_not_so():
-    """What is not known to be wanted or taken goes on as usual, and has no size yet."""
+def test_an_item_without_further_facts_has_the_defaults():
+    """It is not needed by an undo, its place is free, and it has no size yet."""
     old = timedelta(days=9)
     assert verdict(found(ItemKind.TRASHED, age=old)).fate is PruneAction.DELETE
     assert verdict(found(ItemKind.TRASHED, age=old, wanted=True)).fate is PruneAction.KEEP
@@ -64,8 +64,8 @@ def test_what_nobody_has_found_out_of_a_thing_is_not_so():
     assert found().bytes == 0
 
 
-def test_what_stays_as_things_do_is_told_to_nobody():
-    """And what somebody should see to is."""
+def test_an_item_that_stays_for_the_usual_reason_is_not_printed():
+    """An item that needs the admin is."""
     assert verdict(found(), names=["tank/web@s1"]).usual
     assert verdict(found(ItemKind.TRASHED)).usual
     assert verdict(found(ItemKind.TRASHED, wanted=True)).usual

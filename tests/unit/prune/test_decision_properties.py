@@ -14,8 +14,8 @@ from snaporch.prune.decision import (
     PruneAction,
     SnapshotReference,
     StoreItem,
-    judge,
-    living_as,
+    decide,
+    existing_snapshot,
 )
 
 POOLS = ("tank", "flash", "backup")
@@ -74,27 +74,27 @@ def hidden(found, census):
 
 
 @given(things, censuses(), graces, moments)
-def test_a_bundle_with_a_living_snapshot_never_goes(found, census, grace, now):
-    verdict = judge(found, census, (), grace, now)
+def test_a_bundle_with_an_existing_snapshot_is_never_removed(found, census, grace, now):
+    verdict = decide(found, census, (), grace, now)
     if found.kind in BUNDLES and alive(found, census):
         assert verdict.fate in (PruneAction.KEEP, PruneAction.PUT_BACK)
-        assert living_as(found, census) != ""
+        assert existing_snapshot(found, census) != ""
 
 
 @given(things, censuses(), graces, moments)
 def test_nothing_is_concluded_about_a_pool_that_does_not_answer(found, census, grace, now):
-    verdict = judge(found, census, (), grace, now)
+    verdict = decide(found, census, (), grace, now)
     if found.kind in BUNDLES and hidden(found, census) and not alive(found, census):
         assert verdict.fate is PruneAction.KEEP
         assert not verdict.usual
 
 
 @given(things, censuses(), graces, moments)
-def test_a_bundle_goes_exactly_when_all_its_snapshots_are_known_to_be_gone(
+def test_a_bundle_is_removed_exactly_when_all_its_snapshots_are_known_to_be_destroyed(
     found, census, grace, now
 ):
     found = replace(found, kind=ItemKind.BUNDLE)
-    verdict = judge(found, census, (), grace, now)
+    verdict = decide(found, census, (), grace, now)
     lost = bool(found.references) and not alive(found, census) and not hidden(found, census)
     goes = verdict.fate in (PruneAction.TRASH, PruneAction.DELETE)
     assert goes == (lost and not found.trouble)
@@ -104,7 +104,7 @@ def test_a_bundle_goes_exactly_when_all_its_snapshots_are_known_to_be_gone(
 
 @given(things, censuses(), journals, graces, moments)
 def test_what_a_run_works_with_and_what_cannot_be_read_stays(found, census, runs, grace, now):
-    verdict = judge(found, census, runs, grace, now)
+    verdict = decide(found, census, runs, grace, now)
     if found.trouble or found.name in runs:
         assert verdict.fate is PruneAction.KEEP
         assert not verdict.usual
@@ -112,7 +112,7 @@ def test_what_a_run_works_with_and_what_cannot_be_read_stays(found, census, runs
 
 @given(things, censuses(), graces, moments)
 def test_nothing_is_deleted_before_its_time(found, census, grace, now):
-    verdict = judge(found, census, (), grace, now)
+    verdict = decide(found, census, (), grace, now)
     stays = {ItemKind.TRASHED: grace.trash, ItemKind.SAFETY: grace.safety}
     if found.kind in stays and verdict.fate is PruneAction.DELETE:
         assert found.age >= stays[found.kind]
@@ -129,16 +129,16 @@ def test_it_is_deleted_from_the_very_moment_on_in_which_its_time_is_over(kind, n
     stays = grace.trash if kind is ItemKind.TRASHED else grace.safety
     found = StoreItem(kind, Path("/store/x"), "u", "r1", references=lost, age=stays + offset)
     census = Census(frozenset(POOLS), {})
-    verdict = judge(found, census, (), grace, now)
+    verdict = decide(found, census, (), grace, now)
     assert verdict.fate is (PruneAction.KEEP if offset < timedelta() else PruneAction.DELETE)
 
 
 @given(things, censuses(), censuses(), graces, moments)
 def test_two_listings_together_take_nothing_that_either_would_leave(found, one, other, grace, now):
-    both = judge(found, one.agreed(other), (), grace, now).fate
+    both = decide(found, one.agreed(other), (), grace, now).fate
     if found.kind in BUNDLES and both in (PruneAction.TRASH, PruneAction.DELETE):
-        assert judge(found, one, (), grace, now).fate is both
-        assert judge(found, other, (), grace, now).fate is both
+        assert decide(found, one, (), grace, now).fate is both
+        assert decide(found, other, (), grace, now).fate is both
 
 
 @given(censuses(), censuses())
@@ -152,4 +152,4 @@ def test_which_listing_came_first_does_not_matter(one, other):
 
 @given(things, censuses(), graces, moments)
 def test_every_verdict_says_why(found, census, grace, now):
-    assert judge(found, census, (), grace, now).reason
+    assert decide(found, census, (), grace, now).reason

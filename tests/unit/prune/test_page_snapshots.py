@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from snaporch.bundle.manifest import read_manifest
 from snaporch.locks import domain_lock
 from snaporch.prune.decision import PruneAction
-from snaporch.prune.page_snapshots import PageFacts, PageReference, judge_pages
+from snaporch.prune.page_snapshots import PageFacts, PageReference, decide_pages
 from snaporch.zfs import ForeignMount
 
 FACTS = st.builds(
     PageFacts,
-    standing=st.sampled_from(PageReference),
+    reference=st.sampled_from(PageReference),
     store_there=st.booleans(),
     pools_there=st.booleans(),
-    living=st.sampled_from(["", "tank/web@s1"]),
+    existing=st.sampled_from(["", "tank/web@s1"]),
 )
 
 
@@ -51,20 +51,20 @@ def fate(shelf, name, **options):
 
 @given(FACTS)
 def test_pages_that_a_bundle_names_or_might_name_stay(facts):
-    fate, reason = judge_pages(facts)
+    fate, reason = decide_pages(facts)
     assert reason
-    if facts.standing in (PageReference.NAMED, PageReference.UNREADABLE):
+    if facts.reference in (PageReference.NAMED, PageReference.UNREADABLE):
         assert fate is PruneAction.KEEP
-    if facts.standing is PageReference.NONE and (
-        facts.living or not facts.store_there or not facts.pools_there
+    if facts.reference is PageReference.NONE and (
+        facts.existing or not facts.store_there or not facts.pools_there
     ):
         assert fate is PruneAction.KEEP
 
 
 def test_pages_without_bundle_and_snapshots_go():
-    assert judge_pages(PageFacts(PageReference.NONE, True, True, ""))[0] is PruneAction.DELETE
+    assert decide_pages(PageFacts(PageReference.NONE, True, True, ""))[0] is PruneAction.DELETE
     assert (
-        judge_pages(PageFacts(PageReference.OTHER, True, True, "tank/web@s1"))[0]
+        decide_pages(PageFacts(PageReference.OTHER, True, True, "tank/web@s1"))[0]
         is PruneAction.DELETE
     )
 
@@ -83,7 +83,10 @@ def test_pages_stay_while_their_bundle_is_in_the_trash(pages):
 
 def test_pages_go_with_the_bundle_and_no_others(pages):
     lose(pages, "s1")
-    assert fate(pages, "s1", trash_days=0) == ("delete", "its bundle and its snapshots are gone")
+    assert fate(pages, "s1", trash_days=0) == (
+        "delete",
+        "its bundle and its snapshots no longer exist",
+    )
     assert names(pages) == ["s2"]
 
 
@@ -150,7 +153,7 @@ def test_an_exported_pool_is_no_proof(pages):
     assert fate(pages, "s1")[0] == "delete"
 
 
-def test_held_pages_stay_and_are_told_of(pages):
+def test_held_pages_stay_and_are_reported(pages):
     pages.pool.hold([f"{dataset(pages)}@s1"], "syncoid")
     lose(pages, "s1")
     done = pages.prune(trash_days=0)
@@ -198,7 +201,7 @@ def test_another_domain_alone_is_not_looked_at(pages):
     assert names(pages) == ["s1", "s2"]
 
 
-def test_pages_that_somebody_has_mounted_go_the_next_time(pages):
+def test_mounted_pages_are_destroyed_by_a_later_prune(pages):
     lose(pages, "s1")
     pages.pool.foreign = [ForeignMount(f"{dataset(pages)}@s1", "the guest db")]
     held = f"{dataset(pages)}@s1 is mounted by the guest db"

@@ -34,12 +34,12 @@ def test_a_bundle_stays_while_a_snapshot_of_it_exists(shelf):
     assert bundle.is_dir()
 
 
-def test_a_bundle_goes_to_the_trash_with_its_last_snapshot(shelf):
+def test_a_bundle_is_trashed_with_its_last_snapshot(shelf):
     lost, kept = shelf.take("s1"), shelf.take("s2")
     before = contents(lost)
     shelf.lose("s1")
     fates = shelf.fates()
-    assert fates["web@s1"] == ("trash", "flash/web@s1 and tank/web@s1 are gone")
+    assert fates["web@s1"] == ("trash", "flash/web@s1 and tank/web@s1 no longer exist")
     assert not lost.exists()
     assert kept.is_dir()
     (name,) = shelf.trashed()
@@ -48,7 +48,7 @@ def test_a_bundle_goes_to_the_trash_with_its_last_snapshot(shelf):
     assert shelf.trash.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_replicas_bundle_goes_by_the_pool_of_the_copies(shelf):
+def test_a_bundle_of_a_replica_depends_on_the_pool_of_the_copies(shelf):
     """On the other machine there is no pool of the guest's."""
     bundle = shelf.take("s1")
     for name in ("tank/web@s1", "flash/web@s1"):
@@ -60,7 +60,7 @@ def test_a_replicas_bundle_goes_by_the_pool_of_the_copies(shelf):
         shelf.pool.destroy_snapshots([f"backup/{dataset}-web@s1"])
     assert shelf.fates()["web@s1"] == (
         "trash",
-        "backup/kvm/flash:web@s1 and backup/kvm/tank:web@s1 are gone",
+        "backup/kvm/flash:web@s1 and backup/kvm/tank:web@s1 no longer exist",
     )
 
 
@@ -71,7 +71,7 @@ def test_a_copy_that_does_not_say_of_what_stays(shelf, text):
     shelf.lose("s1")
     fate, reason = shelf.fates()[f"{bundle.parent.name}/{bundle.name}"]
     assert fate == "keep"
-    assert "does not say below which dataset copies are" in reason
+    assert "does not name the dataset that the copies are below" in reason
 
 
 def test_the_trash_is_emptied_when_its_time_is_over(shelf):
@@ -108,14 +108,14 @@ def test_a_renamed_dataset_keeps_its_bundles(shelf):
     shelf.take("s1")
     shelf.lose("s1", "flash/web")
     shelf.pool.rename("tank/web", "tank/old/web")
-    assert shelf.fates()["web@s1"] == ("keep", "its snapshot lives on as tank/old/web@s1")
+    assert shelf.fates()["web@s1"] == ("keep", "its snapshot exists as tank/old/web@s1")
 
 
 def test_a_replica_keeps_the_bundle(shelf):
     shelf.take("s1")
     shelf.pool.replicate("tank/web@s1", "backup/web")
     shelf.lose("s1", "tank/web", "flash/web")
-    assert shelf.fates()["web@s1"] == ("keep", "its snapshot lives on as backup/web@s1")
+    assert shelf.fates()["web@s1"] == ("keep", "its snapshot exists as backup/web@s1")
 
 
 def test_a_pool_that_is_not_imported_keeps_the_bundle_and_is_named(shelf):
@@ -201,7 +201,7 @@ def test_a_pool_exported_between_two_looks_counts_as_not_imported(shelf):
 
 def test_snapshots_seen_by_the_second_look_alone_keep_the_bundle(shelf):
     bundle = shelf.take("s1")
-    shelf.pool.rename("tank/web", "elsewhere/web")  # as a listing that was cut short has it
+    shelf.pool.rename("tank/web", "elsewhere/web")  # as an incomplete listing shows it
     shelf.lose("s1", "flash/web")
     shelf.pool.create("tank/other")
     shelf.pool.exported.add("elsewhere")
@@ -309,7 +309,7 @@ def test_a_run_that_begins_before_the_lock_is_had_keeps_its_bundle(shelf, monkey
     assert bundle.is_dir()
 
 
-def test_the_partial_bundle_of_a_run_stays_and_an_abandoned_one_goes(shelf):
+def test_the_partial_bundle_of_a_run_stays_and_an_abandoned_one_is_deleted(shelf):
     bundle = shelf.take("s1")
     live = bundle.with_name(".20250601T120000Z-00000001.partial")
     dead = bundle.with_name(".20250601T120000Z-00000002.partial")
@@ -337,7 +337,7 @@ def safety(shelf):
     return path
 
 
-def test_an_old_safety_copy_goes(shelf, safety):
+def test_an_old_safety_copy_is_deleted(shelf, safety):
     shelf.prune(safety_days=7)
     shelf.age(7)
     done = shelf.prune(safety_days=7)
@@ -350,14 +350,14 @@ def test_an_old_safety_copy_goes(shelf, safety):
 def base(shelf, safety):
     """The copy follows upon a snapshot, which is held."""
     entry = next(each for each in shelf.pool.snapshots() if each.dataset == "tank/web")
-    said = {"dataset": entry.dataset, "name": entry.name, "guid": entry.guid, "createtxg": 1}
-    record = {"manifest": {"snapshots": [said]}, "kept": []}
+    described = {"dataset": entry.dataset, "name": entry.name, "guid": entry.guid, "createtxg": 1}
+    record = {"manifest": {"snapshots": [described]}, "kept": []}
     (safety / "undo.json").write_text(json.dumps(record))
     shelf.pool.hold([entry.full_name], UNDO_HOLD)
     return entry.full_name
 
 
-def test_with_a_safety_copy_goes_the_hold_of_what_it_follows_upon(shelf, safety, base):
+def test_with_a_safety_copy_the_hold_of_its_base_is_released(shelf, safety, base):
     shelf.prune(safety_days=7)
     assert shelf.pool.holds(base) == [UNDO_HOLD]
     shelf.age(7)
@@ -389,7 +389,7 @@ def test_a_safety_copy_that_does_not_say_what_it_needs_stays_with_all_it_may_nee
     first = shelf.prune()
     shelf.age(8)
     second = shelf.prune()
-    trouble = f"{other}/undo.json: does not say what the copy holds"
+    trouble = f"{other}/undo.json: does not describe the copy"
     for done in (first, second):
         assert [each.found.path for each in done.verdicts if each.reason == trouble] == [other]
     assert trouble in second.failures[0].line()
@@ -410,13 +410,13 @@ def test_a_safety_copy_stays_that_a_barred_guest_needs(shelf, safety):
         for verdict in shelf.prune(safety_days=7, may_be_barred=lambda _: True).verdicts
         if verdict.found.path == safety
     )
-    assert (kept.fate, "an undo that was cut short" in kept.reason) == (PruneAction.KEEP, True)
+    assert (kept.fate, "an interrupted undo" in kept.reason) == (PruneAction.KEEP, True)
     assert safety.is_dir()
     shelf.prune(safety_days=7, may_be_barred=lambda uuid: uuid != safety.parent.name)
     assert not safety.exists()
 
 
-def test_a_young_safety_copy_stays_and_is_told_of(shelf, safety):
+def test_a_young_safety_copy_stays_and_is_reported(shelf, safety):
     shelf.prune(safety_days=7)
     shelf.age(6.9)
     fate, reason = shelf.fates(safety_days=7)[f"web/{safety.name}"]
@@ -454,21 +454,21 @@ def test_foreign_things_are_neither_followed_nor_removed(shelf, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "symlink", "part is a symlink"])
-def test_a_bundle_with_something_foreign_in_it_stays_and_is_told_of(shelf, tmp_path, kind):
+def test_a_bundle_with_a_foreign_file_stays_and_is_reported(shelf, tmp_path, kind):
     bundle = shelf.take("s1")
     shelf.lose("s1")
-    stranger = bundle / ("ram.save" if kind == "part is a symlink" else "notes.txt")
-    stranger.unlink(missing_ok=True)
+    foreign = bundle / ("ram.save" if kind == "part is a symlink" else "notes.txt")
+    foreign.unlink(missing_ok=True)
     if kind == "file":
-        stranger.write_text("mine")
+        foreign.write_text("mine")
     elif kind == "directory":
-        stranger.mkdir()
+        foreign.mkdir()
     else:
-        stranger.symlink_to(tmp_path / "x")
+        foreign.symlink_to(tmp_path / "x")
     (verdict,) = shelf.prune(trash_days=0).verdicts
     assert verdict.fate is PruneAction.KEEP
-    assert verdict.reason == f"{bundle} holds {stranger.name}, which snaporch did not put there"
-    assert os.path.lexists(stranger)
+    assert verdict.reason == f"{bundle} holds {foreign.name}, which snaporch did not put there"
+    assert os.path.lexists(foreign)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b'{"format": 99}', None])
@@ -532,7 +532,7 @@ def test_what_is_put_into_the_trash_by_hand_stays(shelf):
     assert shelf.trashed() == ["mine", "note"]
 
 
-# -- cut short ----------------------------------------------------------------------------------
+# -- interrupted -------------------------------------------------------------------------------
 
 
 class Killed(BaseException):
@@ -551,7 +551,7 @@ def test_killed_between_rename_and_delete_the_next_prune_finishes(shelf, monkeyp
     assert name.endswith(".deleting")
     done = shelf.prune()
     assert done.freed > 0
-    assert [v.reason for v in done.verdicts] == ["its removal was cut short"]
+    assert [v.reason for v in done.verdicts] == ["its removal was interrupted"]
     assert shelf.trashed() == []
 
 
@@ -608,7 +608,7 @@ def test_what_cannot_be_moved_is_said_and_the_others_still_go(shelf, monkeypatch
     assert not second.exists()
 
 
-def test_what_somebody_else_moved_meanwhile_is_no_error(shelf):
+def test_an_item_that_another_process_moved_is_no_error(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     looks = []

@@ -6,35 +6,35 @@ from snaporch.prune.trash import remove
 
 
 @pytest.fixture
-def condemned(tmp_path):
+def marked(tmp_path):
     path = tmp_path / "x.deleting"
     path.mkdir()
     (path / "ram.save").write_bytes(b"1")
     return path
 
 
-def test_files_go_with_their_directory(condemned):
-    remove(condemned)
-    assert not condemned.exists()
+def test_files_go_with_their_directory(marked):
+    remove(marked)
+    assert not marked.exists()
 
 
-def test_what_is_gone_already_is_no_error(condemned):
-    remove(condemned)
-    remove(condemned)
+def test_a_missing_directory_is_no_error(marked):
+    remove(marked)
+    remove(marked)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/etc", path)])
-def test_what_is_no_plain_file_stays(condemned, make):
-    stranger = condemned / "stranger"
-    make(stranger)
+def test_what_is_no_plain_file_stays(marked, make):
+    foreign = marked / "foreign"
+    make(foreign)
     with pytest.raises(OSError, match="not empty"):
-        remove(condemned)
-    assert os.listdir(condemned) == ["stranger"]
+        remove(marked)
+    assert os.listdir(marked) == ["foreign"]
 
 
-def test_a_link_is_not_followed(condemned):
-    link = condemned.with_name("y.deleting")
-    link.symlink_to(condemned)
+def test_a_link_is_not_followed(marked):
+    link = marked.with_name("y.deleting")
+    link.symlink_to(marked)
     with pytest.raises(OSError, match="directory"):
         remove(link)
-    assert (condemned / "ram.save").exists()
+    assert (marked / "ram.save").exists()

@@ -87,7 +87,7 @@ def test_the_replica_gets_snapshots_properties_and_bundles(shop):
     assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
 
 
-def test_the_next_time_only_what_is_new_goes(shop):
+def test_the_next_replication_copies_only_new_snapshots(shop):
     shop.take("s1")
     shop.ship()
     (new,) = shop.take("s2")
@@ -101,7 +101,7 @@ def test_the_next_time_only_what_is_new_goes(shop):
     assert names(shop.ship()) == []
 
 
-def test_each_dataset_and_bundle_is_told_of(shop):
+def test_each_dataset_and_bundle_is_reported(shop):
     shop.take("s1")
     shop.world.heard.steps.clear()
     shop.ship()
@@ -122,11 +122,11 @@ def test_what_is_marked_is_not_marked_again(shop):
     shop.ship("nas")
     shop.ship("usb")
     shop.world.hooks.log.clear()
-    assert names(shop.ship(anew=True)) == ["s1"]
+    assert names(shop.ship(recheck=True)) == ["s1"]
     assert "pool.set_properties" not in shop.world.hooks.acts()
 
 
-def test_one_bundle_of_two_snapshots_of_a_run_goes_once(shop):
+def test_one_bundle_of_two_snapshots_of_a_run_is_copied_once(shop):
     """As where sanoid takes an hourly and a daily one at the same instant."""
     shop.take("s1")
     pool = shop.world.pool
@@ -213,7 +213,7 @@ def test_without_its_pages_nothing_has_arrived(shop):
 
 
 @pytest.mark.parametrize("place", ["replica.send", "replica.mark", "replica.snapshots"])
-def test_what_is_cut_short_does_not_count_and_goes_on(shop, place):
+def test_an_interrupted_replication_does_not_count_and_continues(shop, place):
     shop.take("s1", "s2")
     shop.there.hooks.at[place] = failing_once(ReplicaError("nas", "away"))
     with pytest.raises(ReplicaError, match="nas: away"):
@@ -287,8 +287,8 @@ def test_what_both_have_is_bookmarked_so_that_it_may_be_deleted_here(shop):
     assert names(shop.ship()) == ["s2", "s3"]
 
 
-def test_it_goes_on_from_the_bookmark_although_both_have_an_older_one(shop):
-    """As retention leaves it: the newest hourly is gone here, and a daily is still there."""
+def test_it_continues_from_the_bookmark_although_both_have_an_older_snapshot(shop):
+    """As retention leaves it: the newest hourly is destroyed here, and a daily still exists."""
     shop.take("s1", "s2")
     shop.ship()
     for dataset in ("tank/web", "flash/web"):
@@ -353,7 +353,7 @@ def test_one_dataset_that_is_behind_does_not_keep_the_others_places(shop):
     assert list(shop.world.pool.bookmarks("tank/web")) == [f"tank/web#snaporch-nas-{guid}"]
 
 
-def test_nothing_is_gone_on_with_from_a_place_that_is_not_known(shop):
+def test_without_a_known_bookmark_no_transfer_begins_at_one(shop):
     shop.take("s1", "s2")
     shop.ship()
     pool = shop.world.pool
@@ -440,7 +440,7 @@ def test_a_snapshot_that_never_had_a_bundle_has_none_to_copy(shop):
 
 
 @pytest.mark.parametrize("unmarked", ["tank/web", "flash/web"])
-def test_a_bundle_that_not_all_snapshots_tell_of_is_copied(shop, unmarked):
+def test_a_bundle_that_not_all_snapshots_name_is_copied(shop, unmarked):
     (record,) = shop.take("s1")
     shop.world.pool.inherit(f"{unmarked}@s1", "snaporch:bundle")
     assert names(shop.ship()) == ["s1"]
@@ -457,7 +457,7 @@ def test_a_bundle_whose_snapshots_have_lost_all_their_marks_is_copied(shop):
     assert shop.bundles() == [record.run]
 
 
-def test_a_replica_that_has_lost_its_bundles_is_told_and_filled_anew(shop):
+def test_a_replica_that_has_lost_its_bundles_is_reported_and_filled_again(shop):
     shop.take("s1")
     shop.ship()
     shutil.rmtree(shop.there.root)
@@ -466,10 +466,10 @@ def test_a_replica_that_has_lost_its_bundles_is_told_and_filled_anew(shop):
     shop.there.hooks.log.clear()
     with pytest.raises(ReplicaError) as caught:
         shop.ship()
-    assert "web@s1: its bundle is not there any more; is the file system" in str(caught.value)
-    assert "snaporch replicate web --to nas --anew" in str(caught.value)
+    assert "web@s1: its bundle is missing on the replica; is the file system" in str(caught.value)
+    assert "snaporch replicate web --to nas --recheck" in str(caught.value)
     assert shop.there.hooks.log == []
-    assert names(shop.ship(anew=True)) == ["s1", "s2"]
+    assert names(shop.ship(recheck=True)) == ["s1", "s2"]
     assert len(shop.bundles()) == 2
 
 
@@ -543,7 +543,22 @@ def test_copies_in_a_pool_of_this_host_are_no_originals(shop, host, copy):
     assert sent == ["replica.send flash/web", "replica.send tank/web"]
 
 
-def test_of_a_snapshot_that_has_lost_a_part_the_rest_goes(shop):
+def test_a_local_copy_is_not_copied_on_when_its_original_is_destroyed(shop):
+    """Its replica is no longer configured, and newer snapshots name the original dataset."""
+    copy = "backup/of-a-replica-that-was-removed/tank:web"
+    first, _ = shop.take("s1", "s2")
+    shop.world.pool.create("backup")
+    shop.world.pool.replicate("tank/web@s1", copy)
+    shutil.rmtree(first.bundle)
+    for name in ("tank/web@s1", "flash/web@s1"):
+        shop.world.pool.destroy_snapshots([name])
+    assert copy in shop.records()[0].datasets
+    assert names(shop.ship()) == ["s2"]
+    sent = [line for line in shop.there.hooks.log if line.startswith("replica.send")]
+    assert sent == ["replica.send flash/web", "replica.send tank/web"]
+
+
+def test_of_a_snapshot_that_has_lost_a_part_the_rest_is_copied(shop):
     shop.take("s1", "s2")
     shop.world.pool.destroy_snapshots(["flash/web@s1"])
     assert names(shop.ship()) == ["s1", "s2"]
@@ -551,14 +566,14 @@ def test_of_a_snapshot_that_has_lost_a_part_the_rest_goes(shop):
 
 
 @pytest.mark.parametrize(("lost", "left"), [("s1", ["s2"]), ("s2", ["s1"])])
-def test_what_is_deleted_meanwhile_has_not_arrived_and_is_no_trouble(shop, lost, left):
+def test_a_snapshot_deleted_meanwhile_has_not_arrived_and_is_no_failure(shop, lost, left):
     shop.take("s1", "s2")
     records = shop.records()
     shop.world.pool.destroy_snapshots([f"flash/web@{lost}"])
     assert names(ship(shop.context, records, "nas", shop.there)) == left
 
 
-def test_what_the_replica_dropped_is_not_sent_again_and_no_trouble(shop):
+def test_a_snapshot_that_the_replica_dropped_is_not_sent_again_and_no_failure(shop):
     """It prunes by its own rules: only the newest must be there."""
     shop.take("s1")
     shop.ship()
@@ -580,7 +595,7 @@ def test_the_newest_that_did_not_arrive_is_a_failure(shop):
 def test_a_copy_below_its_original_is_refused(shop, dataset):
     shop.configure(host="", dataset=dataset)
     shop.take("s1")
-    with pytest.raises(RefusedError, match="lies in tank/web"):
+    with pytest.raises(RefusedError, match="is inside tank/web"):
         shop.ship()
     assert shop.there.hooks.log == []
 
@@ -616,7 +631,7 @@ def test_what_is_being_copied_or_deleted_is_busy(shop):
     assert names(shop.ship()) == ["s1"]
 
 
-def test_who_waits_is_told_that_it_is_being_copied(shop):
+def test_the_lock_names_replication_as_its_holder(shop):
     (record,) = shop.take("s1")
     told = []
     lock = replication_lock_name(record.uuid)

@@ -38,24 +38,24 @@ def begun(clock):
     """A transfer that moved something half a minute after its start, and not since."""
     transfer = StallDetector(1)
     clock.passes(30)
-    assert not transfer.stands_still()
+    assert not transfer.is_stalled()
     return transfer
 
 
 def test_nothing_for_an_hour_is_standing_still(clock):
     transfer = begun(clock)
     clock.passes(3570)
-    assert not transfer.stands_still()
+    assert not transfer.is_stalled()
     clock.passes(30)
-    assert transfer.stands_still()
+    assert transfer.is_stalled()
 
 
 def test_it_is_looked_at_now_and_then(clock):
-    """However often one asks: each look goes through all processes of the host."""
+    """However often it is called: each check reads all processes of the host."""
     transfer = StallDetector(1)
     for _ in range(600):
         clock.now += 0.1
-        assert not transfer.stands_still()
+        assert not transfer.is_stalled()
     assert clock.looks in (1, 2)
 
 
@@ -63,9 +63,9 @@ def test_a_connection_that_is_only_kept_alive_stands_still(clock):
     transfer = begun(clock)
     for _ in range(119):
         clock.passes(30, moving=100)
-        assert not transfer.stands_still()
+        assert not transfer.is_stalled()
     clock.passes(30, moving=100)
-    assert transfer.stands_still()
+    assert transfer.is_stalled()
 
 
 @pytest.mark.parametrize("moved", [1 << 20, -(1 << 20)])
@@ -75,17 +75,17 @@ def test_what_moves_now_and_then_does_not(clock, moved):
     for _ in range(5):
         clock.passes(3600)
         clock.moved += moved
-        assert not transfer.stands_still()
+        assert not transfer.is_stalled()
 
 
-def test_where_it_is_not_told_nothing_is_known(clock, monkeypatch):
+def test_without_counters_a_transfer_never_counts_as_stalled(clock, monkeypatch):
     transfer = StallDetector(1)
     clock.moved = None
     clock.now += 7200
-    assert not transfer.stands_still()
+    assert not transfer.is_stalled()
 
 
-def test_a_host_that_does_not_tell(monkeypatch):
+def test_a_kernel_without_counters(monkeypatch):
     process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
         monkeypatch.setattr(stall_detector, "_moved_by", lambda _path: 0)
@@ -113,7 +113,7 @@ def test_members_come_and_go_while_they_are_counted(tmp_path, monkeypatch):
     put(tmp_path, "self", 10, 300, 20)
     (tmp_path / "15").mkdir()
     assert moved_bytes(10) == 320
-    assert moved_bytes(15) == 0, "nobody is left of it"
+    assert moved_bytes(15) == 0, "all of its processes have exited"
 
 
 @pytest.mark.parametrize("error", [ProcessLookupError, PermissionError, FileNotFoundError])

@@ -27,8 +27,8 @@ wait
 
 
 def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeypatch):
-    """syncoid ends at once; ``zfs receive`` goes on writing down where it got to."""
-    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 1000)  # it is not waited for longer
+    """syncoid exits at once; ``zfs receive`` still records its position."""
+    monkeypatch.setattr(destination, "_END_SECONDS", 1000)  # it is not waited for longer
     script = tmp_path / "transfer"
     script.write_text(SLOW_TO_END.format(place=tmp_path))
     script.chmod(0o755)
@@ -39,12 +39,12 @@ def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeyp
     assert (tmp_path / "ended").exists()
 
 
-def test_a_transfer_that_stands_still_is_ended_and_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(StallDetector, "stands_still", lambda _self: True)
+def test_a_stalled_transfer_is_ended_and_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
     replica = Replica(host="nas", dataset="b/k", bundles=tmp_path)
     there = ReplicaDestination("nas", replica, Interrupt())
     with pytest.raises(
-        ReplicaError, match=r"nothing moved for 60 minutes.*see: zpool status, on nas"
+        ReplicaError, match=r"no data moved for 60 minutes.*see: zpool status, on nas"
     ):
         there._run(["sleep", "1000"], counted=True)
 
@@ -54,7 +54,7 @@ def test_a_transfer_that_moves_may_take_its_time(tmp_path):
 
 
 def test_nothing_is_known_of_what_moves_in_the_kernel_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(StallDetector, "stands_still", lambda _self: True)
+    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
     there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), Interrupt())
     assert there._run(["sleep", "1"], counted=False) == (0, [])
 
@@ -93,7 +93,7 @@ def test_a_copy_gets_its_name_when_it_is_on_stable_storage(tmp_path, monkeypatch
 
 
 class Tools:
-    """Commands that note with what they are called, and do as told."""
+    """Commands that record their arguments, and do what the test defines."""
 
     def __init__(self, directory: Path, monkeypatch) -> None:
         self._directory, self._log = directory, directory / "log"
@@ -207,7 +207,7 @@ def test_what_is_encrypted_is_sent_as_it_lies(tmp_path, tools, raw, options):
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--source-bwlimit=5M"])])
-def test_syncoid_is_told_how_fast_and_where(tmp_path, tools, rate, limit):
+def test_syncoid_gets_the_rate_and_the_destination(tmp_path, tools, rate, limit):
     to(tmp_path, host="root@nas", rate=rate).send("tank/web", raw=False)
     (words,) = tools.called("syncoid")
     assert words[-1] == "root@nas:backup/kvm/tank:web"
@@ -224,7 +224,7 @@ def test_what_syncoid_moves_is_watched_where_mbuffer_moves_it(
     assert counted == [installed]
 
 
-def test_what_is_to_be_installed_is_told(tmp_path, tools, monkeypatch):
+def test_a_missing_program_is_reported_with_its_package(tmp_path, tools, monkeypatch):
     without("syncoid", monkeypatch)
     with pytest.raises(UnavailableError, match="apt install sanoid"):
         to(tmp_path).send("tank/web", raw=False)
@@ -242,7 +242,7 @@ def test_words_that_syncoid_says_when_all_is_well_are_none(tmp_path, tools):
         ("a;CRITICAL ERROR: b;cannot receive: c;d", "cannot receive: c"),
         ("a;CRITICAL ERROR: b;d", "CRITICAL ERROR: b"),
         ("a;;  ;d", "d"),
-        ("", "syncoid failed without a word"),
+        ("", "syncoid failed without output"),
     ],
 )
 def test_why_syncoid_failed(tmp_path, tools, said, reason):
@@ -261,11 +261,11 @@ def test_why_syncoid_failed(tmp_path, tools, said, reason):
         "CRITICAL ERROR: there are no snapshots matching",
     ],
 )
-def test_a_copy_that_has_gone_another_way_is_told_with_its_place(tmp_path, tools, said):
+def test_a_diverged_copy_is_reported_with_its_name(tmp_path, tools, said):
     tools.put("syncoid", f"echo {said}; echo end; exit 2")
     with pytest.raises(ReplicaError) as caught:
         to(tmp_path, host="root@nas").send("tank/web", raw=False)
-    assert "backup/kvm/tank:web on root@nas has gone another way" in caught.value.step
+    assert "backup/kvm/tank:web on root@nas has diverged" in caught.value.step
 
 
 # -- from a bookmark ----------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def go_on(tmp_path, tools, *, token="-", raw=False, **more):
 
 
 @pytest.mark.parametrize(("raw", "flags"), [(True, ["-w"]), (False, ["-L", "-c", "-e"])])
-def test_one_snapshot_goes_from_a_bookmark(tmp_path, tools, counted, raw, flags):
+def test_one_snapshot_is_sent_from_a_bookmark(tmp_path, tools, counted, raw, flags):
     assert go_on(tmp_path, tools, raw=raw).read_text() == "stream\n"
     asked, *ends = tools.called("zfs")
     assert asked[-1] == "backup/kvm/tank:web"
@@ -294,19 +294,19 @@ def test_one_snapshot_goes_from_a_bookmark(tmp_path, tools, counted, raw, flags)
     assert (tools.called("mbuffer"), counted) == ([], [False])
 
 
-def test_it_goes_no_faster_than_it_may(tmp_path, tools, counted):
+def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, counted):
     assert go_on(tmp_path, tools, rate=5, host="root@nas").read_text() == "stream\n"
     assert tools.called("mbuffer") == [["-q", "-m", "16M", "-R", "5M"]]
     assert counted == [True]
 
 
-def test_without_mbuffer_it_goes_as_fast_as_it_can(tmp_path, tools, counted, monkeypatch):
+def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, counted, monkeypatch):
     without("mbuffer", monkeypatch)
     assert go_on(tmp_path, tools, rate=5).read_text() == "stream\n"
     assert (tools.called("mbuffer"), counted) == ([], [False])
 
 
-def test_what_was_cut_short_is_syncoids_to_finish(tmp_path, tools):
+def test_an_interrupted_transfer_is_left_to_syncoid(tmp_path, tools):
     assert not go_on(tmp_path, tools, token="1-abc").exists()
     assert len(tools.called("zfs")) == 1
 
@@ -331,7 +331,7 @@ def test_bundles_are_those_that_are_whole(tmp_path):
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--bwlimit=5M"])])
-def test_a_bundle_goes_where_and_as_fast_as_it_may(tmp_path, tools, counted, rate, limit):
+def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, counted, rate, limit):
     tools.put("rsync", 'for last; do :; done; last="${last#*:}"; mkdir "$last"')
     (tmp_path / "bundle").mkdir()
     to(tmp_path, rate=rate, host="root@nas").store(tmp_path / "bundle", "u/run-1")
@@ -374,7 +374,7 @@ def test_a_directory_for_bundles_that_is_missing_is_not_made(tmp_path, tools):
     assert not (tmp_path / "away").exists()
 
 
-def test_a_bundle_never_goes_into_what_has_its_name(tmp_path, tools):
+def test_a_bundle_is_never_moved_into_a_directory_of_its_name(tmp_path, tools):
     tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
     (tmp_path / "bundle").mkdir()
     final = tmp_path / "bundles" / "u" / "run-1"
@@ -389,7 +389,7 @@ def test_a_bundle_never_goes_into_what_has_its_name(tmp_path, tools):
     assert os.listdir(final) == ["copy.json"]
 
 
-def test_what_was_given_up_goes_with_the_next_one_that_arrives(tmp_path, tools):
+def test_an_abandoned_copy_is_removed_with_the_next_one_that_arrives(tmp_path, tools):
     tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
     (tmp_path / "bundle").mkdir()
     there = to(tmp_path)
@@ -402,7 +402,7 @@ def test_what_was_given_up_goes_with_the_next_one_that_arrives(tmp_path, tools):
 # -- whether anything could be copied -----------------------------------------------------------
 
 
-def test_what_could_be_copied_to_has_no_trouble(tmp_path, tools):
+def test_a_working_replica_has_no_problem(tmp_path, tools):
     tools.put("rsync")
     (tmp_path / "b").mkdir()
     assert why_not(Replica(dataset="backup/kvm/x", bundles=tmp_path / "b")) == ""
@@ -410,12 +410,12 @@ def test_what_could_be_copied_to_has_no_trouble(tmp_path, tools):
     assert tools.called("zfs") == [["list", "-H", "-o", "name", "backup"]]
 
 
-def test_without_rsync_it_is_told_what_to_install(tmp_path, tools, monkeypatch):
+def test_without_rsync_the_package_is_named(tmp_path, tools, monkeypatch):
     without("rsync", monkeypatch)
     assert "apt install rsync" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path))
 
 
-def test_trouble_is_told_before_anything_is_copied(tmp_path, tools):
+def test_a_problem_is_reported_before_anything_is_copied(tmp_path, tools):
     tools.put("rsync")
     assert "away" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path / "away"))
     (tmp_path / "b").mkdir()
@@ -430,7 +430,7 @@ def test_trouble_is_told_before_anything_is_copied(tmp_path, tools):
 
 
 def test_a_transfer_that_does_not_end_when_asked_is_made_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(destination, "_END_SECONDS", 0.3)
     script = tmp_path / "transfer"
     script.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >{tmp_path}/begun\nexec sleep 1000\n")
     script.chmod(0o755)
@@ -442,20 +442,20 @@ def test_a_transfer_that_does_not_end_when_asked_is_made_to(tmp_path, monkeypatc
 
 
 def test_one_that_has_just_ended_needs_no_end(monkeypatch):
-    monkeypatch.setattr(destination, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(destination, "_END_SECONDS", 0)
     ended = subprocess.Popen(["true"], start_new_session=True)
     ended.wait()
-    destination._end(SimpleNamespace(pid=ended.pid, poll=lambda: None))
+    destination._end_group(SimpleNamespace(pid=ended.pid, poll=lambda: None))
 
 
-def test_a_transfer_asks_nobody_and_speaks_plainly(tmp_path, tools):
+def test_a_transfer_asks_no_questions_and_has_no_locale(tmp_path, tools):
     """What it says is looked through for words; it may name files by any bytes."""
     say = "printf 'failed: \\377 %s %s'"
     tools.put("rsync", f'{say} "$LC_ALL" "$(readlink /proc/$$/fd/0)"; exit 3')
     (tmp_path / "bundle").mkdir()
     reader, writer = os.pipe()
     kept = os.dup(0)
-    os.dup2(reader, 0)  # as of whoever called
+    os.dup2(reader, 0)  # as the caller's
     try:
         with pytest.raises(ReplicaError) as caught:
             to(tmp_path).store(tmp_path / "bundle", "u/run-1")

@@ -223,7 +223,7 @@ def test_what_need_not_stay_goes(scheduled, serving, told):
         told("STATUS=1 to come")
         assert "holds stranger" in daemon.heard.errors.get(timeout=PATIENCE)
     assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
-    text = f"deleted {partial.name}: its run is gone, and did not finish it"
+    text = f"deleted {partial.name}: its run ended without finishing it"
     assert text in scheduled.world.heard.steps
     assert f"deleted @{old.snapshot}: not in hourly=2" in scheduled.world.heard.steps
 

@@ -34,7 +34,7 @@ from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import into_pages
 from snaporch.verify import liveness
-from snaporch.verify.verify import VerifyOptions, check_ordeal, longest_ago, verify, verify_all
+from snaporch.verify.verify import VerifyOptions, check_options, longest_ago, verify, verify_all
 from snaporch.zfs import PoolError
 
 
@@ -42,8 +42,8 @@ def record(world, text="web@s1"):
     return records_called(world.context, text)[-1]
 
 
-def check(world, text="web@s1", **ordeal):
-    return verify(world.context, record(world, text), VerifyOptions(**ordeal))
+def check(world, text="web@s1", **options):
+    return verify(world.context, record(world, text), VerifyOptions(**options))
 
 
 def taken(world, name, level=None, **guest):
@@ -167,7 +167,7 @@ def test_all_data_of_the_disks_is_read_if_asked_for(world, shown, run):
     assert not record(world).verified.disks
 
 
-def test_a_volume_is_read_from_a_clone_that_goes_again(world):
+def test_a_volume_is_read_from_a_clone_that_is_removed_again(world):
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.pool.write("tank/vol", b"x" * 4096)
     taken(world, "vol", disks={"vda": "tank/vol"})
@@ -354,18 +354,18 @@ def test_a_guest_that_crashes_fails(world):
                 guest.state = DomainState.CRASHED
 
     world.hooks.at["hypervisor.vitals"] = crash
-    assert "does not run but is crashed" in check(world).failure.line()
+    assert "is crashed, not running" in check(world).failure.line()
     assert nothing_of_it(world)
 
 
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("hypervisor.vitals", "its emulator ended"),
+        ("hypervisor.vitals", "its emulator exited"),
         ("hypervisor.resume", "could not be resumed"),  # before it was let run
     ],
 )
-def test_an_emulator_that_ends_fails(world, place, told):
+def test_an_emulator_that_exits_fails_the_snapshot(world, place, told):
     def vanish():
         for uuid, guest in list(world.hypervisor.guests.items()):
             if "verify" in guest.name:
@@ -420,7 +420,7 @@ def script(tmp_path, text):
     return path
 
 
-def test_a_script_is_told_all_it_needs(world, tmp_path):
+def test_a_script_has_the_clone_in_its_environment(world, tmp_path):
     wanted = "$SNAPORCH_DOMAIN $SNAPORCH_SNAPSHOT $SNAPORCH_LEVEL $SNAPORCH_RESUMED"
     path = script(
         tmp_path, f'echo "{wanted} $SNAPORCH_CLONE $SNAPORCH_CLONE_UUID" > {tmp_path}/out'
@@ -436,14 +436,14 @@ def test_a_script_is_told_all_it_needs(world, tmp_path):
 def test_a_script_that_says_no_fails_the_snapshot(world, tmp_path):
     outcome = check(world, script=script(tmp_path, "exit 3"))
     assert (outcome.passed, outcome.reached) == (False, VerifyDepth.RESUMED)
-    assert "ended with 3" in outcome.failure.line()
+    assert "exited with status 3" in outcome.failure.line()
     assert nothing_of_it(world)
 
 
 def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
     path = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; wait")
     outcome = check(world, script=path, script_seconds=1)
-    assert "did not end within 1 s" in outcome.failure.line()
+    assert "did not exit within 1 s" in outcome.failure.line()
     child = int((tmp_path / "child").read_text())
     state = Path(f"/proc/{child}/stat")
     assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
@@ -452,13 +452,13 @@ def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
 @pytest.mark.parametrize("what", ["absent", "plain", "pictures"])
 def test_what_is_missing_is_said_first(tmp_path, what):
     (tmp_path / "plain").write_text("")
-    ordeals = {
+    options = {
         "absent": VerifyOptions(script=tmp_path / "absent"),
         "plain": VerifyOptions(script=tmp_path / "plain"),
         "pictures": VerifyOptions(screenshots=tmp_path / "absent"),
     }
     with pytest.raises(RefusedError):
-        check_ordeal(ordeals[what])
+        check_options(options[what])
 
 
 # -- what is not the snapshot's fault ------------------------------------------------------------
@@ -560,7 +560,7 @@ def test_no_verdict_while_its_ram_is_put_into_pages(world, monkeypatch, moment):
     assert check(world, "web@s2").passed
 
 
-def test_no_verdict_of_what_is_damaged_while_somebody_works_on_the_guest(original, world):
+def test_no_result_for_a_damaged_bundle_while_another_run_works_on_the_guest(original, world):
     (Path(original.record.bundle) / "ram.save").unlink()
     lock = default_paths.LOCKS / f"{original.record.uuid}.lock"
     lock.write_text(json.dumps({"doing": "snapshot", "pid": os.getppid(), "since": "now"}))

@@ -46,7 +46,9 @@ def test_a_bundle_goes_with_its_last_snapshot_and_not_before(host, capsys):
     assert not host.bundle.exists()
     (moved,) = (host.paths.bundles / ".trash").iterdir()
     assert moved.name.endswith(host.bundle.name)
-    assert capsys.readouterr().out == ("web@s1  trashed: flash/web@s1 and tank/web@s1 are gone\n")
+    assert capsys.readouterr().out == (
+        "web@s1  trashed: flash/web@s1 and tank/web@s1 no longer exist\n"
+    )
 
 
 def test_a_snapshot_that_still_exists_keeps_its_bundle(host):

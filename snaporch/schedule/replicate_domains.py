@@ -1,0 +1,108 @@
+"""Replicate named domains, or all, to named replicas or to those of the domains' policies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from snaporch.catalog.records import all_records
+from snaporch.context import Context
+from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
+from snaporch.journal import read_journals
+from snaporch.model import Domain, Level, SnapshotRecord
+from snaporch.replication.replicate import REPLICATION, Shipped, ship
+from snaporch.replication.target import Destination
+from snaporch.schedule.failures import REPLICATIONS, remember_try
+from snaporch.schedule.forecast import replicas_of
+from snaporch.schedule.policy_assignment import assign
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationTarget:
+    """A domain and the names of the replicas that its snapshots are copied to."""
+
+    domain: Domain
+    replicas: tuple[str, ...]
+    is_named: bool
+    """The caller named the domain: it is an error if it has no snapshots."""
+
+
+def choose_targets(
+    context: Context, domains: Sequence[str], replicas: Sequence[str]
+) -> list[ReplicationTarget]:
+    """Decide which domains are copied to which replicas.
+
+    Args:
+        domains: names or UUIDs; all of libvirt's domains if empty.
+        replicas: names; those of each domain's policies if empty.
+
+    Raises:
+        NotFoundError: there is no such domain or replica.
+        RefusedError: a named domain has no policy that replicates, and no replica is named.
+    """
+    for name in replicas:
+        if name not in context.config.replica:
+            known = ", ".join(context.config.replica) or "none is configured"
+            raise NotFoundError(name, f"no such replica ({known})", "see docs/replication.md")
+    hypervisor = context.hypervisor
+    chosen = [hypervisor.domain(name) for name in domains] or hypervisor.domains()
+    properties = {} if replicas else context.pool.survey().policies
+    targets = []
+    for domain in chosen:
+        names = replicas or replicas_of(context.config, assign(context, domain, properties))
+        targets.append(ReplicationTarget(domain, tuple(names), is_named=bool(domains)))
+        if domains and not names:
+            step = "name a replica: --to NAME"
+            raise RefusedError(domain.name, "none of its policies replicates", step)
+    return targets
+
+
+def replicate_domains(
+    context: Context,
+    targets: Sequence[ReplicationTarget],
+    opened: Callable[[Context, str], Destination],
+    *,
+    recheck: bool,
+) -> Iterator[tuple[str, str, Shipped | SnaporchError]]:
+    """Copy the snapshots of each target; the caller holds the host's replication lock.
+
+    Args:
+        targets: see :func:`choose_targets`.
+        opened: opens a replica by its name.
+        recheck: check all snapshots, also those that are marked as replicated.
+
+    Yields:
+        The domain's name, the replica's name, and the result or the error.
+
+    Raises:
+        InterruptedRunError: a signal came; what had arrived stays.
+    """
+    records = _finished_records(context)
+    for target in targets:
+        for name in target.replicas if target.is_named or records[target.domain.uuid] else ():
+            context.interrupt.check(REPLICATION)
+            domain = target.domain
+            try:
+                if not records[domain.uuid]:
+                    step = f"take one: snaporch snapshot {domain.name}"
+                    raise NotFoundError(domain.name, "has no snapshots", step)
+                destination = opened(context, name)
+                shipped = ship(context, records[domain.uuid], name, destination, recheck=recheck)
+            except InterruptedRunError:
+                raise
+            except SnaporchError as error:
+                yield domain.name, name, error
+                continue
+            remember_try(context, f"{domain.uuid}/{name}", None, REPLICATIONS)
+            yield domain.name, name, shipped
+
+
+def _finished_records(context: Context) -> Mapping[str, list[SnapshotRecord]]:
+    """The snapshots of each domain, by its UUID, oldest first; none of a run under way."""
+    under_way = {journal.facts.run for journal in read_journals(context.config.paths.journal)}
+    found: dict[str, list[SnapshotRecord]] = defaultdict(list)
+    for record in all_records(context.store, context.pool.snapshots()):
+        if record.run not in under_way and record.level is not Level.TORN:
+            found[record.uuid].append(record)
+    return found
