@@ -15,7 +15,9 @@ from snaporch.locks import domain_lock
 from snaporch.model import iso
 from snaporch.output.terminal import print_error, print_result
 from snaporch.recovery.settle import recover_leftovers, recover_runs
-from snaporch.restore.plan import RestorePlan, make_restore_plan
+from snaporch.restore.losses import losses
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.run import Restored, check_as_shown, check_bundle, restore
 from snaporch.restore.select import newest_until, others_of_group, parse_moment, split_name
 
@@ -152,7 +154,7 @@ def _ask(context: Context, plan: RestorePlan, wishes: RestoreRequest) -> None:
     """
     _note_group(context, plan)
     print_error(f"restoring {plan.thing} discards:")
-    for loss in plan.losses(context):
+    for loss in losses(context, plan):
         print_error(f"  {loss}")
     if wishes.safety:
         kept = "the disks and the RAM" if wishes.keep_running else "the disks"

@@ -14,7 +14,8 @@ from snaporch.context import Context
 from snaporch.locks import domain_lock
 from snaporch.output.terminal import print_error, print_result
 from snaporch.recovery.settle import recover_leftovers, recover_runs
-from snaporch.restore.plan import RestorePlan
+from snaporch.restore.losses import losses
+from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.run import Restored, check_as_shown, restore
 from snaporch.restore.safety_catalog import MANAGED_SAVE, SafetyCopy, choose, copies_of, identity
 from snaporch.restore.select_undo import choose_last, take_back
@@ -118,7 +119,7 @@ def _tell(
 ) -> None:
     """What is undone, what is lost, and what else there is to undo."""
     tell(f"undoing {copy.thing} brings back what {copy.name} holds, and discards:")
-    for loss in plan.losses(context):
+    for loss in losses(context, plan):
         tell(f"  {loss}")
     if wishes.safety:
         tell("  (a copy of the disks is kept, which can be brought back in the same way)")

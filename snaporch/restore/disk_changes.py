@@ -13,8 +13,8 @@ from dataclasses import astuple
 
 from snaporch.context import Context
 from snaporch.restore.journal import RestoreFacts, Written
+from snaporch.restore.newer_snapshots import SAFETY_PREFIX
 from snaporch.restore.other_files import TooManyError, other_files
-from snaporch.restore.plan import SAFETY_PREFIX
 from snaporch.zfs import resolver
 
 _PROBE = f"{SAFETY_PREFIX}probe-"

@@ -17,8 +17,8 @@ from snaporch.errors import AttentionError, SnaporchError
 from snaporch.journal import ForeignJournal
 from snaporch.locks import readers_lock
 from snaporch.model import DomainState
+from snaporch.restore.disk_checks import check_holders
 from snaporch.restore.journal import OldRestore, RestoreJournal, RestoreStep, read, unfinished
-from snaporch.restore.preflight import check_holders
 from snaporch.restore.recovery_decision import RestoreAction, fate_of
 from snaporch.restore.run import half_way, undo_command
 from snaporch.restore.steps import (

@@ -17,6 +17,7 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError, Snapor
 from snaporch.locks import readers_lock
 from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
 from snaporch.restore.dataset_users import check_unused
+from snaporch.restore.disk_checks import check_named, check_places
 from snaporch.restore.journal import (
     Ending,
     HostFile,
@@ -27,8 +28,8 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
-from snaporch.restore.plan import RestorePlan, check_files_beneath, check_others_writes
-from snaporch.restore.preflight import check_named, check_places
+from snaporch.restore.plan_checks import check_files_beneath, check_others_writes
+from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
 from snaporch.restore.recovery_decision import RestoreAction, fate_of
 from snaporch.restore.safety_catalog import RECORD, copies_of

@@ -44,7 +44,7 @@ from snaporch.disks.backing_chain import find_beneath
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import Disk, Domain, Level
 from snaporch.restore.journal import RestoreFacts, Target
-from snaporch.restore.plan import SAFETY_PREFIX
+from snaporch.restore.newer_snapshots import SAFETY_PREFIX
 from snaporch.restore.safety_catalog import (
     DIRECTORY,
     MANAGED_SAVE,

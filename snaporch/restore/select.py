@@ -13,7 +13,7 @@ from snaporch.catalog.torn import is_torn
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, iso
-from snaporch.restore.preflight import as_named_here
+from snaporch.restore.disk_checks import as_named_here
 from snaporch.snapshot.plan import check_snapshot_name
 
 Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
@@ -115,13 +115,12 @@ def records_of(
     return found
 
 
-def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
+def find_inside(context: Context, domain: str, snapshot: str) -> Found:
     """A snapshot by the marks on the ZFS snapshots, with its bundle in the store.
 
     Raises:
         NotFoundError, RefusedError: as :func:`records_of`.
     """
-    del bundle
     everything = context.pool.snapshots()
     record = records_of(context, everything, domain, snapshot)[-1]
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
@@ -131,14 +130,13 @@ def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | Non
     return record, manifest, tuple(one_of_each(manifest, own, record.snapshot, newest=True))
 
 
-def find_outside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
+def find_outside(context: Context, domain: str, snapshot: str, bundle: Path) -> Found:
     """A snapshot by the GUIDs in the manifest of a bundle anywhere.
 
     Raises:
         NotFoundError: there is no bundle in that directory.
         RefusedError: it cannot be read, or belongs to another snapshot.
     """
-    assert bundle is not None
     directory = bundle.absolute()
     state, manifest = state_of(directory)
     if state is BundleState.MISSING:

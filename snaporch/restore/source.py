@@ -21,7 +21,7 @@ from snaporch.context import Context
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.locks import readers_lock
 from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
-from snaporch.restore.preflight import as_named_here
+from snaporch.restore.disk_checks import as_named_here
 from snaporch.restore.select import records_of, split_name
 from snaporch.zfs import resolver
 

@@ -18,6 +18,7 @@ from snaporch.journal import forget
 from snaporch.model import Domain
 from snaporch.restore.dataset_users import check_not_in_use
 from snaporch.restore.disk_changes import written_now
+from snaporch.restore.disk_checks import check_holders
 from snaporch.restore.journal import (
     FRESH,
     HOLD,
@@ -31,9 +32,8 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
+from snaporch.restore.newer_snapshots import check_destroyable, is_safety
 from snaporch.restore.other_files import excluded, own_by_dataset
-from snaporch.restore.plan import check_destroyable, is_safety
-from snaporch.restore.preflight import check_holders
 from snaporch.restore.safety_copy import Safety
 from snaporch.restore.start_lock import as_defined, barred
 from snaporch.zfs import PoolError

@@ -18,7 +18,10 @@ from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
 from snaporch.restore.dataset_users import check_unused
 from snaporch.restore.journal import KeptDataset
-from snaporch.restore.plan import RestorePlan, check_definition, check_plan, newer_than
+from snaporch.restore.newer_snapshots import newer_than
+from snaporch.restore.plan import check_plan
+from snaporch.restore.plan_checks import check_definition
+from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.safety_catalog import SafetyCopy, copies_of
 from snaporch.restore.start_lock import as_defined, is_barred
 

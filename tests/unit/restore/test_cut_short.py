@@ -14,7 +14,7 @@ from snaporch.journal import JournalError
 from snaporch.model import DatasetKind, DomainState
 from snaporch.prune.prune import prune
 from snaporch.recovery.settle import foresee, recover
-from snaporch.restore import disk_changes, preflight, steps
+from snaporch.restore import disk_changes, disk_checks, steps
 from snaporch.restore import recovery_decision as fate
 from snaporch.restore import run as restore_module
 from snaporch.restore.journal import Ending, RestoreJournal, RestoreStep, unfinished
@@ -169,7 +169,7 @@ def test_recovery_rolls_no_volume_back_beneath_the_host(story, world, kill, monk
         put_back(world)
     world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
     used = {"tank/web": "dm-3"}
-    monkeypatch.setattr(preflight.volume_users, "holder_of", lambda name: used.get(name, ""))
+    monkeypatch.setattr(disk_checks.volume_users, "holder_of", lambda name: used.get(name, ""))
     with pytest.raises(AttentionError, match="beneath this host, which uses it: dm-3"):
         recover(world.context, story.domain.uuid)
     assert story.content() == {b"now"}

@@ -12,6 +12,7 @@ from fakes.hooks import failing
 from snaporch.errors import RefusedError
 from snaporch.model import DatasetKind
 from snaporch.restore import other_files
+from snaporch.restore.losses import losses
 from snaporch.restore.other_files import own_files, walk
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
@@ -69,7 +70,7 @@ def test_what_others_wrote_since_is_not_rolled_back(home, how):
     assert "--also-roll-back" in said
     assert home.world.hooks.log == []
     plan = home.plan(also_roll_back=True, **how)
-    (line,) = [line for line in plan.losses(home.world.context) if line.startswith("in ")]
+    (line,) = [line for line in losses(home.world.context, plan) if line.startswith("in ")]
     assert line.startswith("in tank/web: 4 other files: c, d, e")
 
 

@@ -9,9 +9,11 @@ from fakes.images import qcow2
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import DomainState, Level
-from snaporch.restore import plan as plan_module
-from snaporch.restore.plan import make_restore_plan, split_name
+from snaporch.restore import plan_checks
+from snaporch.restore.losses import losses
+from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import check_as_shown, check_bundle, restore
+from snaporch.restore.select import split_name
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import ForeignMount
 
@@ -100,18 +102,18 @@ def test_an_undefined_domain_can_be_restored_from_its_bundle(story, world):
 
 def test_what_will_be_lost_is_told(story, world):
     story.snapshot("s2")
-    losses = plan(world, discard_newer=True).losses(world.context)
-    assert losses[0] == "the state of the running guest web, which will be stopped"
-    assert "what was written to tank/web since the snapshot (0 KiB)" in losses
-    assert "tank/web@s2, which is newer" in losses
+    lines = losses(world.context, plan(world, discard_newer=True))
+    assert lines[0] == "the state of the running guest web, which will be stopped"
+    assert "what was written to tank/web since the snapshot (0 KiB)" in lines
+    assert "tank/web@s2, which is newer" in lines
 
 
 def test_what_becomes_of_the_definition_is_told(story, world):
     guest = world.guest()
     guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
-    losses = plan(world).losses(world.context)
-    at = losses.index("its definition as it is now (virsh dumpxml --inactive):")
-    gone, back = losses[at + 1 : at + 3]
+    lines = losses(world.context, plan(world))
+    at = lines.index("its definition as it is now (virsh dumpxml --inactive):")
+    gone, back = lines[at + 1 : at + 3]
     assert gone.startswith("    - ")
     assert "<title>new</title>" in gone
     assert back.startswith("    + ")
@@ -121,17 +123,17 @@ def test_what_becomes_of_the_definition_is_told(story, world):
 def test_of_many_changes_of_the_definition_the_first_are_told_and_how_many_more(story, world):
     guest = world.guest()
     guest.inactive = guest.inactive.replace("</name>", "</name>" + 30 * "\n<!-- new -->")
-    losses = plan(world).losses(world.context)
-    at = losses.index("its definition as it is now (virsh dumpxml --inactive):")
-    assert losses[at + 20] == "    - <!-- new -->"
-    assert losses[at + 21] == "    and 12 lines more"
+    lines = losses(world.context, plan(world))
+    at = lines.index("its definition as it is now (virsh dumpxml --inactive):")
+    assert lines[at + 20] == "    - <!-- new -->"
+    assert lines[at + 21] == "    and 12 lines more"
 
 
 def test_a_definition_that_may_stay(story, world):
     guest = world.guest()
     guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
     made = plan(world, cold=True, keep_definition=True)
-    assert not any("definition" in loss for loss in made.losses(world.context))
+    assert not any("definition" in loss for loss in losses(world.context, made))
     restore(world.context, made, safety=False)
     assert "<title>new</title>" in world.guest().inactive
 
@@ -178,9 +180,9 @@ def test_a_definition_that_stays_has_to_have_the_variables_where_they_go(world, 
 def test_no_password_is_told(story, world):
     graphics = '<graphics type="vnc" passwd="secret"/></devices>'
     world.guest().inactive = world.guest().inactive.replace("</devices>", graphics)
-    losses = plan(world).losses(world.context)
-    assert any("graphics" in loss for loss in losses)
-    assert not any("secret" in loss for loss in losses)
+    lines = losses(world.context, plan(world))
+    assert any("graphics" in loss for loss in lines)
+    assert not any("secret" in loss for loss in lines)
 
 
 def test_a_definition_that_was_changed_since_it_was_shown(story, world):
@@ -285,9 +287,9 @@ def test_what_snaporch_keeps_lies_in_the_same_dataset(story, world, monkeypatch,
     inside.mkdir()
     paths = world.context.config.paths.model_copy(update={place: inside})
     world.context.config = world.context.config.model_copy(update={"paths": paths})
-    monkeypatch.setattr(plan_module, "resolve", world.resolve)
+    monkeypatch.setattr(plan_checks, "resolve", world.resolve)
     with pytest.raises(RefusedError, match=f"{place} lies in tank/web, and would be rolled back"):
-        plan_module._check_own_places(world.context, story.record, Path("/elsewhere"))
+        plan_checks.check_own_places(world.context, story.record, Path("/elsewhere"))
 
 
 def test_newer_snapshots_need_consent(story, world):
@@ -333,7 +335,7 @@ def test_newer_snapshots_that_another_guest_has_mounted_cannot_go(story, world):
 
 def test_a_safety_snapshot_of_an_earlier_restore_is_no_obstacle(story, world):
     world.pool.snapshot(["tank/web@snaporch-safety_x-0"], {})
-    assert not any("safety" in loss for loss in plan(world).losses(world.context))
+    assert not any("safety" in loss for loss in losses(world.context, plan(world)))
 
 
 def test_a_held_or_cloned_safety_snapshot_is_an_obstacle(story, world):

@@ -13,6 +13,7 @@ from snaporch.model import DomainState
 from snaporch.recovery.settle import foresee, recover
 from snaporch.restore import dataset_users, steps
 from snaporch.restore.journal import HOLD, RestoreStep, unfinished
+from snaporch.restore.losses import losses
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import RECORD, choose, copies_of
@@ -97,9 +98,9 @@ def test_newer_snapshots_come_back_with_their_guids_properties_and_bookmarks(sto
     before = world.pool.user_properties(["tank/web@s2", "flash/web@s2"])
     guids = {each.full_name: each.guid for each in world.pool.snapshots() if each.name == "s2"}
     made = make_restore_plan(world.context, "web", "s1", discard_newer=True)
-    losses = made.losses(world.context)
-    assert "tank/web#lost for good: its snapshot is gone" in losses
-    assert not any("#sent for good" in loss for loss in losses)
+    lines = losses(world.context, made)
+    assert "tank/web#lost for good: its snapshot is gone" in lines
+    assert not any("#sent for good" in loss for loss in lines)
     restored = restore(world.context, made, safety=True)
     text = Path(restored.undo).read_text(errors="surrogateescape")
     assert "zfs bookmark tank/web@s2 'tank/web#sent'\n" in text
@@ -150,7 +151,7 @@ def test_a_managed_save_made_since_goes(restored, world):
     """A start would resume it on disks that it is not of."""
     guest = world.guest()
     manage_save(world)
-    assert any("managed save" in loss for loss in plan(world).losses(world.context))
+    assert any("managed save" in loss for loss in losses(world.context, plan(world)))
     undo(world)
     assert not guest.managed_save
 
