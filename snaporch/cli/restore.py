@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json as json_format
+import shlex
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +20,14 @@ from snaporch.cli.options import (
     YesOption,
     config_path,
 )
+from snaporch.errors import RefusedError
+from snaporch.output.terminal import print_error, print_result
+
+if TYPE_CHECKING:
+    from snaporch.context import Context
+    from snaporch.restore.plan_model import RestorePlan
+    from snaporch.restore.request import RestoreRequest
+    from snaporch.restore.run import Restored
 
 
 def restore_command(
@@ -105,10 +117,10 @@ def restore_command(
     Stops the guest, rolls its datasets back, restores NVRAM and definition and resumes it from RAM.
     What is discarded is kept in the bundle store first: `snaporch undo` brings it back.
     """
-    from snaporch.cli.restoring import RestoreRequest, restore_one
     from snaporch.cli.session import session
+    from snaporch.restore.request import RestoreRequest, run_restore
 
-    wishes = RestoreRequest(
+    request = RestoreRequest(
         snapshot,
         to_time=to_time,
         cold=cold,
@@ -124,4 +136,61 @@ def restore_command(
         despite_damage=despite_damage,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return restore_one(opened, wishes, yes=yes, wait=wait, json=json)
+        ask = None if yes else partial(_ask, opened, request)
+        restored = run_restore(opened, request, confirm=ask, wait=wait)
+        if json:
+            print_result(json_format.dumps(restored.as_json(), indent=2, ensure_ascii=False))
+        else:
+            print_result(_line(restored))
+        print_undo_command(opened, restored)
+    return 0
+
+
+def _ask(context: Context, request: RestoreRequest, plan: RestorePlan) -> None:
+    """Print what the restore discards, and wait for a yes.
+
+    Raises:
+        RefusedError: the answer is no, or standard input is no terminal.
+    """
+    from snaporch.restore.losses import losses
+
+    print_error(f"restoring {plan.thing} discards:")
+    for loss in losses(context, plan):
+        print_error(f"  {loss}")
+    if request.safety:
+        kept = "the disks and the RAM" if request.keep_running else "the disks"
+        print_error(f"  (a copy of {kept} is kept; snaporch undo brings it back)")
+    confirm(plan.thing)
+
+
+def confirm(thing: str) -> None:
+    """Ask on standard error whether to go on, and wait for a yes.
+
+    Args:
+        thing: the subject of the error.
+
+    Raises:
+        RefusedError: the answer is no, or standard input is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise RefusedError(thing, "not confirmed, and no terminal to ask on", "use --yes")
+    sys.stderr.write("Go on? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RefusedError(thing, "not confirmed; nothing was touched")
+
+
+def print_undo_command(context: Context, restored: Restored) -> None:
+    """Print the command that undoes this restore, if a safety copy was kept."""
+    if restored.undo is not None:
+        command = shlex.join(["snaporch", "undo", restored.record.domain])
+        context.progress.step(restored.record.domain, f"undo it with: {command}")
+
+
+def _line(restored: Restored) -> str:
+    text = f"{restored.record.full_name}  restored, {restored.state}"
+    if restored.resumed:
+        text += ", resumed from RAM"
+    if restored.clock_set:
+        text += ", clock set"
+    return text

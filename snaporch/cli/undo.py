@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json as json_format
+import shlex
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +19,15 @@ from snaporch.cli.options import (
     YesOption,
     config_path,
 )
+from snaporch.cli.restore import confirm, print_undo_command
+from snaporch.output.terminal import print_error, print_result
+
+if TYPE_CHECKING:
+    from snaporch.context import Context
+    from snaporch.restore.plan_model import RestorePlan
+    from snaporch.restore.run import Restored
+    from snaporch.restore.safety_catalog import SafetyCopy
+    from snaporch.restore.undo_request import UndoRequest
 
 
 def undo_command(
@@ -65,9 +78,9 @@ def undo_command(
     running state was kept.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.undoing import UndoRequest, undo_one
+    from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
 
-    wishes = UndoRequest(
+    request = UndoRequest(
         domain,
         copy=copy,
         disks_only=disks_only,
@@ -76,4 +89,71 @@ def undo_command(
         safety=not no_safety,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return undo_one(opened, wishes, yes=yes, dry_run=dry_run, wait=wait, json=json)
+        if dry_run:
+            if (planned := preview_undo(opened, request, print_result)) is not None:
+                _print_plan(opened, request, *planned, print_result)
+            return 0
+        ask = None if yes else partial(_ask, opened, request)
+        undone = run_undo(opened, request, confirm=ask, report=print_result, wait=wait)
+        if undone is not None:
+            _print_undone(opened, *undone, json=json)
+    return 0
+
+
+def _ask(context: Context, request: UndoRequest, plan: RestorePlan, copy: SafetyCopy) -> None:
+    """Print what the undo discards, and wait for a yes.
+
+    Raises:
+        RefusedError: the answer is no, or standard input is no terminal.
+    """
+    _print_plan(context, request, plan, copy, print_error)
+    confirm(plan.thing)
+
+
+def _print_plan(
+    context: Context,
+    request: UndoRequest,
+    plan: RestorePlan,
+    copy: SafetyCopy,
+    output: Callable[[str], None],
+) -> None:
+    """Print what is undone, what is discarded, and which other safety copies exist."""
+    from snaporch.restore.losses import losses
+    from snaporch.restore.safety_catalog import copies_of
+
+    output(f"undoing {copy.thing} brings back what {copy.name} holds, and discards:")
+    for loss in losses(context, plan):
+        output(f"  {loss}")
+    if request.safety:
+        output("  (a copy of the disks is kept, which can be brought back in the same way)")
+    for other in copies_of(context.store, copy.manifest.uuid):
+        if other.name != copy.name and not other.record.half_way:
+            output(f"  (--copy {other.name} would undo {other.thing})")
+
+
+def _print_undone(context: Context, restored: Restored, copy: SafetyCopy, *, json: bool) -> None:
+    from snaporch.restore.safety_catalog import MANAGED_SAVE
+
+    name = restored.record.domain
+    if json:
+        print_result(json_format.dumps(_document(restored, copy), indent=2, ensure_ascii=False))
+    else:
+        resumed = ", resumed from RAM" if restored.resumed else ""
+        print_result(f"{name}  undid {copy.thing}; {restored.state}{resumed}")
+    saved = copy.directory / MANAGED_SAVE
+    if saved.exists():
+        command = shlex.join(["virsh", "restore", str(saved)])
+        context.progress.note(name, f"to resume its managed save image: {command}")
+    print_undo_command(context, restored)
+
+
+def _document(restored: Restored, copy: SafetyCopy) -> dict[str, object]:
+    return {
+        "domain": copy.manifest.domain,
+        "uuid": copy.manifest.uuid,
+        "copy": copy.name,
+        "restored": copy.manifest.snapshot,
+        "domain_state": restored.state.value,
+        "resumed": restored.resumed,
+        "undo": restored.undo,
+    }

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from outcome import Outcome
 
 import snaporch.cli.recovering
-import snaporch.cli.restoring
 import snaporch.cli.session
 import snaporch.cli.snapshots
 import snaporch.hypervisor.libvirt_driver
 import snaporch.recovery.settle
+import snaporch.restore.request
 import snaporch.snapshot.run  # noqa: F401 - all of them for the children
 from faults import stopping
 from snaporch.cli import main

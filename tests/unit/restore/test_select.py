@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from snaporch.bundle.manifest import MANIFEST_NAME
-from snaporch.cli.restoring import RestoreRequest
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, DomainState
 from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.request import RestoreRequest
 from snaporch.restore.run import check_bundle, restore
 from snaporch.restore.select import newest_until, parse_moment
 from snaporch.restore.source import records_called
@@ -113,8 +113,8 @@ def test_each_of_them_can_be_named_by_its_run(twice, world):
 
 @pytest.mark.parametrize(("hour", "index"), [(10, 0), (11, 1)])
 def test_a_time_chooses_a_run_and_not_a_name(twice, world, hour, index):
-    wishes = RestoreRequest("web", f"{utc(hour)}", *[False] * 3, None, *[False] * 3)
-    assert wishes.choose(world.context) == (twice[index].uuid, twice[index].run)
+    request = RestoreRequest("web", to_time=f"{utc(hour)}")
+    assert request.choose(world.context) == (twice[index].uuid, twice[index].run)
 
 
 # -- a bundle elsewhere -------------------------------------------------------------------------

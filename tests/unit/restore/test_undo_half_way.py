@@ -5,7 +5,6 @@ import subprocess
 import pytest
 from fakes.hooks import failing
 
-from snaporch.cli.undoing import UndoRequest, undo_one
 from snaporch.errors import AttentionError, RefusedError
 from snaporch.model import DomainState
 from snaporch.restore import run as restore_module
@@ -15,6 +14,7 @@ from snaporch.restore.safety_catalog import choose, copies_of
 from snaporch.restore.safety_copy import Safety
 from snaporch.restore.start_lock import left_barred
 from snaporch.restore.undo_plan import make_undo_plan
+from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
 from snaporch.zfs import PoolError
 
 from .test_cut_short import Killed, cannot_be_started, kill  # noqa: F401
@@ -23,10 +23,13 @@ from .test_undo_command import held, put_back, undo
 
 
 def command(world, copy=None, *, dry_run=False):
-    wishes = UndoRequest(
-        "web", copy, disks_only=False, discard_newer=False, also_roll_back=False, safety=True
-    )
-    return undo_one(world.context, wishes, yes=True, dry_run=dry_run, wait=0, json=False)
+    """Run ``snaporch undo``; return what it reported."""
+    request, lines = UndoRequest("web", copy), []
+    if dry_run:
+        preview_undo(world.context, request, lines.append)
+    else:
+        run_undo(world.context, request, confirm=None, report=lines.append, wait=0)
+    return lines
 
 
 def assert_back(story, world, content=b"now"):
@@ -62,13 +65,13 @@ def test_what_a_restore_found_half_done_is_not_brought_back(torn, world, kill, p
     with pytest.raises(RefusedError, match=f"of two instants.*undo web --copy {first.name}"):
         make_undo_plan(world.context, second)
     assert choose(world.context, "web", None).name == first.name
-    assert command(world) == 0
+    command(world)
     assert_back(torn, world)
 
 
 def test_nor_by_an_undo_of_the_undo(torn, world):
-    assert command(world) == 0
-    assert command(world) == 0
+    command(world)
+    command(world)
     assert_back(torn, world)
 
 
@@ -142,7 +145,7 @@ def test_without_a_copy_of_the_first_there_is_no_way_back(story, world, kill):  
 def test_one_that_never_began_is_taken_back_and_the_one_before_undone(torn, world, kill):  # noqa: F811
     with kill("before", RestoreStep.SAFETY):
         put_back(world)
-    assert command(world) == 0
+    command(world)
     assert_back(torn, world)
 
 
@@ -154,7 +157,7 @@ def test_one_that_was_cut_short_over_what_a_script_has_left_half_done(story, wor
     guest.inactive = (copy.directory / "barred.xml").read_text()
     with kill("before", RestoreStep.SAFETY):
         put_back(world, cold=True)
-    assert command(world) == 0
+    command(world)
     assert_back(story, world)
 
 
@@ -184,12 +187,12 @@ def stopping(story, world, monkeypatch):
 
 @pytest.mark.parametrize("kept", ["RAM", "disks", "nothing"])
 def test_one_that_was_cut_short_at_its_stop_is_undone_and_not_an_older_one(
-    story, world, stopping, kept, capsys
+    story, world, stopping, kept
 ):
     stopping(safety=kept != "nothing", keep_running=kept == "RAM")
-    assert command(world, dry_run=True) == 0
-    assert "was cut short: undo it: nothing was rolled back" in capsys.readouterr().out
-    assert command(world) == 0
+    (line,) = command(world, dry_run=True)
+    assert "was cut short: undo it: nothing was rolled back" in line
+    command(world)
     assert_back(story, world, b"weeks of work")
     assert world.guest().state is (DomainState.RUNNING if kept == "RAM" else DomainState.OFF)
     assert len(copies_of(world.context.store, "web")) == 1
@@ -211,7 +214,7 @@ def test_one_that_has_no_copy_has_to_be_finished_first(story, world, kill):  # n
 def test_one_that_took_the_place_of_another_leads_to_the_copy_of_that(torn, world, kill, moment):  # noqa: F811
     with kill(moment, RestoreStep.STOP if moment == "after" else "flash/web"):
         restore_how(world, safety=False)
-    assert command(world) == 0
+    command(world)
     assert_back(torn, world)
 
 
