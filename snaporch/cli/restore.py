@@ -21,7 +21,6 @@ from snaporch.cli.options import (
     config_path,
 )
 from snaporch.errors import RefusedError
-from snaporch.output.terminal import print_error, print_result
 
 if TYPE_CHECKING:
     from snaporch.context import Context
@@ -118,6 +117,7 @@ def restore_command(
     What is discarded is kept in the bundle store first: `snaporch undo` brings it back.
     """
     from snaporch.cli.session import session
+    from snaporch.output.terminal import print_result
     from snaporch.restore.request import RestoreRequest, run_restore
 
     request = RestoreRequest(
@@ -130,7 +130,7 @@ def restore_command(
         discard_newer=discard_newer,
         keep_running=keep_running_state,
         safety=not no_safety,
-        apart=despite_other_disks,
+        despite_other_disks=despite_other_disks,
         also_roll_back=also_roll_back,
         keep_definition=keep_definition,
         despite_damage=despite_damage,
@@ -152,6 +152,7 @@ def _ask(context: Context, request: RestoreRequest, plan: RestorePlan) -> None:
     Raises:
         RefusedError: the answer is no, or standard input is no terminal.
     """
+    from snaporch.output.terminal import print_error
     from snaporch.restore.losses import losses
 
     print_error(f"restoring {plan.thing} discards:")

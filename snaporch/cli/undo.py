@@ -20,7 +20,6 @@ from snaporch.cli.options import (
     config_path,
 )
 from snaporch.cli.restore import confirm, print_undo_command
-from snaporch.output.terminal import print_error, print_result
 
 if TYPE_CHECKING:
     from snaporch.context import Context
@@ -78,6 +77,7 @@ def undo_command(
     running state was kept.
     """
     from snaporch.cli.session import session
+    from snaporch.output.terminal import print_result
     from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
 
     request = UndoRequest(
@@ -106,6 +106,8 @@ def _ask(context: Context, request: UndoRequest, plan: RestorePlan, copy: Safety
     Raises:
         RefusedError: the answer is no, or standard input is no terminal.
     """
+    from snaporch.output.terminal import print_error
+
     _print_plan(context, request, plan, copy, print_error)
     confirm(plan.thing)
 
@@ -132,6 +134,7 @@ def _print_plan(
 
 
 def _print_undone(context: Context, restored: Restored, copy: SafetyCopy, *, json: bool) -> None:
+    from snaporch.output.terminal import print_result
     from snaporch.restore.safety_catalog import MANAGED_SAVE
 
     name = restored.record.domain

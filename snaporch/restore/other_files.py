@@ -64,7 +64,7 @@ def tpm_states(xmls: Sequence[str]) -> set[str]:
     return {state.path for state in states if state is not None}
 
 
-def excluded(context: Context, domain: Domain) -> list[str]:
+def excluded_images(context: Context, domain: Domain) -> list[str]:
     """Images of the guest that the configuration leaves out of its snapshots."""
     names = context.config.settings(domain.name, domain.uuid).exclude_disks
     return [disk.source for disk in domain.disks if disk.target in names and disk.source]
@@ -186,7 +186,7 @@ def _walk(
                 yield OtherFile(str(path), status.st_dev, FileState.told_by(status))
 
 
-def found_in(
+def changed_other_files(
     context: Context,
     members: Iterable[PoolSnapshot],
     xmls: Sequence[str],

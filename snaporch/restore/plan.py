@@ -45,7 +45,7 @@ def make_restore_plan(
     disks_only: bool = False,
     discard_newer: bool = False,
     bundle: Path | None = None,
-    apart: bool = False,
+    despite_other_disks: bool = False,
     also_roll_back: bool = False,
     keep_definition: bool = False,
 ) -> RestorePlan:
@@ -58,8 +58,8 @@ def make_restore_plan(
         discard_newer: snapshots newer than this one may be destroyed.
         bundle: the bundle's directory, if it is not in the store.
         also_roll_back: files that are not the guest's may be rolled back with it.
-        apart: RAM may be resumed over disks that are of another time, and disks be put back over
-            files that are not what they were.
+        despite_other_disks: RAM may be resumed over disks that are not in the snapshot, and disks
+            may be put back over backing files that have changed.
         keep_definition: the domain stays defined as it is, where no RAM is resumed.
 
     Raises:
@@ -95,7 +95,7 @@ def make_restore_plan(
         boot=cold or (resumes and record.level not in (Level.RAM, Level.OFF)),
         running=manifest is not None and manifest.was_running and not paused,
         also_roll_back=also_roll_back,
-        apart=apart,
+        despite_other_disks=despite_other_disks,
         keep_definition=keep_definition,
     )
     if keep_definition:
@@ -129,7 +129,7 @@ def check_plan(
         check_files_beneath(plan, plan.manifest)
     check_holders(context, plan.thing, [member.dataset for member in plan.snapshots])
     check_newer(context, plan, discard=discard_newer)
-    if plan.ram is not None and plan.manifest is not None and not plan.apart:
+    if plan.ram is not None and plan.manifest is not None and not plan.despite_other_disks:
         check_one_instant(plan, plan.manifest)
     plan = _checked_fitness(context, plan, disks_only=disks_only)
     check_others_writes(context, plan)

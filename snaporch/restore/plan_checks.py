@@ -45,7 +45,7 @@ def check_files_beneath(plan: RestorePlan, manifest: Manifest) -> None:
     Raises:
         RefusedError: it is not.
     """
-    if not plan.apart:
+    if not plan.despite_other_disks:
         step = _DISKS_ONLY if plan.undoes else _DESPITE
         needs_all = plan.ram is not None or not plan.undoes
         check_beneath(plan.thing, manifest, step, unknown_too=needs_all)

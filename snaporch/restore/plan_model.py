@@ -13,7 +13,7 @@ from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import Domain, PoolSnapshot, SnapshotRecord
 from snaporch.restore.journal import KeptDataset
-from snaporch.restore.other_files import excluded, found_in
+from snaporch.restore.other_files import changed_other_files, excluded_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RestorePlan:
     """Parts of the bundle that differ from the manifest, and are not put back."""
     unfit: Mapping[str, RefusedError] = field(default_factory=dict)
     """Parts of the bundle that have no place on this host, and are not put back; and why."""
-    apart: bool = False
+    despite_other_disks: bool = False
     """Whether disks and what lies beneath them may be of another time."""
     keep_definition: bool = False
     """Whether the domain stays defined as it is."""
@@ -98,8 +98,8 @@ class RestorePlan:
         paths = [path for path in (*then, *now) if path is not None]
         apart = [disk.source for disk in disks if disk.is_apart and disk.source]
         if self.manifest is None and self.domain is not None:
-            apart = excluded(context, self.domain)
-        return found_in(context, self.snapshots, xmls, paths, apart)
+            apart = excluded_images(context, self.domain)
+        return changed_other_files(context, self.snapshots, xmls, paths, apart)
 
 
 def readable_xml(xml: str | None) -> str | None:

@@ -44,26 +44,32 @@ class RestoreObservation:
     ending: Ending
 
 
-def decide(sight: RestoreObservation) -> RestoreAction:
+def decide(observed: RestoreObservation) -> RestoreAction:
     """The one thing to do: nothing is rolled back under a guest, nor after it may have run."""
-    if not sight.rolling:
-        return RestoreAction.FORWARD if sight.stopping and not sight.active else RestoreAction.UNDO
-    if not sight.rolled_back:
-        if sight.active:
-            return RestoreAction.TORN
-        return RestoreAction.FORWARD if sight.barred else RestoreAction.CHANGED
-    if sight.active:
-        return RestoreAction.COMPLETE
-    if sight.ending is not Ending.RESUME:
-        return RestoreAction.FORWARD
-    if sight.resuming:
+    if not observed.rolling:
         return (
-            RestoreAction.FORWARD if sight.barred and sight.untouched else RestoreAction.LEAVE_OFF
+            RestoreAction.FORWARD
+            if observed.stopping and not observed.active
+            else RestoreAction.UNDO
         )
-    return RestoreAction.FORWARD if sight.barred else RestoreAction.CHANGED
+    if not observed.rolled_back:
+        if observed.active:
+            return RestoreAction.TORN
+        return RestoreAction.FORWARD if observed.barred else RestoreAction.CHANGED
+    if observed.active:
+        return RestoreAction.COMPLETE
+    if observed.ending is not Ending.RESUME:
+        return RestoreAction.FORWARD
+    if observed.resuming:
+        return (
+            RestoreAction.FORWARD
+            if observed.barred and observed.untouched
+            else RestoreAction.LEAVE_OFF
+        )
+    return RestoreAction.FORWARD if observed.barred else RestoreAction.CHANGED
 
 
-def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> RestoreAction:
+def choose_action(context: Context, old: OldRestore, *, dry_run: bool) -> RestoreAction:
     """Look, and decide.
 
     Args:

@@ -32,7 +32,7 @@ class RestoreRequest:
     discard_newer: bool = False
     keep_running: bool = False
     safety: bool = True
-    apart: bool = False
+    despite_other_disks: bool = False
     also_roll_back: bool = False
     keep_definition: bool = False
     despite_damage: bool = False
@@ -81,7 +81,7 @@ class RestoreRequest:
             disks_only=self.disks_only,
             discard_newer=self.discard_newer,
             bundle=self.bundle,
-            apart=self.apart,
+            despite_other_disks=self.despite_other_disks,
             also_roll_back=self.also_roll_back,
             keep_definition=self.keep_definition,
         )

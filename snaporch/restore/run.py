@@ -31,18 +31,18 @@ from snaporch.restore.journal import (
 from snaporch.restore.plan_checks import check_files_beneath, check_others_writes
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
-from snaporch.restore.recovery_decision import RestoreAction, fate_of
+from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.safety_catalog import RECORD, copies_of
-from snaporch.restore.safety_copy import Safety
+from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.source import NotWholeError
 from snaporch.restore.start_lock import has_bar, is_barred
 from snaporch.restore.steps import (
     RestoreSteps,
+    cancel_restore,
     check_newer_may_go,
     check_nothing_new,
     check_targets,
     forget_restore,
-    give_up,
 )
 
 
@@ -129,8 +129,8 @@ def check_as_shown(shown: RestorePlan, current: RestorePlan) -> None:
     Raises:
         RefusedError: something else was shown; says what.
     """
-    now = _consented(current)
-    changed = [what for what, then in _consented(shown).items() if then != now[what]]
+    now = _what_was_shown(current)
+    changed = [what for what, then in _what_was_shown(shown).items() if then != now[what]]
     if changed:
         raise RefusedError(
             shown.thing,
@@ -139,7 +139,7 @@ def check_as_shown(shown: RestorePlan, current: RestorePlan) -> None:
         )
 
 
-def _consented(plan: RestorePlan) -> dict[str, object]:
+def _what_was_shown(plan: RestorePlan) -> dict[str, object]:
     domain = plan.domain
     return {
         "the snapshot": (plan.record.run, tuple((s.full_name, s.guid) for s in plan.snapshots)),
@@ -183,33 +183,33 @@ def restore(
 def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool) -> Restored:
     record = plan.record
     context.interrupt.check(record.domain)
-    plan, run = _with_image(context, plan)
+    plan, run = _with_ram_image(context, plan)
     try:
-        older = _make_way(context, record.uuid)
+        older = _earlier_restores(context, record.uuid)
         facts = _facts(context, plan, run, older, safety=safety, keep_running=keep_running)
     except BaseException:
         context.store.discard_partial(record.uuid, run)
         raise
     journal = RestoreJournal(context.config.paths.journal, facts)
-    work = RestoreSteps(context, facts, journal)
-    _prepare(context, plan, facts, journal, work)
+    steps = RestoreSteps(context, facts, journal)
+    _prepare(context, plan, facts, journal, steps)
     for old in older:
         forget_restore(context, old.path, old.facts)
     try:
-        work.go_forward()
+        steps.go_forward()
     except (SnaporchError, OSError) as error:
         journal.close(settled=False)
-        raise half_way(context, facts, error) from error
+        raise half_done_error(context, facts, error) from error
     journal.close(settled=True)
     context.store.discard_partial(record.uuid, run)
     state, clock = context.hypervisor.state(record.uuid), False
     if state is DomainState.RUNNING and plan.ram is not None:
         clock = context.hypervisor.set_guest_clock(record.uuid)
-    undo = str(work.undo) if work.undo and not facts.half_way else None
+    undo = str(steps.undo) if steps.undo and not facts.half_way else None
     return Restored(record, state, plan.ram is not None, clock, undo)
 
 
-def half_way(context: Context, facts: RestoreFacts, error: Exception) -> AttentionError:
+def half_done_error(context: Context, facts: RestoreFacts, error: Exception) -> AttentionError:
     """What to say of a restore that has begun to roll back and cannot go on."""
     step = f"mend the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
     if facts.ending is Ending.RESUME and facts.undoes:
@@ -220,7 +220,7 @@ def half_way(context: Context, facts: RestoreFacts, error: Exception) -> Attenti
         step += f" (or boot it: {shlex.join(again)})"
     if back := undo_command(facts):
         step += f" (or go back: {back})"
-    state, barred = _guest(context, facts.uuid)
+    state, barred = _guest_state(context, facts.uuid)
     how = f"{state} and cannot be started until it is finished" if barred else state
     what = "undo" if facts.undoes else "restore"
     reason = f"the {what} stopped half way ({error}); the guest is {how}"
@@ -240,7 +240,7 @@ def _prepare(
     plan: RestorePlan,
     facts: RestoreFacts,
     journal: RestoreJournal,
-    work: RestoreSteps,
+    steps: RestoreSteps,
 ) -> None:
     """All that can be undone; on any failure it is.
 
@@ -250,15 +250,15 @@ def _prepare(
     stopping = False
     try:
         with journal.step(RestoreStep.SAFETY):
-            work.save()
+            steps.save()
         context.interrupt.check(facts.domain)
         _check_unchanged(context, plan, facts)
         with journal.step(RestoreStep.STOP):
             stopping = True
-            work.stop()
+            steps.stop()
     except BaseException as error:
         journal.close(settled=False)
-        text = give_up(context, facts, journal.path)
+        text = cancel_restore(context, facts, journal.path)
         if stopping and isinstance(error, (SnaporchError, OSError)) and _is_off(context, facts):
             raise RunFailedError(
                 facts.domain,
@@ -296,18 +296,18 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
     check_newer_may_go(context, facts)
 
 
-def _make_way(context: Context, uuid: str) -> list[OldRestore]:
+def _earlier_restores(context: Context, uuid: str) -> list[OldRestore]:
     """Restores that were cut short before: undone, or superseded by the one that begins."""
     older = []
     for old in unfinished(context.config.paths.journal, uuid):
-        if fate_of(context, old, dry_run=False) is RestoreAction.UNDO:
-            give_up(context, old.facts, old.path)
+        if choose_action(context, old, dry_run=False) is RestoreAction.UNDO:
+            cancel_restore(context, old.facts, old.path)
         else:
             older.append(old)
     return older
 
 
-def _with_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, str]:
+def _with_ram_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, str]:
     """The plan with an image that libvirt can read, and the run it was made for.
 
     It is made while the guest still runs, in a place that the run's end or the next prune clears.
@@ -355,7 +355,7 @@ def _facts(
         _check_savable(context, plan)
     ending = Ending.RESUME if plan.ram else Ending.BOOT if plan.boot else Ending.OFF
     before = domain.inactive_xml if domain is not None else None
-    whole = _whole_copy(context, domain, older)
+    whole = _copy_with_whole_disks(context, domain, older)
     return RestoreFacts(
         run=run,
         domain=record.domain,
@@ -374,7 +374,7 @@ def _facts(
         before=before,
         after=plan.text(Role.INACTIVE_XML) or before,
         files=_files(plan),
-        safety=str(Safety.place(context, record.uuid)) if safety else "",
+        safety=str(SafetyCopyWriter.place(context, record.uuid)) if safety else "",
         keep_running=keep_running and runs,
         supersedes=tuple(old.facts.run for old in older),
         kept=plan.kept,
@@ -384,7 +384,9 @@ def _facts(
     )
 
 
-def _whole_copy(context: Context, domain: Domain | None, older: list[OldRestore]) -> str | None:
+def _copy_with_whole_disks(
+    context: Context, domain: Domain | None, older: list[OldRestore]
+) -> str | None:
     """Of disks of two instants: the safety copy of the time before, empty if there is none.
 
     ``None`` if they are whole. A script that undoes a restore keeps no journal: what it leaves half
@@ -423,7 +425,7 @@ def _files(plan: RestorePlan) -> tuple[HostFile, ...]:
     return tuple(found)
 
 
-def _guest(context: Context, uuid: str) -> tuple[str, bool]:
+def _guest_state(context: Context, uuid: str) -> tuple[str, bool]:
     """Its state, and whether it is kept from being started."""
     try:
         domain = context.hypervisor.find(uuid)

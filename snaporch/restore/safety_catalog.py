@@ -142,7 +142,7 @@ def copies_of(store: BundleStore, domain: str | None = None) -> list[SafetyCopy]
     return sorted(found, key=lambda copy: copy.name)
 
 
-def identity(context: Context, domain: str) -> tuple[str, str]:
+def name_and_uuid(context: Context, domain: str) -> tuple[str, str]:
     """Name and UUID of a domain, which may be undefined if there are safety copies of it.
 
     Raises:
@@ -163,7 +163,7 @@ def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
         NotFoundError: there is none.
         RefusedError: one says what no snaporch of this version writes.
     """
-    called, uuid = identity(context, domain)
+    called, uuid = name_and_uuid(context, domain)
     paths = sorted((context.store.root / uuid).glob(f"{DIRECTORY}*/{RECORD}"))
     if not paths:
         raise NotFoundError(

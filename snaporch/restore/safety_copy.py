@@ -63,7 +63,7 @@ _MARGIN = 1.1
 
 
 @dataclass
-class Safety:
+class SafetyCopyWriter:
     """The safety copy of one restore."""
 
     context: Context
@@ -81,7 +81,9 @@ class Safety:
         return context.store.root / uuid / f"{DIRECTORY}{stamp}"
 
     @classmethod
-    def begin(cls, context: Context, directory: Path, targets: tuple[Target, ...]) -> Safety:
+    def begin(
+        cls, context: Context, directory: Path, targets: tuple[Target, ...]
+    ) -> SafetyCopyWriter:
         """An empty one; what an earlier attempt left in its directory goes, but for the RAM."""
         safety = cls(context, directory, targets)
         safety._sweep()

@@ -9,10 +9,10 @@ from pathlib import Path
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.restore.journal import OldRestore, RestoreStep, unfinished
-from snaporch.restore.recovery_decision import RestoreAction, fate_of
+from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.safety_catalog import RECORD, SafetyCopy, choose
 from snaporch.restore.start_lock import has_bar
-from snaporch.restore.steps import give_up
+from snaporch.restore.steps import cancel_restore
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class UndoneRestores:
     """Whether the guest still cannot be started, for its disks are half rolled back."""
 
     @property
-    def suffices(self) -> bool:
+    def is_enough(self) -> bool:
         """Whether the last restore is undone by it."""
         return bool(self.done) and not self.left and not self.kept_off
 
 
-def take_back(context: Context, uuid: str, *, dry_run: bool = False) -> UndoneRestores:
+def undo_without_copy(context: Context, uuid: str, *, dry_run: bool = False) -> UndoneRestores:
     """Undo restores that have rolled back nothing. The caller holds the domain's lock.
 
     Args:
@@ -50,18 +50,18 @@ def take_back(context: Context, uuid: str, *, dry_run: bool = False) -> UndoneRe
         elif dry_run:
             done.append(f"the {old.facts.what} was cut short: {RestoreAction.UNDO}")
         else:
-            how = give_up(context, old.facts, old.path)
+            how = cancel_restore(context, old.facts, old.path)
             done.append(f"undid the {old.facts.what}, which had been cut short: {how}")
     kept_off = not dry_run and has_bar(journal, context.hypervisor.find(uuid))
     return UndoneRestores(tuple(done), tuple(left), kept_off)
 
 
 def _needs_no_copy(context: Context, old: OldRestore, *, dry_run: bool) -> bool:
-    fate, progress = fate_of(context, old, dry_run=dry_run), old.progress
-    if fate is RestoreAction.UNDO:
+    action, progress = choose_action(context, old, dry_run=dry_run), old.progress
+    if action is RestoreAction.UNDO:
         return True
     if (
-        fate is not RestoreAction.FORWARD
+        action is not RestoreAction.FORWARD
         or progress.has_begun(RestoreStep.ROLLBACK)
         or _has_copy(old)
     ):

@@ -33,8 +33,8 @@ from snaporch.restore.journal import (
     unfinished,
 )
 from snaporch.restore.newer_snapshots import check_destroyable, is_safety
-from snaporch.restore.other_files import excluded, own_by_dataset
-from snaporch.restore.safety_copy import Safety
+from snaporch.restore.other_files import excluded_images, own_by_dataset
+from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.start_lock import as_defined, barred
 from snaporch.zfs import PoolError
 
@@ -53,7 +53,7 @@ class RestoreSteps:
         self._facts = facts
         self._journal = journal
         self._progress = progress
-        self._safety: Safety | None = None
+        self._safety: SafetyCopyWriter | None = None
         self.undo: Path | None = None
         """The script that undoes it, once there is one."""
 
@@ -64,8 +64,10 @@ class RestoreSteps:
         hold(self._context, self._facts.targets)
         if not self._facts.safety:
             return
-        self._tell("saving what will be discarded")
-        self._safety = Safety.begin(self._context, Path(self._facts.safety), self._facts.targets)
+        self._report("saving what will be discarded")
+        self._safety = SafetyCopyWriter.begin(
+            self._context, Path(self._facts.safety), self._facts.targets
+        )
         if self._facts.keep_running and not self._safety.has_ram:
             self._safety.check_room(self._context.hypervisor.ram_in_use(self._facts.uuid))
         self._safety.save()
@@ -103,7 +105,9 @@ class RestoreSteps:
         xmls = [xml for xml in (self._facts.before, self._facts.after, live) if xml is not None]
         sources = [disk.source for disk in domain.disks] if domain is not None else []
         found = own_by_dataset(xmls, [source for source in sources if source])
-        apart = own_by_dataset([], excluded(self._context, domain)) if domain is not None else {}
+        apart = (
+            own_by_dataset([], excluded_images(self._context, domain)) if domain is not None else {}
+        )
         return {
             name: [place for place in places if place not in apart.get(name, ())]
             for name, places in found.items()
@@ -115,7 +119,7 @@ class RestoreSteps:
                 raise RefusedError(self._facts.domain, "was started meanwhile", "restore it again")
             if self._safety is not None and domain.inactive_xml is None:
                 self._safety.keep_files(domain)  # libvirt deletes the TPM state of a transient one
-            self._tell("stopping the guest")
+            self._report("stopping the guest")
             if self._facts.keep_running and self._safety is not None:
                 self._context.hypervisor.save(self._facts.uuid, self._safety.ram)
                 self._safety.ram.chmod(0o600)
@@ -143,9 +147,9 @@ class RestoreSteps:
         self.define()
         if self._facts.ending is Ending.BOOT:
             with self._journal.step(RestoreStep.BOOT):
-                self._tell("booting")
+                self._report("booting")
                 self._context.hypervisor.start(self._facts.uuid, paused=False)
-        let_targets_go(self._context, self._facts)
+        release_targets(self._context, self._facts)
 
     def define(self) -> None:
         """The definition of the snapshot, which lifts the bar."""
@@ -158,7 +162,7 @@ class RestoreSteps:
     def _resume(self) -> None:
         self._journal.wrote(written_now(self._context, self._facts))
         with self._journal.step(RestoreStep.RESUME):
-            self._tell("resuming from RAM")
+            self._report("resuming from RAM")
             try:
                 self._context.hypervisor.restore(Path(self._facts.ram), running=self._facts.running)
             except SnaporchError:
@@ -175,7 +179,7 @@ class RestoreSteps:
         ]
         if not left:
             return
-        self._tell(f"rolling back {', '.join(target.dataset for target in left)}")
+        self._report(f"rolling back {', '.join(target.dataset for target in left)}")
         check_targets(self._context, left)
         for target in left:
             self._check_off()
@@ -205,7 +209,7 @@ class RestoreSteps:
                 )
         snapshots = [name for name in newer if "@" in name]
         # of restores that this one takes the place of, and of their copies
-        let_go(self._context, snapshots, HOLD, UNDO_HOLD)
+        release_holds(self._context, snapshots, HOLD, UNDO_HOLD)
         pool.destroy_snapshots(snapshots)
         for name in newer:
             if "#" in name:
@@ -228,7 +232,7 @@ class RestoreSteps:
         if domain is not None and domain.active:
             raise RunFailedError(self._facts.domain, "was started by someone in the middle of it")
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._context.progress.step(self._facts.domain, text)
 
 
@@ -287,14 +291,14 @@ def hold(context: Context, targets: Sequence[Target]) -> None:
             context.pool.hold([target.full_name], HOLD)
 
 
-def let_go(context: Context, snapshots: Sequence[str], *tags: str) -> None:
+def release_holds(context: Context, snapshots: Sequence[str], *tags: str) -> None:
     """Let snapshots be destroyed again that snaporch holds with these tags."""
     for name in snapshots:
         for tag in sorted({*tags}.intersection(context.pool.holds(name))):
             context.pool.release([name], tag)
 
 
-def let_targets_go(context: Context, facts: RestoreFacts) -> None:
+def release_targets(context: Context, facts: RestoreFacts) -> None:
     """Let go of a restore's targets, but for those of another that was cut short.
 
     What a safety copy follows upon stays held, as long as there is the copy.
@@ -303,16 +307,16 @@ def let_targets_go(context: Context, facts: RestoreFacts) -> None:
     others = unfinished(context.config.paths.journal, facts.uuid)
     kept = {each for old in others if old.facts.run != facts.run for each in old.facts.targets}
     over = [each for each in facts.targets if each not in kept]
-    let_go(context, [target.full_name for target in _present(context, over)], HOLD)
+    release_holds(context, [target.full_name for target in _present(context, over)], HOLD)
 
 
 def forget_restore(context: Context, path: Path, facts: RestoreFacts) -> None:
     """Forget a restore that is over, and let go of its targets."""
-    let_targets_go(context, facts)
+    release_targets(context, facts)
     forget(path)
 
 
-def give_up(context: Context, facts: RestoreFacts, journal: Path) -> str:
+def cancel_restore(context: Context, facts: RestoreFacts, journal: Path) -> str:
     """Undo a restore that has rolled back nothing; how the guest is then, in words.
 
     Raises:
@@ -321,8 +325,10 @@ def give_up(context: Context, facts: RestoreFacts, journal: Path) -> str:
     try:
         domain = context.hypervisor.find(facts.uuid)
         if facts.before is not None and domain is not None and not facts.supersedes:
-            _lift(context, facts, domain)
-        safety = Safety(context, Path(facts.safety), facts.targets) if facts.safety else None
+            _put_definition_back(context, facts, domain)
+        safety = (
+            SafetyCopyWriter(context, Path(facts.safety), facts.targets) if facts.safety else None
+        )
         off = domain is None or not domain.active
         text = "the guest was not touched"
         if off and facts.boot:
@@ -343,7 +349,7 @@ def give_up(context: Context, facts: RestoreFacts, journal: Path) -> str:
     return text
 
 
-def _lift(context: Context, facts: RestoreFacts, domain: Domain) -> None:
+def _put_definition_back(context: Context, facts: RestoreFacts, domain: Domain) -> None:
     if facts.before is not None and domain.inactive_xml != facts.before:
         whole = as_defined(context, domain)
         if whole is not domain:  # it was barred, by this restore

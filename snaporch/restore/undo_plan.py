@@ -64,7 +64,7 @@ def make_undo_plan(
         boot=False,
         running=manifest.was_running,
         also_roll_back=also_roll_back,
-        apart=disks_only,
+        despite_other_disks=disks_only,
         undoes=copy.name,
         kept=kept,
     )

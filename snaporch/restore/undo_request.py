@@ -12,8 +12,8 @@ from snaporch.locks import domain_lock
 from snaporch.recovery.settle import recover_leftovers, recover_runs
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.run import Restored, check_as_shown, restore
-from snaporch.restore.safety_catalog import SafetyCopy, choose, identity
-from snaporch.restore.select_undo import choose_last, take_back
+from snaporch.restore.safety_catalog import SafetyCopy, choose, name_and_uuid
+from snaporch.restore.select_undo import choose_last, undo_without_copy
 from snaporch.restore.undo_plan import make_undo_plan
 
 
@@ -50,7 +50,7 @@ def preview_undo(
     Raises:
         SnaporchError: as :func:`choose_last` and :func:`make_undo_plan`.
     """
-    name, uuid = identity(context, request.domain)
+    name, uuid = name_and_uuid(context, request.domain)
     copy = _choose_copy(context, request, name, uuid, report, dry_run=True)
     return None if copy is None else (request.plan(context, copy), copy)
 
@@ -76,7 +76,7 @@ def run_undo(
     Raises:
         SnaporchError: as :func:`make_undo_plan`, :func:`check_as_shown` and :func:`restore`.
     """
-    name, uuid = identity(context, request.domain)
+    name, uuid = name_and_uuid(context, request.domain)
     recover_leftovers(context)
     longest = context.config.settings(name, uuid).wait if wait is None else wait
 
@@ -115,9 +115,9 @@ def _choose_copy(
     dry_run: bool = False,
 ) -> SafetyCopy | None:
     """Choose the safety copy to undo with; ``None`` if the last restore is undone without one."""
-    taken = take_back(context, uuid, dry_run=dry_run)
+    taken = undo_without_copy(context, uuid, dry_run=dry_run)
     for text in taken.done:
         report(f"{name}: {text}")
     if request.copy is not None:
         return choose(context, uuid, request.copy)
-    return None if taken.suffices else choose_last(context, uuid, taken.left)
+    return None if taken.is_enough else choose_last(context, uuid, taken.left)

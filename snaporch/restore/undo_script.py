@@ -108,7 +108,7 @@ newer() { # CONDITION: the dataset's snapshots born after $born of which it is t
         awk -F'\t' -v born="$born" "\$1 > born && ($1) { print \$4 }"
 }
 
-let_newer_go() { # SNAPSHOT: what is newer, and held by snaporch itself
+release_newer() { # SNAPSHOT: what is newer, and held by snaporch itself
     dataset=${1%@*} born=$(zfs get -Hpo value createtxg "$1")
     newer '$2 != "0" && $2 != "-"' | while read -r name; do
         for tag in @TAGS@; do zfs release "$tag" "$name" 2>/dev/null || true; done
@@ -236,7 +236,7 @@ def undo_script(
     ]
     for target in manifest.snapshots:
         name = shlex.quote(f"{target.dataset}@{target.name}")
-        lines += [f"let_newer_go {name}", f"zfs rollback -r {name}"]
+        lines += [f"release_newer {name}", f"zfs rollback -r {name}"]
         lines.append(f"zfs release {HOLD} {name} 2>/dev/null || true")
     for kept in copy.record.kept:
         lines += [f"zfs receive -F {shlex.quote(kept.dataset)} < {name}" for name in kept.streams]

@@ -770,7 +770,7 @@ def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monk
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("snaporch.restore.run.give_up", die)
+        patched.setattr("snaporch.restore.run.cancel_restore", die)
         taken.hooks.at["hypervisor.destroy"] = die
         with pytest.raises(Killed):
             snaporch("restore", "web@s1", "--yes")

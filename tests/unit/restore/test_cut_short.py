@@ -14,12 +14,16 @@ from snaporch.journal import JournalError
 from snaporch.model import DatasetKind, DomainState
 from snaporch.prune.prune import prune
 from snaporch.recovery.settle import foresee, recover
-from snaporch.restore import disk_changes, disk_checks, steps
-from snaporch.restore import recovery_decision as fate
+from snaporch.restore import disk_changes, disk_checks, recovery_decision, steps
 from snaporch.restore import run as restore_module
 from snaporch.restore.journal import Ending, RestoreJournal, RestoreStep, unfinished
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.recovery_decision import RestoreAction, RestoreObservation, decide, fate_of
+from snaporch.restore.recovery_decision import (
+    RestoreAction,
+    RestoreObservation,
+    choose_action,
+    decide,
+)
 from snaporch.restore.run import restore
 from snaporch.restore.source import reading, records_called
 from snaporch.snapshot.run import take_snapshot
@@ -83,7 +87,7 @@ def kill(monkeypatch):
 
         with monkeypatch.context() as patched:
             patched.setattr(RestoreJournal, "step", step)
-            patched.setattr(restore_module, "give_up", no_code_runs)
+            patched.setattr(restore_module, "cancel_restore", no_code_runs)
             with pytest.raises(Killed):
                 yield
 
@@ -413,7 +417,7 @@ def test_no_snapshot_is_taken_to_see_what_no_resumed_guest_wrote(story, world, k
         put_back(world)
     (old,) = unfinished(world.paths.journal, story.domain.uuid)
     world.hooks.log.clear()
-    assert fate_of(world.context, old, dry_run=False) is RestoreAction.FORWARD
+    assert choose_action(world.context, old, dry_run=False) is RestoreAction.FORWARD
     assert world.hooks.log == []
 
 
@@ -421,7 +425,7 @@ def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
     story, world, kill, monkeypatch
 ):
     """Its target has gone: at both times the same was told, of the other one alone."""
-    for module in (fate, steps):
+    for module in (recovery_decision, steps):
         monkeypatch.setattr(module, "written_now", lambda *_, **__: {"flash/web": 0})
     with kill("after", RestoreStep.RESUME):
         put_back(world)
@@ -594,7 +598,7 @@ def test_one_that_cannot_be_stopped_by_saving_goes_on(story, world):
 # -- the decision -------------------------------------------------------------------------------
 
 
-def sights():
+def observations():
     flags = [
         "active",
         "barred",
@@ -612,16 +616,16 @@ def sights():
 
 
 def test_no_decision_rolls_back_under_a_guest_or_over_its_writes():
-    for sight in sights():
-        fate = decide(sight)
-        if fate is RestoreAction.FORWARD:
-            assert not sight.active
-            assert sight.rolling or sight.stopping
-            if sight.rolling and not sight.rolled_back:
-                assert sight.barred
-            if sight.rolled_back and sight.ending is Ending.RESUME and sight.resuming:
-                assert (sight.barred and sight.untouched) or not sight.rolling
-        if fate is RestoreAction.UNDO:
-            assert not sight.rolling
-        done = sight.rolling and sight.rolled_back and sight.active
-        assert (fate is RestoreAction.COMPLETE) is done
+    for observed in observations():
+        action = decide(observed)
+        if action is RestoreAction.FORWARD:
+            assert not observed.active
+            assert observed.rolling or observed.stopping
+            if observed.rolling and not observed.rolled_back:
+                assert observed.barred
+            if observed.rolled_back and observed.ending is Ending.RESUME and observed.resuming:
+                assert (observed.barred and observed.untouched) or not observed.rolling
+        if action is RestoreAction.UNDO:
+            assert not observed.rolling
+        done = observed.rolling and observed.rolled_back and observed.active
+        assert (action is RestoreAction.COMPLETE) is done

@@ -360,7 +360,7 @@ def test_ram_is_not_resumed_over_a_disk_of_another_time(split, world):
     assert "vdz (not on ZFS" in text
     assert "--despite-other-disks" in text
     assert plan(world, cold=True).ram is None
-    assert make_restore_plan(world.context, "web", "s1", apart=True).ram is not None
+    assert make_restore_plan(world.context, "web", "s1", despite_other_disks=True).ram is not None
 
 
 def test_a_bundle_that_does_not_say_which_disks_are_apart_is_read_by_the_reason(split, world):
@@ -398,7 +398,7 @@ def test_a_file_beneath_a_disk_that_is_in_no_snapshot_has_to_be_the_same(overlai
         text = refusal(world, cold=cold)
         assert f"{overlaid}, which lies beneath vda and is not in the snapshot, was changed" in text
         assert "--despite-other-disks" in text
-    assert make_restore_plan(world.context, "web", "s1", apart=True).ram is not None
+    assert make_restore_plan(world.context, "web", "s1", despite_other_disks=True).ram is not None
 
 
 def test_a_file_beneath_a_disk_that_is_gone(overlaid, world):

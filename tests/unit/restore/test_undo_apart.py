@@ -88,7 +88,7 @@ def test_what_lies_beneath_a_disk_is_the_same(world, trouble):
     snapshot(world)
     if trouble == "unknown":
         top.write_bytes(b"QFI\xfb is no header")
-    put_back(world, keep_running=True, apart=True)
+    put_back(world, keep_running=True, despite_other_disks=True)
     if trouble == "changed":
         base.write_bytes(b"committed")
     if trouble is None:
@@ -110,7 +110,7 @@ def test_nor_are_disks_brought_back_over_a_base_that_was_changed(world, trouble)
     snapshot(world)
     if trouble == "unknown":
         top.write_bytes(b"QFI\xfb is no header")
-    put_back(world, apart=True)
+    put_back(world, despite_other_disks=True)
     if trouble == "changed":
         base.write_bytes(b"committed")
         assert f"{base}, which lies beneath vda" in refusal(world)

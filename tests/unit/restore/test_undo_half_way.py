@@ -11,7 +11,7 @@ from snaporch.restore import run as restore_module
 from snaporch.restore import steps
 from snaporch.restore.journal import RestoreStep, unfinished
 from snaporch.restore.safety_catalog import choose, copies_of
-from snaporch.restore.safety_copy import Safety
+from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.start_lock import left_barred
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
@@ -171,9 +171,9 @@ def stopping(story, world, monkeypatch):
             world.guest().inactive = None
         story.write(b"weeks of work")
         with monkeypatch.context() as patched:
-            patched.setattr(Safety, "write_script", dies)
+            patched.setattr(SafetyCopyWriter, "write_script", dies)
             patched.setattr(steps, "check_newer_may_go", dies)
-            patched.setattr(restore_module, "give_up", dies)
+            patched.setattr(restore_module, "cancel_restore", dies)
             with pytest.raises(Killed):
                 restore_how(world, safety=safety, **how)
         domain = world.hypervisor.find(story.domain.uuid)

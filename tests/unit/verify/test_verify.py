@@ -593,4 +593,4 @@ def test_a_backing_file_that_was_changed_fails_and_leaves_the_bundle_its_ram(wor
     assert f"{base}, which lies beneath vda" in outcome.failure.line()
     found = record(world, "over@s1")
     assert (found.level, found.state) == (Level.RAM, BundleState.COMPLETE)
-    assert make_restore_plan(world.context, "over", "s1", apart=True).ram is not None
+    assert make_restore_plan(world.context, "over", "s1", despite_other_disks=True).ram is not None
