@@ -23,11 +23,11 @@ _EXTRACT = "copy the image that lies on it with `snaporch extract`"
 
 
 def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
-    """Refuse a guest whose disks it could not read or write: a rollback can, its start needs it.
+    """Refuse a guest that could not open its disks: the rollback would work, the start would fail.
 
     Raises:
-        RefusedError: a file system is not mounted, a volume has no device node, or one of them was
-            made read-only.
+        RefusedError: a file system is not mounted, a volume has no device node, or one of them is
+            read-only.
     """
     existing = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     for disk in manifest.disks:
@@ -54,10 +54,10 @@ def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
 
 
 def is_read_only(path: Path) -> bool:
-    """Whether nothing can be written to a device, or to the file system of a path.
+    """Whether a device, or the file system of a path, is read-only.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the path cannot be examined.
     """
     status = path.stat()
     if stat.S_ISBLK(status.st_mode):
@@ -67,10 +67,10 @@ def is_read_only(path: Path) -> bool:
 
 
 def check_places(thing: str, manifest: Manifest) -> None:
-    """Refuse to roll back a dataset that the path of its disk does not lead to any more.
+    """Refuse to roll back a dataset to which the path of its disk no longer leads.
 
-    Something else would be discarded than what the guest uses, and the guest go on with a disk that
-    nobody has taken back.
+    The rollback would discard data that the guest does not use, and the guest would run on a disk
+    that was not rolled back.
 
     Raises:
         RefusedError: a disk's path leads to another dataset, file or partition than it did.
@@ -90,9 +90,9 @@ def check_places(thing: str, manifest: Manifest) -> None:
 
 
 def _leads_to(disk: DiskEntry) -> str | None:
-    """The dataset and the file in it; the dataset alone if no more can be told of it.
+    """Return the dataset, and the file in it if both are known.
 
-    ``None`` if there is nothing at its path, nor could be: no device, nothing mounted.
+    ``None`` if the path does not exist and its dataset is not mounted.
     """
     assert disk.dataset is not None
     assert disk.source is not None
@@ -106,7 +106,7 @@ def _leads_to(disk: DiskEntry) -> str | None:
         if number != disk.partition and disk.partition is not None:
             return f"{found.name}, partition {number}"
         return _with(disk, resolver.inside(real, found))
-    except FileNotFoundError:  # deleted since, and the rollback brings it back
+    except FileNotFoundError:  # deleted since the snapshot; the rollback brings it back
         try:
             root = resolver.mount_point_of(disk.dataset)
         except resolver.NotOnZfsError:
@@ -120,17 +120,17 @@ def _leads_to(disk: DiskEntry) -> str | None:
 
 
 def _with(disk: DiskEntry, inside: str | None) -> str:
-    """With the file in it, where it was noted which that was."""
+    """Return the dataset, with the file in it if the manifest recorded the file."""
     return f"{disk.dataset} {inside}" if inside and disk.inside is not None else f"{disk.dataset}"
 
 
 def check_named(thing: str, manifest: Manifest, domain: Domain) -> None:
-    """Refuse to roll back for a guest that stays defined as it is, with other disks.
+    """Refuse to roll back for a guest whose definition stays as it is and names other disks.
 
     Raises:
-        RefusedError: a disk of the snapshot is none of the domain's.
+        RefusedError: the definition does not name a disk of the snapshot.
     """
-    boots = domain.inactive_xml if domain.active else None  # a guest that runs may be another
+    boots = domain.inactive_xml if domain.active else None  # its live definition may differ
     disks = domain.disks if boots is None else domain_xml.disks(domain_xml.parse(boots))
     named = {disk.source for disk in disks}
     for disk in manifest.disks:
@@ -145,11 +145,11 @@ def check_named(thing: str, manifest: Manifest, domain: Domain) -> None:
 def as_named_here(
     context: Context, thing: str, manifest: Manifest, snapshots: Iterable[PoolSnapshot]
 ) -> Manifest:
-    """The manifest, with the names that its datasets have now; that some were renamed is told.
+    """Return the manifest with the present names of its datasets, and report renamed datasets.
 
     Raises:
-        RefusedError: the paths of the guest's disks do not lead there as they did, or the old name
-            is another's; it says how a dataset gets its name back.
+        RefusedError: a disk's path does not lead to the renamed dataset, or another dataset has
+            the old name. The error has the ``zfs rename`` that restores the name.
     """
     everything = list(snapshots)
     names = renamed(manifest, everything)
@@ -166,7 +166,7 @@ def as_named_here(
 
 
 def _is_there(disk: DiskEntry) -> bool:
-    """Whether its path leads to the very file or volume."""
+    """Whether the disk's path leads to the file or volume that the manifest names."""
     try:
         found = resolver.resolve(disk.source or "")
         inside = resolver.inside(disk.source or "", found)
@@ -177,12 +177,13 @@ def _is_there(disk: DiskEntry) -> bool:
 
 
 def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None:
-    """Refuse to roll back a dataset beneath something of the host that uses it.
+    """Refuse to roll back a dataset that the host itself uses.
 
-    A file system's files are only looked at as far as loop devices lie over them.
+    For a volume: a mount, swap, device mapper, RAID, a pool or a loop device. For a file system:
+    only a loop device over one of its files.
 
     Raises:
-        RefusedError: something does.
+        RefusedError: names what uses the dataset.
     """
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     over = {dataset: loop for loop, dataset in volume_users.loops()}
@@ -203,10 +204,10 @@ def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None
 
 
 def check_partitions(thing: str, manifest: Manifest) -> None:
-    """Refuse to roll back a volume with partitions of which some are not the guest's.
+    """Refuse to roll back a volume that has other partitions than the guest's.
 
     Raises:
-        RefusedError: there are such.
+        RefusedError: with the numbers of the other partitions.
     """
     own: dict[str, set[int]] = defaultdict(set)
     for disk in manifest.disks:
@@ -223,7 +224,7 @@ def check_partitions(thing: str, manifest: Manifest) -> None:
 
 
 def beneath_inside(manifest: Manifest) -> Iterator[DiskEntry]:
-    """What lies beneath the disks and was snapshotted with them, as if it were a disk itself."""
+    """Yield the backing files that were snapshotted with the disks, in the form of disk entries."""
     for disk in manifest.disks:
         for file in disk.beneath or ():
             yield DiskEntry(
@@ -238,13 +239,14 @@ def beneath_inside(manifest: Manifest) -> Iterator[DiskEntry]:
 def check_beneath(
     thing: str, manifest: Manifest, step: str = _EXTRACT, *, unknown_too: bool = True
 ) -> None:
-    """Refuse disks over a file that was not snapshotted with them, and is not what it was.
+    """Refuse disks over a backing file that is in no snapshot and has changed.
 
     Args:
-        unknown_too: also what nobody can know again.
+        step: an alternative to putting the file back, for the error.
+        unknown_too: also refuse a backing file whose former state was not recorded.
 
     Raises:
-        RefusedError: it was written to, replaced, or is gone.
+        RefusedError: a backing file was written to or replaced, or is missing.
     """
     for disk in manifest.disks:
         for file in disk.beneath or ():

@@ -17,9 +17,15 @@ _LEAVE = "restore with --disks-only, which leaves it as it is"
 def unfit_files(
     context: Context, thing: str, uuid: str, parts: list[Part], xmls: list[str]
 ) -> dict[str, RefusedError]:
-    """Why NVRAM or TPM state cannot be put back, by the name of the part.
+    """Return for each NVRAM and TPM part that cannot be put back the reason why.
 
-    It is not the place in the definition, not a regular file, or another's.
+    The definition has another path, the path is not a regular file, the file system is read-only,
+    or another domain uses the path.
+
+    Args:
+        xmls: definitions of the guest, from the bundle and of today.
+
+    Returns: the errors, by the name of the part.
     """
     roots = [domain_xml.parse(xml) for xml in xmls]
     stores = {domain_xml.nvram(root) for root in roots}

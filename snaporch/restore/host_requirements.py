@@ -22,13 +22,15 @@ def check_machine(
 ) -> None:
     """Refuse a machine type or CPU that this host does not have.
 
-    What runs at this moment fits, whatever a comparison of its CPU says.
+    Machine type and CPU of a guest that runs on this host are accepted without a comparison.
 
     Args:
-        cpu: what the guest to be resumed saw of its host's CPU, which may have been another's.
+        xml: the definition that is started.
+        resumes: the guest is resumed from RAM, so ``--cold`` is an alternative.
+        cpu: the CPU that the guest to be resumed saw, possibly on another host.
 
     Raises:
-        RefusedError: as libvirt says.
+        RefusedError: with libvirt's reason.
     """
     running = domain.live_xml if domain is not None else None
     if not cpu and running is not None and _hardware(running) == _hardware(xml):
@@ -41,7 +43,7 @@ def check_machine(
 
 
 def _hardware(xml: str) -> tuple[str, str]:
-    """Machine type and CPU, to be compared."""
+    """Return machine type and CPU, for comparison."""
     root = domain_xml.parse(xml)
     kind, cpu = root.find("os/type"), root.find("cpu")
     machine = (kind.get("machine") if kind is not None else None) or ""
@@ -51,13 +53,17 @@ def _hardware(xml: str) -> tuple[str, str]:
 def check_memory(
     context: Context, thing: str, xml: str, manifest: Manifest | None, domain: Domain | None
 ) -> None:
-    """Refuse a guest that needs more memory than the host can give when it is stopped.
+    """Refuse a guest that needs more memory than the host has once the running guest is stopped.
 
-    A resumed guest needs the pages in its RAM image at once; one that boots may have what its
-    definition says. Huge pages are set apart: QEMU takes them all when it starts.
+    A resumed guest needs the pages in its RAM image at once. A guest that boots may use as much as
+    its definition says. Huge pages are counted separately: QEMU takes all of them when it starts.
+
+    Args:
+        xml: the definition that is started.
+        manifest: the manifest with the size of the RAM image; ``None`` for a guest that boots.
 
     Raises:
-        RefusedError: with both figures.
+        RefusedError: with the memory that is needed and the memory that is free.
     """
     huge = domain_xml.huge_memory(domain_xml.parse(xml))
     running = domain.live_xml if domain is not None else None
@@ -78,7 +84,7 @@ def check_memory(
 
 
 def _check_huge_pages(thing: str, huge: dict[int, int], freed: dict[int, int]) -> None:
-    """``freed`` are those of the guest that is stopped."""
+    """Refuse if too few huge pages are free; ``freed`` are those of the guest that is stopped."""
     for size, needed in _by_real_size(huge).items():
         pages = -(-needed // (size << 10))
         free = free_huge_pages(size) + _by_real_size(freed).get(size, 0) // (size << 10)
@@ -101,8 +107,9 @@ def _by_real_size(memory: dict[int, int]) -> dict[int, int]:
 
 
 def free_huge_pages(size: int) -> int:
-    """Pages of ``size`` KiB that can be had: free and promised to nobody, or made when asked for.
+    """Return the number of available huge pages of ``size`` KiB.
 
+    These are free pages without a reservation, and surplus pages that the kernel may still make.
     See the kernel's admin-guide/mm/hugetlbpage.
     """
     place = _HUGE_PAGES / f"hugepages-{size}kB"
@@ -118,16 +125,16 @@ def free_huge_pages(size: int) -> int:
 
 
 def _memory(xml: str) -> int:
-    """What the guest has when it starts, in bytes; libvirt writes it in KiB."""
+    """Return the memory in bytes that the guest starts with; libvirt writes it in KiB."""
     root = domain_xml.parse(xml)
     text = domain_xml.text(root, "currentMemory") or domain_xml.text(root, "memory")
     return int(text or 0) << 10
 
 
 def available_memory() -> int:
-    """Bytes the host can give without swapping: MemAvailable (proc(5)), and what ZFS would cede.
+    """Return the bytes that are available without swapping: MemAvailable (proc(5)) plus the ARC.
 
-    The kernel does not count the ARC as available; it shrinks to its ``c_min``.
+    The kernel does not count ZFS's ARC as available, though it shrinks to its ``c_min``.
     """
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
     available = int(found[1]) << 10 if found else 0

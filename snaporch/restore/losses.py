@@ -1,4 +1,4 @@
-"""What a restore discards, in lines for the user who has to agree."""
+"""Describe what a restore discards, for the user who has to agree to it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from snaporch.restore.safety_catalog import bookmarks_since
 
 _PASSWORD = re.compile(r"""(passwd=['"])[^'"]*""")
 _MOST_LINES = 20
-"""Of a definition that has changed."""
+"""The number of changed lines of a definition that are shown."""
 
 
 def losses(context: Context, plan: RestorePlan) -> list[str]:
-    """What the user gives up, a line each."""
+    """Return a line for each thing that the restore discards or leaves different."""
     lines = []
     if plan.domain is not None and plan.domain.active:
         lines.append(f"the state of the running guest {plan.domain.name}, which will be stopped")
@@ -40,7 +40,7 @@ def losses(context: Context, plan: RestorePlan) -> list[str]:
         lines.append(
             f"what was written to {snapshot.dataset} since the snapshot ({written >> 10} KiB)"
         )
-    if plan.also_roll_back:  # else there are none; and none of it stops the restore
+    if plan.also_roll_back:  # otherwise other files were refused; an error here refuses nothing
         with suppress(RefusedError):
             others = plan.others(context).items()
             lines += [f"in {name}: {named(files)}" for name, files in others]
@@ -52,7 +52,7 @@ def losses(context: Context, plan: RestorePlan) -> list[str]:
 
 
 def _changes_of_definition(plan: RestorePlan) -> list[str]:
-    """What becomes of the definition: metadata, in which a policy may be, included."""
+    """Return the differences of the definitions; metadata is included, as it may have a policy."""
     now = plan.domain.inactive_xml if plan.domain else None
     then = plan.text(Role.INACTIVE_XML)
     if now is None or then is None or now == then:
@@ -61,5 +61,5 @@ def _changes_of_definition(plan: RestorePlan) -> list[str]:
     changes = difflib.unified_diff(before, after, n=0, lineterm="")
     lines = [line for line in list(changes)[2:] if not line.startswith("@@")]
     more = [f"    and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
-    told = [f"    {line[0]} {line[1:].strip()}" for line in lines[:_MOST_LINES]]
-    return ["its definition as it is now (virsh dumpxml --inactive):", *told, *more]
+    shown = [f"    {line[0]} {line[1:].strip()}" for line in lines[:_MOST_LINES]]
+    return ["its definition as it is now (virsh dumpxml --inactive):", *shown, *more]

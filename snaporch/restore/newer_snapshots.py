@@ -1,4 +1,4 @@
-"""Snapshots and bookmarks newer than a restore's target, which a rollback destroys."""
+"""Snapshots and bookmarks that are newer than a restore's target, and that a rollback destroys."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SAFETY_PREFIX = "snaporch-safety_"
 
 
 def is_safety(name: str) -> bool:
-    """Whether it is the safety snapshot of a restore, which a restore may always destroy."""
+    """Whether this is the safety snapshot of a restore, which a restore may always destroy."""
     return f"@{SAFETY_PREFIX}" in name
 
 
 def newer_than(context: Context, members: Sequence[PoolSnapshot]) -> list[str]:
-    """Snapshots and bookmarks that are newer than these."""
+    """Return the snapshots and bookmarks that are newer than these snapshots."""
     return [name for member in members for name in context.pool.newer(member.full_name)]
 
 
@@ -44,7 +44,11 @@ def check_newer(context: Context, plan: RestorePlan, *, discard: bool) -> None:
 
 
 def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[str]) -> None:
-    """Refuse where ZFS would not destroy what is newer, which a rollback has to.
+    """Refuse newer snapshots that ZFS would not destroy, as a rollback has to.
+
+    Args:
+        thing: the subject of the error.
+        uuid: of the guest itself, which is stopped first and may have mounted a snapshot.
 
     Raises:
         RefusedError: a snapshot has clones, is held, or is mounted by another guest.

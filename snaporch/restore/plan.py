@@ -1,4 +1,4 @@
-"""What a restore would do, and every reason not to. All reads."""
+"""Plan a restore, and check every reason to refuse it. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -49,9 +49,11 @@ def make_restore_plan(
     also_roll_back: bool = False,
     keep_definition: bool = False,
 ) -> RestorePlan:
-    """Look everything over.
+    """Plan a restore and make all checks.
 
     Args:
+        domain_name: the name or UUID of the domain.
+        snapshot: the name of the snapshot, or of the run that took it.
         cold: boot from the disks, do not resume from RAM.
         paused: resume from RAM, and leave the guest paused.
         disks_only: roll back, and leave the guest off.
@@ -60,11 +62,11 @@ def make_restore_plan(
         also_roll_back: files that are not the guest's may be rolled back with it.
         despite_other_disks: RAM may be resumed over disks that are not in the snapshot, and disks
             may be put back over backing files that have changed.
-        keep_definition: the domain stays defined as it is, where no RAM is resumed.
+        keep_definition: the domain stays defined as it is; only without RAM.
 
     Raises:
-        NotFoundError: no such snapshot of such a domain.
-        RefusedError: it cannot be done safely, and why.
+        NotFoundError: the domain has no such snapshot.
+        RefusedError: the restore would not be safe; the error has the reason.
     """
     if bundle is None:
         check_store(context.store, context.pool)
@@ -113,12 +115,12 @@ def check_plan(
     disks_only: bool,
     discard_newer: bool,
 ) -> RestorePlan:
-    """See that datasets, disks and files are such that the plan can be carried out on this host.
+    """Check that the plan can be carried out with this host's datasets, disks and files.
 
-    Returns: the plan, knowing which files have no place here.
+    Returns: the plan, with the firmware files that cannot be put back on this host.
 
     Raises:
-        RefusedError: it cannot be done safely, and why.
+        RefusedError: the restore would not be safe; the error has the reason.
     """
     check_alone(context, plan.record)
     check_own_places(context, plan.record, bundle)
@@ -137,7 +139,10 @@ def check_plan(
 
 
 def _checked_fitness(context: Context, plan: RestorePlan, *, disks_only: bool) -> RestorePlan:
-    """The host can run the guest, and its files have their places; or the disks do without."""
+    """Check that the host can run the guest, and that its firmware files can be put back.
+
+    With ``disks_only`` the guest is not started, and files that cannot be put back are recorded.
+    """
     inactive, live = (readable_xml(plan.text(role)) for role in (Role.INACTIVE_XML, Role.LIVE_XML))
     current = plan.domain.inactive_xml or plan.domain.live_xml if plan.domain else None
     xmls = [xml for xml in (inactive, live, current) if xml is not None]

@@ -24,10 +24,12 @@ _DISKS_ONLY = "use --disks-only"
 
 
 def check_others_writes(context: Context, plan: RestorePlan) -> None:
-    """Refuse to roll back what others have written since the snapshot, unless it may be.
+    """Refuse to roll back files that are not the guest's and were written since the snapshot.
+
+    With ``also_roll_back`` nothing is refused.
 
     Raises:
-        RefusedError: it names some of the files; or it cannot be told.
+        RefusedError: with some of the files; or the datasets could not be examined.
     """
     if plan.also_roll_back:
         return
@@ -40,10 +42,12 @@ def check_others_writes(context: Context, plan: RestorePlan) -> None:
 
 
 def check_files_beneath(plan: RestorePlan, manifest: Manifest) -> None:
-    """What lies beneath the disks is what it was; an undo must know only for its RAM.
+    """Refuse disks over a backing file that has changed, unless the plan allows it.
+
+    In an undo, a backing file whose former state was not recorded is refused only for its RAM.
 
     Raises:
-        RefusedError: it is not.
+        RefusedError: a backing file has changed.
     """
     if not plan.despite_other_disks:
         step = _DISKS_ONLY if plan.undoes else _DESPITE
@@ -52,7 +56,11 @@ def check_files_beneath(plan: RestorePlan, manifest: Manifest) -> None:
 
 
 def check_one_instant(plan: RestorePlan, manifest: Manifest) -> None:
-    """A guest that finds a disk changed behind its back corrupts the file systems on it."""
+    """Refuse to resume RAM over a disk that is not in the snapshot.
+
+    A resumed guest assumes that its disks have not changed. If one has, the guest corrupts the file
+    systems on that disk.
+    """
     if others := [disk for disk in manifest.disks if disk.is_apart]:
         names = ", ".join(f"{disk.target} ({disk.left_out})" for disk in others)
         step = "boot it with --cold, or use --despite-other-disks if nothing was"
@@ -163,7 +171,7 @@ def check_definition_may_stay(plan: RestorePlan) -> None:
 
 
 def check_alone(context: Context, record: SnapshotRecord) -> None:
-    """A rollback takes along whatever else lives in the dataset."""
+    """Refuse datasets on which another domain has disks: the rollback would change them too."""
     for other in context.hypervisor.domains():
         if other.uuid == record.uuid:
             continue
@@ -178,7 +186,7 @@ def check_alone(context: Context, record: SnapshotRecord) -> None:
 
 
 def check_own_places(context: Context, record: SnapshotRecord, bundle: Path | None) -> None:
-    """A rollback must not take back the bundle it restores from, nor the host itself."""
+    """Refuse datasets that hold the bundle, snaporch's own directories or the host's system."""
     paths = context.config.paths
     own = (bundle or paths.bundles, paths.bundles, paths.journal, paths.overlays)
     for place in (*own, *_HOST_PLACES):
@@ -195,7 +203,7 @@ def check_own_places(context: Context, record: SnapshotRecord, bundle: Path | No
 def check_bootable(
     record: SnapshotRecord, manifest: Manifest | None, domain: Domain | None, *, cold: bool
 ) -> None:
-    """A transient domain has no definition to boot from; its RAM image has one of its own."""
+    """Refuse to boot a transient domain, which has no definition. A RAM image has its own."""
     resumes = record.level is Level.RAM and not cold
     has_definition = (manifest is not None and manifest.part(Role.INACTIVE_XML) is not None) or (
         domain is not None and domain.inactive_xml is not None

@@ -1,4 +1,4 @@
-"""The plan of a restore: the snapshot, the guest as it is now, and what is done with both."""
+"""The plan of a restore: the snapshot, the present guest, and how both are handled."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from snaporch.restore.other_files import changed_other_files, excluded_images
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """A restore that may be carried out."""
+    """A restore that passed the checks and may be carried out."""
 
     record: SnapshotRecord
     manifest: Manifest | None
     domain: Domain | None
-    """The domain as it is now; ``None`` when it is undefined."""
+    """The domain as it is now; ``None`` if it is undefined."""
     snapshots: tuple[PoolSnapshot, ...]
     newer: tuple[str, ...]
-    """Snapshots and bookmarks that have to go."""
+    """Newer snapshots and bookmarks, which the rollback destroys."""
     ram: Path | None
-    """The image to resume from; ``None`` to boot or to stay off."""
+    """The image to resume from; ``None`` if the guest is booted or left off."""
     boot: bool
+    """Whether the guest is booted from its disks."""
     running: bool
-    """Whether the guest runs when it has been resumed: as it did when it was captured."""
+    """Whether the resumed guest runs, as it did when it was captured, and is not left paused."""
     also_roll_back: bool = False
     """Whether files that are not the guest's may be rolled back with it."""
     damaged: frozenset[str] = frozenset()
     """Parts of the bundle that differ from the manifest, and are not put back."""
     unfit: Mapping[str, RefusedError] = field(default_factory=dict)
-    """Parts of the bundle that have no place on this host, and are not put back; and why."""
+    """Parts of the bundle that cannot be put back on this host, with the reasons."""
     despite_other_disks: bool = False
-    """Whether disks and what lies beneath them may be of another time."""
+    """Whether disks outside the snapshot and backing files may have changed since."""
     keep_definition: bool = False
     """Whether the domain stays defined as it is."""
     undoes: str = ""
-    """The safety copy that is put back, if it is an undo."""
+    """In an undo: the name of the safety copy that is put back."""
     kept: tuple[KeptDataset, ...] = ()
-    """What the copy has of the datasets that it is received on."""
+    """In an undo: the data of the safety copy that is received after the rollbacks."""
 
     @property
     def thing(self) -> str:
@@ -54,7 +55,7 @@ class RestorePlan:
 
     @property
     def pages(self) -> Part | None:
-        """The RAM to resume from, if an image has to be made of it first."""
+        """The RAM part, if it is in pages and an image has to be made from them first."""
         part = self.manifest.part(Role.RAM) if self.manifest and self.ram else None
         return part if part is not None and part.pages is not None else None
 
@@ -71,7 +72,7 @@ class RestorePlan:
         ]
 
     def text(self, role: Role) -> str | None:
-        """A part of the bundle that is XML, if it can be read."""
+        """Return an XML part of the bundle; ``None`` if it is missing or unreadable."""
         for part in self.parts:
             if part.role is role and self.record.bundle is not None:
                 with suppress(OSError, UnicodeDecodeError):
@@ -79,12 +80,13 @@ class RestorePlan:
         return None
 
     def others(self, context: Context) -> dict[str, list[str]]:
-        """Of each dataset the files that are not in the snapshot and would be rolled back with it.
+        """Return for each dataset the other files that the rollback would change.
 
-        These are others' files, and images of the guest that were left out.
+        These are files that are not the guest's, and images of the guest that were left out of the
+        snapshot.
 
         Raises:
-            RefusedError: it cannot be told of one.
+            RefusedError: a dataset cannot be examined.
         """
         texts = [self.text(role) for role in (Role.INACTIVE_XML, Role.LIVE_XML)]
         disks = self.manifest.disks if self.manifest else ()
@@ -103,7 +105,7 @@ class RestorePlan:
 
 
 def readable_xml(xml: str | None) -> str | None:
-    """The XML, unless it is damaged; its checksum is looked at later."""
+    """Return the XML if it can be parsed. Its checksum is compared later."""
     try:
         return xml if xml is not None and domain_xml.parse(xml) is not None else None
     except RefusedError:

@@ -1,7 +1,7 @@
-"""Finishing or undoing a restore that was cut short, behind every command that recovers.
+"""Finish or undo an interrupted restore; every command that recovers uses this.
 
-Before the first rollback a guest that still runs is left alone and the restore undone; one that was
-stopped already goes where its user wanted it. After it the way is always forward.
+Before the first rollback, a guest that still runs is left alone and the restore is undone; if the
+guest was stopped already, the restore is finished. After the first rollback it is always finished.
 """
 
 from __future__ import annotations
@@ -34,12 +34,17 @@ _POLL_SECONDS = 0.2
 
 
 def finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[str]:
-    """Finish or undo one restore; what was done, in words. The caller holds the domain's lock.
+    """Finish or undo one interrupted restore. The caller holds the domain's lock.
+
+    Args:
+        dry_run: change nothing.
+
+    Returns: lines that describe what was done, or would be.
 
     Raises:
-        AttentionError: it cannot be; everything was kept.
-        BusyError: a snapshot of the guest is being read, and disks would be rolled back.
-        JournalError: the journal cannot be understood.
+        AttentionError: neither is possible; everything was kept.
+        BusyError: disks would be rolled back while a snapshot of the guest is being read.
+        JournalError: the journal cannot be read.
     """
     old = read(journal)
     facts = old.facts
@@ -64,7 +69,7 @@ def finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[
 def _exclude_readers(
     context: Context, old: OldRestore, action: RestoreAction
 ) -> AbstractContextManager[None]:
-    """Nobody reads snapshots of the guest while some of its datasets are rolled back."""
+    """Lock out readers of the guest's snapshots while datasets are rolled back."""
     facts = old.facts
     over = all(old.progress.has_ended(RestoreStep.ROLLBACK, each) for each in facts.datasets)
     if over or action is not RestoreAction.FORWARD:
@@ -119,18 +124,18 @@ def _is_stopped(old: OldRestore) -> bool:
 
 
 def _ensure_resumed(context: Context, old: OldRestore) -> None:
-    """libvirt was told to let the guest run when its RAM is there; see that it does."""
+    """Resume a guest that libvirt left paused because the restore was killed while it resumed."""
     if not old.facts.running or not old.progress.has_begun(RestoreStep.RESUME):
         return
     if old.progress.has_ended(RestoreStep.RESUME):
-        return  # whoever paused it since had a reason
+        return  # it was paused after the restore, on purpose
     domain = context.hypervisor.find(old.facts.uuid)
     if domain is not None and domain.state is DomainState.PAUSED:
         context.hypervisor.resume(old.facts.uuid)
 
 
 def _await_libvirt(context: Context, uuid: str) -> None:
-    """Until libvirt has done what a killed restore had asked it for: saving or loading RAM."""
+    """Wait until libvirt has saved or loaded RAM as a killed restore had asked it to."""
 
     def busy() -> bool:
         domain = context.hypervisor.find(uuid)

@@ -1,4 +1,4 @@
-"""Carrying a restore out: safety, stop, roll back, resume or boot."""
+"""Carry out a restore: keep a safety copy, stop the guest, roll back, resume or boot."""
 
 from __future__ import annotations
 
@@ -48,18 +48,19 @@ from snaporch.restore.steps import (
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came of it."""
+    """The result of a restore."""
 
     record: SnapshotRecord
     state: DomainState
     resumed: bool
-    """From RAM, to the very instant."""
+    """Whether the guest was resumed from RAM."""
     clock_set: bool
+    """Whether the guest's agent has set the guest's clock."""
     undo: str | None
-    """The script that undoes the restore."""
+    """The script that undoes the restore; ``None`` if no usable safety copy was kept."""
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object: the snapshot's, and what was done with it."""
+        """The documented JSON object: that of the snapshot, and the result."""
         return self.record.as_json() | {
             "domain_state": self.state.value,
             "resumed": self.resumed,
@@ -74,15 +75,15 @@ _PUT_BACK = (Role.INACTIVE_XML, Role.NVRAM, Role.TPM)
 def check_bundle(
     context: Context, plan: RestorePlan, *, despite_damage: bool = False
 ) -> RestorePlan:
-    """Read the whole bundle and compare it with its manifest; before anything is touched.
+    """Read the whole bundle and compare it with its manifest, before anything is changed.
 
     Args:
-        despite_damage: whether a part that is damaged may stay on the host as it is now.
+        despite_damage: a damaged part may stay on the host as it is now.
 
-    Returns: the plan, knowing which parts are damaged; those are not put back.
+    Returns: the plan, with the damaged parts, which are not put back.
 
     Raises:
-        RefusedError: what the restore needs is damaged.
+        RefusedError: a part that the restore needs is damaged.
     """
     if plan.manifest is None or plan.record.bundle is None:
         return plan
@@ -120,14 +121,14 @@ def check_bundle(
 
 
 def check_as_shown(shown: RestorePlan, current: RestorePlan) -> None:
-    """What was consented to is what would be done now: the guest and its disks may have gone on.
+    """Refuse if the plan differs from the one that the user agreed to.
 
     Args:
-        shown: what a human was shown, while the domain was not locked.
-        current: the same, made anew under its lock.
+        shown: the plan that the user was shown, while the domain was not locked.
+        current: the plan made again, under the domain's lock.
 
     Raises:
-        RefusedError: something else was shown; says what.
+        RefusedError: names what has changed.
     """
     now = _what_was_shown(current)
     changed = [what for what, then in _what_was_shown(shown).items() if then != now[what]]
@@ -158,20 +159,21 @@ def restore(
     keep_running: bool = False,
     wait: int = 0,
 ) -> Restored:
-    """Restore; the caller holds the domain's lock and the user's consent.
+    """Carry out the plan. The caller holds the domain's lock, and the user has agreed.
 
-    A guest that is off stays off until its disks are back; once the first dataset was rolled back
-    the only way is forward, so a signal is looked at only before that.
+    A guest that is off stays off until its disks are back. Once the first dataset was rolled back
+    the restore can only be finished, so signals are obeyed only before that.
 
     Args:
-        safety: keep a copy of what is discarded.
-        keep_running: keep the RAM of a running guest with it.
-        wait: seconds, for those who clone, verify or copy a snapshot of it.
+        safety: keep a safety copy of the data that is discarded.
+        keep_running: keep the RAM of a running guest in the safety copy.
+        wait: seconds to wait for processes that clone, verify or copy a snapshot of the guest.
 
     Raises:
-        BusyError: they still do.
-        RunFailedError: nothing was rolled back.
-        AttentionError: the disks were, and the rest was not; says the command that finishes.
+        BusyError: such a process did not end in time.
+        RunFailedError: the restore failed before anything was rolled back.
+        AttentionError: the restore failed after a rollback; the error has the command that
+            finishes it.
     """
     record, locks = plan.record, default_paths.LOCKS
     with readers_lock(
@@ -210,7 +212,7 @@ def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running:
 
 
 def half_done_error(context: Context, facts: RestoreFacts, error: Exception) -> AttentionError:
-    """What to say of a restore that has begun to roll back and cannot go on."""
+    """Return the error for a restore that has begun to roll back and cannot be finished."""
     step = f"mend the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
     if facts.ending is Ending.RESUME and facts.undoes:
         again = ["snaporch", "undo", facts.domain, "--copy", facts.undoes, "--disks-only"]
@@ -228,7 +230,7 @@ def half_done_error(context: Context, facts: RestoreFacts, error: Exception) -> 
 
 
 def undo_command(facts: RestoreFacts) -> str:
-    """What takes it back; empty if there is no safety copy."""
+    """Return the command that undoes the restore; empty if there is no safety copy."""
     copy = Path(facts.way_back)
     if not facts.way_back or not (copy / RECORD).exists():
         return ""
@@ -242,10 +244,10 @@ def _prepare(
     journal: RestoreJournal,
     steps: RestoreSteps,
 ) -> None:
-    """All that can be undone; on any failure it is.
+    """Do the steps before the first rollback; undo them on any failure.
 
     Raises:
-        SnaporchError: as what went wrong says, and how the guest is.
+        SnaporchError: the failure, with the state of the guest.
     """
     stopping = False
     try:
@@ -273,13 +275,11 @@ def _is_off(context: Context, facts: RestoreFacts) -> bool:
 
 
 def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -> None:
-    """What consent was given to is still what there is; before anything is stopped or destroyed.
-
-    Saving may have taken hours.
+    """Repeat the checks before anything is stopped or destroyed: saving may have taken hours.
 
     Raises:
-        RefusedError: the guest was started meanwhile, snapshots have appeared or cannot be
-            destroyed any more, a disk's path leads elsewhere, or others have written.
+        RefusedError: the guest was started meanwhile, snapshots have appeared or can no longer be
+            destroyed, a disk's path leads elsewhere, or others have written to the datasets.
     """
     domain = context.hypervisor.find(facts.uuid)
     boot = domain.boot if domain is not None else ""
@@ -297,7 +297,7 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
 
 
 def _earlier_restores(context: Context, uuid: str) -> list[OldRestore]:
-    """Restores that were cut short before: undone, or superseded by the one that begins."""
+    """Undo interrupted restores that rolled back nothing; return those that this one replaces."""
     older = []
     for old in unfinished(context.config.paths.journal, uuid):
         if choose_action(context, old, dry_run=False) is RestoreAction.UNDO:
@@ -308,12 +308,13 @@ def _earlier_restores(context: Context, uuid: str) -> list[OldRestore]:
 
 
 def _with_ram_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, str]:
-    """The plan with an image that libvirt can read, and the run it was made for.
+    """Return the plan with a RAM image that libvirt can read, and the name of the restore's run.
 
-    It is made while the guest still runs, in a place that the run's end or the next prune clears.
+    The image is made while the guest still runs, in a partial bundle that the end of the restore or
+    the next prune deletes.
 
     Raises:
-        RefusedError, RunFailedError: it cannot be made; nothing was touched.
+        RefusedError, RunFailedError: the image cannot be made; nothing was touched.
     """
     run = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
     if plan.pages is None or plan.record.bundle is None:
@@ -387,10 +388,10 @@ def _facts(
 def _copy_with_whole_disks(
     context: Context, domain: Domain | None, older: list[OldRestore]
 ) -> str | None:
-    """Of disks of two instants: the safety copy of the time before, empty if there is none.
+    """If the disks are of two instants, return the safety copy made before that.
 
-    ``None`` if they are whole. A script that undoes a restore keeps no journal: what it leaves half
-    done is known by the bar.
+    Empty if there is no such copy; ``None`` if the disks are of one instant. ``undo.sh`` keeps no
+    journal: an interrupted one is recognized by the definition that is still barred.
     """
     for old in older:
         if old.is_half_way:
@@ -402,7 +403,11 @@ def _copy_with_whole_disks(
 
 
 def _check_savable(context: Context, plan: RestorePlan) -> None:
-    """What stands in the way of saving RAM is known before anything is touched."""
+    """Refuse early if libvirt could not save the guest's RAM.
+
+    Raises:
+        RefusedError: with the device or setting that prevents it.
+    """
     assert plan.domain is not None
     for blocker in context.hypervisor.blockers(plan.domain):
         if Strategy.MANUAL in blocker.strategies:
@@ -426,7 +431,7 @@ def _files(plan: RestorePlan) -> tuple[HostFile, ...]:
 
 
 def _guest_state(context: Context, uuid: str) -> tuple[str, bool]:
-    """Its state, and whether it is kept from being started."""
+    """Return the state of the guest, and whether it is off and barred from starting."""
     try:
         domain = context.hypervisor.find(uuid)
         if domain is None:

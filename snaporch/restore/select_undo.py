@@ -1,4 +1,4 @@
-"""What ``snaporch undo`` undoes: the last restore, also one that was cut short."""
+"""Choose the restore that ``snaporch undo`` undoes: the last one, even if it was interrupted."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from snaporch.restore.steps import cancel_restore
 
 @dataclass(frozen=True, slots=True)
 class UndoneRestores:
-    """Restores that had been cut short before anything was rolled back, which needs no copy."""
+    """The result of :func:`undo_without_copy`."""
 
     done: tuple[str, ...]
-    """What was done with each, in words."""
+    """A line for each restore that was undone."""
     left: tuple[OldRestore, ...]
-    """Those that have rolled back something, or have a copy to undo them with; oldest first."""
+    """The other restores: they rolled back something, or have a safety copy. Oldest first."""
     kept_off: bool
-    """Whether the guest still cannot be started, for its disks are half rolled back."""
+    """Whether the definition is still barred because only some disks were rolled back."""
 
     @property
     def is_enough(self) -> bool:
-        """Whether the last restore is undone by it."""
+        """Whether the last restore is among those that were undone."""
         return bool(self.done) and not self.left and not self.kept_off
 
 
 def undo_without_copy(context: Context, uuid: str, *, dry_run: bool = False) -> UndoneRestores:
-    """Undo restores that have rolled back nothing. The caller holds the domain's lock.
+    """Undo interrupted restores that rolled back nothing. The caller holds the domain's lock.
 
     Args:
-        dry_run: only say so.
+        dry_run: change nothing.
 
     Raises:
-        AttentionError: one cannot be undone.
-        JournalError: one cannot be understood.
+        AttentionError: a restore cannot be undone.
+        JournalError: a journal cannot be read.
     """
     journal = context.config.paths.journal
     done, left = [], []
@@ -66,22 +66,21 @@ def _needs_no_copy(context: Context, old: OldRestore, *, dry_run: bool) -> bool:
         or _has_copy(old)
     ):
         return False
-    if old.facts.before is None:  # of a transient guest that was stopped nothing else is left
+    if old.facts.before is None:  # a transient guest that was stopped has no definition left
         return False
-    return not (
-        old.facts.supersedes and progress.has_ended(RestoreStep.STOP)
-    )  # those are forgotten
+    # once the guest was stopped, the journals of the replaced restores may be deleted already
+    return not (old.facts.supersedes and progress.has_ended(RestoreStep.STOP))
 
 
 def choose_last(context: Context, uuid: str, left: tuple[OldRestore, ...]) -> SafetyCopy:
-    """The safety copy that undoes the last restore: none that is older than one cut short.
+    """Return the safety copy of the last restore, never one older than an interrupted restore.
 
     Args:
-        left: the restores that were cut short.
+        left: the interrupted restores.
 
     Raises:
-        NotFoundError: there is none.
-        RefusedError: one that was cut short has none; or a copy is of another snaporch.
+        NotFoundError: the domain has no safety copy.
+        RefusedError: an interrupted restore has no safety copy, or a record cannot be read.
     """
     for old in left:
         if not _has_copy(old):

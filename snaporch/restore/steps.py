@@ -1,6 +1,6 @@
-"""The steps of a restore, for the restore itself and for finishing one that was cut short.
+"""The steps of a restore; recovery uses the same steps to finish an interrupted one.
 
-What has to be done comes from the facts in the journal alone, so both do the same.
+The steps depend only on the facts in the journal, so both do the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from snaporch.zfs import PoolError
 
 
 class RestoreSteps:
-    """A restore under way."""
+    """The steps of one restore."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class RestoreSteps:
         self._progress = progress
         self._safety: SafetyCopyWriter | None = None
         self.undo: Path | None = None
-        """The script that undoes it, once there is one."""
+        """The script that undoes the restore, once it exists."""
 
-    # -- as long as nothing was rolled back -----------------------------------------------------
+    # -- before the first rollback -----------------------------------------------------------
 
     def save(self) -> None:
-        """Hold the targets, and make the long part of the safety copy while the guest runs."""
+        """Hold the targets, and write the large part of the safety copy while the guest runs."""
         hold(self._context, self._facts.targets)
         if not self._facts.safety:
             return
@@ -76,7 +76,7 @@ class RestoreSteps:
         """Bar the definition, stop the guest, complete the safety copy.
 
         Raises:
-            SnaporchError: nothing was rolled back; see :func:`give_up`.
+            SnaporchError: nothing was rolled back; the caller has to call cancel_restore().
         """
         domain = as_defined(self._context, self._find())
         bar = barred(self._context, self._facts.before) if self._facts.before else None
@@ -100,7 +100,10 @@ class RestoreSteps:
         check_newer_may_go(self._context, self._facts)
 
     def _own(self, domain: Domain | None) -> dict[str, list[str]]:
-        """The guest's files, before the restore and after; not what its snapshots leave out."""
+        """Return the guest's files by dataset, before the restore and after it.
+
+        Images that its snapshots leave out are not included.
+        """
         live = domain.live_xml if domain is not None else None
         xmls = [xml for xml in (self._facts.before, self._facts.after, live) if xml is not None]
         sources = [disk.source for disk in domain.disks] if domain is not None else []
@@ -118,7 +121,9 @@ class RestoreSteps:
             if not self._facts.boot:
                 raise RefusedError(self._facts.domain, "was started meanwhile", "restore it again")
             if self._safety is not None and domain.inactive_xml is None:
-                self._safety.keep_files(domain)  # libvirt deletes the TPM state of a transient one
+                self._safety.keep_files(
+                    domain
+                )  # libvirt deletes the TPM state of a transient guest
             self._report("stopping the guest")
             if self._facts.keep_running and self._safety is not None:
                 self._context.hypervisor.save(self._facts.uuid, self._safety.ram)
@@ -127,13 +132,13 @@ class RestoreSteps:
                 self._context.hypervisor.destroy(self._facts.uuid)
         self._check_off()
 
-    # -- from the first rollback on -------------------------------------------------------------
+    # -- from the first rollback to the end --------------------------------------------------
 
     def go_forward(self) -> None:
-        """Everything from the first rollback to the guest's start; what is done already is not.
+        """Do all steps from the first rollback to the guest's start that are not done already.
 
         Raises:
-            SnaporchError, OSError: it stopped half way, and can be taken up again.
+            SnaporchError, OSError: a step failed; the call can be repeated.
         """
         if self._context.hypervisor.find(self._facts.uuid) is not None:
             self._context.hypervisor.drop_managed_save(self._facts.uuid)
@@ -152,7 +157,7 @@ class RestoreSteps:
         release_targets(self._context, self._facts)
 
     def define(self) -> None:
-        """The definition of the snapshot, which lifts the bar."""
+        """Define the domain as in the snapshot, so that it can be started again."""
         if self._progress.has_ended(RestoreStep.DEFINE):
             return
         with self._journal.step(RestoreStep.DEFINE):
@@ -171,7 +176,7 @@ class RestoreSteps:
                 raise
 
     def _roll_back(self) -> None:
-        """Newer snapshots and bookmarks first, dataset by dataset."""
+        """Roll back each dataset that was not yet; newer snapshots and bookmarks go first."""
         left = [
             target
             for target in self._facts.targets
@@ -190,7 +195,7 @@ class RestoreSteps:
                         self._receive(kept)
 
     def _receive(self, kept: KeptDataset) -> None:
-        """What an undo brings back over a dataset that was rolled back."""
+        """Receive the safety copy's data over a dataset that an undo has rolled back."""
         pool = self._context.pool
         for stream in kept.streams:
             pool.receive(kept.dataset, Path(stream))
@@ -208,7 +213,7 @@ class RestoreSteps:
                     self._facts.domain, f"destroying {name}, which was taken since the guest is off"
                 )
         snapshots = [name for name in newer if "@" in name]
-        # of restores that this one takes the place of, and of their copies
+        # holds of restores that this one replaces, and of their safety copies
         release_holds(self._context, snapshots, HOLD, UNDO_HOLD)
         pool.destroy_snapshots(snapshots)
         for name in newer:
@@ -216,7 +221,7 @@ class RestoreSteps:
                 pool.destroy_bookmark(name)
         pool.rollback(target.full_name)
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------
 
     def _find(self) -> Domain | None:
         return self._context.hypervisor.find(self._facts.uuid)
@@ -237,7 +242,7 @@ class RestoreSteps:
 
 
 def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
-    """What consent was given to is still what there is, on every dataset.
+    """Refuse if a dataset has snapshots that the user was not shown, or is used by the host.
 
     Raises:
         RefusedError: snapshots have appeared, or the host uses a volume.
@@ -253,10 +258,10 @@ def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
 
 
 def check_newer_may_go(context: Context, facts: RestoreFacts) -> None:
-    """ZFS will destroy what is newer than any of the targets; none that is in use is left mounted.
+    """Check that ZFS can destroy everything newer than the targets, and unmount those snapshots.
 
     Raises:
-        RefusedError: one is held, cloned or in use.
+        RefusedError: a newer snapshot is held, cloned or in use.
     """
     newer = [name for target in facts.targets for name in context.pool.newer(target.full_name)]
     check_destroyable(context, facts.thing, facts.uuid, newer)
@@ -264,10 +269,10 @@ def check_newer_may_go(context: Context, facts: RestoreFacts) -> None:
 
 
 def check_targets(context: Context, targets: Sequence[Target]) -> None:
-    """The snapshots are those that were meant, by GUID.
+    """Check by GUID that the snapshots to roll back to still exist.
 
     Raises:
-        PoolError: one is gone.
+        PoolError: one does not.
     """
     present = set(_present(context, targets))
     if gone := [target.full_name for target in targets if target not in present]:
@@ -281,10 +286,10 @@ def _present(context: Context, targets: Sequence[Target]) -> list[Target]:
 
 
 def hold(context: Context, targets: Sequence[Target]) -> None:
-    """Keep the snapshots that are rolled back to from being destroyed meanwhile.
+    """Hold the snapshots that are rolled back to, so that they cannot be destroyed meanwhile.
 
     Raises:
-        PoolError: one is gone.
+        PoolError: a snapshot does not exist any more.
     """
     for target in targets:
         if HOLD not in context.pool.holds(target.full_name):
@@ -292,16 +297,16 @@ def hold(context: Context, targets: Sequence[Target]) -> None:
 
 
 def release_holds(context: Context, snapshots: Sequence[str], *tags: str) -> None:
-    """Let snapshots be destroyed again that snaporch holds with these tags."""
+    """Release snaporch's own holds with these tags, so that the snapshots can be destroyed."""
     for name in snapshots:
         for tag in sorted({*tags}.intersection(context.pool.holds(name))):
             context.pool.release([name], tag)
 
 
 def release_targets(context: Context, facts: RestoreFacts) -> None:
-    """Let go of a restore's targets, but for those of another that was cut short.
+    """Release the holds on a restore's targets, except on targets of another interrupted restore.
 
-    What a safety copy follows upon stays held, as long as there is the copy.
+    The base snapshot of a safety copy stays held with another tag as long as the copy exists.
     """
     hold_bases(context.pool, context.store.root / facts.uuid)
     others = unfinished(context.config.paths.journal, facts.uuid)
@@ -311,16 +316,18 @@ def release_targets(context: Context, facts: RestoreFacts) -> None:
 
 
 def forget_restore(context: Context, path: Path, facts: RestoreFacts) -> None:
-    """Forget a restore that is over, and let go of its targets."""
+    """Delete the journal of a restore that is over, and release the holds on its targets."""
     release_targets(context, facts)
     forget(path)
 
 
 def cancel_restore(context: Context, facts: RestoreFacts, journal: Path) -> str:
-    """Undo a restore that has rolled back nothing; how the guest is then, in words.
+    """Undo a restore that has rolled back nothing.
+
+    Returns: the state of the guest afterwards, for a message.
 
     Raises:
-        AttentionError: it could not be.
+        AttentionError: the restore could not be undone.
     """
     try:
         domain = context.hypervisor.find(facts.uuid)
@@ -350,12 +357,12 @@ def cancel_restore(context: Context, facts: RestoreFacts, journal: Path) -> str:
 
 
 def _put_definition_back(context: Context, facts: RestoreFacts, domain: Domain) -> None:
-    if facts.before is not None and domain.inactive_xml != facts.before:
-        whole = as_defined(context, domain)
-        if whole is not domain:  # it was barred, by this restore
-            context.hypervisor.define(facts.before)
+    if facts.before is None or domain.inactive_xml == facts.before:
+        return
+    if as_defined(context, domain) is not domain:  # this restore barred it
+        context.hypervisor.define(facts.before)
 
 
 def _put_back(file: HostFile) -> None:
-    """As it was and whose it was."""
+    """Write a file of the bundle back, with its owner and mode."""
     put_host_file(Path(file.place), Path(file.copy).read_bytes(), file.uid, file.gid, file.mode)

@@ -1,4 +1,4 @@
-"""The script beside a safety copy that undoes its restore; it needs ``zfs`` and ``virsh`` only."""
+"""``undo.sh``, the script in a safety copy that undoes the restore without snaporch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from snaporch.restore.safety_catalog import HALF_WAY, MANAGED_SAVE, RAM, SafetyC
 from snaporch.zfs.resolver import ANSWERED_FOR, volume_link
 
 TPM_PREFIX = "tpm."
-"""What the names of files of TPM state have before them in a safety copy."""
+"""The prefix of the names of TPM state files in a safety copy."""
 
 _HEAD = r"""#!/bin/sh
 # Undoes a restore by snaporch: brings the disks back to what they were before it.
@@ -193,13 +193,13 @@ used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
 def undo_script(
     copy: SafetyCopy, *, own: Mapping[str, Sequence[str]], uri: str, journal: Path, lock: Path
 ) -> str:
-    """The text of ``undo.sh`` for a safety copy that is complete but for it.
+    """Return the text of ``undo.sh`` for a safety copy that is otherwise complete.
 
     Args:
-        own: of each dataset the files that are the guest's; others are not rolled back silently.
+        own: for each dataset the guest's files in it; other files are not rolled back silently.
         uri: of libvirt.
-        journal: of the restore; forgotten when the disks are back, if it was left unfinished.
-        lock: of the domain, so that no snaporch works on it meanwhile.
+        journal: of the restore; deleted when the disks are back, if the restore is unfinished.
+        lock: of the domain, so that no snaporch works on the domain meanwhile.
     """
     readers = lock.with_name(f"{copy.manifest.uuid}.readers.lock")
     manifest, there = copy.manifest, {path.name for path in copy.directory.iterdir()}
@@ -262,7 +262,7 @@ def _head() -> str:
 
 
 def _resume(manifest: Manifest) -> list[str]:
-    """A guest that finds a disk changed behind its back corrupts the file systems on it."""
+    """Resume the RAM, unless a disk is not in the copy: the guest would corrupt that disk."""
     if others := ", ".join(disk.target for disk in manifest.disks if disk.is_apart):
         text = f"the guest stays off: its RAM is not resumed over {others}, not rolled back with it"
         return [f"echo {shlex.quote(text)}"]
@@ -270,7 +270,7 @@ def _resume(manifest: Manifest) -> list[str]:
 
 
 def _beneath(manifest: Manifest, *, resumes: bool) -> list[str]:
-    """Checks of what lies beneath the disks and was not kept; RAM wants to know of all of it."""
+    """Check backing files that are not in the copy; RAM needs the recorded state of all of them."""
     lines = []
     for file in (file for disk in manifest.disks for file in disk.beneath or ()):
         if file.is_unknown and resumes:
@@ -284,7 +284,7 @@ def _beneath(manifest: Manifest, *, resumes: bool) -> list[str]:
 
 
 def refusing_script(copy: SafetyCopy) -> str:
-    """What is in its place for a safety copy whose disks are of two instants."""
+    """Return the script of a safety copy whose disks are of two instants: it only refuses."""
     return f"{_HEAD}die {shlex.quote(f'{copy.name} {HALF_WAY}; {copy.way_out}')}\n"
 
 
@@ -295,12 +295,12 @@ def _check(copy: SafetyCopy, target: SnapshotEntry, guests: Sequence[str]) -> st
 
 
 def _files(manifest: Manifest) -> list[tuple[str, str, str]]:
-    """What was kept, and the directory and the name that it goes to."""
+    """Return each kept file with the directory and the name to which it is put back."""
     places = [(part.name, Path(part.source)) for part in manifest.parts if part.source is not None]
     return [(name, _real(place.parent), place.name) for name, place in places]
 
 
 def _real(directory: Path) -> str:
-    """Without the links on the way, which were root's when it was read."""
+    """Resolve the links in the path; they belonged to root when the file was read."""
     with trusted_directory(directory) as descriptor:
         return os.readlink(f"/proc/self/fd/{descriptor}")
