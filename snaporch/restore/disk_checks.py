@@ -137,7 +137,7 @@ def check_named(thing: str, manifest: Manifest, domain: Domain) -> None:
         if disk.dataset is not None and not disk.left_out and disk.source not in named:
             raise RefusedError(
                 thing,
-                f"the definition that stays does not name {disk.source}",
+                f"the definition that is kept does not name {disk.source}",
                 "define it as it was",
             )
 
@@ -198,7 +198,7 @@ def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None
         if holder:
             raise RefusedError(
                 thing,
-                f"{name} would be rolled back beneath this host, which uses it: {holder}",
+                f"{name} would be rolled back, and this host uses it: {holder}",
                 "unmount it, and see `lsblk`, `losetup`, `dmsetup ls --tree` and `vgchange -an`",
             )
 
@@ -255,11 +255,11 @@ def check_beneath(
             changed, cause = "was changed since", None
             try:
                 if file.is_unknown:
-                    changed = "may have been changed since: nobody can tell"
+                    changed = "may have been changed since: its former state is unknown"
                 elif is_same(file, FileState.of(file.path)):
                     continue
             except OSError as error:
-                changed, cause = f"cannot be looked at ({error.strerror})", error
+                changed, cause = f"cannot be read ({error.strerror})", error
             raise RefusedError(
                 thing,
                 f"{file.path}, which lies beneath {disk.target} and is not in the snapshot, "

@@ -52,7 +52,7 @@ def _check_own(thing: str, part: Part, *, own: bool) -> None:
         raise RefusedError(
             thing,
             f"its {part.role} belongs to {part.source}, which is not what its definition says",
-            f"define it as it shall be, or {_LEAVE}",
+            f"define it as it should be, or {_LEAVE}",
         )
 
 
@@ -69,7 +69,7 @@ def _check_place(context: Context, thing: str, uuid: str, place: Path) -> None:
     if place.parent.is_dir() and is_read_only(place.parent):
         step = f"make it writable, or {_LEAVE}"
         raise RefusedError(
-            thing, f"{place.parent} is read-only, and {place.name} has to go there", step
+            thing, f"{place.parent} is read-only, and {place.name} has to be written there", step
         )
     for other in context.hypervisor.domains():
         used = {other.nvram, *(disk.source for disk in other.disks)}

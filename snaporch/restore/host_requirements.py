@@ -78,7 +78,7 @@ def check_memory(
     if needed > free:
         raise RefusedError(
             thing,
-            f"needs {needed >> 20} MiB of memory, {free >> 20} MiB can be had",
+            f"needs {needed >> 20} MiB of memory, {free >> 20} MiB are available",
             "stop other guests, or use --disks-only",
         )
 
@@ -91,7 +91,7 @@ def _check_huge_pages(thing: str, huge: dict[int, int], freed: dict[int, int]) -
         if pages > free:
             raise RefusedError(
                 thing,
-                f"needs {pages} huge pages of {size} KiB, {free} can be had",
+                f"needs {pages} huge pages of {size} KiB, {free} are available",
                 "stop other guests, raise nr_hugepages, or use --disks-only",
             )
 

@@ -28,7 +28,7 @@ def losses(context: Context, plan: RestorePlan) -> list[str]:
         lines.append("its managed save image: the RAM it had when libvirt saved it")
     if plan.manifest is not None:
         lines += [
-            f"the disk {disk.target} stays as it is, which is of another time: {disk.left_out}"
+            f"the disk {disk.target} is not in the snapshot and stays as it is: {disk.left_out}"
             for disk in plan.manifest.disks
             if disk.is_apart and plan.ram
         ]
@@ -47,7 +47,7 @@ def losses(context: Context, plan: RestorePlan) -> list[str]:
     lines += [f"{name}, which is newer" for name in plan.newer if not is_safety(name)]
     for snapshot in plan.snapshots:
         _, lost = bookmarks_since(context.pool, snapshot.full_name)
-        lines += [f"{name} for good: its snapshot is gone" for name in lost]
+        lines += [f"{name} for good: its snapshot does not exist any more" for name in lost]
     return lines
 
 

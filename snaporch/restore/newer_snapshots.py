@@ -38,7 +38,7 @@ def check_newer(context: Context, plan: RestorePlan, *, discard: bool) -> None:
         raise RefusedError(
             plan.thing,
             f"newer snapshots would be destroyed: {', '.join(precious)}",
-            "use --discard-newer if they may go",
+            "use --discard-newer to destroy them",
         )
     check_destroyable(context, plan.thing, plan.record.uuid, plan.newer)
 
@@ -63,7 +63,7 @@ def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[s
     held = [name for name in snapshots if set(context.pool.holds(name)) - {HOLD, UNDO_HOLD}]
     if held:
         raise RefusedError(
-            thing, f"newer snapshots are held: {', '.join(held)}", "zfs release them"
+            thing, f"newer snapshots are held: {', '.join(held)}", "release them with zfs release"
         )
     for mount in context.pool.foreign_mounts(snapshots) if snapshots else ():
         if mount.uuid != uuid:  # the guest itself is stopped first

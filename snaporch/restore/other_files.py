@@ -213,23 +213,23 @@ def changed_other_files(
     for member in members:
         if kinds.get(member.dataset) is not DatasetKind.FILESYSTEM:
             continue
-        step = "use --also-roll-back if nothing but the guest's is in it"
+        step = "use --also-roll-back if it has no files but the guest's"
         try:
             root = resolver.mount_point_of(member.dataset)
             found[member.dataset] = _changed(context, other_files(root, own), member)
         except resolver.NotOnZfsError as error:
             raise RefusedError(
                 member.dataset,
-                "is not mounted, so whether others have written to it cannot be told",
+                "is not mounted, so it is unknown whether others have written to it",
                 f"zfs mount -l {member.dataset}, or {step}",
             ) from error
         except TooManyError as error:
             raise RefusedError(
-                member.dataset, f"has more than the {MOST} entries that are looked at", step
+                member.dataset, f"has more than the {MOST} entries that are examined", step
             ) from error
         except OSError as error:
             raise RefusedError(
-                member.dataset, f"cannot be looked through ({error.strerror})", step
+                member.dataset, f"cannot be examined ({error.strerror})", step
             ) from error
     return {dataset: others for dataset, others in found.items() if others}
 

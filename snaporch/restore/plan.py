@@ -76,7 +76,7 @@ def make_restore_plan(
     if record.level is Level.TORN:
         raise RefusedError(
             record.full_name,
-            "was taken while overlays were committed: its disks are of no instant",
+            "was taken while overlays were committed: its disks are not of one instant",
             f"choose another: snaporch list {record.domain}",
         )
     domain = as_defined(context, context.hypervisor.find(record.uuid))

@@ -93,7 +93,7 @@ def check_whole(
     if manifest is not None:
         if gone := missing_of(manifest, members):
             names = ", ".join(f"{dataset}@{record.snapshot}" for dataset in gone)
-            raise RefusedError(thing, f"its snapshots are not all there: {names} is gone")
+            raise RefusedError(thing, f"some of its snapshots are missing: {names}")
     elif domain is not None:
         planned, _ = locate_disks(domain)
         bare = {disk.dataset.name for disk in planned} - {member.dataset for member in members}
@@ -101,7 +101,7 @@ def check_whole(
             raise RefusedError(thing, f"has no snapshot of {', '.join(sorted(bare))}")
         left = {member.dataset for member in members} - {disk.dataset.name for disk in planned}
         if left:
-            reason = f"is of {', '.join(sorted(left))}, where the guest has no disk any more"
+            reason = f"has snapshots of {', '.join(sorted(left))}, where the guest has no disk now"
             raise RefusedError(thing, reason, "define it as it was")
     if cold:
         return
@@ -113,8 +113,8 @@ def check_whole(
             f"its RAM cannot be restored: the bundle is {record.state}",
             "boot it with --cold"
             if record.state is not BundleState.DAMAGED
-            else f"look again with `snaporch verify --checksums {shlex.quote(thing)}`, or boot it "
-            "with --cold",
+            else f"check it again with `snaporch verify --checksums {shlex.quote(thing)}`, or boot "
+            "it with --cold",
         )
 
 
@@ -128,12 +128,12 @@ def check_definition(
     """
     if domain is None and manifest is None:
         raise RefusedError(
-            record.domain, "is undefined, and its bundle is gone", "define it by hand"
+            record.domain, "is undefined, and its bundle is missing", "define it by hand"
         )
     if domain is not None and domain.name != record.domain:
         raise RefusedError(
             record.domain,
-            f"is called {domain.name} now",
+            f"has the name {domain.name} now",
             f"shut it off, and run: virsh domrename {shlex.join([domain.name, record.domain])}",
         )
     for other in context.hypervisor.domains():
@@ -155,7 +155,9 @@ def check_definition_may_stay(plan: RestorePlan) -> None:
         reason = "its RAM can be resumed only with the definition that it was saved with"
         raise RefusedError(plan.thing, reason, "use --cold or --disks-only as well")
     if plan.domain is None or plan.domain.inactive_xml is None:
-        raise RefusedError(plan.thing, "there is no definition to keep", "leave --keep-definition")
+        raise RefusedError(
+            plan.thing, "there is no definition to keep", "leave out --keep-definition"
+        )
 
     root = domain_xml.parse(plan.domain.inactive_xml)
     state = domain_xml.tpm_state(root)
@@ -165,8 +167,8 @@ def check_definition_may_stay(plan: RestorePlan) -> None:
         if state is None or not Path(part.source).is_relative_to(state.path):
             raise RefusedError(
                 plan.thing,
-                f"the definition that stays does not have {part.name} in {part.source}",
-                "leave --keep-definition",
+                f"the definition that is kept does not have {part.name} in {part.source}",
+                "leave out --keep-definition",
             )
 
 
@@ -179,8 +181,8 @@ def check_alone(context: Context, record: SnapshotRecord) -> None:
         if shared:
             raise RefusedError(
                 record.domain,
-                f"the domain {other.name} has disks on {', '.join(sorted(shared))} too, which a "
-                "rollback would take back with it",
+                f"the domain {other.name} has disks on {', '.join(sorted(shared))} too, which the "
+                "rollback would change",
                 "give each guest a dataset of its own",
             )
 

@@ -76,7 +76,7 @@ def make_image(
     entry = _located(context, thing, _entry(part))
     how = _compressing(context)
     check_room(target.parent, part, how)
-    context.progress.step(thing, f"putting RAM together from {entry.full_name}")
+    context.progress.step(thing, f"rebuilding the RAM image from {entry.full_name}")
     total = entry.bytes
 
     def tick(done: int) -> None:
@@ -129,7 +129,7 @@ def _located(context: Context, thing: str, entry: PagesEntry) -> PagesEntry:
     own = entry.full_name
     names = context.pool.census().snapshots.get(entry.guid, ())
     if not names:
-        raise NotWholeError(thing, f"the pages of its RAM are gone: {own} (GUID {entry.guid})")
+        raise NotWholeError(thing, f"the pages of its RAM are missing: {own} (GUID {entry.guid})")
     dataset, _, name = (own if own in names else min(names)).partition("@")
     return entry.model_copy(update={"dataset": dataset, "name": name})
 

@@ -51,15 +51,15 @@ def finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[
     if _is_superseded(context, old):
         if not dry_run:
             forget_restore(context, old.path, facts)
-        return [f"forget the {facts.what}, which another has taken the place of"]
+        return [f"forget the {facts.what}: a later one has replaced it"]
     if not dry_run:
         _await_libvirt(context, facts.uuid)
     action = choose_action(context, old, dry_run=dry_run)
     if dry_run:
-        return [f"the {facts.what} was cut short: {action}"]
+        return [f"the {facts.what} was interrupted: {action}"]
     if action is RestoreAction.UNDO:
         how = cancel_restore(context, facts, old.path)
-        return [f"undid the {facts.what}, which had been cut short: {how}"]
+        return [f"undid the {facts.what}, which had been interrupted: {how}"]
     if action in (RestoreAction.TORN, RestoreAction.CHANGED):
         raise _undecided_error(old, action)
     with _exclude_readers(context, old, action):
@@ -105,7 +105,7 @@ def _finish(context: Context, old: OldRestore, action: RestoreAction) -> str:
     journal.close(settled=True)
     context.store.discard_partial(facts.uuid, facts.run)
     state = context.hypervisor.state(facts.uuid)
-    text = f"finished the {facts.what}, which had been cut short: it is {state}"
+    text = f"finished the {facts.what}, which had been interrupted: it is {state}"
     if action is RestoreAction.LEAVE_OFF:
         text += ", with its disks as it left them when it ended"
     if back := undo_command(facts):

@@ -113,8 +113,8 @@ def _untouched(context: Context, old: OldRestore, *, probing: bool) -> bool:
         if isinstance(was, str) and not isinstance(now.get(dataset), str):
             raise AttentionError(
                 facts.domain,
-                f"{dataset} is not mounted, so whether it has run since its {facts.what} was cut "
-                "short cannot be told",
+                f"{dataset} is not mounted, so it is unknown whether the guest has run since its "
+                f"{facts.what} was interrupted",
                 f"{shlex.join(['zfs', 'mount', '-l', dataset])}, then: "
                 f"{shlex.join(['snaporch', 'recover', facts.domain])}",
             )

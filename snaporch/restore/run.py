@@ -102,7 +102,7 @@ def check_bundle(
         raise RefusedError(
             trouble.thing,
             trouble.reason,
-            "to go on without it, so that the disks of then meet what there is now: "
+            "to restore the disks all the same, and leave this part as it is on the host: "
             "--despite-damage",
         )
     for trouble in troubles.values():
@@ -144,7 +144,7 @@ def _what_was_shown(plan: RestorePlan) -> dict[str, object]:
     domain = plan.domain
     return {
         "the snapshot": (plan.record.run, tuple((s.full_name, s.guid) for s in plan.snapshots)),
-        "what is newer": plan.newer,
+        "newer snapshots": plan.newer,
         "the guest": domain and (domain.boot, domain.state, domain.managed_save),
         "its definition": domain and domain.inactive_xml,
         "its bundle": (plan.ram, plan.damaged, tuple(plan.unfit)),
@@ -213,7 +213,7 @@ def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running:
 
 def half_done_error(context: Context, facts: RestoreFacts, error: Exception) -> AttentionError:
     """Return the error for a restore that has begun to roll back and cannot be finished."""
-    step = f"mend the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
+    step = f"fix the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
     if facts.ending is Ending.RESUME and facts.undoes:
         again = ["snaporch", "undo", facts.domain, "--copy", facts.undoes, "--disks-only"]
         step += f" (or leave it off: {shlex.join(again)})"
@@ -265,7 +265,7 @@ def _prepare(
             raise RunFailedError(
                 facts.domain,
                 f"the restore could not begin ({error}); {text}",
-                "start it again with virsh, or mend the cause and restore it again",
+                "start it again with virsh, or fix the cause and restore it again",
             ) from error
         raise
 
@@ -331,7 +331,7 @@ def _with_ram_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, s
             raise RefusedError(error.thing, error.reason, step) from error
         if isinstance(error, OSError):
             raise RunFailedError(
-                plan.thing, f"its RAM could not be put together ({error}); nothing was touched"
+                plan.thing, f"its RAM image could not be rebuilt ({error}); nothing was touched"
             ) from error
         raise
     return replace(plan, ram=image), run

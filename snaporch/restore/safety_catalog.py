@@ -88,7 +88,7 @@ class SafetyCopy:
         if not self.record.whole:
             return "restore a snapshot: see `snaporch list`"
         words = ["snaporch", "undo", self.manifest.domain, "--copy", self.record.whole]
-        return f"undo the restore that was cut short: {shlex.join(words)}"
+        return f"undo the interrupted restore: {shlex.join(words)}"
 
     def kept(self, dataset: str) -> KeptDataset:
         """Return its data of one dataset, with the streams' full paths."""
@@ -175,7 +175,7 @@ def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
     found = [path for path in paths if name in (None, path.parent.name)]
     if not found:
         there = ", ".join(path.parent.name for path in paths)
-        raise NotFoundError(called, f"has no safety copy {name}", f"there is {there}")
+        raise NotFoundError(called, f"has no safety copy {name}", f"it has {there}")
     copies = (SafetyCopy(path.parent, _read(path)) for path in reversed(found))
     newest = next(copies)
     if not newest.record.half_way:
@@ -195,7 +195,7 @@ def _read(path: Path) -> SafetyRecord:
             str(path), f"{where}: {first['msg']}", "use the snaporch that wrote it"
         ) from error
     except ValueError as error:
-        raise RefusedError(str(path), f"is no JSON: {error}", "choose another copy") from error
+        raise RefusedError(str(path), f"is not JSON: {error}", "choose another copy") from error
 
 
 def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]:

@@ -158,7 +158,7 @@ class SafetyCopyWriter:
             raise RefusedError(
                 str(self.directory),
                 f"no room for the safety copy: {needed >> 20} MiB needed, {free >> 20} MiB free",
-                "make room, or give the safety up with --no-safety",
+                "make room, or use --no-safety",
             )
 
     def _send(self, full: str) -> None:
@@ -251,7 +251,7 @@ class SafetyCopyWriter:
             for name, each in taken.items()
         }
         if gone := [name for name in names if name not in entries]:
-            raise PoolError(", ".join(gone), "is gone")
+            raise PoolError(", ".join(gone), "is missing")
         streams: dict[str, list[str]] = {}
         for dataset, path in self._streams:
             streams.setdefault(dataset, []).append(path.name)

@@ -110,7 +110,7 @@ def records_of(
     if len({record.run for record in found}) > 1:
         each = [f"{one.domain}@{one.run} on {', '.join(one.datasets)}" for one in found]
         raise RefusedError(
-            f"{domain}@{name}", "is of several instants", f"name the run: {'; '.join(each)}"
+            f"{domain}@{name}", "stands for several instants", f"name the run: {'; '.join(each)}"
         )
     return found
 

@@ -48,10 +48,10 @@ def undo_without_copy(context: Context, uuid: str, *, dry_run: bool = False) -> 
         if not _needs_no_copy(context, old, dry_run=dry_run):
             left.append(old)
         elif dry_run:
-            done.append(f"the {old.facts.what} was cut short: {RestoreAction.UNDO}")
+            done.append(f"the {old.facts.what} was interrupted: {RestoreAction.UNDO}")
         else:
             how = cancel_restore(context, old.facts, old.path)
-            done.append(f"undid the {old.facts.what}, which had been cut short: {how}")
+            done.append(f"undid the {old.facts.what}, which had been interrupted: {how}")
     kept_off = not dry_run and has_bar(journal, context.hypervisor.find(uuid))
     return UndoneRestores(tuple(done), tuple(left), kept_off)
 
@@ -87,7 +87,7 @@ def choose_last(context: Context, uuid: str, left: tuple[OldRestore, ...]) -> Sa
             domain = old.facts.domain
             raise RefusedError(
                 domain,
-                f"the {old.facts.what} was cut short, and has no safety copy to undo it with",
+                f"the {old.facts.what} was interrupted and has no safety copy to undo it with",
                 f"{shlex.join(['snaporch', 'recover', domain])} first, or choose an older one "
                 "with --copy",
             )

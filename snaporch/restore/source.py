@@ -129,12 +129,16 @@ def whole_source(
     """
     thing = record.full_name
     if record.level is Level.TORN:
-        raise NotWholeError(thing, "was taken while overlays were committed: it is of no instant")
+        raise NotWholeError(
+            thing, "was taken while overlays were committed: its disks are not of one instant"
+        )
     reference = f"{record.uuid}/{record.run}"
     everything = context.pool.snapshots()
     state, manifest = context.store.state(reference)
     if manifest is None:
-        raise NotWholeError(thing, f"its bundle is {state}, which says what belongs to it")
+        raise NotWholeError(
+            thing, f"its bundle is {state}, so it is unknown which files belong to it"
+        )
     manifest = as_named_here(context, thing, manifest, everything)
     own = run_members(manifest, record.run, everything)
     members = tuple(one_of_each(manifest, own, record.snapshot))
@@ -146,7 +150,7 @@ def whole_source(
         if part.role in roles and not _is_there(directory, part)
     ]
     if torn:
-        raise NotWholeError(thing, f"{', '.join(torn)} of its bundle is gone, or was cut short")
+        raise NotWholeError(thing, f"{', '.join(torn)} of its bundle is missing or truncated")
     if Role.RAM in roles:
         _check_pages_exist(context, thing, manifest)
     return Source(record, manifest, members, directory)
@@ -156,7 +160,7 @@ def _check_pages_exist(context: Context, thing: str, manifest: Manifest) -> None
     entry = manifest.pages
     if entry is not None and entry.guid not in context.pool.census().snapshots:
         full = f"{entry.dataset}@{entry.name}"
-        raise NotWholeError(thing, f"the pages of its RAM are gone: {full} (GUID {entry.guid})")
+        raise NotWholeError(thing, f"the pages of its RAM are missing: {full} (GUID {entry.guid})")
 
 
 def _check_members(
@@ -166,7 +170,7 @@ def _check_members(
     for dataset in missing_of(manifest, members):
         thing, full = record.full_name, f"{dataset}@{record.snapshot}"
         if dataset not in there:
-            raise NotWholeError(thing, f"its ZFS snapshot {full} is gone")
+            raise NotWholeError(thing, f"its ZFS snapshot {full} is missing")
         raise NotWholeError(
             thing, f"{full} is another snapshot of that name (GUID {there[dataset].guid})"
         )

@@ -104,7 +104,7 @@ def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> li
         found.append(
             AttentionError(
                 domain.name,
-                "cannot be started, for undoing its restore was cut short",
+                "cannot be started, because undoing its restore was interrupted",
                 f"{shlex.join(words) if copies else 'define it again'}, or restore it again with "
                 "snaporch restore",
             )

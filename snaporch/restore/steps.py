@@ -210,7 +210,8 @@ class RestoreSteps:
         for name in newer:
             if name not in self._facts.newer and not is_safety(name):
                 self._context.progress.note(
-                    self._facts.domain, f"destroying {name}, which was taken since the guest is off"
+                    self._facts.domain,
+                    f"destroying {name}, which was taken after the guest was stopped",
                 )
         snapshots = [name for name in newer if "@" in name]
         # holds of restores that this one replaces, and of their safety copies
@@ -235,7 +236,9 @@ class RestoreSteps:
     def _check_off(self) -> None:
         domain = self._find()
         if domain is not None and domain.active:
-            raise RunFailedError(self._facts.domain, "was started by someone in the middle of it")
+            raise RunFailedError(
+                self._facts.domain, "was started by another program during the restore"
+            )
 
     def _report(self, text: str) -> None:
         self._context.progress.step(self._facts.domain, text)
@@ -276,7 +279,7 @@ def check_targets(context: Context, targets: Sequence[Target]) -> None:
     """
     present = set(_present(context, targets))
     if gone := [target.full_name for target in targets if target not in present]:
-        raise PoolError(", ".join(gone), "is gone, so the restore cannot be finished")
+        raise PoolError(", ".join(gone), "is missing, so the restore cannot be finished")
 
 
 def _present(context: Context, targets: Sequence[Target]) -> list[Target]:
@@ -349,7 +352,7 @@ def cancel_restore(context: Context, facts: RestoreFacts, journal: Path) -> str:
         raise AttentionError(
             facts.thing,
             f"the restore could not be undone ({error}); nothing was rolled back",
-            f"mend the cause, then: snaporch recover {facts.uuid}",
+            f"fix the cause, then: snaporch recover {facts.uuid}",
         ) from error
     context.store.discard_partial(facts.uuid, facts.run)
     forget_restore(context, journal, facts)

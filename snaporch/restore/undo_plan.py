@@ -112,7 +112,7 @@ def _gone(context: Context, copy: SafetyCopy, entry: SnapshotEntry) -> RefusedEr
         words = ["snaporch", "undo", copy.manifest.domain, "--copy", later[0].name]
         step = f"undo {later[0].thing} first: {shlex.join(words)}"
     full = f"{entry.dataset}@{entry.name}"
-    reason = f"{full} (GUID {entry.guid}), which its streams follow upon, is gone"
+    reason = f"{full} (GUID {entry.guid}), the base of its streams, is missing"
     return RefusedError(f"{copy.manifest.domain}@{copy.name}", reason, step)
 
 

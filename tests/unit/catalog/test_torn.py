@@ -330,7 +330,7 @@ def test_it_is_not_restored(ready, torn, how):
 
 
 def test_it_is_no_source_of_clones_and_verifications(ready, torn):
-    with pytest.raises(NotWholeError, match="of no instant"):
+    with pytest.raises(NotWholeError, match="not of one instant"):
         whole_source(ready.context, torn[1])
 
 

@@ -98,6 +98,6 @@ def test_a_place_that_the_definition_does_not_name(firmware, world):
 def test_variables_on_a_file_system_that_was_made_read_only(firmware, world, read_only):  # noqa: F811
     read_only.add(world.root)
     said = refusal(world, cold=True)
-    assert "read-only, and vars.fd has to go there" in said
+    assert "read-only, and vars.fd has to be written there" in said
     made = plan(world, disks_only=True)
     assert any("stays as it is" in line for line in losses(world.context, made))

@@ -85,7 +85,7 @@ def test_what_runs_now_fits_whatever_a_comparison_says(story, world):
 def test_memory_that_is_not_there(story, world, memory):
     memory(NOTHING)
     world.hypervisor.guests.clear()
-    assert "needs 16 MiB of memory, 1 MiB can be had; stop other guests" in refusal(
+    assert "needs 16 MiB of memory, 1 MiB are available; stop other guests" in refusal(
         world, cold=True
     )
     assert plan(world, disks_only=True)
@@ -155,7 +155,7 @@ def test_memory_of_huge_pages_is_counted_in_huge_pages(story, world, huge, backi
     how = {"cold": not resumed}
     assert make_restore_plan(world.context, "web", "huge", **how)
     (world.root / "hugepages" / "hugepages-2048kB" / "free_hugepages").write_text("7")
-    with pytest.raises(RefusedError, match="needs 8 huge pages of 2048 KiB, 7 can be had"):
+    with pytest.raises(RefusedError, match="needs 8 huge pages of 2048 KiB, 7 are available"):
         make_restore_plan(world.context, "web", "huge", **how)
 
 
@@ -166,7 +166,7 @@ def test_huge_pages_of_the_guest_that_is_stopped_count(story, world, huge):
 def test_huge_pages_that_are_promised_to_others_do_not_count(story, world, huge):
     huge(TWO_MIB, 9, reserved=2)
     world.hypervisor.guests.clear()
-    with pytest.raises(RefusedError, match="8 huge pages of 2048 KiB, 7 can be had"):
+    with pytest.raises(RefusedError, match="8 huge pages of 2048 KiB, 7 are available"):
         make_restore_plan(world.context, "web", "huge", cold=True)
 
 
@@ -186,5 +186,5 @@ def test_what_is_not_on_huge_pages_is_counted_as_ever(story, world, huge):
     )
     huge(half, 4)
     world.hypervisor.guests.clear()
-    with pytest.raises(RefusedError, match="needs 8 MiB of memory, 1 MiB can be had"):
+    with pytest.raises(RefusedError, match="needs 8 MiB of memory, 1 MiB are available"):
         make_restore_plan(world.context, "web", "huge", cold=True)

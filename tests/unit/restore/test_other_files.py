@@ -208,7 +208,7 @@ def test_a_file_system_that_is_not_mounted(home, monkeypatch):
 def test_more_than_is_looked_at(home, monkeypatch, limit):
     monkeypatch.setattr(other_files, limit, 3)
     home.write("1/2/3/4/5/x")
-    assert "entries that are looked at" in home.refusal()
+    assert "entries that are examined" in home.refusal()
 
 
 def test_other_mounts_are_not_touched(home, monkeypatch):

@@ -155,7 +155,7 @@ def test_without_its_pages_a_snapshot_has_no_ram(paged):
     assert (record.state, record.level) == (BundleState.INCOMPLETE, Level.CRASH)
     with pytest.raises(RefusedError, match="--cold"):
         go_back(paged)
-    with pytest.raises(NotWholeError, match="are gone"):
+    with pytest.raises(NotWholeError, match="are missing"):
         source(paged)
 
 

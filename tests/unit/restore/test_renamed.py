@@ -110,7 +110,7 @@ def test_a_received_copy_is_no_rename(story, world):
     assert record.datasets == ("flash/web",)
     assert record.state is BundleState.INCOMPLETE
     error = refusal(world, lambda: make_restore_plan(world.context, "web", "s1"))
-    assert "tank/web@s1 is gone" in error.reason
+    assert "are missing: tank/web@s1" in error.reason
 
 
 def test_a_copy_does_not_hide_a_rename(story, world):

@@ -430,7 +430,7 @@ def test_a_failure_after_the_guest_was_stopped_tells_the_command_that_finishes(
     message = str(caught.value)
     assert error.reason in message
     assert "the guest is off" in message
-    assert "mend the cause, then: snaporch recover web (or boot it: snaporch restore" in message
+    assert "fix the cause, then: snaporch recover web (or boot it: snaporch restore" in message
     assert caught.value.exit_code == ExitCode.ATTENTION
 
 
@@ -470,7 +470,7 @@ def test_a_definition_that_cannot_be_put_back_is_put_back_later(story, world):
 
 def test_a_guest_that_cannot_be_booted_can_be_started_by_hand(story, world):
     world.hooks.at["hypervisor.start"] = failing(HypervisorError("web", "no"))
-    with pytest.raises(AttentionError, match="the guest is off; mend the cause") as caught:
+    with pytest.raises(AttentionError, match="the guest is off; fix the cause") as caught:
         put_back(world, cold=True)
     assert "cannot be started" not in str(caught.value)
     del world.hooks.at["hypervisor.start"]

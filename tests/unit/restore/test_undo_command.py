@@ -99,7 +99,7 @@ def test_newer_snapshots_come_back_with_their_guids_properties_and_bookmarks(sto
     guids = {each.full_name: each.guid for each in world.pool.snapshots() if each.name == "s2"}
     made = make_restore_plan(world.context, "web", "s1", discard_newer=True)
     lines = losses(world.context, made)
-    assert "tank/web#lost for good: its snapshot is gone" in lines
+    assert "tank/web#lost for good: its snapshot does not exist any more" in lines
     assert not any("#sent for good" in loss for loss in lines)
     restored = restore(world.context, made, safety=True)
     text = Path(restored.undo).read_text(errors="surrogateescape")
@@ -171,7 +171,7 @@ def refused(world, *words, **how):
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_a_target_that_is_another(restored, world, dataset):
     world.pool.remake(f"{dataset}@s1")
-    refused(world, f"{dataset}@s1 (GUID ", "is gone")
+    refused(world, f"{dataset}@s1 (GUID ", "is missing")
 
 
 def test_a_dataset_that_was_renamed_gets_its_name_back_first(restored, world):
@@ -255,7 +255,7 @@ def test_a_disk_whose_path_leads_elsewhere(restored, world):
 def test_a_guest_that_was_renamed(restored, world):
     (copy,) = copies_of(world.context.store, "web")
     world.guest().name = "www"
-    with pytest.raises(RefusedError, match="is called www now"):
+    with pytest.raises(RefusedError, match="has the name www now"):
         make_undo_plan(world.context, copy)
 
 
@@ -265,7 +265,7 @@ def test_a_domain_without_a_copy(story, world):
 
 
 def test_a_copy_that_there_is_not(restored, world):
-    with pytest.raises(NotFoundError, match="has no safety copy safety-1; there is safety-"):
+    with pytest.raises(NotFoundError, match="has no safety copy safety-1; it has safety-"):
         choose(world.context, "web", "safety-1")
 
 
@@ -369,7 +369,9 @@ def test_a_target_destroyed_in_the_middle_of_a_restore(story, world, kill, datas
     uuid = story.domain.uuid
     if dataset == "tank/web":
         world.pool.destroy_snapshots([f"{dataset}@s1"])
-        with pytest.raises(AttentionError, match=r"tank/web@s1: is gone.*go back: snaporch undo"):
+        with pytest.raises(
+            AttentionError, match=r"tank/web@s1: is missing.*go back: snaporch undo"
+        ):
             recover(world.context, uuid)
         undo(world)
         assert story.content() == {b"now"}

@@ -191,7 +191,7 @@ def test_one_that_was_cut_short_at_its_stop_is_undone_and_not_an_older_one(
 ):
     stopping(safety=kept != "nothing", keep_running=kept == "RAM")
     (line,) = command(world, dry_run=True)
-    assert "was cut short: undo it: nothing was rolled back" in line
+    assert "was interrupted: undo it: nothing was rolled back" in line
     command(world)
     assert_back(story, world, b"weeks of work")
     assert world.guest().state is (DomainState.RUNNING if kept == "RAM" else DomainState.OFF)

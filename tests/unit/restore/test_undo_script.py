@@ -124,9 +124,9 @@ def test_nothing_in_the_way(host):
 def test_a_target_that_is_gone_or_another(host, dataset):
     """Whichever it is: before the first is rolled back."""
     host.facts[f"{dataset}@s1"]["guid"] += 1
-    refused(host, f"{dataset}@s1 is gone, or is another of that name")
+    refused(host, f"{dataset}@s1 is missing, or is another snapshot of that name")
     del host.facts[f"{dataset}@s1"]
-    refused(host, f"{dataset}@s1 is gone, or is another of that name")
+    refused(host, f"{dataset}@s1 is missing, or is another snapshot of that name")
 
 
 @pytest.mark.parametrize(("holds", "clones"), [("1", "-"), ("0", "tank/test")])
@@ -244,7 +244,7 @@ def test_a_volume_that_nothing_uses(host, there):
 
 def test_a_volume_of_which_the_kernel_does_not_tell(host, there):
     shutil.rmtree(there / "sys")
-    refused(host, "who uses", "cannot be told")
+    refused(host, "the users of", "are unknown")
 
 
 def test_an_image_that_a_loop_device_lies_over(host, there):

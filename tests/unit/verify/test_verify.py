@@ -577,7 +577,7 @@ def test_no_verdict_where_a_backing_file_cannot_be_looked_at(original, world):
     first, *others = manifest.disks
     disks = (first.model_copy(update={"beneath": (far,)}), *others)
     path.write_text(manifest.model_copy(update={"disks": disks}).model_dump_json())
-    with pytest.raises(UnavailableError, match=r"base\.qcow2.*cannot be looked at"):
+    with pytest.raises(UnavailableError, match=r"base\.qcow2.*cannot be read"):
         check(world)
     assert record(world).verified is None
 
