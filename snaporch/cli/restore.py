@@ -35,7 +35,7 @@ def restore_command(
         str,
         typer.Argument(
             metavar="DOMAIN@SNAPSHOT",
-            help="As `snaporch list` shows them; with --to-time only the domain.",
+            help="As `snaporch list` shows it; with --to-time only the domain.",
             show_default=False,
         ),
     ],
@@ -45,7 +45,8 @@ def restore_command(
         typer.Option(
             "--to-time",
             metavar="TIME",
-            help="The newest snapshot not after 2026-11-21T10:00; local time without an offset.",
+            help="Restore the newest snapshot not taken after this time, such as 2026-11-21T10:00 "
+            "(local time) or 2026-11-21T10:00Z.",
             show_default=False,
         ),
     ] = None,
@@ -56,33 +57,33 @@ def restore_command(
         bool, typer.Option("--paused", help="Resume from RAM, and leave the guest paused.")
     ] = False,
     disks_only: Annotated[
-        bool, typer.Option("--disks-only", help="Roll back, and leave the guest off.")
+        bool, typer.Option("--disks-only", help="Roll the disks back, and leave the guest off.")
     ] = False,
     bundle: Annotated[
         Path | None,
         typer.Option(
             "--bundle",
             metavar="DIR",
-            help="The bundle's directory, if it is not in the store.",
+            help="The directory of the bundle, if it is not in the store.",
             show_default=False,
         ),
     ] = None,
     discard_newer: Annotated[
         bool,
-        typer.Option("--discard-newer", help="Destroy snapshots newer than this one."),
+        typer.Option("--discard-newer", help="Destroy snapshots that are newer than this one."),
     ] = False,
     keep_running_state: Annotated[
         bool,
         typer.Option(
             "--keep-running-state",
-            help="Keep the RAM of the running guest too: the undo resumes it.",
+            help="Also keep the RAM of the running guest, so that the undo can resume it.",
         ),
     ] = False,
     despite_other_disks: Annotated[
         bool,
         typer.Option(
             "--despite-other-disks",
-            help="Go on although disks that the guest writes to are not in the snapshot, or a "
+            help="Restore even if disks that the guest writes to are not in the snapshot, or a "
             "backing file that is in no snapshot has changed.",
         ),
     ] = False,
@@ -98,23 +99,23 @@ def restore_command(
         bool,
         typer.Option(
             "--despite-damage",
-            help="Go on although UEFI variables, TPM state or the definition in the bundle are "
-            "damaged: those stay as they are now. RAM is never resumed so.",
+            help="Restore even if UEFI variables, TPM state or the definition in the bundle are "
+            "damaged; the host's present ones stay. RAM is never resumed then.",
         ),
     ] = False,
     no_safety: Annotated[
         bool,
-        typer.Option("--no-safety", help="Keep no copy of what is discarded; cannot be undone."),
+        typer.Option("--no-safety", help="Keep no safety copy; the restore cannot be undone."),
     ] = False,
     wait: WaitOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Bring a domain back to a snapshot, to the very instant.
+    """Restore a domain to a snapshot, and resume it from RAM.
 
     Stops the guest, rolls its datasets back, restores NVRAM and definition and resumes it from RAM.
-    What is discarded is kept in the bundle store first: `snaporch undo` brings it back.
+    First the discarded data is copied to the bundle store: `snaporch undo` brings it back.
     """
     from snaporch.cli.session import session
     from snaporch.output.terminal import print_result

@@ -38,7 +38,8 @@ def undo_command(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Say what would be undone and lost, and which copies there are."
+            "--dry-run",
+            help="Print what would be undone and lost, and list the other safety copies.",
         ),
     ] = False,
     copy: Annotated[
@@ -46,24 +47,26 @@ def undo_command(
         typer.Option(
             "--copy",
             metavar="NAME",
-            help="The safety copy to bring back [default: the newest, of the last restore].",
+            help="Bring back this safety copy [default: the newest, of the last restore].",
             show_default=False,
         ),
     ] = None,
     disks_only: Annotated[
         bool,
         typer.Option(
-            "--disks-only", help="Leave the guest off, also where its running state was kept."
+            "--disks-only", help="Leave the guest off, even if its running state was kept."
         ),
     ] = False,
     discard_newer: Annotated[
         bool,
-        typer.Option("--discard-newer", help="Destroy snapshots taken since the restore."),
+        typer.Option(
+            "--discard-newer", help="Destroy snapshots that were taken since the restore."
+        ),
     ] = False,
     also_roll_back: AlsoRollBackOption = False,
     no_safety: Annotated[
         bool,
-        typer.Option("--no-safety", help="Keep no copy of what is discarded."),
+        typer.Option("--no-safety", help="Keep no safety copy; the undo cannot be undone."),
     ] = False,
     wait: WaitOption = None,
     json: JsonOption = False,
@@ -73,8 +76,8 @@ def undo_command(
     """Undo the last restore of a domain: bring back what it discarded.
 
     Stops the guest, and brings disks, newer snapshots, NVRAM, TPM state and definition back from
-    the safety copy that the restore made. The guest is off then, or goes on where it was if its
-    running state was kept.
+    the safety copy that the restore made. Then the guest is off, or is resumed where it was stopped
+    if its running state was kept.
     """
     from snaporch.cli.session import session
     from snaporch.output.terminal import print_result
