@@ -147,7 +147,7 @@ def test_killed_and_recovered(story, world, kill, how, place, moment):
     assert (directory / "undo.sh").exists()
 
 
-def test_recovery_rolls_nothing_back_that_somebody_reads(story, world, kill):
+def test_recovery_rolls_back_nothing_while_a_snapshot_is_read(story, world, kill):
     story.snapshot("s2")
     with kill("after", RestoreStep.STOP):
         put_back(world)
@@ -182,7 +182,7 @@ def test_recovery_rolls_no_volume_back_beneath_the_host(story, world, kill, monk
     assert story.content() == {b"first"}
 
 
-def test_recovery_looks_for_holds_before_the_first_rollback(story, world, kill):
+def test_recovery_checks_holds_before_the_first_rollback(story, world, kill):
     story.snapshot("s2")
     with kill("ahead", "flash/web"):
         put_back(world)
@@ -223,7 +223,9 @@ def test_the_next_snapshot_of_the_domain_finishes_it_first(story, world, kill):
     assert world.pool.read("tank/web") == b"first"
 
 
-def test_a_command_that_cannot_finish_it_refuses_and_says_who_can(story, world, kill):
+def test_a_command_that_cannot_finish_a_restore_refuses_and_names_the_one_that_can(
+    story, world, kill
+):
     with kill("after", "flash/web"):
         put_back(world)
     poor = Context(world.context.config, world.hypervisor, world.pool, world.heard)
@@ -231,7 +233,7 @@ def test_a_command_that_cannot_finish_it_refuses_and_says_who_can(story, world, 
         take_snapshot(poor, world.hypervisor.domain("web"), name="s2", wait=0)
 
 
-def test_another_restore_takes_the_place_of_one_that_was_cut_short(story, world, kill):
+def test_a_new_restore_replaces_an_interrupted_one(story, world, kill):
     later = story.snapshot("s2")
     with kill("ahead", "tank/web"):
         put_back(world, "s2")
@@ -305,7 +307,7 @@ def test_a_guest_that_was_undefined_cannot_be_started_half_way(story, world, kil
     assert world.guest().inactive == story.domain.inactive_xml
 
 
-def test_a_snapshot_that_appeared_since_is_told_when_it_goes(story, world, kill):
+def test_a_snapshot_that_appeared_since_is_reported_when_it_is_destroyed(story, world, kill):
     """The guest was off already, so it holds nothing that the safety copy has not."""
     with kill("after", "flash/web"):
         put_back(world)
@@ -326,7 +328,7 @@ def test_a_target_that_was_destroyed_since_is_not_guessed(story, world, kill):
 
 
 @pytest.mark.parametrize(("moment", "place"), [("after", "flash/web"), ("ahead", "tank/web")])
-def test_nothing_is_rolled_back_under_a_guest_that_somebody_runs(story, world, kill, moment, place):
+def test_nothing_is_rolled_back_under_a_guest_that_was_started(story, world, kill, moment, place):
     with kill(moment, place):
         put_back(world)
     world.guest().live, world.guest().state = story.domain.inactive_xml, DomainState.RUNNING
@@ -366,7 +368,7 @@ def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill, req
     assert world.leftovers() == []
 
 
-def test_who_reads_its_disks_in_files_does_not_write_to_them(story, world, kill):
+def test_reading_the_disk_files_does_not_count_as_writing(story, world, kill):
     """ZFS counts what it writes of the time they were read."""
     with kill("before", RestoreStep.RESUME):
         put_back(world)
@@ -401,7 +403,7 @@ def test_without_a_file_system_that_tells_nothing_is_decided(story, world, kill,
 
 
 @pytest.mark.usefixtures("volumes")
-def test_what_cannot_be_told_to_be_unwritten_is_not_rolled_back(story, world, kill):
+def test_disks_that_may_have_been_written_are_not_rolled_back(story, world, kill):
     """ZFS does not say what was written since the guest was to be resumed."""
     with kill("after", RestoreStep.RESUME):
         put_back(world)
@@ -467,7 +469,7 @@ def test_its_safety_copy_outlives_every_pruning(story, world, kill):
     assert story.safety()[1] == []
 
 
-def test_a_journal_that_says_what_nobody_writes(story, world, kill):
+def test_a_journal_with_an_unknown_entry(story, world, kill):
     with kill("after", "flash/web"):
         put_back(world)
     (path,) = world.paths.journal.glob("*.jsonl")
@@ -586,7 +588,7 @@ def test_a_guest_that_is_off_has_none(tell, world):
     assert "no running state to keep" in world.heard.notes[-1]
 
 
-def test_one_that_cannot_be_stopped_by_saving_goes_on(story, world):
+def test_a_guest_whose_ram_cannot_be_saved_keeps_running(story, world):
     world.hooks.at["hypervisor.save"] = failing(HypervisorError("web", "no space"))
     with pytest.raises(HypervisorError, match="no space"):
         put_back(world, keep_running=True)

@@ -148,7 +148,7 @@ def moved(story, world):
 
 
 @pytest.mark.parametrize("how", [{"cold": True}, {"disks_only": True}])
-def test_a_guest_that_stays_defined_with_other_disks(moved, world, how):
+def test_a_guest_whose_present_definition_names_other_disks(moved, world, how):
     """What nobody uses would be rolled back, and the guest be booted from what was not."""
     assert check_bundle(world.context, plan(world, **how))
     (Path(moved.record.bundle) / "domain.xml").write_text("<damaged/>")
@@ -191,7 +191,7 @@ def test_a_volume_that_the_host_uses_is_not_rolled_back(volume, world):
 
 
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
-def test_nor_is_anything_beneath_a_loop_device(volume, world, monkeypatch, dataset):
+def test_a_dataset_beneath_a_loop_device_is_not_rolled_back(volume, world, monkeypatch, dataset):
     """An image that is mounted by hand, say; no process has it open."""
     monkeypatch.setattr(disk_checks.volume_users, "loops", lambda: iter([("loop7", dataset)]))
     assert f"{dataset} would be rolled back, and this host uses it: loop7" in refusal(world)

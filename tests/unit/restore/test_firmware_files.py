@@ -73,7 +73,7 @@ def test_the_disks_alone_come_back_where_variables_have_no_place(firmware, world
     assert place.is_symlink()
 
 
-def test_a_file_that_is_gone_may_be_put_back(firmware, world):
+def test_a_missing_file_may_be_put_back(firmware, world):
     (world.root / "vars.fd").unlink()
     assert plan(world).ram
 

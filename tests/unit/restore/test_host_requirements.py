@@ -70,7 +70,7 @@ def test_a_guest_that_saw_the_host_s_cpu_is_not_resumed_on_another(world, tell):
     assert plan(world, disks_only=True)
 
 
-def test_a_guest_with_a_cpu_of_its_own_goes_anywhere(story, world):
+def test_a_guest_with_a_named_cpu_model_runs_on_any_host(story, world):
     world.hypervisor.cpu = "<cpu><model>Opteron_G5</model></cpu>"
     assert plan(world).ram
 

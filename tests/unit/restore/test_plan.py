@@ -100,7 +100,7 @@ def test_an_undefined_domain_can_be_restored_from_its_bundle(story, world):
     assert plan(world).domain is None
 
 
-def test_what_will_be_lost_is_told(story, world):
+def test_losses_are_shown(story, world):
     story.snapshot("s2")
     lines = losses(world.context, plan(world, discard_newer=True))
     assert lines[0] == "the state of the running guest web, which will be stopped"
@@ -108,7 +108,7 @@ def test_what_will_be_lost_is_told(story, world):
     assert "tank/web@s2, which is newer" in lines
 
 
-def test_what_becomes_of_the_definition_is_told(story, world):
+def test_changes_of_the_definition_are_shown(story, world):
     guest = world.guest()
     guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
     lines = losses(world.context, plan(world))
@@ -120,7 +120,7 @@ def test_what_becomes_of_the_definition_is_told(story, world):
     assert "<title>" not in back
 
 
-def test_of_many_changes_of_the_definition_the_first_are_told_and_how_many_more(story, world):
+def test_of_many_changes_of_the_definition_the_first_are_shown_and_the_rest_counted(story, world):
     guest = world.guest()
     guest.inactive = guest.inactive.replace("</name>", "</name>" + 30 * "\n<!-- new -->")
     lines = losses(world.context, plan(world))
@@ -146,7 +146,7 @@ def test_no_ram_is_resumed_with_another_definition(story, world):
         plan(world, disks_only=True, keep_definition=True)
 
 
-def test_a_definition_that_stays_has_to_name_the_disks(story, world):
+def test_a_definition_that_is_kept_has_to_name_the_disks(story, world):
     guest = world.guest()
     (image,) = (world.root / "zfs" / "tank" / "web").glob("*.img")
     guest.inactive = guest.inactive.replace(str(image), str(image) + ".moved")
@@ -165,7 +165,7 @@ def test_of_a_guest_that_runs_it_is_what_would_be_booted(story, world):
         check_bundle(world.context, made)
 
 
-def test_a_definition_that_stays_has_to_have_the_variables_where_they_go(world, tmp_path):
+def test_a_definition_that_is_kept_has_to_name_the_uefi_variables(world, tmp_path):
     then, now = tmp_path / "then_VARS.fd", tmp_path / "now_VARS.fd"
     then.write_bytes(b"then")
     now.write_bytes(b"now")
@@ -177,7 +177,7 @@ def test_a_definition_that_stays_has_to_have_the_variables_where_they_go(world, 
         plan(world, cold=True, keep_definition=True)
 
 
-def test_no_password_is_told(story, world):
+def test_no_password_is_shown(story, world):
     graphics = '<graphics type="vnc" passwd="secret"/></devices>'
     world.guest().inactive = world.guest().inactive.replace("</devices>", graphics)
     lines = losses(world.context, plan(world))
@@ -200,7 +200,7 @@ def test_a_definition_that_was_changed_since_it_was_shown(story, world):
     ("domain", "name", "step"),
     [("web", "s9", "snaporch list web"), ("wbe", "s1", "`snaporch list`")],
 )
-def test_a_misspelt_name_is_told_where_to_look(story, world, domain, name, step):
+def test_a_misspelt_name_gets_the_command_that_lists_names(story, world, domain, name, step):
     with pytest.raises(NotFoundError, match=step):
         plan(world, name, domain=domain)
 
@@ -214,7 +214,7 @@ def test_a_zfs_snapshot_that_is_not_ours_is_not_found(story, world):
 # -- refused ------------------------------------------------------------------------------------
 
 
-def test_one_of_its_snapshots_is_gone(story, world):
+def test_one_of_its_snapshots_is_missing(story, world):
     world.pool.destroy_snapshots(["flash/web@s1"])
     world.hooks.log.clear()
     assert "some of its snapshots are missing: flash/web@s1" in refusal(world)
@@ -226,13 +226,13 @@ def test_one_of_its_snapshots_came_back_under_its_name(story, world):
     assert "are missing" in refusal(world)
 
 
-def test_its_ram_is_not_whole(story, world):
+def test_its_ram_is_incomplete(story, world):
     (Path(story.record.bundle) / "ram.save").unlink()
     assert "the bundle is incomplete; boot it with --cold" in refusal(world)
     assert plan(world, cold=True).boot
 
 
-def test_its_bundle_is_gone(story, world):
+def test_its_bundle_is_missing(story, world):
     shutil.rmtree(story.record.bundle)
     assert "the bundle is missing; boot it with --cold" in refusal(world)
     assert plan(world, cold=True).boot
@@ -255,7 +255,7 @@ def test_without_a_bundle_every_disk_must_have_its_snapshot(story, world):
     assert "has no snapshot of flash/web" in refusal(world, cold=True)
 
 
-def test_the_domain_is_undefined_and_its_bundle_gone(story, world):
+def test_the_domain_is_undefined_and_its_bundle_missing(story, world):
     shutil.rmtree(story.record.bundle)
     world.hypervisor.guests.clear()
     assert "is undefined, and its bundle is missing" in refusal(world, cold=True)
@@ -401,7 +401,7 @@ def test_a_file_beneath_a_disk_that_is_in_no_snapshot_has_to_be_the_same(overlai
     assert make_restore_plan(world.context, "web", "s1", despite_other_disks=True).ram is not None
 
 
-def test_a_file_beneath_a_disk_that_is_gone(overlaid, world):
+def test_a_missing_backing_file(overlaid, world):
     overlaid.unlink()
     assert "cannot be read (No such file or directory)" in refusal(world)
 
@@ -426,6 +426,6 @@ def test_a_file_beneath_a_disk_that_is_in_the_snapshot_has_to_be_where_it_was(wo
     assert "leads to flash/golden" in refusal(world)
 
 
-def test_a_store_that_is_not_mounted_is_told(story, world):
+def test_a_store_that_is_not_mounted_is_reported(story, world):
     world.paths.bundles.rename(world.root / "elsewhere")
     assert "have their bundles in one" in refusal(world, cold=True)

@@ -147,7 +147,7 @@ def test_it_need_not_be_marked_on_the_snapshots(story, world, elsewhere):
     assert plan(world, elsewhere).ram == elsewhere / "ram.save"
 
 
-def test_no_bundle_makes_a_torn_snapshot_whole(story, world, elsewhere):
+def test_a_torn_snapshot_is_refused_with_any_bundle(story, world, elsewhere):
     world.pool.set_properties(["tank/web@s1"], {"snaporch:torn": "yes"})
     with pytest.raises(RefusedError, match="its disks are not of one instant"):
         plan(world, elsewhere)

@@ -74,7 +74,7 @@ def test_disks_and_definition_come_back_and_the_guest_is_off(restored, world):
     assert held(world) == []
 
 
-def test_the_running_state_goes_on(story, world):
+def test_the_running_state_is_resumed(story, world):
     put_back(world, keep_running=True)
     undone = undo(world)
     assert (undone.state, undone.resumed) == (DomainState.RUNNING, True)
@@ -120,7 +120,7 @@ def test_an_undo_can_be_undone(restored, world):
     assert restored.content() == {b"since"}
 
 
-def test_a_second_undo_of_the_same_goes_back_to_what_is_there(restored, world):
+def test_a_second_undo_with_the_same_copy_rolls_back_to_its_last_snapshot(restored, world):
     """Its last snapshots came back, so nothing has to be received again."""
     (copy,) = copies_of(world.context.store, "web")
     undo(world)
@@ -147,7 +147,7 @@ def test_files_come_back(tell, world):
     assert (state / "tpm2-00.permall").read_bytes() == b"secret now"
 
 
-def test_a_managed_save_made_since_goes(restored, world):
+def test_a_managed_save_made_since_is_deleted(restored, world):
     """A start would resume it on disks that it is not of."""
     guest = world.guest()
     manage_save(world)
@@ -217,7 +217,7 @@ def test_no_room_on_the_pool(restored, world):
 
 @pytest.mark.parametrize("name", ["000.zfs", "003.zfs", "domain.xml"])
 @pytest.mark.parametrize("how", ["gone", "damaged"])
-def test_a_copy_that_is_not_whole(restored, world, name, how):
+def test_an_incomplete_copy(restored, world, name, how):
     (copy,) = copies_of(world.context.store, "web")
     path = copy.directory / name
     if how == "gone":
@@ -227,12 +227,12 @@ def test_a_copy_that_is_not_whole(restored, world, name, how):
     refused(world, name)
 
 
-def test_disks_that_somebody_else_uses(restored, world):
+def test_disks_that_another_process_uses(restored, world):
     world.users["flash/web"] = "4711"
     refused(world, "flash/web is in use by process 4711")
 
 
-def test_disks_that_somebody_else_uses_when_the_guest_is_about_to_be_stopped(restored, world):
+def test_disks_that_another_process_uses_when_the_guest_is_about_to_be_stopped(restored, world):
     world.hooks.at["pool.send_increment"] = lambda: world.users.update({"flash/web": "4711"})
     refused_after = pytest.raises(RefusedError, match="is in use by process 4711")
     with refused_after:
@@ -349,7 +349,7 @@ def test_a_stream_that_cannot_be_received_says_what_leads_out(restored, world):
 
 
 @pytest.mark.parametrize("place", [*DATASETS, RestoreStep.FILES, RestoreStep.RESUME])
-def test_a_restore_that_was_cut_short_is_undone(story, world, kill, place):  # noqa: F811
+def test_an_interrupted_restore_is_undone(story, world, kill, place):  # noqa: F811
     with kill("after" if place != RestoreStep.RESUME else "ahead", place):
         put_back(world)
     undo(world, safety=False)
@@ -486,7 +486,7 @@ def test_what_a_process_has_open_is_found_by_the_mount_that_it_is_on(tmp_path, m
     assert list(dataset_users.processes_on(["tank/other"], "u-2", tmp_path)) == []
 
 
-def test_a_snapshot_that_somebody_looks_into_is_unmounted_or_in_the_way(monkeypatch):
+def test_a_mounted_snapshot_is_unmounted_or_refused(monkeypatch):
     mounts = [dataset_users.resolver.parse_mount("40 1 0:50 / /mnt/x rw - zfs tank/web@s2 rw")]
     monkeypatch.setattr(dataset_users.resolver, "read_mounts", lambda: mounts)
     answers, asked = iter([0, 32]), []
@@ -512,7 +512,7 @@ def test_nothing_is_rolled_back_while_a_snapshot_is_read(restored, world):
     assert_untouched(world, b"since")
 
 
-def test_who_reads_a_snapshot_is_waited_for(restored, world, monkeypatch):
+def test_a_reader_of_a_snapshot_is_waited_for(restored, world, monkeypatch):
     reader, looks = ExitStack(), []
     reader.enter_context(reading(world.context, restored.record))
 

@@ -52,7 +52,7 @@ def torn(story, world, kill):  # noqa: F811
 @pytest.mark.parametrize(
     "place", [None, RestoreStep.FILES, "tank/web", "flash/web", RestoreStep.ROLLBACK]
 )
-def test_what_a_restore_found_half_done_is_not_brought_back(torn, world, kill, place):  # noqa: F811
+def test_disks_that_a_restore_found_half_done_are_not_brought_back(torn, world, kill, place):  # noqa: F811
     """Whether the second restore came to its end, or was cut short itself."""
     if place is None:
         assert put_back(world, cold=True).undo is None
@@ -69,7 +69,7 @@ def test_what_a_restore_found_half_done_is_not_brought_back(torn, world, kill, p
     assert_back(torn, world)
 
 
-def test_nor_by_an_undo_of_the_undo(torn, world):
+def test_a_copy_of_half_done_disks_is_not_used_by_an_undo_of_the_undo(torn, world):
     command(world)
     command(world)
     assert_back(torn, world)
@@ -85,7 +85,7 @@ def test_it_is_known_through_a_chain_of_restores(torn, world, kill):  # noqa: F8
     assert_back(torn, world)
 
 
-def test_what_a_restore_found_whole_is_brought_back(torn, world, kill):  # noqa: F811
+def test_disks_that_a_restore_found_whole_are_brought_back(torn, world, kill):  # noqa: F811
     """The second has rolled back all that the first had not."""
     with kill("ahead", RestoreStep.FILES):
         put_back(world)
@@ -95,7 +95,7 @@ def test_what_a_restore_found_whole_is_brought_back(torn, world, kill):  # noqa:
     assert not copy.record.half_way
 
 
-def test_nor_what_a_script_has_left_half_done(story, world):
+def test_disks_that_a_script_left_half_done_are_not_brought_back(story, world):
     """It keeps no journal, but the bar."""
     put_back(world)
     (copy,) = copies_of(world.context.store, "web")
@@ -129,7 +129,7 @@ def test_a_second_restore_that_stops_half_way_names_the_copy_of_the_first(torn, 
     assert f"or go back: snaporch undo web --copy {first.name})" in caught.value.line()
 
 
-def test_without_a_copy_of_the_first_there_is_no_way_back(story, world, kill):  # noqa: F811
+def test_without_a_copy_of_the_first_restore_nothing_is_undone(story, world, kill):  # noqa: F811
     with kill("after", "flash/web"):
         restore_how(world, safety=False)
     put_back(world, cold=True)
@@ -149,7 +149,7 @@ def test_one_that_never_began_is_taken_back_and_the_one_before_undone(torn, worl
     assert_back(torn, world)
 
 
-def test_one_that_was_cut_short_over_what_a_script_has_left_half_done(story, world, kill):  # noqa: F811
+def test_a_restore_interrupted_after_a_half_done_script(story, world, kill):  # noqa: F811
     put_back(world)
     (copy,) = copies_of(world.context.store, "web")
     guest = world.guest()
@@ -186,7 +186,7 @@ def stopping(story, world, monkeypatch):
 
 
 @pytest.mark.parametrize("kept", ["RAM", "disks", "nothing"])
-def test_one_that_was_cut_short_at_its_stop_is_undone_and_not_an_older_one(
+def test_a_restore_interrupted_at_its_stop_is_undone_and_not_an_older_one(
     story, world, stopping, kept
 ):
     stopping(safety=kept != "nothing", keep_running=kept == "RAM")
@@ -198,7 +198,7 @@ def test_one_that_was_cut_short_at_its_stop_is_undone_and_not_an_older_one(
     assert len(copies_of(world.context.store, "web")) == 1
 
 
-def test_one_that_has_no_copy_has_to_be_finished_first(story, world, kill):  # noqa: F811
+def test_a_restore_without_a_copy_has_to_be_finished_first(story, world, kill):  # noqa: F811
     put_back(world)
     story.write(b"weeks of work")
     with kill("after", "flash/web"):

@@ -121,7 +121,7 @@ def test_nothing_in_the_way(host):
 
 
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
-def test_a_target_that_is_gone_or_another(host, dataset):
+def test_a_missing_or_replaced_target(host, dataset):
     """Whichever it is: before the first is rolled back."""
     host.facts[f"{dataset}@s1"]["guid"] += 1
     refused(host, f"{dataset}@s1 is missing, or is another snapshot of that name")
@@ -154,7 +154,7 @@ def test_no_room(host):
     assert host.undo()[0] == 0
 
 
-def test_disks_that_somebody_uses(host):
+def test_disks_that_a_process_uses(host):
     """Under whatever name: their files are open."""
     with (host.here / "image").open("w"):
         host.facts["device"] = host.here.stat().st_dev
@@ -282,7 +282,7 @@ def test_a_backing_file_that_was_changed_since(over_a_base, world, tmp_path_fact
     assert "virsh restore" not in host.undo("--disks-only")[2]
 
 
-def test_snapshots_that_somebody_reads(host, story, world):
+def test_snapshots_that_are_being_read(host, story, world):
     with reading(world.context, story.record):
         assert host.undo() == (6, "a snapshot of the guest is being read\n", "")
     assert host.undo()[0] == 0
@@ -347,7 +347,7 @@ def test_an_option_that_there_is_not(host):
     assert "usage: " in said
 
 
-def test_a_managed_save_made_since_goes(host):
+def test_a_managed_save_made_since_is_deleted(host):
     """A start would resume it on disks that it is not of."""
     host.facts["info"] = "Managed save:   yes"
     _, _, done = host.undo()
@@ -385,10 +385,10 @@ def test_a_guest_that_was_not_defined_is_off_as_well(came_back):
 
 
 def test_a_guest_that_was_not_defined_loses_a_managed_save_as_well(came_back):
-    test_a_managed_save_made_since_goes(came_back)
+    test_a_managed_save_made_since_is_deleted(came_back)
 
 
-def test_a_guest_left_barred_by_an_undo_is_told_of(host, story, world):
+def test_a_guest_left_barred_by_an_undo_is_reported(host, story, world):
     assert left_barred(world.context) == []
     world.guest().inactive = (Path(host.script).parent / "barred.xml").read_text()
     (error,) = left_barred(world.context)
