@@ -91,8 +91,8 @@ def check_whole(
     """
     thing = record.full_name
     if manifest is not None:
-        if gone := missing_of(manifest, members):
-            names = ", ".join(f"{dataset}@{record.snapshot}" for dataset in gone)
+        if missing := missing_of(manifest, members):
+            names = ", ".join(f"{dataset}@{record.snapshot}" for dataset in missing)
             raise RefusedError(thing, f"some of its snapshots are missing: {names}")
     elif domain is not None:
         planned, _ = locate_disks(domain)
@@ -106,8 +106,8 @@ def check_whole(
     if cold:
         return
     marked = any(member.properties.get("level") == Level.RAM for member in members)
-    wanted = marked or record.level is Level.RAM
-    if wanted and record.state is not BundleState.COMPLETE:
+    needs_ram = marked or record.level is Level.RAM
+    if needs_ram and record.state is not BundleState.COMPLETE:
         raise RefusedError(
             thing,
             f"its RAM cannot be restored: the bundle is {record.state}",

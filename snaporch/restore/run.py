@@ -88,28 +88,28 @@ def check_bundle(
     if plan.manifest is None or plan.record.bundle is None:
         return plan
     context.progress.step(plan.record.domain, "checking the bundle's SHA-256")
-    troubles = damage_of(Path(plan.record.bundle))
+    damages = damage_of(Path(plan.record.bundle))
     try:
         if plan.ram is not None:
-            for trouble in troubles.values():
-                raise trouble
+            for damage in damages.values():
+                raise damage
             read_header(plan.ram)
     except SnaporchError as error:
         raise RefusedError(error.thing, error.reason, "boot from the disks with --cold") from error
     wanted = {part.name for part in plan.parts if part.role in _PUT_BACK}
-    if (lost := sorted(wanted & troubles.keys())) and not despite_damage:
-        trouble = troubles[lost[0]]
+    if (needed := sorted(wanted & damages.keys())) and not despite_damage:
+        damage = damages[needed[0]]
         raise RefusedError(
-            trouble.thing,
-            trouble.reason,
+            damage.thing,
+            damage.reason,
             "to restore the disks all the same, and leave this part as it is on the host: "
             "--despite-damage",
         )
-    for trouble in troubles.values():
-        context.progress.note(plan.record.domain, f"{trouble}; it is not put back")
+    for damage in damages.values():
+        context.progress.note(plan.record.domain, f"{damage}; it is not put back")
     for name, why in plan.unfit.items():
         context.progress.note(plan.record.domain, f"{why.reason}; its {name} stays as it is")
-    checked = replace(plan, damaged=frozenset(troubles))
+    checked = replace(plan, damaged=frozenset(damages))
     current = plan.domain.inactive_xml if plan.domain else None
     if plan.boot and current is None and checked.text(Role.INACTIVE_XML) is None:
         raise RefusedError(

@@ -114,13 +114,13 @@ class SafetyCopy:
         for name, size in self.record.sizes.items():
             self._check(name, size, _size)
 
-    def _check(self, name: str, wanted: object, found: Callable[[Path], object]) -> None:
+    def _check(self, name: str, expected: object, measure: Callable[[Path], object]) -> None:
         path = self.directory / name
         try:
-            right = found(path) == wanted
+            matches = measure(path) == expected
         except OSError as error:
             raise RefusedError(str(path), error.strerror or "cannot be read") from error
-        if not right:
+        if not matches:
             raise RefusedError(str(path), "is damaged, so the restore cannot be undone")
 
 

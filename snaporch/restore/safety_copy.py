@@ -250,8 +250,8 @@ class SafetyCopyWriter:
             )
             for name, each in taken.items()
         }
-        if gone := [name for name in names if name not in entries]:
-            raise PoolError(", ".join(gone), "is missing")
+        if missing := [name for name in names if name not in entries]:
+            raise PoolError(", ".join(missing), "is missing")
         streams: dict[str, list[str]] = {}
         for dataset, path in self._streams:
             streams.setdefault(dataset, []).append(path.name)

@@ -278,8 +278,8 @@ def check_targets(context: Context, targets: Sequence[Target]) -> None:
         PoolError: one does not.
     """
     present = set(_present(context, targets))
-    if gone := [target.full_name for target in targets if target not in present]:
-        raise PoolError(", ".join(gone), "is missing, so the restore cannot be finished")
+    if missing := [target.full_name for target in targets if target not in present]:
+        raise PoolError(", ".join(missing), "is missing, so the restore cannot be finished")
 
 
 def _present(context: Context, targets: Sequence[Target]) -> list[Target]:
