@@ -1,4 +1,4 @@
-"""Restores that are killed at every step, and what recovery makes of them."""
+"""Restores that are killed at every step, and their recovery."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +100,7 @@ def put_back(world, name="s1", *, keep_running=False, safety=True, **how):
 
 
 def begins(moment, place):
-    """Whether the guest was stopped by then, and it goes forward."""
+    """Whether the guest was stopped by then, so that the restore is finished."""
     return place not in (RestoreStep.SAFETY, RestoreStep.STOP) or (moment, place) == (
         "after",
         RestoreStep.STOP,
@@ -193,7 +193,7 @@ def test_recovery_checks_holds_before_the_first_rollback(story, world, kill):
 
 
 def test_killed_after_the_guest_was_destroyed_and_before_the_copy_was_complete(story, world, kill):
-    """The copy is made anew, and is whole."""
+    """The copy is made again, and is complete."""
 
     def die():
         raise Killed
@@ -273,7 +273,7 @@ def test_the_second_is_killed_too(story, world, kill, place):
 
 @pytest.mark.parametrize("order", ["first-second", "second-first"])
 def test_killed_when_it_was_about_to_forget_the_one_before(story, world, kill, monkeypatch, order):
-    """The second goes forward and the first does not, whichever is found first."""
+    """The second is finished and the first is not, whichever is found first."""
     later = story.snapshot("s2")
     story.write(b"now")
     names = iter(["0001", "0002"] if order == "first-second" else ["0002", "0001"])
@@ -369,7 +369,7 @@ def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill, req
 
 
 def test_reading_the_disk_files_does_not_count_as_writing(story, world, kill):
-    """ZFS counts what it writes of the time they were read."""
+    """ZFS counts the access times that it writes."""
     with kill("before", RestoreStep.RESUME):
         put_back(world)
     for dataset in story.datasets:
@@ -404,7 +404,7 @@ def test_without_a_file_system_that_tells_nothing_is_decided(story, world, kill,
 
 @pytest.mark.usefixtures("volumes")
 def test_disks_that_may_have_been_written_are_not_rolled_back(story, world, kill):
-    """ZFS does not say what was written since the guest was to be resumed."""
+    """ZFS does not report the bytes written since the guest was to be resumed."""
     with kill("after", RestoreStep.RESUME):
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
@@ -426,7 +426,7 @@ def test_no_snapshot_is_taken_to_see_what_no_resumed_guest_wrote(story, world, k
 def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
     story, world, kill, monkeypatch
 ):
-    """Its target has gone: at both times the same was told, of the other one alone."""
+    """Its target is missing, so both times only the other dataset was counted."""
     for module in (recovery_decision, steps):
         monkeypatch.setattr(module, "written_now", lambda *_, **__: {"flash/web": 0})
     with kill("after", RestoreStep.RESUME):
@@ -483,7 +483,7 @@ def test_a_journal_with_an_unknown_entry(story, world, kill):
 
 
 def start(world, story):
-    """By somebody who has the definition."""
+    """By an admin who has the definition in a file."""
     guest = world.guest()
     guest.live, guest.state, guest.boot = story.domain.inactive_xml, DomainState.RUNNING, 77
 

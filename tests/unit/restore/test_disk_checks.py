@@ -51,7 +51,7 @@ def test_a_volume_without_a_node(story, world):
 
 @pytest.fixture
 def read_only(monkeypatch):
-    """Makes the file system of a directory read-only, in the eyes of who asks."""
+    """Makes the file system of a directory seem read-only."""
     places, ask = set(), os.statvfs
 
     def answer(path):
@@ -84,12 +84,12 @@ def test_a_device_says_itself_whether_it_is_read_only(monkeypatch, tmp_path, tol
     assert disk_checks.is_read_only(Path("/dev/null")) is (told == "1")
 
 
-# -- what the paths lead to ----------------------------------------------------------------------
+# -- where paths lead --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [{}, {"cold": True}, {"disks_only": True}])
 def test_a_path_that_leads_to_another_dataset_now(story, world, how):
-    """Rolling back the one that nobody uses any more would restore nothing."""
+    """Rolling back the dataset that the guest no longer uses would restore nothing."""
     image = Path(story.domain.disks[0].source)
     image.unlink()
     image.symlink_to(world.image("flash/moved", "web.img"))
@@ -149,7 +149,7 @@ def moved(story, world):
 
 @pytest.mark.parametrize("how", [{"cold": True}, {"disks_only": True}])
 def test_a_guest_whose_present_definition_names_other_disks(moved, world, how):
-    """What nobody uses would be rolled back, and the guest be booted from what was not."""
+    """An unused dataset would be rolled back, and the guest be booted from another one."""
     assert check_bundle(world.context, plan(world, **how))
     (Path(moved.record.bundle) / "domain.xml").write_text("<damaged/>")
     with pytest.raises(RefusedError, match=r"that is kept does not name .*web-vda[.]img"):
@@ -171,7 +171,7 @@ def test_a_guest_of_which_only_snapshots_are_left_and_that_has_other_disks(story
 
 @pytest.fixture
 def volume(story, world, monkeypatch):
-    """``tank/web`` as a volume; what holds its device, and its partitions."""
+    """``tank/web`` as a volume, with a settable holder of its device and settable partitions."""
     world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
     said = {"holder": "", "partitions": frozenset()}
     monkeypatch.setattr(

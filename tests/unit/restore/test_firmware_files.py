@@ -89,7 +89,7 @@ def test_a_tpm_that_another_domain_uses(firmware, world):
 
 
 def test_a_place_that_the_definition_does_not_name(firmware, world):
-    """A manifest may say anything; what libvirt would run decides."""
+    """A manifest may name any path; only the definition counts."""
     path = Path(firmware.record.bundle) / "manifest.json"
     path.write_text(path.read_text().replace(str(world.root / "vars.fd"), "/etc/passwd"))
     assert "its nvram belongs to /etc/passwd, which is not what" in refusal(world)

@@ -27,7 +27,7 @@ def refusal(world, **how):
 
 @pytest.fixture
 def memory(world, monkeypatch):
-    """Sets what the host says of its memory."""
+    """Sets the host's memory figures."""
 
     def tell(meminfo, arcstats=""):
         for name, text in (("_MEMINFO", meminfo), ("_ARCSTATS", arcstats)):

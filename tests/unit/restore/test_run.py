@@ -38,7 +38,7 @@ def put_back(world, name="s1", *, cold=False, safety=True):
     return restore(world.context, plan(world, name, cold=cold), safety=safety)
 
 
-# -- the way through ----------------------------------------------------------------------------
+# -- a whole restore ---------------------------------------------------------------------------
 
 
 def test_everything_in_order(story, world):
@@ -198,7 +198,7 @@ def test_tpm_state_in_one_file_comes_back_and_may_be_undone(tell, world):
 
 
 def its_files(text):
-    """What the script does about files, and the functions that it does it with."""
+    """The script's lines about files, with the functions that they call."""
     head = text.partition("mkdir -p -m 700")[0]
     files = [line for line in text.splitlines() if line.startswith(("sound /", "put "))]
     return [head.partition('cd "$(dirname')[0], head.partition('"$0")"\n')[2], *files]
@@ -272,7 +272,7 @@ def test_the_script_is_shell(story, world):
 
 
 def test_the_script_marks_newer_snapshots_as_snaporchs_again(story, world):
-    """Streams carry no properties, so without it they would be nobody's after the undo."""
+    """Streams have no properties; without them the snapshots would have no owner after the undo."""
     newer = story.snapshot("s2")
     world.pool.snapshot(["tank/web@foreign"], {})
     text = Path(put_back(world).undo).read_text()
@@ -508,7 +508,7 @@ def test_a_snapshot_that_appeared_meanwhile_is_not_destroyed(story, world):
 
 
 def test_a_guest_that_was_started_meanwhile_is_not_stopped(tell, world):
-    """What would be lost is not what consent was given to."""
+    """The user agreed to other losses."""
     tell()
     guest = world.guest()
 

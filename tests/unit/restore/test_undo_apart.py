@@ -103,7 +103,7 @@ def test_what_lies_beneath_a_disk_is_the_same(world, trouble):
 
 @pytest.mark.parametrize("trouble", ["changed", "unknown"])
 def test_disks_are_not_brought_back_over_a_changed_backing_file(world, trouble):
-    """Without RAM too; what nobody can tell is no reason then."""
+    """Without RAM too; then a backing file of unknown state is no reason to refuse."""
     base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
     top.write_bytes(qcow2(str(base), "raw"))
     world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))

@@ -1,4 +1,4 @@
-"""``snaporch undo``: what a safety copy holds comes back, checked like a restore."""
+"""``snaporch undo``: brings a safety copy back, checked like a restore."""
 
 import subprocess
 from contextlib import ExitStack
@@ -281,7 +281,7 @@ def test_a_record_of_another_snaporch(restored, world, content, step):
     assert copies_of(world.context.store) == []
 
 
-# -- cut short ----------------------------------------------------------------------------------
+# -- interrupted --------------------------------------------------------------------------------
 
 PLACES = [RestoreStep.SAFETY, RestoreStep.STOP, *DATASETS, RestoreStep.FILES, RestoreStep.DEFINE]
 
@@ -361,7 +361,7 @@ def test_an_interrupted_restore_is_undone(story, world, kill, place):  # noqa: F
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_a_target_destroyed_in_the_middle_of_a_restore(story, world, kill, dataset):  # noqa: F811
-    """By force, for it was held: what is not yet rolled back has not changed."""
+    """By force, because it was held: datasets not yet rolled back have not changed."""
     with kill("ahead", "tank/web"):
         put_back(world)
     assert held(world) == ["flash/web@s1", "tank/web@s1"]
@@ -412,7 +412,7 @@ def test_a_guest_that_the_script_has_left_barred(restored, world):
     assert unfinished(world.paths.journal, guest.uuid) == []
 
 
-# -- what a copy follows upon -------------------------------------------------------------------
+# -- the base snapshot of a copy -----------------------------------------------------------------
 
 BASES = ["flash/web@s1", "tank/web@s1"]
 
@@ -468,7 +468,7 @@ def test_recovery_keeps_it_too(story, world, kill):  # noqa: F811
     assert (held(world), kept(world)) == ([], BASES)
 
 
-# -- who uses a dataset -------------------------------------------------------------------------
+# -- users of a dataset --------------------------------------------------------------------------
 
 
 def test_what_a_process_has_open_is_found_by_the_mount_that_it_is_on(tmp_path, monkeypatch):
@@ -503,7 +503,7 @@ def test_a_mounted_snapshot_is_unmounted_or_refused(monkeypatch):
         dataset_users.check_not_in_use("web", ["tank/web@s2"])
 
 
-# -- those who read -----------------------------------------------------------------------------
+# -- readers of snapshots ------------------------------------------------------------------------
 
 
 def test_nothing_is_rolled_back_while_a_snapshot_is_read(restored, world):

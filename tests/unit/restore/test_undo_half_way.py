@@ -1,4 +1,4 @@
-"""``snaporch undo`` beside restores that were cut short: no disks of two instants come of it."""
+"""``snaporch undo`` after interrupted restores never brings back disks of two instants."""
 
 import subprocess
 
@@ -43,7 +43,7 @@ def assert_back(story, world, content=b"now"):
 
 @pytest.fixture
 def torn(story, world, kill):  # noqa: F811
-    """A restore was cut short after the first of two datasets."""
+    """A restore was interrupted after the first of two datasets."""
     with kill("after", "flash/web"):
         put_back(world)
     return story
@@ -53,7 +53,7 @@ def torn(story, world, kill):  # noqa: F811
     "place", [None, RestoreStep.FILES, "tank/web", "flash/web", RestoreStep.ROLLBACK]
 )
 def test_disks_that_a_restore_found_half_done_are_not_brought_back(torn, world, kill, place):  # noqa: F811
-    """Whether the second restore came to its end, or was cut short itself."""
+    """Whether the second restore ended, or was interrupted itself."""
     if place is None:
         assert put_back(world, cold=True).undo is None
     else:

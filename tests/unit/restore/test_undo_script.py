@@ -59,7 +59,7 @@ else:
 
 
 class Host:
-    """Stand-ins for zfs, virsh, findmnt, stat, unshare and mount, which say what ``facts`` has."""
+    """Stand-ins for zfs, virsh, findmnt, stat, unshare and mount, which print the ``facts``."""
 
     def __init__(self, here, story, script):
         self.here, self.script = here, script
@@ -87,7 +87,7 @@ class Host:
             }
 
     def undo(self, *options):
-        """Its status, what it said, and what it did."""
+        """Its exit status, its output and the commands that it ran."""
         (self.here / "facts.json").write_text(json.dumps(self.facts))
         path = {**os.environ, "PATH": f"{self.here}:{os.environ['PATH']}"}
         done = subprocess.run(
@@ -136,7 +136,7 @@ def test_what_cannot_be_destroyed(host, holds, clones):
 
 
 def test_what_another_copy_follows_upon_may_go(host):
-    """snaporch's own holds are let go of before ZFS has to destroy it."""
+    """snaporch's own holds are released before ZFS has to destroy it."""
     host.facts["newer"] = ["101\t2\t-\ttank/web@new"]
     host.facts["tags"] = ["snaporch-restore", "snaporch-undo"]
     status, said, done = host.undo()
@@ -163,7 +163,7 @@ def test_disks_that_a_process_uses(host):
 
 @pytest.fixture
 def there(host):
-    """What the script sees of the kernel: ``flash/web`` is a volume with a partition."""
+    """The kernel's files as the script sees them: ``flash/web`` is a volume with a partition."""
     place = host.here / "kernel"
     block = place / "sys" / "class" / "block"
     for device, number in ((block / "zd16", "230:16"), (block / "zd16" / "zd16p1", "230:17")):
@@ -248,7 +248,7 @@ def test_a_volume_of_which_the_kernel_does_not_tell(host, there):
 
 
 def test_an_image_that_a_loop_device_lies_over(host, there):
-    """On a file system of which nobody has anything open."""
+    """On a file system on which no process has anything open."""
     looped(there, "/sys/kernel")
     host.facts["flash/web"]["type"] = "filesystem"
     host.facts["device"] = os.stat("/sys/kernel").st_dev
@@ -267,7 +267,7 @@ def over_a_base(world):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_backing_file_that_was_changed_since(over_a_base, world, tmp_path_factory, keep):
-    """The image would not be what it was, with and without RAM."""
+    """The image would differ, with and without RAM."""
     plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
     script = restore(world.context, plan, safety=True, keep_running=keep).undo
     story = SimpleNamespace(world=world, datasets=["tank/web"], domain=world.guest())
