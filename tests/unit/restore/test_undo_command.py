@@ -23,7 +23,7 @@ from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import PoolError
 
-from .test_cut_short import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
+from .test_recovery import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
 from .test_run import manage_save
 
 

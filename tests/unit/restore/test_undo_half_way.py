@@ -17,8 +17,8 @@ from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
 from snaporch.zfs import PoolError
 
-from .test_cut_short import Killed, cannot_be_started, kill  # noqa: F401
-from .test_cut_short import put_back as restore_how
+from .test_recovery import Killed, cannot_be_started, kill  # noqa: F401
+from .test_recovery import put_back as restore_how
 from .test_undo_command import held, put_back, undo
 
 
