@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -36,16 +36,10 @@ def check_pages(context: Context, thing: str, part: Part) -> None:
     Raises:
         NotWholeError: pages are missing or damaged.
     """
-    entry = _located(context, thing, _entry(part))
-    total = entry.bytes
-
-    def tick(done: int) -> None:
-        context.interrupt.check(thing)
-        context.progress.amount(thing, done, total)
-
+    entry = _located(context, thing, part)
     try:
         with _page_file(context, entry) as path:
-            found = page_sum(path, tick)
+            found = page_sum(path, _ticker(context, thing, entry))
     except OSError as error:
         raise NotWholeError(entry.full_name, error.strerror or "cannot be read") from error
     if found != (entry.bytes, entry.sha256):
@@ -73,17 +67,11 @@ def make_image(
         RefusedError: the file system has too little room.
         OSError: the image cannot be written.
     """
-    entry = _located(context, thing, _entry(part))
+    entry = _located(context, thing, part)
     how = _compressing(context)
     check_room(target.parent, part, how)
     context.progress.step(thing, f"rebuilding the RAM image from {entry.full_name}")
-    total = entry.bytes
-
-    def tick(done: int) -> None:
-        context.interrupt.check(thing)
-        context.progress.amount(thing, done, total)
-
-    rest = directory / part.name
+    rest, tick = directory / part.name, _ticker(context, thing, entry)
     try:
         with _page_file(context, entry) as pages:
             build_image(rest, entry, pages, target, how, tick, xml=xml)
@@ -118,15 +106,26 @@ def check_room(place: Path, part: Part, how: Compressing) -> None:
         )
 
 
-def _located(context: Context, thing: str, entry: PagesEntry) -> PagesEntry:
-    """Return the entry with the present name of the pages' snapshot, the original or a copy.
+def _ticker(context: Context, thing: str, entry: PagesEntry) -> Callable[[int], None]:
+    """Return a function that reports the number of pages' bytes read, and obeys signals."""
+
+    def tick(done: int) -> None:
+        context.interrupt.check(thing)
+        context.progress.amount(thing, done, entry.bytes)
+
+    return tick
+
+
+def _located(context: Context, thing: str, part: Part) -> PagesEntry:
+    """Return the part's page entry with the present name of its snapshot, the original or a copy.
 
     The snapshot is found by its GUID.
 
     Raises:
         NotWholeError: no dataset has it.
     """
-    own = entry.full_name
+    assert part.pages is not None
+    entry, own = part.pages, part.pages.full_name
     names = context.pool.census().snapshots.get(entry.guid, ())
     if not names:
         raise NotWholeError(thing, f"the pages of its RAM are missing: {own} (GUID {entry.guid})")
@@ -150,11 +149,6 @@ def _page_file(context: Context, entry: PagesEntry) -> Iterator[Path]:
         if not path.is_file():
             raise NotWholeError(entry.full_name, "the page file is not in the snapshot")
         yield path
-
-
-def _entry(part: Part) -> PagesEntry:
-    assert part.pages is not None
-    return part.pages
 
 
 def _compressing(context: Context) -> Compressing:
