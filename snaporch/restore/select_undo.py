@@ -28,7 +28,7 @@ class UndoneRestores:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the last restore is among those that were undone."""
+        """Whether the last restore was undone by this, so that no safety copy is needed."""
         return bool(self.done) and not self.left and not self.kept_off
 
 
