@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json as json_format
+import shlex
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +20,13 @@ from snaporch.cli.options import (
     YesOption,
     config_path,
 )
+from snaporch.errors import RefusedError
+
+if TYPE_CHECKING:
+    from snaporch.context import Context
+    from snaporch.restore.plan_model import RestorePlan
+    from snaporch.restore.request import RestoreRequest
+    from snaporch.restore.run import Restored
 
 
 def restore_command(
@@ -24,7 +35,7 @@ def restore_command(
         str,
         typer.Argument(
             metavar="DOMAIN@SNAPSHOT",
-            help="As `snaporch list` shows them; with --to-time only the domain.",
+            help="As `snaporch list` shows it; with --to-time only the domain.",
             show_default=False,
         ),
     ],
@@ -34,7 +45,8 @@ def restore_command(
         typer.Option(
             "--to-time",
             metavar="TIME",
-            help="The newest snapshot not after 2026-11-21T10:00; local time without an offset.",
+            help="Restore the newest snapshot not taken after this time, such as 2026-11-21T10:00 "
+            "(local time) or 2026-11-21T10:00Z.",
             show_default=False,
         ),
     ] = None,
@@ -45,33 +57,33 @@ def restore_command(
         bool, typer.Option("--paused", help="Resume from RAM, and leave the guest paused.")
     ] = False,
     disks_only: Annotated[
-        bool, typer.Option("--disks-only", help="Roll back, and leave the guest off.")
+        bool, typer.Option("--disks-only", help="Roll the disks back, and leave the guest off.")
     ] = False,
     bundle: Annotated[
         Path | None,
         typer.Option(
             "--bundle",
             metavar="DIR",
-            help="The bundle's directory, if it is not in the store.",
+            help="The directory of the bundle, if it is not in the store.",
             show_default=False,
         ),
     ] = None,
     discard_newer: Annotated[
         bool,
-        typer.Option("--discard-newer", help="Destroy snapshots newer than this one."),
+        typer.Option("--discard-newer", help="Destroy snapshots that are newer than this one."),
     ] = False,
     keep_running_state: Annotated[
         bool,
         typer.Option(
             "--keep-running-state",
-            help="Keep the RAM of the running guest too: the undo resumes it.",
+            help="Also keep the RAM of the running guest, so that the undo can resume it.",
         ),
     ] = False,
     despite_other_disks: Annotated[
         bool,
         typer.Option(
             "--despite-other-disks",
-            help="Go on although disks that the guest writes to are not in the snapshot, or a "
+            help="Restore even if disks that the guest writes to are not in the snapshot, or a "
             "backing file that is in no snapshot has changed.",
         ),
     ] = False,
@@ -87,28 +99,29 @@ def restore_command(
         bool,
         typer.Option(
             "--despite-damage",
-            help="Go on although UEFI variables, TPM state or the definition in the bundle are "
-            "damaged: those stay as they are now. RAM is never resumed so.",
+            help="Restore even if UEFI variables, TPM state or the definition in the bundle are "
+            "damaged; the host's present ones stay. RAM is never resumed then.",
         ),
     ] = False,
     no_safety: Annotated[
         bool,
-        typer.Option("--no-safety", help="Keep no copy of what is discarded; cannot be undone."),
+        typer.Option("--no-safety", help="Keep no safety copy; the restore cannot be undone."),
     ] = False,
     wait: WaitOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Bring a domain back to a snapshot, to the very instant.
+    """Restore a domain to a snapshot, and resume it from RAM.
 
     Stops the guest, rolls its datasets back, restores NVRAM and definition and resumes it from RAM.
-    What is discarded is kept in the bundle store first: `snaporch undo` brings it back.
+    First the discarded data is copied to the bundle store: `snaporch undo` brings it back.
     """
-    from snaporch.cli.restoring import RestoreRequest, restore_one
     from snaporch.cli.session import session
+    from snaporch.output.terminal import print_result
+    from snaporch.restore.request import RestoreRequest, run_restore
 
-    wishes = RestoreRequest(
+    request = RestoreRequest(
         snapshot,
         to_time=to_time,
         cold=cold,
@@ -118,10 +131,68 @@ def restore_command(
         discard_newer=discard_newer,
         keep_running=keep_running_state,
         safety=not no_safety,
-        apart=despite_other_disks,
+        despite_other_disks=despite_other_disks,
         also_roll_back=also_roll_back,
         keep_definition=keep_definition,
         despite_damage=despite_damage,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return restore_one(opened, wishes, yes=yes, wait=wait, json=json)
+        ask = None if yes else partial(_ask, opened, request)
+        restored = run_restore(opened, request, confirm=ask, wait=wait)
+        if json:
+            print_result(json_format.dumps(restored.as_json(), indent=2, ensure_ascii=False))
+        else:
+            print_result(_line(restored))
+        print_undo_command(opened, restored)
+    return 0
+
+
+def _ask(context: Context, request: RestoreRequest, plan: RestorePlan) -> None:
+    """Print what the restore discards, and wait for a yes.
+
+    Raises:
+        RefusedError: the answer is no, or standard input is no terminal.
+    """
+    from snaporch.output.terminal import print_error
+    from snaporch.restore.losses import losses
+
+    print_error(f"restoring {plan.thing} discards:")
+    for loss in losses(context, plan):
+        print_error(f"  {loss}")
+    if request.safety:
+        kept = "the disks and the RAM" if request.keep_running else "the disks"
+        print_error(f"  (a copy of {kept} is kept; snaporch undo brings it back)")
+    confirm(plan.thing)
+
+
+def confirm(thing: str) -> None:
+    """Ask on standard error whether to go on, and wait for a yes.
+
+    Args:
+        thing: the subject of the error.
+
+    Raises:
+        RefusedError: the answer is no, or standard input is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise RefusedError(thing, "not confirmed, and no terminal to ask on", "use --yes")
+    sys.stderr.write("Go on? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RefusedError(thing, "not confirmed; nothing was touched")
+
+
+def print_undo_command(context: Context, restored: Restored) -> None:
+    """Print the command that undoes this restore, if a safety copy was kept."""
+    if restored.undo is not None:
+        command = shlex.join(["snaporch", "undo", restored.record.domain])
+        context.progress.step(restored.record.domain, f"undo it with: {command}")
+
+
+def _line(restored: Restored) -> str:
+    text = f"{restored.record.full_name}  restored, {restored.state}"
+    if restored.resumed:
+        text += ", resumed from RAM"
+    if restored.clock_set:
+        text += ", clock set"
+    return text

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json as json_format
+import shlex
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +19,14 @@ from snaporch.cli.options import (
     YesOption,
     config_path,
 )
+from snaporch.cli.restore import confirm, print_undo_command
+
+if TYPE_CHECKING:
+    from snaporch.context import Context
+    from snaporch.restore.plan_model import RestorePlan
+    from snaporch.restore.run import Restored
+    from snaporch.restore.safety_catalog import SafetyCopy
+    from snaporch.restore.undo_request import UndoRequest
 
 
 def undo_command(
@@ -26,7 +38,8 @@ def undo_command(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Say what would be undone and lost, and which copies there are."
+            "--dry-run",
+            help="Print what would be undone and lost, and list the other safety copies.",
         ),
     ] = False,
     copy: Annotated[
@@ -34,24 +47,26 @@ def undo_command(
         typer.Option(
             "--copy",
             metavar="NAME",
-            help="The safety copy to bring back [default: the newest, of the last restore].",
+            help="Bring back this safety copy [default: the newest, of the last restore].",
             show_default=False,
         ),
     ] = None,
     disks_only: Annotated[
         bool,
         typer.Option(
-            "--disks-only", help="Leave the guest off, also where its running state was kept."
+            "--disks-only", help="Leave the guest off, even if its running state was kept."
         ),
     ] = False,
     discard_newer: Annotated[
         bool,
-        typer.Option("--discard-newer", help="Destroy snapshots taken since the restore."),
+        typer.Option(
+            "--discard-newer", help="Destroy snapshots that were taken since the restore."
+        ),
     ] = False,
     also_roll_back: AlsoRollBackOption = False,
     no_safety: Annotated[
         bool,
-        typer.Option("--no-safety", help="Keep no copy of what is discarded."),
+        typer.Option("--no-safety", help="Keep no safety copy; the undo cannot be undone."),
     ] = False,
     wait: WaitOption = None,
     json: JsonOption = False,
@@ -61,13 +76,14 @@ def undo_command(
     """Undo the last restore of a domain: bring back what it discarded.
 
     Stops the guest, and brings disks, newer snapshots, NVRAM, TPM state and definition back from
-    the safety copy that the restore made. The guest is off then, or goes on where it was if its
-    running state was kept.
+    the safety copy that the restore made. Then the guest is off, or is resumed where it was stopped
+    if its running state was kept.
     """
     from snaporch.cli.session import session
-    from snaporch.cli.undoing import UndoRequest, undo_one
+    from snaporch.output.terminal import print_result
+    from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
 
-    wishes = UndoRequest(
+    request = UndoRequest(
         domain,
         copy=copy,
         disks_only=disks_only,
@@ -76,4 +92,74 @@ def undo_command(
         safety=not no_safety,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
-        return undo_one(opened, wishes, yes=yes, dry_run=dry_run, wait=wait, json=json)
+        if dry_run:
+            if (planned := preview_undo(opened, request, print_result)) is not None:
+                _print_plan(opened, request, *planned, print_result)
+            return 0
+        ask = None if yes else partial(_ask, opened, request)
+        undone = run_undo(opened, request, confirm=ask, report=print_result, wait=wait)
+        if undone is not None:
+            _print_undone(opened, *undone, json=json)
+    return 0
+
+
+def _ask(context: Context, request: UndoRequest, plan: RestorePlan, copy: SafetyCopy) -> None:
+    """Print what the undo discards, and wait for a yes.
+
+    Raises:
+        RefusedError: the answer is no, or standard input is no terminal.
+    """
+    from snaporch.output.terminal import print_error
+
+    _print_plan(context, request, plan, copy, print_error)
+    confirm(plan.thing)
+
+
+def _print_plan(
+    context: Context,
+    request: UndoRequest,
+    plan: RestorePlan,
+    copy: SafetyCopy,
+    output: Callable[[str], None],
+) -> None:
+    """Print what is undone, what is discarded, and which other safety copies exist."""
+    from snaporch.restore.losses import losses
+    from snaporch.restore.safety_catalog import copies_of
+
+    output(f"undoing {copy.thing} brings back what {copy.name} holds, and discards:")
+    for loss in losses(context, plan):
+        output(f"  {loss}")
+    if request.safety:
+        output("  (a copy of the disks is kept, which can be brought back in the same way)")
+    for other in copies_of(context.store, copy.manifest.uuid):
+        if other.name != copy.name and not other.record.half_way:
+            output(f"  (--copy {other.name} would undo {other.thing})")
+
+
+def _print_undone(context: Context, restored: Restored, copy: SafetyCopy, *, json: bool) -> None:
+    from snaporch.output.terminal import print_result
+    from snaporch.restore.safety_catalog import MANAGED_SAVE
+
+    name = restored.record.domain
+    if json:
+        print_result(json_format.dumps(_document(restored, copy), indent=2, ensure_ascii=False))
+    else:
+        resumed = ", resumed from RAM" if restored.resumed else ""
+        print_result(f"{name}  undid {copy.thing}; {restored.state}{resumed}")
+    saved = copy.directory / MANAGED_SAVE
+    if saved.exists():
+        command = shlex.join(["virsh", "restore", str(saved)])
+        context.progress.note(name, f"to resume its managed save image: {command}")
+    print_undo_command(context, restored)
+
+
+def _document(restored: Restored, copy: SafetyCopy) -> dict[str, object]:
+    return {
+        "domain": copy.manifest.domain,
+        "uuid": copy.manifest.uuid,
+        "copy": copy.name,
+        "restored": copy.manifest.snapshot,
+        "domain_state": restored.state.value,
+        "resumed": restored.resumed,
+        "undo": restored.undo,
+    }

@@ -39,8 +39,8 @@ from snaporch.hypervisor.clone_xml import (
 )
 from snaporch.model import DatasetKind
 from snaporch.names import MAX_FULL_NAME
-from snaporch.restore.preflight import available_memory as memory_available
-from snaporch.restore.preflight import check_beneath
+from snaporch.restore.disk_checks import check_beneath
+from snaporch.restore.host_requirements import available_memory as memory_available
 from snaporch.restore.ram_from_pages import image_bytes, make_image
 from snaporch.restore.source import Source, check_whole_disks, kinds, path_inside, reading
 from snaporch.zfs import resolver

@@ -16,7 +16,7 @@ from snaporch.clone.registry import Purpose, new_clone
 from snaporch.context import Context
 from snaporch.errors import RunFailedError
 from snaporch.model import DatasetKind
-from snaporch.restore.preflight import beneath_inside
+from snaporch.restore.disk_checks import beneath_inside
 from snaporch.restore.safe_path import open_beneath
 from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
 from snaporch.zfs import resolver

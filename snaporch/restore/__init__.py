@@ -1,1 +1,1 @@
-"""Bringing a guest back to a snapshot."""
+"""Restore a guest to a snapshot, and undo a restore."""

@@ -1,4 +1,4 @@
-"""Who uses a dataset, or a snapshot of it below ``.zfs``, at this moment."""
+"""Find the processes that use a dataset, and unmount its snapshots below ``.zfs``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from snaporch.zfs import resolver, volume_users
 
 _PROC = Path("/proc")
 _NODES = ("devtmpfs", "tmpfs")
-"""Where device nodes are; QEMU has some of its own."""
+"""File systems with device nodes; QEMU's mount namespace has a tmpfs with its own nodes."""
 
 
 def check_not_in_use(thing: str, snapshots: Iterable[str]) -> None:
-    """Unmount snapshots that somebody has looked into; ZFS destroys none that is in use.
+    """Unmount snapshots below ``.zfs``; ZFS cannot destroy one that a process uses.
 
     Raises:
-        RefusedError: one is in use.
+        RefusedError: a process uses one.
     """
     wanted = frozenset(snapshots)
     for mount in resolver.read_mounts() if wanted else ():
@@ -38,10 +38,12 @@ def check_not_in_use(thing: str, snapshots: Iterable[str]) -> None:
 
 
 def check_unused(thing: str, datasets: Iterable[str], uuid: str) -> None:
-    """Refuse to roll back under anybody but the guest itself, under whatever name it runs.
+    """Refuse to roll back datasets that a process other than the guest's own has open.
+
+    The guest's processes are known by its UUID, so the name under which it runs does not matter.
 
     Raises:
-        RefusedError: it names the process.
+        RefusedError: names the process.
     """
     if user := next(processes_on(datasets, uuid), None):
         process, dataset = user
@@ -53,9 +55,10 @@ def check_unused(thing: str, datasets: Iterable[str], uuid: str) -> None:
 def processes_on(
     datasets: Iterable[str], uuid: str, proc: Path = _PROC
 ) -> Iterator[tuple[str, str]]:
-    """Processes that have something open on datasets, but for those of the guest itself.
+    """Yield the processes that have a file or a device of the datasets open, each with the dataset.
 
-    Mounts that a server or a program answers for are not asked: only device nodes are looked at.
+    Processes with the guest's UUID in their command line are left out. Only files on device-node
+    file systems are examined: on a network or FUSE mount the server may never answer.
     """
     wanted = frozenset(datasets)
     volumes: dict[int, str] = {}
@@ -75,8 +78,8 @@ def _opened(process: Path, wanted: frozenset[str], volumes: dict[int, str]) -> I
     mounts = {each.number: each for each in resolver.read_mounts(process / "mountinfo")}
     for number in os.listdir(process / "fd"):
         with suppress(OSError):
-            told = (process / "fdinfo" / number).read_text()
-            found = re.search(r"^mnt_id:\s+(\d+)$", told, re.MULTILINE)
+            info = (process / "fdinfo" / number).read_text()
+            found = re.search(r"^mnt_id:\s+(\d+)$", info, re.MULTILINE)
             mount = mounts.get(int(found[1])) if found else None
             if mount is None:
                 continue

@@ -1,4 +1,4 @@
-"""What the journal of a restore says."""
+"""The journal of a restore: its facts and its steps, as they are written and read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from snaporch.journal import ForeignJournal, Journal, JournalError, others_of
 
 KIND = "restore"
 HOLD = "snaporch-restore"
-"""The tag that keeps the snapshots that are rolled back to from being destroyed meanwhile."""
+"""The tag of the ``zfs hold`` on the snapshots that are rolled back to."""
 
 
 Written = dict[str, int | str]
-"""Of each dataset what tells whether a guest has written: what its files are, or its bytes."""
+"""For each dataset a checksum of its files, or a number of bytes; see :mod:`.disk_changes`."""
 
 
 class RestoreStep(StrEnum):
@@ -25,20 +25,20 @@ class RestoreStep(StrEnum):
     SAFETY = "safety"
     """What will be discarded is written to the bundle store, while the guest runs."""
     STOP = "stop"
-    """The definition is barred, the guest stopped, the safety copy completed."""
+    """The definition is barred from starting, the guest is stopped, the safety copy completed."""
     ROLLBACK = "rollback"
-    """One for each dataset; from the first on the only way is forward."""
+    """One for each dataset. Once the first has begun, the restore can only be finished."""
     FILES = "files"
-    """NVRAM and TPM state."""
+    """NVRAM and TPM state are put back."""
     RESUME = "resume"
-    """From RAM, while the definition is still barred."""
+    """The guest is resumed from RAM, while the definition is still barred."""
     DEFINE = "define"
     BOOT = "boot"
-    """From the disks."""
+    """The guest is booted from its disks."""
 
 
 class Ending(StrEnum):
-    """What the guest does when its disks are back."""
+    """How the restore leaves the guest when its disks are back."""
 
     RESUME = "resume"
     BOOT = "boot"
@@ -47,7 +47,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A snapshot to roll back to; its GUID tells it from another of its name."""
+    """A snapshot to roll back to; the GUID distinguishes it from another of the same name."""
 
     dataset: str
     name: str
@@ -61,7 +61,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class HostFile:
-    """A part of the bundle that goes back to its place on the host."""
+    """A file of the bundle, and the path on the host where it is put back."""
 
     copy: str
     place: str
@@ -72,20 +72,20 @@ class HostFile:
 
 @dataclass(frozen=True, slots=True)
 class KeptDataset:
-    """What a safety copy has of a dataset, to be put back over the snapshot it was kept from."""
+    """The data of one dataset in a safety copy; it is received over the copy's base snapshot."""
 
     dataset: str
     streams: tuple[str, ...]
-    """Paths of incremental streams, in their order."""
+    """Paths of incremental streams, in the order in which they are received."""
     properties: Mapping[str, Mapping[str, str]]
-    """The user properties of the snapshots in the streams, which do not travel in them."""
+    """User properties of the snapshots in the streams; the streams do not contain them."""
     bookmarks: Mapping[str, str]
-    """Bookmarks, with the snapshots they are made of."""
+    """Bookmarks, each with the snapshot that it is made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreFacts:
-    """All that finishing or undoing a restore needs to know."""
+    """Everything that is needed to finish or undo a restore."""
 
     run: str
     domain: str
@@ -98,39 +98,39 @@ class RestoreFacts:
     ram: str
     """The image to resume from, or empty."""
     running: bool
-    """Whether the guest shall run when it was resumed."""
+    """Whether the guest runs after it was resumed, and is not left paused."""
     boot: str
-    """Of the emulator that is stopped; empty if the guest was off."""
+    """:attr:`Domain.boot` of the emulator that is stopped; empty if the guest was off."""
     ran: bool
     """Whether the guest ran before, and was not paused or off."""
     before: str | None
-    """The definition until now; ``None`` for a domain without one."""
+    """The definition before the restore; ``None`` for a domain without one."""
     after: str | None
-    """The definition from then on."""
+    """The definition after the restore."""
     files: tuple[HostFile, ...]
     safety: str
     """The safety copy's directory, or empty."""
     keep_running: bool
     """Whether the RAM of the guest is kept with the safety copy."""
     supersedes: tuple[str, ...]
-    """Unfinished restores of the domain that this one takes the place of."""
+    """The runs of unfinished restores of the domain that this one replaces."""
     kept: tuple[KeptDataset, ...] = ()
-    """What is received after the rollbacks; of an undo only."""
+    """In an undo: the data that is received after the rollbacks."""
     undoes: str = ""
-    """The safety copy that is put back, if it is an undo."""
+    """In an undo: the name of the safety copy that is put back."""
     half_way: bool = False
-    """Whether the disks that it found were half rolled back, by one of those it supersedes."""
+    """Whether only some disks were rolled back, by a replaced restore, when this one began."""
     whole: str = ""
-    """If they were: the directory of the safety copy of the time before, or empty."""
+    """If so: the directory of the safety copy made before that restore, or empty."""
 
     @property
     def way_back(self) -> str:
-        """The directory of the safety copy whose undo leads to whole disks, or empty."""
+        """The directory of the safety copy that brings back disks of one instant, or empty."""
         return self.whole if self.half_way else self.safety
 
     @property
     def what(self) -> str:
-        """What it is, for a message."""
+        """The restore or the undo, as messages name it."""
         return "undo of its restore" if self.undoes else f"restore of @{self.snapshot}"
 
     @property
@@ -140,15 +140,15 @@ class RestoreFacts:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Those that are rolled back."""
+        """The datasets that are rolled back."""
         return tuple(target.dataset for target in self.targets)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RestoreFacts:
-        """The facts as the first line of a journal has them.
+        """Read the facts from the first line of a journal.
 
         Raises:
-            KeyError, TypeError, ValueError: they are not all there, or not what they should be.
+            KeyError, TypeError, ValueError: a fact is missing, unknown or of the wrong type.
         """
         known = {
             "targets": tuple(Target(**each) for each in value["targets"]),
@@ -172,30 +172,34 @@ class RestoreJournal(Journal):
         super().__init__(directory, facts, kind=KIND)
 
     def failed(self, step: RestoreStep) -> None:
-        """It is known that a step which was begun has done nothing."""
+        """Record that a step was begun and has changed nothing."""
         self._write(event="failed", step=step.value)
 
     def wrote(self, written: Written) -> None:
-        """What :func:`written_now` said of each dataset before the guest is resumed."""
+        """Record what :func:`written_now` returned, before the guest is resumed."""
         self._write(event="written", datasets=written)
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreProgress:
-    """How far a restore came, as its journal has it."""
+    """How far a restore came, according to its journal."""
 
     begun: frozenset[tuple[RestoreStep, str]]
     ended: frozenset[tuple[RestoreStep, str]]
-    """Steps, each with the dataset it was about."""
+    """Steps, each with its dataset; empty for a step that has none."""
     written: Mapping[str, int | str] = field(default_factory=dict)
-    """What :func:`written_now` said of each dataset when the guest was to be resumed."""
+    """What :func:`written_now` returned before the guest was resumed."""
 
     def has_begun(self, step: RestoreStep) -> bool:
         """Whether a step was begun, on any dataset."""
         return any(each is step for each, _ in self.begun)
 
     def has_ended(self, step: RestoreStep, of: str = "") -> bool:
-        """Whether a step is over."""
+        """Whether a step has ended.
+
+        Args:
+            of: the dataset; empty for a step that has none.
+        """
         return (step, of) in self.ended
 
 
@@ -204,7 +208,7 @@ FRESH = RestoreProgress(frozenset(), frozenset())
 
 @dataclass(frozen=True, slots=True)
 class OldRestore:
-    """A restore that was cut short."""
+    """A restore that was interrupted."""
 
     path: Path
     facts: RestoreFacts
@@ -212,7 +216,7 @@ class OldRestore:
 
     @property
     def is_half_way(self) -> bool:
-        """Whether the disks are of two instants now."""
+        """Whether some datasets were rolled back and others were not."""
         ended = [
             self.progress.has_ended(RestoreStep.ROLLBACK, each) for each in self.facts.datasets
         ]
@@ -222,10 +226,10 @@ class OldRestore:
 
 
 def read(journal: ForeignJournal) -> OldRestore:
-    """Understand a journal of a restore.
+    """Read the journal of a restore.
 
     Raises:
-        JournalError: it says what no restore writes.
+        JournalError: it has an entry that no restore of this version writes.
     """
     begun: set[tuple[RestoreStep, str]] = set()
     ended: set[tuple[RestoreStep, str]] = set()
@@ -253,9 +257,9 @@ def read(journal: ForeignJournal) -> OldRestore:
 
 
 def unfinished(directory: Path, uuid: str) -> list[OldRestore]:
-    """Restores of a domain that were cut short, oldest first.
+    """Return the interrupted restores of a domain, oldest first.
 
     Raises:
-        JournalError: one cannot be understood.
+        JournalError: a journal cannot be read.
     """
     return [read(each) for each in others_of(directory, uuid) if each.kind == KIND]

@@ -1,7 +1,7 @@
-"""Files in a guest's datasets that are not the guest's, and that a rollback would take back.
+"""Find files in a guest's datasets that are not the guest's, and that a rollback would change.
 
-A file that is as it was in the snapshot loses nothing. Which are is told without this host's clock:
-by inode, size and time of writing, in the dataset and in the snapshot.
+A file that is the same as in the snapshot loses nothing. Files are compared by inode, size and
+modification time, in the dataset and in the snapshot; this host's clock does not matter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from snaporch.model import DatasetKind, Domain, PoolSnapshot
 from snaporch.zfs import PoolError, resolver
 
 MOST = 100_000
-"""Entries of a dataset that are looked at."""
+"""Entries of a dataset that are examined."""
 _DEEPEST = 100
 _NAMED = 3
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -29,21 +29,21 @@ _WITHOUT_DATA = (stat.S_IFSOCK, stat.S_IFIFO)
 
 
 class TooManyError(Exception):
-    """There is more in a dataset than is looked at."""
+    """A dataset has more entries than are examined, or deeper directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherFile:
-    """Anything but a directory."""
+    """A file, a link or a device node: anything but a directory."""
 
     path: str
-    """Below where the walk began."""
+    """Relative to the directory where the walk began."""
     device: int
     state: FileState
 
 
 def guests_paths(xmls: Sequence[str]) -> set[str]:
-    """Every path that definitions of a guest name, as a device of it or to boot from."""
+    """Return every path in the ``<devices>`` and ``<os>`` elements of a guest's definitions."""
     found = set()
     for xml in xmls:
         root = domain_xml.parse(xml)
@@ -59,21 +59,21 @@ def guests_paths(xmls: Sequence[str]) -> set[str]:
 
 
 def tpm_states(xmls: Sequence[str]) -> set[str]:
-    """The directories, or files, of a guest's emulated TPM."""
+    """Return the directories, or files, of the emulated TPMs in a guest's definitions."""
     states = (domain_xml.tpm_state(domain_xml.parse(xml)) for xml in xmls)
     return {state.path for state in states if state is not None}
 
 
-def excluded(context: Context, domain: Domain) -> list[str]:
-    """Images of the guest that the configuration leaves out of its snapshots."""
+def excluded_images(context: Context, domain: Domain) -> list[str]:
+    """Return the images of the guest that ``exclude_disks`` leaves out of its snapshots."""
     names = context.config.settings(domain.name, domain.uuid).exclude_disks
     return [disk.source for disk in domain.disks if disk.target in names and disk.source]
 
 
 def own_files(paths: Iterable[str], directories: Collection[str]) -> set[tuple[int, int]]:
-    """Device and inode of each of ``paths`` that is a file, and of the files in ``directories``.
+    """Return device and inode of each path that is a file, and of the files in ``directories``.
 
-    A link among the paths counts with what it leads to.
+    For a path that is a link, both the link and its target count.
     """
     mounts = resolver.read_mounts()
     found: set[tuple[int, int]] = set()
@@ -89,13 +89,13 @@ def own_files(paths: Iterable[str], directories: Collection[str]) -> set[tuple[i
 
 
 def _both(path: str, mounts: list[resolver.Mount]) -> set[Path]:
-    """The real path, and that of the link that ``path`` may be."""
+    """Return the real path, and the path of the link itself if ``path`` is one."""
     above, name = os.path.split(path)
     return {Path(resolver.real_path(above, mounts), name), Path(resolver.real_path(path, mounts))}
 
 
 def own_by_dataset(xmls: Sequence[str], more: Iterable[str]) -> dict[str, list[str]]:
-    """Of each dataset the guest's paths in it, whether anything is there at this moment or not."""
+    """Return for each dataset the guest's paths in it, whether they exist at present or not."""
     mounts = resolver.read_mounts()
     states = tpm_states(xmls)
     found: dict[str, set[str]] = {}
@@ -109,25 +109,25 @@ def own_by_dataset(xmls: Sequence[str], more: Iterable[str]) -> dict[str, list[s
 
 
 def other_files(root: Path, own: set[tuple[int, int]]) -> list[OtherFile]:
-    """What a file system holds but files of the guest.
+    """Return the files of a file system that are not the guest's.
 
     Args:
-        root: where it is mounted; what other mounts cover of it is not seen.
-        own: as :func:`own_files` says.
+        root: its mount point; files beneath other mounts are not seen.
+        own: the guest's files, from :func:`own_files`.
 
     Raises:
-        TooManyError: not all was looked at.
-        OSError: it cannot be.
+        TooManyError: there are more entries than are examined.
+        OSError: a directory cannot be read.
     """
     covered = frozenset(mount.mount_point for mount in resolver.read_mounts())
     return [each for each in walk(root, covered) if (each.device, each.state.inode) not in own]
 
 
 def _changed(context: Context, others: list[OtherFile], member: PoolSnapshot) -> list[str]:
-    """The paths of those that are not as they were in the snapshot."""
+    """Return the paths of those files that differ from the snapshot."""
     before: set[FileState] = set()
     if others:
-        # one that cannot be looked into: then all may have changed
+        # if the snapshot cannot be read, all of them count as changed
         with (
             suppress(OSError, PoolError),
             context.pool.mounted_snapshot(member.full_name) as then,
@@ -137,14 +137,16 @@ def _changed(context: Context, others: list[OtherFile], member: PoolSnapshot) ->
 
 
 def walk(root: Path, covered: frozenset[str], *, linked: bool = False) -> Iterator[OtherFile]:
-    """Everything below a directory but directories, sockets and pipes; no link is followed.
+    """Yield everything below a directory except directories, sockets and pipes.
+
+    No link is followed.
 
     Args:
-        covered: mount points, which are left out untouched.
-        linked: ``root`` may be a link: to a mount of one's own.
+        covered: mount points, which are skipped without access to them.
+        linked: ``root`` may be a link, because it leads to a mount of snaporch's own.
 
     Raises:
-        TooManyError: there are too many.
+        TooManyError: there are more than :data:`MOST` entries, or too deep directories.
         OSError: a directory cannot be read.
     """
     descriptor = os.open(root, _OPEN & ~os.O_NOFOLLOW if linked else _OPEN)
@@ -178,7 +180,7 @@ def _walk(
                         os.close(descriptor)
                     continue
                 status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # it went meanwhile
+            except FileNotFoundError:  # removed since scandir() returned it
                 continue
             if stat.S_IFMT(status.st_mode) in _WITHOUT_DATA:
                 yield None
@@ -186,24 +188,24 @@ def _walk(
                 yield OtherFile(str(path), status.st_dev, FileState.told_by(status))
 
 
-def found_in(
+def changed_other_files(
     context: Context,
     members: Iterable[PoolSnapshot],
     xmls: Sequence[str],
     more: Iterable[str] = (),
     apart: Iterable[str] = (),
 ) -> dict[str, list[str]]:
-    """What each file system that would be rolled back holds of others, and did not hold then.
+    """Return for each file system the files that are not the guest's and differ from the snapshot.
 
     Args:
         members: the snapshots that would be rolled back to.
-        xmls: definitions of the guest, then and now.
-        more: other paths that are the guest's.
-        apart: those of them that were left out of the snapshot, and are no more to be taken back
-            than what is others'.
+        xmls: definitions of the guest, from the snapshot and of today.
+        more: other paths that belong to the guest.
+        apart: the guest's images that were left out of the snapshot. A rollback must not change
+            them either, so they are treated like files of others.
 
     Raises:
-        RefusedError: it cannot be told of one.
+        RefusedError: a file system is not mounted, too large or unreadable.
     """
     own = _files(xmls, more) - own_files(apart, ())
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
@@ -211,29 +213,29 @@ def found_in(
     for member in members:
         if kinds.get(member.dataset) is not DatasetKind.FILESYSTEM:
             continue
-        step = "use --also-roll-back if nothing but the guest's is in it"
+        step = "use --also-roll-back if it has no files but the guest's"
         try:
             root = resolver.mount_point_of(member.dataset)
             found[member.dataset] = _changed(context, other_files(root, own), member)
         except resolver.NotOnZfsError as error:
             raise RefusedError(
                 member.dataset,
-                "is not mounted, so whether others have written to it cannot be told",
+                "is not mounted, so it is unknown whether others have written to it",
                 f"zfs mount -l {member.dataset}, or {step}",
             ) from error
         except TooManyError as error:
             raise RefusedError(
-                member.dataset, f"has more than the {MOST} entries that are looked at", step
+                member.dataset, f"has more than the {MOST} entries that are examined", step
             ) from error
         except OSError as error:
             raise RefusedError(
-                member.dataset, f"cannot be looked through ({error.strerror})", step
+                member.dataset, f"cannot be examined ({error.strerror})", step
             ) from error
     return {dataset: others for dataset, others in found.items() if others}
 
 
 def files_of(domains: Iterable[Domain]) -> set[tuple[int, int]]:
-    """Device and inode of each file of these guests."""
+    """Return device and inode of each file of these guests."""
     found: set[tuple[int, int]] = set()
     for domain in domains:
         xmls = [xml for xml in (domain.inactive_xml, domain.live_xml) if xml is not None]
@@ -247,7 +249,7 @@ def _files(xmls: Sequence[str], more: Iterable[str]) -> set[tuple[int, int]]:
 
 
 def beside(datasets: Iterable[str], own: set[tuple[int, int]]) -> list[str]:
-    """Of each of these datasets that holds more than ``own``: what, in words."""
+    """Describe the other files in each dataset that has files besides ``own``."""
     found = []
     for dataset in datasets:
         try:
@@ -262,7 +264,7 @@ def beside(datasets: Iterable[str], own: set[tuple[int, int]]) -> list[str]:
 
 
 def named(others: list[str]) -> str:
-    """Some of the files, and how many there are."""
+    """Return the number of files and the names of the first ones, for a message."""
     some = ", ".join(others[:_NAMED])
     more = len(others) - _NAMED
     what = "other file" if len(others) == 1 else "other files"

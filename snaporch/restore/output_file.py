@@ -1,4 +1,4 @@
-"""What was copied out of a snapshot, and where it may go."""
+"""The file that is copied out of a snapshot, and the check of its destination."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from snaporch.errors import RefusedError
 
 @dataclass(frozen=True, slots=True)
 class ExtractedFile:
-    """A disk, or the RAM, that was copied."""
+    """A disk or a RAM image that was copied out of a snapshot."""
 
     target: str
     path: str
     format: str
     bytes: int
-    """The image's length."""
+    """The length of the image."""
     stored_bytes: int
-    """What it takes on its file system."""
+    """The space that it takes on its file system."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object."""
@@ -32,10 +32,10 @@ class ExtractedFile:
 
 
 def check_destination(path: Path) -> None:
-    """A new file in a directory that there is.
+    """Require that the file does not exist and that its directory does.
 
     Raises:
-        RefusedError: it is not.
+        RefusedError: otherwise.
     """
     if path.exists():
         raise RefusedError(str(path), "exists already", "remove it, or take another name")

@@ -1,10 +1,10 @@
-"""RAM whose pages are in a page dataset: finding them, and making an image of them again."""
+"""Rebuild a RAM image from its pages in a page dataset, and copy RAM out of a snapshot."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -24,25 +24,22 @@ from snaporch.zfs import PoolError
 IMAGE_NAME = "ram.save"
 _BLOCK = 1 << 20
 _RATIO = 0.6
-"""Of an image to its pages, at worst on an ordinary guest."""
+"""Size of a compressed image relative to its pages: the worst case of an ordinary guest."""
 
 
 def check_pages(context: Context, thing: str, part: Part) -> None:
     """Read the pages of a RAM part and compare them with the manifest.
 
+    Args:
+        thing: the subject of progress and errors.
+
     Raises:
-        NotWholeError: they are not there, or are damaged.
+        NotWholeError: pages are missing or damaged.
     """
-    entry = _located(context, thing, _entry(part))
-    total = entry.bytes
-
-    def tick(done: int) -> None:
-        context.interrupt.check(thing)
-        context.progress.amount(thing, done, total)
-
+    entry = _located(context, thing, part)
     try:
         with _page_file(context, entry) as path:
-            found = page_sum(path, tick)
+            found = page_sum(path, _ticker(context, thing, entry))
     except OSError as error:
         raise NotWholeError(entry.full_name, error.strerror or "cannot be read") from error
     if found != (entry.bytes, entry.sha256):
@@ -54,33 +51,27 @@ def check_pages(context: Context, thing: str, part: Part) -> None:
 def make_image(
     context: Context, thing: str, directory: Path, part: Part, target: Path, xml: str | None = None
 ) -> None:
-    """Write ``target``: an image that libvirt restores, from the part and its pages.
+    """Write a RAM image that libvirt can restore, from the RAM part and its pages.
 
-    Every byte is compared with the manifest in passing, so one that is damaged is never restored.
+    Every byte is compared with the manifest on the way, so damaged RAM is never restored.
 
     Args:
-        thing: whom to report to.
-        directory: the bundle's.
-        part: its RAM.
+        thing: the subject of progress and errors.
+        directory: the directory of the bundle.
+        part: the RAM part of the bundle.
         target: the image; must not exist.
-        xml: in place of the one in the bundle.
+        xml: replaces the definition in the image.
 
     Raises:
-        NotWholeError: something is missing or damaged; there is no ``target``.
-        RefusedError: there is no room for it.
-        OSError: it cannot be written.
+        NotWholeError: a piece is missing or damaged; ``target`` does not exist then.
+        RefusedError: the file system has too little room.
+        OSError: the image cannot be written.
     """
-    entry = _located(context, thing, _entry(part))
+    entry = _located(context, thing, part)
     how = _compressing(context)
     check_room(target.parent, part, how)
-    context.progress.step(thing, f"putting RAM together from {entry.full_name}")
-    total = entry.bytes
-
-    def tick(done: int) -> None:
-        context.interrupt.check(thing)
-        context.progress.amount(thing, done, total)
-
-    rest = directory / part.name
+    context.progress.step(thing, f"rebuilding the RAM image from {entry.full_name}")
+    rest, tick = directory / part.name, _ticker(context, thing, entry)
     try:
         with _page_file(context, entry) as pages:
             build_image(rest, entry, pages, target, how, tick, xml=xml)
@@ -91,17 +82,17 @@ def make_image(
 
 
 def image_bytes(part: Part) -> int:
-    """What an image of the part takes, at worst on an ordinary guest."""
+    """Return the bytes that an image of the part takes, in the worst case of an ordinary guest."""
     if part.pages is None:
         return part.bytes
     return int((part.payload_bytes or part.pages.bytes) * _RATIO)
 
 
 def check_room(place: Path, part: Part, how: Compressing) -> None:
-    """Refuse an image for which there is no room.
+    """Refuse an image for which the file system of ``place`` has too little room.
 
     Raises:
-        RefusedError: with both figures.
+        RefusedError: with the bytes that are needed and the bytes that are free.
     """
     needed = image_bytes(part)
     if how.method is Compression.NONE:
@@ -115,23 +106,36 @@ def check_room(place: Path, part: Part, how: Compressing) -> None:
         )
 
 
-def _located(context: Context, thing: str, entry: PagesEntry) -> PagesEntry:
-    """With the name of the snapshot as it is now, in its place or a copy: it is known by its GUID.
+def _ticker(context: Context, thing: str, entry: PagesEntry) -> Callable[[int], None]:
+    """Return a function that reports the number of pages' bytes read, and obeys signals."""
+
+    def tick(done: int) -> None:
+        context.interrupt.check(thing)
+        context.progress.amount(thing, done, entry.bytes)
+
+    return tick
+
+
+def _located(context: Context, thing: str, part: Part) -> PagesEntry:
+    """Return the part's page entry with the present name of its snapshot, the original or a copy.
+
+    The snapshot is found by its GUID.
 
     Raises:
-        NotWholeError: it is nowhere.
+        NotWholeError: no dataset has it.
     """
-    own = entry.full_name
+    assert part.pages is not None
+    entry, own = part.pages, part.pages.full_name
     names = context.pool.census().snapshots.get(entry.guid, ())
     if not names:
-        raise NotWholeError(thing, f"the pages of its RAM are gone: {own} (GUID {entry.guid})")
+        raise NotWholeError(thing, f"the pages of its RAM are missing: {own} (GUID {entry.guid})")
     dataset, _, name = (own if own in names else min(names)).partition("@")
     return entry.model_copy(update={"dataset": dataset, "name": name})
 
 
 @contextmanager
 def _page_file(context: Context, entry: PagesEntry) -> Iterator[Path]:
-    """The page file in its snapshot.
+    """Mount the snapshot and yield the path of its page file.
 
     Raises:
         NotWholeError: the snapshot cannot be mounted, or has no page file.
@@ -147,23 +151,21 @@ def _page_file(context: Context, entry: PagesEntry) -> Iterator[Path]:
         yield path
 
 
-def _entry(part: Part) -> PagesEntry:
-    assert part.pages is not None
-    return part.pages
-
-
 def _compressing(context: Context) -> Compressing:
-    """Something libvirt undoes; the image is read once."""
+    """Choose a compression that libvirt can read; the image is read only once."""
     return Compressing(choose("auto", reads_zstd=context.hypervisor.reads_zstd()))
 
 
 def extract_ram(context: Context, source: Source, to: Path) -> ExtractedFile:
-    """Write the RAM of a snapshot to ``to``, as an image that ``virsh restore`` resumes from.
+    """Write the RAM of a snapshot as an image that ``virsh restore`` can resume from.
+
+    Args:
+        to: the new file, or an existing directory for it.
 
     Raises:
         RefusedError: the destination exists, or the snapshot has no RAM.
-        NotWholeError: something is missing or damaged; nothing is left of it.
-        RunFailedError: it could not be read or written; nothing is left of it.
+        NotWholeError: a piece is missing or damaged; no file is left.
+        RunFailedError: the RAM could not be read or written; no file is left.
     """
     part = source.part(Role.RAM)
     if part is None:

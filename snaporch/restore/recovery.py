@@ -1,7 +1,7 @@
-"""Finishing or undoing a restore that was cut short, behind every command that recovers.
+"""Finish or undo an interrupted restore; every command that recovers uses this.
 
-Before the first rollback a guest that still runs is left alone and the restore undone; one that was
-stopped already goes where its user wanted it. After it the way is always forward.
+Before the first rollback, a guest that still runs is left alone and the restore is undone; if the
+guest was stopped already, the restore is finished. After the first rollback it is always finished.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from snaporch.errors import AttentionError, SnaporchError
 from snaporch.journal import ForeignJournal
 from snaporch.locks import readers_lock
 from snaporch.model import DomainState
+from snaporch.restore.disk_checks import check_holders
 from snaporch.restore.journal import OldRestore, RestoreJournal, RestoreStep, read, unfinished
-from snaporch.restore.preflight import check_holders
-from snaporch.restore.recovery_decision import RestoreAction, fate_of
-from snaporch.restore.run import half_way, undo_command
+from snaporch.restore.recovery_decision import RestoreAction, choose_action
+from snaporch.restore.run import half_done_error, undo_command
 from snaporch.restore.steps import (
     RestoreSteps,
+    cancel_restore,
     check_newer_may_go,
     forget_restore,
-    give_up,
-    let_targets_go,
+    release_targets,
 )
 
 _JOB_SECONDS = 120
@@ -34,72 +34,79 @@ _POLL_SECONDS = 0.2
 
 
 def finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[str]:
-    """Finish or undo one restore; what was done, in words. The caller holds the domain's lock.
+    """Finish or undo one interrupted restore. The caller holds the domain's lock.
+
+    Args:
+        dry_run: change nothing.
+
+    Returns: lines that describe what was done, or would be.
 
     Raises:
-        AttentionError: it cannot be; everything was kept.
-        BusyError: a snapshot of the guest is being read, and disks would be rolled back.
-        JournalError: the journal cannot be understood.
+        AttentionError: neither is possible; everything was kept.
+        BusyError: disks would be rolled back while a snapshot of the guest is being read.
+        JournalError: the journal cannot be read.
     """
     old = read(journal)
     facts = old.facts
     if _is_superseded(context, old):
         if not dry_run:
             forget_restore(context, old.path, facts)
-        return [f"forget the {facts.what}, which another has taken the place of"]
+        return [f"forget the {facts.what}: a later one has replaced it"]
     if not dry_run:
         _await_libvirt(context, facts.uuid)
-    fate = fate_of(context, old, dry_run=dry_run)
+    action = choose_action(context, old, dry_run=dry_run)
     if dry_run:
-        return [f"the {facts.what} was cut short: {fate}"]
-    if fate is RestoreAction.UNDO:
-        how = give_up(context, facts, old.path)
-        return [f"undid the {facts.what}, which had been cut short: {how}"]
-    if fate in (RestoreAction.TORN, RestoreAction.CHANGED):
-        raise _puzzled(old, fate)
-    with _alone(context, old, fate):
-        return [_go_on(context, old, fate)]
+        return [f"the {facts.what} was interrupted: {action}"]
+    if action is RestoreAction.UNDO:
+        how = cancel_restore(context, facts, old.path)
+        return [f"undid the {facts.what}, which had been interrupted: {how}"]
+    if action in (RestoreAction.TORN, RestoreAction.CHANGED):
+        raise _undecided_error(old, action)
+    with _exclude_readers(context, old, action):
+        return [_finish(context, old, action)]
 
 
-def _alone(context: Context, old: OldRestore, fate: RestoreAction) -> AbstractContextManager[None]:
-    """Nobody reads snapshots of the guest while some of its datasets are rolled back."""
+def _exclude_readers(
+    context: Context, old: OldRestore, action: RestoreAction
+) -> AbstractContextManager[None]:
+    """Lock out readers of the guest's snapshots while datasets are rolled back."""
     facts = old.facts
     over = all(old.progress.has_ended(RestoreStep.ROLLBACK, each) for each in facts.datasets)
-    if over or fate is not RestoreAction.FORWARD:
+    if over or action is not RestoreAction.FORWARD:
         return nullcontext()
     return readers_lock(
         default_paths.LOCKS, facts.domain, facts.uuid, alone=True, interrupt=context.interrupt
     )
 
 
-def _go_on(context: Context, old: OldRestore, fate: RestoreAction) -> str:
+def _finish(context: Context, old: OldRestore, action: RestoreAction) -> str:
     facts = old.facts
     journal = RestoreJournal.reopen(old.path)
-    work = RestoreSteps(context, facts, journal, old.progress)
+    steps = RestoreSteps(context, facts, journal, old.progress)
     try:
-        if fate is RestoreAction.FORWARD:
+        if action is RestoreAction.FORWARD:
             if not old.progress.has_begun(RestoreStep.ROLLBACK) and not _is_stopped(old):
-                work.save()
+                steps.save()
                 with journal.step(RestoreStep.STOP):
-                    work.stop()
+                    steps.stop()
             if not old.progress.has_begun(RestoreStep.ROLLBACK):
                 check_holders(context, facts.thing, facts.datasets)
                 check_newer_may_go(context, facts)
             _forget_superseded(context, old)
-            work.go_forward()
+            steps.go_forward()
         else:
             _forget_superseded(context, old)
-            work.define()
-            _let_run(context, old)
-            let_targets_go(context, facts)
+            steps.define()
+            _ensure_resumed(context, old)
+            release_targets(context, facts)
     except (SnaporchError, OSError) as error:
         journal.close(settled=False)
-        raise half_way(context, facts, error) from error
+        raise half_done_error(context, facts, error) from error
     journal.close(settled=True)
     context.store.discard_partial(facts.uuid, facts.run)
     state = context.hypervisor.state(facts.uuid)
-    text = f"finished the {facts.what}, which had been cut short: it is {state}"
-    if fate is RestoreAction.LEAVE_OFF:
+    text = f"finished the {facts.what}, which had been interrupted: it is {state}"
+    if action is RestoreAction.LEAVE_OFF:
         text += ", with its disks as it left them when it ended"
     if back := undo_command(facts):
         text += f"; undo it with: {back}"
@@ -116,19 +123,19 @@ def _is_stopped(old: OldRestore) -> bool:
     return old.progress.has_ended(RestoreStep.STOP)
 
 
-def _let_run(context: Context, old: OldRestore) -> None:
-    """libvirt was told to let the guest run when its RAM is there; see that it does."""
+def _ensure_resumed(context: Context, old: OldRestore) -> None:
+    """Resume a guest that libvirt left paused because the restore was killed while it resumed."""
     if not old.facts.running or not old.progress.has_begun(RestoreStep.RESUME):
         return
     if old.progress.has_ended(RestoreStep.RESUME):
-        return  # whoever paused it since had a reason
+        return  # it was paused after the restore, on purpose
     domain = context.hypervisor.find(old.facts.uuid)
     if domain is not None and domain.state is DomainState.PAUSED:
         context.hypervisor.resume(old.facts.uuid)
 
 
 def _await_libvirt(context: Context, uuid: str) -> None:
-    """Until libvirt has done what a killed restore had asked it for: saving or loading RAM."""
+    """Wait until libvirt has saved or loaded RAM as a killed restore had asked it to."""
 
     def busy() -> bool:
         domain = context.hypervisor.find(uuid)
@@ -151,9 +158,9 @@ def _is_superseded(context: Context, old: OldRestore) -> bool:
     )
 
 
-def _puzzled(old: OldRestore, fate: RestoreAction) -> AttentionError:
+def _undecided_error(old: OldRestore, action: RestoreAction) -> AttentionError:
     facts = old.facts
-    if fate is RestoreAction.TORN:
+    if action is RestoreAction.TORN:
         return AttentionError(
             facts.domain,
             f"runs while the {facts.what} is half done: its disks are of two instants",

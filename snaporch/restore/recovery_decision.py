@@ -1,4 +1,4 @@
-"""What becomes of a restore that was cut short: a pure function of what can be seen."""
+"""Decide what is done with an interrupted restore: a pure function of what is observed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from snaporch.zfs import PoolError
 
 
 class RestoreAction(StrEnum):
-    """What is done with it."""
+    """The action on an interrupted restore."""
 
     UNDO = "undo it: nothing was rolled back"
     FORWARD = "finish it"
@@ -27,50 +27,60 @@ class RestoreAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RestoreObservation:
-    """What the journal says and what can be seen."""
+    """The content of the journal and the state of the guest."""
 
     active: bool
+    """The guest runs or is paused."""
     barred: bool
-    """Nothing can have started the guest by mistake."""
+    """The definition is barred or missing, so the guest cannot have been started by mistake."""
     untouched: bool
-    """Nothing was written to the disks since the guest was to be resumed."""
+    """The disks were not written to since the restore began to resume the guest."""
     stopping: bool
-    """The guest was about to be stopped."""
+    """The step that stops the guest had begun."""
     rolling: bool
-    """A dataset was about to be rolled back."""
+    """The rollback of a dataset had begun."""
     rolled_back: bool
-    """All were."""
+    """All datasets were rolled back."""
     resuming: bool
+    """The step that resumes the guest had begun."""
     ending: Ending
 
 
-def decide(sight: RestoreObservation) -> RestoreAction:
-    """The one thing to do: nothing is rolled back under a guest, nor after it may have run."""
-    if not sight.rolling:
-        return RestoreAction.FORWARD if sight.stopping and not sight.active else RestoreAction.UNDO
-    if not sight.rolled_back:
-        if sight.active:
-            return RestoreAction.TORN
-        return RestoreAction.FORWARD if sight.barred else RestoreAction.CHANGED
-    if sight.active:
-        return RestoreAction.COMPLETE
-    if sight.ending is not Ending.RESUME:
-        return RestoreAction.FORWARD
-    if sight.resuming:
+def decide(observed: RestoreObservation) -> RestoreAction:
+    """Choose the action. Nothing is rolled back under a guest, or after the guest may have run."""
+    if not observed.rolling:
         return (
-            RestoreAction.FORWARD if sight.barred and sight.untouched else RestoreAction.LEAVE_OFF
+            RestoreAction.FORWARD
+            if observed.stopping and not observed.active
+            else RestoreAction.UNDO
         )
-    return RestoreAction.FORWARD if sight.barred else RestoreAction.CHANGED
+    if not observed.rolled_back:
+        if observed.active:
+            return RestoreAction.TORN
+        return RestoreAction.FORWARD if observed.barred else RestoreAction.CHANGED
+    if observed.active:
+        return RestoreAction.COMPLETE
+    if observed.ending is not Ending.RESUME:
+        return RestoreAction.FORWARD
+    if observed.resuming:
+        return (
+            RestoreAction.FORWARD
+            if observed.barred and observed.untouched
+            else RestoreAction.LEAVE_OFF
+        )
+    return RestoreAction.FORWARD if observed.barred else RestoreAction.CHANGED
 
 
-def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> RestoreAction:
-    """Look, and decide.
+def choose_action(context: Context, old: OldRestore, *, dry_run: bool) -> RestoreAction:
+    """Observe the guest and its disks, and choose the action.
 
     Args:
-        dry_run: take no snapshot to find out what was written; ZFS may be some seconds behind.
+        dry_run: take no snapshot to find out what was written; ZFS's number may be some seconds
+            old.
 
     Raises:
-        AttentionError: a file system is not mounted that tells whether the guest has written.
+        AttentionError: a file system is not mounted, so it is unknown whether the guest has
+            written to it.
     """
     facts, progress = old.facts, old.progress
     domain = context.hypervisor.find(facts.uuid)
@@ -93,7 +103,7 @@ def fate_of(context: Context, old: OldRestore, *, dry_run: bool) -> RestoreActio
 
 
 def _untouched(context: Context, old: OldRestore, *, probing: bool) -> bool:
-    """Nothing was written to any of the datasets since the guest was to be resumed."""
+    """Whether no dataset was written to since the restore began to resume the guest."""
     facts, then = old.facts, old.progress.written
     try:
         now = written_now(context, facts, probing=probing)
@@ -103,8 +113,8 @@ def _untouched(context: Context, old: OldRestore, *, probing: bool) -> bool:
         if isinstance(was, str) and not isinstance(now.get(dataset), str):
             raise AttentionError(
                 facts.domain,
-                f"{dataset} is not mounted, so whether it has run since its {facts.what} was cut "
-                "short cannot be told",
+                f"{dataset} is not mounted, so it is unknown whether the guest has run since its "
+                f"{facts.what} was interrupted",
                 f"{shlex.join(['zfs', 'mount', '-l', dataset])}, then: "
                 f"{shlex.join(['snaporch', 'recover', facts.domain])}",
             )

@@ -1,4 +1,4 @@
-"""Carrying a restore out: safety, stop, roll back, resume or boot."""
+"""Carry out a restore: keep a safety copy, stop the guest, roll back, resume or boot."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError, Snapor
 from snaporch.locks import readers_lock
 from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
 from snaporch.restore.dataset_users import check_unused
+from snaporch.restore.disk_checks import check_named, check_places
 from snaporch.restore.journal import (
     Ending,
     HostFile,
@@ -27,38 +28,39 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
-from snaporch.restore.plan import RestorePlan, check_files_beneath, check_others_writes
-from snaporch.restore.preflight import check_named, check_places
+from snaporch.restore.plan_checks import check_files_beneath, check_others_writes
+from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
-from snaporch.restore.recovery_decision import RestoreAction, fate_of
+from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.safety_catalog import RECORD, copies_of
-from snaporch.restore.safety_copy import Safety
+from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.source import NotWholeError
 from snaporch.restore.start_lock import has_bar, is_barred
 from snaporch.restore.steps import (
     RestoreSteps,
+    cancel_restore,
     check_newer_may_go,
     check_nothing_new,
     check_targets,
     forget_restore,
-    give_up,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came of it."""
+    """The result of a restore."""
 
     record: SnapshotRecord
     state: DomainState
     resumed: bool
-    """From RAM, to the very instant."""
+    """Whether the guest was resumed from RAM."""
     clock_set: bool
+    """Whether the guest's agent has set the guest's clock."""
     undo: str | None
-    """The script that undoes the restore."""
+    """The script that undoes the restore; ``None`` if no usable safety copy was kept."""
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object: the snapshot's, and what was done with it."""
+        """The documented JSON object: that of the snapshot, and the result."""
         return self.record.as_json() | {
             "domain_state": self.state.value,
             "resumed": self.resumed,
@@ -73,41 +75,41 @@ _PUT_BACK = (Role.INACTIVE_XML, Role.NVRAM, Role.TPM)
 def check_bundle(
     context: Context, plan: RestorePlan, *, despite_damage: bool = False
 ) -> RestorePlan:
-    """Read the whole bundle and compare it with its manifest; before anything is touched.
+    """Read the whole bundle and compare it with its manifest, before anything is changed.
 
     Args:
-        despite_damage: whether a part that is damaged may stay on the host as it is now.
+        despite_damage: a damaged part may stay on the host as it is now.
 
-    Returns: the plan, knowing which parts are damaged; those are not put back.
+    Returns: the plan, with the damaged parts, which are not put back.
 
     Raises:
-        RefusedError: what the restore needs is damaged.
+        RefusedError: a part that the restore needs is damaged.
     """
     if plan.manifest is None or plan.record.bundle is None:
         return plan
     context.progress.step(plan.record.domain, "checking the bundle's SHA-256")
-    troubles = damage_of(Path(plan.record.bundle))
+    damages = damage_of(Path(plan.record.bundle))
     try:
         if plan.ram is not None:
-            for trouble in troubles.values():
-                raise trouble
+            for damage in damages.values():
+                raise damage
             read_header(plan.ram)
     except SnaporchError as error:
         raise RefusedError(error.thing, error.reason, "boot from the disks with --cold") from error
     wanted = {part.name for part in plan.parts if part.role in _PUT_BACK}
-    if (lost := sorted(wanted & troubles.keys())) and not despite_damage:
-        trouble = troubles[lost[0]]
+    if (needed := sorted(wanted & damages.keys())) and not despite_damage:
+        damage = damages[needed[0]]
         raise RefusedError(
-            trouble.thing,
-            trouble.reason,
-            "to go on without it, so that the disks of then meet what there is now: "
+            damage.thing,
+            damage.reason,
+            "to restore the disks all the same, and leave this part as it is on the host: "
             "--despite-damage",
         )
-    for trouble in troubles.values():
-        context.progress.note(plan.record.domain, f"{trouble}; it is not put back")
+    for damage in damages.values():
+        context.progress.note(plan.record.domain, f"{damage}; it is not put back")
     for name, why in plan.unfit.items():
         context.progress.note(plan.record.domain, f"{why.reason}; its {name} stays as it is")
-    checked = replace(plan, damaged=frozenset(troubles))
+    checked = replace(plan, damaged=frozenset(damages))
     current = plan.domain.inactive_xml if plan.domain else None
     if plan.boot and current is None and checked.text(Role.INACTIVE_XML) is None:
         raise RefusedError(
@@ -119,17 +121,17 @@ def check_bundle(
 
 
 def check_as_shown(shown: RestorePlan, current: RestorePlan) -> None:
-    """What was consented to is what would be done now: the guest and its disks may have gone on.
+    """Refuse if the plan differs from the one that the user agreed to.
 
     Args:
-        shown: what a human was shown, while the domain was not locked.
-        current: the same, made anew under its lock.
+        shown: the plan that the user was shown, while the domain was not locked.
+        current: the plan made again, under the domain's lock.
 
     Raises:
-        RefusedError: something else was shown; says what.
+        RefusedError: names what has changed.
     """
-    now = _consented(current)
-    changed = [what for what, then in _consented(shown).items() if then != now[what]]
+    now = _what_was_shown(current)
+    changed = [what for what, then in _what_was_shown(shown).items() if then != now[what]]
     if changed:
         raise RefusedError(
             shown.thing,
@@ -138,11 +140,11 @@ def check_as_shown(shown: RestorePlan, current: RestorePlan) -> None:
         )
 
 
-def _consented(plan: RestorePlan) -> dict[str, object]:
+def _what_was_shown(plan: RestorePlan) -> dict[str, object]:
     domain = plan.domain
     return {
         "the snapshot": (plan.record.run, tuple((s.full_name, s.guid) for s in plan.snapshots)),
-        "what is newer": plan.newer,
+        "newer snapshots": plan.newer,
         "the guest": domain and (domain.boot, domain.state, domain.managed_save),
         "its definition": domain and domain.inactive_xml,
         "its bundle": (plan.ram, plan.damaged, tuple(plan.unfit)),
@@ -157,20 +159,21 @@ def restore(
     keep_running: bool = False,
     wait: int = 0,
 ) -> Restored:
-    """Restore; the caller holds the domain's lock and the user's consent.
+    """Carry out the plan. The caller holds the domain's lock, and the user has agreed.
 
-    A guest that is off stays off until its disks are back; once the first dataset was rolled back
-    the only way is forward, so a signal is looked at only before that.
+    A guest that is off stays off until its disks are back. Once the first dataset was rolled back
+    the restore can only be finished, so signals are obeyed only before that.
 
     Args:
-        safety: keep a copy of what is discarded.
-        keep_running: keep the RAM of a running guest with it.
-        wait: seconds, for those who clone, verify or copy a snapshot of it.
+        safety: keep a safety copy of the data that is discarded.
+        keep_running: keep the RAM of a running guest in the safety copy.
+        wait: seconds to wait for processes that clone, verify or copy a snapshot of the guest.
 
     Raises:
-        BusyError: they still do.
-        RunFailedError: nothing was rolled back.
-        AttentionError: the disks were, and the rest was not; says the command that finishes.
+        BusyError: such a process did not end in time.
+        RunFailedError: the restore failed before anything was rolled back.
+        AttentionError: the restore failed after a rollback; the error has the command that
+            finishes it.
     """
     record, locks = plan.record, default_paths.LOCKS
     with readers_lock(
@@ -182,35 +185,35 @@ def restore(
 def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool) -> Restored:
     record = plan.record
     context.interrupt.check(record.domain)
-    plan, run = _with_image(context, plan)
+    plan, run = _with_ram_image(context, plan)
     try:
-        older = _make_way(context, record.uuid)
+        older = _earlier_restores(context, record.uuid)
         facts = _facts(context, plan, run, older, safety=safety, keep_running=keep_running)
     except BaseException:
         context.store.discard_partial(record.uuid, run)
         raise
     journal = RestoreJournal(context.config.paths.journal, facts)
-    work = RestoreSteps(context, facts, journal)
-    _prepare(context, plan, facts, journal, work)
+    steps = RestoreSteps(context, facts, journal)
+    _prepare(context, plan, facts, journal, steps)
     for old in older:
         forget_restore(context, old.path, old.facts)
     try:
-        work.go_forward()
+        steps.go_forward()
     except (SnaporchError, OSError) as error:
         journal.close(settled=False)
-        raise half_way(context, facts, error) from error
+        raise half_done_error(context, facts, error) from error
     journal.close(settled=True)
     context.store.discard_partial(record.uuid, run)
     state, clock = context.hypervisor.state(record.uuid), False
     if state is DomainState.RUNNING and plan.ram is not None:
         clock = context.hypervisor.set_guest_clock(record.uuid)
-    undo = str(work.undo) if work.undo and not facts.half_way else None
+    undo = str(steps.undo) if steps.undo and not facts.half_way else None
     return Restored(record, state, plan.ram is not None, clock, undo)
 
 
-def half_way(context: Context, facts: RestoreFacts, error: Exception) -> AttentionError:
-    """What to say of a restore that has begun to roll back and cannot go on."""
-    step = f"mend the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
+def half_done_error(context: Context, facts: RestoreFacts, error: Exception) -> AttentionError:
+    """Return the error for a restore that has begun to roll back and cannot be finished."""
+    step = f"fix the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
     if facts.ending is Ending.RESUME and facts.undoes:
         again = ["snaporch", "undo", facts.domain, "--copy", facts.undoes, "--disks-only"]
         step += f" (or leave it off: {shlex.join(again)})"
@@ -219,7 +222,7 @@ def half_way(context: Context, facts: RestoreFacts, error: Exception) -> Attenti
         step += f" (or boot it: {shlex.join(again)})"
     if back := undo_command(facts):
         step += f" (or go back: {back})"
-    state, barred = _guest(context, facts.uuid)
+    state, barred = _guest_state(context, facts.uuid)
     how = f"{state} and cannot be started until it is finished" if barred else state
     what = "undo" if facts.undoes else "restore"
     reason = f"the {what} stopped half way ({error}); the guest is {how}"
@@ -227,7 +230,7 @@ def half_way(context: Context, facts: RestoreFacts, error: Exception) -> Attenti
 
 
 def undo_command(facts: RestoreFacts) -> str:
-    """What takes it back; empty if there is no safety copy."""
+    """Return the command that undoes the restore; empty if there is no safety copy."""
     copy = Path(facts.way_back)
     if not facts.way_back or not (copy / RECORD).exists():
         return ""
@@ -239,30 +242,30 @@ def _prepare(
     plan: RestorePlan,
     facts: RestoreFacts,
     journal: RestoreJournal,
-    work: RestoreSteps,
+    steps: RestoreSteps,
 ) -> None:
-    """All that can be undone; on any failure it is.
+    """Do the steps before the first rollback; undo them on any failure.
 
     Raises:
-        SnaporchError: as what went wrong says, and how the guest is.
+        SnaporchError: the failure, with the state of the guest.
     """
     stopping = False
     try:
         with journal.step(RestoreStep.SAFETY):
-            work.save()
+            steps.save()
         context.interrupt.check(facts.domain)
         _check_unchanged(context, plan, facts)
         with journal.step(RestoreStep.STOP):
             stopping = True
-            work.stop()
+            steps.stop()
     except BaseException as error:
         journal.close(settled=False)
-        text = give_up(context, facts, journal.path)
+        text = cancel_restore(context, facts, journal.path)
         if stopping and isinstance(error, (SnaporchError, OSError)) and _is_off(context, facts):
             raise RunFailedError(
                 facts.domain,
                 f"the restore could not begin ({error}); {text}",
-                "start it again with virsh, or mend the cause and restore it again",
+                "start it again with virsh, or fix the cause and restore it again",
             ) from error
         raise
 
@@ -272,13 +275,11 @@ def _is_off(context: Context, facts: RestoreFacts) -> bool:
 
 
 def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -> None:
-    """What consent was given to is still what there is; before anything is stopped or destroyed.
-
-    Saving may have taken hours.
+    """Repeat the checks before anything is stopped or destroyed: saving may have taken hours.
 
     Raises:
-        RefusedError: the guest was started meanwhile, snapshots have appeared or cannot be
-            destroyed any more, a disk's path leads elsewhere, or others have written.
+        RefusedError: the guest was started meanwhile, snapshots have appeared or can no longer be
+            destroyed, a disk's path leads elsewhere, or others have written to the datasets.
     """
     domain = context.hypervisor.find(facts.uuid)
     boot = domain.boot if domain is not None else ""
@@ -295,24 +296,25 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
     check_newer_may_go(context, facts)
 
 
-def _make_way(context: Context, uuid: str) -> list[OldRestore]:
-    """Restores that were cut short before: undone, or superseded by the one that begins."""
+def _earlier_restores(context: Context, uuid: str) -> list[OldRestore]:
+    """Undo interrupted restores that rolled back nothing; return those that this one replaces."""
     older = []
     for old in unfinished(context.config.paths.journal, uuid):
-        if fate_of(context, old, dry_run=False) is RestoreAction.UNDO:
-            give_up(context, old.facts, old.path)
+        if choose_action(context, old, dry_run=False) is RestoreAction.UNDO:
+            cancel_restore(context, old.facts, old.path)
         else:
             older.append(old)
     return older
 
 
-def _with_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, str]:
-    """The plan with an image that libvirt can read, and the run it was made for.
+def _with_ram_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, str]:
+    """Return the plan with a RAM image that libvirt can read, and the name of the restore's run.
 
-    It is made while the guest still runs, in a place that the run's end or the next prune clears.
+    The image is made while the guest still runs, in a partial bundle that the end of the restore or
+    the next prune deletes.
 
     Raises:
-        RefusedError, RunFailedError: it cannot be made; nothing was touched.
+        RefusedError, RunFailedError: the image cannot be made; nothing was touched.
     """
     run = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
     if plan.pages is None or plan.record.bundle is None:
@@ -329,7 +331,7 @@ def _with_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, str]:
             raise RefusedError(error.thing, error.reason, step) from error
         if isinstance(error, OSError):
             raise RunFailedError(
-                plan.thing, f"its RAM could not be put together ({error}); nothing was touched"
+                plan.thing, f"its RAM image could not be rebuilt ({error}); nothing was touched"
             ) from error
         raise
     return replace(plan, ram=image), run
@@ -354,7 +356,7 @@ def _facts(
         _check_savable(context, plan)
     ending = Ending.RESUME if plan.ram else Ending.BOOT if plan.boot else Ending.OFF
     before = domain.inactive_xml if domain is not None else None
-    whole = _whole_copy(context, domain, older)
+    whole = _copy_with_whole_disks(context, domain, older)
     return RestoreFacts(
         run=run,
         domain=record.domain,
@@ -373,7 +375,7 @@ def _facts(
         before=before,
         after=plan.text(Role.INACTIVE_XML) or before,
         files=_files(plan),
-        safety=str(Safety.place(context, record.uuid)) if safety else "",
+        safety=str(SafetyCopyWriter.place(context, record.uuid)) if safety else "",
         keep_running=keep_running and runs,
         supersedes=tuple(old.facts.run for old in older),
         kept=plan.kept,
@@ -383,11 +385,13 @@ def _facts(
     )
 
 
-def _whole_copy(context: Context, domain: Domain | None, older: list[OldRestore]) -> str | None:
-    """Of disks of two instants: the safety copy of the time before, empty if there is none.
+def _copy_with_whole_disks(
+    context: Context, domain: Domain | None, older: list[OldRestore]
+) -> str | None:
+    """If the disks are of two instants, return the safety copy made before that.
 
-    ``None`` if they are whole. A script that undoes a restore keeps no journal: what it leaves half
-    done is known by the bar.
+    Empty if there is no such copy; ``None`` if the disks are of one instant. ``undo.sh`` keeps no
+    journal: an interrupted one is recognized by the definition that is still barred.
     """
     for old in older:
         if old.is_half_way:
@@ -399,7 +403,11 @@ def _whole_copy(context: Context, domain: Domain | None, older: list[OldRestore]
 
 
 def _check_savable(context: Context, plan: RestorePlan) -> None:
-    """What stands in the way of saving RAM is known before anything is touched."""
+    """Refuse early if libvirt could not save the guest's RAM.
+
+    Raises:
+        RefusedError: with the device or setting that prevents it.
+    """
     assert plan.domain is not None
     for blocker in context.hypervisor.blockers(plan.domain):
         if Strategy.MANUAL in blocker.strategies:
@@ -422,8 +430,8 @@ def _files(plan: RestorePlan) -> tuple[HostFile, ...]:
     return tuple(found)
 
 
-def _guest(context: Context, uuid: str) -> tuple[str, bool]:
-    """Its state, and whether it is kept from being started."""
+def _guest_state(context: Context, uuid: str) -> tuple[str, bool]:
+    """Return the state of the guest, and whether it is off and barred from starting."""
     try:
         domain = context.hypervisor.find(uuid)
         if domain is None:

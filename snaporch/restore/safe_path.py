@@ -1,9 +1,9 @@
-"""Finding a file below a directory, and nowhere else.
+"""Open a file below a directory, and never one outside of it.
 
-The way is walked one component at a time, from descriptor to descriptor, and the links on it are
-followed here and not by the kernel: in a snapshot or a clone an absolute link still names the place
-where the original is mounted, and the kernel would go there. (``openat2`` with ``RESOLVE_BENEATH``
-and ``RESOLVE_NO_SYMLINKS`` would refuse those snapshots, and every link inside them.)
+The path is walked one component at a time, from descriptor to descriptor, and links are followed
+here instead of by the kernel. In a snapshot or a clone an absolute link still names the mount point
+of the original, and the kernel would open the original. (``openat2`` with ``RESOLVE_BENEATH`` and
+``RESOLVE_NO_SYMLINKS`` would refuse such a link, and every other link in the path.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from snaporch.hypervisor.clone_xml import SharedError
 
 _MAX_LINKS = 40
-"""As the kernel (path_resolution(7))."""
+"""The kernel's limit (path_resolution(7))."""
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_CLOEXEC
 
@@ -34,7 +34,7 @@ class SafeFile:
 
     descriptor: int
     path: PurePosixPath
-    """Below the directory, without links."""
+    """Relative to the directory, with all links resolved."""
 
 
 @contextmanager
@@ -44,14 +44,14 @@ def open_beneath(
     """Open a regular file below ``root``.
 
     Args:
-        root: the clone or the snapshot.
-        path: relative to it; links in it are followed, and stay below.
-        home: where the original of ``root`` is mounted, which its absolute links name.
-        called: the name of ``root`` in errors; its path if there is none.
+        root: the mounted clone or snapshot.
+        path: relative to ``root``. Links are followed if they stay below ``root``.
+        home: the mount point of the original of ``root``, which absolute links name.
+        called: the name of ``root`` in errors; by default its path.
 
     Raises:
         LeadsOutError: a component is not below ``root``, or the file is not a regular one.
-        OSError: it is not there, or cannot be read.
+        OSError: the file does not exist or cannot be read.
     """
     walk = _Walk(root, path, home, f"{called}: {path}" if called else str(root / path))
     try:
@@ -66,7 +66,7 @@ def open_beneath(
 
 
 class _Walk:
-    """Descriptors from the root to where one is, and the names that led there."""
+    """A walk along a path: the open descriptors from the root to the present component."""
 
     def __init__(self, root: Path, path: PurePosixPath, home: PurePosixPath, thing: str) -> None:
         self._path, self._home, self._thing = path, home, thing
@@ -80,7 +80,7 @@ class _Walk:
             os.close(self._open.pop())
 
     def go(self) -> int:
-        """A descriptor of the file."""
+        """Walk to the end of the path, and return a descriptor of the file."""
         todo = list(reversed(self._path.parts))
         links = 0
         while todo:
@@ -106,7 +106,7 @@ class _Walk:
         return self._open[-1]
 
     def _follow(self, name: str) -> PurePosixPath:
-        """Where a link leads, from where one is afterwards."""
+        """Return the target of a link, relative to the directory at which the walk is then."""
         self._back(len(self.done) - 1)
         target = PurePosixPath(os.readlink(name, dir_fd=self._open[-1]))
         if not target.is_absolute():

@@ -1,4 +1,4 @@
-"""Safety copies: what one holds, and which there are of a domain."""
+"""Safety copies: the content of one, and the list of those of a domain."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from snaporch.restore.journal import KeptDataset, Target
 from snaporch.zfs import Pool
 
 RECORD = "undo.json"
-"""What says in a safety copy's directory what it holds; there as soon as the copy is whole."""
+"""The file that describes the content of a safety copy. It exists once the copy is complete."""
 RAM = "running.save"
 MANAGED_SAVE = "managed.save"
 DIRECTORY = "safety-"
-"""What the names of their directories begin with; the rest is the time, in UTC."""
+"""The prefix of the directories' names; the rest is the time in UTC."""
 HALF_WAY = "was made when a restore was half done, so its disks are of two instants"
 
 
 class SafetyRecord(BaseModel):
-    """What a safety copy holds."""
+    """The content of a safety copy."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,36 +47,36 @@ class SafetyRecord(BaseModel):
     )
 
     def as_json(self) -> bytes:
-        """To be kept. Bytes of properties that are no characters stay what they are."""
+        """The JSON document that is stored. Bytes that are not UTF-8 are kept as surrogates."""
         return json.dumps(self.model_dump(mode="json")).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class SafetyCopy:
-    """A safety copy that is whole, by its own account."""
+    """A safety copy that is complete according to its record."""
 
     directory: Path
     record: SafetyRecord
 
     @property
     def name(self) -> str:
-        """What it is chosen by."""
+        """The name of its directory, which ``--copy`` takes."""
         return self.directory.name
 
     @property
     def manifest(self) -> Manifest:
-        """The state that it holds."""
+        """The manifest of the state that it holds."""
         return self.record.manifest
 
     @property
     def ram(self) -> Path | None:
-        """The RAM of the guest that was running, if it was kept."""
+        """The RAM image of the guest that was running; ``None`` if it was not kept."""
         path = self.directory / RAM
         return path if path.exists() else None
 
     @property
     def thing(self) -> str:
-        """What it undoes, for a message."""
+        """The restore or undo that it undoes, as messages name it."""
         restored = self.manifest.snapshot
         if restored.startswith(DIRECTORY):
             return f"the undo of {self.manifest.domain} with {restored}"
@@ -84,28 +84,28 @@ class SafetyCopy:
 
     @property
     def way_out(self) -> str:
-        """What to do instead of undoing with it, if its disks are of two instants."""
+        """The command to use instead if its disks are of two instants."""
         if not self.record.whole:
             return "restore a snapshot: see `snaporch list`"
         words = ["snaporch", "undo", self.manifest.domain, "--copy", self.record.whole]
-        return f"undo the restore that was cut short: {shlex.join(words)}"
+        return f"undo the interrupted restore: {shlex.join(words)}"
 
     def kept(self, dataset: str) -> KeptDataset:
-        """What it has of one dataset."""
+        """Return its data of one dataset, with the streams' full paths."""
         found = next(each for each in self.record.kept if each.dataset == dataset)
         paths = tuple(str(self.directory / name) for name in found.streams)
         return KeptDataset(dataset, paths, found.properties, found.bookmarks)
 
     def size(self, dataset: str) -> int:
-        """Bytes in the streams of one dataset."""
+        """Return the bytes in the streams of one dataset."""
         found = next(each for each in self.record.kept if each.dataset == dataset)
         return sum(self.record.sizes[name] for name in found.streams)
 
     def check(self) -> None:
-        """See that every file is there and what it was; of streams, which ZFS checks, the size.
+        """Check every file's SHA-256; of streams only the size, since ZFS verifies them itself.
 
         Raises:
-            RefusedError: one is not, or the disks that it holds are of two instants.
+            RefusedError: a file is missing or damaged, or the disks are of two instants.
         """
         if self.record.half_way:
             raise RefusedError(f"{self.manifest.domain}@{self.name}", HALF_WAY, self.way_out)
@@ -114,13 +114,13 @@ class SafetyCopy:
         for name, size in self.record.sizes.items():
             self._check(name, size, _size)
 
-    def _check(self, name: str, wanted: object, found: Callable[[Path], object]) -> None:
+    def _check(self, name: str, expected: object, measure: Callable[[Path], object]) -> None:
         path = self.directory / name
         try:
-            right = found(path) == wanted
+            matches = measure(path) == expected
         except OSError as error:
             raise RefusedError(str(path), error.strerror or "cannot be read") from error
-        if not right:
+        if not matches:
             raise RefusedError(str(path), "is damaged, so the restore cannot be undone")
 
 
@@ -129,9 +129,10 @@ def _size(path: Path) -> int:
 
 
 def copies_of(store: BundleStore, domain: str | None = None) -> list[SafetyCopy]:
-    """The safety copies of a domain, by name or UUID, or of all, oldest first.
+    """Return the safety copies of a domain, oldest first, except those without a valid record.
 
-    Without those whose records cannot be read.
+    Args:
+        domain: its name or UUID; ``None`` for all domains.
     """
     found = []
     for path in store.root.glob(f"*/{DIRECTORY}*/{RECORD}"):
@@ -142,11 +143,11 @@ def copies_of(store: BundleStore, domain: str | None = None) -> list[SafetyCopy]
     return sorted(found, key=lambda copy: copy.name)
 
 
-def identity(context: Context, domain: str) -> tuple[str, str]:
-    """Name and UUID of a domain, which may be undefined if there are safety copies of it.
+def name_and_uuid(context: Context, domain: str) -> tuple[str, str]:
+    """Return name and UUID of a domain. It may be undefined if it has a safety copy.
 
     Raises:
-        NotFoundError: it is neither defined nor in a copy.
+        NotFoundError: the domain is not defined and has no safety copy.
     """
     if copies := copies_of(context.store, domain):
         return copies[-1].manifest.domain, copies[-1].manifest.uuid
@@ -155,15 +156,15 @@ def identity(context: Context, domain: str) -> tuple[str, str]:
 
 
 def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
-    """The safety copy called ``name``, or the newest whose disks are of one instant.
+    """Return the safety copy called ``name``, or the newest one whose disks are of one instant.
 
-    If there is none such, the newest; it is :meth:`~SafetyCopy.check` that refuses it.
+    If every copy has disks of two instants, the newest; :meth:`SafetyCopy.check` refuses it.
 
     Raises:
-        NotFoundError: there is none.
-        RefusedError: one says what no snaporch of this version writes.
+        NotFoundError: the domain has no such safety copy.
+        RefusedError: a record cannot be read by this version of snaporch.
     """
-    called, uuid = identity(context, domain)
+    called, uuid = name_and_uuid(context, domain)
     paths = sorted((context.store.root / uuid).glob(f"{DIRECTORY}*/{RECORD}"))
     if not paths:
         raise NotFoundError(
@@ -174,7 +175,7 @@ def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
     found = [path for path in paths if name in (None, path.parent.name)]
     if not found:
         there = ", ".join(path.parent.name for path in paths)
-        raise NotFoundError(called, f"has no safety copy {name}", f"there is {there}")
+        raise NotFoundError(called, f"has no safety copy {name}", f"it has {there}")
     copies = (SafetyCopy(path.parent, _read(path)) for path in reversed(found))
     newest = next(copies)
     if not newest.record.half_way:
@@ -194,13 +195,14 @@ def _read(path: Path) -> SafetyRecord:
             str(path), f"{where}: {first['msg']}", "use the snaporch that wrote it"
         ) from error
     except ValueError as error:
-        raise RefusedError(str(path), f"is no JSON: {error}", "choose another copy") from error
+        raise RefusedError(str(path), f"is not JSON: {error}", "choose another copy") from error
 
 
 def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]:
-    """The bookmarks that a rollback to ``target`` destroys.
+    """Return the bookmarks that a rollback to ``target`` destroys.
 
-    Returns: those that can be made again, with their snapshots, and those whose snapshot is gone.
+    Returns: the bookmarks that can be made again, each with its snapshot, and the bookmarks that
+        cannot, because their snapshot does not exist any more.
     """
     dataset = target.partition("@")[0]
     newer = set(pool.newer(target))
@@ -211,7 +213,7 @@ def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]
 
 
 def kept_of(pool: Pool, target: Target, streams: Sequence[str]) -> KeptDataset:
-    """What is kept of a dataset beside its streams: what does not travel in them."""
+    """Return the data of a dataset that its streams do not contain: properties and bookmarks."""
     newer = [name for name in pool.newer(target.full_name) if "@" in name]
     again, _ = bookmarks_since(pool, target.full_name)
     return KeptDataset(target.dataset, tuple(streams), pool.user_properties(newer), again)

@@ -1,10 +1,11 @@
-"""What a restore discards, kept as files, so that a restore can be undone.
+"""Write a safety copy: the data that a restore discards, in files, so that it can be undone.
 
 A rollback destroys every snapshot newer than its target, so a safety snapshot alone would not
-survive it. Therefore all that lies between the target and the safety snapshot is written as an
+survive it. Therefore everything between the target and the safety snapshot is written as an
 incremental stream (``zfs send -I``, newer snapshots included) into the bundle store, with a script
-that puts it back. First while the guest still runs; after it was stopped, only what came since.
-NVRAM, TPM state, a managed save image and, if asked for, the RAM of the guest are kept beside it.
+that puts it back. The first stream is written while the guest runs; after the guest was stopped, a
+second one has only the changes since. NVRAM, TPM state, a managed save image and, if requested, the
+RAM of the guest are kept beside the streams.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from snaporch.disks.backing_chain import find_beneath
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import Disk, Domain, LeftOutCode, Level
 from snaporch.restore.journal import RestoreFacts, Target
-from snaporch.restore.plan import SAFETY_PREFIX
+from snaporch.restore.newer_snapshots import SAFETY_PREFIX
 from snaporch.restore.safety_catalog import (
     DIRECTORY,
     MANAGED_SAVE,
@@ -63,8 +64,8 @@ _MARGIN = 1.1
 
 
 @dataclass
-class Safety:
-    """The safety copy of one restore."""
+class SafetyCopyWriter:
+    """Writes the safety copy of one restore."""
 
     context: Context
     directory: Path
@@ -76,13 +77,15 @@ class Safety:
 
     @classmethod
     def place(cls, context: Context, uuid: str) -> Path:
-        """A directory for a new one, which is not made yet."""
+        """Return the path of a new safety copy; the directory is not created."""
         stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         return context.store.root / uuid / f"{DIRECTORY}{stamp}"
 
     @classmethod
-    def begin(cls, context: Context, directory: Path, targets: tuple[Target, ...]) -> Safety:
-        """An empty one; what an earlier attempt left in its directory goes, but for the RAM."""
+    def begin(
+        cls, context: Context, directory: Path, targets: tuple[Target, ...]
+    ) -> SafetyCopyWriter:
+        """Create an empty safety copy. Files of an earlier attempt are deleted, except the RAM."""
         safety = cls(context, directory, targets)
         safety._sweep()
         with explained_store(context.store.root):
@@ -94,12 +97,12 @@ class Safety:
 
     @property
     def ram(self) -> Path:
-        """Where the RAM of the running guest is kept."""
+        """The path of the RAM image of the running guest."""
         return self.directory / RAM
 
     @property
     def has_ram(self) -> bool:
-        """Whether it is there, and whole."""
+        """Whether the RAM image exists and is complete."""
         try:
             return bool(read_header(self.ram))
         except (OSError, SaveImageError):
@@ -110,12 +113,12 @@ class Safety:
         return self.directory.name.removeprefix(DIRECTORY)
 
     def save(self) -> list[str]:
-        """Snapshot every dataset as it is now, and write what came since the last time.
+        """Snapshot every dataset, and write the changes since the last call into the store.
 
-        Returns: the safety snapshots' full names.
+        Returns: the full names of the safety snapshots.
 
         Raises:
-            RefusedError: the store has no room for it; the safety snapshots are gone again.
+            RefusedError: the store has too little room; the safety snapshots were destroyed again.
         """
         name = f"{SAFETY_PREFIX}{self._stamp}-{self._saves}"
         self._saves += 1
@@ -141,10 +144,13 @@ class Safety:
         self.check_room(int(sum(self.context.pool.increment_size(*pair) for pair in pairs)))
 
     def check_room(self, size: int) -> None:
-        """Refuse what the store has no room for.
+        """Refuse data for which the store has too little room.
+
+        Args:
+            size: in bytes.
 
         Raises:
-            RefusedError: with both figures.
+            RefusedError: with the bytes that are needed and the bytes that are free.
         """
         needed = int(size * _MARGIN)
         free = shutil.disk_usage(self.directory).free
@@ -152,7 +158,7 @@ class Safety:
             raise RefusedError(
                 str(self.directory),
                 f"no room for the safety copy: {needed >> 20} MiB needed, {free >> 20} MiB free",
-                "make room, or give the safety up with --no-safety",
+                "make room, or use --no-safety",
             )
 
     def _send(self, full: str) -> None:
@@ -163,7 +169,7 @@ class Safety:
         self._last[dataset] = full
 
     def keep_files(self, domain: Domain | None) -> None:
-        """Copy what a restore will replace: NVRAM, TPM state, a managed save image."""
+        """Copy the files that a restore will replace: NVRAM, TPM state, a managed save image."""
         if domain is None:
             return
         if domain.nvram is not None and os.path.lexists(domain.nvram):
@@ -185,7 +191,7 @@ class Safety:
         (self.directory / name).chmod(mode)
 
     def _write(self, name: str, role: Role, data: bytes) -> None:
-        """A small file of the copy, on stable storage."""
+        """Write a small file of the copy to stable storage."""
         (self.directory / name).unlink(missing_ok=True)
         write_private(self.directory / name, data)
         digest = hashlib.sha256(data).hexdigest()
@@ -201,14 +207,25 @@ class Safety:
         lock: Path,
         barred: str | None,
     ) -> Path:
-        """What the copy holds, and the script that undoes the restore; the script's path."""
+        """Write the record of the copy and the script that undoes the restore.
+
+        Args:
+            own: for each dataset the paths of the guest's files in it.
+            journal: of the restore.
+            lock: of the domain.
+            barred: the definition that cannot be started; ``None`` for a transient domain.
+
+        Returns: the path of the script.
+        """
         xml = domain and (domain.inactive_xml or domain.live_xml)
         if xml:
             self._write("domain.xml", Role.INACTIVE_XML, xml.encode())
         if barred:
             write_private(self.directory / "barred.xml", barred.encode())
         copy = SafetyCopy(self.directory, self._record(domain, facts))
-        replace_private(self.directory / RECORD, copy.record.as_json())  # others read it meanwhile
+        replace_private(
+            self.directory / RECORD, copy.record.as_json()
+        )  # other processes may read it
         uri = self.context.config.libvirt_uri
         text = (
             refusing_script(copy)
@@ -233,8 +250,8 @@ class Safety:
             )
             for name, each in taken.items()
         }
-        if gone := [name for name in names if name not in entries]:
-            raise PoolError(", ".join(gone), "is gone")
+        if missing := [name for name in names if name not in entries]:
+            raise PoolError(", ".join(missing), "is missing")
         streams: dict[str, list[str]] = {}
         for dataset, path in self._streams:
             streams.setdefault(dataset, []).append(path.name)
@@ -270,7 +287,7 @@ class Safety:
         )
 
     def forget(self) -> None:
-        """The restore did not begin: leave no trace of its safety copy."""
+        """Delete the safety copy and its snapshots, because the restore did not begin."""
         self._sweep()
         if self.directory.is_dir():
             self.ram.unlink(missing_ok=True)
@@ -292,10 +309,10 @@ class Safety:
 def disk_entries(
     context: Context, domain: Domain | None, datasets: Collection[str]
 ) -> tuple[DiskEntry, ...]:
-    """Where a guest's disks are, as a manifest says it, as far as they can be looked at.
+    """Return the manifest's entries for a guest's disks, as far as the disks can be examined.
 
     Args:
-        datasets: those that are kept; a disk elsewhere is as of another instant after an undo.
+        datasets: the datasets in the safety copy. An undo does not bring back a disk elsewhere.
     """
     disks = domain.disks if domain is not None else ()
     return tuple(
@@ -329,7 +346,7 @@ def _disk_entry(
 
 
 def _beneath(context: Context, alone: Domain, disk: PlannedDisk) -> tuple[BackingFileEntry, ...]:
-    """What lies beneath it; if that cannot be told, something that nobody knows again."""
+    """Return the backing files of a disk; if they cannot be examined, an entry of unknown state."""
     try:
         found = find_beneath(alone, [disk.disk], {disk.dataset}, context.hypervisor.domains)
         return tuple(map(beneath_entry, found))
@@ -338,7 +355,7 @@ def _beneath(context: Context, alone: Domain, disk: PlannedDisk) -> tuple[Backin
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """A large file that nobody writes to any more."""
+    """Link or copy a large file that is not written to any more."""
     with suppress(OSError):
         os.link(source, target)
         return

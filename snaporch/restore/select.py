@@ -1,4 +1,4 @@
-"""Which snapshot is meant: by its name, by a time, with a bundle in the store or elsewhere."""
+"""Find the snapshot that the user names: by its name, by a time, or with a bundle's directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from snaporch.catalog.torn import is_torn
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, iso
-from snaporch.restore.preflight import as_named_here
+from snaporch.restore.disk_checks import as_named_here
 from snaporch.snapshot.snapshot_name import check_snapshot_name
 
 Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
@@ -21,10 +21,10 @@ Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """``DOMAIN@SNAPSHOT`` in two; a domain's name may hold an ``@``, a snapshot's cannot.
+    """Split ``DOMAIN@SNAPSHOT``. A domain's name may have an ``@``, a snapshot's cannot.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: the text does not have that form.
     """
     domain, _, snapshot = text.rpartition("@")
     if not domain or not snapshot:
@@ -34,10 +34,10 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def parse_moment(text: str) -> datetime:
-    """A time as ISO 8601 has it; local time without an offset.
+    """Parse an ISO 8601 time; without an offset it is local time.
 
     Raises:
-        UsageError: it is no such time.
+        UsageError: the text is no such time.
     """
     try:
         return datetime.fromisoformat(text).astimezone()
@@ -48,10 +48,10 @@ def parse_moment(text: str) -> datetime:
 
 
 def newest_until(context: Context, domain: str, moment: datetime) -> SnapshotRecord:
-    """The newest snapshot of a domain that was not taken after ``moment``.
+    """Return the newest snapshot of a domain that was not taken after ``moment``.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: the domain has no snapshot, or only later ones.
     """
     of_domain = _records(context, context.pool.snapshots(), domain)
     whole = [record for record in of_domain if record.level is not Level.TORN]
@@ -69,7 +69,7 @@ def newest_until(context: Context, domain: str, moment: datetime) -> SnapshotRec
 
 
 def others_of_group(context: Context, record: SnapshotRecord) -> str | None:
-    """A line about the other domains of its group; ``None`` when it was taken by itself."""
+    """Return a line about the other domains of the snapshot's group; ``None`` without a group."""
     if record.group is None:
         return None
     records = all_records(context.store, context.pool.snapshots())
@@ -89,17 +89,17 @@ def others_of_group(context: Context, record: SnapshotRecord) -> str | None:
 def records_of(
     context: Context, snapshots: list[PoolSnapshot], domain: str, name: str
 ) -> list[SnapshotRecord]:
-    """The records of one run, by the name of its snapshots or its own, oldest first.
+    """Return the records of one run, oldest first.
 
     A name may stand for several instants: a guest that was moved to other datasets leaves its
-    snapshots behind, and there the name is free again. None of them is guessed at.
+    snapshots behind, and on the new datasets the name is free again. snaporch does not guess.
 
     Args:
         name: of a snapshot, or of the run that took it.
 
     Raises:
-        NotFoundError: there is none.
-        RefusedError: there are those of several runs; it says how to name each.
+        NotFoundError: the domain has no such snapshot.
+        RefusedError: snapshots of several runs have the name; the error names each run.
     """
     of_domain = _records(context, snapshots, domain)
     found = [record for record in of_domain if record.run == name]
@@ -110,18 +110,17 @@ def records_of(
     if len({record.run for record in found}) > 1:
         each = [f"{one.domain}@{one.run} on {', '.join(one.datasets)}" for one in found]
         raise RefusedError(
-            f"{domain}@{name}", "is of several instants", f"name the run: {'; '.join(each)}"
+            f"{domain}@{name}", "stands for several instants", f"name the run: {'; '.join(each)}"
         )
     return found
 
 
-def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
-    """A snapshot by the marks on the ZFS snapshots, with its bundle in the store.
+def find_inside(context: Context, domain: str, snapshot: str) -> Found:
+    """Find a snapshot by the properties of its ZFS snapshots, with its bundle in the store.
 
     Raises:
         NotFoundError, RefusedError: as :func:`records_of`.
     """
-    del bundle
     everything = context.pool.snapshots()
     record = records_of(context, everything, domain, snapshot)[-1]
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
@@ -131,14 +130,13 @@ def find_inside(context: Context, domain: str, snapshot: str, bundle: Path | Non
     return record, manifest, tuple(one_of_each(manifest, own, record.snapshot, newest=True))
 
 
-def find_outside(context: Context, domain: str, snapshot: str, bundle: Path | None) -> Found:
-    """A snapshot by the GUIDs in the manifest of a bundle anywhere.
+def find_outside(context: Context, domain: str, snapshot: str, bundle: Path) -> Found:
+    """Find a snapshot by the GUIDs in the manifest of a bundle outside the store.
 
     Raises:
-        NotFoundError: there is no bundle in that directory.
-        RefusedError: it cannot be read, or belongs to another snapshot.
+        NotFoundError: the directory has no bundle.
+        RefusedError: the manifest cannot be read, or belongs to another snapshot.
     """
-    assert bundle is not None
     directory = bundle.absolute()
     state, manifest = state_of(directory)
     if state is BundleState.MISSING:

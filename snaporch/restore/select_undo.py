@@ -1,4 +1,4 @@
-"""What ``snaporch undo`` undoes: the last restore, also one that was cut short."""
+"""Choose the restore that ``snaporch undo`` undoes: the last one, even if it was interrupted."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from pathlib import Path
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.restore.journal import OldRestore, RestoreStep, unfinished
-from snaporch.restore.recovery_decision import RestoreAction, fate_of
+from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.safety_catalog import RECORD, SafetyCopy, choose
 from snaporch.restore.start_lock import has_bar
-from snaporch.restore.steps import give_up
+from snaporch.restore.steps import cancel_restore
 
 
 @dataclass(frozen=True, slots=True)
 class UndoneRestores:
-    """Restores that had been cut short before anything was rolled back, which needs no copy."""
+    """The result of :func:`undo_without_copy`."""
 
     done: tuple[str, ...]
-    """What was done with each, in words."""
+    """A line for each restore that was undone."""
     left: tuple[OldRestore, ...]
-    """Those that have rolled back something, or have a copy to undo them with; oldest first."""
+    """The other restores: they rolled back something, or have a safety copy. Oldest first."""
     kept_off: bool
-    """Whether the guest still cannot be started, for its disks are half rolled back."""
+    """Whether the definition is still barred because only some disks were rolled back."""
 
     @property
-    def suffices(self) -> bool:
-        """Whether the last restore is undone by it."""
+    def is_enough(self) -> bool:
+        """Whether the last restore was undone by this, so that no safety copy is needed."""
         return bool(self.done) and not self.left and not self.kept_off
 
 
-def take_back(context: Context, uuid: str, *, dry_run: bool = False) -> UndoneRestores:
-    """Undo restores that have rolled back nothing. The caller holds the domain's lock.
+def undo_without_copy(context: Context, uuid: str, *, dry_run: bool = False) -> UndoneRestores:
+    """Undo interrupted restores that rolled back nothing. The caller holds the domain's lock.
 
     Args:
-        dry_run: only say so.
+        dry_run: change nothing.
 
     Raises:
-        AttentionError: one cannot be undone.
-        JournalError: one cannot be understood.
+        AttentionError: a restore cannot be undone.
+        JournalError: a journal cannot be read.
     """
     journal = context.config.paths.journal
     done, left = [], []
@@ -48,47 +48,46 @@ def take_back(context: Context, uuid: str, *, dry_run: bool = False) -> UndoneRe
         if not _needs_no_copy(context, old, dry_run=dry_run):
             left.append(old)
         elif dry_run:
-            done.append(f"the {old.facts.what} was cut short: {RestoreAction.UNDO}")
+            done.append(f"the {old.facts.what} was interrupted: {RestoreAction.UNDO}")
         else:
-            how = give_up(context, old.facts, old.path)
-            done.append(f"undid the {old.facts.what}, which had been cut short: {how}")
+            how = cancel_restore(context, old.facts, old.path)
+            done.append(f"undid the {old.facts.what}, which had been interrupted: {how}")
     kept_off = not dry_run and has_bar(journal, context.hypervisor.find(uuid))
     return UndoneRestores(tuple(done), tuple(left), kept_off)
 
 
 def _needs_no_copy(context: Context, old: OldRestore, *, dry_run: bool) -> bool:
-    fate, progress = fate_of(context, old, dry_run=dry_run), old.progress
-    if fate is RestoreAction.UNDO:
+    action, progress = choose_action(context, old, dry_run=dry_run), old.progress
+    if action is RestoreAction.UNDO:
         return True
     if (
-        fate is not RestoreAction.FORWARD
+        action is not RestoreAction.FORWARD
         or progress.has_begun(RestoreStep.ROLLBACK)
         or _has_copy(old)
     ):
         return False
-    if old.facts.before is None:  # of a transient guest that was stopped nothing else is left
+    if old.facts.before is None:  # a transient guest that was stopped has no definition left
         return False
-    return not (
-        old.facts.supersedes and progress.has_ended(RestoreStep.STOP)
-    )  # those are forgotten
+    # once the guest was stopped, the journals of the replaced restores may be deleted already
+    return not (old.facts.supersedes and progress.has_ended(RestoreStep.STOP))
 
 
 def choose_last(context: Context, uuid: str, left: tuple[OldRestore, ...]) -> SafetyCopy:
-    """The safety copy that undoes the last restore: none that is older than one cut short.
+    """Return the safety copy of the last restore, never one older than an interrupted restore.
 
     Args:
-        left: the restores that were cut short.
+        left: the interrupted restores.
 
     Raises:
-        NotFoundError: there is none.
-        RefusedError: one that was cut short has none; or a copy is of another snaporch.
+        NotFoundError: the domain has no safety copy.
+        RefusedError: an interrupted restore has no safety copy, or a record cannot be read.
     """
     for old in left:
         if not _has_copy(old):
             domain = old.facts.domain
             raise RefusedError(
                 domain,
-                f"the {old.facts.what} was cut short, and has no safety copy to undo it with",
+                f"the {old.facts.what} was interrupted and has no safety copy to undo it with",
                 f"{shlex.join(['snaporch', 'recover', domain])} first, or choose an older one "
                 "with --copy",
             )

@@ -1,4 +1,4 @@
-"""A snapshot that something is to be made from: its manifest, its ZFS snapshots, its disks."""
+"""A snapshot as the source of a clone, an extract or a verification: manifest, members, disks."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from snaporch.context import Context
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.locks import readers_lock
 from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
-from snaporch.restore.preflight import as_named_here
+from snaporch.restore.disk_checks import as_named_here
 from snaporch.restore.select import records_of, split_name
 from snaporch.zfs import resolver
 
 
 class NotWholeError(SnaporchError):
-    """Something that belongs to a snapshot is missing or is not what it was."""
+    """A part of a snapshot is missing or was changed."""
 
     exit_code = RefusedError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A snapshot that is all there."""
+    """A snapshot of which every part exists."""
 
     record: SnapshotRecord
     manifest: Manifest
     members: tuple[PoolSnapshot, ...]
     directory: Path
-    """The bundle's."""
+    """The directory of the bundle."""
 
     @property
     def thing(self) -> str:
@@ -49,43 +49,44 @@ class Source:
 
     @property
     def disks(self) -> tuple[DiskEntry, ...]:
-        """Those that are in the snapshot."""
+        """The disks that are in the snapshot."""
         return tuple(disk for disk in self.manifest.disks if disk.dataset and not disk.left_out)
 
     @property
     def has_ram(self) -> bool:
-        """Whether it was taken with RAM."""
+        """Whether the snapshot was taken with RAM."""
         return self.manifest.level is Level.RAM
 
     def part(self, role: Role) -> Part | None:
-        """A part of the bundle."""
+        """Return the part of the bundle with this role, if it has one."""
         return self.manifest.part(role)
 
     def text(self, role: Role) -> str | None:
-        """A part that is XML."""
+        """Return the content of an XML part, if the bundle has it."""
         part = self.part(role)
         return (self.directory / part.name).read_text("utf-8") if part else None
 
     def member(self, dataset: str) -> PoolSnapshot:
-        """The snapshot of one of its datasets."""
+        """Return the ZFS snapshot of one of the datasets."""
         return next(member for member in self.members if member.dataset == dataset)
 
 
 def records_called(context: Context, text: str) -> list[SnapshotRecord]:
-    """The records of ``DOMAIN@SNAPSHOT`` or ``DOMAIN@RUN``, which are of one instant.
+    """Return the records of ``DOMAIN@SNAPSHOT`` or ``DOMAIN@RUN``, all of one instant.
 
     Raises:
-        NotFoundError, RefusedError: there is none, or those of several instants.
+        NotFoundError: the domain has no such snapshot.
+        RefusedError: the name stands for several instants.
     """
     return records_of(context, context.pool.snapshots(), *split_name(text))
 
 
 @contextmanager
 def reading(context: Context, record: SnapshotRecord) -> Iterator[None]:
-    """Nothing of the domain is rolled back meanwhile.
+    """Keep the domain's datasets from being rolled back while a snapshot is read.
 
     Raises:
-        BusyError: it is being rolled back.
+        BusyError: a restore is rolling them back.
     """
     with readers_lock(
         default_paths.LOCKS, record.domain, record.uuid, alone=False, interrupt=context.interrupt
@@ -94,7 +95,7 @@ def reading(context: Context, record: SnapshotRecord) -> Iterator[None]:
 
 
 def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, ...]:
-    """The ZFS snapshots of a record that exist, one of each of the guest's own datasets."""
+    """Return the existing ZFS snapshots of a record, one for each of the guest's own datasets."""
     manifest, own = as_it_is(context, record)
     return tuple(one_of_each(manifest, own, record.snapshot))
 
@@ -102,9 +103,9 @@ def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, 
 def as_it_is(
     context: Context, record: SnapshotRecord
 ) -> tuple[Manifest | None, list[PoolSnapshot]]:
-    """Its manifest, with the names that datasets have now, and all snapshots of its run there.
+    """Return the manifest with the present names of datasets, and the ZFS snapshots of the run.
 
-    On the guest's own datasets: a run may have several names.
+    The snapshots are those on the guest's own datasets; one run may have several names there.
     """
     everything = context.pool.snapshots()
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
@@ -116,24 +117,28 @@ def as_it_is(
 def whole_source(
     context: Context, record: SnapshotRecord, roles: Collection[Role] = tuple(Role)
 ) -> Source:
-    """The source behind a record, every part and every ZFS snapshot in its place.
+    """Return the source of a record after a check that every part and ZFS snapshot exists.
 
-    Presence, sizes and GUIDs; checksums are :meth:`BundleStore.damage`'s.
+    Presence, sizes and GUIDs are checked here; checksums by :meth:`BundleStore.damage`.
 
     Args:
-        roles: which parts of the bundle have to be there.
+        roles: the parts of the bundle that have to exist.
 
     Raises:
-        NotWholeError: something is missing.
+        NotWholeError: a part or a ZFS snapshot is missing.
     """
     thing = record.full_name
     if record.level is Level.TORN:
-        raise NotWholeError(thing, "was taken while overlays were committed: it is of no instant")
+        raise NotWholeError(
+            thing, "was taken while overlays were committed: its disks are not of one instant"
+        )
     reference = f"{record.uuid}/{record.run}"
     everything = context.pool.snapshots()
     state, manifest = context.store.state(reference)
     if manifest is None:
-        raise NotWholeError(thing, f"its bundle is {state}, which says what belongs to it")
+        raise NotWholeError(
+            thing, f"its bundle is {state}, so it is unknown which files belong to it"
+        )
     manifest = as_named_here(context, thing, manifest, everything)
     own = run_members(manifest, record.run, everything)
     members = tuple(one_of_each(manifest, own, record.snapshot))
@@ -145,7 +150,7 @@ def whole_source(
         if part.role in roles and not _is_there(directory, part)
     ]
     if torn:
-        raise NotWholeError(thing, f"{', '.join(torn)} of its bundle is gone, or was cut short")
+        raise NotWholeError(thing, f"{', '.join(torn)} of its bundle is missing or truncated")
     if Role.RAM in roles:
         _check_pages_exist(context, thing, manifest)
     return Source(record, manifest, members, directory)
@@ -155,7 +160,7 @@ def _check_pages_exist(context: Context, thing: str, manifest: Manifest) -> None
     entry = manifest.pages
     if entry is not None and entry.guid not in context.pool.census().snapshots:
         full = f"{entry.dataset}@{entry.name}"
-        raise NotWholeError(thing, f"the pages of its RAM are gone: {full} (GUID {entry.guid})")
+        raise NotWholeError(thing, f"the pages of its RAM are missing: {full} (GUID {entry.guid})")
 
 
 def _check_members(
@@ -165,7 +170,7 @@ def _check_members(
     for dataset in missing_of(manifest, members):
         thing, full = record.full_name, f"{dataset}@{record.snapshot}"
         if dataset not in there:
-            raise NotWholeError(thing, f"its ZFS snapshot {full} is gone")
+            raise NotWholeError(thing, f"its ZFS snapshot {full} is missing")
         raise NotWholeError(
             thing, f"{full} is another snapshot of that name (GUID {there[dataset].guid})"
         )
@@ -179,15 +184,15 @@ def _is_there(directory: Path, part: Part) -> bool:
 
 
 def kinds(context: Context) -> dict[str, DatasetKind]:
-    """Of every dataset: file system or volume."""
+    """Return for every dataset whether it is a file system or a volume."""
     return {dataset.name: dataset.kind for dataset in context.pool.datasets()}
 
 
 def mounted_at(dataset: str) -> Path:
-    """Where a file system is mounted; one without its key is not.
+    """Return the mount point of a file system.
 
     Raises:
-        RefusedError: it is not mounted.
+        RefusedError: it is not mounted, possibly because its key is not loaded.
     """
     try:
         return resolver.mount_point_of(dataset)
@@ -196,10 +201,12 @@ def mounted_at(dataset: str) -> Path:
 
 
 def path_inside(disk: DiskEntry) -> Path:
-    """Where an image lies below the mount point of its dataset: as it was then, if that is known.
+    """Return the path of an image relative to the mount point of its dataset.
+
+    If the manifest does not have the path, it is derived from the present mount point.
 
     Raises:
-        RefusedError: the dataset is not mounted, or not where it was, so nobody can tell.
+        RefusedError: the dataset is not mounted, or is mounted elsewhere than it was.
     """
     assert disk.dataset is not None
     assert disk.source is not None
@@ -217,7 +224,7 @@ def path_inside(disk: DiskEntry) -> Path:
 
 
 def partition_of(disk: DiskEntry) -> int | None:
-    """The partition that a disk is, as it was then or, if nobody noted it, as it is now."""
+    """Return the partition that a disk is: the recorded number or, without one, the present."""
     if disk.inside is not None or disk.source is None:
         return None
     with suppress(OSError):
@@ -226,7 +233,10 @@ def partition_of(disk: DiskEntry) -> int | None:
 
 
 def made_of(disk: DiskEntry) -> list[str]:
-    """What the device of a disk is made of; earlier snaporchs took device mapper for its volume."""
+    """Return the devices beneath a disk's device, for a disk on device mapper.
+
+    Manifests of earlier versions may name the volume although the disk is such a device.
+    """
     if disk.inside is None and disk.source is not None:
         with suppress(OSError):
             status = os.stat(disk.source)
@@ -235,10 +245,10 @@ def made_of(disk: DiskEntry) -> list[str]:
 
 
 def check_whole_disks(thing: str, disks: Iterable[DiskEntry]) -> None:
-    """Refuse disks that are parts of volumes: a clone of the volume has no device for each.
+    """Refuse disks that are only a part of a volume: a clone of the volume has no such device.
 
     Raises:
-        RefusedError: one is.
+        RefusedError: a disk is a partition, or a device over the volume.
     """
     for disk in disks:
         if below := made_of(disk):

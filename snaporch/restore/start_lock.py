@@ -1,9 +1,9 @@
-"""Keeping a guest from being started while its disks are not all of one instant.
+"""Bar a guest from being started while its disks are of two instants.
 
-Its definition gets a disk that does not exist, so ``virsh start``, autostart and every other start
-of the defined domain fail with "Cannot access storage file" and a path that tells what to do. The
-real definition is in the journal. It stays defined: autostart, snapshots' metadata, UEFI variables
-and TPM state, which undefining would take along, stay too.
+The definition gets a disk that does not exist. So ``virsh start``, autostart and every other start
+of the defined domain fail with "Cannot access storage file" and a path that names the command to
+run. The real definition is in the journal. The domain stays defined: undefining it would delete its
+autostart flag, libvirt's snapshot metadata, UEFI variables and TPM state.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from snaporch.restore.safety_catalog import copies_of
 
 
 def barred(context: Context, xml: str) -> str:
-    """The definition, barred."""
+    """Return the definition with the missing disk, which cannot be started."""
     return domain_xml.barred(xml, str(_path(context)))
 
 
 def is_barred(context: Context, domain: Domain | None) -> bool:
-    """Whether nothing can start the domain by mistake: it is barred, or not defined."""
+    """Whether the domain cannot be started by mistake: it is barred, or has no definition."""
     if domain is None or domain.inactive_xml is None:
         return True
     return has_bar(context.config.paths.journal, domain)
 
 
 def has_bar(journal: Path, domain: Domain | None) -> bool:
-    """Whether the domain is defined, and barred; ``journal`` is where restores' journals are."""
+    """Whether the domain is defined and barred; ``journal`` is the directory of journals."""
     if domain is None or domain.inactive_xml is None:
         return False
     return domain_xml.names_path(domain.inactive_xml, str(journal / BAR))
 
 
 def may_have_bar(journal: Path, find: Callable[[], Domain | None]) -> bool:
-    """Whether the domain that ``find`` returns is barred, or libvirt does not say."""
+    """Whether the domain that ``find`` returns is barred; true if libvirt does not answer."""
     try:
         return has_bar(journal, find())
     except SnaporchError:
@@ -51,17 +51,19 @@ def may_have_bar(journal: Path, find: Callable[[], Domain | None]) -> bool:
 
 
 def as_defined(context: Context, domain: Domain | None) -> Domain | None:
-    """The domain as it is without the bar of a restore that was cut short."""
+    """Return the domain with the definition it had before an interrupted restore barred it."""
     if domain is None or domain.inactive_xml is None or not is_barred(context, domain):
         return domain
     return _without_bar(context.config.paths.journal, domain)
 
 
 def as_it_was(domain: Domain) -> Domain:
-    """:func:`as_defined` for who has no configuration: the bar says where the journal is.
+    """Do the same as :func:`as_defined` without a configuration.
+
+    The path of the missing disk is in the directory of journals.
 
     Raises:
-        JournalError: it cannot be understood.
+        JournalError: the journal cannot be read.
     """
     for disk in domain.disks:
         if disk.source is not None and disk.source.endswith(f"/{BAR}"):
@@ -79,12 +81,12 @@ def _without_bar(journal: Path, domain: Domain) -> Domain:
 
 
 def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> list[AttentionError]:
-    """Guests that nothing can start though no restore of theirs is unfinished.
+    """Return an error for each guest that is barred although it has no unfinished restore.
 
-    So an undo leaves them that was cut short: it forgets the restore when all is back.
+    An interrupted ``undo.sh`` leaves a guest so, because it keeps no journal.
 
     Args:
-        domains: those to look at, which may have changed since; all when ``None``.
+        domains: the domains to check, which may have changed since; ``None`` for all.
     """
     journal = context.config.paths.journal
     found = []
@@ -102,7 +104,7 @@ def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> li
         found.append(
             AttentionError(
                 domain.name,
-                "cannot be started, for undoing its restore was cut short",
+                "cannot be started, because undoing its restore was interrupted",
                 f"{shlex.join(words) if copies else 'define it again'}, or restore it again with "
                 "snaporch restore",
             )

@@ -1,6 +1,6 @@
-"""The steps of a restore, for the restore itself and for finishing one that was cut short.
+"""The steps of a restore; recovery uses the same steps to finish an interrupted one.
 
-What has to be done comes from the facts in the journal alone, so both do the same.
+The steps depend only on the facts in the journal, so both do the same.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from snaporch.journal import forget
 from snaporch.model import Domain
 from snaporch.restore.dataset_users import check_not_in_use
 from snaporch.restore.disk_changes import written_now
+from snaporch.restore.disk_checks import check_holders
 from snaporch.restore.journal import (
     FRESH,
     HOLD,
@@ -31,16 +32,15 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
-from snaporch.restore.other_files import excluded, own_by_dataset
-from snaporch.restore.plan import check_destroyable, is_safety
-from snaporch.restore.preflight import check_holders
-from snaporch.restore.safety_copy import Safety
+from snaporch.restore.newer_snapshots import check_destroyable, is_safety
+from snaporch.restore.other_files import excluded_images, own_by_dataset
+from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.start_lock import as_defined, barred
 from snaporch.zfs import PoolError
 
 
 class RestoreSteps:
-    """A restore under way."""
+    """The steps of one restore."""
 
     def __init__(
         self,
@@ -53,19 +53,21 @@ class RestoreSteps:
         self._facts = facts
         self._journal = journal
         self._progress = progress
-        self._safety: Safety | None = None
+        self._safety: SafetyCopyWriter | None = None
         self.undo: Path | None = None
-        """The script that undoes it, once there is one."""
+        """The script that undoes the restore, once it exists."""
 
-    # -- as long as nothing was rolled back -----------------------------------------------------
+    # -- before the first rollback -----------------------------------------------------------
 
     def save(self) -> None:
-        """Hold the targets, and make the long part of the safety copy while the guest runs."""
+        """Hold the targets, and write the large part of the safety copy while the guest runs."""
         hold(self._context, self._facts.targets)
         if not self._facts.safety:
             return
-        self._tell("saving what will be discarded")
-        self._safety = Safety.begin(self._context, Path(self._facts.safety), self._facts.targets)
+        self._report("saving what will be discarded")
+        self._safety = SafetyCopyWriter.begin(
+            self._context, Path(self._facts.safety), self._facts.targets
+        )
         if self._facts.keep_running and not self._safety.has_ram:
             self._safety.check_room(self._context.hypervisor.ram_in_use(self._facts.uuid))
         self._safety.save()
@@ -74,7 +76,7 @@ class RestoreSteps:
         """Bar the definition, stop the guest, complete the safety copy.
 
         Raises:
-            SnaporchError: nothing was rolled back; see :func:`give_up`.
+            SnaporchError: nothing was rolled back; the caller has to call cancel_restore().
         """
         domain = as_defined(self._context, self._find())
         bar = barred(self._context, self._facts.before) if self._facts.before else None
@@ -98,12 +100,17 @@ class RestoreSteps:
         check_newer_may_go(self._context, self._facts)
 
     def _own(self, domain: Domain | None) -> dict[str, list[str]]:
-        """The guest's files, before the restore and after; not what its snapshots leave out."""
+        """Return the guest's files by dataset, before the restore and after it.
+
+        Images that its snapshots leave out are not included.
+        """
         live = domain.live_xml if domain is not None else None
         xmls = [xml for xml in (self._facts.before, self._facts.after, live) if xml is not None]
         sources = [disk.source for disk in domain.disks] if domain is not None else []
         found = own_by_dataset(xmls, [source for source in sources if source])
-        apart = own_by_dataset([], excluded(self._context, domain)) if domain is not None else {}
+        apart = (
+            own_by_dataset([], excluded_images(self._context, domain)) if domain is not None else {}
+        )
         return {
             name: [place for place in places if place not in apart.get(name, ())]
             for name, places in found.items()
@@ -114,8 +121,10 @@ class RestoreSteps:
             if not self._facts.boot:
                 raise RefusedError(self._facts.domain, "was started meanwhile", "restore it again")
             if self._safety is not None and domain.inactive_xml is None:
-                self._safety.keep_files(domain)  # libvirt deletes the TPM state of a transient one
-            self._tell("stopping the guest")
+                self._safety.keep_files(
+                    domain
+                )  # libvirt deletes the TPM state of a transient guest
+            self._report("stopping the guest")
             if self._facts.keep_running and self._safety is not None:
                 self._context.hypervisor.save(self._facts.uuid, self._safety.ram)
                 self._safety.ram.chmod(0o600)
@@ -123,13 +132,13 @@ class RestoreSteps:
                 self._context.hypervisor.destroy(self._facts.uuid)
         self._check_off()
 
-    # -- from the first rollback on -------------------------------------------------------------
+    # -- from the first rollback to the end --------------------------------------------------
 
     def go_forward(self) -> None:
-        """Everything from the first rollback to the guest's start; what is done already is not.
+        """Do all steps from the first rollback to the guest's start that are not done already.
 
         Raises:
-            SnaporchError, OSError: it stopped half way, and can be taken up again.
+            SnaporchError, OSError: a step failed; the call can be repeated.
         """
         if self._context.hypervisor.find(self._facts.uuid) is not None:
             self._context.hypervisor.drop_managed_save(self._facts.uuid)
@@ -143,12 +152,12 @@ class RestoreSteps:
         self.define()
         if self._facts.ending is Ending.BOOT:
             with self._journal.step(RestoreStep.BOOT):
-                self._tell("booting")
+                self._report("booting")
                 self._context.hypervisor.start(self._facts.uuid, paused=False)
-        let_targets_go(self._context, self._facts)
+        release_targets(self._context, self._facts)
 
     def define(self) -> None:
-        """The definition of the snapshot, which lifts the bar."""
+        """Define the domain as in the snapshot, so that it can be started again."""
         if self._progress.has_ended(RestoreStep.DEFINE):
             return
         with self._journal.step(RestoreStep.DEFINE):
@@ -158,7 +167,7 @@ class RestoreSteps:
     def _resume(self) -> None:
         self._journal.wrote(written_now(self._context, self._facts))
         with self._journal.step(RestoreStep.RESUME):
-            self._tell("resuming from RAM")
+            self._report("resuming from RAM")
             try:
                 self._context.hypervisor.restore(Path(self._facts.ram), running=self._facts.running)
             except SnaporchError:
@@ -167,7 +176,7 @@ class RestoreSteps:
                 raise
 
     def _roll_back(self) -> None:
-        """Newer snapshots and bookmarks first, dataset by dataset."""
+        """Roll back each dataset that was not yet; newer snapshots and bookmarks go first."""
         left = [
             target
             for target in self._facts.targets
@@ -175,7 +184,7 @@ class RestoreSteps:
         ]
         if not left:
             return
-        self._tell(f"rolling back {', '.join(target.dataset for target in left)}")
+        self._report(f"rolling back {', '.join(target.dataset for target in left)}")
         check_targets(self._context, left)
         for target in left:
             self._check_off()
@@ -186,7 +195,7 @@ class RestoreSteps:
                         self._receive(kept)
 
     def _receive(self, kept: KeptDataset) -> None:
-        """What an undo brings back over a dataset that was rolled back."""
+        """Receive the safety copy's data over a dataset that an undo has rolled back."""
         pool = self._context.pool
         for stream in kept.streams:
             pool.receive(kept.dataset, Path(stream))
@@ -201,18 +210,19 @@ class RestoreSteps:
         for name in newer:
             if name not in self._facts.newer and not is_safety(name):
                 self._context.progress.note(
-                    self._facts.domain, f"destroying {name}, which was taken since the guest is off"
+                    self._facts.domain,
+                    f"destroying {name}, which was taken after the guest was stopped",
                 )
         snapshots = [name for name in newer if "@" in name]
-        # of restores that this one takes the place of, and of their copies
-        let_go(self._context, snapshots, HOLD, UNDO_HOLD)
+        # holds of restores that this one replaces, and of their safety copies
+        release_holds(self._context, snapshots, HOLD, UNDO_HOLD)
         pool.destroy_snapshots(snapshots)
         for name in newer:
             if "#" in name:
                 pool.destroy_bookmark(name)
         pool.rollback(target.full_name)
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------
 
     def _find(self) -> Domain | None:
         return self._context.hypervisor.find(self._facts.uuid)
@@ -226,14 +236,16 @@ class RestoreSteps:
     def _check_off(self) -> None:
         domain = self._find()
         if domain is not None and domain.active:
-            raise RunFailedError(self._facts.domain, "was started by someone in the middle of it")
+            raise RunFailedError(
+                self._facts.domain, "was started by another program during the restore"
+            )
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._context.progress.step(self._facts.domain, text)
 
 
 def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
-    """What consent was given to is still what there is, on every dataset.
+    """Refuse if a dataset has snapshots that the user was not shown, or is used by the host.
 
     Raises:
         RefusedError: snapshots have appeared, or the host uses a volume.
@@ -249,10 +261,10 @@ def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
 
 
 def check_newer_may_go(context: Context, facts: RestoreFacts) -> None:
-    """ZFS will destroy what is newer than any of the targets; none that is in use is left mounted.
+    """Check that ZFS can destroy everything newer than the targets, and unmount those snapshots.
 
     Raises:
-        RefusedError: one is held, cloned or in use.
+        RefusedError: a newer snapshot is held, cloned or in use.
     """
     newer = [name for target in facts.targets for name in context.pool.newer(target.full_name)]
     check_destroyable(context, facts.thing, facts.uuid, newer)
@@ -260,14 +272,14 @@ def check_newer_may_go(context: Context, facts: RestoreFacts) -> None:
 
 
 def check_targets(context: Context, targets: Sequence[Target]) -> None:
-    """The snapshots are those that were meant, by GUID.
+    """Check by GUID that the snapshots to roll back to still exist.
 
     Raises:
-        PoolError: one is gone.
+        PoolError: one does not.
     """
     present = set(_present(context, targets))
-    if gone := [target.full_name for target in targets if target not in present]:
-        raise PoolError(", ".join(gone), "is gone, so the restore cannot be finished")
+    if missing := [target.full_name for target in targets if target not in present]:
+        raise PoolError(", ".join(missing), "is missing, so the restore cannot be finished")
 
 
 def _present(context: Context, targets: Sequence[Target]) -> list[Target]:
@@ -277,52 +289,56 @@ def _present(context: Context, targets: Sequence[Target]) -> list[Target]:
 
 
 def hold(context: Context, targets: Sequence[Target]) -> None:
-    """Keep the snapshots that are rolled back to from being destroyed meanwhile.
+    """Hold the snapshots that are rolled back to, so that they cannot be destroyed meanwhile.
 
     Raises:
-        PoolError: one is gone.
+        PoolError: a snapshot does not exist any more.
     """
     for target in targets:
         if HOLD not in context.pool.holds(target.full_name):
             context.pool.hold([target.full_name], HOLD)
 
 
-def let_go(context: Context, snapshots: Sequence[str], *tags: str) -> None:
-    """Let snapshots be destroyed again that snaporch holds with these tags."""
+def release_holds(context: Context, snapshots: Sequence[str], *tags: str) -> None:
+    """Release snaporch's own holds with these tags, so that the snapshots can be destroyed."""
     for name in snapshots:
         for tag in sorted({*tags}.intersection(context.pool.holds(name))):
             context.pool.release([name], tag)
 
 
-def let_targets_go(context: Context, facts: RestoreFacts) -> None:
-    """Let go of a restore's targets, but for those of another that was cut short.
+def release_targets(context: Context, facts: RestoreFacts) -> None:
+    """Release the holds on a restore's targets, except on targets of another interrupted restore.
 
-    What a safety copy follows upon stays held, as long as there is the copy.
+    The base snapshot of a safety copy stays held with another tag as long as the copy exists.
     """
     hold_bases(context.pool, context.store.root / facts.uuid)
     others = unfinished(context.config.paths.journal, facts.uuid)
     kept = {each for old in others if old.facts.run != facts.run for each in old.facts.targets}
     over = [each for each in facts.targets if each not in kept]
-    let_go(context, [target.full_name for target in _present(context, over)], HOLD)
+    release_holds(context, [target.full_name for target in _present(context, over)], HOLD)
 
 
 def forget_restore(context: Context, path: Path, facts: RestoreFacts) -> None:
-    """Forget a restore that is over, and let go of its targets."""
-    let_targets_go(context, facts)
+    """Delete the journal of a restore that is over, and release the holds on its targets."""
+    release_targets(context, facts)
     forget(path)
 
 
-def give_up(context: Context, facts: RestoreFacts, journal: Path) -> str:
-    """Undo a restore that has rolled back nothing; how the guest is then, in words.
+def cancel_restore(context: Context, facts: RestoreFacts, journal: Path) -> str:
+    """Undo a restore that has rolled back nothing.
+
+    Returns: the state of the guest afterwards, for a message.
 
     Raises:
-        AttentionError: it could not be.
+        AttentionError: the restore could not be undone.
     """
     try:
         domain = context.hypervisor.find(facts.uuid)
         if facts.before is not None and domain is not None and not facts.supersedes:
-            _lift(context, facts, domain)
-        safety = Safety(context, Path(facts.safety), facts.targets) if facts.safety else None
+            _put_definition_back(context, facts, domain)
+        safety = (
+            SafetyCopyWriter(context, Path(facts.safety), facts.targets) if facts.safety else None
+        )
         off = domain is None or not domain.active
         text = "the guest was not touched"
         if off and facts.boot:
@@ -336,20 +352,20 @@ def give_up(context: Context, facts: RestoreFacts, journal: Path) -> str:
         raise AttentionError(
             facts.thing,
             f"the restore could not be undone ({error}); nothing was rolled back",
-            f"mend the cause, then: snaporch recover {facts.uuid}",
+            f"fix the cause, then: snaporch recover {facts.uuid}",
         ) from error
     context.store.discard_partial(facts.uuid, facts.run)
     forget_restore(context, journal, facts)
     return text
 
 
-def _lift(context: Context, facts: RestoreFacts, domain: Domain) -> None:
-    if facts.before is not None and domain.inactive_xml != facts.before:
-        whole = as_defined(context, domain)
-        if whole is not domain:  # it was barred, by this restore
-            context.hypervisor.define(facts.before)
+def _put_definition_back(context: Context, facts: RestoreFacts, domain: Domain) -> None:
+    if facts.before is None or domain.inactive_xml == facts.before:
+        return
+    if as_defined(context, domain) is not domain:  # this restore barred it
+        context.hypervisor.define(facts.before)
 
 
 def _put_back(file: HostFile) -> None:
-    """As it was and whose it was."""
+    """Write a file of the bundle back, with its owner and mode."""
     put_host_file(Path(file.place), Path(file.copy).read_bytes(), file.uid, file.gid, file.mode)

@@ -1,8 +1,8 @@
-"""What an undo would do, and every reason not to. All reads.
+"""Plan an undo, and check every reason to refuse it. Nothing is changed.
 
-An undo is a restore of what a safety copy holds: of each dataset the snapshot that the restore
-went back to, and what the copy has of the time after it. Where the copy's own last snapshot is
-still there, as when a restore was cut short, it is enough to go back to that.
+An undo is a restore of a safety copy. Each dataset is rolled back to the snapshot that the restore
+went back to, and then receives the copy's streams. If the copy's own last snapshot still exists, as
+after an interrupted restore, rolling back to that one is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
 from snaporch.restore.dataset_users import check_unused
 from snaporch.restore.journal import KeptDataset
-from snaporch.restore.plan import RestorePlan, check_definition, check_plan, newer_than
+from snaporch.restore.newer_snapshots import newer_than
+from snaporch.restore.plan import check_plan
+from snaporch.restore.plan_checks import check_definition
+from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.safety_catalog import SafetyCopy, copies_of
 from snaporch.restore.start_lock import as_defined, is_barred
 
@@ -31,16 +34,16 @@ def make_undo_plan(
     discard_newer: bool = False,
     also_roll_back: bool = False,
 ) -> RestorePlan:
-    """Look everything over.
+    """Plan an undo and make all checks.
 
     Args:
-        disks_only: leave the guest off, also where its RAM was kept; what lies beneath its disks,
-            and was not kept, may have changed.
+        disks_only: leave the guest off, even if its RAM was kept. Then backing files outside the
+            copy may have changed.
         discard_newer: snapshots taken since the restore may be destroyed.
         also_roll_back: files that are not the guest's may be rolled back with it.
 
     Raises:
-        RefusedError: it cannot be done safely, and why.
+        RefusedError: the undo would not be safe; the error has the reason.
     """
     copy.check()
     manifest = copy.manifest
@@ -61,7 +64,7 @@ def make_undo_plan(
         boot=False,
         running=manifest.was_running,
         also_roll_back=also_roll_back,
-        apart=disks_only,
+        despite_other_disks=disks_only,
         undoes=copy.name,
         kept=kept,
     )
@@ -74,10 +77,10 @@ def make_undo_plan(
 def _targets(
     context: Context, copy: SafetyCopy
 ) -> tuple[tuple[PoolSnapshot, ...], tuple[KeptDataset, ...]]:
-    """Of each dataset what it is rolled back to, and what is received after that.
+    """Return for each dataset the snapshot to roll back to, and the data to receive after that.
 
     Raises:
-        RefusedError: one is gone, or its dataset has another name now.
+        RefusedError: a snapshot does not exist any more, or its dataset was renamed.
     """
     entries, everything = copy.manifest.snapshots, context.pool.snapshots()
     present = {(each.dataset, each.guid): each for each in everything}
@@ -99,19 +102,22 @@ def _targets(
 
 
 def _gone(context: Context, copy: SafetyCopy, entry: SnapshotEntry) -> RefusedError:
-    """A later restore may have destroyed it, and the undo of that brings it back."""
+    """Return the error for a missing base snapshot.
+
+    A later restore may have destroyed the snapshot; the undo of that restore brings it back.
+    """
     later = [each for each in copies_of(context.store, copy.manifest.uuid) if each.name > copy.name]
     step = "restore a snapshot: see `snaporch list`"
     if later and not later[0].record.half_way:
         words = ["snaporch", "undo", copy.manifest.domain, "--copy", later[0].name]
         step = f"undo {later[0].thing} first: {shlex.join(words)}"
     full = f"{entry.dataset}@{entry.name}"
-    reason = f"{full} (GUID {entry.guid}), which its streams follow upon, is gone"
+    reason = f"{full} (GUID {entry.guid}), the base of its streams, is missing"
     return RefusedError(f"{copy.manifest.domain}@{copy.name}", reason, step)
 
 
 def _record(copy: SafetyCopy) -> SnapshotRecord:
-    """The copy, as if it were a snapshot's bundle."""
+    """Return a record of the safety copy, in the form of a snapshot's record."""
     manifest = copy.manifest
     return SnapshotRecord(
         domain=manifest.domain,
@@ -130,9 +136,9 @@ def _record(copy: SafetyCopy) -> SnapshotRecord:
 
 
 def _with_disks(context: Context, domain: Domain | None, copy: SafetyCopy) -> Domain | None:
-    """Of a guest that an undo has left barred, which is in no journal: the disks that it had.
+    """Return the domain with the disks it had before an interrupted ``undo.sh`` barred it.
 
-    Its definition stays barred until the disks are back, also if that fails.
+    ``undo.sh`` keeps no journal. The definition stays barred until the disks are back.
     """
     if domain is None or domain.inactive_xml is None or not is_barred(context, domain):
         return domain

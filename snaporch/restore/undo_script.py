@@ -1,4 +1,4 @@
-"""The script beside a safety copy that undoes its restore; it needs ``zfs`` and ``virsh`` only."""
+"""``undo.sh``, the script in a safety copy that undoes the restore without snaporch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from snaporch.restore.safety_catalog import HALF_WAY, MANAGED_SAVE, RAM, SafetyC
 from snaporch.zfs.resolver import ANSWERED_FOR, volume_link
 
 TPM_PREFIX = "tpm."
-"""What the names of files of TPM state have before them in a safety copy."""
+"""The prefix of the names of TPM state files in a safety copy."""
 
 _HEAD = r"""#!/bin/sh
 # Undoes a restore by snaporch: brings the disks back to what they were before it.
 # The guest must be off. What was written since the restore is lost.
-# Cut short, it can be run again.
-# Everything is looked at first: where something stands in the way, nothing is touched.
+# After an interruption it can be run again.
+# It makes all checks first: if one fails, nothing is touched.
 set -eu
 cd "$(dirname "$0")"
 die() { echo "$*; nothing was touched" >&2; exit 5; }
@@ -40,7 +40,7 @@ trap 'rm -r "$work"' EXIT
 check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST...
     dataset=${1%@*}
     [ "$(zfs get -Hpo value guid "$1" 2>/dev/null)" = "$2" ] ||
-        die "$1 is gone, or is another of that name"
+        die "$1 is missing, or is another snapshot of that name"
     born=$(zfs get -Hpo value createtxg "$1")
     stuck=$(newer '$3 != "" && $3 != "-"'
         newer '$2 != "0" && $2 != "-"' |
@@ -52,16 +52,16 @@ check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST.
     [ $((free + written)) -ge "$3" ] || die "$dataset has no room for $3 bytes"
     case $(zfs get -Hpo value type "$dataset") in
     volume)
-        node=$(readlink -e "$4") || die "$4 is not there"
-        [ -d "/sys/class/block/${node##*/}" ] || die "who uses $4 cannot be told"
+        node=$(readlink -e "$4") || die "$4 does not exist"
+        [ -d "/sys/class/block/${node##*/}" ] || die "the users of $4 are unknown"
         seen=$(devices "$node" | xargs -d '\n' stat -c 'b %t:%T')
         holder=$(devices "$node" | while read -r node; do holders "$node"; done | paste -sd,)
-        [ -z "$holder" ] || die "$dataset would be rolled back beneath this host: $holder" ;;
+        [ -z "$holder" ] || die "$dataset would be rolled back, and this host uses it: $holder" ;;
     *) if mount=$(findmnt -nfo TARGET -t zfs -S "$dataset"); then
             seen="f $(stat -c %d "$mount")"
         else
-            [ -n "$also" ] || die "$dataset is not mounted, so whether others have written to it" \
-                "cannot be told; zfs mount -l $dataset, or use --also-roll-back"
+            [ -n "$also" ] || die "$dataset is not mounted, so it is unknown whether others" \
+                "have written to it; zfs mount -l $dataset, or use --also-roll-back"
             return 0
         fi ;;
     esac
@@ -73,20 +73,20 @@ check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST.
     check_others "$mount" "$@"
 }
 
-same() { # FILE SIZE INODE TIME: a backing file that was not kept, of an image that was
+same() { # FILE SIZE INODE TIME: a backing file that is not in the copy has not changed
     [ -z "$only" ] || return 0
     [ "$(stat -Lc '%s %i %.9Y' -- "$1")" = "$2 $3 $4" ] ||
         die "$1, which lies beneath a disk and is not in the copy, was changed since;" \
             "put it back as it was, or use --disks-only"
 }
 
-devices() { # DEVICE: it, and its partitions
+devices() { # DEVICE: print it and its partitions
     echo "$1"
     find "/sys/class/block/${1##*/}/" -mindepth 2 -maxdepth 2 -name partition -printf '%h\n' |
         sed "s,.*/,${1%/*}/,"
 }
 
-holders() { # DEVICE: what of this host uses it
+holders() { # DEVICE: print what on this host uses it
     ls "/sys/class/block/${1##*/}/holders"
     number=$(cat "/sys/class/block/${1##*/}/dev")
     find /proc/[0-9]*/mountinfo -exec cat {} + 2>/dev/null |
@@ -103,24 +103,24 @@ holders() { # DEVICE: what of this host uses it
     zpool list -vHLP 2>/dev/null | awk -v node="$1" '$1 == node { print "a pool" }'
 }
 
-newer() { # CONDITION: the dataset's snapshots born after $born of which it is true
+newer() { # CONDITION: print the dataset's snapshots born after $born for which it is true
     zfs list -Hpo createtxg,userrefs,clones,name -t snapshot -d 1 "$dataset" |
         awk -F'\t' -v born="$born" "\$1 > born && ($1) { print \$4 }"
 }
 
-let_newer_go() { # SNAPSHOT: what is newer, and held by snaporch itself
+release_newer() { # SNAPSHOT: release snaporch's own holds on newer snapshots
     dataset=${1%@*} born=$(zfs get -Hpo value createtxg "$1")
     newer '$2 != "0" && $2 != "-"' | while read -r name; do
         for tag in @TAGS@; do zfs release "$tag" "$name" 2>/dev/null || true; done
     done
 }
 
-sound() { # DIRECTORY NAME: no link was put on the way to it, and no directory in its place
+sound() { # DIRECTORY NAME: the path has no link, and NAME is not a directory
     [ "$(realpath -m -- "$1")" = "$1" ] || die "a link is on the way to $1"
     [ ! -d "$1/$2" ] || [ -L "$1/$2" ] || die "$1/$2 is a directory"
 }
 
-put() { # FILE DIRECTORY NAME: an emulator may own the directory, and what is above it
+put() { # FILE DIRECTORY NAME: copy; an emulator may own the directory and its parents
     sound "$2" "$3"
     mkdir -p -- "$2"
     (
@@ -131,10 +131,10 @@ put() { # FILE DIRECTORY NAME: an emulator may own the directory, and what is ab
     )
 }
 
-check_others() { # MOUNT-POINT, and what check has
+check_others() { # MOUNT-POINT, and the arguments of check
     mount=$1 snapshot=${2#*@}
     shift 5
-    others "$mount" "$@" >"$work/now" || die "$dataset cannot be looked through"
+    others "$mount" "$@" >"$work/now" || die "$dataset cannot be examined"
     : >"$work/then"
     [ ! -s "$work/now" ] || before >"$work/then" || true
     LC_ALL=C sort -zo "$work/now" "$work/now"
@@ -146,14 +146,14 @@ check_others() { # MOUNT-POINT, and what check has
         "guest's: $some; move them away, or use --also-roll-back"
 }
 
-before() { # what the snapshot holds, by a mount that no guest's namespace gets a copy of
+before() { # print the snapshot's files, by a mount that no guest's namespace inherits
     mkdir -p "$work/root"
     unshare --mount sh -ec 'mount -t zfs -o ro "$1" "$2"; cd "$2"
         find . -xdev ! -type d ! -type s ! -type p -printf "%i %s,%T@ %P\0"' \
         sh "$dataset@$snapshot" "$work/root"
 }
 
-others() ( # DIRECTORY FILE-OF-THE-GUEST...: "INODE SIZE,TIME PATH" of the other files in it
+others() ( # DIRECTORY FILE-OF-THE-GUEST...: print "INODE SIZE,TIME PATH" of each other file
     cd "$1"
     shift
     for own; do
@@ -165,9 +165,9 @@ others() ( # DIRECTORY FILE-OF-THE-GUEST...: "INODE SIZE,TIME PATH" of the other
     find . -xdev -path ./.zfs -prune -o ! -type d ! -type s ! -type p "$@" -printf '%i %s,%T@ %P\0'
 )
 
-used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
-    { # where a server or a program answers for what is open, it is not asked
-        find /proc/[0-9]*/mountinfo -exec grep -H . {} + || true # a process has ended
+used() { # print what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
+    { # files on network and FUSE mounts are left out: their server may never answer
+        find /proc/[0-9]*/mountinfo -exec grep -H . {} + || true # a process may have ended
         find /proc/[0-9]*/fdinfo -type f -exec grep -H '^mnt_id:' {} +
     } 2>/dev/null | awk '
         { split($1, place, /[\/:]/) }
@@ -179,7 +179,7 @@ used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
         !((place[3], $2) in away) { print "/proc/" place[3] "/fd/" place[5] }' |
         xargs -r stat -Lc '%F|%d|%t:%T|%n' 2>/dev/null |
         awk -F'|' '$1 == "block special file" { print "b", $3, $4; next } { print "f", $2, $4 }'
-    for file in /sys/block/loop*/loop/backing_file; do # no process has open what they lie over
+    for file in /sys/block/loop*/loop/backing_file; do # no process has their backing files open
         [ -e "$file" ] || continue
         loop=${file%/loop/*}
         timeout 10 stat -L --printf "f %d $loop\nb %t:%T $loop\n" -- "$(cat "$file")" \
@@ -193,13 +193,13 @@ used() { # what every process has open: "f DEVICE PATH" or "b DEVICE PATH"
 def undo_script(
     copy: SafetyCopy, *, own: Mapping[str, Sequence[str]], uri: str, journal: Path, lock: Path
 ) -> str:
-    """The text of ``undo.sh`` for a safety copy that is complete but for it.
+    """Return the text of ``undo.sh`` for a safety copy that is otherwise complete.
 
     Args:
-        own: of each dataset the files that are the guest's; others are not rolled back silently.
+        own: for each dataset the guest's files in it; other files are not rolled back silently.
         uri: of libvirt.
-        journal: of the restore; forgotten when the disks are back, if it was left unfinished.
-        lock: of the domain, so that no snaporch works on it meanwhile.
+        journal: of the restore; deleted when the disks are back, if the restore is unfinished.
+        lock: of the domain, so that no snaporch works on the domain meanwhile.
     """
     readers = lock.with_name(f"{copy.manifest.uuid}.readers.lock")
     manifest, there = copy.manifest, {path.name for path in copy.directory.iterdir()}
@@ -207,16 +207,16 @@ def undo_script(
         f"export LIBVIRT_DEFAULT_URI={shlex.quote(uri)}",
         f"mkdir -p -m 700 {shlex.quote(str(lock.parent))}",
         f"exec 9>>{shlex.quote(str(lock))}",
-        'flock -n 9 || { echo "snaporch is at work on the guest" >&2; exit 6; }',
+        'flock -n 9 || { echo "snaporch is working on the guest" >&2; exit 6; }',
         f"exec 8>>{shlex.quote(str(readers))}",
         'flock -n 8 || { echo "a snapshot of the guest is being read" >&2; exit 6; }',
-        "# also of one that was not defined: the restore has defined it, or somebody since",
+        "# also a domain that was not defined: the restore or the admin may have defined it",
         'known=$(virsh list --all --uuid) || die "libvirt does not answer"',
         'info=""',
         f'case "$known" in *{manifest.uuid}*)',
         f"    state=$(LC_ALL=C virsh domstate {manifest.uuid}) &&",
         f"        info=$(LC_ALL=C virsh dominfo {manifest.uuid}) ||",
-        '        die "libvirt does not say how the guest is"',
+        '        die "libvirt does not report the state of the guest"',
         '    case "$state" in "shut off"* | crashed*) ;; *)',
         '        die "the guest is $state; shut it off first" ;;',
         "    esac ;;",
@@ -227,16 +227,19 @@ def undo_script(
     files = _files(manifest)
     lines += [shlex.join(["sound", place, name]) for _, place, name in files]
     if "barred.xml" in there:
-        lines += ["# so that nobody starts it half way", "virsh define barred.xml"]
+        lines += [
+            "# so that the guest cannot be started before all disks are back",
+            "virsh define barred.xml",
+        ]
     lines += [
-        "# a start would resume what is newer than the disks",
+        "# a start would resume RAM that is newer than the disks",
         'case "$info" in *"Managed save:"*yes*)',
         f"    virsh managedsave-remove {manifest.uuid} ;;",
         "esac",
     ]
     for target in manifest.snapshots:
         name = shlex.quote(f"{target.dataset}@{target.name}")
-        lines += [f"let_newer_go {name}", f"zfs rollback -r {name}"]
+        lines += [f"release_newer {name}", f"zfs rollback -r {name}"]
         lines.append(f"zfs release {HOLD} {name} 2>/dev/null || true")
     for kept in copy.record.kept:
         lines += [f"zfs receive -F {shlex.quote(kept.dataset)} < {name}" for name in kept.streams]
@@ -262,7 +265,7 @@ def _head() -> str:
 
 
 def _resume(manifest: Manifest) -> list[str]:
-    """A guest that finds a disk changed behind its back corrupts the file systems on it."""
+    """Resume the RAM, unless a disk is not in the copy: the guest would corrupt that disk."""
     if others := ", ".join(disk.target for disk in manifest.disks if disk.is_apart):
         text = f"the guest stays off: its RAM is not resumed over {others}, not rolled back with it"
         return [f"echo {shlex.quote(text)}"]
@@ -270,11 +273,12 @@ def _resume(manifest: Manifest) -> list[str]:
 
 
 def _beneath(manifest: Manifest, *, resumes: bool) -> list[str]:
-    """Checks of what lies beneath the disks and was not kept; RAM wants to know of all of it."""
+    """Check backing files that are not in the copy; RAM needs the recorded state of all of them."""
     lines = []
     for file in (file for disk in manifest.disks for file in disk.beneath or ()):
         if file.is_unknown and resumes:
-            text = f"{file.path} may have been changed since: nobody can tell; use --disks-only"
+            reason = "may have been changed since: its former state is unknown"
+            text = f"{file.path} {reason}; use --disks-only"
             lines.append(f'[ -n "$only" ] || die {shlex.quote(text)}')
         elif file.dataset is None and not file.is_unknown:
             seconds, rest = divmod(file.mtime_ns or 0, 10**9)
@@ -284,7 +288,7 @@ def _beneath(manifest: Manifest, *, resumes: bool) -> list[str]:
 
 
 def refusing_script(copy: SafetyCopy) -> str:
-    """What is in its place for a safety copy whose disks are of two instants."""
+    """Return the script of a safety copy whose disks are of two instants: it only refuses."""
     return f"{_HEAD}die {shlex.quote(f'{copy.name} {HALF_WAY}; {copy.way_out}')}\n"
 
 
@@ -295,12 +299,12 @@ def _check(copy: SafetyCopy, target: SnapshotEntry, guests: Sequence[str]) -> st
 
 
 def _files(manifest: Manifest) -> list[tuple[str, str, str]]:
-    """What was kept, and the directory and the name that it goes to."""
+    """Return each kept file with the directory and the name to which it is put back."""
     places = [(part.name, Path(part.source)) for part in manifest.parts if part.source is not None]
     return [(name, _real(place.parent), place.name) for name, place in places]
 
 
 def _real(directory: Path) -> str:
-    """Without the links on the way, which were root's when it was read."""
+    """Resolve the links in the path; they belonged to root when the file was read."""
     with trusted_directory(directory) as descriptor:
         return os.readlink(f"/proc/self/fd/{descriptor}")

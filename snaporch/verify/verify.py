@@ -30,7 +30,7 @@ from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import NO_NETWORK, SharedError
 from snaporch.locks import domain_lock, held_by
 from snaporch.model import SnapshotRecord, VerificationResult, VerifyDepth
-from snaporch.restore.preflight import check_beneath
+from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.ram_from_pages import check_pages
 from snaporch.restore.source import (
     NotWholeError,

@@ -90,7 +90,7 @@ def test_a_volume_beneath_device_mapper_is_not_rolled_back(guest):
     mark = guest.mark()
     with mapped(resolver.volume_node("flash/held")):
         refused = snaporch("restore", f"{guest.name}@s1", "--yes")
-        one_line_error(refused, 5, "flash/held would be rolled back beneath this host", "dm-")
+        one_line_error(refused, 5, "flash/held would be rolled back, and this host uses it", "dm-")
         assert guest.state() == "running"
         guest.wait_count(beyond=guest.snapshot_count("s1") + 5)
     guest.assert_undisturbed(mark)

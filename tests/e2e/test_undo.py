@@ -89,7 +89,7 @@ def test_snapshots_properties_and_bookmarks_come_back(guest):
     must("zfs", "destroy", "tank/undo@of-s1")
     guids = must("zfs", "get", "-Hpo", "value", "guid", "tank/undo@s2", "flash/undo@s2")
     asked = snaporch("restore", "undo@s1", "--discard-newer")
-    assert "tank/undo#of-s1 for good: its snapshot is gone" in asked.err
+    assert "tank/undo#of-s1 for good: its snapshot does not exist any more" in asked.err
     assert "tank/undo#of-s2 for good" not in asked.err
     said = snaporch("restore", "undo@s1", "--yes", "--discard-newer")
     assert said.status == 0, said.err

@@ -249,5 +249,5 @@ def test_without_any_of_a_dataset_it_is_not_whole(hourly, world):
     description = shown(world, "web@hourly")
     assert description.by_hand == ()
     assert [d.guid is None for d in description.datasets] == [True, False]
-    with pytest.raises(NotWholeError, match="flash/web@hourly is gone"):
+    with pytest.raises(NotWholeError, match="flash/web@hourly is missing"):
         whole_source(world.context, description.record)

@@ -100,7 +100,7 @@ def test_a_snapshot_of_another_program_while_a_recovery_commits(ready):
     other_taker(ready, "late")()
     del ready.hooks.at["hypervisor.commit"]
     ready.hooks.at["commit.pivoting"] = other_taker(ready)
-    text = recover(ready.context, ready.guest().uuid)
+    said = recover(ready.context, ready.guest().uuid)
     assert levels(ready)["tank/web@syncoid"] == levels(ready)["tank/web@late"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
     assert any("tank/web@syncoid was taken while" in str(each) for each in said)
@@ -331,7 +331,7 @@ def test_it_is_not_restored(ready, torn, how):
 
 
 def test_it_is_no_source_of_clones_and_verifications(ready, torn):
-    with pytest.raises(NotWholeError, match="of no instant"):
+    with pytest.raises(NotWholeError, match="not of one instant"):
         whole_source(ready.context, torn[1])
 
 

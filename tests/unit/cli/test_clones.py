@@ -99,7 +99,7 @@ def test_a_failed_one_is_exit_code_8(taken, snaporch):
     assert "state     damaged" in shown
     refused = snaporch("restore", "web@s1", "--yes", "--quiet")
     assert refused.code == ExitCode.REFUSED
-    assert "the bundle is damaged; look again with `snaporch verify --checksums web@s1`" in (
+    assert "the bundle is damaged; check it again with `snaporch verify --checksums web@s1`" in (
         refused.err
     )
 

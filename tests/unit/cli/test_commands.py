@@ -377,7 +377,7 @@ def another_of_that_name(world):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (newer, "what is newer"),
+        (newer, "newer snapshots"),
         (shut_off, "the guest"),
         (another_of_that_name, ""),  # its manifest knows the GUID
     ],
@@ -406,10 +406,10 @@ def test_a_half_restore_needs_attention(taken, snaporch):
     taken.hooks.at["hypervisor.restore"] = failing(HypervisorError("web", "no"))
     answer = snaporch("restore", "web@s1", "--yes", "--quiet")
     assert answer.code == ExitCode.ATTENTION
-    assert "mend the cause, then: snaporch recover web" in answer.err
+    assert "fix the cause, then: snaporch recover web" in answer.err
     del taken.hooks.at["hypervisor.restore"]
     answer = snaporch("recover", "--dry-run")
-    assert "web: the restore of @s1 was cut short: finish it" in answer.out
+    assert "web: the restore of @s1 was interrupted: finish it" in answer.out
     (foreseen,) = snaporch("recover", "--dry-run", "--json").json
     assert foreseen["uuid"] == taken.guest().uuid
     assert foreseen["text"] in answer.out
@@ -417,7 +417,7 @@ def test_a_half_restore_needs_attention(taken, snaporch):
     assert answer.code == 0
     (done,) = answer.json
     assert done["domain"] == "web"
-    assert "finished the restore of @s1, which had been cut short: it is running" in done["text"]
+    assert "finished the restore of @s1, which had been interrupted: it is running" in done["text"]
     assert snaporch("recover", "--json").json == []
     assert taken.leftovers() == []
 
@@ -770,7 +770,7 @@ def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monk
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("snaporch.restore.run.give_up", die)
+        patched.setattr("snaporch.restore.run.cancel_restore", die)
         taken.hooks.at["hypervisor.destroy"] = die
         with pytest.raises(Killed):
             snaporch("restore", "web@s1", "--yes")

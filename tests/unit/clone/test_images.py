@@ -208,7 +208,7 @@ def test_a_base_that_is_not_there_may_only_be_away(layout, tmp_path):
     delete(golden)
     with pytest.raises(SnaporchError, match=r"golden.img, which lies beneath vda and is not in"):
         layout.clone()
-    with pytest.raises(UnavailableError, match="cannot be looked at"):
+    with pytest.raises(UnavailableError, match="cannot be read"):
         verify(layout.world.context, layout.source().record, VerifyOptions())
     assert layout.nothing_was_made()
 

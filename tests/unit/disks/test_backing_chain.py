@@ -211,11 +211,13 @@ def test_what_nobody_can_know_again_is_put_back_only_if_it_may_be(chain, world, 
     world.with_defaults(ram_strategy="auto")
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     for how in ({}, {"cold": True}, {"disks_only": True}):
-        with pytest.raises(RefusedError, match=r"nobody can tell; .*use --despite-other-disks"):
+        with pytest.raises(
+            RefusedError, match=r"former state is unknown; .*use --despite-other-disks"
+        ):
             make_restore_plan(world.context, "web", "s1", **how)
-        assert make_restore_plan(world.context, "web", "s1", apart=True, **how)
+        assert make_restore_plan(world.context, "web", "s1", despite_other_disks=True, **how)
     record = records_called(world.context, "web@s1")[-1]
-    with pytest.raises(RefusedError, match="nobody can tell"):
+    with pytest.raises(RefusedError, match="former state is unknown"):
         check_clone(
             world.context, whole_source(world.context, record), CloneRequest("test", resumed=False)
         )

@@ -12,6 +12,7 @@ from fakes.hooks import failing
 from snaporch.errors import RefusedError
 from snaporch.model import DatasetKind
 from snaporch.restore import other_files
+from snaporch.restore.losses import losses
 from snaporch.restore.other_files import own_files, walk
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
@@ -70,7 +71,7 @@ def test_what_others_wrote_since_is_not_rolled_back(home, how):
     assert "--also-roll-back" in said
     assert home.world.hooks.log == []
     plan = home.plan(also_roll_back=True, **how)
-    (line,) = [line for line in plan.losses(home.world.context) if line.startswith("in ")]
+    (line,) = [line for line in losses(home.world.context, plan) if line.startswith("in ")]
     assert line.startswith("in tank/web: 4 other files: c, d, e")
 
 
@@ -84,7 +85,7 @@ def test_a_file_that_is_as_it_was_loses_nothing(home):
     assert "1 other file: home/thesis;" in home.refusal()
 
 
-def test_a_snapshot_that_cannot_be_looked_into(home, monkeypatch):
+def test_a_snapshot_that_cannot_be_read(home, monkeypatch):
     """Then all of it may have changed."""
     home.keep("old")
     home.plan()
@@ -128,7 +129,7 @@ def excluding(world):
     return home
 
 
-def test_nor_is_it_without_the_bundle(excluding, world):
+def test_a_left_out_image_is_not_rolled_back_without_the_bundle_either(excluding, world):
     for bundle in world.paths.bundles.glob("*/2*"):
         shutil.rmtree(bundle)
     excluding.plan(disks_only=True)
@@ -137,7 +138,7 @@ def test_nor_is_it_without_the_bundle(excluding, world):
     assert "web-vdb.img" in excluding.refusal(disks_only=True)
 
 
-def test_nor_by_an_undo(excluding, world):
+def test_a_left_out_image_is_not_rolled_back_by_an_undo_either(excluding, world):
     restored = restore(world.context, excluding.plan(disks_only=True), safety=True)
     os.unlink(excluding.root / "web-vdb.img")
     excluding.write("web-vdb.img", "written since")
@@ -150,7 +151,7 @@ def test_nor_by_an_undo(excluding, world):
         make_undo_plan(world.context, choose(world.context, "web", None), disks_only=True)
 
 
-def test_an_image_that_was_left_out_is_no_more_to_be_taken_back(excluding):
+def test_a_left_out_image_is_not_rolled_back(excluding):
     """A restore does not touch it, however it lies."""
     home = excluding
     home.plan(disks_only=True)
@@ -205,10 +206,10 @@ def test_a_file_system_that_is_not_mounted(home, monkeypatch):
 
 
 @pytest.mark.parametrize("limit", ["MOST", "_DEEPEST"])
-def test_more_than_is_looked_at(home, monkeypatch, limit):
+def test_more_entries_than_are_examined(home, monkeypatch, limit):
     monkeypatch.setattr(other_files, limit, 3)
     home.write("1/2/3/4/5/x")
-    assert "entries that are looked at" in home.refusal()
+    assert "entries that are examined" in home.refusal()
 
 
 def test_other_mounts_are_not_touched(home, monkeypatch):
@@ -225,7 +226,7 @@ def test_other_mounts_are_not_touched(home, monkeypatch):
     assert "mnt" not in opened
 
 
-def test_a_file_that_goes_meanwhile(tmp_path, monkeypatch):
+def test_a_file_that_is_removed_during_the_walk(tmp_path, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / name).touch()
     found = walk(tmp_path, frozenset())

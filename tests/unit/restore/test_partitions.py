@@ -20,7 +20,7 @@ from snaporch.zfs import resolver
 
 @pytest.fixture
 def record(world, monkeypatch):
-    """Of a guest on the first partition of ``tank/vol``; a file stands for its node."""
+    """A guest on the first partition of ``tank/vol``; a file takes the place of its node."""
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.pool.write("tank/vol", b"then")
     world.add_guest("part", {"vda": "tank/vol"})

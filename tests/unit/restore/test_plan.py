@@ -9,9 +9,11 @@ from fakes.images import qcow2
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import DomainState, Level
-from snaporch.restore import plan as plan_module
-from snaporch.restore.plan import make_restore_plan, split_name
+from snaporch.restore import plan_checks
+from snaporch.restore.losses import losses
+from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import check_as_shown, check_bundle, restore
+from snaporch.restore.select import split_name
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import ForeignMount
@@ -99,40 +101,40 @@ def test_an_undefined_domain_can_be_restored_from_its_bundle(story, world):
     assert plan(world).domain is None
 
 
-def test_what_will_be_lost_is_told(story, world):
+def test_losses_are_shown(story, world):
     story.snapshot("s2")
-    losses = plan(world, discard_newer=True).losses(world.context)
-    assert losses[0] == "the state of the running guest web, which will be stopped"
-    assert "what was written to tank/web since the snapshot (0 KiB)" in losses
-    assert "tank/web@s2, which is newer" in losses
+    lines = losses(world.context, plan(world, discard_newer=True))
+    assert lines[0] == "the state of the running guest web, which will be stopped"
+    assert "what was written to tank/web since the snapshot (0 KiB)" in lines
+    assert "tank/web@s2, which is newer" in lines
 
 
-def test_what_becomes_of_the_definition_is_told(story, world):
+def test_changes_of_the_definition_are_shown(story, world):
     guest = world.guest()
     guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
-    losses = plan(world).losses(world.context)
-    at = losses.index("its definition as it is now (virsh dumpxml --inactive):")
-    gone, back = losses[at + 1 : at + 3]
+    lines = losses(world.context, plan(world))
+    at = lines.index("its definition as it is now (virsh dumpxml --inactive):")
+    gone, back = lines[at + 1 : at + 3]
     assert gone.startswith("    - ")
     assert "<title>new</title>" in gone
     assert back.startswith("    + ")
     assert "<title>" not in back
 
 
-def test_of_many_changes_of_the_definition_the_first_are_told_and_how_many_more(story, world):
+def test_of_many_changes_of_the_definition_the_first_are_shown_and_the_rest_counted(story, world):
     guest = world.guest()
     guest.inactive = guest.inactive.replace("</name>", "</name>" + 30 * "\n<!-- new -->")
-    losses = plan(world).losses(world.context)
-    at = losses.index("its definition as it is now (virsh dumpxml --inactive):")
-    assert losses[at + 20] == "    - <!-- new -->"
-    assert losses[at + 21] == "    and 12 lines more"
+    lines = losses(world.context, plan(world))
+    at = lines.index("its definition as it is now (virsh dumpxml --inactive):")
+    assert lines[at + 20] == "    - <!-- new -->"
+    assert lines[at + 21] == "    and 12 lines more"
 
 
 def test_a_definition_that_may_stay(story, world):
     guest = world.guest()
     guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
     made = plan(world, cold=True, keep_definition=True)
-    assert not any("definition" in loss for loss in made.losses(world.context))
+    assert not any("definition" in loss for loss in losses(world.context, made))
     restore(world.context, made, safety=False)
     assert "<title>new</title>" in world.guest().inactive
 
@@ -145,7 +147,7 @@ def test_no_ram_is_resumed_with_another_definition(story, world):
         plan(world, disks_only=True, keep_definition=True)
 
 
-def test_a_definition_that_stays_has_to_name_the_disks(story, world):
+def test_a_definition_that_is_kept_has_to_name_the_disks(story, world):
     guest = world.guest()
     (image,) = (world.root / "zfs" / "tank" / "web").glob("*.img")
     guest.inactive = guest.inactive.replace(str(image), str(image) + ".moved")
@@ -164,7 +166,7 @@ def test_of_a_guest_that_runs_it_is_what_would_be_booted(story, world):
         check_bundle(world.context, made)
 
 
-def test_a_definition_that_stays_has_to_have_the_variables_where_they_go(world, tmp_path):
+def test_a_definition_that_is_kept_has_to_name_the_uefi_variables(world, tmp_path):
     then, now = tmp_path / "then_VARS.fd", tmp_path / "now_VARS.fd"
     then.write_bytes(b"then")
     now.write_bytes(b"now")
@@ -176,12 +178,12 @@ def test_a_definition_that_stays_has_to_have_the_variables_where_they_go(world, 
         plan(world, cold=True, keep_definition=True)
 
 
-def test_no_password_is_told(story, world):
+def test_no_password_is_shown(story, world):
     graphics = '<graphics type="vnc" passwd="secret"/></devices>'
     world.guest().inactive = world.guest().inactive.replace("</devices>", graphics)
-    losses = plan(world).losses(world.context)
-    assert any("graphics" in loss for loss in losses)
-    assert not any("secret" in loss for loss in losses)
+    lines = losses(world.context, plan(world))
+    assert any("graphics" in loss for loss in lines)
+    assert not any("secret" in loss for loss in lines)
 
 
 def test_a_definition_that_was_changed_since_it_was_shown(story, world):
@@ -199,7 +201,7 @@ def test_a_definition_that_was_changed_since_it_was_shown(story, world):
     ("domain", "name", "step"),
     [("web", "s9", "snaporch list web"), ("wbe", "s1", "`snaporch list`")],
 )
-def test_a_misspelt_name_is_told_where_to_look(story, world, domain, name, step):
+def test_a_misspelt_name_gets_the_command_that_lists_names(story, world, domain, name, step):
     with pytest.raises(NotFoundError, match=step):
         plan(world, name, domain=domain)
 
@@ -213,25 +215,25 @@ def test_a_zfs_snapshot_that_is_not_ours_is_not_found(story, world):
 # -- refused ------------------------------------------------------------------------------------
 
 
-def test_one_of_its_snapshots_is_gone(story, world):
+def test_one_of_its_snapshots_is_missing(story, world):
     world.pool.destroy_snapshots(["flash/web@s1"])
     world.hooks.log.clear()
-    assert "its snapshots are not all there: flash/web@s1 is gone" in refusal(world)
-    assert "is gone" in refusal(world, cold=True)
+    assert "some of its snapshots are missing: flash/web@s1" in refusal(world)
+    assert "are missing" in refusal(world, cold=True)
 
 
 def test_one_of_its_snapshots_came_back_under_its_name(story, world):
     world.pool.remake("flash/web@s1")
-    assert "not all there" in refusal(world)
+    assert "are missing" in refusal(world)
 
 
-def test_its_ram_is_not_whole(story, world):
+def test_its_ram_is_incomplete(story, world):
     (Path(story.record.bundle) / "ram.save").unlink()
     assert "the bundle is incomplete; boot it with --cold" in refusal(world)
     assert plan(world, cold=True).boot
 
 
-def test_its_bundle_is_gone(story, world):
+def test_its_bundle_is_missing(story, world):
     shutil.rmtree(story.record.bundle)
     assert "the bundle is missing; boot it with --cold" in refusal(world)
     assert plan(world, cold=True).boot
@@ -254,16 +256,16 @@ def test_without_a_bundle_every_disk_must_have_its_snapshot(story, world):
     assert "has no snapshot of flash/web" in refusal(world, cold=True)
 
 
-def test_the_domain_is_undefined_and_its_bundle_gone(story, world):
+def test_the_domain_is_undefined_and_its_bundle_missing(story, world):
     shutil.rmtree(story.record.bundle)
     world.hypervisor.guests.clear()
-    assert "is undefined, and its bundle is gone" in refusal(world, cold=True)
+    assert "is undefined, and its bundle is missing" in refusal(world, cold=True)
 
 
 def test_the_domain_has_another_name_now(story, world):
     world.guest().name = "web new"
     text = refusal(world)
-    assert "is called web new now; shut it off, and run: virsh domrename 'web new' web" in text
+    assert "has the name web new now; shut it off, and run: virsh domrename 'web new' web" in text
 
 
 def test_another_domain_has_its_name(story, world):
@@ -286,9 +288,9 @@ def test_what_snaporch_keeps_lies_in_the_same_dataset(story, world, monkeypatch,
     inside.mkdir()
     paths = world.context.config.paths.model_copy(update={place: inside})
     world.context.config = world.context.config.model_copy(update={"paths": paths})
-    monkeypatch.setattr(plan_module, "resolve", world.resolve)
+    monkeypatch.setattr(plan_checks, "resolve", world.resolve)
     with pytest.raises(RefusedError, match=f"{place} lies in tank/web, and would be rolled back"):
-        plan_module._check_own_places(world.context, story.record, Path("/elsewhere"))
+        plan_checks.check_own_places(world.context, story.record, Path("/elsewhere"))
 
 
 def test_newer_snapshots_need_consent(story, world):
@@ -334,7 +336,7 @@ def test_newer_snapshots_that_another_guest_has_mounted_cannot_go(story, world):
 
 def test_a_safety_snapshot_of_an_earlier_restore_is_no_obstacle(story, world):
     world.pool.snapshot(["tank/web@snaporch-safety_x-0"], {})
-    assert not any("safety" in loss for loss in plan(world).losses(world.context))
+    assert not any("safety" in loss for loss in losses(world.context, plan(world)))
 
 
 def test_a_held_or_cloned_safety_snapshot_is_an_obstacle(story, world):
@@ -359,7 +361,7 @@ def test_ram_is_not_resumed_over_a_disk_of_another_time(split, world):
     assert "vdz (not on ZFS" in text
     assert "--despite-other-disks" in text
     assert plan(world, cold=True).ram is None
-    assert make_restore_plan(world.context, "web", "s1", apart=True).ram is not None
+    assert make_restore_plan(world.context, "web", "s1", despite_other_disks=True).ram is not None
 
 
 def test_the_reason_is_stored_as_a_code_and_printed_as_text(split, world):
@@ -398,12 +400,12 @@ def test_a_file_beneath_a_disk_that_is_in_no_snapshot_has_to_be_the_same(overlai
         text = refusal(world, cold=cold)
         assert f"{overlaid}, which lies beneath vda and is not in the snapshot, was changed" in text
         assert "--despite-other-disks" in text
-    assert make_restore_plan(world.context, "web", "s1", apart=True).ram is not None
+    assert make_restore_plan(world.context, "web", "s1", despite_other_disks=True).ram is not None
 
 
-def test_a_file_beneath_a_disk_that_is_gone(overlaid, world):
+def test_a_missing_backing_file(overlaid, world):
     overlaid.unlink()
-    assert "cannot be looked at (No such file or directory)" in refusal(world)
+    assert "cannot be read (No such file or directory)" in refusal(world)
 
 
 def test_a_file_beneath_a_disk_that_only_changed_hands_is_the_same(overlaid, world):
@@ -426,6 +428,6 @@ def test_a_file_beneath_a_disk_that_is_in_the_snapshot_has_to_be_where_it_was(wo
     assert "leads to flash/golden" in refusal(world)
 
 
-def test_a_store_that_is_not_mounted_is_told(story, world):
+def test_a_store_that_is_not_mounted_is_reported(story, world):
     world.paths.bundles.rename(world.root / "elsewhere")
     assert "have their bundles in one" in refusal(world, cold=True)

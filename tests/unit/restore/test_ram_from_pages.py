@@ -1,4 +1,4 @@
-"""The ways back from RAM in pages."""
+"""Restore, extract and verify RAM that is in pages."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from snaporch.verify.verify import VerifyOptions, verify
 
 @pytest.fixture
 def paged(world):
-    """A guest with a snapshot ``s1`` whose RAM is in pages; it has gone on since."""
+    """A guest that has run on since its snapshot ``s1``, whose RAM is in pages."""
     world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     world.with_pages()
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
@@ -61,7 +61,7 @@ def spoil(path):
 
 
 def same_memory(one, other):
-    """The same pages and devices; what differs is the order of sections."""
+    """The same pages and devices; only the order of sections differs."""
     return streams.contents(one) == streams.contents(other)
 
 
@@ -156,7 +156,7 @@ def test_without_its_pages_a_snapshot_has_no_ram(paged):
     assert (record.state, record.level) == (BundleState.INCOMPLETE, Level.CRASH)
     with pytest.raises(RefusedError, match="--cold"):
         go_back(paged)
-    with pytest.raises(NotWholeError, match="are gone"):
+    with pytest.raises(NotWholeError, match="are missing"):
         source(paged)
 
 

@@ -39,14 +39,14 @@ def refusal(world, act):
     return caught.value
 
 
-def test_it_is_listed_whole_by_its_new_names(renamed, world):
+def test_it_is_listed_as_complete_by_its_new_names(renamed, world):
     (record,) = records(world)
     assert record.datasets == ("flash2/web", "tank/web2")
     assert (record.state, record.level) == (BundleState.COMPLETE, Level.RAM)
     assert record.bundle == renamed.record.bundle
 
 
-def test_it_is_shown_whole_with_what_to_do_first(renamed, world):
+def test_it_is_shown_as_complete_with_the_commands_to_run_first(renamed, world):
     shown = describe(world.context, records_called(world.context, "web@s1")[-1])
     assert [each.name for each in shown.datasets] == ["flash2/web@s1", "tank/web2@s1"]
     assert all(each.guid is not None for each in shown.datasets)
@@ -111,7 +111,7 @@ def test_a_received_copy_is_no_rename(story, world):
     assert record.datasets == ("flash/web",)
     assert record.state is BundleState.INCOMPLETE
     error = refusal(world, lambda: make_restore_plan(world.context, "web", "s1"))
-    assert "tank/web@s1 is gone" in error.reason
+    assert "are missing: tank/web@s1" in error.reason
 
 
 def test_a_copy_does_not_hide_a_rename(story, world):
@@ -153,7 +153,7 @@ def stayed(renamed, world):
     return renamed
 
 
-def test_a_restore_goes_to_where_the_disks_are(stayed, world):
+def test_a_restore_rolls_back_the_datasets_by_their_new_names(stayed, world):
     made = make_restore_plan(world.context, "web", "s1")
     assert {each.full_name for each in made.snapshots} == {"tank/web2@s1", "flash2/web@s1"}
     assert "tank/web was renamed, and is tank/web2 now" in world.heard.notes

@@ -39,7 +39,7 @@ def put_back(world, name="s1", *, cold=False, safety=True):
     return restore(world.context, plan(world, name, cold=cold), safety=safety)
 
 
-# -- the way through ----------------------------------------------------------------------------
+# -- a whole restore ---------------------------------------------------------------------------
 
 
 def test_everything_in_order(story, world):
@@ -71,7 +71,7 @@ def test_everything_in_order(story, world):
     assert world.leftovers() == []
 
 
-def test_the_guest_goes_on_where_it_was(story, world):
+def test_the_guest_resumes_where_it_was(story, world):
     restored = put_back(world)
     assert world.guest().ram == story.ram
     assert story.content() == {b"first"}
@@ -124,7 +124,7 @@ def test_a_managed_save_is_dropped_before_it_could_be_resumed(story, world):
     assert not world.guest().managed_save
 
 
-def test_the_record_of_a_copy_is_there_whole_or_not_at_all(story, world, monkeypatch):
+def test_the_record_of_a_copy_is_complete_or_missing(story, world, monkeypatch):
     """A prune that found a part of it would take it for one that is damaged."""
     written, real = [], os.fsync
 
@@ -199,7 +199,7 @@ def test_tpm_state_in_one_file_comes_back_and_may_be_undone(tell, world):
 
 
 def its_files(text):
-    """What the script does about files, and the functions that it does it with."""
+    """The script's lines about files, with the functions that they call."""
     head = text.partition("mkdir -p -m 700")[0]
     files = [line for line in text.splitlines() if line.startswith(("sound /", "put "))]
     return [head.partition('cd "$(dirname')[0], head.partition('"$0")"\n')[2], *files]
@@ -219,7 +219,7 @@ def test_the_tpm_of_a_transient_guest_is_kept_before_it_ends(tell, world):
     assert (kept / "nvram.fd").read_bytes() == b"now"
 
 
-def test_secrets_are_never_readable_by_others_on_their_way_back(tell, world, monkeypatch):
+def test_secrets_are_never_readable_by_others_while_they_are_put_back(tell, world, monkeypatch):
     state = world.root / "tpm2"
     state.mkdir()
     (state / "tpm2-00.permall").write_bytes(b"secret")
@@ -258,7 +258,7 @@ def test_the_restore_can_be_undone_by_a_script(story, world):
     assert all((script.parent / name).exists() for name in streams)
 
 
-def test_the_second_copy_goes_on_where_the_first_ended(story, world):
+def test_the_second_stream_begins_where_the_first_ended(story, world):
     put_back(world)
     sent = [line.split()[1:] for line in world.hooks.log if line.startswith("pool.send_increment")]
     for dataset in story.datasets:
@@ -273,7 +273,7 @@ def test_the_script_is_shell(story, world):
 
 
 def test_the_script_marks_newer_snapshots_as_snaporchs_again(story, world):
-    """Streams carry no properties, so without it they would be nobody's after the undo."""
+    """Streams have no properties; without them the snapshots would have no owner after the undo."""
     newer = story.snapshot("s2")
     world.pool.snapshot(["tank/web@foreign"], {})
     text = Path(put_back(world).undo).read_text()
@@ -431,7 +431,7 @@ def test_a_failure_after_the_guest_was_stopped_tells_the_command_that_finishes(
     message = str(caught.value)
     assert error.reason in message
     assert "the guest is off" in message
-    assert "mend the cause, then: snaporch recover web (or boot it: snaporch restore" in message
+    assert "fix the cause, then: snaporch recover web (or boot it: snaporch restore" in message
     assert caught.value.exit_code == ExitCode.ATTENTION
 
 
@@ -471,7 +471,7 @@ def test_a_definition_that_cannot_be_put_back_is_put_back_later(story, world):
 
 def test_a_guest_that_cannot_be_booted_can_be_started_by_hand(story, world):
     world.hooks.at["hypervisor.start"] = failing(HypervisorError("web", "no"))
-    with pytest.raises(AttentionError, match="the guest is off; mend the cause") as caught:
+    with pytest.raises(AttentionError, match="the guest is off; fix the cause") as caught:
         put_back(world, cold=True)
     assert "cannot be started" not in str(caught.value)
     del world.hooks.at["hypervisor.start"]
@@ -509,7 +509,7 @@ def test_a_snapshot_that_appeared_meanwhile_is_not_destroyed(story, world):
 
 
 def test_a_guest_that_was_started_meanwhile_is_not_stopped(tell, world):
-    """What would be lost is not what consent was given to."""
+    """The user agreed to other losses."""
     tell()
     guest = world.guest()
 
@@ -524,7 +524,7 @@ def test_a_guest_that_was_started_meanwhile_is_not_stopped(tell, world):
     assert world.leftovers() == []
 
 
-def test_a_snapshot_that_appeared_meanwhile_is_told_before_the_guest_is_stopped(story, world):
+def test_a_snapshot_that_appeared_meanwhile_is_found_before_the_guest_is_stopped(story, world):
     made = plan(world)
     world.hooks.at["pool.send_increment"] = lambda: appear(world)
     with pytest.raises(RefusedError, match="tank/web@hourly appeared meanwhile"):
@@ -532,7 +532,7 @@ def test_a_snapshot_that_appeared_meanwhile_is_told_before_the_guest_is_stopped(
     assert_untouched(story, world)
 
 
-def test_a_path_that_leads_elsewhere_meanwhile_is_told_before_the_guest_is_stopped(story, world):
+def test_a_path_that_leads_elsewhere_meanwhile_is_found_before_the_guest_is_stopped(story, world):
     """Saving may have taken hours."""
     image, other = Path(story.domain.disks[0].source), world.image("flash/moved", "web.img")
 
@@ -596,7 +596,9 @@ def test_a_cold_restore_does_not_need_ram(story, world):
 
 @pytest.mark.parametrize("part", ["domain.xml", "nvram.fd"])
 @pytest.mark.parametrize("how", [{"cold": True}, {"disks_only": True}])
-def test_what_would_be_put_back_and_is_damaged_is_refused_until_told(world, tmp_path, part, how):
+def test_a_damaged_part_that_would_be_put_back_is_refused_without_despite_damage(
+    world, tmp_path, part, how
+):
     (tmp_path / "vars.fd").write_bytes(b"boot order")
     world.add_guest(nvram=str(tmp_path / "vars.fd"))
     domain = world.hypervisor.domain("web")
@@ -612,7 +614,7 @@ def test_what_would_be_put_back_and_is_damaged_is_refused_until_told(world, tmp_
     assert world.heard.notes[-1].endswith("it is not put back")
 
 
-def test_a_definition_that_stays_may_be_damaged(story, world):
+def test_a_definition_that_is_not_put_back_may_be_damaged(story, world):
     flip(Path(story.record.bundle) / "domain.xml")
     check_bundle(world.context, plan(world, cold=True, keep_definition=True))
 
@@ -623,7 +625,7 @@ def test_ram_is_not_resumed_despite_damage(story, world):
         check_bundle(world.context, plan(world), despite_damage=True)
 
 
-def test_a_whole_bundle_passes(story, world):
+def test_a_complete_bundle_passes(story, world):
     check_bundle(world.context, plan(world))
     assert world.hooks.log == []
 

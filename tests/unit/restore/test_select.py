@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from snaporch.bundle.manifest import MANIFEST_NAME
-from snaporch.cli.restoring import RestoreRequest
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, DomainState
 from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.request import RestoreRequest
 from snaporch.restore.run import check_bundle, restore
 from snaporch.restore.select import newest_until, parse_moment
 from snaporch.restore.source import records_called
@@ -97,7 +97,9 @@ def test_a_name_of_two_instants_is_not_guessed_at(twice, world):
         lambda: make_restore_plan(world.context, "web", "s1"),
         lambda: records_called(world.context, "web@s1"),
     ):
-        with pytest.raises(RefusedError, match="is of several instants; name the run") as refused:
+        with pytest.raises(
+            RefusedError, match="stands for several instants; name the run"
+        ) as refused:
             choose()
         for record in twice:
             assert f"web@{record.run} on {', '.join(record.datasets)}" in refused.value.step
@@ -113,8 +115,8 @@ def test_each_of_them_can_be_named_by_its_run(twice, world):
 
 @pytest.mark.parametrize(("hour", "index"), [(10, 0), (11, 1)])
 def test_a_time_chooses_a_run_and_not_a_name(twice, world, hour, index):
-    wishes = RestoreRequest("web", f"{utc(hour)}", *[False] * 3, None, *[False] * 3)
-    assert wishes.choose(world.context) == (twice[index].uuid, twice[index].run)
+    request = RestoreRequest("web", to_time=f"{utc(hour)}")
+    assert request.choose(world.context) == (twice[index].uuid, twice[index].run)
 
 
 # -- a bundle elsewhere -------------------------------------------------------------------------
@@ -145,9 +147,9 @@ def test_it_need_not_be_marked_on_the_snapshots(story, world, elsewhere):
     assert plan(world, elsewhere).ram == elsewhere / "ram.save"
 
 
-def test_no_bundle_makes_a_torn_snapshot_whole(story, world, elsewhere):
+def test_a_torn_snapshot_is_refused_with_any_bundle(story, world, elsewhere):
     world.pool.set_properties(["tank/web@s1"], {"snaporch:torn": "yes"})
-    with pytest.raises(RefusedError, match="its disks are of no instant"):
+    with pytest.raises(RefusedError, match="its disks are not of one instant"):
         plan(world, elsewhere)
 
 
@@ -166,7 +168,7 @@ def test_it_must_be_of_the_snapshot_that_was_named(story, world, elsewhere, doma
 
 def test_its_guids_must_be_those_of_the_snapshots(story, world, elsewhere):
     world.pool.remake("tank/web@s1")
-    with pytest.raises(RefusedError, match="its snapshots are not all there: tank/web@s1 is gone"):
+    with pytest.raises(RefusedError, match="some of its snapshots are missing: tank/web@s1"):
         plan(world, elsewhere)
 
 

@@ -49,14 +49,14 @@ def test_not_over_a_disk_that_was_not_rolled_back(excluded, world):
     assert world.pool.read("flash/web") == b"written since"
 
 
-def test_nor_does_its_script(excluded):
+def test_the_script_does_not_resume_over_a_left_out_disk_either(excluded):
     text = excluded.read_text()
     assert "virsh restore" not in text
     assert "RAM is not resumed over vdb" in text
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_nor_over_one_that_came_after_the_snapshot(story, world, there):
+def test_ram_is_not_resumed_over_a_disk_added_after_the_snapshot(story, world, there):
     """It may be none that can be looked at."""
     image = world.image("tank/data", "web-vdc.img")
     disk = f"<disk type='file' device='disk'><driver name='qemu' type='raw'/>\
@@ -89,7 +89,7 @@ def test_what_lies_beneath_a_disk_is_the_same(world, trouble):
     snapshot(world)
     if trouble == "unknown":
         top.write_bytes(b"QFI\xfb is no header")
-    put_back(world, keep_running=True, apart=True)
+    put_back(world, keep_running=True, despite_other_disks=True)
     if trouble == "changed":
         base.write_bytes(b"committed")
     if trouble is None:
@@ -103,15 +103,15 @@ def test_what_lies_beneath_a_disk_is_the_same(world, trouble):
 
 
 @pytest.mark.parametrize("trouble", ["changed", "unknown"])
-def test_nor_are_disks_brought_back_over_a_base_that_was_changed(world, trouble):
-    """Without RAM too; what nobody can tell is no reason then."""
+def test_disks_are_not_brought_back_over_a_changed_backing_file(world, trouble):
+    """Without RAM too; then a backing file of unknown state is no reason to refuse."""
     base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
     top.write_bytes(qcow2(str(base), "raw"))
     world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
     snapshot(world)
     if trouble == "unknown":
         top.write_bytes(b"QFI\xfb is no header")
-    put_back(world, apart=True)
+    put_back(world, despite_other_disks=True)
     if trouble == "changed":
         base.write_bytes(b"committed")
         assert f"{base}, which lies beneath vda" in refusal(world)

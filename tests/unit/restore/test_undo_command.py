@@ -1,4 +1,4 @@
-"""``snaporch undo``: what a safety copy holds comes back, checked like a restore."""
+"""``snaporch undo``: brings a safety copy back, checked like a restore."""
 
 import subprocess
 from contextlib import ExitStack
@@ -13,6 +13,7 @@ from snaporch.model import DomainState
 from snaporch.recovery.settle import foresee, recover
 from snaporch.restore import dataset_users, steps
 from snaporch.restore.journal import HOLD, RestoreStep, unfinished
+from snaporch.restore.losses import losses
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import RECORD, choose, copies_of
@@ -22,7 +23,7 @@ from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import PoolError
 
-from .test_cut_short import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
+from .test_recovery import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
 from .test_run import manage_save
 
 
@@ -73,7 +74,7 @@ def test_disks_and_definition_come_back_and_the_guest_is_off(restored, world):
     assert held(world) == []
 
 
-def test_the_running_state_goes_on(story, world):
+def test_the_running_state_is_resumed(story, world):
     put_back(world, keep_running=True)
     undone = undo(world)
     assert (undone.state, undone.resumed) == (DomainState.RUNNING, True)
@@ -97,9 +98,9 @@ def test_newer_snapshots_come_back_with_their_guids_properties_and_bookmarks(sto
     before = world.pool.user_properties(["tank/web@s2", "flash/web@s2"])
     guids = {each.full_name: each.guid for each in world.pool.snapshots() if each.name == "s2"}
     made = make_restore_plan(world.context, "web", "s1", discard_newer=True)
-    losses = made.losses(world.context)
-    assert "tank/web#lost for good: its snapshot is gone" in losses
-    assert not any("#sent for good" in loss for loss in losses)
+    lines = losses(world.context, made)
+    assert "tank/web#lost for good: its snapshot does not exist any more" in lines
+    assert not any("#sent for good" in loss for loss in lines)
     restored = restore(world.context, made, safety=True)
     text = Path(restored.undo).read_text(errors="surrogateescape")
     assert "zfs bookmark tank/web@s2 'tank/web#sent'\n" in text
@@ -119,7 +120,7 @@ def test_an_undo_can_be_undone(restored, world):
     assert restored.content() == {b"since"}
 
 
-def test_a_second_undo_of_the_same_goes_back_to_what_is_there(restored, world):
+def test_a_second_undo_with_the_same_copy_rolls_back_to_its_last_snapshot(restored, world):
     """Its last snapshots came back, so nothing has to be received again."""
     (copy,) = copies_of(world.context.store, "web")
     undo(world)
@@ -146,11 +147,11 @@ def test_files_come_back(tell, world):
     assert (state / "tpm2-00.permall").read_bytes() == b"secret now"
 
 
-def test_a_managed_save_made_since_goes(restored, world):
+def test_a_managed_save_made_since_is_deleted(restored, world):
     """A start would resume it on disks that it is not of."""
     guest = world.guest()
     manage_save(world)
-    assert any("managed save" in loss for loss in plan(world).losses(world.context))
+    assert any("managed save" in loss for loss in losses(world.context, plan(world)))
     undo(world)
     assert not guest.managed_save
 
@@ -170,7 +171,7 @@ def refused(world, *words, **how):
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_a_target_that_is_another(restored, world, dataset):
     world.pool.remake(f"{dataset}@s1")
-    refused(world, f"{dataset}@s1 (GUID ", "is gone")
+    refused(world, f"{dataset}@s1 (GUID ", "is missing")
 
 
 def test_a_dataset_that_was_renamed_gets_its_name_back_first(restored, world):
@@ -216,7 +217,7 @@ def test_no_room_on_the_pool(restored, world):
 
 @pytest.mark.parametrize("name", ["000.zfs", "003.zfs", "domain.xml"])
 @pytest.mark.parametrize("how", ["gone", "damaged"])
-def test_a_copy_that_is_not_whole(restored, world, name, how):
+def test_an_incomplete_copy(restored, world, name, how):
     (copy,) = copies_of(world.context.store, "web")
     path = copy.directory / name
     if how == "gone":
@@ -226,12 +227,12 @@ def test_a_copy_that_is_not_whole(restored, world, name, how):
     refused(world, name)
 
 
-def test_disks_that_somebody_else_uses(restored, world):
+def test_disks_that_another_process_uses(restored, world):
     world.users["flash/web"] = "4711"
     refused(world, "flash/web is in use by process 4711")
 
 
-def test_disks_that_somebody_else_uses_when_the_guest_is_about_to_be_stopped(restored, world):
+def test_disks_that_another_process_uses_when_the_guest_is_about_to_be_stopped(restored, world):
     world.hooks.at["pool.send_increment"] = lambda: world.users.update({"flash/web": "4711"})
     refused_after = pytest.raises(RefusedError, match="is in use by process 4711")
     with refused_after:
@@ -254,7 +255,7 @@ def test_a_disk_whose_path_leads_elsewhere(restored, world):
 def test_a_guest_that_was_renamed(restored, world):
     (copy,) = copies_of(world.context.store, "web")
     world.guest().name = "www"
-    with pytest.raises(RefusedError, match="is called www now"):
+    with pytest.raises(RefusedError, match="has the name www now"):
         make_undo_plan(world.context, copy)
 
 
@@ -264,7 +265,7 @@ def test_a_domain_without_a_copy(story, world):
 
 
 def test_a_copy_that_there_is_not(restored, world):
-    with pytest.raises(NotFoundError, match="has no safety copy safety-1; there is safety-"):
+    with pytest.raises(NotFoundError, match="has no safety copy safety-1; it has safety-"):
         choose(world.context, "web", "safety-1")
 
 
@@ -280,7 +281,7 @@ def test_a_record_of_another_snaporch(restored, world, content, step):
     assert copies_of(world.context.store) == []
 
 
-# -- cut short ----------------------------------------------------------------------------------
+# -- interrupted --------------------------------------------------------------------------------
 
 PLACES = [RestoreStep.SAFETY, RestoreStep.STOP, *DATASETS, RestoreStep.FILES, RestoreStep.DEFINE]
 
@@ -348,7 +349,7 @@ def test_a_stream_that_cannot_be_received_says_what_leads_out(restored, world):
 
 
 @pytest.mark.parametrize("place", [*DATASETS, RestoreStep.FILES, RestoreStep.RESUME])
-def test_a_restore_that_was_cut_short_is_undone(story, world, kill, place):  # noqa: F811
+def test_an_interrupted_restore_is_undone(story, world, kill, place):  # noqa: F811
     with kill("after" if place != RestoreStep.RESUME else "ahead", place):
         put_back(world)
     undo(world, safety=False)
@@ -360,7 +361,7 @@ def test_a_restore_that_was_cut_short_is_undone(story, world, kill, place):  # n
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_a_target_destroyed_in_the_middle_of_a_restore(story, world, kill, dataset):  # noqa: F811
-    """By force, for it was held: what is not yet rolled back has not changed."""
+    """By force, because it was held: datasets not yet rolled back have not changed."""
     with kill("ahead", "tank/web"):
         put_back(world)
     assert held(world) == ["flash/web@s1", "tank/web@s1"]
@@ -368,7 +369,9 @@ def test_a_target_destroyed_in_the_middle_of_a_restore(story, world, kill, datas
     uuid = story.domain.uuid
     if dataset == "tank/web":
         world.pool.destroy_snapshots([f"{dataset}@s1"])
-        with pytest.raises(AttentionError, match=r"tank/web@s1: is gone.*go back: snaporch undo"):
+        with pytest.raises(
+            AttentionError, match=r"tank/web@s1: is missing.*go back: snaporch undo"
+        ):
             recover(world.context, uuid)
         undo(world)
         assert story.content() == {b"now"}
@@ -409,7 +412,7 @@ def test_a_guest_that_the_script_has_left_barred(restored, world):
     assert unfinished(world.paths.journal, guest.uuid) == []
 
 
-# -- what a copy follows upon -------------------------------------------------------------------
+# -- the base snapshot of a copy -----------------------------------------------------------------
 
 BASES = ["flash/web@s1", "tank/web@s1"]
 
@@ -465,7 +468,7 @@ def test_recovery_keeps_it_too(story, world, kill):  # noqa: F811
     assert (held(world), kept(world)) == ([], BASES)
 
 
-# -- who uses a dataset -------------------------------------------------------------------------
+# -- users of a dataset --------------------------------------------------------------------------
 
 
 def test_what_a_process_has_open_is_found_by_the_mount_that_it_is_on(tmp_path, monkeypatch):
@@ -483,7 +486,7 @@ def test_what_a_process_has_open_is_found_by_the_mount_that_it_is_on(tmp_path, m
     assert list(dataset_users.processes_on(["tank/other"], "u-2", tmp_path)) == []
 
 
-def test_a_snapshot_that_somebody_looks_into_is_unmounted_or_in_the_way(monkeypatch):
+def test_a_mounted_snapshot_is_unmounted_or_refused(monkeypatch):
     mounts = [dataset_users.resolver.parse_mount("40 1 0:50 / /mnt/x rw - zfs tank/web@s2 rw")]
     monkeypatch.setattr(dataset_users.resolver, "read_mounts", lambda: mounts)
     answers, asked = iter([0, 32]), []
@@ -500,7 +503,7 @@ def test_a_snapshot_that_somebody_looks_into_is_unmounted_or_in_the_way(monkeypa
         dataset_users.check_not_in_use("web", ["tank/web@s2"])
 
 
-# -- those who read -----------------------------------------------------------------------------
+# -- readers of snapshots ------------------------------------------------------------------------
 
 
 def test_nothing_is_rolled_back_while_a_snapshot_is_read(restored, world):
@@ -509,7 +512,7 @@ def test_nothing_is_rolled_back_while_a_snapshot_is_read(restored, world):
     assert_untouched(world, b"since")
 
 
-def test_who_reads_a_snapshot_is_waited_for(restored, world, monkeypatch):
+def test_a_reader_of_a_snapshot_is_waited_for(restored, world, monkeypatch):
     reader, looks = ExitStack(), []
     reader.enter_context(reading(world.context, restored.record))
 

@@ -1,32 +1,35 @@
-"""``snaporch undo`` beside restores that were cut short: no disks of two instants come of it."""
+"""``snaporch undo`` after interrupted restores never brings back disks of two instants."""
 
 import subprocess
 
 import pytest
 from fakes.hooks import failing
 
-from snaporch.cli.undoing import UndoRequest, undo_one
 from snaporch.errors import AttentionError, RefusedError
 from snaporch.model import DomainState
 from snaporch.restore import run as restore_module
 from snaporch.restore import steps
 from snaporch.restore.journal import RestoreStep, unfinished
 from snaporch.restore.safety_catalog import choose, copies_of
-from snaporch.restore.safety_copy import Safety
+from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.start_lock import left_barred
 from snaporch.restore.undo_plan import make_undo_plan
+from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
 from snaporch.zfs import PoolError
 
-from .test_cut_short import Killed, cannot_be_started, kill  # noqa: F401
-from .test_cut_short import put_back as restore_how
+from .test_recovery import Killed, cannot_be_started, kill  # noqa: F401
+from .test_recovery import put_back as restore_how
 from .test_undo_command import held, put_back, undo
 
 
 def command(world, copy=None, *, dry_run=False):
-    wishes = UndoRequest(
-        "web", copy, disks_only=False, discard_newer=False, also_roll_back=False, safety=True
-    )
-    return undo_one(world.context, wishes, yes=True, dry_run=dry_run, wait=0, json=False)
+    """Run ``snaporch undo``; return what it reported."""
+    request, lines = UndoRequest("web", copy), []
+    if dry_run:
+        preview_undo(world.context, request, lines.append)
+    else:
+        run_undo(world.context, request, confirm=None, report=lines.append, wait=0)
+    return lines
 
 
 def assert_back(story, world, content=b"now"):
@@ -40,7 +43,7 @@ def assert_back(story, world, content=b"now"):
 
 @pytest.fixture
 def torn(story, world, kill):  # noqa: F811
-    """A restore was cut short after the first of two datasets."""
+    """A restore was interrupted after the first of two datasets."""
     with kill("after", "flash/web"):
         put_back(world)
     return story
@@ -49,8 +52,8 @@ def torn(story, world, kill):  # noqa: F811
 @pytest.mark.parametrize(
     "place", [None, RestoreStep.FILES, "tank/web", "flash/web", RestoreStep.ROLLBACK]
 )
-def test_what_a_restore_found_half_done_is_not_brought_back(torn, world, kill, place):  # noqa: F811
-    """Whether the second restore came to its end, or was cut short itself."""
+def test_disks_that_a_restore_found_half_done_are_not_brought_back(torn, world, kill, place):  # noqa: F811
+    """Whether the second restore ended, or was interrupted itself."""
     if place is None:
         assert put_back(world, cold=True).undo is None
     else:
@@ -62,13 +65,13 @@ def test_what_a_restore_found_half_done_is_not_brought_back(torn, world, kill, p
     with pytest.raises(RefusedError, match=f"of two instants.*undo web --copy {first.name}"):
         make_undo_plan(world.context, second)
     assert choose(world.context, "web", None).name == first.name
-    assert command(world) == 0
+    command(world)
     assert_back(torn, world)
 
 
-def test_nor_by_an_undo_of_the_undo(torn, world):
-    assert command(world) == 0
-    assert command(world) == 0
+def test_a_copy_of_half_done_disks_is_not_used_by_an_undo_of_the_undo(torn, world):
+    command(world)
+    command(world)
     assert_back(torn, world)
 
 
@@ -82,7 +85,7 @@ def test_it_is_known_through_a_chain_of_restores(torn, world, kill):  # noqa: F8
     assert_back(torn, world)
 
 
-def test_what_a_restore_found_whole_is_brought_back(torn, world, kill):  # noqa: F811
+def test_disks_that_a_restore_found_whole_are_brought_back(torn, world, kill):  # noqa: F811
     """The second has rolled back all that the first had not."""
     with kill("ahead", RestoreStep.FILES):
         put_back(world)
@@ -92,7 +95,7 @@ def test_what_a_restore_found_whole_is_brought_back(torn, world, kill):  # noqa:
     assert not copy.record.half_way
 
 
-def test_nor_what_a_script_has_left_half_done(story, world):
+def test_disks_that_a_script_left_half_done_are_not_brought_back(story, world):
     """It keeps no journal, but the bar."""
     put_back(world)
     (copy,) = copies_of(world.context.store, "web")
@@ -126,7 +129,7 @@ def test_a_second_restore_that_stops_half_way_names_the_copy_of_the_first(torn, 
     assert f"or go back: snaporch undo web --copy {first.name})" in caught.value.line()
 
 
-def test_without_a_copy_of_the_first_there_is_no_way_back(story, world, kill):  # noqa: F811
+def test_without_a_copy_of_the_first_restore_nothing_is_undone(story, world, kill):  # noqa: F811
     with kill("after", "flash/web"):
         restore_how(world, safety=False)
     put_back(world, cold=True)
@@ -142,11 +145,11 @@ def test_without_a_copy_of_the_first_there_is_no_way_back(story, world, kill):  
 def test_one_that_never_began_is_taken_back_and_the_one_before_undone(torn, world, kill):  # noqa: F811
     with kill("before", RestoreStep.SAFETY):
         put_back(world)
-    assert command(world) == 0
+    command(world)
     assert_back(torn, world)
 
 
-def test_one_that_was_cut_short_over_what_a_script_has_left_half_done(story, world, kill):  # noqa: F811
+def test_a_restore_interrupted_after_a_half_done_script(story, world, kill):  # noqa: F811
     put_back(world)
     (copy,) = copies_of(world.context.store, "web")
     guest = world.guest()
@@ -154,7 +157,7 @@ def test_one_that_was_cut_short_over_what_a_script_has_left_half_done(story, wor
     guest.inactive = (copy.directory / "barred.xml").read_text()
     with kill("before", RestoreStep.SAFETY):
         put_back(world, cold=True)
-    assert command(world) == 0
+    command(world)
     assert_back(story, world)
 
 
@@ -168,9 +171,9 @@ def stopping(story, world, monkeypatch):
             world.guest().inactive = None
         story.write(b"weeks of work")
         with monkeypatch.context() as patched:
-            patched.setattr(Safety, "write_script", dies)
+            patched.setattr(SafetyCopyWriter, "write_script", dies)
             patched.setattr(steps, "check_newer_may_go", dies)
-            patched.setattr(restore_module, "give_up", dies)
+            patched.setattr(restore_module, "cancel_restore", dies)
             with pytest.raises(Killed):
                 restore_how(world, safety=safety, **how)
         domain = world.hypervisor.find(story.domain.uuid)
@@ -183,19 +186,19 @@ def stopping(story, world, monkeypatch):
 
 
 @pytest.mark.parametrize("kept", ["RAM", "disks", "nothing"])
-def test_one_that_was_cut_short_at_its_stop_is_undone_and_not_an_older_one(
-    story, world, stopping, kept, capsys
+def test_a_restore_interrupted_at_its_stop_is_undone_and_not_an_older_one(
+    story, world, stopping, kept
 ):
     stopping(safety=kept != "nothing", keep_running=kept == "RAM")
-    assert command(world, dry_run=True) == 0
-    assert "was cut short: undo it: nothing was rolled back" in capsys.readouterr().out
-    assert command(world) == 0
+    (line,) = command(world, dry_run=True)
+    assert "was interrupted: undo it: nothing was rolled back" in line
+    command(world)
     assert_back(story, world, b"weeks of work")
     assert world.guest().state is (DomainState.RUNNING if kept == "RAM" else DomainState.OFF)
     assert len(copies_of(world.context.store, "web")) == 1
 
 
-def test_one_that_has_no_copy_has_to_be_finished_first(story, world, kill):  # noqa: F811
+def test_a_restore_without_a_copy_has_to_be_finished_first(story, world, kill):  # noqa: F811
     put_back(world)
     story.write(b"weeks of work")
     with kill("after", "flash/web"):
@@ -211,7 +214,7 @@ def test_one_that_has_no_copy_has_to_be_finished_first(story, world, kill):  # n
 def test_one_that_took_the_place_of_another_leads_to_the_copy_of_that(torn, world, kill, moment):  # noqa: F811
     with kill(moment, RestoreStep.STOP if moment == "after" else "flash/web"):
         restore_how(world, safety=False)
-    assert command(world) == 0
+    command(world)
     assert_back(torn, world)
 
 

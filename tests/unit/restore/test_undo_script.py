@@ -60,7 +60,7 @@ else:
 
 
 class Host:
-    """Stand-ins for zfs, virsh, findmnt, stat, unshare and mount, which say what ``facts`` has."""
+    """Stand-ins for zfs, virsh, findmnt, stat, unshare and mount, which print the ``facts``."""
 
     def __init__(self, here, story, script):
         self.here, self.script = here, script
@@ -88,7 +88,7 @@ class Host:
             }
 
     def undo(self, *options):
-        """Its status, what it said, and what it did."""
+        """Its exit status, its output and the commands that it ran."""
         (self.here / "facts.json").write_text(json.dumps(self.facts))
         path = {**os.environ, "PATH": f"{self.here}:{os.environ['PATH']}"}
         done = subprocess.run(
@@ -122,12 +122,12 @@ def test_nothing_in_the_way(host):
 
 
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
-def test_a_target_that_is_gone_or_another(host, dataset):
+def test_a_missing_or_replaced_target(host, dataset):
     """Whichever it is: before the first is rolled back."""
     host.facts[f"{dataset}@s1"]["guid"] += 1
-    refused(host, f"{dataset}@s1 is gone, or is another of that name")
+    refused(host, f"{dataset}@s1 is missing, or is another snapshot of that name")
     del host.facts[f"{dataset}@s1"]
-    refused(host, f"{dataset}@s1 is gone, or is another of that name")
+    refused(host, f"{dataset}@s1 is missing, or is another snapshot of that name")
 
 
 @pytest.mark.parametrize(("holds", "clones"), [("1", "-"), ("0", "tank/test")])
@@ -137,7 +137,7 @@ def test_what_cannot_be_destroyed(host, holds, clones):
 
 
 def test_what_another_copy_follows_upon_may_go(host):
-    """snaporch's own holds are let go of before ZFS has to destroy it."""
+    """snaporch's own holds are released before ZFS has to destroy it."""
     host.facts["newer"] = ["101\t2\t-\ttank/web@new"]
     host.facts["tags"] = ["snaporch-restore", "snaporch-undo"]
     status, said, done = host.undo()
@@ -155,7 +155,7 @@ def test_no_room(host):
     assert host.undo()[0] == 0
 
 
-def test_disks_that_somebody_uses(host):
+def test_disks_that_a_process_uses(host):
     """Under whatever name: their files are open."""
     with (host.here / "image").open("w"):
         host.facts["device"] = host.here.stat().st_dev
@@ -164,7 +164,7 @@ def test_disks_that_somebody_uses(host):
 
 @pytest.fixture
 def there(host):
-    """What the script sees of the kernel: ``flash/web`` is a volume with a partition."""
+    """The kernel's files as the script sees them: ``flash/web`` is a volume with a partition."""
     place = host.here / "kernel"
     block = place / "sys" / "class" / "block"
     for device, number in ((block / "zd16", "230:16"), (block / "zd16" / "zd16p1", "230:17")):
@@ -245,11 +245,11 @@ def test_a_volume_that_nothing_uses(host, there):
 
 def test_a_volume_of_which_the_kernel_does_not_tell(host, there):
     shutil.rmtree(there / "sys")
-    refused(host, "who uses", "cannot be told")
+    refused(host, "the users of", "are unknown")
 
 
 def test_an_image_that_a_loop_device_lies_over(host, there):
-    """On a file system of which nobody has anything open."""
+    """On a file system on which no process has anything open."""
     looped(there, "/sys/kernel")
     host.facts["flash/web"]["type"] = "filesystem"
     host.facts["device"] = os.stat("/sys/kernel").st_dev
@@ -268,7 +268,7 @@ def over_a_base(world):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_backing_file_that_was_changed_since(over_a_base, world, tmp_path_factory, keep):
-    """The image would not be what it was, with and without RAM."""
+    """The image would differ, with and without RAM."""
     plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
     script = restore(world.context, plan, safety=True, keep_running=keep).undo
     story = SimpleNamespace(world=world, datasets=["tank/web"], domain=world.guest())
@@ -283,7 +283,7 @@ def test_a_backing_file_that_was_changed_since(over_a_base, world, tmp_path_fact
     assert "virsh restore" not in host.undo("--disks-only")[2]
 
 
-def test_snapshots_that_somebody_reads(host, story, world):
+def test_snapshots_that_are_being_read(host, story, world):
     with reading(world.context, story.record):
         assert host.undo() == (6, "a snapshot of the guest is being read\n", "")
     assert host.undo()[0] == 0
@@ -348,7 +348,7 @@ def test_an_option_that_there_is_not(host):
     assert "usage: " in said
 
 
-def test_a_managed_save_made_since_goes(host):
+def test_a_managed_save_made_since_is_deleted(host):
     """A start would resume it on disks that it is not of."""
     host.facts["info"] = "Managed save:   yes"
     _, _, done = host.undo()
@@ -386,10 +386,10 @@ def test_a_guest_that_was_not_defined_is_off_as_well(came_back):
 
 
 def test_a_guest_that_was_not_defined_loses_a_managed_save_as_well(came_back):
-    test_a_managed_save_made_since_goes(came_back)
+    test_a_managed_save_made_since_is_deleted(came_back)
 
 
-def test_a_guest_left_barred_by_an_undo_is_told_of(host, story, world):
+def test_a_guest_left_barred_by_an_undo_is_reported(host, story, world):
     assert left_barred(world.context) == []
     world.guest().inactive = (Path(host.script).parent / "barred.xml").read_text()
     (error,) = left_barred(world.context)

@@ -551,5 +551,5 @@ def test_what_was_taken_after_the_round_is_newer(world, a_round):
 
 def test_a_dataset_without_any_of_the_round_is_told(world, a_round):
     world.pool.destroy_snapshots(["tank/web@daily", "tank/web@hourly"])
-    with pytest.raises(RefusedError, match="tank/web@hourly is gone"):
+    with pytest.raises(RefusedError, match="are missing: tank/web@hourly"):
         make_restore_plan(world.context, "web", "hourly", cold=True, discard_newer=False)

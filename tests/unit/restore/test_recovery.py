@@ -1,4 +1,4 @@
-"""Restores that are killed at every step, and what recovery makes of them."""
+"""Restores that are killed at every step, and their recovery."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +14,16 @@ from snaporch.journal import JournalError
 from snaporch.model import DatasetKind, DomainState
 from snaporch.prune.prune import prune
 from snaporch.recovery.settle import foresee, recover
-from snaporch.restore import disk_changes, preflight, steps
-from snaporch.restore import recovery_decision as fate
+from snaporch.restore import disk_changes, disk_checks, recovery_decision, steps
 from snaporch.restore import run as restore_module
 from snaporch.restore.journal import Ending, RestoreJournal, RestoreStep, unfinished
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.recovery_decision import RestoreAction, RestoreObservation, decide, fate_of
+from snaporch.restore.recovery_decision import (
+    RestoreAction,
+    RestoreObservation,
+    choose_action,
+    decide,
+)
 from snaporch.restore.run import restore
 from snaporch.restore.source import reading, records_called
 from snaporch.snapshot.request import SnapshotRequest
@@ -84,7 +88,7 @@ def kill(monkeypatch):
 
         with monkeypatch.context() as patched:
             patched.setattr(RestoreJournal, "step", step)
-            patched.setattr(restore_module, "give_up", no_code_runs)
+            patched.setattr(restore_module, "cancel_restore", no_code_runs)
             with pytest.raises(Killed):
                 yield
 
@@ -97,7 +101,7 @@ def put_back(world, name="s1", *, keep_running=False, safety=True, **how):
 
 
 def begins(moment, place):
-    """Whether the guest was stopped by then, and it goes forward."""
+    """Whether the guest was stopped by then, so that the restore is finished."""
     return place not in (RestoreStep.SAFETY, RestoreStep.STOP) or (moment, place) == (
         "after",
         RestoreStep.STOP,
@@ -144,7 +148,7 @@ def test_killed_and_recovered(story, world, kill, how, place, moment):
     assert (directory / "undo.sh").exists()
 
 
-def test_recovery_rolls_nothing_back_that_somebody_reads(story, world, kill):
+def test_recovery_rolls_back_nothing_while_a_snapshot_is_read(story, world, kill):
     story.snapshot("s2")
     with kill("after", RestoreStep.STOP):
         put_back(world)
@@ -170,8 +174,8 @@ def test_recovery_rolls_no_volume_back_beneath_the_host(story, world, kill, monk
         put_back(world)
     world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
     used = {"tank/web": "dm-3"}
-    monkeypatch.setattr(preflight.volume_users, "holder_of", lambda name: used.get(name, ""))
-    with pytest.raises(AttentionError, match="beneath this host, which uses it: dm-3"):
+    monkeypatch.setattr(disk_checks.volume_users, "holder_of", lambda name: used.get(name, ""))
+    with pytest.raises(AttentionError, match="and this host uses it: dm-3"):
         recover(world.context, story.domain.uuid)
     assert story.content() == {b"now"}
     used.clear()
@@ -179,7 +183,7 @@ def test_recovery_rolls_no_volume_back_beneath_the_host(story, world, kill, monk
     assert story.content() == {b"first"}
 
 
-def test_recovery_looks_for_holds_before_the_first_rollback(story, world, kill):
+def test_recovery_checks_holds_before_the_first_rollback(story, world, kill):
     story.snapshot("s2")
     with kill("ahead", "flash/web"):
         put_back(world)
@@ -190,7 +194,7 @@ def test_recovery_looks_for_holds_before_the_first_rollback(story, world, kill):
 
 
 def test_killed_after_the_guest_was_destroyed_and_before_the_copy_was_complete(story, world, kill):
-    """The copy is made anew, and is whole."""
+    """The copy is made again, and is complete."""
 
     def die():
         raise Killed
@@ -220,7 +224,9 @@ def test_the_next_snapshot_of_the_domain_finishes_it_first(story, world, kill):
     assert world.pool.read("tank/web") == b"first"
 
 
-def test_a_command_that_cannot_finish_it_refuses_and_says_who_can(story, world, kill):
+def test_a_command_that_cannot_finish_a_restore_refuses_and_names_the_one_that_can(
+    story, world, kill
+):
     with kill("after", "flash/web"):
         put_back(world)
     poor = Context(world.context.config, world.hypervisor, world.pool, world.heard)
@@ -228,7 +234,7 @@ def test_a_command_that_cannot_finish_it_refuses_and_says_who_can(story, world, 
         take_snapshot(poor, world.hypervisor.domain("web"), SnapshotRequest("s2"))
 
 
-def test_another_restore_takes_the_place_of_one_that_was_cut_short(story, world, kill):
+def test_a_new_restore_replaces_an_interrupted_one(story, world, kill):
     later = story.snapshot("s2")
     with kill("ahead", "tank/web"):
         put_back(world, "s2")
@@ -268,7 +274,7 @@ def test_the_second_is_killed_too(story, world, kill, place):
 
 @pytest.mark.parametrize("order", ["first-second", "second-first"])
 def test_killed_when_it_was_about_to_forget_the_one_before(story, world, kill, monkeypatch, order):
-    """The second goes forward and the first does not, whichever is found first."""
+    """The second is finished and the first is not, whichever is found first."""
     later = story.snapshot("s2")
     story.write(b"now")
     names = iter(["0001", "0002"] if order == "first-second" else ["0002", "0001"])
@@ -302,7 +308,7 @@ def test_a_guest_that_was_undefined_cannot_be_started_half_way(story, world, kil
     assert world.guest().inactive == story.domain.inactive_xml
 
 
-def test_a_snapshot_that_appeared_since_is_told_when_it_goes(story, world, kill):
+def test_a_snapshot_that_appeared_since_is_reported_when_it_is_destroyed(story, world, kill):
     """The guest was off already, so it holds nothing that the safety copy has not."""
     with kill("after", "flash/web"):
         put_back(world)
@@ -316,14 +322,14 @@ def test_a_target_that_was_destroyed_since_is_not_guessed(story, world, kill):
     with kill("after", "flash/web"):
         put_back(world)
     world.pool.remake("tank/web@s1")
-    with pytest.raises(AttentionError, match="tank/web@s1: is gone"):
+    with pytest.raises(AttentionError, match="tank/web@s1: is missing"):
         recover(world.context, story.domain.uuid)
     assert world.pool.read("tank/web") == b"now"
     assert cannot_be_started(world, story.domain.uuid)
 
 
 @pytest.mark.parametrize(("moment", "place"), [("after", "flash/web"), ("ahead", "tank/web")])
-def test_nothing_is_rolled_back_under_a_guest_that_somebody_runs(story, world, kill, moment, place):
+def test_nothing_is_rolled_back_under_a_guest_that_was_started(story, world, kill, moment, place):
     with kill(moment, place):
         put_back(world)
     world.guest().live, world.guest().state = story.domain.inactive_xml, DomainState.RUNNING
@@ -363,8 +369,8 @@ def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill, req
     assert world.leftovers() == []
 
 
-def test_who_reads_its_disks_in_files_does_not_write_to_them(story, world, kill):
-    """ZFS counts what it writes of the time they were read."""
+def test_reading_the_disk_files_does_not_count_as_writing(story, world, kill):
+    """ZFS counts the access times that it writes."""
     with kill("before", RestoreStep.RESUME):
         put_back(world)
     for dataset in story.datasets:
@@ -398,8 +404,8 @@ def test_without_a_file_system_that_tells_nothing_is_decided(story, world, kill,
 
 
 @pytest.mark.usefixtures("volumes")
-def test_what_cannot_be_told_to_be_unwritten_is_not_rolled_back(story, world, kill):
-    """ZFS does not say what was written since the guest was to be resumed."""
+def test_disks_that_may_have_been_written_are_not_rolled_back(story, world, kill):
+    """ZFS does not report the bytes written since the guest was to be resumed."""
     with kill("after", RestoreStep.RESUME):
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
@@ -414,15 +420,15 @@ def test_no_snapshot_is_taken_to_see_what_no_resumed_guest_wrote(story, world, k
         put_back(world)
     (old,) = unfinished(world.paths.journal, story.domain.uuid)
     world.hooks.log.clear()
-    assert fate_of(world.context, old, dry_run=False) is RestoreAction.FORWARD
+    assert choose_action(world.context, old, dry_run=False) is RestoreAction.FORWARD
     assert world.hooks.log == []
 
 
 def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
     story, world, kill, monkeypatch
 ):
-    """Its target has gone: at both times the same was told, of the other one alone."""
-    for module in (fate, steps):
+    """Its target is missing, so both times only the other dataset was counted."""
+    for module in (recovery_decision, steps):
         monkeypatch.setattr(module, "written_now", lambda *_, **__: {"flash/web": 0})
     with kill("after", RestoreStep.RESUME):
         put_back(world)
@@ -464,7 +470,7 @@ def test_its_safety_copy_outlives_every_pruning(story, world, kill):
     assert story.safety()[1] == []
 
 
-def test_a_journal_that_says_what_nobody_writes(story, world, kill):
+def test_a_journal_with_an_unknown_entry(story, world, kill):
     with kill("after", "flash/web"):
         put_back(world)
     (path,) = world.paths.journal.glob("*.jsonl")
@@ -478,7 +484,7 @@ def test_a_journal_that_says_what_nobody_writes(story, world, kill):
 
 
 def start(world, story):
-    """By somebody who has the definition."""
+    """By an admin who has the definition in a file."""
     guest = world.guest()
     guest.live, guest.state, guest.boot = story.domain.inactive_xml, DomainState.RUNNING, 77
 
@@ -501,7 +507,7 @@ def test_a_guest_started_between_stop_and_rollback_is_not_rolled_back(story, wor
             start(world, story)
 
     world.hooks.at[place] = somebody
-    with pytest.raises(SnaporchError, match="started by someone"):
+    with pytest.raises(SnaporchError, match="started by another program"):
         put_back(world)
     world.hooks.at.clear()
     if place == "pool.send_increment":  # it was seen after the last look
@@ -583,7 +589,7 @@ def test_a_guest_that_is_off_has_none(tell, world):
     assert "no running state to keep" in world.heard.notes[-1]
 
 
-def test_one_that_cannot_be_stopped_by_saving_goes_on(story, world):
+def test_a_guest_whose_ram_cannot_be_saved_keeps_running(story, world):
     world.hooks.at["hypervisor.save"] = failing(HypervisorError("web", "no space"))
     with pytest.raises(HypervisorError, match="no space"):
         put_back(world, keep_running=True)
@@ -595,7 +601,7 @@ def test_one_that_cannot_be_stopped_by_saving_goes_on(story, world):
 # -- the decision -------------------------------------------------------------------------------
 
 
-def sights():
+def observations():
     flags = [
         "active",
         "barred",
@@ -613,16 +619,16 @@ def sights():
 
 
 def test_no_decision_rolls_back_under_a_guest_or_over_its_writes():
-    for sight in sights():
-        fate = decide(sight)
-        if fate is RestoreAction.FORWARD:
-            assert not sight.active
-            assert sight.rolling or sight.stopping
-            if sight.rolling and not sight.rolled_back:
-                assert sight.barred
-            if sight.rolled_back and sight.ending is Ending.RESUME and sight.resuming:
-                assert (sight.barred and sight.untouched) or not sight.rolling
-        if fate is RestoreAction.UNDO:
-            assert not sight.rolling
-        done = sight.rolling and sight.rolled_back and sight.active
-        assert (fate is RestoreAction.COMPLETE) is done
+    for observed in observations():
+        action = decide(observed)
+        if action is RestoreAction.FORWARD:
+            assert not observed.active
+            assert observed.rolling or observed.stopping
+            if observed.rolling and not observed.rolled_back:
+                assert observed.barred
+            if observed.rolled_back and observed.ending is Ending.RESUME and observed.resuming:
+                assert (observed.barred and observed.untouched) or not observed.rolling
+        if action is RestoreAction.UNDO:
+            assert not observed.rolling
+        done = observed.rolling and observed.rolled_back and observed.active
+        assert (action is RestoreAction.COMPLETE) is done

@@ -1,0 +1,146 @@
+"""Whether this host has the machine type, the CPU and the memory that a guest needs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+from snaporch.bundle.manifest import Manifest
+from snaporch.context import Context
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import domain_xml
+from snaporch.model import Domain
+
+_MEMINFO = Path("/proc/meminfo")
+_ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
+_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
+
+
+def check_machine(
+    context: Context, thing: str, xml: str, domain: Domain | None, *, resumes: bool, cpu: str = ""
+) -> None:
+    """Refuse a machine type or CPU that this host does not have.
+
+    Machine type and CPU of a guest that runs on this host are accepted without a comparison.
+
+    Args:
+        xml: the definition that is started.
+        resumes: the guest is resumed from RAM, so ``--cold`` is an alternative.
+        cpu: the CPU that the guest to be resumed saw, possibly on another host.
+
+    Raises:
+        RefusedError: with libvirt's reason.
+    """
+    running = domain.live_xml if domain is not None else None
+    if not cpu and running is not None and _hardware(running) == _hardware(xml):
+        return
+    if reason := context.hypervisor.misfit(xml, cpu):
+        step = "restore it where it was taken"
+        if resumes:
+            step = f"{step}, or boot it from its disks with --cold"
+        raise RefusedError(thing, f"this host cannot run it: {reason}", step)
+
+
+def _hardware(xml: str) -> tuple[str, str]:
+    """Return machine type and CPU, for comparison."""
+    root = domain_xml.parse(xml)
+    kind, cpu = root.find("os/type"), root.find("cpu")
+    machine = (kind.get("machine") if kind is not None else None) or ""
+    return machine, ElementTree.tostring(cpu, "unicode").strip() if cpu is not None else ""
+
+
+def check_memory(
+    context: Context, thing: str, xml: str, manifest: Manifest | None, domain: Domain | None
+) -> None:
+    """Refuse a guest that needs more memory than the host has once the running guest is stopped.
+
+    A resumed guest needs the pages in its RAM image at once. A guest that boots may use as much as
+    its definition says. Huge pages are counted separately: QEMU takes all of them when it starts.
+
+    Args:
+        xml: the definition that is started.
+        manifest: the manifest with the size of the RAM image; ``None`` for a guest that boots.
+
+    Raises:
+        RefusedError: with the memory that is needed and the memory that is free.
+    """
+    huge = domain_xml.huge_memory(domain_xml.parse(xml))
+    running = domain.live_xml if domain is not None else None
+    freed = domain_xml.huge_memory(domain_xml.parse(running)) if running is not None else {}
+    _check_huge_pages(thing, huge, freed)
+    needed = max(0, _memory(xml) - sum(huge.values()))
+    if manifest is not None and manifest.ram_bytes is not None and not huge:
+        needed = min(needed, manifest.ram_bytes) or manifest.ram_bytes
+    free = available_memory()
+    if domain is not None and domain.active:
+        free += max(0, context.hypervisor.ram_in_use(domain.uuid) - sum(freed.values()))
+    if needed > free:
+        raise RefusedError(
+            thing,
+            f"needs {needed >> 20} MiB of memory, {free >> 20} MiB are available",
+            "stop other guests, or use --disks-only",
+        )
+
+
+def _check_huge_pages(thing: str, huge: dict[int, int], freed: dict[int, int]) -> None:
+    """Refuse if too few huge pages are free; ``freed`` are those of the guest that is stopped."""
+    for size, needed in _by_real_size(huge).items():
+        pages = -(-needed // (size << 10))
+        free = free_huge_pages(size) + _by_real_size(freed).get(size, 0) // (size << 10)
+        if pages > free:
+            raise RefusedError(
+                thing,
+                f"needs {pages} huge pages of {size} KiB, {free} are available",
+                "stop other guests, raise nr_hugepages, or use --disks-only",
+            )
+
+
+def _by_real_size(memory: dict[int, int]) -> dict[int, int]:
+    found = re.search(r"^Hugepagesize:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    default = int(found[1]) if found else 0
+    sizes: dict[int, int] = {}
+    for size, amount in memory.items():
+        if real := size or default:
+            sizes[real] = sizes.get(real, 0) + amount
+    return sizes
+
+
+def free_huge_pages(size: int) -> int:
+    """Return the number of available huge pages of ``size`` KiB.
+
+    These are free pages without a reservation, and surplus pages that the kernel may still make.
+    See the kernel's admin-guide/mm/hugetlbpage.
+    """
+    place = _HUGE_PAGES / f"hugepages-{size}kB"
+
+    def figure(name: str) -> int:
+        try:
+            return int((place / name).read_text())
+        except OSError:
+            return 0
+
+    more = max(0, figure("nr_overcommit_hugepages") - figure("surplus_hugepages"))
+    return figure("free_hugepages") - figure("resv_hugepages") + more
+
+
+def _memory(xml: str) -> int:
+    """Return the memory in bytes that the guest starts with; libvirt writes it in KiB."""
+    root = domain_xml.parse(xml)
+    text = domain_xml.text(root, "currentMemory") or domain_xml.text(root, "memory")
+    return int(text or 0) << 10
+
+
+def available_memory() -> int:
+    """Return the bytes that are available without swapping: MemAvailable (proc(5)) plus the ARC.
+
+    The kernel does not count ZFS's ARC as available, though it shrinks to its ``c_min``.
+    """
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    available = int(found[1]) << 10 if found else 0
+    try:
+        lines = _ARCSTATS.read_text().splitlines()
+    except OSError:
+        return available
+    arc = {fields[0]: fields[2] for line in lines if len(fields := line.split()) == 3}  # noqa: PLR2004
+    return available + max(0, int(arc.get("size", "0")) - int(arc.get("c_min", "0")))

@@ -1,0 +1,74 @@
+"""Snapshots and bookmarks that are newer than a restore's target, and that a rollback destroys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from snaporch.catalog.holds import UNDO_HOLD
+from snaporch.context import Context
+from snaporch.errors import RefusedError
+from snaporch.model import PoolSnapshot
+from snaporch.restore.journal import HOLD
+from snaporch.restore.plan_model import RestorePlan
+
+SAFETY_PREFIX = "snaporch-safety_"
+
+
+def is_safety(name: str) -> bool:
+    """Whether this is the safety snapshot of a restore, which a restore may always destroy."""
+    return f"@{SAFETY_PREFIX}" in name
+
+
+def newer_than(context: Context, members: Sequence[PoolSnapshot]) -> list[str]:
+    """Return the snapshots and bookmarks that are newer than these snapshots."""
+    return [name for member in members for name in context.pool.newer(member.full_name)]
+
+
+def check_newer(context: Context, plan: RestorePlan, *, discard: bool) -> None:
+    """Refuse to destroy snapshots and bookmarks that are newer than the target.
+
+    Args:
+        discard: the user agreed to it. What ZFS would not destroy is refused in any case.
+
+    Raises:
+        RefusedError: with their names.
+    """
+    precious = [name for name in plan.newer if not is_safety(name)]
+    if precious and not discard:
+        raise RefusedError(
+            plan.thing,
+            f"newer snapshots would be destroyed: {', '.join(precious)}",
+            "use --discard-newer to destroy them",
+        )
+    check_destroyable(context, plan.thing, plan.record.uuid, plan.newer)
+
+
+def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[str]) -> None:
+    """Refuse newer snapshots that ZFS would not destroy, as a rollback has to.
+
+    Args:
+        thing: the subject of the error.
+        uuid: of the guest itself, which is stopped first and may have mounted a snapshot.
+
+    Raises:
+        RefusedError: a snapshot has clones, is held, or is mounted by another guest.
+    """
+    snapshots = [name for name in newer if "@" in name]
+    cloned = context.pool.clones(snapshots) if snapshots else {}
+    if cloned:
+        names = ", ".join(f"{name} (clone {', '.join(of)})" for name, of in cloned.items())
+        raise RefusedError(
+            thing, f"newer snapshots have clones: {names}", "destroy the clones first"
+        )
+    held = [name for name in snapshots if set(context.pool.holds(name)) - {HOLD, UNDO_HOLD}]
+    if held:
+        raise RefusedError(
+            thing, f"newer snapshots are held: {', '.join(held)}", "release them with zfs release"
+        )
+    for mount in context.pool.foreign_mounts(snapshots) if snapshots else ():
+        if mount.uuid != uuid:  # the guest itself is stopped first
+            raise RefusedError(
+                thing,
+                f"the newer snapshot {mount.name} is mounted by {mount.holder}",
+                "shut it off or end it, then restore again",
+            )

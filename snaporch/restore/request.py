@@ -1,0 +1,144 @@
+"""``snaporch restore``: choose a snapshot, ask the user, restore under the domain's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaporch import default_paths
+from snaporch.context import Context
+from snaporch.errors import UsageError
+from snaporch.locks import domain_lock
+from snaporch.model import iso
+from snaporch.recovery.settle import recover_leftovers, recover_runs
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.plan_model import RestorePlan
+from snaporch.restore.run import Restored, check_as_shown, check_bundle, restore
+from snaporch.restore.select import newest_until, others_of_group, parse_moment, split_name
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """The options of ``snaporch restore``."""
+
+    name: str
+    """``DOMAIN@SNAPSHOT``, or only the domain together with ``to_time``."""
+    to_time: str | None = None
+    cold: bool = False
+    paused: bool = False
+    disks_only: bool = False
+    bundle: Path | None = None
+    discard_newer: bool = False
+    keep_running: bool = False
+    safety: bool = True
+    despite_other_disks: bool = False
+    also_roll_back: bool = False
+    keep_definition: bool = False
+    despite_damage: bool = False
+
+    def check(self) -> None:
+        """Refuse options that exclude one another, and a name or a time of the wrong form.
+
+        Raises:
+            UsageError: with the options, or the name or time.
+        """
+        exclusive = (
+            {"--cold": self.cold, "--paused": self.paused, "--disks-only": self.disks_only},
+            {"--to-time": self.to_time is not None, "--bundle": self.bundle is not None},
+            {"--keep-running-state": self.keep_running, "--no-safety": not self.safety},
+        )
+        for options in exclusive:
+            given = [option for option, is_given in options.items() if is_given]
+            if len(given) > 1:
+                raise UsageError(" and ".join(given), "exclude one another", "choose one")
+        if self.to_time is None:
+            split_name(self.name)
+        else:
+            parse_moment(self.to_time)
+
+    def choose(self, context: Context) -> tuple[str, str]:
+        """Return the domain, and the name of a snapshot or of the run that took it.
+
+        Raises:
+            UsageError: the name or the time has the wrong form.
+            NotFoundError: no snapshot of the domain is old enough.
+        """
+        if self.to_time is None:
+            return split_name(self.name)
+        record = newest_until(context, self.name, parse_moment(self.to_time))
+        context.progress.note(record.domain, f"chose @{record.snapshot} of {iso(record.created)}")
+        return record.uuid, record.run
+
+    def plan(self, context: Context, domain: str, snapshot: str) -> RestorePlan:
+        """Plan the restore of this snapshot with these options; see :func:`make_restore_plan`."""
+        return make_restore_plan(
+            context,
+            domain,
+            snapshot,
+            cold=self.cold,
+            paused=self.paused,
+            disks_only=self.disks_only,
+            discard_newer=self.discard_newer,
+            bundle=self.bundle,
+            despite_other_disks=self.despite_other_disks,
+            also_roll_back=self.also_roll_back,
+            keep_definition=self.keep_definition,
+        )
+
+
+def run_restore(
+    context: Context,
+    request: RestoreRequest,
+    *,
+    confirm: Callable[[RestorePlan], None] | None,
+    wait: int | None,
+) -> Restored:
+    """Restore one domain as requested.
+
+    Args:
+        confirm: shows the plan to the user, and raises unless the user agrees. It is called without
+            the domain's lock, so that other runs do not wait for the answer. ``None``: do not ask.
+        wait: seconds to wait for locks; ``None`` for the domain's configured time.
+
+    Raises:
+        SnaporchError: as :func:`make_restore_plan`, :func:`check_as_shown` and :func:`restore`.
+    """
+    request.check()
+    recover_leftovers(context)
+    domain, snapshot = request.choose(context)
+    shown = request.plan(context, domain, snapshot)
+    record = shown.record
+    if confirm is not None:
+        shown = check_bundle(context, shown, despite_damage=request.despite_damage)
+        _note_group(context, shown)
+        confirm(shown)
+    longest = context.config.settings(record.domain, record.uuid).wait if wait is None else wait
+    with domain_lock(
+        default_paths.LOCKS,
+        record.domain,
+        record.uuid,
+        "restore",
+        wait=longest,
+        interrupt=context.interrupt,
+    ):
+        for result in recover_runs(context, record.uuid):
+            context.progress.note(record.domain, str(result))
+        current = request.plan(context, domain, snapshot)
+        current = check_bundle(context, current, despite_damage=request.despite_damage)
+        if confirm is None:
+            _note_group(context, current)
+        else:
+            check_as_shown(shown, current)
+        return restore(
+            context,
+            current,
+            safety=request.safety,
+            keep_running=request.keep_running,
+            wait=longest,
+        )
+
+
+def _note_group(context: Context, plan: RestorePlan) -> None:
+    if (others := others_of_group(context, plan.record)) is not None:
+        context.progress.note(plan.record.domain, others)

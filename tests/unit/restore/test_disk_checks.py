@@ -1,0 +1,223 @@
+"""Datasets, paths and volumes of the disks that would be rolled back."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from snaporch.errors import RefusedError, SnaporchError
+from snaporch.model import DatasetKind
+from snaporch.restore import disk_checks
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.run import check_bundle, restore
+from snaporch.zfs import resolver
+from snaporch.zfs.resolver import NotOnZfsError
+
+
+def plan(world, **how):
+    return make_restore_plan(world.context, "web", "s1", **how)
+
+
+def refusal(world, **how):
+    with pytest.raises(RefusedError) as caught:
+        plan(world, **how)
+    assert world.hooks.log == []
+    return str(caught.value)
+
+
+def test_a_dataset_that_is_not_mounted(story, world, monkeypatch):
+    """As it is without its key: it could be rolled back, and the guest not be started."""
+
+    def nowhere(dataset):
+        raise NotOnZfsError(dataset, "is not mounted", "")
+
+    monkeypatch.setattr(resolver, "mount_point_of", nowhere)
+    said = refusal(world)
+    assert "is not mounted; zfs mount -l " in said
+    assert plan(world, disks_only=True, also_roll_back=True)
+
+
+def test_a_volume_without_a_node(story, world):
+    for name in story.datasets:
+        world.pool._datasets[name].kind = DatasetKind.VOLUME
+    assert plan(world)
+    (world.root / "zfs/tank/web/web-vda.img").unlink()
+    assert "the volume tank/web is not at" in refusal(world, cold=True)
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Makes the file system of a directory seem read-only."""
+    places, ask = set(), os.statvfs
+
+    def answer(path):
+        found = ask(path)
+        flag = os.ST_RDONLY if any(Path(path).is_relative_to(place) for place in places) else 0
+        return SimpleNamespace(f_flag=found.f_flag | flag)
+
+    monkeypatch.setattr(disk_checks.os, "statvfs", answer)
+    return places
+
+
+@pytest.mark.parametrize("how", [{}, {"cold": True}])
+def test_a_dataset_that_was_made_read_only(story, world, read_only, how):
+    """A rollback does not mind; the guest could not be started after it."""
+    assert plan(world, **how)
+    read_only.add(world.root / "zfs/flash/web")
+    said = refusal(world, **how)
+    assert "flash/web is read-only" in said
+    assert "zfs set readonly=off flash/web, or use --disks-only" in said
+    assert plan(world, disks_only=True)
+
+
+@pytest.mark.parametrize("told", ["0", "1"])
+def test_a_device_says_itself_whether_it_is_read_only(monkeypatch, tmp_path, told):
+    """The numbers of /dev/null stand for a volume's."""
+    (tmp_path / "1:3").mkdir()
+    (tmp_path / "1:3" / "ro").write_text(f"{told}\n")
+    monkeypatch.setattr(disk_checks, "_BLOCK_DEVICES", tmp_path)
+    monkeypatch.setattr(disk_checks.stat, "S_ISBLK", lambda _mode: True)
+    assert disk_checks.is_read_only(Path("/dev/null")) is (told == "1")
+
+
+# -- where paths lead --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{}, {"cold": True}, {"disks_only": True}])
+def test_a_path_that_leads_to_another_dataset_now(story, world, how):
+    """Rolling back the dataset that the guest no longer uses would restore nothing."""
+    image = Path(story.domain.disks[0].source)
+    image.unlink()
+    image.symlink_to(world.image("flash/moved", "web.img"))
+    said = refusal(world, **how)
+    assert "was tank/web web-vda.img, and leads to flash/moved web.img now" in said
+
+
+@pytest.mark.parametrize("how", [{}, {"disks_only": True}])
+def test_a_link_that_leads_to_another_file_of_the_dataset_now(story, world, how):
+    image = Path(story.domain.disks[0].source)
+    image.rename(image.with_name("old.img"))
+    image.symlink_to("old.img")
+    assert "leads to tank/web old.img now" in refusal(world, **how)
+
+
+def test_a_path_that_is_not_on_zfs_now(story, world):
+    image = Path(story.domain.disks[0].source)
+    image.unlink()
+    image.symlink_to(world.root / "elsewhere.img")
+    (world.root / "elsewhere.img").touch()
+    assert "not on ZFS" in refusal(world, disks_only=True)
+
+
+def test_an_image_that_was_deleted_since_comes_back(story, world):
+    Path(story.domain.disks[0].source).unlink()
+    assert plan(world)
+
+
+def test_a_path_to_nothing_that_would_be_elsewhere(story, world):
+    image = Path(story.domain.disks[0].source)
+    image.unlink()
+    image.symlink_to(world.root / "gone.img")
+    assert "gone.img now" in refusal(world)
+
+
+def test_a_bundle_that_does_not_say_which_file_it_was(story, world):
+    """One of an older snaporch; its dataset is looked at all the same."""
+    path = Path(story.record.bundle) / "manifest.json"
+    path.write_text(re.sub(r'"inside": *"[^"]*",', "", path.read_text()))
+    assert plan(world)
+    image = Path(story.domain.disks[0].source)
+    image.unlink()
+    image.symlink_to(world.image("flash/moved", "web.img"))
+    assert "leads to flash/moved web.img now" in refusal(world)
+
+
+# -- a guest that has other disks now -----------------------------------------------------------
+
+
+@pytest.fixture
+def moved(story, world):
+    """It was moved to another dataset, and its old image stayed."""
+    world.add_guest(disks={"vda": "tank/moved", "vdb": "flash/web"})
+    world.hooks.log.clear()
+    return story
+
+
+@pytest.mark.parametrize("how", [{"cold": True}, {"disks_only": True}])
+def test_a_guest_whose_present_definition_names_other_disks(moved, world, how):
+    """An unused dataset would be rolled back, and the guest be booted from another one."""
+    assert check_bundle(world.context, plan(world, **how))
+    (Path(moved.record.bundle) / "domain.xml").write_text("<damaged/>")
+    with pytest.raises(RefusedError, match=r"that is kept does not name .*web-vda[.]img"):
+        check_bundle(world.context, plan(world, **how), despite_damage=True)
+    world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    assert check_bundle(world.context, plan(world, **how), despite_damage=True)
+
+
+def test_a_guest_of_which_only_snapshots_are_left_and_that_has_other_disks(story, world):
+    shutil.rmtree(story.record.bundle)
+    assert plan(world, cold=True)
+    world.add_guest(disks={"vda": "flash/web"})
+    world.hooks.log.clear()
+    assert "has snapshots of tank/web, where the guest has no disk now" in refusal(world, cold=True)
+
+
+# -- volumes that others use ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def volume(story, world, monkeypatch):
+    """``tank/web`` as a volume, with a settable holder of its device and settable partitions."""
+    world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
+    said = {"holder": "", "partitions": frozenset()}
+    monkeypatch.setattr(
+        disk_checks.volume_users,
+        "holder_of",
+        lambda name: said["holder"] if name == "tank/web" else "",
+    )
+    monkeypatch.setattr(disk_checks.volume_users, "partitions", lambda _name: said["partitions"])
+    return said
+
+
+def test_a_volume_that_the_host_uses_is_not_rolled_back(volume, world):
+    assert plan(world)
+    volume["holder"] = "dm-3"
+    for how in ({}, {"cold": True}, {"disks_only": True}, {"also_roll_back": True}):
+        assert "tank/web would be rolled back, and this host uses it: dm-3" in refusal(world, **how)
+
+
+@pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
+def test_a_dataset_beneath_a_loop_device_is_not_rolled_back(volume, world, monkeypatch, dataset):
+    """An image that is mounted by hand, say; no process has it open."""
+    monkeypatch.setattr(disk_checks.volume_users, "loops", lambda: iter([("loop7", dataset)]))
+    assert f"{dataset} would be rolled back, and this host uses it: loop7" in refusal(world)
+
+
+def test_one_that_it_uses_since_the_plan_is_not_either(volume, world):
+    made = plan(world, cold=True)
+    world.hooks.at["hypervisor.destroy"] = lambda: volume.update(holder="swap")
+    before = world.pool.read("tank/web")
+    with pytest.raises(SnaporchError, match="this host uses it: swap"):
+        restore(world.context, made, safety=False)
+    assert world.pool.read("tank/web") == before
+
+
+def test_partitions_beside_the_guests_are_not_rolled_back_unasked(
+    volume, story, world, monkeypatch
+):
+    volume["partitions"] = frozenset({1, 2, 3})
+    assert plan(world)  # the guest has all of it
+    monkeypatch.setattr(resolver, "partition", lambda _path: 2)
+    path = Path(story.record.bundle) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["disks"][0].pop("inside")
+    manifest["disks"][0]["partition"] = 2
+    path.write_text(json.dumps(manifest))
+    assert "tank/web would be rolled back with partition 1, 3 of it" in refusal(world)
+    assert plan(world, also_roll_back=True)
+    volume["partitions"] = frozenset({2})
+    assert plan(world)

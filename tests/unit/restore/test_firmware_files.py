@@ -1,0 +1,103 @@
+"""Where UEFI variables and TPM state may be put back."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from snaporch.errors import RefusedError
+from snaporch.restore.losses import losses
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.run import check_bundle, restore
+
+from .test_disk_checks import read_only  # noqa: F401
+
+
+def plan(world, **how):
+    return make_restore_plan(world.context, "web", "s1", **how)
+
+
+def refusal(world, **how):
+    with pytest.raises(RefusedError) as caught:
+        plan(world, **how)
+    assert world.hooks.log == []
+    return str(caught.value)
+
+
+@pytest.fixture
+def firmware(world, tell):
+    """A guest with UEFI variables and a TPM."""
+    nvram, tpm = world.root / "vars.fd", world.root / "tpm2"
+    nvram.write_bytes(b"then")
+    tpm.mkdir()
+    (tpm / "tpm2-00.permall").write_bytes(b"secret")
+    return tell(nvram=str(nvram), tpm=str(tpm))
+
+
+@pytest.mark.parametrize("kind", ["link", "directory", "pipe"])
+def test_what_is_no_regular_file_is_not_replaced(firmware, world, kind):
+    place = world.root / "vars.fd"
+    place.unlink()
+    match kind:
+        case "link":
+            place.symlink_to("/etc/hostname")
+        case "directory":
+            place.mkdir()
+        case "pipe":
+            os.mkfifo(place)
+    assert "vars.fd is not a regular file" in refusal(world)
+
+
+@pytest.mark.parametrize("kind", ["device", "other"])
+def test_the_disks_alone_come_back_where_variables_have_no_place(firmware, world, kind):
+    """Of an earlier snaporch there are copies of UEFI variables on a volume."""
+    place, manifest = world.root / "zvol", Path(firmware.record.bundle) / "manifest.json"
+    place.symlink_to("/dev/null")
+    if kind == "device":
+        variables = str(world.root / "vars.fd")
+        manifest.write_text(manifest.read_text().replace(variables, str(place)))
+    else:
+        world.add_guest("mail", {"vda": "tank/mail"}, nvram=str(world.root / "vars.fd"))
+    world.hooks.log.clear()
+    for way in ({}, {"cold": True}):
+        assert "or restore with --disks-only, which leaves it as it is" in refusal(world, **way)
+    made = check_bundle(world.context, plan(world, disks_only=True))
+    assert any("nvram.fd stays as it is" in line for line in losses(world.context, made))
+    assert any("nvram.fd stays as it is" in text for text in world.heard.notes)
+    (world.root / "vars.fd").write_bytes(b"now")
+    (world.root / "tpm2" / "tpm2-00.permall").write_bytes(b"now")
+    restore(world.context, made, safety=True)
+    assert firmware.content() == {b"first"}
+    assert (world.root / "vars.fd").read_bytes() == b"now"
+    assert (world.root / "tpm2" / "tpm2-00.permall").read_bytes() == b"secret"
+    assert place.is_symlink()
+
+
+def test_a_missing_file_may_be_put_back(firmware, world):
+    (world.root / "vars.fd").unlink()
+    assert plan(world).ram
+
+
+def test_variables_that_another_domain_uses(firmware, world):
+    world.add_guest("mail", {"vda": "tank/mail"}, nvram=str(world.root / "vars.fd"))
+    assert "is used by the domain mail" in refusal(world)
+
+
+def test_a_tpm_that_another_domain_uses(firmware, world):
+    world.add_guest("mail", {"vda": "tank/mail"}, tpm=str(world.root / "tpm2"))
+    assert "is used by the domain mail" in refusal(world)
+
+
+def test_a_place_that_the_definition_does_not_name(firmware, world):
+    """A manifest may name any path; only the definition counts."""
+    path = Path(firmware.record.bundle) / "manifest.json"
+    path.write_text(path.read_text().replace(str(world.root / "vars.fd"), "/etc/passwd"))
+    assert "its nvram belongs to /etc/passwd, which is not what" in refusal(world)
+
+
+def test_variables_on_a_file_system_that_was_made_read_only(firmware, world, read_only):  # noqa: F811
+    read_only.add(world.root)
+    said = refusal(world, cold=True)
+    assert "read-only, and vars.fd has to be written there" in said
+    made = plan(world, disks_only=True)
+    assert any("stays as it is" in line for line in losses(world.context, made))

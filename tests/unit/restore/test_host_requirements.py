@@ -1,0 +1,191 @@
+"""Machine type, CPU, memory and huge pages that the guest needs."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from snaporch.errors import RefusedError
+from snaporch.model import DomainState
+from snaporch.restore import host_requirements
+from snaporch.restore.plan import make_restore_plan
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
+
+NOTHING = "MemAvailable:       1024 kB\n"
+
+
+def plan(world, **how):
+    return make_restore_plan(world.context, "web", "s1", **how)
+
+
+def refusal(world, **how):
+    with pytest.raises(RefusedError) as caught:
+        plan(world, **how)
+    assert world.hooks.log == []
+    return str(caught.value)
+
+
+@pytest.fixture
+def memory(world, monkeypatch):
+    """Sets the host's memory figures."""
+
+    def tell(meminfo, arcstats=""):
+        for name, text in (("_MEMINFO", meminfo), ("_ARCSTATS", arcstats)):
+            path = world.root / name
+            path.write_text(text)
+            monkeypatch.setattr(host_requirements, name, path)
+
+    return tell
+
+
+def test_a_machine_that_is_not_here(story, world):
+    world.hypervisor.machines = {"pc"}
+    world.hypervisor.guests.clear()
+    said = refusal(world)
+    assert "this host cannot run it: the machine 'pc-q35-9.2' is not supported" in said
+    assert "--cold" in said
+    assert "--cold" not in refusal(world, cold=True)
+    assert plan(world, disks_only=True)
+
+
+def test_a_cpu_that_is_not_here(story, world):
+    world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
+    world.hypervisor.guests.clear()
+    assert "avx512f" in refusal(world)
+
+
+def test_a_guest_that_saw_the_host_s_cpu_is_not_resumed_on_another(world, tell):
+    """It would fail after the rollback; that it runs here now, from its disks, says nothing."""
+    guest = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    own = guest.live_xml.replace("</os>", "</os><cpu mode='host-passthrough'/>")
+    world.add_guest = lambda **_: replace(guest, live_xml=own)
+    world.guest().live = world.guest().inactive = own
+    tell()
+    assert plan(world).ram
+    world.hypervisor.cpu = "<cpu><model>Opteron_G5</model></cpu>"
+    said = refusal(world)
+    assert "this host cannot run it" in said
+    assert "boot it from its disks with --cold" in said
+    assert plan(world, cold=True).boot
+    assert plan(world, disks_only=True)
+
+
+def test_a_guest_with_a_named_cpu_model_runs_on_any_host(story, world):
+    world.hypervisor.cpu = "<cpu><model>Opteron_G5</model></cpu>"
+    assert plan(world).ram
+
+
+def test_what_runs_now_fits_whatever_a_comparison_says(story, world):
+    world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
+    assert plan(world).ram
+    world.guest().live = world.guest().live.replace("pc-q35-9.2", "pc")
+    assert "avx512f" in refusal(world)
+
+
+def test_memory_that_is_not_there(story, world, memory):
+    memory(NOTHING)
+    world.hypervisor.guests.clear()
+    assert "needs 16 MiB of memory, 1 MiB are available; stop other guests" in refusal(
+        world, cold=True
+    )
+    assert plan(world, disks_only=True)
+
+
+def test_a_resumed_guest_needs_what_is_in_its_image(story, world, memory):
+    """20 000 bytes, and not the 16 MiB of its definition."""
+    memory(NOTHING)
+    world.hypervisor.guests.clear()
+    assert plan(world).ram
+
+
+def test_the_memory_of_the_guest_that_is_stopped_counts(story, world, memory):
+    memory(NOTHING)
+    world.guest().ram = bytes(16 << 20)
+    assert plan(world, cold=True).boot
+
+
+def test_what_zfs_would_cede_counts(memory):
+    memory(NOTHING, "size  4  5368709120\nc_min 4  1073741824\nname type data\n")
+    assert host_requirements.available_memory() == (4 << 30) + (1 << 20)
+
+
+def test_without_an_arc_the_kernels_figure_counts(memory, world, monkeypatch):
+    memory(NOTHING)
+    monkeypatch.setattr(host_requirements, "_ARCSTATS", world.root / "absent")
+    assert host_requirements.available_memory() == 1 << 20
+
+
+# -- huge pages -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def huge(world, monkeypatch, memory):
+    """The guest is on huge pages, and the host has so many of them free."""
+    memory(NOTHING + "Hugepagesize:       2048 kB\n")
+    monkeypatch.setattr(host_requirements, "_HUGE_PAGES", world.root / "hugepages")
+
+    def tell(backing, free, reserved=0, surplus=(0, 0), size=2048):
+        place = world.root / "hugepages" / f"hugepages-{size}kB"
+        place.mkdir(parents=True, exist_ok=True)
+        figures = ("free_hugepages", "resv_hugepages", "surplus_hugepages")
+        for name, value in zip(figures, (free, reserved, surplus[0]), strict=True):
+            (place / name).write_text(f"{value}\n")
+        (place / "nr_overcommit_hugepages").write_text(f"{surplus[1]}\n")
+        guest = world.guest()
+        for name in ("live", "inactive"):
+            text = re.sub("<memoryBacking>.*</memoryBacking>", "", getattr(guest, name))
+            text = text.replace("<os>", f"<memoryBacking>{backing}</memoryBacking><os>")
+            setattr(guest, name, text)
+        take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("huge"))
+        return make_restore_plan(world.context, "web", "huge", cold=True, discard_newer=True)
+
+    return tell
+
+
+TWO_MIB = "<hugepages><page size='2048' unit='KiB'/></hugepages>"
+
+
+@pytest.mark.parametrize("backing", ["<hugepages/>", TWO_MIB])
+@pytest.mark.parametrize("resumed", [True, False])
+def test_memory_of_huge_pages_is_counted_in_huge_pages(story, world, huge, backing, resumed):
+    """The kernel does not count them as available; the host has 1 MiB besides."""
+    world.guest().state = DomainState.RUNNING
+    huge(backing, 8)
+    world.hypervisor.guests.clear()
+    how = {"cold": not resumed}
+    assert make_restore_plan(world.context, "web", "huge", **how)
+    (world.root / "hugepages" / "hugepages-2048kB" / "free_hugepages").write_text("7")
+    with pytest.raises(RefusedError, match="needs 8 huge pages of 2048 KiB, 7 are available"):
+        make_restore_plan(world.context, "web", "huge", **how)
+
+
+def test_huge_pages_of_the_guest_that_is_stopped_count(story, world, huge):
+    assert huge(TWO_MIB, 0)
+
+
+def test_huge_pages_that_are_promised_to_others_do_not_count(story, world, huge):
+    huge(TWO_MIB, 9, reserved=2)
+    world.hypervisor.guests.clear()
+    with pytest.raises(RefusedError, match="8 huge pages of 2048 KiB, 7 are available"):
+        make_restore_plan(world.context, "web", "huge", cold=True)
+
+
+def test_huge_pages_that_the_kernel_makes_when_asked_count(story, world, huge):
+    huge(TWO_MIB, 0, surplus=(2, 10))
+    world.hypervisor.guests.clear()
+    assert make_restore_plan(world.context, "web", "huge", cold=True)
+
+
+def test_what_is_not_on_huge_pages_is_counted_as_ever(story, world, huge):
+    """One node of two."""
+    half = TWO_MIB.replace("/>", " nodeset='0'/>", 1)
+    cells = "<cpu><numa><cell id='0' memory='8192'/><cell id='1' memory='8192'/></numa></cpu>"
+    guest = world.guest()
+    guest.live, guest.inactive = (
+        text.replace("<os>", f"{cells}<os>") for text in (guest.live, guest.inactive)
+    )
+    huge(half, 4)
+    world.hypervisor.guests.clear()
+    with pytest.raises(RefusedError, match="needs 8 MiB of memory, 1 MiB are available"):
+        make_restore_plan(world.context, "web", "huge", cold=True)
