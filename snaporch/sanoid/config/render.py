@@ -8,7 +8,7 @@ from typing import Protocol
 
 from snaporch import __version__
 from snaporch.data_files import shared_file
-from snaporch.errors import one_line
+from snaporch.errors import RefusedError, one_line
 
 TEMPLATE = "templates/sanoid.conf.j2"
 
@@ -68,8 +68,12 @@ def render_sanoid(guests: Sequence[Guest], existing: Collection[str], command: s
         command: what a hook setting calls snaporch by.
 
     Raises:
+        RefusedError: none of the guests has a disk on ZFS.
         UnavailableError: the template is not installed.
     """
+    if not any(guest.datasets for guest in guests):
+        names = ", ".join(guest.name for guest in guests) or "snaporch render"
+        raise RefusedError(names, "no disk on ZFS" if guests else "there are no domains")
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(  # noqa: S701 - no HTML

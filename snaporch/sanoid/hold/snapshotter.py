@@ -55,7 +55,10 @@ class SanoidSnapshotter:
             RunFailedError: no hook has said for too long what to do.
         """
         name = plan.domain.name
-        ahead, most = prospect(self._context, plan).as_json(), word_seconds(self._context.config)
+        ahead, most = (
+            estimate_freeze(self._context, plan).as_json(),
+            word_seconds(self._context.config),
+        )
         order = self._door.await_order(name, ahead, most)
         if order["do"] == "refuse":
             raise StrategyUnavailableError(name, str(order["reason"]), str(order["step"]))
@@ -130,7 +133,7 @@ class SanoidSnapshotter:
         return self._found
 
 
-def prospect(context: Context, plan: Plan) -> FreezeEstimate:
+def estimate_freeze(context: Context, plan: Plan) -> FreezeEstimate:
     """What freezing a guest by ``plan`` will take, going by how its RAM was saved the last time."""
     patience = min(plan.settings.hook_deadline, _still(plan))
     if plan.level is not Level.RAM:

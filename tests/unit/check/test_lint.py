@@ -124,7 +124,7 @@ TOGETHER = GOOD.replace("[tank/web]", "[tank]\nrecursive = zfs")
 def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
     long = FreezeEstimate(Strategy.OVERLAY, 1 << 30, 60.0, 90.0)
     guests = [
-        GuestFacts(name, "auto", (f"tank/{name}",), prospect=long, on_unavailable=lower)
+        GuestFacts(name, "auto", (f"tank/{name}",), estimate=long, on_unavailable=lower)
         for name in ("web", "db", "mail")
     ]
     finding = only(facts(TOGETHER, guests, jobs=1))
@@ -137,10 +137,10 @@ def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
 
 def test_one_that_is_held_on_overlays_if_it_does_not_fit(facts):
     long = FreezeEstimate(Strategy.MANUAL, 1 << 30, 60.0, 50.0, gives_way=True)
-    guests = [GuestFacts(name, "auto", (f"tank/{name}",), prospect=long) for name in ("web", "db")]
+    guests = [GuestFacts(name, "auto", (f"tank/{name}",), estimate=long) for name in ("web", "db")]
     finding = only(facts(TOGETHER, guests))
     assert (finding.code, finding.severity) == ("hook-deadline", Severity.WARNING)
-    assert "held on overlays, and somebody else's snapshots of it may be torn" in finding.why
+    assert "held on overlays, and snapshots that other programs take may be torn" in finding.why
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,10 @@ def test_one_hook_without_the_other(facts, phase):
 
 @pytest.mark.parametrize(
     ("program", "words"),
-    [(HookProgram(False, False), "is not there"), (HookProgram(True, False), "is not executable")],
+    [
+        (HookProgram(False, False), "does not exist"),
+        (HookProgram(True, False), "is not executable"),
+    ],
 )
 def test_a_hook_that_cannot_be_called(facts, program, words):
     found = lint(facts(programs={"/usr/bin/snaporch": program}))
@@ -270,7 +273,7 @@ def test_a_level_that_a_policy_cannot_have(facts):
     [(("wbe",), "warning"), (("db-*",), "hint"), (("db-*", "wbe"), "warning")],
 )
 def test_names_that_are_nobodys(facts, names, severity):
-    made = facts(nobodys={"[policy.hourly] domains": names})
+    made = facts(unknown_names={"[policy.hourly] domains": names})
     assert told(made) == {("unknown-name", severity)}
     assert repr(names[0]) in only(made).what
 
@@ -350,8 +353,11 @@ BY_HAND = "tank/web@by-hand is not snaporch's"
 @pytest.mark.parametrize(
     ("guest", "severity"),
     [
-        (replace(WEB, stranger=BY_HAND, overlays=True), Severity.WARNING),
-        (replace(WEB, stranger=BY_HAND), Severity.HINT),  # its hooks hold it while sanoid is at it
+        (replace(WEB, other_taker=BY_HAND, overlays=True), Severity.WARNING),
+        (
+            replace(WEB, other_taker=BY_HAND),
+            Severity.HINT,
+        ),  # its hooks hold it while sanoid is at it
     ],
 )
 def test_somebody_else_who_snapshots_a_guest(facts, guest, severity):
@@ -362,7 +368,7 @@ def test_somebody_else_who_snapshots_a_guest(facts, guest, severity):
 
 
 def test_somebody_else_where_nobody_would_use_overlays(facts):
-    guest = replace(WEB, stranger=BY_HAND)
+    guest = replace(WEB, other_taker=BY_HAND)
     assert "stranger" not in {code for code, _ in told(facts("[tank/web]\n", [guest]))}
     two = replace(guest, datasets=("flash/web", "tank/web"))
     assert ("stranger", "hint") in told(facts("[tank/web]\n", [two]))
@@ -418,8 +424,8 @@ def test_unfinished_runs(facts):
 @pytest.mark.parametrize(
     ("overlays", "expected"),
     [
-        ({"left": ("20261121T000000Z-x",)}, ("overlays-left", "warning")),
-        ({"set_aside": ("r/vda.qcow2",)}, ("overlays-set-aside", "warning")),
+        ({"unknown": ("20261121T000000Z-x",)}, ("overlays-left", "warning")),
+        ({"quarantined": ("r/vda.qcow2",)}, ("overlays-set-aside", "warning")),
         ({"free_mib": 255}, ("overlay-space", "error")),
         ({"dataset": "tank/web"}, ("overlays-snapshotted", "warning")),
         ({"dataset": "tank/db"}, None),
@@ -500,7 +506,7 @@ def test_a_version_that_cannot_be_read_is_no_sound_one(facts, version):
 
 
 def test_places_that_forget(facts):
-    finding = only(facts(forgetful={Path("/run/journal"): "tmpfs"}))
+    finding = only(facts(volatile={Path("/run/journal"): "tmpfs"}))
     assert (finding.code, finding.severity) == ("forgetful-place", Severity.ERROR)
     assert finding.subject == "/run/journal"
 

@@ -73,7 +73,7 @@ def sound(host, sanoid, snaporch):
 def test_what_is_rendered_is_clean(sound, snaporch, sanoid):
     answer = snaporch("check", "--configdir", str(sanoid.root))
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out == ("RAM is streamed (compression: zstd)\n1 guest checked: nothing to mend\n")
+    assert answer.out == ("RAM is streamed (compression: zstd)\n1 guest checked: nothing to fix\n")
 
 
 def test_checking_touches_nothing(sound, check):
@@ -354,7 +354,7 @@ def nagios(snaporch, sanoid):
 
 
 def test_nagios(sound, snaporch, sanoid, monkeypatch):
-    assert nagios(snaporch, sanoid) == (0, "SNAPORCH OK - nothing to mend\n")
+    assert nagios(snaporch, sanoid) == (0, "SNAPORCH OK - nothing to fix\n")
     sound.add_guest("new|guest")
     code, line = nagios(snaporch, sanoid)
     assert code == 1
