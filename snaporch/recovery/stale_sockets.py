@@ -38,7 +38,7 @@ def only_visitor(door: Path, *, wait: bool) -> Iterator[bool]:
 
 def connect(door: Path) -> socket.socket | None:
     """A connection to the holder of a window; ``None`` when there is none."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with address(door) as name:
             connection.connect(name)

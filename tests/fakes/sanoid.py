@@ -1,8 +1,12 @@
-"""sanoid's configuration, without sanoid."""
+"""sanoid's configuration, and the process that holds a guest, without sanoid."""
 
+from dataclasses import replace
 from pathlib import Path
 
+from fakes.world import World
+from snaporch.context import Interrupt
 from snaporch.sanoid.config.resolve import SanoidConfig, load_sanoid
+from snaporch.sanoid.hold import process
 
 SAMPLES = Path(__file__).parents[1] / "config-samples" / "sanoid"
 DEFAULTS = SAMPLES / "sanoid.defaults.conf"
@@ -28,3 +32,18 @@ def resolved(
     (directory / "datasets.txt").write_text("".join(f"{name}\n" for name in listed))
     program = script(directory, release)
     return load_sanoid(directory, datasets, DEFAULTS, program, directory if listed else None)
+
+
+def hold_on(world: World, uuid: str, path: Path, interrupt: Interrupt, **more: float) -> int:
+    """What a holder's process does, with the world's fakes; its exit code."""
+    return process.hold(
+        uuid,
+        path,
+        None,
+        interrupt,
+        open_context=lambda _path, progress, stop: replace(
+            world.context, progress=progress, interrupt=stop, finishers={}
+        ),
+        lower_priority=lambda _work: None,
+        **more,
+    )

@@ -1,13 +1,12 @@
 """pre and post in this process, on a host of fakes; holders are threads."""
 
-import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from fakes.hooks import failing_once
+from fakes.sanoid import hold_on
 
 from snaporch import default_paths
 from snaporch.bundle.compression_tuning import RamSaveTimes
@@ -15,17 +14,19 @@ from snaporch.bundle.store import BundleStore
 from snaporch.catalog.records import all_records
 from snaporch.catalog.torn import note_commit
 from snaporch.context import Interrupt
-from snaporch.errors import AttentionError, NotFoundError, RunFailedError, SnaporchError
+from snaporch.errors import AttentionError, RunFailedError, SnaporchError
 from snaporch.journal import Journal
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.recovery.stale_sockets import address, only_visitor, remove_if_dead
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.sanoid.hold import process
-from snaporch.sanoid.hooks import freeze, guests, post_snapshot, pre_snapshot
+from snaporch.sanoid.hooks import freeze
 from snaporch.sanoid.hooks.caller import Caller
 from snaporch.sanoid.hooks.dispatch import answer
+from snaporch.sanoid.hooks.host import HookHost
+from snaporch.sanoid.hooks.post_snapshot import post
+from snaporch.sanoid.hooks.pre_snapshot import pre
 from snaporch.sanoid.hooks.settings import HookSettings
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.run import take_snapshot
@@ -49,42 +50,45 @@ TWO = {"vda": "tank/web", "vdb": "flash/web"}
 _FREEZING = ("hypervisor.capture", "hypervisor.suspend")
 
 
-class Host:
-    """Where sanoid runs its hooks."""
+class FakeHost(HookHost):
+    """Where sanoid runs its hooks; holders are threads."""
 
-    def __init__(self, world, monkeypatch, tmp_path):
+    def __init__(self, world, tmp_path):
         self.world = world
         self.conf = tmp_path / "sanoid"
         self.conf.mkdir()
         self.pid = 0
         self.threads = []
         self.interrupts = []
-        peeked = HookSettings(None, "fake", world.paths.runtime, world.paths.overlays)
-        for module in (pre_snapshot, post_snapshot):
-            monkeypatch.setattr(module, "peek", lambda _environment: peeked)
-        for module in (post_snapshot, freeze):
-            monkeypatch.setattr(module, "find_sanoid", lambda: Caller(self.pid, self.conf))
-        monkeypatch.setattr(freeze, "load_config", lambda _path: world.context.config)
-        monkeypatch.setattr(freeze, "start_detached", self.start)
-        monkeypatch.setattr(guests, "open_hypervisor", lambda _uri: world.hypervisor)
-        monkeypatch.setattr(guests, "resolve", lambda path, _mounts: world.resolve(path))
-        monkeypatch.setattr(pre_snapshot, "check_exist", lambda _targets: None)
-        monkeypatch.setattr(
-            "snaporch.sanoid.hooks.record_unfrozen.open_pool", lambda **_: world.pool
-        )
-        monkeypatch.setattr(
-            "snaporch.sanoid.hooks.record_unfrozen.load_config", lambda _: world.context.config
-        )
-        monkeypatch.setattr(process, "load_config", lambda _path: world.context.config)
-        monkeypatch.setattr(process, "open_hypervisor", lambda _uri: world.hypervisor)
-        monkeypatch.setattr(process, "open_pool", lambda: world.pool)
-        monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.lower_priority", lambda _work: None)
 
-    def start(self, _unit, words):
-        uuid, door = words[-2:]
+    @property
+    def settings(self):
+        paths = self.world.paths
+        return HookSettings(None, {}, "fake", paths.runtime, paths.overlays, paths.bundles)
+
+    @property
+    def config(self):
+        return self.world.context.config
+
+    @property
+    def caller(self):
+        return Caller(self.pid, self.conf)
+
+    @property
+    def hypervisor(self):
+        return self.world.hypervisor
+
+    @property
+    def pool(self):
+        return self.world.pool
+
+    def check_exist(self, datasets):
+        pass
+
+    def start_holder(self, uuid):
         self.interrupts.append(Interrupt())
-        arguments = (uuid, Path(door), None, self.interrupts[-1])
-        self.threads.append(threading.Thread(target=process.hold, args=arguments))
+        arguments = (self.world, uuid, self.hold_socket(uuid), self.interrupts[-1])
+        self.threads.append(threading.Thread(target=hold_on, args=arguments))
         self.threads[-1].start()
 
     def configure(self, text):
@@ -96,10 +100,10 @@ class Host:
         return {"SANOID_TARGET": target, "SANOID_SNAPNAMES": ",".join(names or ("hourly",))} | more
 
     def pre(self, target, *names):
-        return pre_snapshot.pre(self.environment(target, *names))
+        return pre(self.environment(target, *names), self)
 
     def post(self, target, *names, **more):
-        return post_snapshot.post(self.environment(target, *names, **more))
+        return post(self.environment(target, *names, **more), self)
 
     def rest(self):
         for thread in self.threads:
@@ -112,8 +116,8 @@ class Host:
 
 
 @pytest.fixture
-def host(world, monkeypatch, tmp_path):
-    made = Host(world, monkeypatch, tmp_path)
+def host(world, tmp_path):
+    made = FakeHost(world, tmp_path)
     yield made
     for interrupt in made.interrupts:
         interrupt.signum = 15
@@ -280,7 +284,7 @@ def test_what_does_not_fit_is_said_before_anybody_is_frozen(
     configured(world, web=manual, mail=manual)
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
     if lower == "fail":
-        with pytest.raises(SnaporchError, match=r"it may stand still for 59 s .* raise freeze_d"):
+        with pytest.raises(SnaporchError, match=r"it may be paused for 59 s .* raise freeze_d"):
             three.pre("tank")
         assert not set(world.hooks.acts()) & set(_FREEZING)
         return
@@ -288,7 +292,7 @@ def test_what_does_not_fit_is_said_before_anybody_is_frozen(
     world.pool.snapshot([f"tank/{name}@hourly" for name in ("web", "mail", "files")], {})
     assert three.post("tank") == 0
     assert sorted(record.level for record in three.records()) == ["paused", "ram", "ram"]
-    assert "it may stand still for 59 s" in capsys.readouterr().err
+    assert "it may be paused for 59 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
@@ -313,7 +317,7 @@ def test_who_else_snapshots_them_is_no_reason_to_have_no_snapshot(
 
 def test_a_holder_that_does_not_start_is_told(host, world, monkeypatch):
     world.add_guest()
-    monkeypatch.setattr(freeze, "start_detached", lambda _unit, _words: None)
+    host.start_holder = lambda _uuid: None
     monkeypatch.setattr("snaporch.sanoid.hold.client._START_SECONDS", 0.05)
     with pytest.raises(RunFailedError, match="did not start"):
         host.pre("tank/web")
@@ -332,7 +336,7 @@ def test_recovery_removes_it_unless_somebody_is_behind_it(host, world):
     uuid = world.add_guest().uuid
     world.paths.runtime.mkdir()
     door = world.paths.runtime / f"{uuid}.window"
-    with socket.socket(socket.AF_UNIX) as listener, address(door) as name:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, address(door) as name:
         listener.bind(name)
         listener.listen()
         remove_if_dead(world.paths.runtime, uuid)
@@ -351,7 +355,7 @@ def test_a_snapshot_nobody_held_the_guest_for_is_recorded_as_a_crash(host, world
     assert host.post("tank/web") == 8
     (record,) = host.records()
     assert (record.level, record.bundle) == (Level.CRASH, None)
-    assert "was not held still for tank/web@hourly" in capsys.readouterr().err
+    assert "was not frozen for tank/web@hourly" in capsys.readouterr().err
 
 
 def test_what_sanoid_took_for_a_run_that_failed_is_recorded_as_a_crash(host, world, capsys):
@@ -377,7 +381,7 @@ def test_a_snapshot_nobody_held_the_guest_for_and_that_is_torn_stays_so(host, wo
     assert host.post("tank/web") == 8
     (record,) = host.records()
     assert (record.level, record.bundle) == (Level.TORN, None)
-    assert "recorded as of no instant" in capsys.readouterr().err
+    assert "recorded as torn" in capsys.readouterr().err
 
 
 def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, capsys):
@@ -389,7 +393,7 @@ def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, caps
     assert host.post("tank/web") == 8
     (record,) = host.records()
     assert record.level is Level.TORN
-    assert "recorded as of no instant" in capsys.readouterr().err
+    assert "recorded as torn" in capsys.readouterr().err
 
 
 def test_excluded_disks_are_nobodys(host, world):
@@ -415,16 +419,12 @@ def test_sanoid_that_runs_but_whose_configuration_cannot_be_read(host, world):
     assert host.threads == []
 
 
-def test_an_error_is_one_line_and_its_exit_code(host, world, monkeypatch, capsys):
-    def fail(_targets):
-        raise NotFoundError("tank/x", "no such dataset")
-
-    monkeypatch.setattr(pre_snapshot, "check_exist", fail)
-    assert answer("pre", host.environment("tank/x")) == 4
-    assert capsys.readouterr().err == "snaporch: tank/x: no such dataset\n"
+def test_an_error_is_one_line_and_its_exit_code(capsys):
+    assert answer("pre", {"SANOID_TARGET": "tank/x", "SANOID_SCRIPT": "post"}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("snaporch: SANOID_SCRIPT=")
 
 
-def test_a_bug_is_one_line_too(host, monkeypatch, capsys):
-    monkeypatch.setattr(pre_snapshot, "check_exist", lambda _targets: json.loads("{"))
-    assert answer("pre", host.environment("tank/x")) == 1
-    assert "a bug in snaporch: JSONDecodeError" in capsys.readouterr().err
+def test_a_bug_is_one_line_too(capsys):
+    assert answer("no-such-phase", {}) == 1
+    assert "a bug in snaporch: KeyError" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.sanoid.hold.client import JsonConnection, ask, call
+from snaporch.sanoid.hold.client import JsonConnection, ask, connect
 from snaporch.sanoid.hooks import freeze, guests
 from snaporch.snapshot.strategies.overlay import Overlay
 from snaporch.zfs import PoolError
@@ -149,7 +149,7 @@ def test_what_others_could_not_do_is_called_off(world, hold):
     held = hold()
     line = held.join()
     assert line.outcome()["ok"]
-    line.say(held.message("withdraw"))
+    line.send(held.message("withdraw"))
     assert line.outcome()["withdrawn"]
     assert world.is_as_it_was()
     assert held.end() == 8
@@ -160,10 +160,10 @@ def entered(world, held, name):
     """A hook's end of the window of a guest that was frozen."""
     line = held.join(f"tank/{name}")
     assert line.outcome()["ok"]
-    return visit(world, held, line, name, frozen=True)
+    return client(world, held, line, name, frozen=True)
 
 
-def visit(world, held, line, name, **more):
+def client(world, held, line, name, **more):
     guest = guests.GuestDatasets(world.hypervisor.domain(held.uuid), {})
     return freeze.HoldClient(
         freeze.FreezeEntry(guest, held.message("", f"tank/{name}")), line, **more
@@ -174,8 +174,8 @@ def test_a_sanoid_that_ends_before_the_word_is_given(world, hold, sanoid):
     """Its hook lives on, and waits for others."""
     world.add_guest()
     held = hold()
-    line = held.knock(sanoid=sanoid.pid)
-    assert "prospect" in line.hear()
+    line = held.request(sanoid=sanoid.pid)
+    assert "estimate" in line.receive()
     sanoid.kill()
     assert held.end() != 0
     assert world.is_as_it_was()
@@ -185,12 +185,12 @@ def test_a_sanoid_that_ends_before_the_word_is_given(world, hold, sanoid):
 def test_one_of_two_sanoids_that_ends_before_the_word_is_given(world, hold, sanoid):
     world.add_guest()
     held = hold()
-    first = held.knock(sanoid=sanoid.pid)
-    assert "prospect" in first.hear()
+    first = held.request(sanoid=sanoid.pid)
+    assert "estimate" in first.receive()
     second = held.join()
     sanoid.kill()
     assert second.outcome()["ok"]
-    second.say(held.message("go"))
+    second.send(held.message("begin"))
     assert second.outcome() == {"begun": True}
     held.snapshot("tank/web@hourly")
     assert held.leave()["ok"]
@@ -198,22 +198,22 @@ def test_one_of_two_sanoids_that_ends_before_the_word_is_given(world, hold, sano
 
 
 def test_a_hook_that_gives_no_word_does_not_have_the_guest_for_ever(world, hold, monkeypatch):
-    monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.word_seconds", lambda _config: 0)
+    monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.order_seconds", lambda _config: 0)
     world.add_guest()
     held = hold()
-    line = held.knock()
+    line = held.request()
     assert held.end() == 8
-    assert "no hook has given the word to freeze it" in line.outcome()["line"]
+    assert "no hook has given the order to freeze it" in line.outcome()["line"]
     assert world.is_as_it_was()
 
 
 def test_a_holder_that_does_not_answer_is_not_waited_for(world):
     world.add_guest()
-    here, there = socket.socketpair()
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     entry = freeze.FreezeEntry(
         guests.GuestDatasets(world.hypervisor.domain("web"), {}), {}, seconds=0.1
     )
-    with there, pytest.raises(RunFailedError, match="web: its holder has not answered for 0 s"):
+    with there, pytest.raises(RunFailedError, match="web: its holder has not replied for 0 s"):
         freeze.freeze_together([freeze.HoldClient(entry, JsonConnection(here))], jobs=4)
 
 
@@ -269,7 +269,7 @@ def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, cloc
     line = held.join()
     assert line.outcome()["ok"]
     clock.advance(80)  # of 90
-    line.say(held.message("go"))
+    line.send(held.message("begin"))
     assert line.outcome() == {"begun": True}
     line.close()
     clock.advance(80)
@@ -287,13 +287,13 @@ def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world
     line = held.join()
     assert line.outcome()["ok"]
     clock.advance(58)
-    reply = line.hear()
-    assert (reply["prospect"]["strategy"], reply["ordered"]) == ("paused", False)
+    reply = line.receive()
+    assert (reply["estimate"]["strategy"], reply["ordered"]) == ("paused", False)
     assert world.guest().state is DomainState.RUNNING
-    line.say(held.message("freeze", attempt=reply["attempt"]))
+    line.send(held.message("freeze", attempt=reply["attempt"]))
     assert line.outcome()["ok"]
     assert world.guest().state is DomainState.PAUSED
-    line.say(held.message("go"))
+    line.send(held.message("begin"))
     assert line.outcome() == {"begun": True}
     line.close()
     held.snapshot("tank/web@hourly")
@@ -307,8 +307,8 @@ def test_one_that_stops_in_the_middle_of_a_message_holds_up_no_one(world, hold):
     world.with_defaults(hook_deadline=1)
     held = hold()
     held.enter()
-    line = call(held.door)
-    line.connection.sendall(b'{"do": "lea')
+    line = connect(held.socket)
+    line.socket.send(b'{"do": "lea')
     held.snapshot("tank/web@hourly")
     assert held.end() == 0
     assert world.is_as_it_was()
@@ -318,11 +318,11 @@ def test_one_that_stops_in_the_middle_of_a_message_holds_up_no_one(world, hold):
 def test_one_whose_holder_is_gone_calls_all_off(world, hold):
     world.add_guest("db")
     held = hold("db")
-    gone, other = socket.socketpair()
+    gone, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     other.close()
-    lost = visit(world, held, JsonConnection(gone), "db", frozen=True)
+    lost = client(world, held, JsonConnection(gone), "db", frozen=True)
     line = entered(world, held, "db")
-    with pytest.raises(RunFailedError, match="was let go"):
+    with pytest.raises(RunFailedError, match="was released"):
         freeze.freeze_together([line, lost], jobs=4)
     assert held.end() == 8
     assert world.is_as_it_was("db")
@@ -332,10 +332,10 @@ def test_one_whose_holder_talks_nonsense_calls_all_off(world, hold):
     world.add_guest("db")
     held = hold("db")
     line = entered(world, held, "db")
-    mad, other = socket.socketpair()
-    JsonConnection(other).say({"prospect": {"strategy": "magic"}})
-    with pytest.raises(RunFailedError, match="was let go"):
-        freeze.freeze_together([line, visit(world, held, JsonConnection(mad), "db")], jobs=4)
+    mad, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    JsonConnection(other).send({"estimate": {"strategy": "magic"}})
+    with pytest.raises(RunFailedError, match="was released"):
+        freeze.freeze_together([line, client(world, held, JsonConnection(mad), "db")], jobs=4)
     other.close()
     assert held.end() == 8
     assert world.is_as_it_was("db")
@@ -416,7 +416,7 @@ def test_who_knocks_too_late_is_told(world, hold):
     held = hold()
 
     def knock():
-        late.append(held.door.exists())
+        late.append(held.socket.exists())
 
     world.hooks.at["hypervisor.commit"] = knock
     held.enter()
@@ -430,11 +430,11 @@ def test_nonsense_at_the_door_is_answered_and_does_no_harm(world, hold):
     world.add_guest()
     held = hold()
     held.enter()
-    assert ask(held.door, {"do": "dance"})["ok"] is False
+    assert ask(held.socket, {"do": "dance"})["ok"] is False
     assert held.leave("tank/other")["unknown"]
-    line = call(held.door)
-    line.connection.sendall(b"\xff\x00{\n")
-    assert line.hear() is None
+    line = connect(held.socket)
+    line.socket.send(b"\xff\x00{\n")
+    assert line.receive() is None
     line.close()
     held.snapshot("tank/web@hourly")
     assert held.leave()["ok"]
@@ -504,10 +504,9 @@ def test_auto_takes_overlays_so_that_the_guest_runs_meanwhile(world, hold):
     assert "hypervisor.commit" in world.hooks.acts()
 
 
-def test_without_anybody_at_the_door_nothing_is_touched(world, hold, monkeypatch):
+def test_without_a_hook_nothing_is_touched(world, hold):
     world.add_guest()
-    monkeypatch.setattr("snaporch.sanoid.hold.process._JOIN_SECONDS", 0.05)
-    assert hold().end() == 0
+    assert hold(join_seconds=0.05).end() == 0
     assert world.hooks.log == []
 
 

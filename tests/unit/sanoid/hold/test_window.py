@@ -17,7 +17,7 @@ def join(target="tank/a", sanoid=1, datasets=None, promised=A | B, names=("hourl
 def window():
     made = HoldWindow()
     assert made.join(join())
-    made.opened()
+    made.set_open()
     return made
 
 
@@ -25,7 +25,7 @@ def test_it_waits_for_the_post(window):
     window.leave((1, "tank/a"))
     alone = HoldWindow()
     alone.join(join(promised=A))
-    alone.opened()
+    alone.set_open()
     assert not alone.over
     assert alone.leave((1, "tank/a"))
     assert alone.over
@@ -50,7 +50,7 @@ def test_nobody_waits_for_a_sanoid_that_has_ended(window):
 def test_a_sanoid_that_nobody_knows_promises_nothing():
     window = HoldWindow()
     window.join(join(sanoid=0))
-    window.opened()
+    window.set_open()
     window.leave((0, "tank/a"))
     assert window.over
 
@@ -73,7 +73,7 @@ def test_one_sanoid_keeps_the_promise_of_another(window):
 def test_a_recursive_snapshot_takes_all_at_once():
     window = HoldWindow()
     window.join(join("tank", datasets=A | B))
-    window.opened()
+    window.set_open()
     window.leave((1, "tank"))
     assert window.over
     assert set(window.expected) == A | B
@@ -88,9 +88,9 @@ def test_a_post_without_its_pre_is_not_known(window):
 def test_when_all_have_withdrawn_it_is_deserted(window):
     window.join(join(sanoid=2))
     assert window.withdraw((1, "tank/a"))
-    assert not window.deserted
+    assert not window.all_withdrawn
     assert window.withdraw((2, "tank/a"))
-    assert window.deserted
+    assert window.all_withdrawn
     assert not window.withdraw((2, "tank/a"))
 
 
@@ -109,16 +109,16 @@ def test_when_all_have_ended_it_is_abandoned(window):
 def test_while_it_is_frozen_again_nothing_is_over(window):
     window.ended(1)
     assert window.over
-    window.opening()
+    window.set_opening()
     assert window.phase is WindowPhase.OPENING
     assert not window.over
-    window.opened()
+    window.set_open()
     assert window.over
 
 
 def test_it_opens_no_more_once_it_is_too_late(window):
     window.close()
-    window.opening()
+    window.set_opening()
     assert not window.join(join("tank/b"))
 
 
@@ -157,7 +157,7 @@ class Story:
         return self._after(last, "end", sanoid)
 
     @property
-    def deserted(self):
+    def all_withdrawn(self):
         return not self._joins()
 
     @property
@@ -203,7 +203,7 @@ class Anything(RuleBasedStateMachine):
     @rule()
     def opened(self):
         if self.window.phase is WindowPhase.OPENING:
-            self.window.opened()
+            self.window.set_open()
 
     @rule(key=keys)
     def leave(self, key):
@@ -227,7 +227,7 @@ class Anything(RuleBasedStateMachine):
     @invariant()
     def it_is_over_when_nobody_is_inside_or_awaited(self):
         assert self.window.awaited == self.story.awaited
-        assert self.window.deserted is self.story.deserted
+        assert self.window.all_withdrawn is self.story.all_withdrawn
         waits = self.story.inside or self.story.awaited
         assert self.window.over is (self.window.phase is WindowPhase.OPEN and not waits)
 
