@@ -1,4 +1,4 @@
-"""Whether sanoid snapshots datasets of guests that no hook of ours holds still meanwhile."""
+"""Which datasets sanoid snapshots while snaporch's hooks freeze the guests, and which without."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from snaporch.sanoid.config.resolve import (
 
 
 def unheld_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> str:
-    """The section of ``sanoid.conf`` by which sanoid does, in words; empty if there is none."""
+    """A text on the first dataset that sanoid snapshots without freezing its guest; or empty."""
     config = _config(config_dir)
     return unheld_section(config, datasets) if config is not None else ""
 
 
 def held_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> frozenset[str]:
-    """Those that sanoid snapshots only while a hook of ours holds their guests."""
+    """The datasets that sanoid snapshots only while snaporch's hooks freeze their guests."""
     config = _config(config_dir)
     return held_datasets(config, datasets) if config is not None else frozenset()
 
 
 def _config(config_dir: Path) -> SanoidConfig | None:
-    """What sanoid goes by; ``None`` when there is no sanoid, or it dies of it."""
+    """sanoid's configuration; ``None`` if sanoid is not installed or refuses it."""
     if shutil.which("sanoid", path=PATH) is None or not (config_dir / "sanoid.conf").exists():
         return None
     try:
@@ -41,26 +41,26 @@ def _config(config_dir: Path) -> SanoidConfig | None:
 
 
 def held_datasets(config: SanoidConfig, datasets: Sequence[str]) -> frozenset[str]:
-    """As :func:`held_by_hooks`, of a configuration that was read."""
+    """As :func:`held_by_hooks`, for a configuration that was read already."""
     sections = {dataset: config.covering(dataset) for dataset in datasets}
     return frozenset(name for name, each in sections.items() if each and _is_held(config, each))
 
 
 def unheld_section(config: SanoidConfig, datasets: Sequence[str]) -> str:
-    """As :func:`unheld_by_hooks`, of a configuration that was read."""
+    """As :func:`unheld_by_hooks`, for a configuration that was read already."""
     for dataset in datasets:
         section = config.covering(dataset)
         if section is not None and not _is_held(config, section):
-            return f"sanoid snapshots {dataset} by [{section.origin}] without holding the guest"
+            return f"sanoid snapshots {dataset} by [{section.origin}] without freezing the guest"
     return ""
 
 
 def _is_held(config: SanoidConfig, section: Section) -> bool:
-    """Whether there is no snapshot unless our hook has frozen the guest."""
+    """Whether sanoid takes a snapshot only if snaporch's pre hook has frozen the guest."""
     settings = hook_settings(config, section) or {}
     return has_hook(settings) and truth(settings.get("no_inconsistent_snapshot"))
 
 
 def has_hook(settings: Mapping[str, str]) -> bool:
-    """Whether a section's settings have our pre hook called."""
+    """Whether a section's settings call snaporch's pre hook."""
     return parse_hook(settings.get("pre_snapshot_script", "")).phase == "pre"

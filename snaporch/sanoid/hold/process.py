@@ -118,7 +118,7 @@ def hold(
         progress.note(error.thing, error.reason)
         server.report_outcome({"ok": False, "line": error.line(), "code": int(error.exit_code)})
         return int(error.exit_code)
-    except Exception as error:  # noqa: BLE001 - the hooks must be told
+    except Exception as error:  # noqa: BLE001 - the hooks need a reply
         text = f"a bug in snaporch: {type(error).__name__}: {error}"
         progress.note(uuid, text)
         server.report_outcome({"ok": False, "line": text, "code": int(ExitCode.BUG)})

@@ -155,7 +155,7 @@ def test_the_alarm_that_perl_would_set(sanoid_conf, written, seconds):
     ("text", "complaint"),
     [
         ("[tank]\nhourly = 1\nhourly = 2\n", "[tank] sets hourly more than once"),
-        ("[tank]\nuse_template = no\n", "[tank] uses the template no, which there is not"),
+        ("[tank]\nuse_template = no\n", "[tank] uses the template no, which does not exist"),
         ("[tank]\nuse_template = t\n[template_t]\nrecursive = yes\n", "[template_t] sets rec"),
         ("[tank/a]\n[tank]\nrecursive = yes\n", "[tank/a] stands above [tank]"),
         (

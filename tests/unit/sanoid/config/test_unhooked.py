@@ -14,7 +14,7 @@ post_snapshot_script = /usr/bin/snaporch hook sanoid post
 """
 HELD = f"[tank/web]\n{HOOKS}no_inconsistent_snapshot = yes\n"
 FOREIGN = "[tank/web]\npre_snapshot_script = /bin/true\nno_inconsistent_snapshot = yes\n"
-WEB = "sanoid snapshots tank/web by [{}] without holding the guest"
+WEB = "sanoid snapshots tank/web by [{}] without freezing the guest"
 
 
 @pytest.mark.parametrize(
