@@ -143,7 +143,7 @@ def test_a_dataset_without_a_guest(host, world):
     assert world.hooks.log == []
 
 
-def test_a_guest_below_is_not_meant_unless_the_snapshot_is_recursive(host, world):
+def test_a_guest_below_is_frozen_only_if_the_snapshot_is_recursive(host, world):
     world.add_guest()
     host.configure("[tank]\n")
     assert host.pre("tank") == 0
@@ -156,7 +156,7 @@ def test_a_guest_below_is_not_meant_unless_the_snapshot_is_recursive(host, world
     assert host.records()[0].level is Level.RAM
 
 
-def test_a_guest_in_its_window_is_found_by_what_lies_below_its_overlays(host, world):
+def test_a_guest_on_overlays_is_found_by_its_bases(host, world):
     world.add_guest(disks=TWO)
     host.configure("[tank/web]\n[flash/web]\n")
     assert host.pre("tank/web") == 0
@@ -170,7 +170,7 @@ def test_a_guest_in_its_window_is_found_by_what_lies_below_its_overlays(host, wo
     assert len(host.threads) == 1
 
 
-def test_one_after_the_other_the_next_has_a_window_of_its_own(host, world):
+def test_successive_calls_have_windows_of_their_own(host, world):
     world.add_guest()
     for name in ("h1", "h2"):
         assert host.pre("tank/web", name) == 0
@@ -209,7 +209,7 @@ def test_if_one_cannot_be_frozen_none_is(host, world):
     assert host.records() == []
 
 
-def test_a_guest_whose_restore_was_cut_short_is_refused(host, world):
+def test_a_guest_whose_restore_was_interrupted_is_refused(host, world):
     world.add_guest()
     take_snapshot(world.context, world.hypervisor.domain("web"), name="s1", wait=0)
     plan = make_restore_plan(world.context, "web", "s1")
@@ -237,7 +237,7 @@ def configured(world, **domains):
     world.context.config = world.context.config.model_copy(update={"domain": domains})
 
 
-def test_nobody_stands_still_while_another_waits_for_its_lock(three, world):
+def test_no_guest_is_paused_while_another_waits_for_its_lock(three, world):
     configured(world, web={"level": "paused"})
     uuid = world.guest("mail").uuid
     with ThreadPoolExecutor(1) as threads:
@@ -264,7 +264,7 @@ def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world, monkeyp
     assert all(world.is_as_it_was(name) for name in ("web", "mail", "files"))
 
 
-def test_ram_is_saved_before_anybody_stands_still(three, world):
+def test_ram_is_saved_before_any_guest_is_suspended(three, world):
     configured(world, web={"level": "paused"}, mail={"ram_strategy": "manual"})
     assert three.pre("tank") == 0
     frozen = [act for act in world.hooks.log if act.split()[0] in _FREEZING]
@@ -276,10 +276,8 @@ def test_ram_is_saved_before_anybody_stands_still(three, world):
 
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
-def test_what_does_not_fit_is_said_before_anybody_is_frozen(
-    three, world, capsys, monkeypatch, lower
-):
-    """Two that stay paused may wait for one another for longer than they may stand still."""
+def test_a_misfit_is_reported_before_any_guest_is_frozen(three, world, capsys, monkeypatch, lower):
+    """Two that stay paused may have to wait for one another longer than they may be paused."""
     manual = {"ram_strategy": "manual", "freeze_deadline": 60, "on_unavailable": lower}
     configured(world, web=manual, mail=manual)
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
@@ -296,10 +294,10 @@ def test_what_does_not_fit_is_said_before_anybody_is_frozen(
 
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
-def test_who_else_snapshots_them_is_no_reason_to_have_no_snapshot(
+def test_guests_that_other_programs_snapshot_take_overlays_if_they_do_not_fit(
     three, world, capsys, monkeypatch, lower
 ):
-    """For a stranger's sake all would be paused, for longer than they may be."""
+    """Because of another program all would be paused, for longer than they may be."""
     deadlines = {"freeze_deadline": 60, "hook_deadline": 200}
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, **deadlines)
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
@@ -315,7 +313,7 @@ def test_who_else_snapshots_them_is_no_reason_to_have_no_snapshot(
     assert "is not snaporch's; what it takes during the commit will be torn" in said
 
 
-def test_a_holder_that_does_not_start_is_told(host, world, monkeypatch):
+def test_a_holder_that_does_not_start_is_reported(host, world, monkeypatch):
     world.add_guest()
     host.start_holder = lambda _uuid: None
     monkeypatch.setattr("snaporch.sanoid.hold.client._START_SECONDS", 0.05)
@@ -323,7 +321,7 @@ def test_a_holder_that_does_not_start_is_told(host, world, monkeypatch):
         host.pre("tank/web")
 
 
-def test_what_a_killed_holder_left_at_the_door_is_no_obstacle(host, world):
+def test_the_socket_of_a_killed_holder_is_replaced(host, world):
     uuid = world.add_guest().uuid
     world.paths.runtime.mkdir()
     (world.paths.runtime / f"{uuid}.window").touch()
@@ -332,24 +330,24 @@ def test_what_a_killed_holder_left_at_the_door_is_no_obstacle(host, world):
     assert host.post("tank/web") == 0
 
 
-def test_recovery_removes_it_unless_somebody_is_behind_it(host, world):
+def test_recovery_removes_a_socket_that_no_holder_uses(host, world):
     uuid = world.add_guest().uuid
     world.paths.runtime.mkdir()
-    door = world.paths.runtime / f"{uuid}.window"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, address(door) as name:
+    path = world.paths.runtime / f"{uuid}.window"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, address(path) as name:
         listener.bind(name)
         listener.listen()
         remove_if_dead(world.paths.runtime, uuid)
-        assert door.exists()
-    with only_visitor(door, wait=True):
+        assert path.exists()
+    with only_visitor(path, wait=True):
         remove_if_dead(world.paths.runtime, uuid)
-        assert door.exists()
+        assert path.exists()
     remove_if_dead(world.paths.runtime, uuid)
-    assert not door.exists()
+    assert not path.exists()
     remove_if_dead(world.paths.runtime, uuid)
 
 
-def test_a_snapshot_nobody_held_the_guest_for_is_recorded_as_a_crash(host, world, capsys):
+def test_a_snapshot_of_a_guest_that_was_not_frozen_is_recorded_as_crash(host, world, capsys):
     world.add_guest()
     world.pool.snapshot(["tank/web@hourly"], {})
     assert host.post("tank/web") == 8
@@ -358,8 +356,8 @@ def test_a_snapshot_nobody_held_the_guest_for_is_recorded_as_a_crash(host, world
     assert "was not frozen for tank/web@hourly" in capsys.readouterr().err
 
 
-def test_what_sanoid_took_for_a_run_that_failed_is_recorded_as_a_crash(host, world, capsys):
-    """Without marks it would be somebody else's to the next run."""
+def test_snapshots_of_a_failed_run_are_recorded_as_crash(host, world, capsys):
+    """Without properties the next run would take it for another program's."""
     world.add_guest()
     assert host.pre("tank/web") == 0
     world.pool.snapshot(["tank/web@hourly"], {})
@@ -374,8 +372,8 @@ def test_what_sanoid_took_for_a_run_that_failed_is_recorded_as_a_crash(host, wor
     assert world.is_as_it_was()
 
 
-def test_a_snapshot_nobody_held_the_guest_for_and_that_is_torn_stays_so(host, world, capsys):
-    """Its holder was killed, and the guardian committed and has looked already."""
+def test_a_torn_snapshot_of_a_guest_that_was_not_frozen_stays_torn(host, world, capsys):
+    """Its holder was killed, and the guardian has committed and marked the snapshot already."""
     world.add_guest()
     world.pool.snapshot(["tank/web@hourly"], {"snaporch:level": "torn"})
     assert host.post("tank/web") == 8
@@ -385,7 +383,7 @@ def test_a_snapshot_nobody_held_the_guest_for_and_that_is_torn_stays_so(host, wo
 
 
 def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, capsys):
-    """Its holder was killed; who commits has not ended, and so has marked nothing yet."""
+    """Its holder was killed; the guardian still commits, and has marked nothing yet."""
     domain = world.add_guest()
     journal = Journal(world.paths.journal, make_plan(world.context, domain, None).facts)
     note_commit(world.pool, ["tank/web"], journal.path)
@@ -396,7 +394,7 @@ def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, caps
     assert "recorded as torn" in capsys.readouterr().err
 
 
-def test_excluded_disks_are_nobodys(host, world):
+def test_excluded_disks_are_not_frozen(host, world):
     world.add_guest(disks=TWO)
     world.with_defaults(exclude_disks=["vdb"])
     assert host.pre("flash/web") == 0

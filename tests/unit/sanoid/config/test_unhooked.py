@@ -47,7 +47,7 @@ def test_sections(sanoid_conf, text, expected):
         ("[tank/web]\nautosnap = no\n", set()),
     ],
 )
-def test_sections_by_which_the_guest_is_held(host, sanoid_conf, text, expected):
+def test_sections_that_freeze_the_guest(host, sanoid_conf, text, expected):
     sanoid_conf(text, "tank", "tank/web", "tank/other")
     assert held_by_hooks(["tank/web", "tank/other"], host) == expected
     (host / "sanoid").unlink()
@@ -63,13 +63,13 @@ def host(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_sanoid_reads_on_this_host(host, sanoid_conf):
+def test_the_sanoid_configuration_of_this_host(host, sanoid_conf):
     sanoid_conf("[tank/web]\n", "tank/web")
     assert unheld_by_hooks(["tank/web"], host) == WEB.format("tank/web")
     assert unheld_by_hooks(["tank/db"], host) == ""
 
 
-def test_without_sanoid_or_with_one_that_refuses_there_is_none(host, sanoid_conf):
+def test_without_sanoid_or_with_a_refused_configuration(host, sanoid_conf):
     assert unheld_by_hooks(["tank/web"], host / "none") == ""
     sanoid_conf("[tank/web]\n", "tank/web")
     (host / "sanoid.conf").write_text("[tank/web]\nno_such_setting = 1\n")

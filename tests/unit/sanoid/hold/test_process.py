@@ -62,8 +62,8 @@ def test_the_manifest_names_all_the_snapshots(world, hold):
     held.end()
     record = records(world)[0]
     manifest = world.context.store.manifest(f"{record.uuid}/{record.run}")
-    told = {(f"{entry.dataset}@{entry.name}", entry.guid) for entry in manifest.snapshots}
-    assert told == {(snapshot.full_name, snapshot.guid) for snapshot in world.pool.snapshots()}
+    recorded = {(f"{entry.dataset}@{entry.name}", entry.guid) for entry in manifest.snapshots}
+    assert recorded == {(snapshot.full_name, snapshot.guid) for snapshot in world.pool.snapshots()}
 
 
 def test_dataset_by_dataset_it_is_one_window(world, hold):
@@ -101,8 +101,8 @@ def test_a_sanoid_that_ends_is_not_waited_for(world, hold, sanoid):
 
 
 @pytest.mark.parametrize("reached", [Level.TORN, Level.OFF, Level.RAM])
-def test_a_dataset_without_a_snapshot_makes_no_level_better(world, hold, monkeypatch, reached):
-    """Somebody has committed the overlays meanwhile, and nobody noted when."""
+def test_a_dataset_without_a_snapshot_does_not_raise_the_level(world, hold, monkeypatch, reached):
+    """Another process has committed the overlays meanwhile, at an unknown time."""
     monkeypatch.setattr(Overlay, "reached", lambda _: reached)
     world.add_guest(disks=TWO)
     held = hold()
@@ -144,7 +144,7 @@ def test_a_hook_that_is_killed_while_it_waits_undoes_the_freeze(world, hold):
     assert "hypervisor.commit" not in world.hooks.acts()
 
 
-def test_what_others_could_not_do_is_called_off(world, hold):
+def test_a_withdrawn_call_releases_the_guest(world, hold):
     world.add_guest()
     held = hold()
     line = held.join()
@@ -170,7 +170,7 @@ def client(world, held, line, name, **more):
     )
 
 
-def test_a_sanoid_that_ends_before_the_word_is_given(world, hold, sanoid):
+def test_a_sanoid_that_exits_before_the_order_is_given(world, hold, sanoid):
     """Its hook lives on, and waits for others."""
     world.add_guest()
     held = hold()
@@ -182,7 +182,7 @@ def test_a_sanoid_that_ends_before_the_word_is_given(world, hold, sanoid):
     assert "hypervisor.capture" not in world.hooks.acts()
 
 
-def test_one_of_two_sanoids_that_ends_before_the_word_is_given(world, hold, sanoid):
+def test_one_of_two_sanoids_exits_before_the_order_is_given(world, hold, sanoid):
     world.add_guest()
     held = hold()
     first = held.request(sanoid=sanoid.pid)
@@ -197,7 +197,7 @@ def test_one_of_two_sanoids_that_ends_before_the_word_is_given(world, hold, sano
     assert held.end() == 0
 
 
-def test_a_hook_that_gives_no_word_does_not_have_the_guest_for_ever(world, hold, monkeypatch):
+def test_a_hook_that_gives_no_order_does_not_keep_the_guest_for_ever(world, hold, monkeypatch):
     monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.order_seconds", lambda _config: 0)
     world.add_guest()
     held = hold()
@@ -218,7 +218,7 @@ def test_a_holder_that_does_not_answer_is_not_waited_for(world):
 
 
 @pytest.mark.parametrize("first", ["web", "db"])
-def test_one_that_is_let_go_before_all_are_frozen_calls_all_off(world, hold, first):
+def test_a_guest_that_is_released_before_all_are_frozen_releases_all(world, hold, first):
     """Its snapshot would be taken while its overlays are committed."""
     world.add_guest("web")
     world.add_guest("db")
@@ -237,7 +237,7 @@ def test_one_that_is_let_go_before_all_are_frozen_calls_all_off(world, hold, fir
 
 
 class Clock:
-    """The time of a window, which goes by when it is told to."""
+    """The time of a window, which advances only when a test advances it."""
 
     def __init__(self):
         self._now = self._seen = 1000.0
@@ -250,7 +250,7 @@ class Clock:
             return self._now
 
     def advance(self, seconds):
-        """Let so much time go by; back when somebody has seen it."""
+        """Advance the time, and return when the server has read it."""
         with self._read:
             self._now += seconds
             assert self._read.wait_for(lambda: self._seen == self._now, 30)
@@ -279,7 +279,7 @@ def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, cloc
     assert {record.level for record in records(world)} == {Level.RAM}
 
 
-def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world, hold, clock):
+def test_a_guest_that_cannot_be_paused_long_enough_takes_the_lower_level(world, hold, clock):
     """Its turn is then after all whose RAM is saved."""
     world.add_guest()
     world.with_defaults(ram_strategy="manual", on_unavailable="paused", freeze_deadline=60)
@@ -302,7 +302,7 @@ def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world
     assert {record.level for record in records(world)} == {Level.PAUSED}
 
 
-def test_one_that_stops_in_the_middle_of_a_message_holds_up_no_one(world, hold):
+def test_half_a_message_does_not_delay_the_holder(world, hold):
     world.add_guest()
     world.with_defaults(hook_deadline=1)
     held = hold()
@@ -315,7 +315,7 @@ def test_one_that_stops_in_the_middle_of_a_message_holds_up_no_one(world, hold):
     line.close()
 
 
-def test_one_whose_holder_is_gone_calls_all_off(world, hold):
+def test_a_holder_that_has_exited_releases_all(world, hold):
     world.add_guest("db")
     held = hold("db")
     gone, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -328,7 +328,7 @@ def test_one_whose_holder_is_gone_calls_all_off(world, hold):
     assert world.is_as_it_was("db")
 
 
-def test_one_whose_holder_talks_nonsense_calls_all_off(world, hold):
+def test_a_holder_that_sends_nonsense_releases_all(world, hold):
     world.add_guest("db")
     held = hold("db")
     line = entered(world, held, "db")
@@ -341,7 +341,7 @@ def test_one_whose_holder_talks_nonsense_calls_all_off(world, hold):
     assert world.is_as_it_was("db")
 
 
-def test_a_guest_that_cannot_be_frozen_is_told_to_the_hook(world, hold):
+def test_a_guest_that_cannot_be_frozen_is_reported_to_the_hook(world, hold):
     world.add_guest()
     world.hooks.at["hypervisor.capture"] = failing(HypervisorError("web", "no"))
     held = hold()
@@ -364,7 +364,7 @@ def test_sanoid_took_nothing(world, hold):
     assert list(world.paths.bundles.glob("*/*")) == []
 
 
-def test_a_snapshot_of_before_is_not_of_the_window(world, hold):
+def test_a_snapshot_from_before_does_not_belong_to_the_window(world, hold):
     world.add_guest()
     world.pool.snapshot(["tank/web@hourly"], {})
     held = hold()
@@ -377,7 +377,7 @@ def test_a_snapshot_of_before_is_not_of_the_window(world, hold):
     assert (record.snapshot, record.level) == ("daily", Level.RAM)
 
 
-def test_in_the_hour_that_comes_twice_the_name_is_another(world, hold):
+def test_in_a_repeated_hour_sanoid_changes_the_name(world, hold):
     world.add_guest()
     world.pool.snapshot(["tank/web@autosnap_1_hourly"], {})
     held = hold()
@@ -388,7 +388,7 @@ def test_in_the_hour_that_comes_twice_the_name_is_another(world, hold):
     assert [record.snapshot for record in records(world)] == ["autosnap_1dst_hourly"]
 
 
-def test_past_the_deadline_the_guest_is_let_go(world, hold):
+def test_after_the_deadline_the_guest_is_released(world, hold):
     world.add_guest()
     world.with_defaults(hook_deadline=1)
     held = hold()
@@ -410,15 +410,15 @@ def test_a_signal_ends_the_window(world, hold):
     assert world.is_as_it_was()
 
 
-def test_who_knocks_too_late_is_told(world, hold):
+def test_the_socket_is_removed_before_the_commit(world, hold):
     world.add_guest()
     late = []
     held = hold()
 
-    def knock():
+    def note():
         late.append(held.socket.exists())
 
-    world.hooks.at["hypervisor.commit"] = knock
+    world.hooks.at["hypervisor.commit"] = note
     held.enter()
     held.snapshot("tank/web@hourly")
     held.leave()
@@ -426,7 +426,7 @@ def test_who_knocks_too_late_is_told(world, hold):
     assert late == [False]
 
 
-def test_nonsense_at_the_door_is_answered_and_does_no_harm(world, hold):
+def test_nonsense_on_the_socket_does_no_harm(world, hold):
     world.add_guest()
     held = hold()
     held.enter()
@@ -480,7 +480,7 @@ def test_a_guest_that_is_off(world, hold):
     assert records(world)[0].level is Level.OFF
 
 
-def test_properties_that_cannot_be_written_do_not_hold_the_guest(world, hold):
+def test_properties_that_cannot_be_written_do_not_delay_the_release(world, hold):
     world.add_guest()
     held = hold()
     held.enter()
@@ -530,7 +530,9 @@ def a_round(world, hold):
 
 @pytest.mark.parametrize("name", ["daily", "hourly"])
 @pytest.mark.parametrize("gone", [None, "tank/web@hourly", "flash/web@daily"])
-def test_either_of_a_round_leads_back_and_costs_no_other(world, a_round, name, gone):
+def test_each_name_of_a_round_can_be_restored_without_destroying_the_others(
+    world, a_round, name, gone
+):
     if gone:
         world.pool.destroy_snapshots([gone])
     there = world.pool.names()
@@ -542,13 +544,13 @@ def test_either_of_a_round_leads_back_and_costs_no_other(world, a_round, name, g
     assert world.pool.names() == there
 
 
-def test_what_was_taken_after_the_round_is_newer(world, a_round):
+def test_a_snapshot_after_the_round_is_newer(world, a_round):
     world.pool.snapshot(["tank/web@later"], {})
     with pytest.raises(RefusedError, match="tank/web@later"):
         make_restore_plan(world.context, "web", "daily", cold=False, discard_newer=False)
 
 
-def test_a_dataset_without_any_of_the_round_is_told(world, a_round):
+def test_a_dataset_without_any_snapshot_of_the_round_is_reported(world, a_round):
     world.pool.destroy_snapshots(["tank/web@daily", "tank/web@hourly"])
     with pytest.raises(RefusedError, match="tank/web@hourly is gone"):
         make_restore_plan(world.context, "web", "hourly", cold=True, discard_newer=False)

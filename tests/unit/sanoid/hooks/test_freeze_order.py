@@ -18,7 +18,7 @@ def estimate(strategy="overlay", ram=GIB, seconds=10.0, patience=90.0):
 
 
 def order(jobs=1, **estimates):
-    """Names in the order in which they are told to freeze, wave by wave."""
+    """Names in the order of freezing, wave by wave."""
     places = {name: FreezeProgress(each) for name, each in estimates.items()}
     waves = []
     while due := next_to_freeze(places.values(), jobs):
@@ -33,7 +33,7 @@ def test_an_estimate_survives_a_message():
     assert FreezeEstimate.from_json(each.as_json()) == each
 
 
-def test_who_stands_still_comes_last():
+def test_guests_that_are_paused_come_last():
     waves = order(
         paused=estimate("paused"),
         quiesced=estimate("quiesced"),
@@ -49,7 +49,7 @@ def test_guests_on_overlays_go_a_few_at_a_time_the_longest_first():
     assert waves == [{"b", "c"}, {"a"}]
 
 
-def test_one_that_is_under_way_is_one_of_the_jobs():
+def test_a_guest_under_way_is_one_of_the_jobs():
     under_way, waiting = FreezeProgress(estimate(), ordered=True), FreezeProgress(estimate())
     assert next_to_freeze([under_way, waiting], 1) == []
     assert next_to_freeze([under_way, waiting], 2) == [waiting]
@@ -57,7 +57,7 @@ def test_one_that_is_under_way_is_one_of_the_jobs():
     assert next_to_freeze([under_way, waiting], 1) == [waiting]
 
 
-def test_a_smaller_one_that_will_stand_still_begins_when_the_larger_has_as_little_left():
+def test_a_smaller_paused_guest_starts_when_the_larger_has_as_little_left():
     large = FreezeProgress(estimate("manual", ram=4 * GIB, seconds=40))
     small = FreezeProgress(estimate("manual", ram=GIB))
     assert next_to_freeze([small, large], 1) == [large]
@@ -67,7 +67,7 @@ def test_a_smaller_one_that_will_stand_still_begins_when_the_larger_has_as_littl
     assert next_to_freeze([small, large], 1) == [small]
 
 
-def test_equal_ones_that_will_stand_still_begin_together_however_few_the_jobs():
+def test_equal_paused_guests_start_together_whatever_jobs_is():
     places = [FreezeProgress(estimate("manual")) for _ in range(3)]
     assert len(next_to_freeze(places, 1)) == 3
 
@@ -75,7 +75,7 @@ def test_equal_ones_that_will_stand_still_begin_together_however_few_the_jobs():
 @pytest.mark.parametrize(
     ("count", "jobs", "fits"), [(1, 1, True), (10, 1, True), (11, 1, False), (36, 4, True)]
 )
-def test_all_ram_has_to_be_saved_before_the_first_guest_goes_on(count, jobs, fits):
+def test_all_ram_must_be_saved_before_the_first_guest_is_released(count, jobs, fits):
     """Each takes 10 s, and each is held for 90 s."""
     estimates = {f"g{number}": estimate() for number in range(count)}
     misfit = find_misfit(estimates, jobs)
@@ -85,14 +85,14 @@ def test_all_ram_has_to_be_saved_before_the_first_guest_goes_on(count, jobs, fit
         assert "hook_deadline = 110" in misfit.step
 
 
-def test_the_longest_is_told_that_it_does_not_fit():
+def test_the_guest_with_the_most_ram_is_the_misfit():
     estimates = {"a": estimate(seconds=50), "b": estimate(seconds=200), "c": estimate("paused")}
     misfit = find_misfit(estimates, 1)
     assert misfit is not None
     assert misfit.guest == "b"
 
 
-def test_one_that_has_another_way_makes_room_for_the_others():
+def test_a_guest_that_can_take_overlays_gives_way():
     giver = replace(estimate("manual", seconds=100, patience=58), gives_way=True)
     guests = {"long": estimate("manual", seconds=200), "short": estimate("manual", seconds=90)}
     misfit = find_misfit(guests | {"giver": giver}, 1)
@@ -105,12 +105,12 @@ def test_one_that_has_another_way_makes_room_for_the_others():
     assert find_misfit({"giver": giver}, 1) is None
 
 
-def test_one_alone_waits_for_nobody():
+def test_a_single_guest_always_fits():
     assert find_misfit({"a": estimate(seconds=1e4), "b": estimate("paused", seconds=0)}, 1) is None
     assert find_misfit({"a": estimate("manual", seconds=1e4, patience=1)}, 1) is None
 
 
-def test_of_two_that_will_stand_still_the_shorter_has_to_be_short():
+def test_of_two_paused_guests_the_shorter_must_be_short():
     long, short = estimate("manual", seconds=500, patience=58), estimate("manual", seconds=50)
     assert find_misfit({"long": long, "short": short}, 4) is None
     misfit = find_misfit({"long": long, "short": estimate("manual", seconds=59)}, 4)

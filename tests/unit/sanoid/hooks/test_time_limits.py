@@ -15,7 +15,7 @@ from snaporch.sanoid.hooks.time_limits import order_seconds, patience, plan_seco
         {"domain": {"db": {"hook_deadline": 3000, "ram_budget_seconds": 0}}},
     ],
 )
-def test_who_waits_for_others_waits_longer_than_each_of_them_may_take(config):
+def test_a_wait_for_others_is_longer_than_each_of_them_may_take(config):
     known = Config.model_validate(config)
     for settings in (known.defaults, *(known.settings(name, "") for name in known.domain)):
         assert plan_seconds(settings) > patience(settings) >= settings.hook_deadline
