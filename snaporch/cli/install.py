@@ -47,11 +47,10 @@ def install_command(
     ] = None,
     config: ConfigOption = None,
 ) -> int:
-    """Write snaporch's systemd units, libvirt's hook, and a configuration to edit.
+    """Install systemd units, libvirt's hook and a configuration to edit.
 
-    Enables nothing.
-
-    A unit that was edited is kept beside the new one; an edited configuration is left as it is.
+    Enables no unit. A unit that was edited is kept beside the new one; an edited configuration is
+    left as it is.
     """
     from snaporch.config import load_config
     from snaporch.config.example import sample
@@ -75,7 +74,7 @@ def install_command(
 
 
 def uninstall_command(root: RootOption = Path("/")) -> int:
-    """Remove the files that `snaporch install` wrote, except edited ones."""
+    """Remove the files of `snaporch install`, except edited ones."""
     from snaporch.output.terminal import print_error
     from snaporch.systemd.units import Change, uninstall
 

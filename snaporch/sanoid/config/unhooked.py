@@ -18,21 +18,25 @@ from snaporch.sanoid.config.resolve import (
 )
 
 
-def unheld_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> str:
+def unheld_by_hooks(
+    datasets: Sequence[str], config_dir: Path = CONFIG_DIR, path: str = PATH
+) -> str:
     """A text on the first dataset that sanoid snapshots without freezing its guest; or empty."""
-    config = _config(config_dir)
+    config = _config(config_dir, path)
     return unheld_section(config, datasets) if config is not None else ""
 
 
-def held_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> frozenset[str]:
+def held_by_hooks(
+    datasets: Sequence[str], config_dir: Path = CONFIG_DIR, path: str = PATH
+) -> frozenset[str]:
     """The datasets that sanoid snapshots only while snaporch's hooks freeze their guests."""
-    config = _config(config_dir)
+    config = _config(config_dir, path)
     return held_datasets(config, datasets) if config is not None else frozenset()
 
 
-def _config(config_dir: Path) -> SanoidConfig | None:
+def _config(config_dir: Path, path: str) -> SanoidConfig | None:
     """sanoid's configuration; ``None`` if sanoid is not installed or refuses it."""
-    if shutil.which("sanoid", path=PATH) is None or not (config_dir / "sanoid.conf").exists():
+    if shutil.which("sanoid", path=path) is None or not (config_dir / "sanoid.conf").exists():
         return None
     try:
         return load_sanoid(config_dir)
