@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 
 from snaporch.errors import ExitCode
 
@@ -39,6 +40,11 @@ class Finding:
         """The JSON object that ``docs/json.md`` describes."""
         more = {"severity": self.severity.value, "lines": list(self.lines)}
         return {"code": self.code} | asdict(self) | more
+
+
+error = partial(Finding, Severity.ERROR)
+warning = partial(Finding, Severity.WARNING)
+hint = partial(Finding, Severity.HINT)
 
 
 def worst(findings: Iterable[Finding]) -> Severity | None:

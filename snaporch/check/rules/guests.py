@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from snaporch.check.facts import GuestFacts, HostFacts
-from snaporch.check.findings import Finding, Severity, listed
+from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
 from snaporch.sanoid.config.render import fitting_parent
 from snaporch.sanoid.config.resolve import hook_settings
 from snaporch.sanoid.config.unhooked import has_hook
@@ -15,8 +15,7 @@ from snaporch.sanoid.config.unhooked import has_hook
 def busy(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """A run or a libvirt job on the guest keeps it from being planned."""
     if guest.busy:
-        yield Finding(
-            Severity.HINT,
+        yield hint(
             guest.name,
             f"busy: {guest.busy}",
             "whether it can be snapshotted was not checked",
@@ -28,8 +27,7 @@ def not_on_zfs(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """The guest has no disk on ZFS."""
     if guest.refusal is not None and not guest.datasets:
         reason, step = guest.refusal
-        yield Finding(
-            Severity.HINT,
+        yield hint(
             guest.name,
             reason,
             "no snapshot of it can be taken",
@@ -41,8 +39,7 @@ def no_snapshot(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """The plan of a snapshot is refused."""
     if guest.refusal is not None and guest.datasets:
         reason, step = guest.refusal
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             guest.name,
             reason,
             "no snapshot of it can be taken: `snaporch snapshot` and the pre hook fail",
@@ -53,8 +50,7 @@ def no_snapshot(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
 def downgrade(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """The plan of a snapshot has a lower level than the configured one."""
     if guest.downgrade and guest.refusal is None:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             guest.name,
             guest.downgrade,
             "its snapshots have a lower level than the configured one",
@@ -65,8 +61,7 @@ def downgrade(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
 def disk_left_out(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """A writable disk is not on ZFS."""
     if guest.off_zfs and guest.datasets:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             guest.name,
             f"not in its snapshots: {listed(guest.off_zfs)}",
             "a restore does not take that disk back with the others and RAM",
@@ -77,8 +72,7 @@ def disk_left_out(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
 def excluded_disk(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """A disk of ``exclude_disks`` lies in a dataset of another disk of the guest."""
     if guest.excluded:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             guest.name,
             f"excluded, but in a dataset that is snapshotted: {listed(guest.excluded)}",
             "a rollback of the dataset takes that disk back too, so a restore refuses it",
@@ -95,8 +89,7 @@ def stranger(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     if not guest.other_taker:
         return
     if guest.overlays:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             guest.name,
             f"another program snapshots its datasets: {guest.other_taker}",
             "a snapshot that is taken while its overlays are committed is torn, and useless",
@@ -106,8 +99,7 @@ def stranger(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
         return
     pools = {dataset.partition("/")[0] for dataset in guest.datasets}
     if len(pools) > 1 or _has_hook(facts, guest):
-        yield Finding(
-            Severity.HINT,
+        yield hint(
             guest.name,
             f"no overlays are used, since another program snapshots its datasets: "
             f"{guest.other_taker}",
@@ -127,8 +119,7 @@ def _has_hook(facts: HostFacts, guest: GuestFacts) -> bool:
 def shared_dataset(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """A dataset of the guest holds files of others."""
     if guest.shared:
-        yield Finding(
-            Severity.HINT,
+        yield hint(
             guest.name,
             f"other files lie in its datasets: {listed(guest.shared)}",
             "a restore refuses to roll back files of others that were written since the snapshot",
@@ -139,8 +130,7 @@ def shared_dataset(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
 def policy_level(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """The guest cannot have the level of one of its policies."""
     for policy, reason, step in guest.unmet:
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             guest.name,
             f"policy {policy}: {reason}",
             "its snapshots fail, or have a lower level than the policy demands",
@@ -206,11 +196,11 @@ def taken_apart(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     parent = fitting_parent(guest.datasets, facts.datasets)
     if parent is None:
         fix = "nothing to do; with all its datasets below a parent of its own, one call would do"
-        yield Finding(Severity.HINT, guest.name, what, why, fix)
+        yield hint(guest.name, what, why, fix)
         return
     where, lines = _as_one_call(parent, sorted({section.origin for section in sections}))
     fix = f"in {facts.sanoid.directory / 'sanoid.conf'} write {where}"
-    yield Finding(Severity.WARNING, guest.name, what, why, fix, lines)
+    yield warning(guest.name, what, why, fix, lines)
 
 
 def _as_one_call(parent: str, origins: list[str]) -> tuple[str, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from snaporch.check.facts import HostFacts
-from snaporch.check.findings import Finding, Severity, listed
+from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
 from snaporch.faults import known_faults, parse_release
 
 
@@ -13,8 +13,7 @@ def unfinished_run(facts: HostFacts) -> Iterator[Finding]:
     """A run was interrupted, and its journal is still there."""
     for run in facts.runs:
         if not run.alive:
-            yield Finding(
-                Severity.ERROR,
+            yield error(
                 run.domain,
                 f"the run {run.run} was interrupted",
                 "the guest may still be on its overlays",
@@ -27,8 +26,7 @@ def replica_away(facts: HostFacts) -> Iterator[Finding]:
     """A replica that a policy names cannot be reached."""
     for name, reason in facts.replicas.items():
         if reason:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"replica {name}",
                 reason,
                 "policies name it, and nothing can be copied to it",
@@ -57,8 +55,7 @@ def version_unknown(facts: HostFacts) -> Iterator[Finding]:
     """The version of a component cannot be read."""
     for component, version in facts.releases.items():
         if parse_release(version) is None:
-            yield Finding(
-                Severity.HINT,
+            yield hint(
                 component,
                 f"its version ({version or 'none'}) cannot be read",
                 "it was not compared with the versions of known faults",
@@ -85,8 +82,7 @@ def known_fault(facts: HostFacts) -> Iterator[Finding]:
 def unguarded_start(facts: HostFacts) -> Iterator[Finding]:
     """libvirt's hook does not keep guests from being started on overlays."""
     if facts.unguarded is not None:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "libvirt",
             facts.unguarded.reason,
             "after a power loss during a run libvirt may start a guest on overlays that are not "

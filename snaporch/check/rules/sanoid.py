@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from snaporch.check.facts import GuestFacts, HostFacts
-from snaporch.check.findings import Finding, Severity
+from snaporch.check.findings import Finding, Severity, error, hint, warning
 from snaporch.sanoid.hooks.freeze_order import find_misfit
 
 
@@ -16,8 +16,7 @@ def _conf(facts: HostFacts) -> str:
 def sanoid_missing(facts: HostFacts) -> Iterator[Finding]:
     """sanoid is not installed."""
     if not facts.sanoid.installed:
-        yield Finding(
-            Severity.HINT,
+        yield hint(
             "sanoid",
             "it is not installed",
             "only snaporch takes snapshots, and no sections were checked",
@@ -29,8 +28,7 @@ def sanoid_missing(facts: HostFacts) -> Iterator[Finding]:
 def sanoid_unused(facts: HostFacts) -> Iterator[Finding]:
     """sanoid is installed without a configuration."""
     if facts.sanoid.unused:
-        yield Finding(
-            Severity.HINT,
+        yield hint(
             _conf(facts),
             "it does not exist",
             "sanoid takes no snapshots; its syncoid needs no such file",
@@ -43,8 +41,7 @@ def sanoid_refuses(facts: HostFacts) -> Iterator[Finding]:
     """sanoid exits with an error because of its configuration."""
     sanoid = facts.sanoid
     if sanoid.installed and not sanoid.unused and sanoid.config is None:
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             _conf(facts),
             sanoid.refusal,
             "sanoid exits with an error, and takes no snapshots",
@@ -55,8 +52,7 @@ def sanoid_refuses(facts: HostFacts) -> Iterator[Finding]:
 def sanoid_timer(facts: HostFacts) -> Iterator[Finding]:
     """sanoid's timer is not active."""
     if facts.sanoid.config is not None and facts.sanoid.scheduled is False:
-        yield Finding(
-            Severity.HINT,
+        yield hint(
             "sanoid.timer",
             "it is not active",
             "sanoid takes snapshots only when it is started by hand",
@@ -68,8 +64,7 @@ def sanoid_timer(facts: HostFacts) -> Iterator[Finding]:
 def sanoid_ignores(facts: HostFacts) -> Iterator[Finding]:
     """sanoid ignores a setting, or reads it otherwise than it looks."""
     for complaint in facts.sanoid.config.complaints if facts.sanoid.config else ():
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             _conf(facts),
             complaint,
             "sanoid does something else than the file seems to say",
@@ -82,8 +77,7 @@ def dataset_missing(facts: HostFacts) -> Iterator[Finding]:
     sections = facts.sanoid.config.sections.values() if facts.sanoid.config else ()
     missing = {s.origin for s in sections if s.takes_snapshots and s.path not in facts.datasets}
     for name in sorted(missing):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"[{name}]",
             "the dataset does not exist",
             "sanoid fails to take its snapshots, at every start",

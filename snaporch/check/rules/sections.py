@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from snaporch.check.coverage import CoveredSection
 from snaporch.check.facts import HookProgram, HostFacts
-from snaporch.check.findings import Finding, Severity
+from snaporch.check.findings import Finding, Severity, error, warning
 from snaporch.sanoid.config.hook_command import SETTINGS, HookCommand
 from snaporch.sanoid.config.resolve import truth
 
@@ -29,8 +29,7 @@ def path_section(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]
     """A section with a ``path`` setting runs no snapshot hooks."""
     if section.settings is None:
         path = section.section.path
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             f"[{section.section.name}]",
             f"it takes the snapshots of {path} by a path setting",
             f"sanoid runs no snapshot hooks for such a section: {section.guest_names} is not "
@@ -59,8 +58,7 @@ def hooks_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding
 def pre_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """A section has a post hook without a pre hook."""
     if _has(section, _POST) and not _has(section, _PRE):
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             section.subject,
             "it has a post hook, but no pre hook",
             "no guest is frozen, so the post hook has none to release",
@@ -72,8 +70,7 @@ def pre_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
 def post_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """A section has a pre hook without a post hook."""
     if _has(section, _PRE) and not _has(section, _POST):
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             section.subject,
             "it has a pre hook, but no post hook",
             "the guest stays on its overlays, or paused, until the deadline",
@@ -98,7 +95,7 @@ def hook_program(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]
             why += ", and still takes the snapshot"
         line = (_hook_line(facts, key),)
         where = _where(facts, section)
-        yield Finding(Severity.ERROR, section.subject, what, why, where, line)
+        yield error(section.subject, what, why, where, line)
 
 
 def _can_run(command: HookCommand, program: HookProgram | None) -> bool:
@@ -109,8 +106,7 @@ def hook_foreign(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]
     """A hook setting calls a program other than snaporch."""
     for key, command, program in section.hooks(facts):
         if _can_run(command, program) and not command.phase:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 section.subject,
                 f"{key} calls {command.program}, not snaporch",
                 f"unless that program calls snaporch, {section.guest_names} is not frozen",
@@ -123,8 +119,7 @@ def hook_phase(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """A hook setting calls snaporch's hook for another phase."""
     for key, command, program in section.hooks(facts):
         if _can_run(command, program) and command.phase not in ("", SETTINGS[key]):
-            yield Finding(
-                Severity.ERROR,
+            yield error(
                 section.subject,
                 f"{key} calls snaporch's hook for {command.phase}",
                 f"this setting needs the hook for {SETTINGS[key]}",
@@ -139,8 +134,7 @@ def hook_version(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]
         if program is None or not program.executable or command.phase != SETTINGS[key]:
             continue
         if program.version not in ("", facts.version):
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 section.subject,
                 f"{key} calls {command.program} of version {program.version}",
                 f"this is {facts.version}: of two installations only one was upgraded",
@@ -152,8 +146,7 @@ def hook_version(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]
 def script_timeout(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """sanoid's time limit for hooks is not 0."""
     if section.section.timeout and (_has(section, _PRE) or _has(section, _POST)):
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             section.subject,
             f"script_timeout is {section.section.timeout} s, and must be 0",
             "if a hook takes longer, sanoid itself is killed (SIGALRM): no snapshot, no post hook, "
@@ -167,8 +160,7 @@ def inconsistent_snapshot(facts: HostFacts, section: CoveredSection) -> Iterator
     """sanoid takes a snapshot even if the pre hook fails."""
     allowed = not truth(section.setting("no_inconsistent_snapshot"))
     if allowed and (_has(section, _PRE) or _has(section, _POST)):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             section.subject,
             "no_inconsistent_snapshot is not set",
             "sanoid takes a snapshot even if a guest could not be frozen",
@@ -180,8 +172,7 @@ def inconsistent_snapshot(facts: HostFacts, section: CoveredSection) -> Iterator
 def pruning_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """A section destroys snapshots without a pruning hook."""
     if truth(section.setting("autoprune")) and not _has(section, _PRUNE):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             section.subject,
             "it prunes snapshots, but has no pruning_script",
             "bundles of snapshots that sanoid has destroyed stay until `snaporch prune` is run",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from snaporch.check.facts import HostFacts
-from snaporch.check.findings import Finding, Severity, listed
+from snaporch.check.findings import Finding, error, listed, warning
 
 _OTHERS = 0o077
 
@@ -13,8 +13,7 @@ _OTHERS = 0o077
 def overlays_left(facts: HostFacts) -> Iterator[Finding]:
     """The overlay directory has entries that belong to no run."""
     if facts.overlays.unknown:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             str(facts.overlays.path),
             f"{listed(facts.overlays.unknown)} belongs to no known run",
             "an overlay may hold a guest's writes",
@@ -25,8 +24,7 @@ def overlays_left(facts: HostFacts) -> Iterator[Finding]:
 def overlays_set_aside(facts: HostFacts) -> Iterator[Finding]:
     """There are overlays in quarantine."""
     if facts.overlays.quarantined:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"{facts.overlays.path}/quarantine",
             f"overlays are quarantined: {listed(facts.overlays.quarantined)}",
             "they hold writes that their base images do not have",
@@ -38,8 +36,7 @@ def overlay_space(facts: HostFacts) -> Iterator[Finding]:
     """The overlay file system has less free space than the reserve."""
     overlays = facts.overlays
     if overlays.free_mib < overlays.reserve_mib:
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             str(overlays.path),
             f"{overlays.free_mib} MiB are free, {overlays.reserve_mib} MiB are needed",
             "guests are not switched to overlays that could not grow",
@@ -50,8 +47,7 @@ def overlay_space(facts: HostFacts) -> Iterator[Finding]:
 def overlays_snapshotted(facts: HostFacts) -> Iterator[Finding]:
     """sanoid snapshots the dataset of the overlays."""
     if section := _snapshotting_section(facts, facts.overlays.dataset):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             str(facts.overlays.path),
             f"it lies in {facts.overlays.dataset}, of which [{section}] takes snapshots",
             "the writes of guests during a run stay in the snapshots and take up space",
@@ -62,8 +58,7 @@ def overlays_snapshotted(facts: HostFacts) -> Iterator[Finding]:
 def forgetful_place(facts: HostFacts) -> Iterator[Finding]:
     """Overlays, journals or bundles are on a file system that a power loss empties."""
     for directory, kind in facts.volatile.items():
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             str(directory),
             f"it is on {kind}, which a power loss empties",
             "overlays hold guests' writes, journals the state that recovery needs, and bundles "
@@ -76,8 +71,7 @@ def store_unwritable(facts: HostFacts) -> Iterator[Finding]:
     """Bundles cannot be written."""
     store = facts.store
     if not store.writable:
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             str(store.path),
             "it cannot be written" if store.exists else "it cannot be created",
             "snapshots have no RAM, UEFI variables and definitions, which are stored there",
@@ -89,8 +83,7 @@ def store_open(facts: HostFacts) -> Iterator[Finding]:
     """Users other than root can read the bundle store."""
     store = facts.store
     if store.writable and store.exists and store.mode & _OTHERS:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             str(store.path),
             f"its mode is {store.mode:04o}",
             "it holds the RAM of guests, with their keys and passwords",
@@ -102,8 +95,7 @@ def store_open(facts: HostFacts) -> Iterator[Finding]:
 def store_snapshotted(facts: HostFacts) -> Iterator[Finding]:
     """sanoid snapshots the dataset of the bundle store."""
     if section := _snapshotting_section(facts, facts.store.dataset):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             str(facts.store.path),
             f"it lies in {facts.store.dataset}, of which [{section}] takes snapshots",
             "pruned bundles stay in those snapshots, with the RAM of the guests",
@@ -122,8 +114,7 @@ def store_in_clear(facts: HostFacts) -> Iterator[Finding]:
     """A guest's dataset is encrypted, and the bundle store is not."""
     encrypted = _encrypted_datasets(facts)
     if encrypted and not facts.store.encrypted:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             str(facts.store.path),
             f"it is not encrypted, but {listed(list(encrypted))} is",
             f"the RAM of {listed(list(encrypted.values()))} is stored there unencrypted",
@@ -138,8 +129,7 @@ def pages_in_clear(facts: HostFacts) -> Iterator[Finding]:
         return
     guests = sorted(set(_encrypted_datasets(facts).values()) & set(pages.guests))
     if guests:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             pages.dataset,
             f"it is not encrypted, but datasets of {listed(guests)} are",
             "their RAM is stored there unencrypted",
@@ -151,8 +141,7 @@ def pages_missing(facts: HostFacts) -> Iterator[Finding]:
     """The pool of the dataset for RAM in pages does not exist."""
     pages = facts.pages
     if pages is not None and not _has_pool(facts, pages.dataset):
-        yield Finding(
-            Severity.ERROR,
+        yield error(
             pages.dataset,
             "its pool does not exist",
             f"the RAM of {listed(pages.guests)} stays a whole image in the bundle store",

@@ -293,17 +293,14 @@ class HoldServer:
     def _send_replies(self) -> None:
         if self.window.phase is WindowPhase.OPENING and self._progress:
             for peer in self._joined:
-                self._send_progress(peer)
+                if self._sent.get(peer) is not self._progress:
+                    self._sent[peer] = self._progress
+                    self._send(peer, self._progress)
         for peer, request in list(self._waiting.items()):
             reply = self._reply_to(request)
             if reply is not None:
                 del self._waiting[peer]
                 self._send(peer, reply)
-
-    def _send_progress(self, peer: JsonConnection) -> None:
-        if self._sent.get(peer) is not self._progress:
-            self._sent[peer] = self._progress
-            self._send(peer, self._progress)
 
     def _reply_to(self, request: str) -> Message | None:
         """The reply that is possible now; ``None`` if the peer has to wait."""

@@ -25,14 +25,6 @@ class WindowPhase(StrEnum):
     """The snapshots are being listed; no call may join any more."""
 
 
-class JoinState(StrEnum):
-    """The state of a call that joined."""
-
-    INSIDE = "inside"
-    DONE = "done"
-    """Its post hook was called, or its sanoid has exited."""
-
-
 @dataclass(frozen=True, slots=True)
 class HoldRequest:
     """One call of the pre hook."""
@@ -58,7 +50,9 @@ class HoldWindow:
     def __init__(self) -> None:
         self.phase = WindowPhase.OPENING
         self.joins: list[HoldRequest] = []
-        self._states: dict[Key, JoinState] = {}
+        self._joined: set[Key] = set()
+        self._inside: set[Key] = set()
+        """Calls whose post hook was not called, and whose sanoid runs."""
         self._ended: set[int] = set()
 
     def join(self, request: HoldRequest) -> bool:
@@ -69,7 +63,8 @@ class HoldWindow:
         if self.phase is WindowPhase.CLOSED:
             return False
         self.joins.append(request)
-        self._states[request.key] = JoinState.INSIDE
+        self._joined.add(request.key)
+        self._inside.add(request.key)
         self._ended.discard(request.sanoid)
         return True
 
@@ -84,24 +79,22 @@ class HoldWindow:
 
     def leave(self, key: Key) -> bool:
         """The post hook was called. Returns: whether its pre hook had joined."""
-        if key not in self._states:
-            return False
-        self._states[key] = JoinState.DONE
-        return True
+        self._inside.discard(key)
+        return key in self._joined
 
     def withdraw(self, key: Key) -> bool:
         """Remove a call, which takes no snapshots after all. Returns: whether it had joined."""
-        if self._states.pop(key, None) is None:
+        if key not in self._joined:
             return False
+        self._joined.discard(key)
+        self._inside.discard(key)
         self.joins = [join for join in self.joins if join.key != key]
         return True
 
     def ended(self, sanoid: int) -> None:
         """A sanoid has exited, and takes no more snapshots."""
         self._ended.add(sanoid)
-        for key in self._states:
-            if key[0] == sanoid:
-                self._states[key] = JoinState.DONE
+        self._inside = {key for key in self._inside if key[0] != sanoid}
 
     def close(self) -> None:
         """Admit no more calls."""
@@ -120,11 +113,7 @@ class HoldWindow:
     @property
     def over(self) -> bool:
         """Whether the window is open and waits for no call any more."""
-        if self.phase is not WindowPhase.OPEN:
-            return False
-        if JoinState.INSIDE in self._states.values():
-            return False
-        return not self.awaited
+        return self.phase is WindowPhase.OPEN and not self._inside and not self.awaited
 
     @property
     def awaited(self) -> frozenset[str]:

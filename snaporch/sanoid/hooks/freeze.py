@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 
@@ -72,8 +72,11 @@ def freeze(request: Request, guests: Sequence[GuestDatasets], host: HookHost) ->
         private_directory(runtime)
     with ThreadPoolExecutor(host.config.jobs) as workers:
         futures = [workers.submit(_join, entry, host) for entry in entries]
-        error = _first_error(futures)
-    clients = [future.result() for future in futures if _succeeded(future)]
+        for future in wait(futures, return_when=FIRST_EXCEPTION).not_done:
+            future.cancel()  # unless it has begun
+    done = [future for future in futures if not future.cancelled()]
+    error = next((error for future in done if (error := future.exception())), None)
+    clients = [future.result() for future in done if not future.exception()]
     freeze_together(clients, host.config.jobs, error)
 
 
@@ -125,22 +128,6 @@ def _join(entry: FreezeEntry, host: HookHost) -> HoldClient:
         connection.close()
         raise client.error
     return client
-
-
-def _first_error(futures: Sequence[Future[HoldClient]]) -> BaseException | None:
-    """The first failure; after it no further holder is started."""
-    first = None
-    for future in futures:
-        error = None if future.cancelled() else future.exception()
-        if error is not None and first is None:
-            first = error
-            for other in futures:
-                other.cancel()
-    return first
-
-
-def _succeeded(future: Future[HoldClient]) -> bool:
-    return not future.cancelled() and future.exception() is None
 
 
 @dataclass
