@@ -96,7 +96,11 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     names = set(kinds)
     sanoid = _sanoid(config_dir, names)
-    context = replace(context, strangers=partial(_unheld, sanoid), held=partial(_held, sanoid))
+    context = replace(
+        context,
+        strangers=partial(unheld_section, sanoid.config),
+        held=partial(held_datasets, sanoid.config),
+    )
     guests = with_policies(context, domains, gather_guests(context, domains))
     encrypted = context.pool.encrypted()
     runs = tuple(_run(journal) for journal in _journals(context))
@@ -152,15 +156,14 @@ def _needs(
     domains: Sequence[Domain], guests: Sequence[GuestFacts], kinds: Mapping[str, DatasetKind]
 ) -> dict[Need, tuple[str, ...]]:
     """The conditions of known faults that hold here, each with the guests concerned."""
-    discarding = [d.name for d in domains if any(disk.discards for disk in d.disks)]
-    on = {
-        kind: [g.name for g in guests if any(kinds.get(name) is kind for name in g.datasets)]
-        for kind in DatasetKind
-    }
+
+    def guests_on(kind: DatasetKind) -> list[str]:
+        return [g.name for g in guests if any(kinds.get(name) is kind for name in g.datasets)]
+
     by_guest = {
-        Need.DISCARD: discarding,
-        Need.VOLUME: on[DatasetKind.VOLUME],
-        Need.SNAPDIR: on[DatasetKind.FILESYSTEM],
+        Need.DISCARD: [d.name for d in domains if any(disk.discards for disk in d.disks)],
+        Need.VOLUME: guests_on(DatasetKind.VOLUME),
+        Need.SNAPDIR: guests_on(DatasetKind.FILESYSTEM),
     }
     by_host = {
         Need.CLONING: _text(PLACES.zfs_module / "parameters/zfs_bclone_enabled").strip() == "1",
@@ -187,14 +190,6 @@ def _sanoid(config_dir: Path, datasets: Iterable[str]) -> SanoidFacts:
             True, scheduled, config_dir, None, refusal=f"{error.thing}: {error.reason}"
         )
     return SanoidFacts(True, scheduled, config_dir, config, programs=_programs(config))
-
-
-def _unheld(sanoid: SanoidFacts, datasets: Sequence[str]) -> str:
-    return unheld_section(sanoid.config, datasets) if sanoid.config else ""
-
-
-def _held(sanoid: SanoidFacts, datasets: Sequence[str]) -> frozenset[str]:
-    return held_datasets(sanoid.config, datasets) if sanoid.config else frozenset()
 
 
 def _scheduled() -> bool | None:
@@ -363,9 +358,9 @@ def _pages(
     dataset = context.config.pages.dataset
     if not guests:
         return None
-    steps = dataset.split("/")
-    above = ["/".join(steps[:count]) for count in range(len(steps), 0, -1)]
-    existing = next((each for each in above if each in names), None)  # snaporch creates the rest
+    existing = dataset
+    while "/" in existing and existing not in names:  # snaporch creates the rest
+        existing = existing.rpartition("/")[0]
     return PageStoreFacts(dataset, guests, encrypted=existing in encrypted)
 
 

@@ -22,16 +22,14 @@ def unheld_by_hooks(
     datasets: Sequence[str], config_dir: Path = CONFIG_DIR, path: str = PATH
 ) -> str:
     """A text on the first dataset that sanoid snapshots without freezing its guest; or empty."""
-    config = _config(config_dir, path)
-    return unheld_section(config, datasets) if config is not None else ""
+    return unheld_section(_config(config_dir, path), datasets)
 
 
 def held_by_hooks(
     datasets: Sequence[str], config_dir: Path = CONFIG_DIR, path: str = PATH
 ) -> frozenset[str]:
     """The datasets that sanoid snapshots only while snaporch's hooks freeze their guests."""
-    config = _config(config_dir, path)
-    return held_datasets(config, datasets) if config is not None else frozenset()
+    return held_datasets(_config(config_dir, path), datasets)
 
 
 def _config(config_dir: Path, path: str) -> SanoidConfig | None:
@@ -44,17 +42,20 @@ def _config(config_dir: Path, path: str) -> SanoidConfig | None:
         return None
 
 
-def held_datasets(config: SanoidConfig, datasets: Sequence[str]) -> frozenset[str]:
+def held_datasets(config: SanoidConfig | None, datasets: Sequence[str]) -> frozenset[str]:
     """As :func:`held_by_hooks`, for a configuration that was read already."""
-    sections = {dataset: config.covering(dataset) for dataset in datasets}
-    return frozenset(name for name, each in sections.items() if each and _is_held(config, each))
+    return frozenset(
+        dataset
+        for dataset in datasets
+        if config and (section := config.covering(dataset)) and _is_held(config, section)
+    )
 
 
-def unheld_section(config: SanoidConfig, datasets: Sequence[str]) -> str:
+def unheld_section(config: SanoidConfig | None, datasets: Sequence[str]) -> str:
     """As :func:`unheld_by_hooks`, for a configuration that was read already."""
     for dataset in datasets:
-        section = config.covering(dataset)
-        if section is not None and not _is_held(config, section):
+        section = config.covering(dataset) if config else None
+        if config and section and not _is_held(config, section):
             return f"sanoid snapshots {dataset} by [{section.origin}] without freezing the guest"
     return ""
 
