@@ -135,6 +135,5 @@ def _await_holder(path: Path) -> JsonConnection:
         if connection is not None:
             return connection
         time.sleep(_POLL_SECONDS)
-    raise RunFailedError(
-        path.stem, f"the process that is to freeze it did not start within {_START_SECONDS:.0f} s"
-    )
+    reason = f"the process that is to freeze it did not start within {_START_SECONDS:.0f} s"
+    raise RunFailedError(path.stem, reason, "see `journalctl -t snaporch`")

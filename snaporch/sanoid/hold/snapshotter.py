@@ -79,11 +79,13 @@ class SanoidSnapshotter:
         del self._notes[:]
         in_time = self._server.await_snapshots(self._seconds, _max_frozen(plan))
         if self._server.window.all_withdrawn:
-            raise RunFailedError("the snapshot", "was called off")
+            raise RunFailedError("the snapshot", "was cancelled: no hook needs it any more")
         if not in_time and not self._server.begun:
             raise self._too_early(plan)
         if not in_time:
-            self._note(plan, "released before sanoid had finished, which takes too long")
+            self._note(
+                plan, "released before sanoid had finished; see hook_deadline and freeze_deadline"
+            )
         self._find_snapshots(plan)
 
     def _too_early(self, plan: Plan) -> RunFailedError | StrategyUnavailableError:
