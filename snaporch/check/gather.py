@@ -286,17 +286,17 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
         excluded=excluded,
     )
     try:
-        alone = make_plan(context, domain, None)
-        plan = make_plan(context, domain, None, awaited=settings.hook_deadline)
-        estimate = estimate_freeze(context, plan) if domain.active else None
+        by_snaporch = make_plan(context, domain, None)
+        for_sanoid = make_plan(context, domain, None, awaited=settings.hook_deadline)
+        estimate = estimate_freeze(context, for_sanoid) if domain.active else None
     except SnaporchError as error:
         return replace(found, refusal=_refusal(error))
     return replace(
         found,
-        downgrade=plan.downgrade,
+        downgrade=for_sanoid.downgrade,
         estimate=estimate,
-        other_taker=alone.stranger,
-        overlays=bool(alone.facts.overlays),
+        other_taker=by_snaporch.stranger,
+        overlays=bool(by_snaporch.facts.overlays),
     )
 
 

@@ -14,7 +14,7 @@ DEFAULTS = SAMPLES / "sanoid.defaults.conf"
 
 
 def script(directory: Path, release: str) -> Path:
-    """How a sanoid of this release begins."""
+    """A script that begins like the sanoid of this release."""
     found = directory / "sanoid"
     found.write_text(f"#!/usr/bin/perl\n\n# GPL\n\n$::VERSION = '{release}';\nuse strict;\n")
     return found
@@ -27,7 +27,11 @@ def resolved(
     release: str = "2.2.0",
     listed: tuple[str, ...] = (),
 ) -> SanoidConfig:
-    """What sanoid makes of ``text`` when these datasets exist, and 2.3 has listed these."""
+    """``text`` as sanoid resolves it if these datasets exist.
+
+    Args:
+        listed: the datasets in the list of a running sanoid 2.3.
+    """
     (directory / "sanoid.conf").write_text(text)
     (directory / "datasets.txt").write_text("".join(f"{name}\n" for name in listed))
     program = script(directory, release)
@@ -35,7 +39,7 @@ def resolved(
 
 
 def hold_on(world: World, uuid: str, path: Path, interrupt: Interrupt, **more: float) -> int:
-    """What a holder's process does, with the world's fakes; its exit code."""
+    """Run a holder on the world's fakes; its exit code."""
     return process.hold(
         uuid,
         path,

@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
 
-PHASES = ("pre", "post", "pre-prune", "prune")
 SETTINGS = {
     "pre_snapshot_script": "pre",
     "post_snapshot_script": "post",
@@ -15,6 +14,7 @@ SETTINGS = {
     "pruning_script": "prune",
 }
 """The phase that belongs to each setting."""
+_PHASES = tuple(SETTINGS.values())
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """systemd's default for services (systemd.exec(5)): where sanoid finds a hook without a slash."""
@@ -45,7 +45,7 @@ def parse_hook(text: str) -> HookCommand:
         return HookCommand("", "")
     program, *arguments = words
     name = PurePath(program).name
-    if name.startswith("sanoid-") and name.removeprefix("sanoid-") in PHASES:
+    if name.startswith("sanoid-") and name.removeprefix("sanoid-") in _PHASES:
         return HookCommand(program, name.removeprefix("sanoid-"))
     is_snaporch = name == "snaporch" or arguments[:2] == ["-m", "snaporch"]
     return HookCommand(program, _phase(arguments) if is_snaporch else "")
@@ -57,4 +57,4 @@ def _phase(arguments: list[str]) -> str:
         after = arguments[arguments.index("sanoid", arguments.index("hook")) + 1 :]
     except ValueError:
         return ""
-    return next((word for word in after if word in PHASES), "")
+    return next((word for word in after if word in _PHASES), "")
