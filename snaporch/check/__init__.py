@@ -1,1 +1,1 @@
-"""What would make snapshots fail: facts, rules, findings."""
+"""Finds problems that would make snapshots fail: gathers facts, applies rules, returns findings."""

@@ -1,54 +1,62 @@
-"""Which of sanoid's sections takes the snapshots of which guests."""
+"""Which sections of ``sanoid.conf`` take the snapshots of which guests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from snaporch.check.facts import GuestFacts
+from snaporch.check.facts import GuestFacts, HookProgram, HostFacts
 from snaporch.check.findings import listed
+from snaporch.sanoid.config.hook_command import SETTINGS, HookCommand, parse_hook
 from snaporch.sanoid.config.resolve import SanoidConfig, Section, hook_settings
 
 
 @dataclass
-class Covering:
-    """A section of the file, with what it or its recursion covers of the guests."""
+class CoveredSection:
+    """A section of the file, and the guests that it or its recursion covers."""
 
     section: Section
-    """As sanoid has resolved it for one of the datasets."""
+    """As sanoid resolves it for one of the datasets."""
     settings: Mapping[str, str] | None
-    """Where sanoid looks for the hooks; ``None`` when it looks nowhere."""
+    """The settings in which sanoid looks for hooks; ``None`` if sanoid looks for none."""
     guests: list[GuestFacts] = field(default_factory=list)
-    datasets: set[str] = field(default_factory=set)
 
     @property
     def name(self) -> str:
-        """The section to write in."""
+        """The section of the file to edit."""
         return self.section.origin
 
+    @property
+    def subject(self) -> str:
+        """The name in brackets, as in the file."""
+        return f"[{self.name}]"
+
     def setting(self, key: str) -> str:
-        """What sanoid will use."""
+        """The value that sanoid uses; empty if there is none."""
         return (self.settings or {}).get(key, "")
 
     @property
-    def of_guests(self) -> str:
-        """Whose datasets it covers, for a message."""
+    def guest_names(self) -> str:
+        """The names of the covered guests, for a message."""
         return listed([guest.name for guest in self.guests])
 
+    def hooks(self, facts: HostFacts) -> Iterator[tuple[str, HookCommand, HookProgram | None]]:
+        """Each hook setting that has a value: its key, its command and the program on disk."""
+        for key in SETTINGS:
+            if self.setting(key).strip():
+                command = parse_hook(self.setting(key))
+                yield key, command, facts.sanoid.programs.get(command.program)
 
-def coverings(config: SanoidConfig, guests: Sequence[GuestFacts]) -> list[Covering]:
-    """The sections that matter to the guests, each section of the file once."""
-    found: dict[tuple[str, bool], Covering] = {}
+
+def covered_sections(config: SanoidConfig, guests: Sequence[GuestFacts]) -> list[CoveredSection]:
+    """The sections that cover any of the guests, each section of the file once."""
+    found: dict[tuple[str, bool], CoveredSection] = {}
     for guest in guests:
-        for dataset in guest.datasets:
-            section = config.covering(dataset)
-            if section is None:
-                continue
+        for section in filter(None, map(config.covering, guest.datasets)):
             settings = hook_settings(config, section)
-            covering = found.setdefault(
-                (section.origin, settings is None), Covering(section, settings)
+            covered = found.setdefault(
+                (section.origin, settings is None), CoveredSection(section, settings)
             )
-            covering.datasets.add(dataset)
-            if guest not in covering.guests:
-                covering.guests.append(guest)
+            if guest not in covered.guests:
+                covered.guests.append(guest)
     return list(found.values())

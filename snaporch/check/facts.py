@@ -1,4 +1,4 @@
-"""What a lint looks at: plain data, gathered by :mod:`snaporch.check.gather`."""
+"""The facts that the rules judge: plain data, gathered by :mod:`snaporch.check.gather`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from snaporch.snapshot.capture_selftest import CaptureMode
 
 @dataclass(frozen=True, slots=True)
 class HookProgram:
-    """A hook's program as it is on disk."""
+    """The program of a hook setting, as it is on disk."""
 
     exists: bool
     executable: bool
     version: str = ""
-    """Of the snaporch it is; empty when it did not say."""
+    """The version of a snaporch; empty for another program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,48 +29,49 @@ class SanoidFacts:
 
     installed: bool
     scheduled: bool | None
-    """Whether its timer or cron job is on; ``None`` when that cannot be told."""
+    """Whether its timer or cron job is enabled; ``None`` if unknown."""
     directory: Path
     config: SanoidConfig | None
     refusal: str = ""
-    """Why there is no configuration."""
+    """Why sanoid refuses its configuration."""
     unused: bool = False
-    """There is no file ``sanoid.conf``: it is installed for syncoid, or not set up."""
+    """``sanoid.conf`` does not exist: sanoid is installed for syncoid, or not set up."""
     programs: Mapping[str, HookProgram] = field(default_factory=dict)
     """By their name in a hook setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuestFacts:
-    """A domain, and what the plan of a snapshot says of it."""
+    """A domain, and the plan of a snapshot of it."""
 
     name: str
     level: str
-    """As it is configured."""
+    """The configured level."""
     datasets: tuple[str, ...]
     off_zfs: tuple[str, ...] = ()
-    """Disks that it can write to and no snapshot holds, each with the reason."""
+    """Writable disks that no snapshot holds, each with the reason."""
     refusal: tuple[str, str] | None = None
     """Why no snapshot can be taken, and the next step."""
     downgrade: str = ""
+    """Why the plan has a lower level than the configured one."""
     busy: str = ""
-    """What goes on with it just now; then the plan was not asked."""
+    """The run or libvirt job on the guest; with one, no plan was made."""
     shared: tuple[str, ...] = ()
-    """Its datasets that hold files of others, and which."""
-    stranger: str = ""
-    """Who snapshots its datasets without holding it still."""
+    """Its datasets that hold files of others, and which files."""
+    other_taker: str = ""
+    """The program that snapshots its datasets without freezing the guest, for a message."""
     overlays: bool = False
-    """Whether its writes go to overlays meanwhile, which are then committed."""
-    prospect: FreezeEstimate | None = None
-    """What freezing it for sanoid takes; ``None`` if it is off, or cannot be planned."""
+    """Whether a snapshot switches its disks to overlays and commits them afterwards."""
+    estimate: FreezeEstimate | None = None
+    """What freezing it for sanoid takes; ``None`` if it is off or cannot be planned."""
     on_unavailable: str = "fail"
-    """As it is configured."""
+    """The configured level if the wanted one is not available, or ``fail``."""
     excluded: tuple[str, ...] = ()
-    """Disks that are left out knowingly and lie in one of its datasets all the same."""
+    """Disks in ``exclude_disks`` that lie in a dataset of another of its disks."""
     policies: tuple[str, ...] = ()
-    """Those of its policies that take snapshots by themselves."""
+    """Its policies that take snapshots on a schedule."""
     opted_out: bool = False
-    """Whether it is said somewhere that it has no policy; a clone needs none."""
+    """Whether the configuration gives it no policy on purpose; a clone needs none."""
     unmet: tuple[tuple[str, str, str], ...] = ()
     """Policies whose level it cannot have, each with the reason and the next step."""
 
@@ -89,11 +90,11 @@ class StoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class PageStoreFacts:
-    """Where RAM goes page by page."""
+    """The dataset for RAM in pages."""
 
     dataset: str
     guests: tuple[str, ...]
-    """Those whose RAM goes there."""
+    """The guests whose RAM is stored in pages."""
     encrypted: bool = False
 
 
@@ -105,15 +106,15 @@ class OverlayFacts:
     free_mib: int
     reserve_mib: int
     dataset: str | None = None
-    left: tuple[str, ...] = ()
-    """Directories that no run knows."""
-    set_aside: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Directories that belong to no run."""
+    quarantined: tuple[str, ...] = ()
     """Overlays in quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRunFacts:
-    """A run with a journal."""
+    """A run that has a journal."""
 
     run: str
     domain: str
@@ -122,11 +123,11 @@ class OpenRunFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Everything."""
+    """All facts about a host."""
 
     version: str
     command: str
-    """What a hook setting calls snaporch by."""
+    """The snaporch command for a hook setting."""
     sanoid: SanoidFacts
     guests: tuple[GuestFacts, ...]
     store: StoreFacts
@@ -135,22 +136,22 @@ class HostFacts:
     encrypted: frozenset[str] = frozenset()
     runs: tuple[OpenRunFacts, ...] = ()
     releases: Mapping[Component, str] = field(default_factory=dict)
-    """The versions that this host has; empty when one cannot be told."""
+    """The installed versions; empty text for an unknown one."""
     needs: Mapping[Need, tuple[str, ...]] = field(default_factory=dict)
-    """What lets a known fault matter here, and who: guests, or nobody in particular."""
+    """The conditions of known faults that hold here, each with the guests concerned, if any."""
     pages: PageStoreFacts | None = None
-    """``None`` if no guest's RAM is kept so."""
+    """``None`` if no guest stores its RAM in pages."""
     replicas: Mapping[str, str] = field(default_factory=dict)
-    """Of each replica that a policy names: why nothing can be copied there, or nothing."""
-    forgetful: Mapping[Path, str] = field(default_factory=dict)
-    """Directories that a power loss would empty, and the kind of their file system."""
+    """Replicas that policies name, each with the reason why it cannot be reached, or empty."""
+    volatile: Mapping[Path, str] = field(default_factory=dict)
+    """Directories that a power loss empties, and the type of their file system."""
     unguarded: Unguarded | None = None
     """Why libvirt might start a guest on its overlays."""
     jobs: int = 4
-    """How many guests sanoid's pre hook freezes at the same time."""
+    """How many guests the pre hook freezes at the same time."""
     capture: CaptureMode | None = None
-    """Which way RAM can go; ``None`` if that was not tried."""
+    """Whether RAM can be streamed; ``None`` if that was not tried."""
     policies: bool = False
-    """Whether any policy takes snapshots by itself."""
-    nobodys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By the place in the configuration: names, patterns and disks that no guest has."""
+    """Whether any policy takes snapshots on a schedule."""
+    unknown_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By the place in the configuration: names, patterns and disks that match no guest."""

@@ -1,4 +1,4 @@
-"""From a host to the facts that a lint looks at. All reads."""
+"""Gathers the facts that the rules judge. Only reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from snaporch.check.facts import (
     SanoidFacts,
     StoreFacts,
 )
-from snaporch.check.policies import names_of_nobody, takes_snapshots, with_policies
+from snaporch.check.policies import takes_snapshots, unknown_names, with_policies
 from snaporch.config import Paths
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
@@ -39,7 +39,7 @@ from snaporch.restore.other_files import beside, files_of
 from snaporch.sanoid.config.hook_command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.config.resolve import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.config.unhooked import held_datasets, unheld_section
-from snaporch.sanoid.hold.snapshotter import prospect
+from snaporch.sanoid.hold.snapshotter import estimate_freeze
 from snaporch.snapshot.capture_selftest import capture_mode
 from snaporch.snapshot.host_paths import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
@@ -53,7 +53,7 @@ _QUARANTINE = "quarantine"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a host has what is looked at."""
+    """Files and directories of the host that are read."""
 
     qemu_conf: Path = Path("/etc/libvirt/qemu.conf")
     zfs_module: Path = Path("/sys/module/zfs")
@@ -67,8 +67,23 @@ class Places:
 PLACES = Places()
 
 
+def choose_domains(context: Context, names: Sequence[str]) -> list[Domain]:
+    """The domains with these names or UUIDs, each once; all domains if there are no names.
+
+    Raises:
+        NotFoundError: a name matches no domain.
+    """
+    if not names:
+        return context.hypervisor.domains()
+    found = [context.hypervisor.domain(name) for name in names]
+    return list({domain.uuid: domain for domain in found}.values())
+
+
 def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFIG_DIR) -> HostFacts:
-    """Look at the host, and at these guests.
+    """The facts about the host and about these guests.
+
+    Args:
+        config_dir: sanoid's configuration directory.
 
     Raises:
         SnaporchError: libvirt or ZFS failed, or a journal cannot be read.
@@ -76,7 +91,11 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     names = set(kinds)
     sanoid = _sanoid(config_dir, names)
-    context = replace(context, strangers=partial(_unheld, sanoid), held=partial(_held, sanoid))
+    context = replace(
+        context,
+        strangers=partial(unheld_section, sanoid.config),
+        held=partial(held_datasets, sanoid.config),
+    )
     guests = with_policies(context, domains, gather_guests(context, domains))
     encrypted = context.pool.encrypted()
     runs = tuple(_run(journal) for journal in _journals(context))
@@ -95,16 +114,16 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         unguarded=context.hypervisor.unguarded(),
         jobs=context.config.sanoid_hook_jobs,
         capture=capture_mode(context),
-        forgetful=_forgetful(context.config.paths),
+        volatile=_volatile(context.config.paths),
         releases=_releases(context),
         needs=_needs(domains, guests, kinds),
         policies=any(map(takes_snapshots, context.config.policy.values())),
-        nobodys=names_of_nobody(context.config, context.hypervisor.domains()),
+        unknown_names=unknown_names(context.config, context.hypervisor.domains()),
     )
 
 
 def own_command() -> str:
-    """The absolute path of the ``snaporch`` that runs, as a hook setting would call it."""
+    """The absolute path of this ``snaporch``, for a hook setting."""
     called = Path(sys.argv[0])
     if called.name == "snaporch" and called.is_file():
         return str(called.absolute())
@@ -118,7 +137,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-# -- what the host's programs are known for -----------------------------------------------------
+# -- versions and known faults ------------------------------------------------------------------
 
 
 def _releases(context: Context) -> dict[Component, str]:
@@ -131,24 +150,23 @@ def _releases(context: Context) -> dict[Component, str]:
 def _needs(
     domains: Sequence[Domain], guests: Sequence[GuestFacts], kinds: Mapping[str, DatasetKind]
 ) -> dict[Need, tuple[str, ...]]:
-    """What of known faults can matter here, and to which guests."""
-    discarding = [d.name for d in domains if any(disk.discards for disk in d.disks)]
-    on = {
-        kind: [g.name for g in guests if any(kinds.get(name) is kind for name in g.datasets)]
-        for kind in DatasetKind
+    """The conditions of known faults that hold here, each with the guests concerned."""
+
+    def guests_on(kind: DatasetKind) -> list[str]:
+        return [g.name for g in guests if any(kinds.get(name) is kind for name in g.datasets)]
+
+    by_guest = {
+        Need.DISCARD: [d.name for d in domains if any(disk.discards for disk in d.disks)],
+        Need.VOLUME: guests_on(DatasetKind.VOLUME),
+        Need.SNAPDIR: guests_on(DatasetKind.FILESYSTEM),
     }
-    concerned = {
-        Need.DISCARD: discarding,
-        Need.VOLUME: on[DatasetKind.VOLUME],
-        Need.SNAPDIR: on[DatasetKind.FILESYSTEM],
-    }
-    whole = {
+    by_host = {
         Need.CLONING: _text(PLACES.zfs_module / "parameters/zfs_bclone_enabled").strip() == "1",
         Need.APPARMOR: _text(PLACES.apparmor).strip() == "Y",
         Need.SPARSE: bool(_SPARSE.search(_text(PLACES.qemu_conf))),
     }
-    found = {need: tuple(names) for need, names in concerned.items() if names}
-    return found | {need: () for need, holds in whole.items() if holds}
+    found = {need: tuple(names) for need, names in by_guest.items() if names}
+    return found | {need: () for need, holds in by_host.items() if holds}
 
 
 # -- sanoid -------------------------------------------------------------------------------------
@@ -169,16 +187,8 @@ def _sanoid(config_dir: Path, datasets: Iterable[str]) -> SanoidFacts:
     return SanoidFacts(True, scheduled, config_dir, config, programs=_programs(config))
 
 
-def _unheld(sanoid: SanoidFacts, datasets: Sequence[str]) -> str:
-    return unheld_section(sanoid.config, datasets) if sanoid.config else ""
-
-
-def _held(sanoid: SanoidFacts, datasets: Sequence[str]) -> frozenset[str]:
-    return held_datasets(sanoid.config, datasets) if sanoid.config else frozenset()
-
-
 def _scheduled() -> bool | None:
-    """Debian's cron job does nothing where systemd runs; of other crontabs nothing is known."""
+    """Debian's cron job does nothing under systemd. Other crontabs are not read."""
     if PLACES.systemd.is_dir():
         command = ["systemctl", "--quiet", "is-active", "sanoid.timer"]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -201,9 +211,9 @@ def _program(name: str) -> HookProgram:
 
 
 def _version(path: str) -> str:
-    """What a ``snaporch`` answers, or the one that is installed with a hook's file.
+    """The version that a ``snaporch`` prints, or the one installed beside a hook's file.
 
-    Other programs are not called.
+    Other programs are not started; their version is empty.
     """
     name = os.path.basename(path)
     if name.startswith("sanoid-"):  # PREFIX/share/snaporch/hooks, PREFIX/bin
@@ -231,17 +241,17 @@ def _version(path: str) -> str:
 
 
 def gather_guests(context: Context, domains: Sequence[Domain]) -> tuple[GuestFacts, ...]:
-    """Where the domains' disks are, and what a plan says of each."""
-    under_way = {journal.facts.uuid: journal for journal in _journals(context)}
-    found = [_guest(context, each, under_way.get(each.uuid)) for each in domains]
+    """The facts about domains: their datasets, and the plan of a snapshot."""
+    journals = {journal.facts.uuid: journal for journal in _journals(context)}
+    found = [_guest(context, each, journals.get(each.uuid)) for each in domains]
     own = files_of(context.hypervisor.domains())
     return tuple(replace(each, shared=tuple(beside(each.datasets, own))) for each in found)
 
 
 def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) -> GuestFacts:
-    """While a run is under way the disks are its overlays, and its journal knows the datasets."""
+    """During a run the disks are overlays, so the datasets come from the run's journal."""
     settings = context.config.settings(domain.name, domain.uuid)
-    busy = _busy(context, domain) or ("its last run was cut short" if journal else "")
+    busy = _busy(context, domain) or ("its last run was interrupted" if journal else "")
     if busy:
         datasets = journal.facts.datasets if journal else datasets_of(domain)
         return GuestFacts(domain.name, settings.level, _sorted(datasets), busy=busy)
@@ -271,24 +281,24 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
         excluded=excluded,
     )
     try:
-        alone = make_plan(context, domain)
-        plan = make_plan(context, domain, awaited=settings.hook_deadline)
-        ahead = prospect(context, plan) if domain.active else None
+        by_snaporch = make_plan(context, domain)
+        for_sanoid = make_plan(context, domain, awaited=settings.hook_deadline)
+        estimate = estimate_freeze(context, for_sanoid) if domain.active else None
     except SnaporchError as error:
         return replace(found, refusal=_refusal(error))
     return replace(
         found,
-        downgrade=plan.downgrade,
-        prospect=ahead,
-        stranger=alone.stranger,
-        overlays=bool(alone.facts.overlays),
+        downgrade=for_sanoid.downgrade,
+        estimate=estimate,
+        other_taker=by_snaporch.stranger,
+        overlays=bool(by_snaporch.facts.overlays),
     )
 
 
 def _busy(context: Context, domain: Domain) -> str:
-    held = holder(default_paths.LOCKS, domain.uuid)
-    if held is not None:
-        return held
+    owner = holder(default_paths.LOCKS, domain.uuid)
+    if owner is not None:
+        return owner
     job = context.hypervisor.busy_with(domain.uuid) if domain.active else None
     return f"libvirt has a job on it ({job})" if job else ""
 
@@ -301,10 +311,10 @@ def _sorted(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _forgetful(paths: Paths) -> dict[Path, str]:
-    places = (paths.overlays, paths.journal, paths.bundles)
-    found = {place: forgetful(existing_part(place)) for place in places}
-    return {place: kind for place, kind in found.items() if kind}
+def _volatile(paths: Paths) -> dict[Path, str]:
+    directories = (paths.overlays, paths.journal, paths.bundles)
+    found = {each: forgetful(existing_part(each)) for each in directories}
+    return {directory: kind for directory, kind in found.items() if kind}
 
 
 # -- snaporch's directories ---------------------------------------------------------------------
@@ -320,33 +330,33 @@ def _run(journal: SnapshotJournal) -> OpenRunFacts:
     return OpenRunFacts(facts.run, facts.domain, alive)
 
 
-def _store(context: Context, secret: Collection[str]) -> StoreFacts:
+def _store(context: Context, encrypted: Collection[str]) -> StoreFacts:
     path = context.config.paths.bundles
-    there = existing_part(path)
+    existing = existing_part(path)
     dataset = dataset_under(path)
-    encrypted = dataset in secret if dataset else _on_crypt(there)
+    is_encrypted = dataset in encrypted if dataset else _on_crypt(existing)
     return StoreFacts(
         path,
-        exists=there == path,
-        writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
-        mode=stat.S_IMODE(there.stat().st_mode),
+        exists=existing == path,
+        writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
+        mode=stat.S_IMODE(existing.stat().st_mode),
         dataset=dataset,
-        encrypted=encrypted,
+        encrypted=is_encrypted,
     )
 
 
 def _pages(
-    context: Context, domains: Sequence[Domain], names: Collection[str], secret: Collection[str]
+    context: Context, domains: Sequence[Domain], names: Collection[str], encrypted: Collection[str]
 ) -> PageStoreFacts | None:
     settings = {each.name: context.config.settings(each.name, each.uuid) for each in domains}
     guests = _sorted(name for name, its in settings.items() if its.ram_store == "pages")
     dataset = context.config.ram_pages.dataset
     if not guests:
         return None
-    steps = dataset.split("/")
-    above = ["/".join(steps[:count]) for count in range(len(steps), 0, -1)]
-    there = next((each for each in above if each in names), None)  # snaporch makes what is missing
-    return PageStoreFacts(dataset, guests, encrypted=there in secret)
+    existing = dataset
+    while "/" in existing and existing not in names:  # snaporch creates the rest
+        existing = existing.rpartition("/")[0]
+    return PageStoreFacts(dataset, guests, encrypted=existing in encrypted)
 
 
 def _replicas(context: Context) -> dict[str, str]:
@@ -356,7 +366,7 @@ def _replicas(context: Context) -> dict[str, str]:
 
 
 def _on_crypt(path: Path) -> bool:
-    """Whether a file system lies on a dm-crypt device, itself or what that is made of."""
+    """Whether a file system lies on a dm-crypt device, directly or through other devices."""
     device = path.stat().st_dev
     return _crypt(Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
 
@@ -373,12 +383,12 @@ def _overlays(context: Context, runs: set[str]) -> OverlayFacts:
     directory = paths.overlays
     found = sorted(directory.iterdir()) if directory.is_dir() else []
     quarantine = directory / _QUARANTINE
-    aside = sorted(quarantine.glob("*/*")) if quarantine.is_dir() else []
+    quarantined = sorted(quarantine.glob("*/*")) if quarantine.is_dir() else []
     return OverlayFacts(
         directory,
         free_mib=free_mib(existing_part(directory)),
         reserve_mib=paths.overlay_reserve_mib,
         dataset=dataset_under(directory),
-        left=tuple(p.name for p in found if p.name not in runs and p.name != _QUARANTINE),
-        set_aside=tuple(str(path.relative_to(quarantine)) for path in aside),
+        unknown=tuple(p.name for p in found if p.name not in runs and p.name != _QUARANTINE),
+        quarantined=tuple(str(path.relative_to(quarantine)) for path in quarantined),
     )

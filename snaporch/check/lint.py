@@ -1,25 +1,51 @@
-"""The lint: facts in, findings out. Reads nothing, asks nobody."""
+"""Applies the rules to the facts. Reads nothing from the host.
+
+The public functions of the modules in :mod:`snaporch.check.rules` are the rules. The name of a
+rule, with hyphens, is the code of its findings.
+"""
 
 from __future__ import annotations
 
-from snaporch.check.coverage import coverings
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import ModuleType
+
+from snaporch.check.coverage import covered_sections
 from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, Severity
-from snaporch.check.rules.calls import call_findings
-from snaporch.check.rules.guests import guest_findings
-from snaporch.check.rules.host import host_findings
-from snaporch.check.rules.policies import name_findings, policy_findings
-from snaporch.check.rules.sections import section_findings
+from snaporch.check.rules import guests, host, sanoid, sections, storage
+
+HOST_RULES = (sanoid, host, storage)
+"""Modules whose rules take :class:`HostFacts`."""
+SECTION_RULES = sections
+"""Its rules also take one section of ``sanoid.conf``."""
+GUEST_RULES = guests
+"""Its rules also take one guest."""
 
 
 def lint(facts: HostFacts) -> list[Finding]:
-    """Everything that could be better, worst first, each thing once."""
-    found = [*host_findings(facts), *name_findings(facts)]
-    if facts.sanoid.installed and facts.sanoid.config is not None:
-        for covering in coverings(facts.sanoid.config, facts.guests):
-            found += section_findings(facts, covering)
-    found += call_findings(facts)
+    """All findings, worst first, each once."""
+    found = [finding for module in HOST_RULES for finding in _apply(module, facts)]
+    if facts.sanoid.config is not None:
+        for section in covered_sections(facts.sanoid.config, facts.guests):
+            found += _apply(SECTION_RULES, facts, section)
     for guest in facts.guests:
-        found += [*guest_findings(facts, guest), *policy_findings(facts, guest)]
+        found += _apply(GUEST_RULES, facts, guest)
     order = list(Severity)
     return sorted(dict.fromkeys(found), key=lambda finding: order.index(finding.severity))
+
+
+def rules_in(module: ModuleType) -> dict[str, Callable[..., Iterator[Finding]]]:
+    """The rules that a module defines, by their codes, in the order of the file."""
+    return {
+        name.replace("_", "-"): value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
+    }
+
+
+def _apply(module: ModuleType, *arguments: object) -> Iterator[Finding]:
+    for code, rule in rules_in(module).items():
+        for finding in rule(*arguments):
+            yield finding if finding.code else replace(finding, code=code)

@@ -1,4 +1,4 @@
-"""What of the configuration's policies and names a lint looks at. All reads."""
+"""Gathers facts about policies and about names in the configuration. Only reads."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from snaporch.snapshot.request import SnapshotRequest
 def with_policies(
     context: Context, domains: Sequence[Domain], guests: Sequence[GuestFacts]
 ) -> tuple[GuestFacts, ...]:
-    """With what their policies want of them."""
+    """The guests, with the facts about their policies added."""
     properties = context.pool.survey().policies
     found = []
     for domain, guest in zip(domains, guests, strict=True):
         given = assign(context, domain, properties)
         config = context.config.policy
         takes = tuple(name for name in given.policies if takes_snapshots(config[name]))
-        asked = given.policies if guest.refusal is None and not guest.busy else ()
-        unmet = [(name, *why) for name in asked if (why := _unmet(context, domain, name))]
-        out = bool(given.source) and not given.policies and not given.unknown
-        found.append(replace(guest, policies=takes, opted_out=out, unmet=tuple(unmet)))
+        planned = given.policies if guest.refusal is None and not guest.busy else ()
+        unmet = [(name, *why) for name in planned if (why := _unmet(context, domain, name))]
+        opted_out = bool(given.source) and not given.policies and not given.unknown
+        found.append(replace(guest, policies=takes, opted_out=opted_out, unmet=tuple(unmet)))
     return tuple(found)
 
 
 def takes_snapshots(policy: Policy) -> bool:
-    """Whether it does so by itself."""
+    """Whether the policy takes snapshots on a schedule."""
     return bool(policy.every or policy.cron)
 
 
 def _unmet(context: Context, domain: Domain, policy: str) -> tuple[str, str] | None:
-    """Why a guest cannot have the level that its policy names, if it names one of its own."""
+    """Why a guest cannot have the level that its policy names, and the next step."""
     level = context.config.policy[policy].level
     if level == "auto" or not domain.active:
         return None
@@ -50,17 +50,17 @@ def _unmet(context: Context, domain: Domain, policy: str) -> tuple[str, str] | N
     return (plan.downgrade, "") if plan.downgrade else None
 
 
-def names_of_nobody(config: Config, domains: Sequence[Domain]) -> dict[str, tuple[str, ...]]:
-    """By the place in the configuration, what no guest has or is."""
+def unknown_names(config: Config, domains: Sequence[Domain]) -> dict[str, tuple[str, ...]]:
+    """By the place in the configuration: names, patterns and disks that match no guest."""
     names = {name for domain in domains for name in (domain.name, domain.uuid)}
     disks = {domain.name: {disk.target for disk in domain.disks} for domain in domains}
     disks |= {domain.uuid: disks[domain.name] for domain in domains}
-    everyones = set[str]().union(*disks.values())
+    all_disks = set[str]().union(*disks.values())
     found = {
-        f"[policy.{name}] domains": [d for d in policy.domains if not _is_somebody(d, names)]
+        f"[policy.{name}] domains": [d for d in policy.domains if not _matches(d, names)]
         for name, policy in config.policy.items()
     } | {
-        f"[group.{name}] domains": [d for d in group.domains if not _is_somebody(d, names)]
+        f"[group.{name}] domains": [d for d in group.domains if not _matches(d, names)]
         for name, group in config.group.items()
     }
     for name, own in config.domain.items():
@@ -68,10 +68,10 @@ def names_of_nobody(config: Config, domains: Sequence[Domain]) -> dict[str, tupl
         excluded = own.get("exclude_disks", ()) if name in names else ()
         found[f'[domain."{name}"] exclude_disks'] = [d for d in excluded if d not in disks[name]]
     if domains:
-        out = config.defaults.exclude_disks
-        found["[defaults] exclude_disks"] = [d for d in out if d not in everyones]
-    return {where: tuple(nobodys) for where, nobodys in found.items() if nobodys}
+        excluded = config.defaults.exclude_disks
+        found["[defaults] exclude_disks"] = [d for d in excluded if d not in all_disks]
+    return {where: tuple(unknown) for where, unknown in found.items() if unknown}
 
 
-def _is_somebody(wanted: str, names: Iterable[str]) -> bool:
-    return any(wanted == name or fnmatchcase(name, wanted) for name in names)
+def _matches(pattern: str, names: Iterable[str]) -> bool:
+    return any(pattern == name or fnmatchcase(name, pattern) for name in names)

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
 
+if TYPE_CHECKING:
+    from snaporch.check.facts import HostFacts
+    from snaporch.check.findings import Finding
+
+DomainsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[DOMAIN]...",
+        help="Only these domains, by name or UUID [default: all].",
+        show_default=False,
+    ),
+]
 ConfigDirOption = Annotated[
     Path,
-    typer.Option(
-        "--configdir", metavar="DIRECTORY", help="Where sanoid's configuration is, as for sanoid."
-    ),
+    typer.Option("--configdir", metavar="DIRECTORY", help="sanoid's configuration directory."),
 ]
 
 
 def check_command(
     context: typer.Context,
-    domains: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[DOMAIN]...", help="Only these, by name or UUID.", show_default=False
-        ),
-    ] = None,
+    domains: DomainsArgument = None,
     json: JsonOption = False,
     nagios: Annotated[
         bool,
@@ -36,15 +42,61 @@ def check_command(
     configdir: ConfigDirOption = Path("/etc/sanoid"),
     config: ConfigOption = None,
 ) -> int:
-    """Find what would make snapshots fail or disappoint.
+    """Find problems that would make snapshots fail or be incomplete.
 
-    Says the line to write that mends it. Reads sanoid's configuration by sanoid's own rules, and
-    looks at guests, datasets and snaporch's directories. Changes nothing. Exits with 0 when there
-    is nothing but hints, 10 with warnings, 9 with errors.
+    Prints for each problem the line that fixes it. Reads sanoid's configuration as sanoid reads
+    it, and inspects guests, datasets and snaporch's directories. Changes nothing. Exits with 0 if
+    there are only hints, 10 with warnings, 9 with errors.
     """
-    from snaporch.cli.checking import check_all, check_for_nagios
+    from snaporch.errors import UsageError
 
     path = config_path(context, config)
+    if nagios and json:
+        raise UsageError("--nagios", "prints a line of its own", "leave out --json")
     if nagios:
-        return check_for_nagios(path, domains or [], configdir, json=json)
-    return check_all(path, domains or [], configdir, json=json)
+        return _check_for_nagios(path, domains or [], configdir)
+    return _check(path, domains or [], configdir, json=json)
+
+
+def _check(config: Path | None, names: Sequence[str], configdir: Path, *, json: bool) -> int:
+    import json as json_format
+
+    from snaporch.check.findings import exit_code
+    from snaporch.output.findings import print_findings
+    from snaporch.output.terminal import print_result
+
+    findings, facts = _findings(config, names, configdir)
+    if json:
+        documents = [finding.as_json() for finding in findings]
+        print_result(json_format.dumps(documents, indent=2, ensure_ascii=False))
+    else:
+        mode = f"{facts.capture.describe()}\n" if facts.capture else ""
+        guests = len(facts.guests)
+        print_findings(findings, f"{mode}{guests} guest{'' if guests == 1 else 's'} checked")
+    return int(exit_code(findings))
+
+
+def _check_for_nagios(config: Path | None, names: Sequence[str], configdir: Path) -> int:
+    """Print one line for monitoring; an error is printed as UNKNOWN."""
+    from snaporch.errors import SnaporchError
+    from snaporch.output.findings import NAGIOS_UNKNOWN, nagios, nagios_line
+    from snaporch.output.terminal import print_result
+
+    try:
+        line, status = nagios(_findings(config, names, configdir)[0])
+    except SnaporchError as error:
+        line, status = nagios_line("UNKNOWN", error.line()), NAGIOS_UNKNOWN
+    print_result(line)
+    return status
+
+
+def _findings(
+    config: Path | None, names: Sequence[str], configdir: Path
+) -> tuple[list[Finding], HostFacts]:
+    from snaporch.check.gather import choose_domains, gather
+    from snaporch.check.lint import lint
+    from snaporch.cli.session import session
+
+    with session(config, quiet=True) as context:
+        facts = gather(context, choose_domains(context, names), configdir)
+        return lint(facts), facts

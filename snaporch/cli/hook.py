@@ -12,13 +12,13 @@ from snaporch.cli.options import ConfigOption, config_path
 
 
 class HookCaller(StrEnum):
-    """Who can call."""
+    """Programs that can call a hook."""
 
     SANOID = "sanoid"
 
 
 class HookPhase(StrEnum):
-    """When sanoid calls."""
+    """The events for which sanoid calls a hook."""
 
     PRE = "pre"
     POST = "post"
@@ -28,18 +28,18 @@ class HookPhase(StrEnum):
 
 def hook_command(
     context: typer.Context,
-    caller: Annotated[HookCaller, typer.Argument(help="Who calls.", show_default=False)],
-    phase: Annotated[HookPhase, typer.Argument(help="When.", show_default=False)],
+    caller: Annotated[HookCaller, typer.Argument(help="The calling program.", show_default=False)],
+    phase: Annotated[HookPhase, typer.Argument(help="The event.", show_default=False)],
     config: ConfigOption = None,
 ) -> int:
-    """Answer sanoid's hooks; for sanoid.conf, not for people.
+    """Answer sanoid's hooks. Written into sanoid.conf, not called by hand.
 
-    For pre_snapshot_script, post_snapshot_script, pre_pruning_script and pruning_script. What
-    sanoid is about is in its environment. See docs/sanoid.md.
+    For pre_snapshot_script, post_snapshot_script, pre_pruning_script and pruning_script. sanoid
+    passes datasets and snapshots in the environment. See docs/sanoid.md.
     """
     from snaporch.sanoid.hooks.dispatch import answer
 
     del caller
-    told = config_path(context, config)
-    named = {"SNAPORCH_CONFIG": str(told)} if told else {}
+    path = config_path(context, config)
+    named = {"SNAPORCH_CONFIG": str(path)} if path else {}
     return answer(phase.value, {**os.environ, **named})

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, config_path
+
+if TYPE_CHECKING:
+    from snaporch.systemd.units import Done
 
 RootOption = Annotated[
     Path,
@@ -15,11 +19,18 @@ RootOption = Annotated[
         "--root",
         metavar="DIR",
         envvar="DESTDIR",
-        help="Work below this directory, as packages are built.",
+        help="Work below this directory, as package builds do.",
         show_default=False,
         show_envvar=True,
     ),
 ]
+_NEXT_STEPS = (
+    "next: systemctl daemon-reload",
+    "then: systemctl enable snaporch-recover",
+    "then: systemctl try-restart libvirtd virtqemud  # guests go on; a host has one of the two",
+    "and either: systemctl enable --now snaporch-run-due.timer",
+    "or: systemctl enable --now snaporch.service",
+)
 
 
 def install_command(
@@ -30,25 +41,64 @@ def install_command(
         typer.Option(
             "--command",
             metavar="PATH",
-            help="What the units start [default: this snaporch].",
+            help="The program that the units start [default: this snaporch].",
             show_default=False,
         ),
     ] = None,
     config: ConfigOption = None,
 ) -> int:
-    """Write snaporch's systemd units, libvirt's hook, and a configuration to edit.
+    """Install systemd units, libvirt's hook and a configuration to edit.
 
-    Enables nothing.
-
-    A unit that was edited is kept beside the new one; a configuration is left as it is.
+    Enables no unit. A unit that was edited is kept beside the new one; an edited configuration is
+    left as it is.
     """
-    from snaporch.cli.installing import install_units
+    from snaporch.config import load_config
+    from snaporch.config.example import sample
+    from snaporch.errors import UsageError
+    from snaporch.output.terminal import print_error
+    from snaporch.systemd.units import install, install_config, install_hook, render_units
 
-    return install_units(root, command, config_path(context, config))
+    path = config_path(context, config)
+    program = command or _own_command()
+    if not program.startswith("/") or not program.isprintable() or set(program) & set(" '\"\\$"):
+        raise UsageError("--command", f"{program!r} is not a plain absolute path")
+    words = [program] if path is None else [program, "--config", str(path.absolute())]
+    _print_steps(install(root, render_units(load_config(path), words)))
+    _print_steps([install_hook(root)])
+    if path is None:
+        _print_steps([install_config(root, sample())])
+    if root == Path("/"):
+        for step in _NEXT_STEPS:
+            print_error(step)
+    return 0
 
 
 def uninstall_command(root: RootOption = Path("/")) -> int:
-    """Remove what `snaporch install` wrote, but edited files."""
-    from snaporch.cli.installing import uninstall_units
+    """Remove the files of `snaporch install`, except edited ones."""
+    from snaporch.output.terminal import print_error
+    from snaporch.systemd.units import Change, uninstall
 
-    return uninstall_units(root)
+    done = _print_steps(uninstall(root))
+    if not done:
+        print_error(f"no units of snaporch below {root}")
+    elif root == Path("/") and any(each.change is Change.REMOVED for each in done):
+        print_error("next: systemctl daemon-reload")
+    return 0
+
+
+def _own_command() -> str:
+    """The snaporch on the PATH, not a file in an environment that may be removed."""
+    import shutil
+    import sys
+
+    return shutil.which("snaporch") or str(Path(sys.argv[0]).absolute())
+
+
+def _print_steps(steps: Iterable[Done]) -> list[Done]:
+    from snaporch.output.terminal import print_result
+
+    done = []
+    for each in steps:
+        done.append(each)
+        print_result(f"{each.path}  {each.change}{f' {each.saved}' if each.saved else ''}")
+    return done

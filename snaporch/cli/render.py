@@ -1,11 +1,10 @@
-"""``snaporch render``: texts for other programs' configuration."""
+"""``snaporch render``: configuration for other programs."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
+from snaporch.cli.check import DomainsArgument
 from snaporch.cli.options import Command, ConfigOption, config_path
 
 render_app = typer.Typer(
@@ -20,20 +19,21 @@ def render_command() -> None:
 
 @render_app.command("sanoid", cls=Command)
 def render_sanoid_command(
-    context: typer.Context,
-    domains: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[DOMAIN]...", help="Only these, by name or UUID.", show_default=False
-        ),
-    ] = None,
-    config: ConfigOption = None,
+    context: typer.Context, domains: DomainsArgument = None, config: ConfigOption = None
 ) -> int:
     """Print sections for sanoid.conf that make its snapshots of these domains consistent.
 
-    With snaporch's hooks, without a time limit on them, and with one recursive snapshot where a
-    guest has several datasets under a parent of its own.
+    The sections have snaporch's hooks without a time limit. A guest with several datasets below a
+    parent of its own gets one recursive section.
     """
-    from snaporch.cli.rendering import print_sanoid
+    from snaporch.check.gather import choose_domains, gather_guests, own_command
+    from snaporch.cli.session import session
+    from snaporch.output.terminal import print_result
+    from snaporch.sanoid.config.render import render_sanoid
 
-    return print_sanoid(config_path(context, config), domains or [])
+    with session(config_path(context, config), quiet=True) as opened:
+        guests = gather_guests(opened, choose_domains(opened, domains or []))
+        existing = {dataset.name for dataset in opened.pool.datasets()}
+        text = render_sanoid(guests, existing, own_command())
+    print_result(text.rstrip("\n"))
+    return 0

@@ -37,10 +37,15 @@ def load_config(path: Path | None) -> Config:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(chosen), f"is not TOML: {error}", _STEP) from error
-    return _validate(chosen, document)
+    return validate_config(chosen, document)
 
 
-def _validate(path: Path, document: dict[str, object]) -> Config:
+def validate_config(path: Path, document: dict[str, object]) -> Config:
+    """The configuration that was read from ``path``.
+
+    Raises:
+        ConfigError: the schema does not allow it.
+    """
     prefix: list[str] = []
     try:
         config = Config.model_validate(document)

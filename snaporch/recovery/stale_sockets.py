@@ -43,7 +43,7 @@ def only_visitor(path: Path, *, wait: bool) -> Iterator[bool]:
 
 def connect(path: Path) -> socket.socket | None:
     """Connect to the process that holds the guest; ``None`` when no process listens."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with address(path) as name:
             connection.connect(name)

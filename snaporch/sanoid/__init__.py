@@ -1,1 +1,1 @@
-"""The contract with sanoid: its configuration, what its hooks tell, and what is done about it."""
+"""Cooperation with sanoid: its configuration, its hooks, and the process that holds a guest."""

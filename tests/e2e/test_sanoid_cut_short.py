@@ -141,7 +141,7 @@ def test_the_holder_is_killed_while_the_guest_is_frozen(guest, tmp_path):
         wait_for(lambda: is_committed(guest), "the guardian")
         gate.open()
         out, _ = process.communicate()
-    assert "was not held still for tank/cut@autosnap_" in out
+    assert "was not frozen for tank/cut@autosnap_" in out
     (record,) = records(guest)
     assert (record["level"], record["bundle"]) == ("crash", None)
 

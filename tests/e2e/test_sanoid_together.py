@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_refused_before_anybody_is_frozen(guests, sanoid, t
     with config(tmp_path, text) as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)
         checked = snaporch("check", "--configdir", str(sanoid.directory), "--json", env=environment)
-    assert "it may stand still for" in outcome.err
+    assert "it may be paused for" in outcome.err
     assert "1 s are allowed; raise freeze_deadline" in outcome.err
     assert levels(guests) == []
     assert "hook-deadline" in {finding["code"] for finding in checked.json}

@@ -1,8 +1,12 @@
-"""sanoid's configuration, without sanoid."""
+"""sanoid's configuration, and the process that holds a guest, without sanoid."""
 
+from dataclasses import replace
 from pathlib import Path
 
+from fakes.world import World
+from snaporch.context import Interrupt
 from snaporch.sanoid.config.resolve import SanoidConfig, load_sanoid
+from snaporch.sanoid.hold import process
 
 SAMPLES = Path(__file__).parents[1] / "config-samples" / "sanoid"
 DEFAULTS = SAMPLES / "sanoid.defaults.conf"
@@ -10,7 +14,7 @@ DEFAULTS = SAMPLES / "sanoid.defaults.conf"
 
 
 def script(directory: Path, release: str) -> Path:
-    """Write the beginning of a sanoid script of this release."""
+    """A script that begins like the sanoid of this release."""
     found = directory / "sanoid"
     found.write_text(f"#!/usr/bin/perl\n\n# GPL\n\n$::VERSION = '{release}';\nuse strict;\n")
     return found
@@ -23,8 +27,27 @@ def resolved(
     release: str = "2.2.0",
     listed: tuple[str, ...] = (),
 ) -> SanoidConfig:
-    """sanoid's reading of ``text`` if these datasets exist, and 2.3 has listed these."""
+    """``text`` as sanoid resolves it if these datasets exist.
+
+    Args:
+        listed: the datasets in the list of a running sanoid 2.3.
+    """
     (directory / "sanoid.conf").write_text(text)
     (directory / "datasets.txt").write_text("".join(f"{name}\n" for name in listed))
     program = script(directory, release)
     return load_sanoid(directory, datasets, DEFAULTS, program, directory if listed else None)
+
+
+def hold_on(world: World, uuid: str, path: Path, interrupt: Interrupt, **more: float) -> int:
+    """Run a holder on the world's fakes; its exit code."""
+    return process.hold(
+        uuid,
+        path,
+        None,
+        interrupt,
+        open_context=lambda _path, progress, stop: replace(
+            world.context, progress=progress, interrupt=stop, finishers={}
+        ),
+        lower_priority=lambda _work: None,
+        **more,
+    )

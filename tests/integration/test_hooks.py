@@ -64,8 +64,8 @@ def test_a_dataset_without_a_guest_costs_next_to_nothing(environment, phase, mon
     """
     code = _WHAT_IS_THERE.replace(
         "main()\n",
-        "import snaporch.sanoid.hooks.guests\n"
-        "snaporch.sanoid.hooks.guests.check_exist = lambda t: None\n"
+        "from snaporch.sanoid.hooks.host import HookHost\n"
+        "HookHost.check_exist = lambda host, datasets: None\n"
         "main()\n",
     )
     done = run(sys.executable, "-c", code, "hook", "sanoid", phase, env=environment | told(phase))

@@ -1,1 +1,1 @@
-"""The rules of ``snaporch check``."""
+"""The rules of ``snaporch check``: each public function is a rule, named after its findings."""

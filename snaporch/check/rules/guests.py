@@ -1,182 +1,210 @@
-"""What is looked at in each guest."""
+"""Rules about each guest: its plan, its disks, and how its snapshots are taken."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from snaporch.check.facts import GuestFacts, HostFacts
-from snaporch.check.findings import Finding, Severity, listed
+from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
 from snaporch.sanoid.config.render import fitting_parent
-from snaporch.sanoid.config.resolve import SanoidConfig, Section, hook_settings
+from snaporch.sanoid.config.resolve import hook_settings
 from snaporch.sanoid.config.unhooked import has_hook
 
 
-def guest_findings(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
-    """All about one guest."""
-    yield from _plan(guest)
-    yield from _off_zfs(guest)
-    yield from _excluded(guest)
-    yield from _stranger(facts, guest)
-    yield from _shared(guest)
-    config = facts.sanoid.config
-    if config is not None and guest.datasets:
-        covered = {dataset: config.covering(dataset) for dataset in guest.datasets}
-        yield from _coverage(facts, guest, covered)
-        yield from _apart(facts, guest, config)
-
-
-def _plan(guest: GuestFacts) -> Iterator[Finding]:
+def busy(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """A run or a libvirt job on the guest keeps it from being planned."""
     if guest.busy:
-        yield Finding(
-            "busy",
-            Severity.HINT,
+        yield hint(
             guest.name,
             f"busy: {guest.busy}",
-            "whether it can be snapshotted was not looked at",
+            "whether it can be snapshotted was not checked",
             "check again when that has ended",
         )
-    if guest.refusal is not None:
+
+
+def not_on_zfs(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """The guest has no disk on ZFS."""
+    if guest.refusal is not None and not guest.datasets:
         reason, step = guest.refusal
-        nowhere = not guest.datasets
-        yield Finding(
-            "not-on-zfs" if nowhere else "no-snapshot",
-            Severity.HINT if nowhere else Severity.ERROR,
+        yield hint(
             guest.name,
             reason,
-            "no snapshot of it can be taken"
-            + ("" if nowhere else ": its pre hook fails, and so does `snaporch snapshot`"),
+            "no snapshot of it can be taken",
             step or "see `snaporch snapshot --dry-run`",
         )
-    elif guest.downgrade:
-        yield Finding(
-            "downgrade",
-            Severity.WARNING,
+
+
+def no_snapshot(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """The plan of a snapshot is refused."""
+    if guest.refusal is not None and guest.datasets:
+        reason, step = guest.refusal
+        yield error(
+            guest.name,
+            reason,
+            "no snapshot of it can be taken: `snaporch snapshot` and the pre hook fail",
+            step or "see `snaporch snapshot --dry-run`",
+        )
+
+
+def downgrade(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """The plan of a snapshot has a lower level than the configured one."""
+    if guest.downgrade and guest.refusal is None:
+        yield warning(
             guest.name,
             guest.downgrade,
-            "its snapshots are of a lower level than what is asked for",
-            "mend the reason, or ask for the lower level in snaporch.toml",
+            "its snapshots have a lower level than the configured one",
+            "fix the reason, or set the lower level in snaporch.toml",
         )
 
 
-def _off_zfs(guest: GuestFacts) -> Iterator[Finding]:
+def disk_left_out(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """A writable disk is not on ZFS."""
     if guest.off_zfs and guest.datasets:
-        yield Finding(
-            "disk-left-out",
-            Severity.WARNING,
+        yield warning(
             guest.name,
             f"not in its snapshots: {listed(guest.off_zfs)}",
-            "after a restore that disk is of another time than the others and RAM",
-            "move it to ZFS; or leave it out knowingly, by exclude_disks in snaporch.toml",
+            "a restore does not take that disk back with the others and RAM",
+            "move it to ZFS, or leave it out on purpose by exclude_disks in snaporch.toml",
         )
 
 
-def _excluded(guest: GuestFacts) -> Iterator[Finding]:
+def excluded_disk(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """A disk of ``exclude_disks`` lies in a dataset of another disk of the guest."""
     if guest.excluded:
-        yield Finding(
-            "excluded-disk",
-            Severity.WARNING,
+        yield warning(
             guest.name,
-            f"excluded, and in a dataset that is snapshotted: {listed(guest.excluded)}",
-            "a rollback takes it back with the dataset, so a restore refuses that",
-            "give it a dataset of its own",
+            f"excluded, but in a dataset that is snapshotted: {listed(guest.excluded)}",
+            "a rollback of the dataset takes that disk back too, so a restore refuses it",
+            "move the disk to a dataset of its own",
         )
 
 
-def _stranger(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
-    """Where it makes no difference nothing is said: all in one pool, and no hook that waits."""
-    if not guest.stranger:
+def stranger(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """Another program snapshots the guest's datasets without freezing it.
+
+    No finding where that changes nothing: with all disks in one pool and no hook that waits,
+    ``auto`` takes ``manual`` anyway.
+    """
+    if not guest.other_taker:
         return
     if guest.overlays:
-        yield Finding(
-            "stranger",
-            Severity.WARNING,
+        yield warning(
             guest.name,
-            f"somebody else snapshots its datasets: {guest.stranger}",
-            "a snapshot that is taken while its overlays are committed is torn: of no instant, and "
-            "good for nothing",
+            f"another program snapshots its datasets: {guest.other_taker}",
+            "a snapshot that is taken while its overlays are committed is torn, and useless",
             'set ram_strategy = "manual" in snaporch.toml, which has no overlays; or have snaporch '
-            "alone snapshot these datasets, by itself or by its hooks",
+            "alone snapshot these datasets, by policies or by its hooks",
         )
         return
     pools = {dataset.partition("/")[0] for dataset in guest.datasets}
-    if len(pools) > 1 or _waits(facts, guest):
-        yield Finding(
-            "stranger",
-            Severity.HINT,
+    if len(pools) > 1 or _has_hook(facts, guest):
+        yield hint(
             guest.name,
-            f"no overlays are used, for somebody else snapshots its datasets: {guest.stranger}",
-            "what is snapshotted while overlays are committed is torn; without them the guest is "
-            "paused until all its ZFS snapshots are there",
-            "have snaporch alone snapshot these datasets, by itself or by its hooks",
+            f"no overlays are used, since another program snapshots its datasets: "
+            f"{guest.other_taker}",
+            "a snapshot that is taken while overlays are committed is torn; without overlays the "
+            "guest is paused until all its ZFS snapshots exist",
+            "have snaporch alone snapshot these datasets, by policies or by its hooks",
         )
 
 
-def _waits(facts: HostFacts, guest: GuestFacts) -> bool:
-    """Whether a hook of ours holds the guest while sanoid takes its time."""
+def _has_hook(facts: HostFacts, guest: GuestFacts) -> bool:
+    """Whether snaporch's pre hook freezes the guest for sanoid."""
     config = facts.sanoid.config
     sections = [config.covering(dataset) for dataset in guest.datasets] if config else []
-    settings = [hook_settings(config, each) for each in sections if config and each]
-    return any(has_hook(each or {}) for each in settings)
+    return any(has_hook(hook_settings(config, each) or {}) for each in sections if config and each)
 
 
-def _shared(guest: GuestFacts) -> Iterator[Finding]:
+def shared_dataset(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """A dataset of the guest holds files of others."""
     if guest.shared:
-        yield Finding(
-            "shared-dataset",
-            Severity.HINT,
+        yield hint(
             guest.name,
-            f"not only the guest is in {listed(guest.shared)}",
-            "a restore refuses to take back what others have written there since the snapshot",
-            "give the guest a dataset of its own",
+            f"other files lie in its datasets: {listed(guest.shared)}",
+            "a restore refuses to roll back files of others that were written since the snapshot",
+            "move the guest to a dataset of its own",
         )
 
 
-def _coverage(
-    facts: HostFacts, guest: GuestFacts, covered: dict[str, Section | None]
-) -> Iterator[Finding]:
-    bare = [dataset for dataset, section in covered.items() if section is None]
-    if not bare or guest.policies or guest.opted_out:  # sanoid's would be double, or not wanted
+def policy_level(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """The guest cannot have the level of one of its policies."""
+    for policy, reason, step in guest.unmet:
+        yield error(
+            guest.name,
+            f"policy {policy}: {reason}",
+            "its snapshots fail, or have a lower level than the policy demands",
+            step or f"fix the reason, or set another level in [policy.{policy}]",
+        )
+
+
+def uncovered(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """Neither a policy nor sanoid takes snapshots of the guest."""
+    if guest.policies or guest.opted_out or not guest.datasets:
         return
-    all_of_it = len(bare) == len(covered)
-    yield Finding(
-        "uncovered" if all_of_it else "partly-covered",
-        Severity.WARNING if all_of_it else Severity.ERROR,
+    if facts.sanoid.config is not None:
+        if _uncovered_datasets(facts, guest) == list(guest.datasets):
+            yield _not_by_sanoid(facts, guest, Severity.WARNING, "no snapshot can be restored")
+    elif not facts.sanoid.refusal:
+        yield Finding(
+            Severity.WARNING if facts.policies else Severity.HINT,
+            guest.name,
+            "it has no policy, and sanoid takes no snapshots here",
+            "only snapshots that are taken by hand can be restored",
+            "give it a policy: docs/schedule.md; or, if it needs none, write in snaporch.toml",
+            (f'[domain."{guest.name}"]', "policies = []"),
+        )
+
+
+def partly_covered(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """sanoid takes snapshots of only some of the guest's datasets, and no policy of any."""
+    if guest.policies or guest.opted_out:
+        return
+    if 0 < len(_uncovered_datasets(facts, guest)) < len(guest.datasets):
+        why = "a snapshot of some of its disks cannot be restored to a running guest"
+        yield _not_by_sanoid(facts, guest, Severity.ERROR, why)
+
+
+def _uncovered_datasets(facts: HostFacts, guest: GuestFacts) -> list[str]:
+    config = facts.sanoid.config
+    return [each for each in guest.datasets if config and config.covering(each) is None]
+
+
+def _not_by_sanoid(facts: HostFacts, guest: GuestFacts, severity: Severity, why: str) -> Finding:
+    datasets = listed(_uncovered_datasets(facts, guest))
+    return Finding(
+        severity,
         guest.name,
-        f"sanoid takes no snapshots of {listed(bare)}, and it has no policy",
-        "there is no way back for it"
-        if all_of_it
-        else "a snapshot of some of its disks is no way back to a guest that runs",
-        f"give it a policy (docs/schedule.md), or add to "
-        f"{facts.sanoid.directory / 'sanoid.conf'} what this prints",
-        (f"snaporch render sanoid {_word(guest.name)}",),
+        f"sanoid takes no snapshots of {datasets}, and it has no policy",
+        why,
+        "give it a policy (docs/schedule.md), or add to "
+        f"{facts.sanoid.directory / 'sanoid.conf'} the output of",
+        (f"snaporch render sanoid {shlex.quote(guest.name)}",),
     )
 
 
-def _word(name: str) -> str:
-    return name if name.replace("-", "").replace("_", "").isalnum() else f"'{name}'"
-
-
-def _apart(facts: HostFacts, guest: GuestFacts, config: SanoidConfig) -> Iterator[Finding]:
-    """Datasets of one guest that sanoid snapshots one after the other."""
-    covering = [config.covering(dataset) for dataset in guest.datasets]
+def taken_apart(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """sanoid snapshots the guest's datasets one after the other."""
+    config = facts.sanoid.config
+    covering = [config.covering(dataset) for dataset in guest.datasets] if config else []
     sections = [section for section in covering if section is not None]
-    calls = {section.path for section in sections}
+    calls = sorted({section.path for section in sections})
     if len(calls) < 2:  # noqa: PLR2004 - one call is one instant
         return
-    what = f"sanoid takes its {len(calls)} datasets one after the other: {listed(sorted(calls))}"
-    why = "snaporch keeps the guest's disks still meanwhile, but only until its deadline"
+    what = f"sanoid snapshots its {len(calls)} datasets one after the other: {listed(calls)}"
+    why = "snaporch keeps the guest frozen in between, but only until its deadline"
     parent = fitting_parent(guest.datasets, facts.datasets)
     if parent is None:
-        mend = "nothing must be done; datasets of its own under one parent would make it one call"
-        yield Finding("taken-apart", Severity.HINT, guest.name, what, why, mend)
+        fix = "nothing to do; with all its datasets below a parent of its own, one call would do"
+        yield hint(guest.name, what, why, fix)
         return
     where, lines = _as_one_call(parent, sorted({section.origin for section in sections}))
-    mend = f"in {facts.sanoid.directory / 'sanoid.conf'} write {where}"
-    yield Finding("taken-apart", Severity.WARNING, guest.name, what, why, mend, lines)
+    fix = f"in {facts.sanoid.directory / 'sanoid.conf'} write {where}"
+    yield warning(guest.name, what, why, fix, lines)
 
 
 def _as_one_call(parent: str, origins: list[str]) -> tuple[str, tuple[str, ...]]:
-    """Where to write what, so that the hooks of the sections there are now stay in force."""
+    """Where to write which lines, so that the hooks of the present sections stay in force."""
     if origins == [parent]:
         return f"in [{parent}], in place of its recursive line", ("recursive = zfs",)
     lines = (f"[{parent}]", "recursive = zfs")

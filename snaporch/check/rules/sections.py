@@ -1,155 +1,181 @@
-"""What is looked at in the sections of ``sanoid.conf`` that cover guests."""
+"""Rules about the sections of ``sanoid.conf`` that cover guests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from snaporch.check.coverage import Covering
-from snaporch.check.facts import HostFacts
-from snaporch.check.findings import Finding, Severity
-from snaporch.sanoid.config.hook_command import SETTINGS, HookCommand, parse_hook
+from snaporch.check.coverage import CoveredSection
+from snaporch.check.facts import HookProgram, HostFacts
+from snaporch.check.findings import Finding, Severity, error, warning
+from snaporch.sanoid.config.hook_command import SETTINGS, HookCommand
 from snaporch.sanoid.config.resolve import truth
 
-
-def section_findings(facts: HostFacts, covering: Covering) -> Iterator[Finding]:
-    """All about one section."""
-    if covering.settings is None:
-        yield _path_section(facts, covering)
-        return
-    hooks = {key: covering.setting(key) for key in SETTINGS if covering.setting(key).strip()}
-    calls = {key: parse_hook(text) for key, text in hooks.items()}
-    yield from _pre_and_post(facts, covering, calls)
-    for key, call in calls.items():
-        yield from _call(facts, covering, key, call)
-    if calls.get("pre_snapshot_script") or calls.get("post_snapshot_script"):
-        yield from _options(facts, covering)
-    if "pruning_script" not in calls and truth(covering.setting("autoprune")):
-        yield _no_pruning(facts, covering)
+_PRE, _POST, _PRUNE = "pre_snapshot_script", "post_snapshot_script", "pruning_script"
 
 
-def _hook(facts: HostFacts, key: str) -> str:
+def _has(section: CoveredSection, key: str) -> bool:
+    return bool(section.setting(key).strip())
+
+
+def _hook_line(facts: HostFacts, key: str) -> str:
     return f"{key} = {facts.command} hook sanoid {SETTINGS[key]}"
 
 
-def _in(facts: HostFacts, covering: Covering) -> str:
-    return f"in [{covering.name}] of {facts.sanoid.directory / 'sanoid.conf'} write"
+def _where(facts: HostFacts, section: CoveredSection) -> str:
+    return f"in {section.subject} of {facts.sanoid.directory / 'sanoid.conf'} write"
 
 
-def _path_section(facts: HostFacts, covering: Covering) -> Finding:
-    section = covering.section
-    return Finding(
-        "path-section",
-        Severity.ERROR,
-        f"[{section.name}]",
-        f"it takes the snapshots of {section.path} by a path setting",
-        f"sanoid runs no snapshot hooks for such a section: {covering.of_guests} is not frozen",
-        f"in {facts.sanoid.directory / 'sanoid.conf'} name the section after the dataset, and "
-        "remove its path line",
-        (f"[{section.path}]",),
-    )
-
-
-def _pre_and_post(
-    facts: HostFacts, covering: Covering, calls: dict[str, HookCommand]
-) -> Iterator[Finding]:
-    pre, post = ("pre_snapshot_script" in calls, "post_snapshot_script" in calls)
-    lines = tuple(
-        _hook(facts, key)
-        for key in ("pre_snapshot_script", "post_snapshot_script")
-        if key not in calls
-    )
-    if pre and post:
-        return
-    if pre or post:
-        there, missing = ("pre", "post") if pre else ("post", "pre")
-        why = (
-            "the guest stays on its overlays, or paused, until the deadline strikes"
-            if pre
-            else "nothing is frozen, and post has nothing to end"
+def path_section(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """A section with a ``path`` setting runs no snapshot hooks."""
+    if section.settings is None:
+        path = section.section.path
+        yield error(
+            f"[{section.section.name}]",
+            f"it takes the snapshots of {path} by a path setting",
+            f"sanoid runs no snapshot hooks for such a section: {section.guest_names} is not "
+            "frozen",
+            f"in {facts.sanoid.directory / 'sanoid.conf'} name the section after the dataset, and "
+            "remove its path line",
+            (f"[{path}]",),
         )
-        what = f"it has a {there} hook, but no {missing} hook"
-        code, severity = f"{missing}-missing", Severity.ERROR
-    else:
-        only_crash = all(guest.level == "crash" for guest in covering.guests)
-        what = f"it takes snapshots of {covering.of_guests} without a hook"
-        why = "they are what pulling the plug leaves, RAM is in none of them"
-        code, severity = "hooks-missing", Severity.HINT if only_crash else Severity.ERROR
-    subject = f"[{covering.name}]"
-    yield Finding(code, severity, subject, what, why, _in(facts, covering), lines)
 
 
-def _call(facts: HostFacts, covering: Covering, key: str, call: HookCommand) -> Iterator[Finding]:
-    """One hook setting; of several faults the first, the others cannot be told behind it."""
-    program = facts.sanoid.programs.get(call.program)
-    if not call.program or program is None or not program.executable:
-        yield _cannot_be_called(facts, covering, key, call)
+def hooks_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """A section takes snapshots of guests without hooks."""
+    if section.settings is None or _has(section, _PRE) or _has(section, _POST):
         return
-    where = _in(facts, covering)
-    subject = f"[{covering.name}]"
-    right = (_hook(facts, key),)
-    if not call.phase:
-        what = f"{key} calls {call.program}, not snaporch"
-        why = f"unless it calls snaporch in its turn, {covering.of_guests} is not looked after"
-        yield Finding("hook-foreign", Severity.WARNING, subject, what, why, where, right)
-    elif call.phase != SETTINGS[key]:
-        what = f"{key} calls snaporch's hook for {call.phase}"
-        why = "each setting has a phase of its own"
-        yield Finding("hook-phase", Severity.ERROR, subject, what, why, where, right)
-    elif program.version not in ("", facts.version):
-        what = f"{key} calls {call.program} of version {program.version}"
-        why = f"this is {facts.version}: of two installations only one was upgraded"
-        mend = f"remove the older one, or {where}"
-        yield Finding("hook-version", Severity.WARNING, subject, what, why, mend, right)
+    only_crash = all(guest.level == "crash" for guest in section.guests)
+    yield Finding(
+        Severity.HINT if only_crash else Severity.ERROR,
+        section.subject,
+        f"it takes snapshots of {section.guest_names} without a hook",
+        "such a snapshot is like a power loss: crash-consistent at best, and without RAM",
+        _where(facts, section),
+        (_hook_line(facts, _PRE), _hook_line(facts, _POST)),
+    )
 
 
-def _cannot_be_called(facts: HostFacts, covering: Covering, key: str, call: HookCommand) -> Finding:
-    program = facts.sanoid.programs.get(call.program)
-    if not call.program:
-        what = f"the text of {key} is no command: its quotes do not match"
-    elif program is None or not program.exists:
-        what = f"{key} calls {call.program}, which is not there"
-    else:
-        what = f"{key} calls {call.program}, which is not executable"
-    why = "sanoid only warns when a hook fails"
-    if SETTINGS[key] == "pre" and not truth(covering.setting("no_inconsistent_snapshot")):
-        why += ", and takes the snapshot all the same"
-    where, right = _in(facts, covering), (_hook(facts, key),)
-    return Finding("hook-program", Severity.ERROR, f"[{covering.name}]", what, why, where, right)
+def pre_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """A section has a post hook without a pre hook."""
+    if _has(section, _POST) and not _has(section, _PRE):
+        yield error(
+            section.subject,
+            "it has a post hook, but no pre hook",
+            "no guest is frozen, so the post hook has none to release",
+            _where(facts, section),
+            (_hook_line(facts, _PRE),),
+        )
 
 
-def _options(facts: HostFacts, covering: Covering) -> Iterator[Finding]:
-    subject, where = f"[{covering.name}]", _in(facts, covering)
-    seconds = covering.section.timeout
-    if seconds:
-        yield Finding(
-            "script-timeout",
-            Severity.ERROR,
-            subject,
-            f"script_timeout is {seconds} s, and must be 0",
-            "a hook that takes longer kills sanoid itself (SIGALRM): no snapshot, no post hook, "
+def post_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """A section has a pre hook without a post hook."""
+    if _has(section, _PRE) and not _has(section, _POST):
+        yield error(
+            section.subject,
+            "it has a pre hook, but no post hook",
+            "the guest stays on its overlays, or paused, until the deadline",
+            _where(facts, section),
+            (_hook_line(facts, _POST),),
+        )
+
+
+def hook_program(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """A hook setting names no program that can be executed."""
+    for key, command, program in section.hooks(facts):
+        if _can_run(command, program):
+            continue
+        if not command.program:
+            what = f"the quotes in {key} do not match"
+        elif program is None or not program.exists:
+            what = f"{key} calls {command.program}, which does not exist"
+        else:
+            what = f"{key} calls {command.program}, which is not executable"
+        why = "sanoid only warns when a hook fails"
+        if key == _PRE and not truth(section.setting("no_inconsistent_snapshot")):
+            why += ", and still takes the snapshot"
+        line = (_hook_line(facts, key),)
+        where = _where(facts, section)
+        yield error(section.subject, what, why, where, line)
+
+
+def _can_run(command: HookCommand, program: HookProgram | None) -> bool:
+    return bool(command.program) and program is not None and program.executable
+
+
+def hook_foreign(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """A hook setting calls a program other than snaporch."""
+    for key, command, program in section.hooks(facts):
+        if _can_run(command, program) and not command.phase:
+            yield warning(
+                section.subject,
+                f"{key} calls {command.program}, not snaporch",
+                f"unless that program calls snaporch, {section.guest_names} is not frozen",
+                _where(facts, section),
+                (_hook_line(facts, key),),
+            )
+
+
+def hook_phase(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """A hook setting calls snaporch's hook for another phase."""
+    for key, command, program in section.hooks(facts):
+        if _can_run(command, program) and command.phase not in ("", SETTINGS[key]):
+            yield error(
+                section.subject,
+                f"{key} calls snaporch's hook for {command.phase}",
+                f"this setting needs the hook for {SETTINGS[key]}",
+                _where(facts, section),
+                (_hook_line(facts, key),),
+            )
+
+
+def hook_version(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """A hook setting calls a snaporch of another version."""
+    for key, command, program in section.hooks(facts):
+        if program is None or not program.executable or command.phase != SETTINGS[key]:
+            continue
+        if program.version not in ("", facts.version):
+            yield warning(
+                section.subject,
+                f"{key} calls {command.program} of version {program.version}",
+                f"this is {facts.version}: of two installations only one was upgraded",
+                f"remove the older one, or {_where(facts, section)}",
+                (_hook_line(facts, key),),
+            )
+
+
+def script_timeout(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """sanoid's time limit for hooks is not 0."""
+    if section.section.timeout and (_has(section, _PRE) or _has(section, _POST)):
+        yield error(
+            section.subject,
+            f"script_timeout is {section.section.timeout} s, and must be 0",
+            "if a hook takes longer, sanoid itself is killed (SIGALRM): no snapshot, no post hook, "
             "no other dataset",
-            where,
+            _where(facts, section),
             ("script_timeout = 0",),
         )
-    if not truth(covering.setting("no_inconsistent_snapshot")):
-        yield Finding(
-            "inconsistent-snapshot",
-            Severity.WARNING,
-            subject,
+
+
+def inconsistent_snapshot(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """sanoid takes a snapshot even if the pre hook fails."""
+    allowed = not truth(section.setting("no_inconsistent_snapshot"))
+    if allowed and (_has(section, _PRE) or _has(section, _POST)):
+        yield warning(
+            section.subject,
             "no_inconsistent_snapshot is not set",
-            "when a guest cannot be frozen, sanoid takes the snapshot all the same",
-            where,
+            "sanoid takes a snapshot even if a guest could not be frozen",
+            _where(facts, section),
             ("no_inconsistent_snapshot = yes",),
         )
 
 
-def _no_pruning(facts: HostFacts, covering: Covering) -> Finding:
-    return Finding(
-        "pruning-missing",
-        Severity.WARNING,
-        f"[{covering.name}]",
-        "it prunes snapshots, but has no pruning_script",
-        "bundles of snapshots that sanoid has destroyed stay until `snaporch prune` is run",
-        _in(facts, covering),
-        (_hook(facts, "pruning_script"),),
-    )
+def pruning_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+    """A section destroys snapshots without a pruning hook."""
+    if truth(section.setting("autoprune")) and not _has(section, _PRUNE):
+        yield warning(
+            section.subject,
+            "it prunes snapshots, but has no pruning_script",
+            "bundles of snapshots that sanoid has destroyed stay until `snaporch prune` is run",
+            _where(facts, section),
+            (_hook_line(facts, _PRUNE),),
+        )

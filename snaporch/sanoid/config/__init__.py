@@ -1,1 +1,1 @@
-"""``sanoid.conf``: read, resolved, rendered."""
+"""Reads, resolves and renders ``sanoid.conf``."""

@@ -1,4 +1,4 @@
-"""What sanoid.conf says about the datasets of a guest."""
+"""Which datasets of a guest sanoid snapshots in one round, by ``sanoid.conf``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TYPES = ("frequently", "hourly", "daily", "weekly", "monthly", "yearly")
 
 
 def conf_of(caller: Caller) -> SanoidConfig | None:
-    """The configuration of the calling sanoid; ``None`` when nobody knows one.
+    """The configuration of the calling sanoid; ``None`` if no sanoid calls and none is configured.
 
     Raises:
-        ConfigError: there is one, and it cannot be read.
+        ConfigError: it cannot be read.
     """
     if not caller.pid and not (caller.config_dir / "sanoid.conf").exists():
         return None
@@ -24,27 +24,27 @@ def conf_of(caller: Caller) -> SanoidConfig | None:
 
 
 def takes_children(config: SanoidConfig, target: str) -> bool:
-    """Whether a snapshot of ``target`` takes its children along (``recursive = zfs``)."""
+    """Whether a snapshot of ``target`` includes its children (``recursive = zfs``)."""
     section = config.covering(target)
     return section is not None and section.recursive == "zfs"
 
 
 def promised(config: SanoidConfig, target: str, datasets: Iterable[str]) -> frozenset[str]:
-    """Those of ``datasets`` that a sanoid which is at ``target`` comes to in the same round.
+    """Those of ``datasets`` that sanoid handles in the same round as ``target``.
 
-    The same types are due at the same time, so where they are the same it will come; elsewhere it
-    may not, and nobody should wait. Nor where it calls no hooks, and so nobody would hear of it.
+    Snapshots of the same types are due at the same time, so sanoid handles datasets with the same
+    schedule. Datasets with another schedule, or without both hooks, are not waited for.
     """
     own = config.covering(target)
     if own is None:
         return frozenset()
-    wanted = _schedule(own)
+    schedule = _schedule(own)
     return frozenset(
         dataset
         for dataset in datasets
         if (section := config.covering(dataset)) is not None
         and section.autosnap
-        and _schedule(section) == wanted
+        and _schedule(section) == schedule
         and all(section.settings.get(f"{phase}_snapshot_script") for phase in ("pre", "post"))
     )
 

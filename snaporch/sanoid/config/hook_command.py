@@ -1,4 +1,4 @@
-"""What a hook setting of ``sanoid.conf`` calls: one string that perl gives to a shell."""
+"""Parses a hook setting of ``sanoid.conf``: one string that perl passes to a shell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
 
-PHASES = ("pre", "post", "pre-prune", "prune")
 SETTINGS = {
     "pre_snapshot_script": "pre",
     "post_snapshot_script": "post",
@@ -15,9 +14,10 @@ SETTINGS = {
     "pruning_script": "prune",
 }
 """The phase that belongs to each setting."""
+_PHASES = tuple(SETTINGS.values())
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""systemd's for services (systemd.exec(5)), where sanoid looks for a hook without a slash."""
+"""systemd's default for services (systemd.exec(5)): where sanoid finds a hook without a slash."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _WRAPPERS = ("env", "exec")
@@ -25,16 +25,16 @@ _WRAPPERS = ("env", "exec")
 
 @dataclass(frozen=True, slots=True)
 class HookCommand:
-    """A hook setting, taken apart."""
+    """The parts of a hook setting."""
 
     program: str
-    """As it is written; empty when a shell could not make sense of the text."""
+    """As it is written; empty if a shell could not parse the text."""
     phase: str
-    """snaporch's phase; empty when it is not snaporch that is called."""
+    """The phase for which snaporch is called; empty for another program."""
 
 
 def parse_hook(text: str) -> HookCommand:
-    """Which program a setting calls, and with which of snaporch's phases."""
+    """The program that a setting calls, and the phase for which it calls snaporch."""
     try:
         words = shlex.split(text)
     except ValueError:
@@ -45,16 +45,16 @@ def parse_hook(text: str) -> HookCommand:
         return HookCommand("", "")
     program, *arguments = words
     name = PurePath(program).name
-    if name.startswith("sanoid-") and name.removeprefix("sanoid-") in PHASES:
+    if name.startswith("sanoid-") and name.removeprefix("sanoid-") in _PHASES:
         return HookCommand(program, name.removeprefix("sanoid-"))
-    called = name == "snaporch" or arguments[:2] == ["-m", "snaporch"]
-    return HookCommand(program, _phase(arguments) if called else "")
+    is_snaporch = name == "snaporch" or arguments[:2] == ["-m", "snaporch"]
+    return HookCommand(program, _phase(arguments) if is_snaporch else "")
 
 
 def _phase(arguments: list[str]) -> str:
-    """The word after ``hook sanoid``; options may stand before it."""
+    """The phase after ``hook sanoid``; options may precede it."""
     try:
         after = arguments[arguments.index("sanoid", arguments.index("hook")) + 1 :]
     except ValueError:
         return ""
-    return next((word for word in after if word in PHASES), "")
+    return next((word for word in after if word in _PHASES), "")

@@ -1,8 +1,8 @@
-"""Files as Config::IniFiles reads them (its 3.000003, ``ReadConfig``), which sanoid uses.
+"""Reads files as perl's Config::IniFiles does (3.000003, ``ReadConfig``), which sanoid uses.
 
-It is not :mod:`configparser`'s dialect: a comment after a value belongs to the value, blanks at its
-end too, a line that is none of comment, section and parameter is an error, a value may be a "here
-document", and a parameter given twice has two values.
+Differences from :mod:`configparser`: a comment or blanks after a value belong to the value; a line
+that is no comment, section or parameter is an error; a value may be a "here document"; a parameter
+given twice has two values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 Values = list[str]
 Ini = dict[str, dict[str, Values]]
-"""Section → parameter → its values in the order of the file, sections in the order of the file."""
+"""Section → parameter → its values, all in the order of the file."""
 
 _FIRST_END = re.compile(r"\r\n|[\r\n\x15]")
 _END = re.compile(r"(\r\n?|\n|\x15)\Z")
@@ -24,14 +24,14 @@ _HERE = re.compile(r"<<(.*)\Z")
 
 
 class IniError(ValueError):
-    """Config::IniFiles would refuse the text; says why, and in which line."""
+    """Config::IniFiles refuses the text; the message has the reason and the line."""
 
 
 def read_ini(text: str) -> Ini:
     """Parse the content of a file.
 
     Raises:
-        IniError: it has no section, or a line that cannot be understood.
+        IniError: it has no section, or an invalid line.
     """
     found: Ini = {}
     section: dict[str, Values] | None = None
@@ -56,7 +56,7 @@ def read_ini(text: str) -> Ini:
 
 
 def _add(section: dict[str, Values], name: str, values: Values) -> None:
-    """To a parameter that has no value at all, none can be added."""
+    """Add values; as in Config::IniFiles, a parameter without any value stays without."""
     if name not in section:
         section[name] = values
     elif section[name]:
@@ -64,7 +64,7 @@ def _add(section: dict[str, Values], name: str, values: Values) -> None:
 
 
 def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The first line's end is every line's; without one there is no line at all."""
+    """Lines are split at the kind of line end that the first line has. Without one, no line."""
     first = _FIRST_END.search(text)
     if first is None:
         return

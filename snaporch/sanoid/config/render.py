@@ -1,4 +1,4 @@
-"""A ``sanoid.conf`` that makes sanoid's snapshots of guests consistent."""
+"""Renders sections of ``sanoid.conf`` that make sanoid's snapshots of guests consistent."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Protocol
 
 from snaporch import __version__
 from snaporch.data_files import shared_file
-from snaporch.errors import one_line
+from snaporch.errors import RefusedError, one_line
 
 TEMPLATE = "templates/sanoid.conf.j2"
 
 
 class Guest(Protocol):
-    """A domain, and the datasets its disks are on."""
+    """A domain and the datasets of its disks."""
 
     @property
     def name(self) -> str:
-        """Of the domain."""
+        """The domain's name."""
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Each once."""
+        """The datasets, each once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stanza:
-    """One section."""
+    """One section of ``sanoid.conf``."""
 
     dataset: str
     recursive: bool
-    """By one recursive ZFS snapshot, of all below it too."""
+    """Whether one recursive ZFS snapshot takes all datasets below it too."""
     guests: tuple[str, ...]
 
 
 def stanzas(guests: Sequence[Guest], existing: Collection[str]) -> list[Stanza]:
-    """As few sections as take every dataset of these guests, each guest's in one call if it can.
+    """The sections for all datasets of these guests: where possible, one recursive call per guest.
 
-    A parent is made recursive only where nothing but the guest lies below it.
+    A parent gets a recursive section only if all datasets below it belong to the guest.
     """
     parents: dict[str, None] = {}
     for guest in guests:
@@ -47,29 +47,33 @@ def stanzas(guests: Sequence[Guest], existing: Collection[str]) -> list[Stanza]:
             parents[parent] = None
     outer = [p for p in parents if not any(p.startswith(f"{other}/") for other in parents)]
 
-    def place(dataset: str) -> str:
+    def section(dataset: str) -> str:
         above = (p for p in outer if dataset == p or dataset.startswith(f"{p}/"))
         return next(above, dataset)
 
     owners: dict[str, list[str]] = {}
     for guest in guests:
         for dataset in guest.datasets:
-            names = owners.setdefault(place(dataset), [])
+            names = owners.setdefault(section(dataset), [])
             if guest.name not in names:
                 names.append(guest.name)
     return [Stanza(name, name in outer, tuple(owners[name])) for name in sorted(owners)]
 
 
 def render_sanoid(guests: Sequence[Guest], existing: Collection[str], command: str) -> str:
-    """The text for these guests.
+    """Render the sections for these guests, and their template.
 
     Args:
-        existing: every dataset of the host.
-        command: what a hook setting calls snaporch by.
+        existing: all datasets of the host.
+        command: the snaporch command for hook settings.
 
     Raises:
+        RefusedError: none of the guests has a disk on ZFS.
         UnavailableError: the template is not installed.
     """
+    if not any(guest.datasets for guest in guests):
+        names = ", ".join(guest.name for guest in guests) or "snaporch render"
+        raise RefusedError(names, "no disk on ZFS" if guests else "there are no domains")
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(  # noqa: S701 - no HTML
@@ -92,12 +96,12 @@ def render_sanoid(guests: Sequence[Guest], existing: Collection[str], command: s
 
 
 def fitting_parent(wanted: Collection[str], existing: Collection[str]) -> str | None:
-    """The dataset under which one recursive snapshot takes these datasets and no others.
+    """The parent of which one recursive snapshot takes these datasets and no others, if any.
 
-    Never a whole pool, which a guest will not have to itself for long; and none with a blank in
-    its name, below which sanoid finds no children.
+    Never a whole pool, which gets other datasets sooner or later. Never a dataset with a blank in
+    its name: sanoid finds no children below it.
     """
-    if len(wanted) < 2:  # noqa: PLR2004 - one needs no parent
+    if len(wanted) < 2:  # noqa: PLR2004 - one dataset needs no parent
         return None
     paths = [dataset.split("/") for dataset in wanted]
     length = 0

@@ -1,10 +1,10 @@
-"""``sanoid.conf`` as sanoid resolves it: defaults, templates, own settings, recursion.
+"""Resolves ``sanoid.conf`` as sanoid does: defaults, templates, own settings, recursion.
 
-A port of ``init`` of sanoid 2.2.0 and 2.3.0, held to the original by a contract test. (2.1 differs
-in settings given twice, of which it uses none.) 2.3 cuts blanks off the ends of values, and goes by
-a list of datasets that may be 20 minutes old. What becomes of a dataset depends on the sections'
-names and its own, so it need not have been known when the file was read. Imports the standard
-library only: the hooks use it.
+A port of ``init`` of sanoid 2.2.0 and 2.3.0; a contract test compares it with the original. (2.1
+differs in settings given twice, of which it uses none.) 2.3 strips blanks from the ends of values,
+and uses a list of datasets that may be 20 minutes old. The result for a dataset depends only on its
+name and the sections' names, so the dataset may be newer than the configuration that was read.
+Imports only the standard library, because the hooks use it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from snaporch.sanoid.config.ini import Ini, IniError, read_ini
 
 CONFIG_DIR = Path("/etc/sanoid")
 DEFAULTS = Path("/usr/share/sanoid/sanoid.defaults.conf")
-"""Where Debian's sanoid has them; sanoid from its source reads them beside ``sanoid.conf``."""
+"""The path in Debian's package; a sanoid from source reads the file beside ``sanoid.conf``."""
 TYPES = ("yearly", "monthly", "weekly", "daily", "hourly", "frequently")
 
 Recursive = Literal["no", "yes", "zfs"]
@@ -51,17 +51,17 @@ _DATASETS = "datasets.txt"
 
 
 class SanoidConfigError(ConfigError):
-    """sanoid would die of this configuration, or has none."""
+    """sanoid exits with an error on this configuration, or has none."""
 
 
 def number(text: str) -> int:
-    """What perl makes of a text where it wants a whole number."""
+    """The whole number that perl reads from a text."""
     match = _NUMBER.match(text)
     return int(match[1]) if match else 0
 
 
 def release_of(program: Path | None) -> tuple[int, int]:
-    """Which sanoid a script is, ``(2, 3)``, as it says itself; ``(0, 0)`` if it does not."""
+    """The release that a sanoid script states, as ``(2, 3)``; ``(0, 0)`` if unknown."""
     try:
         with open(program or "", "rb") as script:
             match = _RELEASE.search(script.read(_RELEASE_BYTES))
@@ -71,57 +71,57 @@ def release_of(program: Path | None) -> tuple[int, int]:
 
 
 def installed_sanoid() -> Path | None:
-    """The script that ``sanoid`` is; ``None`` where there is none."""
+    """The script of the installed sanoid; ``None`` if sanoid is not installed."""
     found = shutil.which("sanoid", path=PATH)
     return Path(found) if found else None
 
 
 def truth(text: str | None) -> bool:
-    """Whether perl takes it for true."""
+    """Whether perl treats the text as true."""
     return text not in (None, "", "0")
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What sanoid has made up its mind to do with one dataset."""
+    """The resolved settings of sanoid for one dataset."""
 
     name: str
     path: str
-    """The dataset; differs from the name with a ``path`` setting."""
+    """The dataset; with a ``path`` setting it differs from the name."""
     settings: Mapping[str, str]
-    """Defaults, templates, what recursion brought, own settings; toggles are ``0`` or ``1``."""
+    """From defaults, templates, a recursive parent and itself; toggles are ``0`` or ``1``."""
     recursive: Recursive
-    """``zfs``: one snapshot call takes all below too. ``yes``: what is below has sections too."""
+    """``zfs``: one call snapshots all below too. ``yes``: each dataset below has a section."""
     origin: str
-    """The section of the file that it comes from: itself, or the recursive one above."""
+    """The section of the file that it comes from: itself, or the recursive section above."""
 
     @property
     def autosnap(self) -> bool:
-        """Whether sanoid takes snapshots on its account."""
+        """Whether the section takes snapshots."""
         return truth(self.settings.get("autosnap"))
 
     @property
     def process_children_only(self) -> bool:
-        """Whether the dataset itself is left alone."""
+        """Whether only the datasets below are snapshotted."""
         return truth(self.settings.get("process_children_only"))
 
     @property
     def takes_snapshots(self) -> bool:
-        """Whether sanoid ever takes a snapshot of the dataset because of this section."""
+        """Whether sanoid ever snapshots the dataset because of this section."""
         if self.name.startswith("template") or not self.autosnap or self.process_children_only:
             return False
         return any(number(self.settings.get(kind, "")) > 0 for kind in TYPES)
 
     @property
     def runs_hooks(self) -> bool:
-        """sanoid looks a snapshot's hooks up by dataset: a section of another name has none."""
+        """Whether sanoid runs its snapshot hooks: it finds them by the name of the dataset."""
         return self.name == self.path
 
     @property
     def timeout(self) -> int:
-        """Seconds after which sanoid is killed by its own alarm when a hook takes longer; or 0.
+        """Seconds after which sanoid is killed by its own alarm if a hook takes longer; 0 for none.
 
-        It compares texts (``$timeout gt 0``) and gives ``alarm`` the number.
+        sanoid compares texts (``$timeout gt 0``) and passes the number to ``alarm``.
         """
         text = self.settings.get("script_timeout", "")
         return max(number(text), 0) if text > "0" else 0
@@ -129,23 +129,23 @@ class Section:
 
 @dataclass(frozen=True)
 class SanoidConfig:
-    """A whole configuration; make one by :func:`load_sanoid`."""
+    """sanoid's whole configuration, read by :func:`load_sanoid`."""
 
     sections: Mapping[str, Section]
-    """By name: those of the file, and of each dataset that recursion reaches."""
+    """By name: the sections of the file, and of each dataset that recursion reaches."""
     written: tuple[str, ...]
-    """The names of the file's sections, templates too, in their order."""
+    """The names of the file's sections and templates, in the order of the file."""
     complaints: tuple[str, ...] = ()
-    """What sanoid ignores, or does otherwise than it reads."""
+    """Settings that sanoid ignores, or reads otherwise than they look."""
     _existing: tuple[str, ...] = ()
-    """Datasets that have sections of their own; if none are known, all that are written."""
+    """Existing datasets that have sections of their own; if no datasets are known, all sections."""
     _ini: Ini = field(default_factory=dict, repr=False)
     _defaults: Mapping[str, str] = field(default_factory=dict, repr=False)
     _release: tuple[int, int] = (0, 0)
     _listed: Collection[str] = ()
 
     def covering(self, dataset: str) -> Section | None:
-        """The section that takes the dataset's snapshots, if any does."""
+        """The section that takes the dataset's snapshots, if any."""
         relevant = sorted({*self._existing, *_with_parents(dataset)})
         resolver = _Resolver(self._ini, self._defaults, self._release, self._listed)
         sections = resolver.resolve(relevant)
@@ -172,16 +172,16 @@ def load_sanoid(
     """Read sanoid's configuration.
 
     Args:
-        config_dir: what sanoid was given as ``--configdir``.
-        datasets: those that exist; recursive sections make sections for them. When none are given
-            the file is believed: datasets that have sections exist.
-        defaults: sanoid's ``sanoid.defaults.conf``; searched for when not given.
-        program: sanoid's script, whose release counts; that on the ``PATH`` when not given.
-        cache_dir: where the sanoid that is running at the moment has its list of datasets, by which
-            2.3 goes; when not given, recursion reaches what is there.
+        config_dir: sanoid's ``--configdir``.
+        datasets: the existing datasets, for which recursive sections make sections. Without any,
+            every dataset that has a section is assumed to exist.
+        defaults: sanoid's ``sanoid.defaults.conf``; searched for by default.
+        program: sanoid's script, for its release; by default the installed one.
+        cache_dir: the directory of the running sanoid's list of datasets, which 2.3 uses. Without
+            it, recursion reaches all existing datasets.
 
     Raises:
-        SanoidConfigError: sanoid would not run with it, and why.
+        SanoidConfigError: sanoid would exit with an error; its text has the reason.
     """
     if defaults is None:
         defaults = DEFAULTS if DEFAULTS.exists() else config_dir / DEFAULTS.name
@@ -207,7 +207,7 @@ def load_sanoid(
 
 
 def _listed(cache_dir: Path) -> frozenset[str]:
-    """The datasets that a running sanoid knows: however old, it has read them or written them."""
+    """The datasets in the list of a running sanoid, however old the list is."""
     try:
         text = (cache_dir / _DATASETS).read_text("utf-8", "surrogateescape")
     except OSError:
@@ -236,7 +236,7 @@ def _read_defaults(path: Path) -> dict[str, str]:
 
 
 class _Resolver:
-    """sanoid's ``init``, on what was read; its names, its order."""
+    """sanoid's ``init``, with its names and its order."""
 
     def __init__(
         self,
@@ -251,29 +251,29 @@ class _Resolver:
         self._listed = listed
         self._config: dict[str, dict[str, str]] = {}
         self._origin: dict[str, str] = {}
-        self._hands_on: set[str] = set()
+        self._recursive_yes: set[str] = set()
         self.complaints: list[str] = []
 
     def resolve(self, datasets: Iterable[str]) -> dict[str, Section]:
-        """Every section there is when these datasets exist."""
+        """All sections that result if these datasets exist."""
         known = list(datasets)
         for name in self._ini:
-            self._put_in_order(name)
+            self._normalize(name)
             if not name.startswith("template_"):
                 self._section(name)
                 self._recurse(name, known)
-        return {name: self._made(name) for name in self._config}
+        return {name: self._to_section(name) for name in self._config}
 
-    def _made(self, name: str) -> Section:
+    def _to_section(self, name: str) -> Section:
         settings = self._config[name]
-        own: Recursive = "yes" if name in self._hands_on else "no"
+        by_section: Recursive = "yes" if name in self._recursive_yes else "no"
         zfs = settings.get(_ZFS_RECURSION) == "1"
         shown = {key: value for key, value in settings.items() if key != _ZFS_RECURSION}
-        recursive: Recursive = "zfs" if zfs else own
+        recursive: Recursive = "zfs" if zfs else by_section
         return Section(name, settings["path"], shown, recursive, self._origin[name])
 
-    def _put_in_order(self, name: str) -> None:
-        """sanoid does so when it comes to a section: too late for a template used before it."""
+    def _normalize(self, name: str) -> None:
+        """sanoid does this section by section: too late for a template that is used before it."""
         for key, values in self._ini[name].items():
             if len(values) > 1:
                 self.complaints.append(f"[{name}] sets {key} more than once: the first one counts")
@@ -314,7 +314,7 @@ class _Resolver:
         names = [re.sub(r"\s+\Z", "", each) for each in listed]
         for each in names:
             if each and f"template_{each}" not in self._ini:
-                self.complaints.append(f"[{name}] uses the template {each}, which there is not")
+                self.complaints.append(f"[{name}] uses the template {each}, which does not exist")
         return names
 
     def _apply(self, config: dict[str, str], template: str, *, first: bool = False) -> None:
@@ -327,26 +327,26 @@ class _Resolver:
                 config[key] = "\n".join(values[:1] if first else values)
 
     def _recurse(self, name: str, datasets: list[str]) -> None:
-        def said(key: str) -> str:
+        def own(key: str) -> str:
             return self._value(name, key) if key in self._ini[name] else ""
 
-        zfs = "zfs" in said("recursive").lower()
-        recursive = said("recursive") in _TRUE
-        skip = said("skip_children") in _TRUE
+        zfs = "zfs" in own("recursive").lower()
+        recursive = own("recursive") in _TRUE
+        skip = own("skip_children") in _TRUE
         config = self._config[name]
         if zfs:
             config[_ZFS_RECURSION] = "1"
         elif recursive and not skip:
-            self._hands_on.add(name)
+            self._recursive_yes.add(name)
         if not (zfs or recursive or skip):
             return
         for dataset in self._children(config["path"], datasets):
             if skip and not zfs:
                 self._config.pop(dataset, None)
             else:
-                self._hand_on(name, dataset, zfs=zfs)
+                self._apply_to_child(name, dataset, zfs=zfs)
 
-    def _hand_on(self, name: str, dataset: str, *, zfs: bool) -> None:
+    def _apply_to_child(self, name: str, dataset: str, *, zfs: bool) -> None:
         if dataset in self._ini and dataset in self._config:
             self.complaints.append(
                 f"[{dataset}] stands above [{name}], which overrides its settings"
@@ -360,9 +360,10 @@ class _Resolver:
         self._origin[dataset] = name
 
     def _children(self, path: str, datasets: list[str]) -> list[str]:
-        """What ``zfs list -r`` prints below it, by way of a shell: a name with a blank is two.
+        """The datasets that sanoid finds below a path.
 
-        Or what the list has, if that has the path.
+        sanoid takes them from its list if that has the path; otherwise from ``zfs list -r`` through
+        a shell, in which a name with a blank is two names.
         """
         if path in self._listed:
             known = self._listed
@@ -375,7 +376,7 @@ class _Resolver:
 
 
 def hook_settings(config: SanoidConfig, section: Section) -> Mapping[str, str] | None:
-    """sanoid takes a hook's command from the section that has the dataset's name."""
+    """The settings in which sanoid looks for hooks: the section with the dataset's name."""
     if section.runs_hooks:
         return section.settings
     named = config.sections.get(section.path)

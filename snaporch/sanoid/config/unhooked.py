@@ -1,4 +1,4 @@
-"""Whether sanoid snapshots datasets of guests that no hook of ours holds still meanwhile."""
+"""Which datasets sanoid snapshots while snaporch's hooks freeze the guests, and which without."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from snaporch.sanoid.config.resolve import (
 )
 
 
-def unheld_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> str:
-    """The section of ``sanoid.conf`` by which sanoid does, in words; empty if there is none."""
-    config = _config(config_dir)
-    return unheld_section(config, datasets) if config is not None else ""
+def unheld_by_hooks(
+    datasets: Sequence[str], config_dir: Path = CONFIG_DIR, path: str = PATH
+) -> str:
+    """A text on the first dataset that sanoid snapshots without freezing its guest; or empty."""
+    return unheld_section(_config(config_dir, path), datasets)
 
 
-def held_by_hooks(datasets: Sequence[str], config_dir: Path = CONFIG_DIR) -> frozenset[str]:
-    """Those that sanoid snapshots only while a hook of ours holds their guests."""
-    config = _config(config_dir)
-    return held_datasets(config, datasets) if config is not None else frozenset()
+def held_by_hooks(
+    datasets: Sequence[str], config_dir: Path = CONFIG_DIR, path: str = PATH
+) -> frozenset[str]:
+    """The datasets that sanoid snapshots only while snaporch's hooks freeze their guests."""
+    return held_datasets(_config(config_dir, path), datasets)
 
 
-def _config(config_dir: Path) -> SanoidConfig | None:
-    """What sanoid goes by; ``None`` when there is no sanoid, or it dies of it."""
-    if shutil.which("sanoid", path=PATH) is None or not (config_dir / "sanoid.conf").exists():
+def _config(config_dir: Path, path: str) -> SanoidConfig | None:
+    """sanoid's configuration; ``None`` if sanoid is not installed or refuses it."""
+    if shutil.which("sanoid", path=path) is None or not (config_dir / "sanoid.conf").exists():
         return None
     try:
         return load_sanoid(config_dir)
@@ -40,27 +42,30 @@ def _config(config_dir: Path) -> SanoidConfig | None:
         return None
 
 
-def held_datasets(config: SanoidConfig, datasets: Sequence[str]) -> frozenset[str]:
-    """As :func:`held_by_hooks`, of a configuration that was read."""
-    sections = {dataset: config.covering(dataset) for dataset in datasets}
-    return frozenset(name for name, each in sections.items() if each and _is_held(config, each))
+def held_datasets(config: SanoidConfig | None, datasets: Sequence[str]) -> frozenset[str]:
+    """As :func:`held_by_hooks`, for a configuration that was read already."""
+    return frozenset(
+        dataset
+        for dataset in datasets
+        if config and (section := config.covering(dataset)) and _is_held(config, section)
+    )
 
 
-def unheld_section(config: SanoidConfig, datasets: Sequence[str]) -> str:
-    """As :func:`unheld_by_hooks`, of a configuration that was read."""
+def unheld_section(config: SanoidConfig | None, datasets: Sequence[str]) -> str:
+    """As :func:`unheld_by_hooks`, for a configuration that was read already."""
     for dataset in datasets:
-        section = config.covering(dataset)
-        if section is not None and not _is_held(config, section):
-            return f"sanoid snapshots {dataset} by [{section.origin}] without holding the guest"
+        section = config.covering(dataset) if config else None
+        if config and section and not _is_held(config, section):
+            return f"sanoid snapshots {dataset} by [{section.origin}] without freezing the guest"
     return ""
 
 
 def _is_held(config: SanoidConfig, section: Section) -> bool:
-    """Whether there is no snapshot unless our hook has frozen the guest."""
+    """Whether sanoid takes a snapshot only if snaporch's pre hook has frozen the guest."""
     settings = hook_settings(config, section) or {}
     return has_hook(settings) and truth(settings.get("no_inconsistent_snapshot"))
 
 
 def has_hook(settings: Mapping[str, str]) -> bool:
-    """Whether a section's settings have our pre hook called."""
+    """Whether a section's settings call snaporch's pre hook."""
     return parse_hook(settings.get("pre_snapshot_script", "")).phase == "pre"

@@ -1,1 +1,1 @@
-"""The process that holds a guest still for sanoid, and how hooks talk to it."""
+"""The process that holds a guest for sanoid, and the messages between it and the hooks."""

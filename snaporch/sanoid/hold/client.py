@@ -1,4 +1,8 @@
-"""How hooks and the holders of windows talk: one JSON object per line over a Unix socket."""
+"""Messages between hooks and the processes that hold guests: JSON objects over a Unix socket.
+
+The sockets keep message boundaries (SOCK_SEQPACKET in unix(7)): a message arrives whole or not at
+all, and a receiver waits for no rest.
+"""
 
 from __future__ import annotations
 
@@ -11,152 +15,125 @@ from pathlib import Path
 from typing import Any
 
 from snaporch.errors import RunFailedError
-from snaporch.recovery.stale_sockets import connect, only_visitor
+from snaporch.recovery.stale_sockets import connect as connect_socket
+from snaporch.recovery.stale_sockets import only_visitor
 
-_BLOCK = 65536
-_LONGEST_LINE = 1 << 20
+_MAX_BYTES = 1 << 20
+"""Of a message; a longer one arrives truncated, and is no JSON."""
 _POLL_SECONDS = 0.02
 _START_SECONDS = 60.0
-_ROUNDS = 20
+_ATTEMPTS = 20
 
 Message = dict[str, Any]
 
 
 class JsonConnection:
-    """One end of a conversation."""
+    """A connection over which JSON objects are sent and received."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._read = b""
+        self.socket = connection
 
-    def say(self, message: Message) -> None:
-        """Send a message; who has gone does not hear it.
+    def send(self, message: Message) -> None:
+        """Send a message.
 
         Raises:
-            OSError: nobody is there any more.
+            OSError: the peer has gone or, if the socket does not block, reads too slowly.
         """
-        self.connection.sendall(json.dumps(message).encode() + b"\n")
+        self.socket.send(json.dumps(message).encode())
 
-    def try_say(self, message: Message) -> None:
-        """Send a message to one who may have gone, which :meth:`hear` will tell."""
+    def try_send(self, message: Message) -> None:
+        """Send a message; if the peer has gone, :meth:`receive` reports it."""
         with suppress(OSError):
-            self.say(message)
+            self.send(message)
 
-    def hear(self) -> Message | None:
-        """The next message; ``None`` when the other end has gone or talks nonsense."""
-        while not self.has_more:
-            if not self.take_in():
-                return None
-        text, _, self._read = self._read.partition(b"\n")
+    def receive(self) -> Message | None:
+        """The next message; ``None`` if the peer has gone or sent no JSON object."""
         try:
-            message = json.loads(text)
-        except ValueError:
+            message = json.loads(self.socket.recv(_MAX_BYTES))
+        except (OSError, ValueError, RecursionError):
             return None
         return message if isinstance(message, dict) else None
 
-    def take_in(self) -> bool:
-        """Read what has arrived, be it half a message; False when the other end has gone.
-
-        Waits for something only if the connection blocks.
-        """
-        try:
-            block = self.connection.recv(_BLOCK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._read += block
-        return bool(block) and len(self._read) <= _LONGEST_LINE + _BLOCK
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a whole message has been read and not heard yet."""
-        return b"\n" in self._read
-
-    def hang_up(self) -> None:
-        """End the conversation, also for a thread that listens."""
+    def shut_down(self) -> None:
+        """End the conversation; a thread in :meth:`receive` returns."""
         with suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up."""
-        self.connection.close()
+        """Close the socket."""
+        self.socket.close()
 
 
-def call(door: Path) -> JsonConnection | None:
-    """Connect to the holder of a window; ``None`` when there is none."""
-    connection = connect(door)
+def connect(path: Path) -> JsonConnection | None:
+    """Connect to the process that holds a guest; ``None`` if there is none."""
+    connection = connect_socket(path)
     return None if connection is None else JsonConnection(connection)
 
 
-def ask(door: Path, message: Message) -> Message | None:
-    """One question; ``None`` when nobody answers."""
-    line = call(door)
-    if line is None:
+def ask(path: Path, message: Message) -> Message | None:
+    """Send one message to a holder; its reply, or ``None`` if no holder replies."""
+    connection = connect(path)
+    if connection is None:
         return None
-    with closing(line):
-        try:
-            line.say(message)
-        except OSError:
-            return None
-        return line.hear()
+    with closing(connection):
+        connection.try_send(message)
+        return connection.receive()
 
 
-def enter(
-    door: Path, message: Message, start: Callable[[], None], seconds: float
+def join(
+    path: Path, message: Message, start: Callable[[], None], seconds: float
 ) -> tuple[JsonConnection, Message]:
-    """Join the window behind ``door``; have a holder started when there is none.
+    """Join the window of the holder at ``path``; have a holder started if there is none.
 
     Args:
-        seconds: to wait for the first answer.
+        seconds: to wait for the first reply.
 
-    Returns: the line, and the first answer: what freezing the guest will take; that it is frozen
-    already; or that it cannot be.
+    Returns: the connection and the first reply: an estimate of what freezing the guest takes; or
+    that it is frozen already; or that it cannot be frozen.
 
     Raises:
-        RunFailedError: no holder can be started, it went away, or it does not answer.
+        RunFailedError: the holder cannot be started, has exited, or does not reply.
     """
-    for _ in range(_ROUNDS):
-        line = _knock(door, message, start)
+    for _ in range(_ATTEMPTS):
+        connection = _connect_or_start(path, message, start)
         end = time.monotonic() + seconds
-        line.connection.settimeout(seconds)
-        reply = line.hear()
-        line.connection.settimeout(None)
+        connection.socket.settimeout(seconds)
+        reply = connection.receive()
+        connection.socket.settimeout(None)
         if reply is not None and not reply.get("late"):
-            return line, reply
-        line.close()
+            return connection, reply
+        connection.close()
         if reply is None and time.monotonic() >= end:
             reason = f"the process that is to freeze it has no plan after {seconds:.0f} s"
-            raise RunFailedError(door.stem, reason, "see `journalctl -t snaporch`")
+            raise RunFailedError(path.stem, reason, "see `journalctl -t snaporch`")
         if reply is None:
             raise RunFailedError(
-                door.stem, "the process that froze it has gone", "see `snaporch recover`"
+                path.stem, "the process that froze it has exited", "see `snaporch recover`"
             )
-    raise RunFailedError(door.stem, "its windows close before they can be joined", "try again")
+    raise RunFailedError(path.stem, "its windows close before they can be joined", "try again")
 
 
-def _knock(door: Path, message: Message, start: Callable[[], None]) -> JsonConnection:
-    """One hook at a time, until there is a holder: of two, each would start its own."""
+def _connect_or_start(path: Path, message: Message, start: Callable[[], None]) -> JsonConnection:
+    """One hook at a time, or two hooks would each start a holder."""
     try:
-        with only_visitor(door, wait=True):
-            line = call(door)
-            if line is None:
-                door.unlink(missing_ok=True)  # of a holder that was killed
+        with only_visitor(path, wait=True):
+            connection = connect(path)
+            if connection is None:
+                path.unlink(missing_ok=True)  # left by a holder that was killed
                 start()
-                line = _await_holder(door)
-            line.say(message)
-            return line
+                connection = _await_holder(path)
+            connection.send(message)
+            return connection
     except OSError as error:
-        raise RunFailedError(str(door), f"cannot be joined ({error.strerror})") from error
+        raise RunFailedError(str(path), f"cannot be joined ({error.strerror})") from error
 
 
-def _await_holder(door: Path) -> JsonConnection:
+def _await_holder(path: Path) -> JsonConnection:
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
-        line = call(door)
-        if line is not None:
-            return line
+        connection = connect(path)
+        if connection is not None:
+            return connection
         time.sleep(_POLL_SECONDS)
-    raise RunFailedError(
-        door.stem, f"the process that is to freeze it did not start within {_START_SECONDS:.0f} s"
-    )
+    reason = f"the process that is to freeze it did not start within {_START_SECONDS:.0f} s"
+    raise RunFailedError(path.stem, reason, "see `journalctl -t snaporch`")

@@ -1,108 +1,134 @@
-"""``python3 -m snaporch.sanoid.hold.process UUID DOOR [CONFIG]``: holds a guest still for sanoid.
+"""``python3 -m snaporch.sanoid.hold.process UUID SOCKET [CONFIG]``: holds a guest for sanoid.
 
-A hook has to return, and what it began has to go on: so the run is a process of its own, which
-outlives the hook, and sanoid, and sanoid's control group. It is the ordinary run of
-:mod:`snaporch.snapshot.run`, with a
-:class:`~snaporch.sanoid.hold.snapshotter.SanoidSnapshotter` to wait for the snapshots.
+The pre hook has to return, and the guest has to stay frozen. So the run is a process of its own,
+which outlives the hook, sanoid and sanoid's control group. It is the ordinary run of
+:mod:`snaporch.snapshot.run`, in which a
+:class:`~snaporch.sanoid.hold.snapshotter.SanoidSnapshotter` waits for sanoid's snapshots.
 """
 
 from __future__ import annotations
 
 import sys
 import syslog
+from collections.abc import Callable
 from pathlib import Path
 
 from snaporch.config import load_config
 from snaporch.context import Context, Interrupt
 from snaporch.errors import ExitCode, SnaporchError, one_line
 from snaporch.hypervisor import open_hypervisor
+from snaporch.progress import Progress
 from snaporch.sanoid.config.unhooked import held_by_hooks, unheld_by_hooks
 from snaporch.sanoid.hold.server import HoldServer
 from snaporch.sanoid.hold.snapshotter import SanoidSnapshotter
 from snaporch.sanoid.hooks.time_limits import patience
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
+from snaporch.systemd.low_priority import lower_priority
 from snaporch.zfs import open_pool
 
 _JOIN_SECONDS = 60
-_FIXED = 2
+_MIN_ARGUMENTS = 2
 
 
-class Log:
-    """A :class:`~snaporch.progress.Progress` into the system's log; notes also for the hooks."""
+class HoldProgress:
+    """A :class:`~snaporch.progress.Progress` into the system's log and, in part, to the hooks."""
 
-    def __init__(self, door: HoldServer) -> None:
+    def __init__(self, server: HoldServer) -> None:
         self.notes: list[str] = []
-        self._door = door
+        """Warnings, which the hooks print."""
+        self._server = server
 
     def step(self, subject: str, text: str) -> None:
-        """A step."""
+        """Log a step."""
         syslog.syslog(syslog.LOG_INFO, one_line(f"{subject}: {text}"))
 
     def note(self, subject: str, text: str) -> None:
-        """A warning."""
+        """Log a warning, and keep it for the hooks."""
         syslog.syslog(syslog.LOG_WARNING, one_line(f"{subject}: {text}"))
         self.notes.append(f"{subject}: {text}")
 
     def amount(self, subject: str, done: int, total: int) -> None:
-        """Bytes of RAM, by which hooks tell when to begin with the next guest."""
-        self._door.saving(max(total - done, 0))
+        """Report the bytes of RAM that are left: hooks start the next guest by it."""
+        self._server.report_left(max(total - done, 0))
+
+
+def open_context(config_path: Path | None, progress: Progress, interrupt: Interrupt) -> Context:
+    """The configuration, libvirt and ZFS.
+
+    Raises:
+        ConfigError, UnavailableError: nothing was touched.
+    """
+    config = load_config(config_path)
+    return Context(
+        config,
+        open_hypervisor(config.libvirt_uri),
+        open_pool(),
+        progress,
+        interrupt,
+        config_path,
+        strangers=unheld_by_hooks,
+        held=held_by_hooks,
+    )
 
 
 def main(arguments: list[str]) -> int:
-    """Hold the guest ``arguments[0]`` until sanoid is through; the exit code."""
+    """Hold the guest ``arguments[0]`` until sanoid has taken its snapshots; the exit code."""
     uuid, path = arguments[0], Path(arguments[1])
-    config_path = Path(arguments[2]) if len(arguments) > _FIXED else None
+    config_path = Path(arguments[2]) if len(arguments) > _MIN_ARGUMENTS else None
     syslog.openlog("snaporch", syslog.LOG_PID)
     interrupt = Interrupt()
     with interrupt.watching():
         return hold(uuid, path, config_path, interrupt)
 
 
-def hold(uuid: str, path: Path, config_path: Path | None, interrupt: Interrupt) -> int:
-    """Hold a guest for those who come to the door at ``path``; the exit code."""
-    door = HoldServer(path, interrupt)
-    log = Log(door)
+def hold(
+    uuid: str,
+    path: Path,
+    config_path: Path | None,
+    interrupt: Interrupt,
+    *,
+    join_seconds: float = _JOIN_SECONDS,
+    open_context: Callable[[Path | None, Progress, Interrupt], Context] = open_context,
+    lower_priority: Callable[[str], object] = lower_priority,
+) -> int:
+    """Hold a guest for the hooks that join at the socket ``path``.
+
+    Args:
+        join_seconds: to wait for the first hook; without one, nothing is touched.
+        open_context: opens the configuration, libvirt and ZFS.
+        lower_priority: lowers the priority of this process, once the guest is released.
+
+    Returns: the exit code.
+    """
+    server = HoldServer(path, interrupt)
+    progress = HoldProgress(server)
     try:
-        _hold(uuid, config_path, door, log, interrupt)
+        request = server.first_request(join_seconds)
+        if request is None:
+            return 0
+        context = open_context(config_path, progress, interrupt)
+        domain = context.hypervisor.domain(uuid)
+        settings = context.config.settings(domain.name, domain.uuid)
+        snapshotter = SanoidSnapshotter(
+            context, server, progress.notes, settings.hook_deadline, lower_priority
+        )
+        wait = patience(settings)
+        take_snapshot(
+            context, domain, SnapshotRequest(request.names[0], wait=wait), taker=snapshotter
+        )
     except SnaporchError as error:
-        log.note(error.thing, error.reason)
-        door.answer({"ok": False, "line": error.line(), "code": int(error.exit_code)})
+        progress.note(error.thing, error.reason)
+        server.report_outcome({"ok": False, "line": error.line(), "code": int(error.exit_code)})
         return int(error.exit_code)
-    except Exception as error:  # noqa: BLE001 - the hooks must hear of it
+    except Exception as error:  # noqa: BLE001 - the hooks need a reply
         text = f"a bug in snaporch: {type(error).__name__}: {error}"
-        log.note(uuid, text)
-        door.answer({"ok": False, "line": text, "code": int(ExitCode.BUG)})
+        progress.note(uuid, text)
+        server.report_outcome({"ok": False, "line": text, "code": int(ExitCode.BUG)})
         return int(ExitCode.BUG)
     finally:
-        door.end()
+        server.close()
     return 0
-
-
-def _hold(
-    uuid: str, config_path: Path | None, door: HoldServer, log: Log, interrupt: Interrupt
-) -> None:
-    first = door.first(_JOIN_SECONDS)
-    if first is None:
-        return
-    config = load_config(config_path)
-    hypervisor, pool = open_hypervisor(config.libvirt_uri), open_pool()
-    context = Context(
-        config,
-        hypervisor,
-        pool,
-        log,
-        interrupt,
-        config_path,
-        strangers=unheld_by_hooks,
-        held=held_by_hooks,
-    )
-    domain = context.hypervisor.domain(uuid)
-    settings = config.settings(domain.name, domain.uuid)
-    seconds = settings.hook_deadline
-    taker = SanoidSnapshotter(context, door, log.notes, seconds)
-    wait = patience(settings)
-    take_snapshot(context, domain, SnapshotRequest(first.names[0], wait=wait), taker=taker)
 
 
 if __name__ == "__main__":

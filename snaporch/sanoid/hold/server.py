@@ -1,7 +1,8 @@
-"""The door of a window: where hooks knock, and who tells them how it went.
+"""The socket of a window: answers the hooks while the run freezes and holds the guest.
 
-A thread beside the run, which it asks nothing and tells only that everybody has gone. What is
-answered follows from the window and from how far the run has got; nothing else is remembered.
+A thread beside the run. The run waits for orders here and reports its progress; the thread stops
+the run when no hook needs it any more. Every reply follows from the state of the window and of the
+run. The thread never waits for a peer, so a hook that is stopped cannot delay it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from snaporch.recovery.stale_sockets import address
 from snaporch.sanoid.hold.client import JsonConnection, Message
 from snaporch.sanoid.hold.window import HoldRequest, HoldWindow, Key, WindowPhase
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _WITHDRAWN: Message = {"ok": True, "withdrawn": True}
 
 
 class HoldServer:
-    """Open from the beginning of the holder until the window closes."""
+    """Listens from the start of the holder until the window closes."""
 
     def __init__(self, path: Path, interrupt: Interrupt) -> None:
         self.window = HoldWindow()
@@ -37,118 +38,124 @@ class HoldServer:
         self._changed = threading.Condition()
         self._outcome: Message | None = None
         self._notes: list[str] = []
-        self._asked: dict[JsonConnection, tuple[str, Key]] = {}
+        self._waiting: dict[JsonConnection, str] = {}
+        """Peers that wait for a reply, and the request of each."""
         self._joined: dict[JsonConnection, Key] = {}
-        self._news: Message = {}
-        self._heard: dict[JsonConnection, Message] = {}
+        self._progress: Message = {}
+        self._sent: dict[JsonConnection, Message] = {}
+        """The progress that was last sent to a peer."""
         self._order: Message | None = None
-        self._opened = 0.0
-        self._began: float | None = None
+        self._frozen_at = 0.0
+        self._begun_at: float | None = None
         self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with address(path) as name:
             self._listener.bind(name)
         self._listener.listen()
-        self._bell, self._button = socket.socketpair()
-        self._on(self._listener, self._let_in)
-        self._on(self._bell, self._rung)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._on_readable(self._listener, self._accept)
+        self._on_readable(self._wake_reader, lambda reader: reader.recv(4096))
         self._ending = False
-        self._thread = threading.Thread(target=self._serve, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="hold-server", daemon=True)
         self._thread.start()
 
     # -- for the run ------------------------------------------------------------------------
 
-    def first(self, seconds: float) -> HoldRequest | None:
-        """The join that the window is opened for, if one comes in time and stays."""
+    def first_request(self, seconds: float) -> HoldRequest | None:
+        """The first call that joins within this time and has not withdrawn; else ``None``."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.window.joins), seconds)
             return self.window.joins[0] if self.window.joins else None
 
-    def await_order(self, thing: str, prospect: Message, seconds: float) -> Message:
-        """Say to all who have joined what freezing will take, and wait for the word of one.
+    def await_order(self, thing: str, estimate: Message, seconds: float) -> Message:
+        """Send the estimate to all hooks that have joined, and wait for the order of one.
 
         Args:
-            seconds: to wait for the word; a hook that hangs must not have the guest for ever.
+            estimate: what freezing the guest takes.
+            seconds: to wait for the order, so that a hook that hangs does not keep the guest's
+                lock for ever.
 
-        Returns: the word: ``freeze``; or ``refuse``, with a ``reason`` and a ``step``.
+        Returns: the order: ``freeze``; or ``refuse``, with a ``reason`` and a ``step``.
 
         Raises:
-            InterruptedRunError: everybody has gone, or a signal came.
-            RunFailedError: no word came in time.
+            InterruptedRunError: all hooks have gone, or a signal came.
+            RunFailedError: no order came in time.
         """
         end = time.monotonic() + seconds
         with self._changed:
-            self.window.opening()
-            self._order, attempt = None, self._news.get("attempt", 0) + 1
-            self._news = {"prospect": prospect, "attempt": attempt, "ordered": False}
-            self._asked |= {line: ("join", key) for line, key in self._joined.items()}
-            self._ring()
+            self.window.set_opening()
+            self._order, attempt = None, self._progress.get("attempt", 0) + 1
+            self._progress = {"estimate": estimate, "attempt": attempt, "ordered": False}
+            self._waiting |= dict.fromkeys(self._joined, "join")
+            self._wake()
             while self._order is None:
                 self._interrupt.check(thing)
                 if time.monotonic() > end:
                     raise RunFailedError(
                         thing,
-                        f"no hook has given the word to freeze it for {seconds:.0f} s",
+                        f"no hook has given the order to freeze it for {seconds:.0f} s",
                         "see whether sanoid and its hooks hang",
                     )
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
             return self._order
 
-    def saving(self, left: int) -> None:
-        """So many bytes of RAM are still to be saved."""
+    def report_left(self, left: int) -> None:
+        """Report how many bytes of RAM are still to be saved."""
         with self._changed:
-            self._news = self._news | {"left": left}
-        self._ring()
+            self._progress = self._progress | {"left": left}
+        self._wake()
 
-    def opened(self, notes: list[str]) -> None:
-        """The guest is frozen: say so to all who have joined."""
+    def report_frozen(self, notes: list[str]) -> None:
+        """Report to all hooks that have joined that the guest is frozen."""
         with self._changed:
-            self.window.opened()
-            self._notes, self._opened = notes, time.monotonic()
-            self._heard = dict.fromkeys(self._joined, self._news)  # nothing of it is news later
-        self._ring()
+            self.window.set_open()
+            self._notes, self._frozen_at = notes, time.monotonic()
+            self._sent = dict.fromkeys(self._joined, self._progress)  # never sent later
+        self._wake()
 
     @property
-    def began(self) -> bool:
-        """Whether all guests of a hook were frozen, so that its snapshots may be taken."""
-        return self._began is not None
+    def begun(self) -> bool:
+        """Whether all guests of a hook were frozen, so that sanoid may take its snapshots."""
+        return self._begun_at is not None
 
-    def wait(self, seconds: float, still: float) -> bool:
-        """Until there is nobody to wait for any more; False when the time was up first.
-
-        A signal to the holder ends it too.
+    def await_snapshots(self, seconds: float, max_frozen: float) -> bool:
+        """Wait until no call needs the frozen guest any more.
 
         Args:
             seconds: for which the guest is held until all are frozen, and again from then on.
-            still: for which it is held in all.
+            max_frozen: seconds for which it is held in all.
+
+        Returns: False if the time was up first, or a signal came.
         """
         with self._changed:
-            while not (self.window.over or self.window.deserted):
-                end = min(self._opened + still, (self._began or self._opened) + seconds)
+            while not (self.window.over or self.window.all_withdrawn):
+                end = min(
+                    self._frozen_at + max_frozen, (self._begun_at or self._frozen_at) + seconds
+                )
                 left = end - time.monotonic()
                 if left <= 0 or self._interrupt.signum is not None:
-                    if self.began:
-                        self._close()
+                    if self.begun:
+                        self._close_window()
                     else:
-                        self.window.opening()  # for another try, or for its failure
+                        self.window.set_opening()  # for another attempt, or for its failure
                     return False
-                self._changed.wait(min(left, _LOOK_SECONDS))
-            self._close()
+                self._changed.wait(min(left, _POLL_SECONDS))
+            self._close_window()
             return True
 
-    def answer(self, outcome: Message) -> None:
-        """How it went, to all who wait and who still ask."""
+    def report_outcome(self, outcome: Message) -> None:
+        """Report the outcome of the run to all hooks that wait, and to those still to ask."""
         with self._changed:
-            self._close()
+            self._close_window()
             self._outcome = outcome
-            self._asked |= {line: ("join", key) for line, key in self._joined.items()}
-        self._ring()
+            self._waiting |= dict.fromkeys(self._joined, "join")
+        self._wake()
 
-    def end(self) -> None:
-        """Everything has been answered."""
+    def close(self) -> None:
+        """Stop the thread after it has sent every reply."""
         with self._changed:
-            self._close()
-            self._ring()  # first: the thread closes the bell when it sees that this is the end
+            self._close_window()
+            self._wake()  # before the flag: the thread closes the sockets when it sees the flag
             self._ending = True
         self._thread.join()
 
@@ -160,111 +167,109 @@ class HoldServer:
             with self._changed:
                 for key, _ in ready:
                     key.data(key.fileobj)
-                self._reply()
+                self._send_replies()
                 self._changed.notify_all()
         for key in list(self._selector.get_map().values()):
             source: Any = key.fileobj
             with suppress(OSError):
                 os.close(source) if isinstance(source, int) else source.close()
         self._selector.close()
-        self._button.close()
+        self._wake_writer.close()
 
-    def _on(self, source: Any, act: Callable[[Any], None]) -> None:
+    def _on_readable(self, source: Any, act: Callable[[Any], object]) -> None:
         self._selector.register(source, selectors.EVENT_READ, act)
 
-    def _ring(self) -> None:
-        self._button.send(b"!")
+    def _wake(self) -> None:
+        self._wake_writer.send(b"!")
 
-    def _rung(self, bell: socket.socket) -> None:
-        bell.recv(4096)
-
-    def _let_in(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        connection.setblocking(False)  # who stops in the middle of a message holds up no one
-        line = JsonConnection(connection)
-        self._on(connection, lambda _connection: self._listen(line))
+        connection.setblocking(False)
+        peer = JsonConnection(connection)
+        self._on_readable(connection, lambda _connection: self._receive(peer))
 
-    def _listen(self, line: JsonConnection) -> None:
-        there = line.take_in()
-        while there and line.has_more:
-            message = line.hear()
-            there = message is not None
-            if message is not None:
-                self._take(line, message)
-        if not there:
-            self._hang_up(line)
+    def _receive(self, peer: JsonConnection) -> None:
+        message = peer.receive()
+        if message is None:
+            self._drop(peer)
+        else:
+            self._handle(peer, message)
 
-    def _hang_up(self, line: JsonConnection) -> None:
-        """Who goes before all his guests are frozen has not begun."""
-        self._asked.pop(line, None)
-        self._heard.pop(line, None)
-        key = self._joined.pop(line, None)
+    def _drop(self, peer: JsonConnection) -> None:
+        """A hook that exits before all its guests are frozen takes no snapshots."""
+        self._waiting.pop(peer, None)
+        self._sent.pop(peer, None)
+        key = self._joined.pop(peer, None)
         if key is not None:
             self._withdraw(key)
-        self._selector.unregister(line.connection)
-        line.close()
+        self._selector.unregister(peer.socket)
+        peer.close()
 
-    def _take(self, line: JsonConnection, message: Message) -> None:
+    def _handle(self, peer: JsonConnection, message: Message) -> None:
         try:
             key = int(message["sanoid"]), str(message["target"])
-            what = str(message["do"])
-            if what == "join":
-                self._join(line, message, key)
-            elif what in ("freeze", "refuse"):
+            action = str(message["do"])
+            if action == "join":
+                self._join(peer, message, key)
+            elif action in ("freeze", "refuse"):
                 self._take_order(message)
-            elif what == "go":
-                self._begin(line)
-            elif what in ("leave", "withdraw"):
-                self._joined.pop(line, None)
-                known = self._withdraw(key) if what == "withdraw" else self.window.leave(key)
+            elif action == "begin":
+                self._begin(peer)
+            elif action in ("leave", "withdraw"):
+                self._joined.pop(peer, None)
+                known = self._withdraw(key) if action == "withdraw" else self.window.leave(key)
                 if known:
-                    self._asked[line] = what, key
+                    self._waiting[peer] = action
                 else:
-                    self._say(line, {"ok": False, "unknown": True})
+                    self._send(peer, {"ok": False, "unknown": True})
         except (KeyError, TypeError, ValueError):
-            self._say(line, {"ok": False, "unknown": True})
+            self._send(peer, {"ok": False, "unknown": True})
 
-    def _join(self, line: JsonConnection, message: Message, key: Key) -> None:
-        join = HoldRequest(
+    def _join(self, peer: JsonConnection, message: Message, key: Key) -> None:
+        request = HoldRequest(
             *key,
             frozenset(message["datasets"]),
             frozenset(message["promised"]),
             tuple(message["names"]),
         )
-        if not self.window.join(join):
-            self._say(line, {"ok": False, "late": True})
+        if not self.window.join(request):
+            self._send(peer, {"ok": False, "late": True})
             return
-        self._asked[line] = "join", key
-        self._joined[line] = key
-        if join.sanoid:
-            self._watch(join.sanoid)
+        self._waiting[peer] = "join"
+        self._joined[peer] = key
+        if request.sanoid:
+            self._watch(request.sanoid)
 
     def _take_order(self, order: Message) -> None:
-        """The first one counts, and all hear of it; one that crossed its news does not."""
-        if self._order is None and order["attempt"] == self._news.get("attempt"):
+        """Take the first order for the current attempt, and report it to all hooks."""
+        if self._order is None and order["attempt"] == self._progress.get("attempt"):
             self._order = order
-            self._news = self._news | {"ordered": True}
+            self._progress = self._progress | {"ordered": True}
 
-    def _begin(self, line: JsonConnection) -> None:
-        """From now on snapshots may be taken: the time for them begins, for all of this hook."""
-        known = self._joined.pop(line, None) is not None
+    def _begin(self, peer: JsonConnection) -> None:
+        """All guests of this hook are frozen: sanoid's time for its snapshots begins."""
+        known = self._joined.pop(peer, None) is not None
         begins = known and self.window.phase is WindowPhase.OPEN
         if begins:
-            self._began = self._began or time.monotonic()
-        self._say(line, {"begun": begins})
+            self._begun_at = self._begun_at or time.monotonic()
+        self._send(peer, {"begun": begins})
 
     def _watch(self, sanoid: int) -> None:
+        """Have the kernel report the exit of a process."""
         try:
             process = os.pidfd_open(sanoid)
         except OSError:
-            self.window.ended(sanoid)
-            self._stop_if_abandoned()
+            self._sanoid_ended(sanoid)
             return
-        self._on(process, lambda source: self._gone(source, sanoid))
 
-    def _gone(self, process: int, sanoid: int) -> None:
-        self._selector.unregister(process)
-        os.close(process)
+        def exited(pidfd: int) -> None:
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+            self._sanoid_ended(sanoid)
+
+        self._on_readable(process, exited)
+
+    def _sanoid_ended(self, sanoid: int) -> None:
         self.window.ended(sanoid)
         self._stop_if_abandoned()
 
@@ -274,48 +279,44 @@ class HoldServer:
         return known
 
     def _stop_if_abandoned(self) -> None:
-        """No snapshot will be taken of a guest that is not frozen yet."""
+        """Stop the run if no sanoid is left before the guest is frozen."""
         if self.window.abandoned and self.window.phase is WindowPhase.OPENING:
-            self._close()
+            self._close_window()
             self._interrupt.signum = signal.SIGTERM
 
-    def _close(self) -> None:
-        """Nobody finds the door any more, and the next holder may have his there."""
+    def _close_window(self) -> None:
+        """Remove the socket's name: the next holder may use it."""
         if self.window.phase is not WindowPhase.CLOSED:
             self.window.close()
             self._path.unlink(missing_ok=True)
 
-    def _reply(self) -> None:
-        if self.window.phase is WindowPhase.OPENING and self._news:
-            for line in self._joined:
-                self._tell_news(line)
-        for line, (what, _key) in list(self._asked.items()):
-            answer = self._answer_to(what)
-            if answer is not None:
-                del self._asked[line]
-                self._say(line, answer)
+    def _send_replies(self) -> None:
+        if self.window.phase is WindowPhase.OPENING and self._progress:
+            for peer in self._joined:
+                if self._sent.get(peer) is not self._progress:
+                    self._sent[peer] = self._progress
+                    self._send(peer, self._progress)
+        for peer, request in list(self._waiting.items()):
+            reply = self._reply_to(request)
+            if reply is not None:
+                del self._waiting[peer]
+                self._send(peer, reply)
 
-    def _tell_news(self, line: JsonConnection) -> None:
-        """What comes of the guest, to one who waits for it to be frozen."""
-        if self._heard.get(line) is not self._news:
-            self._heard[line] = self._news
-            self._say(line, self._news)
-
-    def _answer_to(self, what: str) -> Message | None:
-        """What can be said by now to whom; ``None`` to wait."""
+    def _reply_to(self, request: str) -> Message | None:
+        """The reply that is possible now; ``None`` if the peer has to wait."""
         if self._outcome is not None:
-            return _WITHDRAWN if what == "withdraw" else self._outcome
-        if what == "join":
-            opened = self.window.phase is WindowPhase.OPEN
-            return {"ok": True, "notes": self._notes} if opened else None
-        if what == "withdraw":
-            return None if self.window.deserted else _WITHDRAWN
+            return _WITHDRAWN if request == "withdraw" else self._outcome
+        if request == "join":
+            frozen = self.window.phase is WindowPhase.OPEN
+            return {"ok": True, "notes": self._notes} if frozen else None
+        if request == "withdraw":
+            return None if self.window.all_withdrawn else _WITHDRAWN
         waits_for_others = self.window.phase is WindowPhase.OPEN and not self.window.over
         return {"ok": True, "notes": []} if waits_for_others else None
 
-    def _say(self, line: JsonConnection, message: Message) -> None:
-        """Who does not read what he is told, for so long that no more has room, has gone."""
+    def _send(self, peer: JsonConnection, message: Message) -> None:
+        """Send a message; a peer that reads so slowly that it does not fit is dropped."""
         try:
-            line.say(message)
+            peer.send(message)
         except OSError:
-            line.hang_up()
+            peer.shut_down()

@@ -1,160 +1,173 @@
-"""The run's side of a window: the guest is frozen, and sanoid takes the snapshots.
+"""The run's part of a window: the guest is frozen, and sanoid takes the snapshots.
 
-Nobody is frozen before the runs of all guests that sanoid's call concerns have their locks and
-plans, and then in the order of :mod:`snaporch.sanoid.hooks.freeze_order`.
+No guest is frozen before the runs of all guests of sanoid's call have their locks and plans. Then
+they are frozen in the order of :mod:`snaporch.sanoid.hooks.freeze_order`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from snaporch.context import Context
 from snaporch.errors import RunFailedError
 from snaporch.model import GroupRun, Level, PoolSnapshot, Strategy
 from snaporch.sanoid.hold.server import HoldServer
 from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
-from snaporch.sanoid.hooks.time_limits import word_seconds
+from snaporch.sanoid.hooks.time_limits import order_seconds
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.strategies.base import StrategyUnavailableError
 from snaporch.snapshot.strategies.ram_limits import fair_rate
-from snaporch.systemd.low_priority import lower_priority
 
-_STANDING_STILL = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
+_PAUSING = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
 _MARGIN_SECONDS = 2
-_MIB_A_SECOND = 200
-"""At which RAM of a guest is expected to be saved that has no bundle to go by."""
+_DEFAULT_MIB_PER_SECOND = 200
+"""The expected rate for saving the RAM of a guest that has no bundle yet."""
 
 
 class SanoidSnapshotter:
-    """A :class:`~snaporch.snapshot.snapshotter.Snapshotter` that waits for sanoid."""
+    """A :class:`~snaporch.snapshot.snapshotter.Snapshotter` that waits for sanoid's snapshots."""
 
     awaited = True
     group: GroupRun | None = None
 
-    def __init__(self, context: Context, door: HoldServer, notes: list[str], seconds: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        server: HoldServer,
+        notes: list[str],
+        seconds: int,
+        lower_priority: Callable[[str], object],
+    ) -> None:
         self.window_seconds = 2 * seconds
         """Once until all guests of a call are frozen, and once for the snapshots."""
         self._context = context
-        self._door = door
+        self._server = server
         self._notes = notes
         self._seconds = seconds
+        self._lower_priority = lower_priority
         self._before: set[int] = set()
         self._found: list[PoolSnapshot] = []
         self._complete = False
 
     def prepare(self, plan: Plan) -> None:
-        """Wait for the guest's turn, and remember what there is.
-
-        Only what is not there yet can be of the window.
+        """Wait for the guest's turn, and note which snapshots exist: these are not sanoid's.
 
         Raises:
-            StrategyUnavailableError: it does not fit with the other guests.
-            InterruptedRunError: nobody wants it any more.
-            RunFailedError: no hook has said for too long what to do.
+            StrategyUnavailableError: its plan does not fit with the other guests.
+            InterruptedRunError: no hook needs it any more.
+            RunFailedError: no hook gave an order in time.
         """
         name = plan.domain.name
-        ahead, most = prospect(self._context, plan).as_json(), word_seconds(self._context.config)
-        order = self._door.await_order(name, ahead, most)
+        estimate = estimate_freeze(self._context, plan).as_json()
+        order = self._server.await_order(name, estimate, order_seconds(self._context.config))
         if order["do"] == "refuse":
             raise StrategyUnavailableError(name, str(order["reason"]), str(order["step"]))
-        there = self._context.pool.snapshots(plan.facts.datasets)
-        self._before = {snapshot.guid for snapshot in there}
+        existing = self._context.pool.snapshots(plan.facts.datasets)
+        self._before = {snapshot.guid for snapshot in existing}
 
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
-        """Tell the hooks that the guest is frozen, and wait until they are through.
+        """Report to the hooks that the guest is frozen, and wait for sanoid's snapshots.
 
         Raises:
             RunFailedError: no snapshot was taken.
-            StrategyUnavailableError: others were not frozen in the time that it may stand still.
-            PoolError: nobody can say.
+            StrategyUnavailableError: the guest may not be paused until all others are frozen.
+            PoolError: the snapshots cannot be listed.
         """
-        self._door.opened(list(self._notes))
+        self._server.report_frozen(list(self._notes))
         del self._notes[:]
-        in_time = self._door.wait(self._seconds, _still(plan))
-        if self._door.window.deserted:
-            raise RunFailedError("the snapshot", "was called off")
-        if not in_time and not self._door.began:
+        in_time = self._server.await_snapshots(self._seconds, _max_frozen(plan))
+        if self._server.window.all_withdrawn:
+            raise RunFailedError("the snapshot", "was cancelled: no hook needs it any more")
+        if not in_time and not self._server.begun:
             raise self._too_early(plan)
         if not in_time:
-            self._note(plan, "let go before sanoid was through, which takes too long")
-        self._look(plan)
+            self._note(
+                plan, "released before sanoid had finished; see hook_deadline and freeze_deadline"
+            )
+        self._find_snapshots(plan)
 
     def _too_early(self, plan: Plan) -> RunFailedError | StrategyUnavailableError:
-        """It was frozen, and has to go on before all are."""
+        """The error for a guest that has to be released before all guests are frozen."""
         self._context.interrupt.check(plan.domain.name)
         window, reason = "its window", "ended before all guests were frozen"
-        if _still(plan) < self._seconds:
+        if _max_frozen(plan) < self._seconds:
             return StrategyUnavailableError(window, reason, "raise freeze_deadline")
         return RunFailedError(window, reason, "raise hook_deadline or sanoid_hook_jobs")
 
-    def _look(self, plan: Plan) -> None:
-        """Inside the window: which of the snapshots that were to be taken are there."""
-        expected = self._door.window.expected
-        there = self._context.pool.snapshots(plan.facts.datasets)
-        fresh = [snapshot for snapshot in there if snapshot.guid not in self._before]
-        wanted = {
-            (dataset, name) for dataset in plan.facts.datasets for name in expected.get(dataset, ())
+    def _find_snapshots(self, plan: Plan) -> None:
+        """Find sanoid's snapshots, while the guest is still frozen."""
+        announced = self._server.window.expected
+        snapshots = self._context.pool.snapshots(plan.facts.datasets)
+        expected = {
+            (dataset, name)
+            for dataset in plan.facts.datasets
+            for name in announced.get(dataset, ())
         }
-        self._found = [s for s in fresh if {(s.dataset, n) for n in _asked_as(s.name)} & wanted]
+        self._found = [
+            each
+            for each in snapshots
+            if each.guid not in self._before
+            and {(each.dataset, name) for name in _announced_as(each.name)} & expected
+        ]
         if not self._found:
             raise RunFailedError("sanoid", "has taken none of its snapshots")
-        got = {(s.dataset, name) for s in self._found for name in _asked_as(s.name)}
-        bare = set(plan.facts.datasets) - {snapshot.dataset for snapshot in self._found}
-        self._complete = not bare
-        missing = sorted(f"{dataset}@{name}" for dataset, name in wanted - got)
+        found = {(s.dataset, name) for s in self._found for name in _announced_as(s.name)}
+        without = set(plan.facts.datasets) - {snapshot.dataset for snapshot in self._found}
+        self._complete = not without
+        missing = sorted(f"{dataset}@{name}" for dataset, name in expected - found)
         if missing:
             self._note(plan, f"sanoid has not taken {', '.join(missing)}")
-        if bare:
-            names = ", ".join(sorted(bare))
+        if without:
+            names = ", ".join(sorted(without))
             self._note(plan, f"no snapshot of {names} in the same instant: incomplete, no RAM")
 
     def _note(self, plan: Plan, text: str) -> None:
         self._context.progress.note(plan.domain.name, text)
 
     def level(self, reached: Level) -> Level:
-        """Without a snapshot of every dataset nobody can go back to the instant: at most that."""
+        """At most ``crash`` unless every dataset has a snapshot."""
         lower = is_lower(reached, Level.CRASH)
         return reached if self._complete or lower else Level.CRASH
 
     def released(self) -> None:
-        """Let sanoid go on too; what is left to do has time."""
-        self._door.answer({"ok": True, "notes": list(self._notes)})
-        lower_priority("seal")
+        """Reply to the post hooks, so that sanoid continues; the rest of the run is not urgent."""
+        self._server.report_outcome({"ok": True, "notes": list(self._notes)})
+        self._lower_priority("seal")
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
-        """Mark the snapshots as the run's, for what they are worth until the bundle is sealed."""
+        """Set the run's properties on the snapshots."""
         names = [snapshot.full_name for snapshot in self._found]
         self._context.pool.set_properties(names, properties)
         return self._found
 
 
-def prospect(context: Context, plan: Plan) -> FreezeEstimate:
-    """What freezing a guest by ``plan`` will take, going by how its RAM was saved the last time."""
-    patience = min(plan.settings.hook_deadline, _still(plan))
+def estimate_freeze(context: Context, plan: Plan) -> FreezeEstimate:
+    """Estimate what freezing a guest takes, by the last time its RAM was saved."""
+    patience = min(plan.settings.hook_deadline, _max_frozen(plan))
     if plan.level is not Level.RAM:
         return FreezeEstimate(plan.strategy, 0, 0.0, patience)
     ram = context.hypervisor.ram_in_use(plan.domain.uuid)
-    pace = context.store.last_pace(plan.domain.uuid)
-    seconds = pace.seconds if pace else (ram >> 20) / _MIB_A_SECOND
+    last = context.store.last_pace(plan.domain.uuid)
+    seconds = last.seconds if last else (ram >> 20) / _DEFAULT_MIB_PER_SECOND
     if rate := fair_rate(plan.settings, ram):
         seconds = max(seconds, (ram >> 20) / rate)
     return FreezeEstimate(plan.strategy, ram, seconds, patience, plan.gives_way)
 
 
-def _still(plan: Plan) -> float:
-    """For how long a guest may stand still; the guardian comes a moment later."""
-    if plan.strategy not in _STANDING_STILL:
+def _max_frozen(plan: Plan) -> float:
+    """Seconds for which a guest may be paused or quiesced; the guardian acts a moment later."""
+    if plan.strategy not in _PAUSING:
         return math.inf
     return max(plan.settings.freeze_deadline - _MARGIN_SECONDS, 1)
 
 
-def _asked_as(name: str) -> tuple[str, ...]:
-    """By which names a snapshot may have been announced.
+def _announced_as(name: str) -> tuple[str, ...]:
+    """The names by which sanoid may have announced a snapshot.
 
-    When the clock goes back and the name exists, sanoid takes ``…dst_hourly`` instead of
-    ``…_hourly``, and tells nobody.
+    When the clock is set back and the name exists, sanoid takes ``…dst_hourly`` instead of
+    ``…_hourly``, and reports it to no hook.
     """
     if "dst_" in name:
         return name, "_".join(name.rsplit("dst_", 1))

@@ -1,8 +1,8 @@
-"""A window: one frozen instant of a guest, shared by all that snapshot its disks meanwhile.
+"""A window: the time for which a guest is frozen, shared by all calls of sanoid that use it.
 
-Whoever calls the pre hook for one of the guest's datasets *joins*, and *leaves* with the post hook.
-sanoid comes to the datasets of a guest one after the other, so the window also waits for those it
-has promised to come to, as long as that sanoid lives. Pure: no clock, no process, no socket.
+Each call of the pre hook for one of the guest's datasets *joins*, and *leaves* with the post hook.
+sanoid handles the datasets of a guest one after the other, so the window also waits for datasets
+that a running sanoid is going to handle. Pure: no clock, no process, no socket.
 """
 
 from __future__ import annotations
@@ -11,26 +11,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 Key = tuple[int, str]
-"""sanoid's process, and the dataset it is at."""
+"""sanoid's process, and the dataset that it handles."""
 
 
 class WindowPhase(StrEnum):
-    """Where a window is."""
+    """The phase of a window."""
 
     OPENING = "opening"
     """The guest is being frozen."""
     OPEN = "open"
-    """It is frozen: snapshots may be taken."""
+    """The guest is frozen: snapshots may be taken."""
     CLOSED = "closed"
-    """They are being looked at; nobody may join any more."""
-
-
-class JoinState(StrEnum):
-    """Where somebody is who joined."""
-
-    INSIDE = "inside"
-    DONE = "done"
-    """His post hook was called, or he has ended: there will be no more of him."""
+    """The snapshots are being listed; no call may join any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,105 +33,102 @@ class HoldRequest:
     """Its process; 0 if unknown."""
     target: str
     datasets: frozenset[str]
-    """The guest's datasets that will be snapshotted for it."""
+    """The guest's datasets that will be snapshotted in this call."""
     promised: frozenset[str]
-    """Those that the same sanoid will come to later, or has come to."""
+    """The guest's datasets that the same sanoid handles in the same round."""
     names: tuple[str, ...]
 
     @property
     def key(self) -> Key:
-        """By which the post hook finds it."""
+        """The key by which the post hook finds the request."""
         return self.sanoid, self.target
 
 
 class HoldWindow:
-    """Who is in it, and whom it waits for."""
+    """The calls that share a window, and the calls that it still waits for."""
 
     def __init__(self) -> None:
         self.phase = WindowPhase.OPENING
         self.joins: list[HoldRequest] = []
-        self._places: dict[Key, JoinState] = {}
+        self._joined: set[Key] = set()
+        self._inside: set[Key] = set()
+        """Calls whose post hook was not called, and whose sanoid runs."""
         self._ended: set[int] = set()
 
-    def join(self, join: HoldRequest) -> bool:
-        """Whether it is not too late; a target that comes again in one sanoid starts anew."""
+    def join(self, request: HoldRequest) -> bool:
+        """Add a call. A repeated target of one sanoid counts as new.
+
+        Returns: False if the window is closed.
+        """
         if self.phase is WindowPhase.CLOSED:
             return False
-        self.joins.append(join)
-        self._places[join.key] = JoinState.INSIDE
-        self._ended.discard(join.sanoid)
+        self.joins.append(request)
+        self._joined.add(request.key)
+        self._inside.add(request.key)
+        self._ended.discard(request.sanoid)
         return True
 
-    def opening(self) -> None:
-        """The guest is to be frozen, maybe once more."""
+    def set_opening(self) -> None:
+        """The guest will be frozen, for the first time or again."""
         if self.phase is WindowPhase.OPEN:
             self.phase = WindowPhase.OPENING
 
-    def opened(self) -> None:
+    def set_open(self) -> None:
         """The guest is frozen."""
         self.phase = WindowPhase.OPEN
 
     def leave(self, key: Key) -> bool:
-        """The post hook was called; whether its pre hook had joined."""
-        if key not in self._places:
-            return False
-        self._places[key] = JoinState.DONE
-        return True
+        """The post hook was called. Returns: whether its pre hook had joined."""
+        self._inside.discard(key)
+        return key in self._joined
 
     def withdraw(self, key: Key) -> bool:
-        """Nothing will come of a join after all; whether there was one."""
-        if self._places.pop(key, None) is None:
+        """Remove a call, which takes no snapshots after all. Returns: whether it had joined."""
+        if key not in self._joined:
             return False
+        self._joined.discard(key)
+        self._inside.discard(key)
         self.joins = [join for join in self.joins if join.key != key]
         return True
 
     def ended(self, sanoid: int) -> None:
-        """A sanoid has ended: what it has not done it will not do."""
+        """A sanoid has exited, and takes no more snapshots."""
         self._ended.add(sanoid)
-        for key in self._places:
-            if key[0] == sanoid:
-                self._places[key] = JoinState.DONE
+        self._inside = {key for key in self._inside if key[0] != sanoid}
 
     def close(self) -> None:
-        """Too late for others."""
+        """Admit no more calls."""
         self.phase = WindowPhase.CLOSED
 
     @property
-    def deserted(self) -> bool:
-        """Whether everybody has withdrawn."""
+    def all_withdrawn(self) -> bool:
+        """Whether every call has withdrawn."""
         return not self.joins
 
     @property
     def abandoned(self) -> bool:
-        """Whether everybody has withdrawn or has ended."""
+        """Whether every call has withdrawn or its sanoid has exited."""
         return all(join.sanoid in self._ended for join in self.joins)
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing to wait for any more."""
-        if self.phase is not WindowPhase.OPEN:
-            return False
-        if JoinState.INSIDE in self._places.values():
-            return False
-        return not self.awaited
+        """Whether the window is open and waits for no call any more."""
+        return self.phase is WindowPhase.OPEN and not self._inside and not self.awaited
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Datasets that a sanoid which still runs has promised to come to."""
+        """Datasets that a running sanoid is going to handle, and for which no call came yet."""
         promised = {
             dataset
             for join in self.joins
             if join.sanoid and join.sanoid not in self._ended
             for dataset in join.promised
         }
-        return frozenset(promised - self._seen())
-
-    def _seen(self) -> set[str]:
-        return {dataset for join in self.joins for dataset in join.datasets}
+        return frozenset(promised - {dataset for join in self.joins for dataset in join.datasets})
 
     @property
     def expected(self) -> dict[str, set[str]]:
-        """The snapshots that are to be there at the end: dataset → names."""
+        """The snapshots that must exist at the end: dataset → names."""
         found: dict[str, set[str]] = {}
         for join in self.joins:
             for dataset in join.datasets:

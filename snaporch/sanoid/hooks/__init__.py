@@ -1,1 +1,1 @@
-"""What sanoid's hooks do."""
+"""sanoid's hooks."""

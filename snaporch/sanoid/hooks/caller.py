@@ -1,4 +1,4 @@
-"""Who calls the hook: the sanoid among its ancestors, if there is one (proc(5))."""
+"""Finds the sanoid that called the hook, among the ancestors of this process (proc(5))."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ _MOST_ANCESTORS = 64
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A sanoid."""
+    """The sanoid that called the hook, or its defaults if there is none."""
 
     pid: int
-    """0 when the hook was not called by sanoid."""
+    """0 if the hook was not called by sanoid."""
     config_dir: Path
     program: Path | None = None
-    """Its script."""
+    """Its perl script."""
     cache_dir: Path = DEFAULT_CACHE_DIR
 
 
 def find_sanoid(proc: Path = Path("/proc"), pid: int | None = None) -> Caller:
-    """The nearest sanoid above this process."""
+    """The nearest sanoid among the ancestors of a process.
+
+    Args:
+        pid: of that process; this one by default.
+    """
     current = _parent(proc, os.getpid() if pid is None else pid)
     for _ in range(_MOST_ANCESTORS):
         if current <= 1:
             break
         words = _command(proc, current)
-        called = _sanoid_in(words)
-        if called:
-            script, *options = called
+        arguments = _sanoid_in(words)
+        if arguments:
+            script, *options = arguments
             config_dir = _given(options, "configdir", 2) or str(DEFAULT_CONFIG_DIR)
             cache_dir = _given(options, "cache-dir", len("cache-d")) or str(DEFAULT_CACHE_DIR)
             paths = (_absolute(proc, current, Path(x)) for x in (config_dir, script, cache_dir))
@@ -42,7 +46,7 @@ def find_sanoid(proc: Path = Path("/proc"), pid: int | None = None) -> Caller:
 
 
 def _parent(proc: Path, pid: int) -> int:
-    """Field 4 of ``stat``; field 2, the name, may hold anything up to the last parenthesis."""
+    """Field 4 of ``stat``. Field 2, the name, may contain parentheses and blanks."""
     try:
         text = (proc / str(pid) / "stat").read_text("utf-8", "replace")
         return int(text.rpartition(")")[2].split()[1])
@@ -59,7 +63,7 @@ def _command(proc: Path, pid: int) -> list[str]:
 
 
 def _sanoid_in(words: list[str]) -> list[str]:
-    """sanoid and its own arguments, nothing if it is something else: a script, run by perl."""
+    """sanoid's script and its arguments, without perl; empty if it is another program."""
     rest = words
     if os.path.basename(words[0] if words else "").startswith("perl"):
         rest = words[1:]
@@ -71,9 +75,9 @@ def _sanoid_in(words: list[str]) -> list[str]:
 
 
 def _given(options: list[str], option: str, least: int) -> str:
-    """``--option VALUE`` as Getopt::Long takes it: with "=" or not, one dash or two, cut short.
+    """The value of an option as Getopt::Long reads it: one dash or two, with "=" or a blank.
 
-    ``least`` letters tell it from other options: "c" alone could be ``--cron``.
+    The name may be abbreviated to ``least`` letters: "c" alone could be ``--cron``.
     """
     for index, word in enumerate(options):
         name, equals, value = word.partition("=")

@@ -1,8 +1,8 @@
-"""``snaporch hook sanoid PHASE``: from a phase to the function that answers it.
+"""``snaporch hook sanoid PHASE``: calls the function for the phase.
 
-sanoid calls its hooks for every dataset, most of which hold no guest. So this module, and what a
-hook needs to find that out, is near bare Python: no command line parser, no schema, no colours.
-Heavy things are imported where they turn out to be needed.
+sanoid calls its hooks for every dataset, and most datasets hold no guest. So this module, and what
+a hook needs to find no guest, imports little: no command line parser, no schema, no colours. Heavy
+modules are imported where they are needed.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ PHASES: dict[str, tuple[str, str]] = {
 
 
 def answer(phase: str, environment: Mapping[str, str]) -> int:
-    """Do what sanoid asks for in ``environment``; the exit code, with one line why if not 0."""
+    """Do what sanoid requests in ``environment``.
+
+    Returns: the exit code; if it is not 0, one line on standard error has the reason.
+    """
     try:
         return _function(phase)(environment)
     except SnaporchError as error:
-        tell(error.line())
+        print_line(error.line())
         return int(error.exit_code)
     except KeyboardInterrupt:
-        tell("stopped by SIGINT")
+        print_line("stopped by SIGINT")
         return 130
     except Exception as error:
         if environment.get("SNAPORCH_DEBUG"):
             raise
-        tell(
+        print_line(
             f"a bug in snaporch: {type(error).__name__}: {error}; "
             "run it again with SNAPORCH_DEBUG=1 and report the output"
         )
@@ -49,8 +52,8 @@ def _function(phase: str) -> Callable[[Mapping[str, str]], int]:
     return function
 
 
-def tell(text: str) -> None:
-    """A line on standard error, which may be gone."""
+def print_line(text: str) -> None:
+    """Print a line on standard error, which may be closed."""
     try:
         sys.stderr.write(f"snaporch: {one_line(text)}\n")
         sys.stderr.flush()

@@ -1,9 +1,12 @@
-"""In which order guests are frozen for one call of sanoid's, and whether their deadlines allow it.
+"""In which order the guests of one call of sanoid are frozen, and whether their deadlines allow it.
 
-Pure: no clock, no socket. First come guests that run on over overlays, ``jobs`` at a time; then
-those that stay paused once their RAM is saved, all together and the largest first, so that they
-finish at about the same time; then those whose agent freezes file systems; at last those that are
-suspended.
+Pure: no clock, no socket. The order:
+
+1. guests that keep running on overlays, ``sanoid_hook_jobs`` at a time;
+2. guests that stay paused once their RAM is saved, all together and the largest first, so that
+   they finish at about the same time;
+3. guests whose agent freezes file systems;
+4. guests that are suspended.
 """
 
 from __future__ import annotations
@@ -25,21 +28,21 @@ _TURNS = (
 
 @dataclass(frozen=True, slots=True)
 class FreezeEstimate:
-    """What freezing a guest will take, as far as can be told before."""
+    """What freezing a guest is expected to take."""
 
     strategy: Strategy
     ram: int
     """Bytes of RAM to save."""
     seconds: float
-    """How long saving them is expected to take."""
+    """Expected time to save them."""
     patience: float
-    """Seconds for which it may be held, once it is frozen, until all are."""
+    """Seconds for which the guest may be held, once it is frozen, until all are."""
     gives_way: bool = False
-    """Whether it takes overlays if it does not fit as it is."""
+    """Whether it takes overlays if it does not fit with its strategy."""
 
     @property
     def turn(self) -> int:
-        """When it is frozen; lower ones first."""
+        """Its place in the order; lower turns are frozen first."""
         return next(number for number, turn in enumerate(_TURNS) if self.strategy in turn)
 
     def as_json(self) -> dict[str, Any]:
@@ -48,61 +51,65 @@ class FreezeEstimate:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> FreezeEstimate:
-        """From a message."""
+        """From a message.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no estimate.
+        """
         return cls(**{**document, "strategy": Strategy(document["strategy"])})
 
 
 @dataclass
-class GuestPosition:
-    """Where a guest is."""
+class FreezeProgress:
+    """How far the freeze of a guest is."""
 
-    prospect: FreezeEstimate
-    asked: bool = False
-    """Whether it was told to freeze."""
+    estimate: FreezeEstimate
+    ordered: bool = False
+    """Whether its holder was ordered to freeze it."""
     frozen: bool = False
     left: int = 0
     """Bytes of RAM that are still to be saved."""
 
 
-def next_places(places: Collection[GuestPosition], jobs: int) -> list[GuestPosition]:
-    """Those that are to be frozen now."""
-    open_ = [place for place in places if not place.frozen]
-    if not open_:
+def next_to_freeze(guests: Collection[FreezeProgress], jobs: int) -> list[FreezeProgress]:
+    """The guests to freeze now."""
+    unfrozen = [guest for guest in guests if not guest.frozen]
+    if not unfrozen:
         return []
-    turn = min(place.prospect.turn for place in open_)
-    beside = [place for place in open_ if place.prospect.turn == turn]
+    turn = min(guest.estimate.turn for guest in unfrozen)
+    current = [guest for guest in unfrozen if guest.estimate.turn == turn]
     waiting = sorted(
-        (place for place in beside if not place.asked),
-        key=lambda place: (place.prospect.seconds, place.prospect.ram),
+        (guest for guest in current if not guest.ordered),
+        key=lambda guest: (guest.estimate.seconds, guest.estimate.ram),
         reverse=True,
     )
     if _TURNS[turn] == (Strategy.OVERLAY,):
-        under_way = sum(place.asked for place in beside)
+        under_way = sum(guest.ordered for guest in current)
         return waiting[: max(jobs - under_way, 0)]
     if _TURNS[turn] == (Strategy.MANUAL,):
-        most = max(place.left if place.asked else place.prospect.ram for place in beside)
-        return [place for place in waiting if place.prospect.ram >= most]
+        most = max(guest.left if guest.ordered else guest.estimate.ram for guest in current)
+        return [guest for guest in waiting if guest.estimate.ram >= most]
     return waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A guest that cannot be frozen together with the others in the time there is."""
+    """A guest that cannot be frozen together with the others within their deadlines."""
 
     guest: str
     reason: str
     step: str
 
 
-def find_misfit(prospects: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
-    """The guest whose RAM, of all that is to be saved, is too much; ``None`` when all fits.
+def find_misfit(estimates: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
+    """The guest whose RAM takes too long to save together with the others; ``None`` if all fit.
 
-    Before any other, it is one that has another way without a lower level.
+    If a guest can take overlays instead, without a lower level, it is that guest.
 
     Args:
-        prospects: of the guests that are to be frozen for one call, by name.
+        estimates: of the guests of one call, by name.
     """
-    ram = {name: each for name, each in prospects.items() if each.strategy.level is Level.RAM}
+    ram = {name: each for name, each in estimates.items() if each.strategy.level is Level.RAM}
     misfit = _too_far_apart(ram) or _too_long(ram, jobs)
     givers = [name for name, each in ram.items() if each.gives_way]
     if misfit is None or not givers or misfit.guest in givers:
@@ -111,26 +118,26 @@ def find_misfit(prospects: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | 
 
 
 def _too_far_apart(ram: Mapping[str, FreezeEstimate]) -> Misfit | None:
-    """Of two that are to finish together, one may be done when the other has hardly begun."""
-    still = {name: each for name, each in ram.items() if each.strategy is Strategy.MANUAL}
-    names = sorted(still, key=lambda name: still[name].seconds, reverse=True)
-    if len(names) < 2:  # noqa: PLR2004 - one waits for no other
+    """Two guests that stay paused: the shorter may be done when the longer has hardly begun."""
+    paused = {name: each for name, each in ram.items() if each.strategy is Strategy.MANUAL}
+    names = sorted(paused, key=lambda name: paused[name].seconds, reverse=True)
+    if len(names) < 2:  # noqa: PLR2004 - one guest waits for no other
         return None
     first, second = names[:2]
-    seconds, room = still[second].seconds, min(each.patience for each in still.values())
-    if seconds <= room:
+    seconds, limit = paused[second].seconds, min(each.patience for each in paused.values())
+    if seconds <= limit:
         return None
     return Misfit(
         second,
-        f"it may stand still for {seconds:.0f} s while the RAM of {first} is saved, and "
-        f"{room:.0f} s are allowed",
-        "raise freeze_deadline, or set on_unavailable; `snaporch check` says whether a fault of "
+        f"it may be paused for {seconds:.0f} s while the RAM of {first} is saved, and "
+        f"{limit:.0f} s are allowed",
+        "raise freeze_deadline, or set on_unavailable; `snaporch check` reports whether a fault of "
         "QEMU is why it is not held on an overlay",
     )
 
 
 def _too_long(ram: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
-    """One that runs on over its overlays is held until the RAM of all is saved."""
+    """A guest on overlays is held until the RAM of all guests is saved."""
     total = sum(
         _seconds_for([each for each in ram.values() if each.strategy is strategy], jobs)
         for strategy in (Strategy.OVERLAY, Strategy.MANUAL)
@@ -138,16 +145,16 @@ def _too_long(ram: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
     held = [each for each in ram.values() if each.strategy is Strategy.OVERLAY]
     if all(total - each.seconds <= each.patience for each in held):
         return None
-    room = min(each.patience for each in held)
+    limit = min(each.patience for each in held)
     longest = max(ram, key=lambda name: ram[name].seconds)
     return Misfit(
         longest,
         f"saving the RAM of all {len(ram)} guests takes about {total:.0f} s, and those that are "
-        f"frozen first are held for {room:.0f} s",
+        f"frozen first are held for {limit:.0f} s",
         f'set hook_deadline = "{math.ceil(total)}s", raise sanoid_hook_jobs, or set on_unavailable',
     )
 
 
-def _seconds_for(prospects: Collection[FreezeEstimate], jobs: int) -> float:
-    seconds = [prospect.seconds for prospect in prospects]
+def _seconds_for(estimates: Collection[FreezeEstimate], jobs: int) -> float:
+    seconds = [estimate.seconds for estimate in estimates]
     return max([sum(seconds) / jobs, *seconds])

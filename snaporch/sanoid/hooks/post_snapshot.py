@@ -1,4 +1,4 @@
-"""The post hook: sanoid has taken its snapshots, the guests may go on."""
+"""The post hook: sanoid has taken its snapshots, so the guests are released."""
 
 from __future__ import annotations
 
@@ -7,61 +7,61 @@ from pathlib import Path
 from typing import Any
 
 from snaporch.default_paths import WINDOW
-from snaporch.sanoid.hooks.caller import Caller, find_sanoid
-from snaporch.sanoid.hooks.dispatch import tell
-from snaporch.sanoid.hooks.guests import guests_at
+from snaporch.sanoid.hooks.dispatch import print_line
+from snaporch.sanoid.hooks.guests import guests_on
+from snaporch.sanoid.hooks.host import HookHost
 from snaporch.sanoid.hooks.request import Request, read_request
-from snaporch.sanoid.hooks.settings import peek
 
 
-def post(environment: Mapping[str, str]) -> int:
-    """Let the guests go; 0 when all of them had stood still.
+def post(environment: Mapping[str, str], host: HookHost | None = None) -> int:
+    """Release the guests, and wait until they are released.
+
+    Returns: the exit code, 0 if all guests had been frozen for the snapshots.
 
     Raises:
         SnaporchError: libvirt or ZFS do not answer.
     """
     request = read_request("post", environment)
-    peeked = peek(environment)
-    caller = find_sanoid()
-    replies = _leave(request, caller, sorted(peeked.runtime.glob(f"*{WINDOW}")))
+    host = host or HookHost(environment)
+    replies = _leave(request, host, sorted(host.settings.runtime.glob(f"*{WINDOW}")))
     if request.pre_failed:
         return 0
     code = 0
     for reply in replies.values():
         for note in reply.get("notes", ()):
-            tell(str(note))
+            print_line(str(note))
         if not reply.get("ok"):
-            tell(str(reply.get("line", "failed")))
+            print_line(str(reply.get("line", "failed")))
             code = code or int(reply.get("code", 8))
-    guests = guests_at(peeked, request.targets)
-    unheld = [guest for guest in guests if not replies.get(guest.domain.uuid, {}).get("ok")]
-    if unheld:
-        from snaporch.sanoid.hooks.record_unfrozen import record_unheld
+    guests = guests_on(host, request.targets)
+    unfrozen = [guest for guest in guests if not replies.get(guest.domain.uuid, {}).get("ok")]
+    if unfrozen:
+        from snaporch.sanoid.hooks.record_unfrozen import record_unfrozen
 
-        recorded = record_unheld(request, caller, unheld, peeked.config)
+        recorded = record_unfrozen(request, host, unfrozen)
         code = code or recorded
     return code
 
 
-def _leave(request: Request, caller: Caller, doors: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """What the holders of windows answer that knew of this call's pre hook, by domain."""
-    if not doors:
+def _leave(request: Request, host: HookHost, sockets: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """By UUID of the domain: the replies of those holders that knew of this call's pre hook."""
+    if not sockets:
         return {}
     from concurrent.futures import ThreadPoolExecutor
 
     from snaporch.sanoid.hold.client import ask
 
-    word = "withdraw" if request.pre_failed else "leave"
-    calls = [(door, target) for door in doors for target in request.targets]
+    action = "withdraw" if request.pre_failed else "leave"
+    calls = [(socket, target) for socket in sockets for target in request.targets]
 
     def leave(call: tuple[Path, str]) -> dict[str, Any] | None:
-        door, target = call
-        return ask(door, {"do": word, "sanoid": caller.pid, "target": target})
+        socket, target = call
+        return ask(socket, {"do": action, "sanoid": host.caller.pid, "target": target})
 
     with ThreadPoolExecutor(len(calls)) as workers:
-        answers = list(workers.map(leave, calls))
+        replies = list(workers.map(leave, calls))
     return {
-        door.stem: answer
-        for (door, _), answer in zip(calls, answers, strict=True)
-        if answer is not None and not answer.get("unknown")
+        socket.stem: reply
+        for (socket, _), reply in zip(calls, replies, strict=True)
+        if reply is not None and not reply.get("unknown")
     }

@@ -1,27 +1,29 @@
-"""The pre hook: every guest with a disk on what sanoid is about to snapshot stands still."""
+"""The pre hook: freezes every guest with a disk on the datasets that sanoid will snapshot."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from snaporch.sanoid.hooks.guests import check_exist, guests_at
+from snaporch.sanoid.hooks.guests import guests_on
+from snaporch.sanoid.hooks.host import HookHost
 from snaporch.sanoid.hooks.request import read_request
-from snaporch.sanoid.hooks.settings import peek
 
 
-def pre(environment: Mapping[str, str]) -> int:
-    """Freeze the guests; back when all of them are.
+def pre(environment: Mapping[str, str], host: HookHost | None = None) -> int:
+    """Freeze the guests, and return when all of them are frozen.
+
+    Returns: the exit code, 0.
 
     Raises:
-        SnaporchError: one could not be frozen; none is.
+        SnaporchError: one guest could not be frozen; all others were released.
     """
     request = read_request("pre", environment)
-    peeked = peek(environment)
-    guests = guests_at(peeked, request.targets)
+    host = host or HookHost(environment)
+    guests = guests_on(host, request.targets)
     if not guests:
-        check_exist(request.targets)
+        host.check_exist(request.targets)
         return 0
     from snaporch.sanoid.hooks.freeze import freeze
 
-    freeze(request, guests, peeked)
+    freeze(request, guests, host)
     return 0

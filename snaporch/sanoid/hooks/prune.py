@@ -1,24 +1,27 @@
-"""sanoid's ``pre_pruning_script`` and ``pruning_script``: a bundle follows its last snapshot.
+"""sanoid's ``pre_pruning_script`` and ``pruning_script``: a bundle goes with its last snapshot.
 
 sanoid calls both once per snapshot and dataset: the first before it destroys the snapshot, the
-second afterwards, and not when the destroy failed. Before it there is nothing to do: nothing has to
-be remembered, because the bundles themselves know their snapshots. Afterwards only the bundles that
-name the snapshot are looked at.
+second afterwards unless that failed. The first has nothing to do, because manifests name their
+snapshots. The second reads only the bundles that name the snapshot.
 
-Whatever the hook misses (destroys by hand, rollbacks, renamed datasets), ``snaporch prune`` finds.
+``snaporch prune`` finds the rest: snapshots destroyed by hand, rollbacks, renamed datasets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from snaporch.errors import UsageError
 from snaporch.names import MAX_FULL_NAME, is_dataset, is_snapshot, shown
+from snaporch.sanoid.hooks.settings import HookSettings, read_settings
+
+_STEP = "this is called by sanoid's pruning_script; nothing was touched"
 
 
 def pre_prune(environment: Mapping[str, str]) -> int:
-    """A snapshot is about to be destroyed; nothing is done.
+    """Check the environment; there is nothing else to do before a snapshot is destroyed.
+
+    Returns: the exit code, 0.
 
     Raises:
         UsageError: the environment is not sanoid's.
@@ -28,9 +31,9 @@ def pre_prune(environment: Mapping[str, str]) -> int:
 
 
 def prune(environment: Mapping[str, str]) -> int:
-    """A snapshot was destroyed: drop the bundles whose last snapshot it was.
+    """Move bundles whose last snapshot was destroyed to the trash.
 
-    Returns: the exit code, 0 when there is no such bundle.
+    Returns: the exit code, 0.
 
     Raises:
         UsageError: the environment is not sanoid's; nothing was touched.
@@ -42,15 +45,13 @@ def prune(environment: Mapping[str, str]) -> int:
     dataset, snapshot = _read(environment)
     from snaporch.bundle.find_bundles import bundles_naming
 
-    references = bundles_naming(_store(environment), dataset, snapshot)
-    return _drop(environment, references) if references else 0
-
-
-_STEP = "this is called by sanoid's pruning_script; nothing was touched"
+    settings = read_settings(environment)
+    references = bundles_naming(settings.bundles, dataset, snapshot)
+    return _prune_bundles(settings, references) if references else 0
 
 
 def _read(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Dataset and bare snapshot name; both come from outside and may be anything."""
+    """The dataset and the bare snapshot name; as input, both may have any content."""
     dataset = environment.get("SANOID_TARGET", "")
     snapshot = environment.get("SANOID_SNAPNAME", "")
     if not is_dataset(dataset):
@@ -60,39 +61,12 @@ def _read(environment: Mapping[str, str]) -> tuple[str, str]:
     return dataset, snapshot
 
 
-def _store(environment: Mapping[str, str]) -> Path:
-    """The bundle store, without the schema: most snapshots that sanoid destroys have no bundle.
-
-    Raises:
-        ConfigError: the file cannot be read or says something odd.
-    """
-    import tomllib
-
-    from snaporch import default_paths
-
-    named = environment.get("SNAPORCH_CONFIG")
-    try:
-        document = tomllib.loads(Path(named or default_paths.CONFIG).read_text("utf-8"))
-        return Path(document.get("paths", {}).get("bundles", default_paths.BUNDLES))
-    except FileNotFoundError:
-        if not named:
-            return default_paths.BUNDLES
-    except (OSError, ValueError, TypeError, AttributeError):
-        pass  # the schema says what is wrong
-    from snaporch.config import load_config
-
-    return load_config(Path(named) if named else None).paths.bundles
-
-
-def _drop(environment: Mapping[str, str], references: list[str]) -> int:
-    from snaporch.config import load_config
+def _prune_bundles(settings: HookSettings, references: list[str]) -> int:
     from snaporch.prune.decision import PruneAction
     from snaporch.prune.prune import prune as prune_store
     from snaporch.zfs import open_pool
 
-    named = environment.get("SNAPORCH_CONFIG")
-    config = load_config(Path(named) if named else None)
-    done = prune_store(config, open_pool(), only=references)
+    done = prune_store(settings.validated(), open_pool(), only=references)
     for verdict in done.of(PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK):
         print(f"{verdict.found.title}  {verdict.fate.done}: {verdict.reason}")  # noqa: T201
     for failure in done.failures:

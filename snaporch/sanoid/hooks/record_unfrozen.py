@@ -1,48 +1,42 @@
-"""Snapshots that sanoid took of a guest nobody held still: recorded as what they are."""
+"""Records snapshots that sanoid took of a guest that was not frozen, at the level they have."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 from snaporch.catalog.torn import Commit, commits_of_all, is_torn, mark_torn
-from snaporch.config import load_config
 from snaporch.model import Level
 from snaporch.sanoid.config.coverage import conf_of, takes_children
-from snaporch.sanoid.hooks.caller import Caller
-from snaporch.sanoid.hooks.dispatch import tell
+from snaporch.sanoid.hooks.dispatch import print_line
 from snaporch.sanoid.hooks.guests import GuestDatasets
+from snaporch.sanoid.hooks.host import HookHost
 from snaporch.sanoid.hooks.request import Request
-from snaporch.zfs import PREFIX, Pool, open_pool
+from snaporch.zfs import PREFIX
 
 
-def record_unheld(
-    request: Request,
-    caller: Caller,
-    guests: Sequence[GuestDatasets],
-    config: Path | None,
-) -> int:
-    """Mark what sanoid has just taken as ``crash``; 8 if there was something, since pre ran.
+def record_unfrozen(request: Request, host: HookHost, guests: Sequence[GuestDatasets]) -> int:
+    """Record the snapshots of a request as ``crash``, ``off`` or ``torn``.
 
-    Args:
-        config: snaporch's configuration file, if one was named.
+    Returns: the exit code: 8 if there were any, 0 otherwise.
+
+    Raises:
+        PoolError: the snapshots cannot be listed, or their properties not be set.
     """
-    pool = open_pool(to_look=True)
-    commits = commits_of_all(load_config(config).paths.journal)
-    marked = [_mark(pool, request, caller, guest, commits) for guest in guests]
-    return 8 if any(marked) else 0
+    commits = commits_of_all(host.config.paths.journal)
+    recorded = [_record(request, host, guest, commits) for guest in guests]
+    return 8 if any(recorded) else 0
 
 
-def _mark(
-    pool: Pool, request: Request, caller: Caller, guest: GuestDatasets, commits: Sequence[Commit]
+def _record(
+    request: Request, host: HookHost, guest: GuestDatasets, commits: Sequence[Commit]
 ) -> bool:
-    datasets = _datasets(request, caller, guest)
-    mark_torn(pool, sorted(datasets), commits)
+    datasets = sorted(_datasets(request, host, guest))
+    mark_torn(host.pool, datasets, commits)
     fresh = [
         snapshot
-        for snapshot in pool.snapshots(sorted(datasets))
+        for snapshot in host.pool.snapshots(datasets)
         if snapshot.name in request.names and "run" not in snapshot.properties
     ]
     if not fresh:
@@ -50,20 +44,20 @@ def _mark(
     level = Level.CRASH if guest.domain.active else Level.OFF
     if any(is_torn(snapshot) for snapshot in fresh):
         level = Level.TORN
-    pool.set_properties([s.full_name for s in fresh], _properties(guest, level))
+    host.pool.set_properties([s.full_name for s in fresh], _properties(guest, level))
     names = ", ".join(snapshot.full_name for snapshot in fresh)
-    what = "of no instant" if level is Level.TORN else "crash-consistent"
-    tell(f"{guest.domain.name}: was not held still for {names}: recorded as {what}")
+    what = "torn (taken during a commit)" if level is Level.TORN else "crash-consistent"
+    print_line(f"{guest.domain.name}: was not frozen for {names}: recorded as {what}")
     return True
 
 
-def _datasets(request: Request, caller: Caller, guest: GuestDatasets) -> frozenset[str]:
+def _datasets(request: Request, host: HookHost, guest: GuestDatasets) -> frozenset[str]:
     direct = guest.on(request.targets, below=False)
     if guest.datasets == direct:
         return direct
-    conf = conf_of(caller)
-    whole = [target for target in request.targets if conf and takes_children(conf, target)]
-    return direct | guest.on(whole, below=True)
+    conf = conf_of(host.caller)
+    recursive = [target for target in request.targets if conf and takes_children(conf, target)]
+    return direct | guest.on(recursive, below=True)
 
 
 def _properties(guest: GuestDatasets, level: Level) -> dict[str, str]:

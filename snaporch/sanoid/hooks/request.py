@@ -1,7 +1,7 @@
-"""What sanoid tells its pre and post hooks. It comes from outside and may be anything.
+"""The request in the environment of sanoid's pre and post hooks. As input, it is checked.
 
-sanoid 2.0.3 sets only ``SANOID_TARGET`` and ``SANOID_SNAPNAME``; later ones have lists too. In post
-``SANOID_SNAPNAME`` is ``dataset@name`` by mistake, so there only the lists are believed.
+sanoid 2.0.3 sets only ``SANOID_TARGET`` and ``SANOID_SNAPNAME``; later releases set lists too. For
+post ``SANOID_SNAPNAME`` is ``dataset@name`` by mistake, so the list of names is preferred.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from snaporch.errors import UsageError
 from snaporch.names import MAX_FULL_NAME, SHOWN, is_dataset, is_snapshot, shown
 
-_MOST = 1000
+_MAX_VALUES = 1000
 _STEP = "this is called by sanoid's pre and post scripts; nothing was touched"
 
 
@@ -21,21 +21,25 @@ class Request:
     """A call of the pre or the post hook."""
 
     targets: tuple[str, ...]
-    """The datasets sanoid is about to snapshot, or has; recursive ones without their children."""
+    """The datasets of sanoid's snapshots; of recursive ones only the top."""
     names: tuple[str, ...]
     """Bare names of the snapshots."""
     pre_failed: bool = False
+    """For post: whether the pre hook failed."""
 
 
 def read_request(phase: str, environment: Mapping[str, str]) -> Request:
-    """The request in ``environment``.
+    """Read and check the request.
+
+    Args:
+        phase: ``pre`` or ``post``.
 
     Raises:
-        UsageError: it is not what sanoid says in this phase; nothing may be done.
+        UsageError: the environment is not sanoid's for this phase; nothing was touched.
     """
-    told = environment.get("SANOID_SCRIPT", phase)
-    if told != phase:
-        raise _wrong("SANOID_SCRIPT", told, f"is not {phase!r}")
+    script = environment.get("SANOID_SCRIPT", phase)
+    if script != phase:
+        raise _wrong("SANOID_SCRIPT", script, f"is not {phase!r}")
     targets = _list(environment, "SANOID_TARGETS", "SANOID_TARGET", is_dataset, "a dataset")
     names = _names(phase, environment)
     for target in targets:
@@ -60,12 +64,12 @@ def _names(phase: str, environment: Mapping[str, str]) -> tuple[str, ...]:
 def _list(
     environment: Mapping[str, str], many: str, one: str, known: Callable[[str], bool], what: str
 ) -> tuple[str, ...]:
-    """The comma list in ``many``, or the only value in ``one``, each checked."""
+    """The comma-separated values of ``many``, or the single value of ``one``; each is checked."""
     variable = many if many in environment else one
     if variable not in environment:
         raise UsageError(one, "is not set", _STEP)
     text = environment[variable]
-    values = text.split(",", _MOST)
+    values = text.split(",", _MAX_VALUES)
     for value in values:
         if not known(value):
             raise _wrong(variable, value, f"is not {what}")

@@ -1,4 +1,4 @@
-"""The few settings a hook needs to find out that it has nothing to do, without the schema."""
+"""The settings that a hook needs before it knows of any guest, read without the schema."""
 
 from __future__ import annotations
 
@@ -6,44 +6,71 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from snaporch import default_paths
+
+if TYPE_CHECKING:
+    from snaporch.config import Config
 
 
 @dataclass(frozen=True, slots=True)
 class HookSettings:
-    """Where to look."""
+    """A configuration file that was read once, and is validated only if it is needed."""
 
-    config: Path | None
-    """The configuration file that was named, if any."""
+    path: Path | None
+    """The file that the environment names; ``None`` for the default file."""
+    document: dict[str, Any]
     libvirt_uri: str
     runtime: Path
     overlays: Path
+    bundles: Path
+
+    def validated(self) -> Config:
+        """The whole configuration. Imports the schema, which takes time.
+
+        Raises:
+            ConfigError: the schema does not allow it.
+        """
+        from snaporch.config.load import validate_config
+
+        return validate_config(self.path or default_paths.CONFIG, self.document)
 
 
-def peek(environment: Mapping[str, str]) -> HookSettings:
-    """What the configuration says, as far as it can be told without checking it.
+def read_settings(environment: Mapping[str, str]) -> HookSettings:
+    """Read the configuration file.
+
+    Args:
+        environment: ``SNAPORCH_CONFIG`` names the file.
 
     Raises:
-        ConfigError: it cannot be read; the schema then says what is wrong.
+        ConfigError: it cannot be read, or one of these settings is not valid.
     """
     named = environment.get("SNAPORCH_CONFIG")
     path = Path(named) if named else None
     try:
         document = tomllib.loads((path or default_paths.CONFIG).read_text("utf-8"))
-        uri, paths = document.get("libvirt_uri", default_paths.LIBVIRT), document.get("paths", {})
-        runtime = Path(paths.get("runtime", default_paths.RUNTIME))
-        overlays = Path(paths.get("overlays", default_paths.OVERLAYS))
-        if isinstance(uri, str):
-            return HookSettings(path, uri, runtime, overlays)
+        settings = _settings(path, document)
+        if isinstance(settings.libvirt_uri, str):
+            return settings
     except FileNotFoundError:
         if path is None:
-            return HookSettings(
-                None, default_paths.LIBVIRT, default_paths.RUNTIME, default_paths.OVERLAYS
-            )
+            return _settings(None, {})
     except (OSError, ValueError, TypeError, AttributeError):
         pass
     from snaporch.config import load_config
 
-    config = load_config(path)
-    return HookSettings(path, config.libvirt_uri, config.paths.runtime, config.paths.overlays)
+    config = load_config(path)  # its error names the setting
+    return _settings(path, config.model_dump(exclude_unset=True))
+
+
+def _settings(path: Path | None, document: dict[str, Any]) -> HookSettings:
+    paths = document.get("paths", {})
+    return HookSettings(
+        path,
+        document,
+        document.get("libvirt_uri", default_paths.LIBVIRT),
+        Path(paths.get("runtime", default_paths.RUNTIME)),
+        Path(paths.get("overlays", default_paths.OVERLAYS)),
+        Path(paths.get("bundles", default_paths.BUNDLES)),
+    )

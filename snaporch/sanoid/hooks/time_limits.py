@@ -1,11 +1,11 @@
-"""How long hooks and the holders of windows wait for one another, by the configuration."""
+"""How long hooks and holders wait for one another, by the configuration."""
 
 from __future__ import annotations
 
 from snaporch.config import Config, DomainSettings
 
 _START_SECONDS = 120
-"""In which a holder starts and makes its plan, on a host with much to do."""
+"""For a holder to start and to make its plan, on a busy host."""
 _DAY = 86400
 
 
@@ -15,14 +15,14 @@ def patience(settings: DomainSettings) -> int:
 
 
 def plan_seconds(settings: DomainSettings) -> int:
-    """In which a holder has its lock and its plan."""
+    """Seconds within which a holder must have its lock and its plan."""
     return patience(settings) + _START_SECONDS
 
 
-def word_seconds(config: Config) -> int:
-    """In which a hook gives a holder the word, be its guest the last one of a call.
+def order_seconds(config: Config) -> int:
+    """Seconds within which a hook must give a holder its order, even for the last guest of a call.
 
-    Until then others get their locks and plans, maybe two of them, and their RAM is saved.
+    Before it, other guests get their locks and plans, maybe two of them, and their RAM is saved.
     """
     known = [config.defaults, *(config.settings(name, name) for name in config.domain)]
     plans = 2 * max(map(plan_seconds, known))

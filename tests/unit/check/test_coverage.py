@@ -19,7 +19,7 @@ TREE = ("flash", "flash/a", "tank", "tank/vm", "tank/vm/a", "tank/vm/a/1", "tank
         (set(), None),
     ],
 )
-def test_a_parent_that_has_these_and_no_others(wanted, parent):
+def test_a_parent_with_these_datasets_and_no_others(wanted, parent):
     assert fitting_parent(wanted, TREE) == parent
 
 
@@ -38,5 +38,5 @@ def test_sanoid_finds_no_children_below_a_name_with_a_blank():
         (["a", "b", "c", "d", "e", "f"], "a, b, c and 3 more"),
     ],
 )
-def test_lists_for_people(names, text):
+def test_names_as_text(names, text):
     assert listed(names) == text

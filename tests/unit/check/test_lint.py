@@ -1,4 +1,4 @@
-"""Each finding: a configuration that has it, and the same one mended."""
+"""Each finding: a configuration that has it, and the same one fixed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +73,7 @@ def without(key, text=GOOD):
     return "".join(line for line in text.splitlines(True) if not line.startswith(key))
 
 
-def told(facts):
+def codes_in(facts):
     return {(finding.code, finding.severity.value) for finding in lint(facts)}
 
 
@@ -103,8 +103,8 @@ def test_snapshots_of_guests_that_could_not_be_frozen(facts):
     assert finding.lines == ("no_inconsistent_snapshot = yes",)
 
 
-def test_a_line_that_was_told_mends_it(facts):
-    """Whatever is missing: adding the lines told to the section named makes it sound."""
+def test_the_lines_of_a_finding_fix_it(facts):
+    """Adding the printed lines to the named section fixes every problem."""
     lacking = "[tank/web]\nhourly = 3\n"
     for _ in range(4):
         found = [finding for finding in lint(facts(lacking)) if finding.lines]
@@ -124,7 +124,7 @@ TOGETHER = GOOD.replace("[tank/web]", "[tank]\nrecursive = zfs")
 def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
     long = FreezeEstimate(Strategy.OVERLAY, 1 << 30, 60.0, 90.0)
     guests = [
-        GuestFacts(name, "auto", (f"tank/{name}",), prospect=long, on_unavailable=lower)
+        GuestFacts(name, "auto", (f"tank/{name}",), estimate=long, on_unavailable=lower)
         for name in ("web", "db", "mail")
     ]
     finding = only(facts(TOGETHER, guests, jobs=1))
@@ -137,10 +137,10 @@ def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
 
 def test_one_that_is_held_on_overlays_if_it_does_not_fit(facts):
     long = FreezeEstimate(Strategy.MANUAL, 1 << 30, 60.0, 50.0, gives_way=True)
-    guests = [GuestFacts(name, "auto", (f"tank/{name}",), prospect=long) for name in ("web", "db")]
+    guests = [GuestFacts(name, "auto", (f"tank/{name}",), estimate=long) for name in ("web", "db")]
     finding = only(facts(TOGETHER, guests))
     assert (finding.code, finding.severity) == ("hook-deadline", Severity.WARNING)
-    assert "held on overlays, and somebody else's snapshots of it may be torn" in finding.why
+    assert "held on overlays, and snapshots that other programs take may be torn" in finding.why
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,10 @@ def test_one_hook_without_the_other(facts, phase):
 
 @pytest.mark.parametrize(
     ("program", "words"),
-    [(HookProgram(False, False), "is not there"), (HookProgram(True, False), "is not executable")],
+    [
+        (HookProgram(False, False), "does not exist"),
+        (HookProgram(True, False), "is not executable"),
+    ],
 )
 def test_a_hook_that_cannot_be_called(facts, program, words):
     found = lint(facts(programs={"/usr/bin/snaporch": program}))
@@ -188,14 +191,14 @@ def test_a_hook_of_another_installation(facts):
     assert "0.9" in found[0].what
 
 
-def test_a_hook_that_is_somebody_elses(facts):
+def test_a_hook_that_calls_another_program(facts):
     finding = only(facts(GOOD.replace("snaporch hook sanoid pre", "freeze-all")))
     assert (finding.code, finding.severity) == ("hook-foreign", Severity.WARNING)
 
 
 def test_hooks_in_each_others_places(facts):
     text = GOOD.replace("sanoid pre\n", "sanoid x\n").replace("sanoid post\n", "sanoid pre\n")
-    assert told(facts(text.replace("sanoid x\n", "sanoid post\n"))) == {("hook-phase", "error")}
+    assert codes_in(facts(text.replace("sanoid x\n", "sanoid post\n"))) == {("hook-phase", "error")}
 
 
 def test_the_hooks_directory_is_as_good(facts):
@@ -203,7 +206,7 @@ def test_the_hooks_directory_is_as_good(facts):
     assert lint(facts(text)) == []
 
 
-def test_bundles_that_nobody_prunes(facts):
+def test_bundles_that_no_hook_prunes(facts):
     finding = only(facts(without("pruning_script")))
     assert (finding.code, finding.severity) == ("pruning-missing", Severity.WARNING)
     assert lint(facts(without("pruning_script") + "autoprune = no\n")) == []
@@ -219,7 +222,7 @@ def test_a_path_section_beside_one_of_the_datasets_name_is_harmless(facts):
     assert lint(facts(f"[other]\npath = tank/web\n{GOOD}")) == []
 
 
-def test_a_template_used_by_many_is_told_once_for_each_section(facts):
+def test_a_shared_template_is_reported_once_for_each_section(facts):
     text = without("script_timeout").replace("[tank/web]", "[tank]\nrecursive = yes")
     guests = [WEB, GuestFacts("db", "auto", ("tank/db",))]
     finding = only(facts(text, guests))
@@ -244,20 +247,20 @@ def test_a_guest_of_which_some_disks_are_covered(facts):
 
 @pytest.mark.parametrize("datasets", [("tank/db",), ("flash/web", "tank/web")])
 @pytest.mark.parametrize("how", [{"policies": ("hourly",)}, {"opted_out": True}])
-def test_a_guest_of_a_policy_or_of_none_knowingly_need_not_be_covered(facts, how, datasets):
-    assert told(facts(guests=[WEB, GuestFacts("db", "auto", datasets, **how)])) == set()
+def test_a_guest_with_a_policy_or_without_one_on_purpose_need_not_be_covered(facts, how, datasets):
+    assert codes_in(facts(guests=[WEB, GuestFacts("db", "auto", datasets, **how)])) == set()
 
 
 ABSENT = SanoidFacts(False, None, Path("/etc/sanoid"), None)
 
 
 @pytest.mark.parametrize(("policies", "severity"), [(True, "warning"), (False, "hint")])
-def test_a_guest_that_nobody_snapshots(facts, policies, severity):
+def test_a_guest_without_any_snapshots(facts, policies, severity):
     alone = replace(facts(), sanoid=ABSENT, policies=policies)
-    assert told(alone) == {("sanoid-missing", "hint"), ("uncovered", severity)}
+    assert codes_in(alone) == {("sanoid-missing", "hint"), ("uncovered", severity)}
 
 
-def test_a_level_that_a_policy_cannot_have(facts):
+def test_a_policy_whose_level_is_not_available(facts):
     unmet = (("nightly", "no guest agent answers", ""),)
     finding = only(facts(guests=[replace(WEB, policies=("nightly",), unmet=unmet)]))
     assert (finding.code, finding.severity) == ("policy-level", Severity.ERROR)
@@ -269,9 +272,9 @@ def test_a_level_that_a_policy_cannot_have(facts):
     ("names", "severity"),
     [(("wbe",), "warning"), (("db-*",), "hint"), (("db-*", "wbe"), "warning")],
 )
-def test_names_that_are_nobodys(facts, names, severity):
-    made = facts(nobodys={"[policy.hourly] domains": names})
-    assert told(made) == {("unknown-name", severity)}
+def test_names_that_match_no_guest(facts, names, severity):
+    made = facts(unknown_names={"[policy.hourly] domains": names})
+    assert codes_in(made) == {("unknown-name", severity)}
     assert repr(names[0]) in only(made).what
 
 
@@ -320,7 +323,7 @@ def test_a_downgrade_of_the_plan(facts):
     assert (finding.code, finding.severity) == ("downgrade", Severity.WARNING)
 
 
-def test_a_guest_off_zfs_is_none_of_our_business(facts):
+def test_a_guest_off_zfs_is_a_hint(facts):
     guest = GuestFacts("nas", "auto", (), ("vda: not on ZFS",), ("no disk on ZFS", ""))
     finding = only(facts(guests=[WEB, guest]))
     assert (finding.code, finding.severity) == ("not-on-zfs", Severity.HINT)
@@ -338,7 +341,7 @@ def test_an_excluded_disk_in_a_dataset_that_is_snapshotted(facts):
     assert "vdb (/tank/web/b)" in finding.what
 
 
-def test_a_dataset_that_is_not_the_guests_alone(facts):
+def test_a_dataset_with_files_of_others(facts):
     finding = only(facts(guests=[replace(WEB, shared=("tank/home (1 file: thesis)",))]))
     assert (finding.code, finding.severity) == ("shared-dataset", Severity.HINT)
     assert "tank/home (1 file: thesis)" in finding.what
@@ -350,57 +353,60 @@ BY_HAND = "tank/web@by-hand is not snaporch's"
 @pytest.mark.parametrize(
     ("guest", "severity"),
     [
-        (replace(WEB, stranger=BY_HAND, overlays=True), Severity.WARNING),
-        (replace(WEB, stranger=BY_HAND), Severity.HINT),  # its hooks hold it while sanoid is at it
+        (replace(WEB, other_taker=BY_HAND, overlays=True), Severity.WARNING),
+        (
+            replace(WEB, other_taker=BY_HAND),
+            Severity.HINT,
+        ),  # its hooks hold it while sanoid is at it
     ],
 )
-def test_somebody_else_who_snapshots_a_guest(facts, guest, severity):
+def test_another_program_that_snapshots_a_guest(facts, guest, severity):
     finding = only(facts(guests=[guest]))
     assert (finding.code, finding.severity) == ("stranger", severity)
     assert BY_HAND in finding.what
     assert "torn" in finding.why
 
 
-def test_somebody_else_where_nobody_would_use_overlays(facts):
-    guest = replace(WEB, stranger=BY_HAND)
-    assert "stranger" not in {code for code, _ in told(facts("[tank/web]\n", [guest]))}
+def test_another_program_matters_only_where_overlays_would_be_used(facts):
+    guest = replace(WEB, other_taker=BY_HAND)
+    assert "stranger" not in {code for code, _ in codes_in(facts("[tank/web]\n", [guest]))}
     two = replace(guest, datasets=("flash/web", "tank/web"))
-    assert ("stranger", "hint") in told(facts("[tank/web]\n", [two]))
+    assert ("stranger", "hint") in codes_in(facts("[tank/web]\n", [two]))
 
 
 def test_a_busy_guest(facts):
-    assert told(facts(guests=[replace(WEB, busy="snapshot (pid 7)")])) == {("busy", "hint")}
+    assert codes_in(facts(guests=[replace(WEB, busy="snapshot (pid 7)")])) == {("busy", "hint")}
 
 
 # -- the host -----------------------------------------------------------------------------------
 
 
-def test_without_sanoid_nothing_is_said_of_sections(facts):
+def test_without_sanoid_no_sections_are_checked(facts):
     covered = facts(guests=[replace(WEB, policies=("hourly",))])
-    assert told(replace(covered, sanoid=ABSENT)) == {("sanoid-missing", "hint")}
+    assert codes_in(replace(covered, sanoid=ABSENT)) == {("sanoid-missing", "hint")}
 
 
-def test_a_sanoid_that_is_there_for_syncoid_is_no_error(facts):
+def test_a_sanoid_installed_for_syncoid_is_no_error(facts):
     unused = SanoidFacts(True, False, Path("/etc/sanoid"), None, unused=True)
     covered = facts(guests=[replace(WEB, policies=("hourly",))])
-    assert told(replace(covered, sanoid=unused)) == {("sanoid-unused", "hint")}
+    assert codes_in(replace(covered, sanoid=unused)) == {("sanoid-unused", "hint")}
 
 
-def test_a_configuration_of_which_sanoid_dies(facts):
+def test_a_configuration_that_sanoid_refuses(facts):
     refusing = SanoidFacts(True, True, Path("/etc/sanoid"), None, refusal="no such setting")
-    assert told(replace(facts(), sanoid=refusing)) == {("sanoid-refuses", "error")}
+    assert codes_in(replace(facts(), sanoid=refusing)) == {("sanoid-refuses", "error")}
 
 
 @pytest.mark.parametrize(("scheduled", "codes"), [(True, 0), (None, 0), (False, 1)])
 def test_the_timer(facts, scheduled, codes):
     made = facts()
-    found = told(replace(made, sanoid=replace(made.sanoid, scheduled=scheduled)))
+    found = codes_in(replace(made, sanoid=replace(made.sanoid, scheduled=scheduled)))
     assert len(found) == codes
     assert found <= {("sanoid-timer", "hint")}
 
 
 def test_what_sanoid_ignores(facts):
-    assert told(facts(GOOD + "script_timeout = 5\n")) == {("sanoid-ignores", "warning")}
+    assert codes_in(facts(GOOD + "script_timeout = 5\n")) == {("sanoid-ignores", "warning")}
 
 
 def test_a_section_without_a_dataset(facts):
@@ -418,8 +424,8 @@ def test_unfinished_runs(facts):
 @pytest.mark.parametrize(
     ("overlays", "expected"),
     [
-        ({"left": ("20261121T000000Z-x",)}, ("overlays-left", "warning")),
-        ({"set_aside": ("r/vda.qcow2",)}, ("overlays-set-aside", "warning")),
+        ({"unknown": ("20261121T000000Z-x",)}, ("overlays-left", "warning")),
+        ({"quarantined": ("r/vda.qcow2",)}, ("overlays-set-aside", "warning")),
         ({"free_mib": 255}, ("overlay-space", "error")),
         ({"dataset": "tank/web"}, ("overlays-snapshotted", "warning")),
         ({"dataset": "tank/db"}, None),
@@ -427,7 +433,7 @@ def test_unfinished_runs(facts):
 )
 def test_overlays(facts, overlays, expected):
     made = facts(overlays=replace(OverlayFacts(Path("/overlays"), 256, 256), **overlays))
-    assert told(made) == ({expected} if expected else set())
+    assert codes_in(made) == ({expected} if expected else set())
 
 
 @pytest.mark.parametrize(
@@ -443,10 +449,10 @@ def test_overlays(facts, overlays, expected):
 )
 def test_store(facts, store, expected):
     made = facts(store=replace(StoreFacts(Path("/store")), **store))
-    assert told(made) == ({expected} if expected else set())
+    assert codes_in(made) == ({expected} if expected else set())
 
 
-def test_ram_of_an_encrypted_guest_in_the_clear(facts):
+def test_ram_of_an_encrypted_guest_is_stored_unencrypted(facts):
     secret = frozenset({"tank/web", "tank/db"})
     finding = only(facts(encrypted=secret))
     assert (finding.code, finding.severity) == ("store-in-clear", Severity.WARNING)
@@ -468,7 +474,7 @@ def test_ram_in_pages(facts, dataset, encrypted, secret, expected):
     store = StoreFacts(Path("/store"), encrypted=True)
     pages = PageStoreFacts(dataset, ("web",), encrypted=encrypted)
     made = facts(pages=pages, store=store, encrypted=frozenset(secret))
-    assert told(made) == ({expected} if expected else set())
+    assert codes_in(made) == ({expected} if expected else set())
 
 
 def test_replicas(facts):
@@ -478,7 +484,7 @@ def test_replicas(facts):
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
-def test_a_known_fault_is_told_where_it_matters(facts, fault):
+def test_a_known_fault_is_reported_where_it_matters(facts, fault):
     version = ".".join(map(str, fault.since or (1, 0, 0)))
     releases = {fault.component: version}
     finding = only(facts(releases=releases, needs={fault.need: ("web", "mail")}))
@@ -489,18 +495,18 @@ def test_a_known_fault_is_told_where_it_matters(facts, fault):
     assert fault.meanwhile in finding.why
     assert lint(facts(releases=releases)) == []
     if fault.fixed:
-        mended = {fault.component: ".".join(map(str, fault.fixed[-1]))}
-        assert lint(facts(releases=mended, needs={fault.need: ("web",)})) == []
+        fixed = {fault.component: ".".join(map(str, fault.fixed[-1]))}
+        assert lint(facts(releases=fixed, needs={fault.need: ("web",)})) == []
 
 
 @pytest.mark.parametrize("version", ["", "unknown", "-", "2.x"])
-def test_a_version_that_cannot_be_read_is_no_sound_one(facts, version):
+def test_a_version_that_cannot_be_read_is_reported(facts, version):
     finding = only(facts(releases={Component.OPENZFS: version}, needs={Need.CLONING: ()}))
     assert (finding.code, finding.subject) == ("version-unknown", "OpenZFS")
 
 
-def test_places_that_forget(facts):
-    finding = only(facts(forgetful={Path("/run/journal"): "tmpfs"}))
+def test_directories_that_a_power_loss_empties(facts):
+    finding = only(facts(volatile={Path("/run/journal"): "tmpfs"}))
     assert (finding.code, finding.severity) == ("forgetful-place", Severity.ERROR)
     assert finding.subject == "/run/journal"
 

@@ -70,10 +70,10 @@ def sound(host, sanoid, snaporch):
     return host
 
 
-def test_what_is_rendered_is_clean(sound, snaporch, sanoid):
+def test_rendered_sections_have_no_findings(sound, snaporch, sanoid):
     answer = snaporch("check", "--configdir", str(sanoid.root))
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out == ("RAM is streamed (compression: zstd)\n1 guest checked: nothing to mend\n")
+    assert answer.out == ("RAM is streamed (compression: zstd)\n1 guest checked: nothing to fix\n")
 
 
 def test_checking_touches_nothing(sound, check):
@@ -95,7 +95,7 @@ def test_warnings_and_errors_have_exit_codes_of_their_own(sound, check, sanoid):
     assert check()[0] == ExitCode.ATTENTION == 9
 
 
-def test_a_finding_for_people(sound, snaporch, sanoid, monkeypatch):
+def test_a_finding_as_text(sound, snaporch, sanoid, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     sound.add_guest("new")
     answer = snaporch("check", "--configdir", str(sanoid.root))
@@ -131,7 +131,7 @@ def test_only_the_guests_that_were_named(sound, check):
     assert set(check("new")[1]) == {"uncovered"}
 
 
-def test_what_the_plan_refuses(sound, check):
+def test_a_refused_plan(sound, check):
     sound.add_guest("odd", more=(DiskSpec("vdb", None, kind="network"),), disks={"vda": "tank/web"})
     sound.guest("web").checkpoints = ["c1"]
     code, found = check()
@@ -140,7 +140,7 @@ def test_what_the_plan_refuses(sound, check):
     assert found["disk-left-out"]["subject"] == "odd"
 
 
-def test_files_that_are_no_guests(sound, check, monkeypatch):
+def test_files_that_belong_to_no_guest(sound, check, monkeypatch):
     sound.add_guest("beside", disks={"vda": "tank/web"})
     assert "shared-dataset" not in check()[1]
     (sound.root / "zfs" / "tank" / "web" / "thesis").touch()
@@ -150,7 +150,7 @@ def test_files_that_are_no_guests(sound, check, monkeypatch):
     assert "tank/web (more than 1 entries)" in check("web")[1]["shared-dataset"]["what"]
 
 
-def test_no_agent_where_quiesced_is_wanted(sound, check, tmp_path):
+def test_no_agent_for_a_quiesced_snapshot(sound, check, tmp_path):
     with (tmp_path / "snaporch.toml").open("a") as config:
         config.write('level = "quiesced"\n')
     assert "no guest agent" in check()[1]["no-snapshot"]["what"]
@@ -160,20 +160,20 @@ def test_no_agent_where_quiesced_is_wanted(sound, check, tmp_path):
     assert check() == (0, {})
 
 
-def test_a_downgrade_is_foreseen(sound, check, tmp_path):
+def test_a_downgrade_is_reported(sound, check, tmp_path):
     with (tmp_path / "snaporch.toml").open("a") as config:
         config.write('level = "quiesced"\non_unavailable = "crash"\n')
     assert set(check()[1]) == {"downgrade"}
 
 
-def test_an_image_that_is_gone(sound, check):
+def test_a_missing_image(sound, check):
     (image,) = sound.root.glob("zfs/tank/web/*.img")
     image.unlink()
     code, found = check()
     assert (code, set(found)) == (ExitCode.ATTENTION, {"no-snapshot"})
 
 
-def test_a_disk_left_out_knowingly_is_not_told(sound, check, tmp_path):
+def test_a_disk_left_out_on_purpose_is_not_reported(sound, check, tmp_path):
     sound.add_guest("odd", more=(DiskSpec("vdb", None, kind="network"),), disks={"vda": "tank/web"})
     assert set(check()[1]) == {"disk-left-out"}
     with (tmp_path / "snaporch.toml").open("a") as config:
@@ -198,7 +198,7 @@ def test_a_guest_off_zfs(sound, check, tmp_path):
     assert check()[0] == 0
 
 
-def test_a_run_that_was_cut_short(sound, check, snaporch):
+def test_an_interrupted_run(sound, check, snaporch):
     sound.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
     assert snaporch("snapshot", "web", "--quiet").code == ExitCode.ATTENTION
     code, found = check()
@@ -209,7 +209,7 @@ def test_a_run_that_was_cut_short(sound, check, snaporch):
     }
 
 
-def test_a_run_under_way_is_no_finding_but_a_hint(sound, check, snaporch):
+def test_a_run_under_way_is_a_hint(sound, check, snaporch):
     seen = {}
     sound.hooks.at["capture.switched"] = lambda: seen.update(answer=check())
     assert snaporch("snapshot", "web", "--quiet").code == 0
@@ -218,12 +218,12 @@ def test_a_run_under_way_is_no_finding_but_a_hint(sound, check, snaporch):
     assert f"pid {os.getpid()}" in found["busy"]["what"]
 
 
-def test_a_job_of_libvirts_is_waited_out(sound, check):
+def test_a_libvirt_job_is_reported_as_busy(sound, check):
     sound.guest().job = "migration out"
     assert "migration out" in check()[1]["busy"]["what"]
 
 
-def test_overlays_that_nobody_knows(sound, check):
+def test_overlays_that_belong_to_no_run(sound, check):
     (sound.paths.overlays / "r1").mkdir(parents=True)
     aside = sound.paths.overlays / "quarantine" / "r2"
     aside.mkdir(parents=True)
@@ -248,7 +248,7 @@ def test_a_store_that_is_a_file(sound, check):
     assert stat.S_ISREG(sound.paths.bundles.stat().st_mode)
 
 
-def test_an_encrypted_guest_and_a_store_in_the_clear(sound, check):
+def test_an_encrypted_guest_and_an_unencrypted_store(sound, check):
     sound.pool.create("tank/safe", encrypted=True)
     sound.add_guest("safe", {"vda": "tank/safe"})
     assert "tank/safe is" in check("safe")[1]["store-in-clear"]["what"]
@@ -279,7 +279,7 @@ def test_known_faults_of_what_is_installed(sound, check, sanoid):
     assert (code, set(found)) == (10, {"automount-deadlock", "clone-read", "apparmor-commit"})
 
 
-def test_a_fault_of_qcow2_concerns_who_discards(host, check):
+def test_a_fault_of_qcow2_concerns_guests_that_discard(host, check):
     more = DiskSpec("vdb", str(host.image("tank/web", "more.img")), discard="unmap")
     host.add_guest(more=(more,))
     host.hypervisor.installed[Component.QEMU] = "10.0.10"
@@ -289,7 +289,7 @@ def test_a_fault_of_qcow2_concerns_who_discards(host, check):
     assert "qcow2-discard" not in check()[1]
 
 
-def test_versions_that_nobody_tells(sound, check, sanoid):
+def test_unknown_versions(sound, check, sanoid):
     (sanoid.root / "zfs/version").unlink()
     sound.hypervisor.hooks.at["hypervisor.releases"] = failing(HypervisorError("libvirt", "no"))
     code, found = check()
@@ -327,7 +327,7 @@ def test_a_hook_without_a_slash_is_searched_where_services_do(sound, check, sano
     assert check() == (0, {})
 
 
-def test_a_configuration_of_which_sanoid_dies(sound, check, sanoid):
+def test_a_configuration_that_sanoid_refuses(sound, check, sanoid):
     sanoid("[tank/web]\nsnapshots = yes\n")
     assert "snapshots is no setting" in check()[1]["sanoid-refuses"]["what"]
 
@@ -354,7 +354,7 @@ def nagios(snaporch, sanoid):
 
 
 def test_nagios(sound, snaporch, sanoid, monkeypatch):
-    assert nagios(snaporch, sanoid) == (0, "SNAPORCH OK - nothing to mend\n")
+    assert nagios(snaporch, sanoid) == (0, "SNAPORCH OK - nothing to fix\n")
     sound.add_guest("new|guest")
     code, line = nagios(snaporch, sanoid)
     assert code == 1
@@ -379,7 +379,7 @@ def test_nagios_and_json_exclude_one_another(host, snaporch):
 # -- render -------------------------------------------------------------------------------------
 
 
-def test_rendering_some(sound, snaporch):
+def test_rendering_some_guests(sound, snaporch):
     sound.add_guest("mail", state=DomainState.OFF)
     answer = snaporch("render", "sanoid", "mail")
     assert "[tank/mail]" in answer.out
@@ -404,7 +404,7 @@ def test_the_json_is_as_documented(sound, snaporch, sanoid):
         assert list(document) == ["code", "severity", "subject", "what", "why", "mend", "lines"]
 
 
-def test_a_journal_that_a_power_loss_takes(sound, check):
+def test_a_journal_that_a_power_loss_destroys(sound, check):
     sound.paths.journal.mkdir(parents=True, exist_ok=True)
     sound.forgetful[sound.paths.journal] = "tmpfs"
     code, found = check()
@@ -422,7 +422,7 @@ def configure(host, tmp_path):
     return lambda *lines: path.write_text(first + "\n".join(lines) + "\n")
 
 
-def test_a_policy_that_cannot_have_its_level(sound, check, configure):
+def test_a_policy_whose_level_is_not_available(sound, check, configure):
     assert check()[0] == 0
     configure("[policy.nightly]", 'every = "1d"', 'level = "quiesced"', 'domains = ["web"]')
     code, found = check()
@@ -431,7 +431,7 @@ def test_a_policy_that_cannot_have_its_level(sound, check, configure):
     assert "agent" in found["policy-level"]["what"]
 
 
-def test_a_guest_of_a_policy_is_not_told_to_go_to_sanoid(sound, check, configure):
+def test_a_guest_with_a_policy_needs_no_section(sound, check, configure):
     sound.add_guest("new")
     assert set(check()[1]) == {"uncovered"}
     configure("[policy.hourly]", 'every = "1h"', 'domains = ["new"]')
@@ -442,7 +442,7 @@ def test_a_guest_of_a_policy_is_not_told_to_go_to_sanoid(sound, check, configure
     assert check() == (0, {})
 
 
-def test_without_a_sanoid_conf_nothing_is_red(sound, check, configure, sanoid):
+def test_without_a_sanoid_conf_there_are_no_errors(sound, check, configure, sanoid):
     (sanoid.root / "sanoid.conf").unlink()
     configure("[policy.hourly]", 'every = "1h"', 'domains = ["web"]')
     assert (check()[0], set(check()[1])) == (0, {"sanoid-unused"})
@@ -465,7 +465,7 @@ def test_without_a_sanoid_conf_nothing_is_red(sound, check, configure, sanoid):
         (['exclude_disks = ["vdz"]'], "[defaults] exclude_disks", "vdz", "warning"),
     ],
 )  # fmt: skip
-def test_names_in_the_configuration_that_nobody_has(
+def test_names_in_the_configuration_that_match_no_guest(
     sound, check, configure, lines, where, name, severity
 ):
     configure(*lines)

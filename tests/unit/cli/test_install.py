@@ -56,7 +56,7 @@ def test_a_second_time_changes_nothing(install, place):
     assert {path: path.stat().st_mtime_ns for path in place.iterdir()} == before
 
 
-def test_what_is_as_it_was_written_is_replaced(install, place):
+def test_an_unedited_file_is_replaced(install, place):
     install()
     answer = install("--command", "/opt/snaporch")
     assert words(answer).count("replaced") == 5
@@ -65,7 +65,7 @@ def test_what_is_as_it_was_written_is_replaced(install, place):
     assert len(list(place.iterdir())) == len(UNITS)
 
 
-def test_what_was_edited_is_kept_beside_it(install, place):
+def test_an_edited_file_is_kept_beside_the_new_one(install, place):
     install()
     unit = place / "snaporch-run-due.timer"
     edits = []
@@ -78,7 +78,7 @@ def test_what_was_edited_is_kept_beside_it(install, place):
     assert (place / "snaporch-run-due.timer.edited.2").read_text() == edits[1]
 
 
-def test_libvirts_hook_is_a_script_and_what_was_edited_is_none_any_more(
+def test_libvirts_hook_is_executable_and_an_edited_one_is_not_any_more(
     install, uninstall, tmp_path
 ):
     """libvirt calls whatever is executable in that directory."""
@@ -94,7 +94,7 @@ def test_libvirts_hook_is_a_script_and_what_was_edited_is_none_any_more(
     assert f"{path}  removed" in uninstall().out
 
 
-def test_what_another_hook_left_says_nothing_of_this_one(install, uninstall, tmp_path):
+def test_the_mark_of_another_hook_is_removed(install, uninstall, tmp_path):
     """libvirt may have called that, and not know of the one that is written now."""
     mark = tmp_path / "root/run/snaporch-hook"
     mark.parent.mkdir(parents=True)
@@ -108,7 +108,7 @@ def test_what_another_hook_left_says_nothing_of_this_one(install, uninstall, tmp
     assert not mark.exists()
 
 
-def test_a_link_is_somebodys_work(install, place):
+def test_a_link_counts_as_edited(install, place):
     install()
     unit = place / "snaporch.slice"
     unit.unlink()
@@ -118,7 +118,7 @@ def test_a_link_is_somebodys_work(install, place):
     assert (place / "snaporch.slice.edited").is_symlink()
 
 
-def test_uninstall_removes_what_is_ours(install, uninstall, place):
+def test_uninstall_removes_unedited_files(install, uninstall, place):
     install()
     (place / "mine.service").write_text("[Unit]\n")
     with (place / "snaporch.service").open("a") as stream:
@@ -151,7 +151,7 @@ def test_nothing_to_uninstall(uninstall):
     assert "no units of snaporch" in answer.err
 
 
-def test_a_configuration_of_ones_own_is_named(install, place, tmp_path):
+def test_a_given_configuration_is_named_in_the_units(install, place, tmp_path):
     config = tmp_path / "own.toml"
     config.write_text('[paths]\njournal = "/srv/journal"\n')
     install("--config", str(config))
@@ -161,7 +161,7 @@ def test_a_configuration_of_ones_own_is_named(install, place, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "written"),
     [
         ("plain-1.toml", "plain-1.toml"),
         ("my own.toml", '"{}my own.toml"'),
@@ -173,13 +173,13 @@ def test_a_configuration_of_ones_own_is_named(install, place, tmp_path):
         ("a;b.toml", '"{}a;b.toml"'),
     ],
 )
-def test_a_path_of_a_unit_is_one_word(install, place, tmp_path, name, told):
+def test_a_path_of_a_unit_is_one_word(install, place, tmp_path, name, written):
     """As systemd.service(5) quotes, and nothing else is expanded."""
     config = tmp_path / name
     journal = "/srv/100% own journal"
     config.write_text(f'[paths]\njournal = "{journal}"\n')
     assert install("--config", str(config)).code == 0
-    word = told.format(f"{tmp_path}/") if "{}" in told else f"{tmp_path}/{told}"
+    word = written.format(f"{tmp_path}/") if "{}" in written else f"{tmp_path}/{written}"
     text = (place / "snaporch-recover.service").read_text()
     assert f"ExecStart=/usr/bin/snaporch --config {word} recover --autostart --notify\n" in text
     assert "ConditionDirectoryNotEmpty=/srv/100%% own journal\n" in text
@@ -195,13 +195,13 @@ def test_a_path_that_a_unit_cannot_hold_is_refused(install, place, tmp_path, jou
 
 
 @pytest.mark.parametrize("command", ["snaporch", "/usr/bin/snaporch --x", "/a\nb", "/a'b"])
-def test_what_is_no_command(snaporch, host, tmp_path, command):
+def test_an_invalid_command(snaporch, host, tmp_path, command):
     answer = snaporch("install", "--root", str(tmp_path), "--command", command)
     assert answer.code == ExitCode.USAGE
     assert list(tmp_path.glob("etc/**/*")) == []
 
 
-def test_a_place_that_cannot_be_written(snaporch, host, tmp_path):
+def test_a_directory_that_cannot_be_written(snaporch, host, tmp_path):
     (tmp_path / "file").write_text("")
     answer = snaporch("install", "--root", str(tmp_path / "file"), *COMMAND)
     assert answer.code == ExitCode.UNAVAILABLE

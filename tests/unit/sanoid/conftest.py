@@ -1,48 +1,51 @@
-"""A holder in a thread, on a host of fakes, and hooks that come to its door."""
+"""A holder in a thread, on a host of fakes, and hooks that connect to it."""
 
 import threading
 
 import pytest
+from fakes.sanoid import hold_on
 
 from snaporch.context import Interrupt
 from snaporch.default_paths import WINDOW
-from snaporch.sanoid.hold import process
-from snaporch.sanoid.hold.client import JsonConnection, ask, call
+from snaporch.sanoid.hold.client import JsonConnection, ask, connect
 
 
-class Talk(JsonConnection):
-    """A hook's end of a conversation."""
+class HookConnection(JsonConnection):
+    """A hook's end of a connection."""
 
     replies = ()
 
     def outcome(self):
-        """The next answer that is no news of what freezing takes, and how far it is."""
+        """The next reply that is no estimate."""
         if self.replies:
             return self.replies.pop()
-        while "prospect" in (reply := self.hear()):
+        while "estimate" in (reply := self.receive()):
             pass
         return reply
 
 
 class Held:
-    """A guest behind its door."""
+    """A guest and its holder."""
 
-    def __init__(self, world, name="web"):
+    def __init__(self, world, name="web", join_seconds=5):
         self.world = world
         self.uuid = world.guest(name).uuid
         world.paths.runtime.mkdir(exist_ok=True)
-        self.door = world.paths.runtime / f"{self.uuid}{WINDOW}"
+        self.socket = world.paths.runtime / f"{self.uuid}{WINDOW}"
         self.interrupt = Interrupt()
         self.code = None
-        self._lines = []
+        self._connections = []
+        self._join_seconds = join_seconds
         self._thread = threading.Thread(target=self._hold)
 
     def _hold(self):
-        self.code = process.hold(self.uuid, self.door, None, self.interrupt)
+        self.code = hold_on(
+            self.world, self.uuid, self.socket, self.interrupt, join_seconds=self._join_seconds
+        )
 
     def start(self):
         self._thread.start()
-        while (line := call(self.door)) is None:
+        while (line := connect(self.socket)) is None:
             assert self._thread.is_alive()
         line.close()
         return self
@@ -51,20 +54,20 @@ class Held:
         return {"do": what, "sanoid": sanoid, "target": target} | more
 
     def join(self, target="tank/web", sanoid=0, datasets=None, promised=(), names=("hourly",)):
-        """Join, and give the word to freeze; what came of it is still to be heard."""
-        line = self.knock(target, sanoid, datasets, promised, names)
-        reply = line.hear()
+        """Join, and order the freeze; its outcome is still to be received."""
+        line = self.request(target, sanoid, datasets, promised, names)
+        reply = line.receive()
         if "ok" not in reply:
-            line.say(self.message("freeze", target, sanoid, attempt=reply["attempt"]))
+            line.send(self.message("freeze", target, sanoid, attempt=reply["attempt"]))
         else:
             line.replies = [reply]
         return line
 
-    def knock(self, target="tank/web", sanoid=0, datasets=None, promised=(), names=("hourly",)):
-        """Join; the first answer is still to be heard."""
-        line = Talk(call(self.door).connection)
-        self._lines.append(line)
-        line.say(
+    def request(self, target="tank/web", sanoid=0, datasets=None, promised=(), names=("hourly",)):
+        """Join; the first reply is still to be received."""
+        line = HookConnection(connect(self.socket).socket)
+        self._connections.append(line)
+        line.send(
             self.message(
                 "join",
                 target,
@@ -77,49 +80,44 @@ class Held:
         return line
 
     def enter(self, *arguments, **more):
-        """Join, and have it that the guest is frozen."""
+        """Join, and wait until the guest is frozen."""
         line = self.join(*arguments, **more)
         reply = line.outcome()
         assert reply["ok"], reply
-        line.say(self.message("go", *arguments[:2]))
+        line.send(self.message("begin", *arguments[:2]))
         assert line.outcome() == {"begun": True}
         line.close()
         return reply
 
     def leave(self, target="tank/web", sanoid=0):
-        return ask(self.door, self.message("leave", target, sanoid))
+        return ask(self.socket, self.message("leave", target, sanoid))
 
     def snapshot(self, *names):
-        """What sanoid does."""
+        """Take snapshots, as sanoid does."""
         for name in names:
             self.world.pool.snapshot([name], {})
 
     def end(self):
         self._thread.join(60)
         assert not self._thread.is_alive()
-        assert not self.door.exists()
+        assert not self.socket.exists()
         return self.code
 
     def rescue(self):
-        """However the test went, the thread ends."""
+        """End the thread, even after a failed test."""
         self.interrupt.signum = 15
         self._thread.join(60)
-        for line in self._lines:
+        for line in self._connections:
             line.close()
 
 
 @pytest.fixture
-def hold(world, monkeypatch):
+def hold(world):
     """Starts a holder for a guest."""
-    monkeypatch.setattr(process, "load_config", lambda _path: world.context.config)
-    monkeypatch.setattr(process, "open_hypervisor", lambda _uri: world.hypervisor)
-    monkeypatch.setattr(process, "open_pool", lambda: world.pool)
-    monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.lower_priority", lambda _work: None)
-    monkeypatch.setattr(process, "_JOIN_SECONDS", 5)
     started = []
 
-    def start(name="web"):
-        started.append(Held(world, name).start())
+    def start(name="web", **more):
+        started.append(Held(world, name, **more).start())
         return started[-1]
 
     yield start

@@ -1,13 +1,12 @@
 """pre and post in this process, on a host of fakes; holders are threads."""
 
-import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from fakes.hooks import failing_once
+from fakes.sanoid import hold_on
 
 from snaporch import default_paths
 from snaporch.bundle.compression_tuning import RamSaveTimes
@@ -15,17 +14,19 @@ from snaporch.bundle.store import BundleStore
 from snaporch.catalog.records import all_records
 from snaporch.catalog.torn import note_commit
 from snaporch.context import Interrupt
-from snaporch.errors import AttentionError, NotFoundError, RunFailedError, SnaporchError
+from snaporch.errors import AttentionError, RunFailedError, SnaporchError
 from snaporch.journal import Journal
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.recovery.stale_sockets import address, only_visitor, remove_if_dead
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.sanoid.hold import process
-from snaporch.sanoid.hooks import freeze, guests, post_snapshot, pre_snapshot
+from snaporch.sanoid.hooks import freeze
 from snaporch.sanoid.hooks.caller import Caller
 from snaporch.sanoid.hooks.dispatch import answer
+from snaporch.sanoid.hooks.host import HookHost
+from snaporch.sanoid.hooks.post_snapshot import post
+from snaporch.sanoid.hooks.pre_snapshot import pre
 from snaporch.sanoid.hooks.settings import HookSettings
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -50,42 +51,45 @@ TWO = {"vda": "tank/web", "vdb": "flash/web"}
 _FREEZING = ("hypervisor.capture", "hypervisor.suspend")
 
 
-class Host:
-    """Where sanoid runs its hooks."""
+class FakeHost(HookHost):
+    """Where sanoid runs its hooks; holders are threads."""
 
-    def __init__(self, world, monkeypatch, tmp_path):
+    def __init__(self, world, tmp_path):
         self.world = world
         self.conf = tmp_path / "sanoid"
         self.conf.mkdir()
         self.pid = 0
         self.threads = []
         self.interrupts = []
-        peeked = HookSettings(None, "fake", world.paths.runtime, world.paths.overlays)
-        for module in (pre_snapshot, post_snapshot):
-            monkeypatch.setattr(module, "peek", lambda _environment: peeked)
-        for module in (post_snapshot, freeze):
-            monkeypatch.setattr(module, "find_sanoid", lambda: Caller(self.pid, self.conf))
-        monkeypatch.setattr(freeze, "load_config", lambda _path: world.context.config)
-        monkeypatch.setattr(freeze, "start_detached", self.start)
-        monkeypatch.setattr(guests, "open_hypervisor", lambda _uri: world.hypervisor)
-        monkeypatch.setattr(guests, "resolve", lambda path, _mounts: world.resolve(path))
-        monkeypatch.setattr(pre_snapshot, "check_exist", lambda _targets: None)
-        monkeypatch.setattr(
-            "snaporch.sanoid.hooks.record_unfrozen.open_pool", lambda **_: world.pool
-        )
-        monkeypatch.setattr(
-            "snaporch.sanoid.hooks.record_unfrozen.load_config", lambda _: world.context.config
-        )
-        monkeypatch.setattr(process, "load_config", lambda _path: world.context.config)
-        monkeypatch.setattr(process, "open_hypervisor", lambda _uri: world.hypervisor)
-        monkeypatch.setattr(process, "open_pool", lambda: world.pool)
-        monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.lower_priority", lambda _work: None)
 
-    def start(self, _unit, words):
-        uuid, door = words[-2:]
+    @property
+    def settings(self):
+        paths = self.world.paths
+        return HookSettings(None, {}, "fake", paths.runtime, paths.overlays, paths.bundles)
+
+    @property
+    def config(self):
+        return self.world.context.config
+
+    @property
+    def caller(self):
+        return Caller(self.pid, self.conf)
+
+    @property
+    def hypervisor(self):
+        return self.world.hypervisor
+
+    @property
+    def pool(self):
+        return self.world.pool
+
+    def check_exist(self, datasets):
+        pass
+
+    def start_holder(self, uuid):
         self.interrupts.append(Interrupt())
-        arguments = (uuid, Path(door), None, self.interrupts[-1])
-        self.threads.append(threading.Thread(target=process.hold, args=arguments))
+        arguments = (self.world, uuid, self.hold_socket(uuid), self.interrupts[-1])
+        self.threads.append(threading.Thread(target=hold_on, args=arguments))
         self.threads[-1].start()
 
     def configure(self, text):
@@ -97,10 +101,10 @@ class Host:
         return {"SANOID_TARGET": target, "SANOID_SNAPNAMES": ",".join(names or ("hourly",))} | more
 
     def pre(self, target, *names):
-        return pre_snapshot.pre(self.environment(target, *names))
+        return pre(self.environment(target, *names), self)
 
     def post(self, target, *names, **more):
-        return post_snapshot.post(self.environment(target, *names, **more))
+        return post(self.environment(target, *names, **more), self)
 
     def rest(self):
         for thread in self.threads:
@@ -113,8 +117,8 @@ class Host:
 
 
 @pytest.fixture
-def host(world, monkeypatch, tmp_path):
-    made = Host(world, monkeypatch, tmp_path)
+def host(world, tmp_path):
+    made = FakeHost(world, tmp_path)
     yield made
     for interrupt in made.interrupts:
         interrupt.signum = 15
@@ -140,7 +144,7 @@ def test_a_dataset_without_a_guest(host, world):
     assert world.hooks.log == []
 
 
-def test_a_guest_below_is_not_meant_unless_the_snapshot_is_recursive(host, world):
+def test_a_guest_below_is_frozen_only_if_the_snapshot_is_recursive(host, world):
     world.add_guest()
     host.configure("[tank]\n")
     assert host.pre("tank") == 0
@@ -153,7 +157,7 @@ def test_a_guest_below_is_not_meant_unless_the_snapshot_is_recursive(host, world
     assert host.records()[0].level is Level.RAM
 
 
-def test_a_guest_in_its_window_is_found_by_what_lies_below_its_overlays(host, world):
+def test_a_guest_on_overlays_is_found_by_its_bases(host, world):
     world.add_guest(disks=TWO)
     host.configure("[tank/web]\n[flash/web]\n")
     assert host.pre("tank/web") == 0
@@ -167,7 +171,7 @@ def test_a_guest_in_its_window_is_found_by_what_lies_below_its_overlays(host, wo
     assert len(host.threads) == 1
 
 
-def test_one_after_the_other_the_next_has_a_window_of_its_own(host, world):
+def test_successive_calls_have_windows_of_their_own(host, world):
     world.add_guest()
     for name in ("h1", "h2"):
         assert host.pre("tank/web", name) == 0
@@ -206,7 +210,7 @@ def test_if_one_cannot_be_frozen_none_is(host, world):
     assert host.records() == []
 
 
-def test_a_guest_whose_restore_was_cut_short_is_refused(host, world):
+def test_a_guest_whose_restore_was_interrupted_is_refused(host, world):
     world.add_guest()
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     plan = make_restore_plan(world.context, "web", "s1")
@@ -234,11 +238,13 @@ def configured(world, **domains):
     world.context.config = world.context.config.model_copy(update={"domain": domains})
 
 
-def test_nobody_stands_still_while_another_waits_for_its_lock(three, world):
+def test_no_guest_is_paused_while_another_waits_for_its_lock(three, world):
     configured(world, web={"level": "paused"})
     uuid = world.guest("mail").uuid
     with ThreadPoolExecutor(1) as threads:
-        with domain_lock(default_paths.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()):
+        with domain_lock(
+            default_paths.LOCKS, "mail", uuid, "test", wait="0s", interrupt=Interrupt()
+        ):
             pre = threads.submit(three.pre, "tank")
             while len(list(world.paths.journal.glob("*"))) < 2:  # web and files have their plans
                 assert not pre.done(), pre.result()
@@ -253,7 +259,7 @@ def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world, monkeyp
     monkeypatch.setattr(freeze, "plan_seconds", lambda settings: 0.5 if settings.ram_rate else 60)
     configured(world, mail={"ram_rate": 100})
     with (
-        domain_lock(default_paths.LOCKS, "mail", uuid, "test", wait=0, interrupt=Interrupt()),
+        domain_lock(default_paths.LOCKS, "mail", uuid, "test", wait="0s", interrupt=Interrupt()),
         pytest.raises(RunFailedError, match="is to freeze it has no plan after 0 s"),
     ):
         three.pre("tank")
@@ -261,7 +267,7 @@ def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world, monkeyp
     assert all(world.is_as_it_was(name) for name in ("web", "mail", "files"))
 
 
-def test_ram_is_saved_before_anybody_stands_still(three, world):
+def test_ram_is_saved_before_any_guest_is_suspended(three, world):
     configured(world, web={"level": "paused"}, mail={"ram_strategy": "manual"})
     assert three.pre("tank") == 0
     frozen = [act for act in world.hooks.log if act.split()[0] in _FREEZING]
@@ -273,15 +279,13 @@ def test_ram_is_saved_before_anybody_stands_still(three, world):
 
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
-def test_what_does_not_fit_is_said_before_anybody_is_frozen(
-    three, world, capsys, monkeypatch, lower
-):
-    """Two that stay paused may wait for one another for longer than they may stand still."""
+def test_a_misfit_is_reported_before_any_guest_is_frozen(three, world, capsys, monkeypatch, lower):
+    """Two that stay paused may have to wait for one another longer than they may be paused."""
     manual = {"ram_strategy": "manual", "freeze_deadline": "60s", "on_unavailable": lower}
     configured(world, web=manual, mail=manual)
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
     if lower == "fail":
-        with pytest.raises(SnaporchError, match=r"it may stand still for 59 s .* raise freeze_d"):
+        with pytest.raises(SnaporchError, match=r"it may be paused for 59 s .* raise freeze_d"):
             three.pre("tank")
         assert not set(world.hooks.acts()) & set(_FREEZING)
         return
@@ -289,14 +293,14 @@ def test_what_does_not_fit_is_said_before_anybody_is_frozen(
     world.pool.snapshot([f"tank/{name}@hourly" for name in ("web", "mail", "files")], {})
     assert three.post("tank") == 0
     assert sorted(record.level for record in three.records()) == ["paused", "ram", "ram"]
-    assert "it may stand still for 59 s" in capsys.readouterr().err
+    assert "it may be paused for 59 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
-def test_who_else_snapshots_them_is_no_reason_to_have_no_snapshot(
+def test_guests_that_other_programs_snapshot_take_overlays_if_they_do_not_fit(
     three, world, capsys, monkeypatch, lower
 ):
-    """For a stranger's sake all would be paused, for longer than they may be."""
+    """Because of another program all would be paused, for longer than they may be."""
     deadlines = {"freeze_deadline": "60s", "hook_deadline": "200s"}
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, **deadlines)
     monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
@@ -312,15 +316,15 @@ def test_who_else_snapshots_them_is_no_reason_to_have_no_snapshot(
     assert "is not snaporch's; what it takes during the commit will be torn" in said
 
 
-def test_a_holder_that_does_not_start_is_told(host, world, monkeypatch):
+def test_a_holder_that_does_not_start_is_reported(host, world, monkeypatch):
     world.add_guest()
-    monkeypatch.setattr(freeze, "start_detached", lambda _unit, _words: None)
+    host.start_holder = lambda _uuid: None
     monkeypatch.setattr("snaporch.sanoid.hold.client._START_SECONDS", 0.05)
     with pytest.raises(RunFailedError, match="did not start"):
         host.pre("tank/web")
 
 
-def test_what_a_killed_holder_left_at_the_door_is_no_obstacle(host, world):
+def test_the_socket_of_a_killed_holder_is_replaced(host, world):
     uuid = world.add_guest().uuid
     world.paths.runtime.mkdir()
     (world.paths.runtime / f"{uuid}.window").touch()
@@ -329,34 +333,34 @@ def test_what_a_killed_holder_left_at_the_door_is_no_obstacle(host, world):
     assert host.post("tank/web") == 0
 
 
-def test_recovery_removes_it_unless_somebody_is_behind_it(host, world):
+def test_recovery_removes_a_socket_that_no_holder_uses(host, world):
     uuid = world.add_guest().uuid
     world.paths.runtime.mkdir()
-    door = world.paths.runtime / f"{uuid}.window"
-    with socket.socket(socket.AF_UNIX) as listener, address(door) as name:
+    path = world.paths.runtime / f"{uuid}.window"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, address(path) as name:
         listener.bind(name)
         listener.listen()
         remove_if_dead(world.paths.runtime, uuid)
-        assert door.exists()
-    with only_visitor(door, wait=True):
+        assert path.exists()
+    with only_visitor(path, wait=True):
         remove_if_dead(world.paths.runtime, uuid)
-        assert door.exists()
+        assert path.exists()
     remove_if_dead(world.paths.runtime, uuid)
-    assert not door.exists()
+    assert not path.exists()
     remove_if_dead(world.paths.runtime, uuid)
 
 
-def test_a_snapshot_nobody_held_the_guest_for_is_recorded_as_a_crash(host, world, capsys):
+def test_a_snapshot_of_a_guest_that_was_not_frozen_is_recorded_as_crash(host, world, capsys):
     world.add_guest()
     world.pool.snapshot(["tank/web@hourly"], {})
     assert host.post("tank/web") == 8
     (record,) = host.records()
     assert (record.level, record.bundle) == (Level.CRASH, None)
-    assert "was not held still for tank/web@hourly" in capsys.readouterr().err
+    assert "was not frozen for tank/web@hourly" in capsys.readouterr().err
 
 
-def test_what_sanoid_took_for_a_run_that_failed_is_recorded_as_a_crash(host, world, capsys):
-    """Without marks it would be somebody else's to the next run."""
+def test_snapshots_of_a_failed_run_are_recorded_as_crash(host, world, capsys):
+    """Without properties the next run would take it for another program's."""
     world.add_guest()
     assert host.pre("tank/web") == 0
     world.pool.snapshot(["tank/web@hourly"], {})
@@ -371,18 +375,18 @@ def test_what_sanoid_took_for_a_run_that_failed_is_recorded_as_a_crash(host, wor
     assert world.is_as_it_was()
 
 
-def test_a_snapshot_nobody_held_the_guest_for_and_that_is_torn_stays_so(host, world, capsys):
-    """Its holder was killed, and the guardian committed and has looked already."""
+def test_a_torn_snapshot_of_a_guest_that_was_not_frozen_stays_torn(host, world, capsys):
+    """Its holder was killed, and the guardian has committed and marked the snapshot already."""
     world.add_guest()
     world.pool.snapshot(["tank/web@hourly"], {"snaporch:level": "torn"})
     assert host.post("tank/web") == 8
     (record,) = host.records()
     assert (record.level, record.bundle) == (Level.TORN, None)
-    assert "recorded as of no instant" in capsys.readouterr().err
+    assert "recorded as torn" in capsys.readouterr().err
 
 
 def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, capsys):
-    """Its holder was killed; who commits has not ended, and so has marked nothing yet."""
+    """Its holder was killed; the guardian still commits, and has marked nothing yet."""
     domain = world.add_guest()
     journal = Journal(world.paths.journal, make_plan(world.context, domain).facts)
     note_commit(world.pool, ["tank/web"], journal.path)
@@ -390,10 +394,10 @@ def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, caps
     assert host.post("tank/web") == 8
     (record,) = host.records()
     assert record.level is Level.TORN
-    assert "recorded as of no instant" in capsys.readouterr().err
+    assert "recorded as torn" in capsys.readouterr().err
 
 
-def test_excluded_disks_are_nobodys(host, world):
+def test_excluded_disks_are_not_frozen(host, world):
     world.add_guest(disks=TWO)
     world.with_defaults(exclude_disks=["vdb"])
     assert host.pre("flash/web") == 0
@@ -416,16 +420,12 @@ def test_sanoid_that_runs_but_whose_configuration_cannot_be_read(host, world):
     assert host.threads == []
 
 
-def test_an_error_is_one_line_and_its_exit_code(host, world, monkeypatch, capsys):
-    def fail(_targets):
-        raise NotFoundError("tank/x", "no such dataset")
-
-    monkeypatch.setattr(pre_snapshot, "check_exist", fail)
-    assert answer("pre", host.environment("tank/x")) == 4
-    assert capsys.readouterr().err == "snaporch: tank/x: no such dataset\n"
+def test_an_error_is_one_line_and_its_exit_code(capsys):
+    assert answer("pre", {"SANOID_TARGET": "tank/x", "SANOID_SCRIPT": "post"}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("snaporch: SANOID_SCRIPT=")
 
 
-def test_a_bug_is_one_line_too(host, monkeypatch, capsys):
-    monkeypatch.setattr(pre_snapshot, "check_exist", lambda _targets: json.loads("{"))
-    assert answer("pre", host.environment("tank/x")) == 1
-    assert "a bug in snaporch: JSONDecodeError" in capsys.readouterr().err
+def test_a_bug_is_one_line_too(capsys):
+    assert answer("no-such-phase", {}) == 1
+    assert "a bug in snaporch: KeyError" in capsys.readouterr().err

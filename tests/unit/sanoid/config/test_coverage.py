@@ -39,7 +39,7 @@ def conf(tmp_path):
     return read
 
 
-def test_a_recursive_snapshot_takes_the_children(conf):
+def test_a_recursive_snapshot_includes_the_children(conf):
     read = conf("[tank]\nuse_template = vm\nrecursive = zfs\n[data]\nuse_template = vm\n")
     assert takes_children(read, "tank")
     assert not takes_children(read, "data")
@@ -47,12 +47,12 @@ def test_a_recursive_snapshot_takes_the_children(conf):
 
 
 @pytest.mark.parametrize("recursive", ["yes", "zfs"])
-def test_what_a_recursive_section_comes_to_is_promised(conf, recursive):
+def test_datasets_of_a_recursive_section_are_promised(conf, recursive):
     read = conf(f"[tank]\nuse_template = vm\nrecursive = {recursive}\n")
     assert promised(read, "tank/a", ["tank/a", "tank/b", "data/a"]) == {"tank/a", "tank/b"}
 
 
-def test_what_has_another_schedule_is_not_waited_for(conf):
+def test_a_dataset_with_another_schedule_is_not_waited_for(conf):
     sections = "[a]\nuse_template = vm\n[b]\nuse_template = vm\ndaily = 0\n"
     assert promised(conf(sections), "a", ["a", "b"]) == {"a"}
 
@@ -60,11 +60,11 @@ def test_what_has_another_schedule_is_not_waited_for(conf):
 @pytest.mark.parametrize(
     "other", ["use_template = bare", "use_template = vm\nautosnap = no", "use_template ="]
 )
-def test_where_no_hook_is_called_nobody_waits(conf, other):
+def test_a_dataset_without_hooks_is_not_waited_for(conf, other):
     assert promised(conf(f"[a]\nuse_template = vm\n[b]\n{other}\n"), "a", ["a", "b"]) == {"a"}
 
 
-def test_a_section_that_leaves_the_dataset_itself_alone(conf):
+def test_a_section_for_children_only(conf):
     sections = (
         "[a]\nuse_template = vm\n[b]\nuse_template = vm\nprocess_children_only = yes\n"
         "recursive = yes\n"
@@ -73,14 +73,16 @@ def test_a_section_that_leaves_the_dataset_itself_alone(conf):
 
 
 @pytest.mark.parametrize(("release", "awaited"), [("2.2.0", {"t/a", "t/new"}), ("2.3.0", {"t/a"})])
-def test_what_a_running_sanoid_has_not_listed_is_not_waited_for(conf, tmp_path, release, awaited):
+def test_a_dataset_that_a_running_sanoid_has_not_listed_is_not_waited_for(
+    conf, tmp_path, release, awaited
+):
     conf("[t]\nuse_template = vm\nrecursive = yes\n")
     (tmp_path / "datasets.txt").write_text("t\nt/a\n")
     caller = Caller(1, tmp_path, script(tmp_path, release), tmp_path)
     assert promised(conf_of(caller), "t/a", ["t/a", "t/new"]) == awaited
 
 
-def test_whoever_is_no_sanoid_needs_no_configuration(tmp_path):
+def test_without_sanoid_no_configuration_is_needed(tmp_path):
     assert conf_of(Caller(0, tmp_path)) is None
     with pytest.raises(ConfigError):
         conf_of(Caller(1, tmp_path))

@@ -32,5 +32,5 @@ def test_spellings(text, program, phase):
 
 
 @given(st.text())
-def test_any_text_is_taken_apart(text):
+def test_any_text_is_parsed(text):
     assert parse_hook(text).phase in ("", *SETTINGS.values())

@@ -23,11 +23,11 @@ def test_a_here_document_has_a_value_per_line():
     assert read_ini(text)["a"] == {"x": [" [no section]", "# no comment"], "y": ["1"]}
 
 
-def test_nothing_can_be_added_to_a_parameter_without_a_value():
+def test_a_parameter_without_a_value_stays_without():
     assert read_ini("[a]\nx = <<E\nE\nx = 1\n")["a"] == {"x": []}
 
 
-def test_the_first_line_ends_as_all_do():
+def test_the_first_line_end_is_the_line_end_of_all():
     assert read_ini("[a]\r\nx = 1\r\n") == {"a": {"x": ["1"]}}
     assert read_ini("[a]\nx = 1\r\n") == {"a": {"x": ["1"]}}
     with pytest.raises(IniError):
@@ -47,7 +47,7 @@ def test_the_first_line_ends_as_all_do():
         ("[a]\nx = <<E\n", "line 2 begins a text without its end mark 'E'"),
     ],
 )
-def test_what_is_refused(text, reason):
+def test_invalid_texts_are_refused(text, reason):
     with pytest.raises(IniError, match=reason):
         read_ini(text)
 
@@ -63,7 +63,7 @@ BLANK = st.sampled_from(["", " ", "\t", " \t "])
     BLANK,
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_what_is_written_is_read(sections, before, around, end):
+def test_written_texts_are_read_back(sections, before, around, end):
     lines = []
     for name, settings in sections.items():
         lines += [f"{before}[{around}{name}{around}]{before}", "# a comment", before]

@@ -47,7 +47,7 @@ def test_a_dataset_of_two_guests_has_one_section():
     assert stanzas(guests, TREE) == [Stanza("flash/v", False, ("x", "y"))]
 
 
-def test_what_lies_below_a_recursive_parent_has_none_of_its_own():
+def test_a_dataset_below_a_recursive_parent_has_no_section():
     guests = [DB, GuestFacts("reader", "auto", ("tank/db/log",))]
     assert stanzas(guests, TREE) == [Stanza("tank/db", True, ("db", "reader"))]
 
@@ -67,7 +67,7 @@ GUESTS = {
 
 
 @pytest.mark.parametrize("guests", GUESTS.values(), ids=GUESTS.keys())
-def test_what_is_rendered_has_nothing_to_mend(guests, sanoid_conf):
+def test_rendered_sections_have_no_errors_and_no_warnings(guests, sanoid_conf):
     text = render_sanoid(guests, TREE, "/usr/bin/snaporch")
     program = {"/usr/bin/snaporch": HookProgram(True, True, "1.0")}
     found = SanoidFacts(True, True, Path("/etc/sanoid"), sanoid_conf(text, *TREE), programs=program)

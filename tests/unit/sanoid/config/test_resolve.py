@@ -37,7 +37,7 @@ def test_bad_samples_are_refused_with_the_file(path, tmp_path):
     assert caught.value.exit_code == ExitCode.CONFIG
 
 
-def test_without_a_file_sanoid_dies(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(SanoidConfigError, match=r"sanoid\.conf: No such file"):
         load_sanoid(tmp_path, (), DEFAULTS)
 
@@ -83,14 +83,14 @@ def test_recursion_makes_sections(sanoid_conf):
     assert config.sections["tank/p"].recursive == "yes"
 
 
-def test_zfs_recursion_takes_what_is_below(sanoid_conf):
+def test_zfs_recursion_covers_the_datasets_below(sanoid_conf):
     config = sanoid_conf("[tank/p]\nrecursive = zfs\n", *DATASETS)
     assert not config.sections["tank/p/child"].autosnap
     covering = config.covering("tank/p/child/deep")
     assert (covering.name, covering.recursive) == ("tank/p", "zfs")
 
 
-def test_a_dataset_need_not_exist_to_be_asked_about(sanoid_conf):
+def test_a_dataset_that_does_not_exist_is_resolved(sanoid_conf):
     config = sanoid_conf("[tank/p]\nrecursive = yes\n")
     assert set(config.sections) == {"tank/p"}
     assert config.covering("tank/p/new").origin == "tank/p"
@@ -121,7 +121,7 @@ def test_a_dataset_need_not_exist_to_be_asked_about(sanoid_conf):
         ),
     ],
 )
-def test_what_is_covered(sanoid_conf, text, covered):
+def test_covered_datasets(sanoid_conf, text, covered):
     assert (sanoid_conf(text).covering("tank/p/child") is not None) is covered
 
 
@@ -147,7 +147,7 @@ def test_the_section_of_the_dataset_itself_counts_first(sanoid_conf):
         ("0.5", 0),
     ],
 )
-def test_the_alarm_that_perl_would_set(sanoid_conf, written, seconds):
+def test_the_timeout_as_perl_reads_it(sanoid_conf, written, seconds):
     assert sanoid_conf(f"[tank]\nscript_timeout = {written}\n").sections["tank"].timeout == seconds
 
 
@@ -155,7 +155,7 @@ def test_the_alarm_that_perl_would_set(sanoid_conf, written, seconds):
     ("text", "complaint"),
     [
         ("[tank]\nhourly = 1\nhourly = 2\n", "[tank] sets hourly more than once"),
-        ("[tank]\nuse_template = no\n", "[tank] uses the template no, which there is not"),
+        ("[tank]\nuse_template = no\n", "[tank] uses the template no, which does not exist"),
         ("[tank]\nuse_template = t\n[template_t]\nrecursive = yes\n", "[template_t] sets rec"),
         ("[tank/a]\n[tank]\nrecursive = yes\n", "[tank/a] stands above [tank]"),
         (
@@ -164,9 +164,9 @@ def test_the_alarm_that_perl_would_set(sanoid_conf, written, seconds):
         ),
     ],
 )
-def test_what_sanoid_ignores_is_told(sanoid_conf, text, complaint):
-    (told,) = sanoid_conf(text, "tank", "tank/a").complaints
-    assert told.startswith(complaint)
+def test_ignored_settings_are_reported(sanoid_conf, text, complaint):
+    (found,) = sanoid_conf(text, "tank", "tank/a").complaints
+    assert found.startswith(complaint)
 
 
 def test_a_sound_configuration_has_no_complaint(sanoid_conf):
@@ -183,7 +183,7 @@ LINES = st.sampled_from(
 
 
 @given(st.lists(LINES, max_size=12), st.sampled_from(DATASETS))
-def test_a_dataset_is_covered_alike_whether_it_was_known_or_not(lines, dataset):
+def test_coverage_does_not_depend_on_known_datasets(lines, dataset):
     """What makes :meth:`covering` right for a dataset that was not there when the file was read."""
     import tempfile
     from pathlib import Path
@@ -218,13 +218,13 @@ def test_it_is_cheap_to_import():
         ("my $version = '2.3.0';", (0, 0)),
     ],
 )
-def test_a_script_says_which_release_it_is(tmp_path, said, release):
+def test_the_release_of_a_script(tmp_path, said, release):
     program = tmp_path / "sanoid"
     program.write_text(f"#!/usr/bin/perl\n{said}\nuse strict;\n")
     assert release_of(program) == release
 
 
-def test_a_script_that_cannot_be_read_is_of_no_release(tmp_path):
+def test_an_unreadable_script_has_no_release(tmp_path):
     assert release_of(tmp_path) == release_of(tmp_path / "none") == release_of(None) == (0, 0)
 
 
@@ -269,13 +269,11 @@ LIST = ("tank", "tank/p", "tank/p/child")
         ("2.3.0", (), "tank/p/new", True),
     ],
 )
-def test_recursion_of_2_3_reaches_what_it_has_listed(
-    sanoid_conf, release, listed, dataset, covered
-):
+def test_recursion_of_2_3_reaches_listed_datasets(sanoid_conf, release, listed, dataset, covered):
     config = sanoid_conf("[tank/p]\nrecursive = yes\n", release=release, listed=listed)
     assert (config.covering(dataset) is not None) is covered
 
 
-def test_zfs_recursion_takes_what_is_not_listed_too(sanoid_conf):
+def test_zfs_recursion_includes_unlisted_datasets(sanoid_conf):
     config = sanoid_conf("[tank/p]\nrecursive = zfs\n", release="2.3.0", listed=LIST)
     assert config.covering("tank/p/new").origin == "tank/p"

@@ -1,11 +1,10 @@
-"""Which sections of sanoid.conf take snapshots that no hook of ours holds the guest still for."""
+"""Sections of sanoid.conf that take snapshots without snaporch's hooks."""
 
 import shutil
 
 import pytest
 from fakes.sanoid import DEFAULTS
 
-from snaporch.sanoid.config import unhooked
 from snaporch.sanoid.config.unhooked import held_by_hooks, unheld_by_hooks, unheld_section
 
 HOOKS = """\
@@ -14,7 +13,7 @@ post_snapshot_script = /usr/bin/snaporch hook sanoid post
 """
 HELD = f"[tank/web]\n{HOOKS}no_inconsistent_snapshot = yes\n"
 FOREIGN = "[tank/web]\npre_snapshot_script = /bin/true\nno_inconsistent_snapshot = yes\n"
-WEB = "sanoid snapshots tank/web by [{}] without holding the guest"
+WEB = "sanoid snapshots tank/web by [{}] without freezing the guest"
 
 
 @pytest.mark.parametrize(
@@ -47,33 +46,32 @@ def test_sections(sanoid_conf, text, expected):
         ("[tank/web]\nautosnap = no\n", set()),
     ],
 )
-def test_sections_by_which_the_guest_is_held(host, sanoid_conf, text, expected):
+def test_sections_that_freeze_the_guest(host, sanoid_conf, text, expected):
     sanoid_conf(text, "tank", "tank/web", "tank/other")
-    assert held_by_hooks(["tank/web", "tank/other"], host) == expected
+    assert held_by_hooks(["tank/web", "tank/other"], host, str(host)) == expected
     (host / "sanoid").unlink()
-    assert held_by_hooks(["tank/web", "tank/other"], host) == frozenset()
+    assert held_by_hooks(["tank/web", "tank/other"], host, str(host)) == frozenset()
 
 
 @pytest.fixture
-def host(tmp_path, monkeypatch):
+def host(tmp_path):
     (tmp_path / "sanoid").write_text("#!/bin/sh\n")
     (tmp_path / "sanoid").chmod(0o755)
     shutil.copy(DEFAULTS, tmp_path / "sanoid.defaults.conf")
-    monkeypatch.setattr(unhooked, "PATH", str(tmp_path))
     return tmp_path
 
 
-def test_what_sanoid_reads_on_this_host(host, sanoid_conf):
+def test_the_sanoid_configuration_of_this_host(host, sanoid_conf):
     sanoid_conf("[tank/web]\n", "tank/web")
-    assert unheld_by_hooks(["tank/web"], host) == WEB.format("tank/web")
-    assert unheld_by_hooks(["tank/db"], host) == ""
+    assert unheld_by_hooks(["tank/web"], host, str(host)) == WEB.format("tank/web")
+    assert unheld_by_hooks(["tank/db"], host, str(host)) == ""
 
 
-def test_without_sanoid_or_with_one_that_refuses_there_is_none(host, sanoid_conf):
-    assert unheld_by_hooks(["tank/web"], host / "none") == ""
+def test_without_sanoid_or_with_a_refused_configuration(host, sanoid_conf):
+    assert unheld_by_hooks(["tank/web"], host / "none", str(host)) == ""
     sanoid_conf("[tank/web]\n", "tank/web")
     (host / "sanoid.conf").write_text("[tank/web]\nno_such_setting = 1\n")
-    assert unheld_by_hooks(["tank/web"], host) == ""
+    assert unheld_by_hooks(["tank/web"], host, str(host)) == ""
     (host / "sanoid.conf").write_text("[tank/web]\n")
     (host / "sanoid").unlink()
-    assert unheld_by_hooks(["tank/web"], host) == ""
+    assert unheld_by_hooks(["tank/web"], host, str(host)) == ""

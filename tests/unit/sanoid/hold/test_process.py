@@ -14,7 +14,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.sanoid.hold.client import JsonConnection, ask, call
+from snaporch.sanoid.hold.client import JsonConnection, ask, connect
 from snaporch.sanoid.hooks import freeze, guests
 from snaporch.snapshot.strategies.overlay import Overlay
 from snaporch.zfs import PoolError
@@ -62,8 +62,8 @@ def test_the_manifest_names_all_the_snapshots(world, hold):
     held.end()
     record = records(world)[0]
     manifest = world.context.store.manifest(f"{record.uuid}/{record.run}")
-    told = {(f"{entry.dataset}@{entry.name}", entry.guid) for entry in manifest.snapshots}
-    assert told == {(snapshot.full_name, snapshot.guid) for snapshot in world.pool.snapshots()}
+    recorded = {(f"{entry.dataset}@{entry.name}", entry.guid) for entry in manifest.snapshots}
+    assert recorded == {(snapshot.full_name, snapshot.guid) for snapshot in world.pool.snapshots()}
 
 
 def test_dataset_by_dataset_it_is_one_window(world, hold):
@@ -101,8 +101,8 @@ def test_a_sanoid_that_ends_is_not_waited_for(world, hold, sanoid):
 
 
 @pytest.mark.parametrize("reached", [Level.TORN, Level.OFF, Level.RAM])
-def test_a_dataset_without_a_snapshot_makes_no_level_better(world, hold, monkeypatch, reached):
-    """Somebody has committed the overlays meanwhile, and nobody noted when."""
+def test_a_dataset_without_a_snapshot_does_not_raise_the_level(world, hold, monkeypatch, reached):
+    """Another process has committed the overlays meanwhile, at an unknown time."""
     monkeypatch.setattr(Overlay, "reached", lambda _: reached)
     world.add_guest(disks=TWO)
     held = hold()
@@ -144,12 +144,12 @@ def test_a_hook_that_is_killed_while_it_waits_undoes_the_freeze(world, hold):
     assert "hypervisor.commit" not in world.hooks.acts()
 
 
-def test_what_others_could_not_do_is_called_off(world, hold):
+def test_a_withdrawn_call_releases_the_guest(world, hold):
     world.add_guest()
     held = hold()
     line = held.join()
     assert line.outcome()["ok"]
-    line.say(held.message("withdraw"))
+    line.send(held.message("withdraw"))
     assert line.outcome()["withdrawn"]
     assert world.is_as_it_was()
     assert held.end() == 8
@@ -160,65 +160,65 @@ def entered(world, held, name):
     """A hook's end of the window of a guest that was frozen."""
     line = held.join(f"tank/{name}")
     assert line.outcome()["ok"]
-    return visit(world, held, line, name, frozen=True)
+    return client(world, held, line, name, frozen=True)
 
 
-def visit(world, held, line, name, **more):
+def client(world, held, line, name, **more):
     guest = guests.GuestDatasets(world.hypervisor.domain(held.uuid), {})
     return freeze.HoldClient(
         freeze.FreezeEntry(guest, held.message("", f"tank/{name}")), line, **more
     )
 
 
-def test_a_sanoid_that_ends_before_the_word_is_given(world, hold, sanoid):
+def test_a_sanoid_that_exits_before_the_order_is_given(world, hold, sanoid):
     """Its hook lives on, and waits for others."""
     world.add_guest()
     held = hold()
-    line = held.knock(sanoid=sanoid.pid)
-    assert "prospect" in line.hear()
+    line = held.request(sanoid=sanoid.pid)
+    assert "estimate" in line.receive()
     sanoid.kill()
     assert held.end() != 0
     assert world.is_as_it_was()
     assert "hypervisor.capture" not in world.hooks.acts()
 
 
-def test_one_of_two_sanoids_that_ends_before_the_word_is_given(world, hold, sanoid):
+def test_one_of_two_sanoids_exits_before_the_order_is_given(world, hold, sanoid):
     world.add_guest()
     held = hold()
-    first = held.knock(sanoid=sanoid.pid)
-    assert "prospect" in first.hear()
+    first = held.request(sanoid=sanoid.pid)
+    assert "estimate" in first.receive()
     second = held.join()
     sanoid.kill()
     assert second.outcome()["ok"]
-    second.say(held.message("go"))
+    second.send(held.message("begin"))
     assert second.outcome() == {"begun": True}
     held.snapshot("tank/web@hourly")
     assert held.leave()["ok"]
     assert held.end() == 0
 
 
-def test_a_hook_that_gives_no_word_does_not_have_the_guest_for_ever(world, hold, monkeypatch):
-    monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.word_seconds", lambda _config: 0)
+def test_a_hook_that_gives_no_order_does_not_keep_the_guest_for_ever(world, hold, monkeypatch):
+    monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.order_seconds", lambda _config: 0)
     world.add_guest()
     held = hold()
-    line = held.knock()
+    line = held.request()
     assert held.end() == 8
-    assert "no hook has given the word to freeze it" in line.outcome()["line"]
+    assert "no hook has given the order to freeze it" in line.outcome()["line"]
     assert world.is_as_it_was()
 
 
 def test_a_holder_that_does_not_answer_is_not_waited_for(world):
     world.add_guest()
-    here, there = socket.socketpair()
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     entry = freeze.FreezeEntry(
         guests.GuestDatasets(world.hypervisor.domain("web"), {}), {}, seconds=0.1
     )
-    with there, pytest.raises(RunFailedError, match="web: its holder has not answered for 0 s"):
+    with there, pytest.raises(RunFailedError, match="web: its holder has not replied for 0 s"):
         freeze.freeze_together([freeze.HoldClient(entry, JsonConnection(here))], jobs=4)
 
 
 @pytest.mark.parametrize("first", ["web", "db"])
-def test_one_that_is_let_go_before_all_are_frozen_calls_all_off(world, hold, first):
+def test_a_guest_that_is_released_before_all_are_frozen_releases_all(world, hold, first):
     """Its snapshot would be taken while its overlays are committed."""
     world.add_guest("web")
     world.add_guest("db")
@@ -237,7 +237,7 @@ def test_one_that_is_let_go_before_all_are_frozen_calls_all_off(world, hold, fir
 
 
 class Clock:
-    """The time of a window, which goes by when it is told to."""
+    """The time of a window, which advances only when a test advances it."""
 
     def __init__(self):
         self._now = self._seen = 1000.0
@@ -250,7 +250,7 @@ class Clock:
             return self._now
 
     def advance(self, seconds):
-        """Let so much time go by; back when somebody has seen it."""
+        """Advance the time, and return when the server has read it."""
         with self._read:
             self._now += seconds
             assert self._read.wait_for(lambda: self._seen == self._now, 30)
@@ -269,7 +269,7 @@ def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, cloc
     line = held.join()
     assert line.outcome()["ok"]
     clock.advance(80)  # of 90
-    line.say(held.message("go"))
+    line.send(held.message("begin"))
     assert line.outcome() == {"begun": True}
     line.close()
     clock.advance(80)
@@ -279,7 +279,7 @@ def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, cloc
     assert {record.level for record in records(world)} == {Level.RAM}
 
 
-def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world, hold, clock):
+def test_a_guest_that_cannot_be_paused_long_enough_takes_the_lower_level(world, hold, clock):
     """Its turn is then after all whose RAM is saved."""
     world.add_guest()
     world.with_defaults(ram_strategy="manual", on_unavailable="paused", freeze_deadline="60s")
@@ -287,13 +287,13 @@ def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world
     line = held.join()
     assert line.outcome()["ok"]
     clock.advance(58)
-    reply = line.hear()
-    assert (reply["prospect"]["strategy"], reply["ordered"]) == ("paused", False)
+    reply = line.receive()
+    assert (reply["estimate"]["strategy"], reply["ordered"]) == ("paused", False)
     assert world.guest().state is DomainState.RUNNING
-    line.say(held.message("freeze", attempt=reply["attempt"]))
+    line.send(held.message("freeze", attempt=reply["attempt"]))
     assert line.outcome()["ok"]
     assert world.guest().state is DomainState.PAUSED
-    line.say(held.message("go"))
+    line.send(held.message("begin"))
     assert line.outcome() == {"begun": True}
     line.close()
     held.snapshot("tank/web@hourly")
@@ -302,46 +302,46 @@ def test_one_that_cannot_stand_still_for_long_enough_takes_the_lower_level(world
     assert {record.level for record in records(world)} == {Level.PAUSED}
 
 
-def test_one_that_stops_in_the_middle_of_a_message_holds_up_no_one(world, hold):
+def test_half_a_message_does_not_delay_the_holder(world, hold):
     world.add_guest()
     world.with_defaults(hook_deadline="1s")
     held = hold()
     held.enter()
-    line = call(held.door)
-    line.connection.sendall(b'{"do": "lea')
+    line = connect(held.socket)
+    line.socket.send(b'{"do": "lea')
     held.snapshot("tank/web@hourly")
     assert held.end() == 0
     assert world.is_as_it_was()
     line.close()
 
 
-def test_one_whose_holder_is_gone_calls_all_off(world, hold):
+def test_a_holder_that_has_exited_releases_all(world, hold):
     world.add_guest("db")
     held = hold("db")
-    gone, other = socket.socketpair()
+    gone, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     other.close()
-    lost = visit(world, held, JsonConnection(gone), "db", frozen=True)
+    lost = client(world, held, JsonConnection(gone), "db", frozen=True)
     line = entered(world, held, "db")
-    with pytest.raises(RunFailedError, match="was let go"):
+    with pytest.raises(RunFailedError, match="was released"):
         freeze.freeze_together([line, lost], jobs=4)
     assert held.end() == 8
     assert world.is_as_it_was("db")
 
 
-def test_one_whose_holder_talks_nonsense_calls_all_off(world, hold):
+def test_a_holder_that_sends_nonsense_releases_all(world, hold):
     world.add_guest("db")
     held = hold("db")
     line = entered(world, held, "db")
-    mad, other = socket.socketpair()
-    JsonConnection(other).say({"prospect": {"strategy": "magic"}})
-    with pytest.raises(RunFailedError, match="was let go"):
-        freeze.freeze_together([line, visit(world, held, JsonConnection(mad), "db")], jobs=4)
+    mad, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    JsonConnection(other).send({"estimate": {"strategy": "magic"}})
+    with pytest.raises(RunFailedError, match="was released"):
+        freeze.freeze_together([line, client(world, held, JsonConnection(mad), "db")], jobs=4)
     other.close()
     assert held.end() == 8
     assert world.is_as_it_was("db")
 
 
-def test_a_guest_that_cannot_be_frozen_is_told_to_the_hook(world, hold):
+def test_a_guest_that_cannot_be_frozen_is_reported_to_the_hook(world, hold):
     world.add_guest()
     world.hooks.at["hypervisor.capture"] = failing(HypervisorError("web", "no"))
     held = hold()
@@ -364,7 +364,7 @@ def test_sanoid_took_nothing(world, hold):
     assert list(world.paths.bundles.glob("*/*")) == []
 
 
-def test_a_snapshot_of_before_is_not_of_the_window(world, hold):
+def test_a_snapshot_from_before_does_not_belong_to_the_window(world, hold):
     world.add_guest()
     world.pool.snapshot(["tank/web@hourly"], {})
     held = hold()
@@ -377,7 +377,7 @@ def test_a_snapshot_of_before_is_not_of_the_window(world, hold):
     assert (record.snapshot, record.level) == ("daily", Level.RAM)
 
 
-def test_in_the_hour_that_comes_twice_the_name_is_another(world, hold):
+def test_in_a_repeated_hour_sanoid_changes_the_name(world, hold):
     world.add_guest()
     world.pool.snapshot(["tank/web@autosnap_1_hourly"], {})
     held = hold()
@@ -388,7 +388,7 @@ def test_in_the_hour_that_comes_twice_the_name_is_another(world, hold):
     assert [record.snapshot for record in records(world)] == ["autosnap_1dst_hourly"]
 
 
-def test_past_the_deadline_the_guest_is_let_go(world, hold):
+def test_after_the_deadline_the_guest_is_released(world, hold):
     world.add_guest()
     world.with_defaults(hook_deadline="1s")
     held = hold()
@@ -410,15 +410,15 @@ def test_a_signal_ends_the_window(world, hold):
     assert world.is_as_it_was()
 
 
-def test_who_knocks_too_late_is_told(world, hold):
+def test_the_socket_is_removed_before_the_commit(world, hold):
     world.add_guest()
     late = []
     held = hold()
 
-    def knock():
-        late.append(held.door.exists())
+    def note():
+        late.append(held.socket.exists())
 
-    world.hooks.at["hypervisor.commit"] = knock
+    world.hooks.at["hypervisor.commit"] = note
     held.enter()
     held.snapshot("tank/web@hourly")
     held.leave()
@@ -426,15 +426,15 @@ def test_who_knocks_too_late_is_told(world, hold):
     assert late == [False]
 
 
-def test_nonsense_at_the_door_is_answered_and_does_no_harm(world, hold):
+def test_nonsense_on_the_socket_does_no_harm(world, hold):
     world.add_guest()
     held = hold()
     held.enter()
-    assert ask(held.door, {"do": "dance"})["ok"] is False
+    assert ask(held.socket, {"do": "dance"})["ok"] is False
     assert held.leave("tank/other")["unknown"]
-    line = call(held.door)
-    line.connection.sendall(b"\xff\x00{\n")
-    assert line.hear() is None
+    line = connect(held.socket)
+    line.socket.send(b"\xff\x00{\n")
+    assert line.receive() is None
     line.close()
     held.snapshot("tank/web@hourly")
     assert held.leave()["ok"]
@@ -480,7 +480,7 @@ def test_a_guest_that_is_off(world, hold):
     assert records(world)[0].level is Level.OFF
 
 
-def test_properties_that_cannot_be_written_do_not_hold_the_guest(world, hold):
+def test_properties_that_cannot_be_written_do_not_delay_the_release(world, hold):
     world.add_guest()
     held = hold()
     held.enter()
@@ -504,10 +504,9 @@ def test_auto_takes_overlays_so_that_the_guest_runs_meanwhile(world, hold):
     assert "hypervisor.commit" in world.hooks.acts()
 
 
-def test_without_anybody_at_the_door_nothing_is_touched(world, hold, monkeypatch):
+def test_without_a_hook_nothing_is_touched(world, hold):
     world.add_guest()
-    monkeypatch.setattr("snaporch.sanoid.hold.process._JOIN_SECONDS", 0.05)
-    assert hold().end() == 0
+    assert hold(join_seconds=0.05).end() == 0
     assert world.hooks.log == []
 
 
@@ -531,7 +530,9 @@ def a_round(world, hold):
 
 @pytest.mark.parametrize("name", ["daily", "hourly"])
 @pytest.mark.parametrize("gone", [None, "tank/web@hourly", "flash/web@daily"])
-def test_either_of_a_round_leads_back_and_costs_no_other(world, a_round, name, gone):
+def test_each_name_of_a_round_can_be_restored_without_destroying_the_others(
+    world, a_round, name, gone
+):
     if gone:
         world.pool.destroy_snapshots([gone])
     there = world.pool.names()
@@ -543,13 +544,13 @@ def test_either_of_a_round_leads_back_and_costs_no_other(world, a_round, name, g
     assert world.pool.names() == there
 
 
-def test_what_was_taken_after_the_round_is_newer(world, a_round):
+def test_a_snapshot_after_the_round_is_newer(world, a_round):
     world.pool.snapshot(["tank/web@later"], {})
     with pytest.raises(RefusedError, match="tank/web@later"):
         make_restore_plan(world.context, "web", "daily", cold=False, discard_newer=False)
 
 
-def test_a_dataset_without_any_of_the_round_is_told(world, a_round):
+def test_a_dataset_without_any_snapshot_of_the_round_is_reported(world, a_round):
     world.pool.destroy_snapshots(["tank/web@daily", "tank/web@hourly"])
     with pytest.raises(RefusedError, match="are missing: tank/web@hourly"):
         make_restore_plan(world.context, "web", "hourly", cold=True, discard_newer=False)

@@ -17,7 +17,7 @@ def join(target="tank/a", sanoid=1, datasets=None, promised=A | B, names=("hourl
 def window():
     made = HoldWindow()
     assert made.join(join())
-    made.opened()
+    made.set_open()
     return made
 
 
@@ -25,7 +25,7 @@ def test_it_waits_for_the_post(window):
     window.leave((1, "tank/a"))
     alone = HoldWindow()
     alone.join(join(promised=A))
-    alone.opened()
+    alone.set_open()
     assert not alone.over
     assert alone.leave((1, "tank/a"))
     assert alone.over
@@ -42,20 +42,20 @@ def test_it_waits_for_the_datasets_that_are_promised(window):
     assert window.expected == {"tank/a": {"hourly"}, "tank/b": {"x"}}
 
 
-def test_nobody_waits_for_a_sanoid_that_has_ended(window):
+def test_a_sanoid_that_has_exited_is_not_waited_for(window):
     window.ended(1)
     assert window.over
 
 
-def test_a_sanoid_that_nobody_knows_promises_nothing():
+def test_an_unknown_sanoid_promises_nothing():
     window = HoldWindow()
     window.join(join(sanoid=0))
-    window.opened()
+    window.set_open()
     window.leave((0, "tank/a"))
     assert window.over
 
 
-def test_two_sanoids_are_waited_for_each(window):
+def test_each_of_two_sanoids_is_waited_for(window):
     window.join(join(sanoid=2, promised=A))
     window.ended(1)
     assert not window.over
@@ -70,10 +70,10 @@ def test_one_sanoid_keeps_the_promise_of_another(window):
     assert window.over
 
 
-def test_a_recursive_snapshot_takes_all_at_once():
+def test_a_recursive_snapshot_covers_all_datasets_at_once():
     window = HoldWindow()
     window.join(join("tank", datasets=A | B))
-    window.opened()
+    window.set_open()
     window.leave((1, "tank"))
     assert window.over
     assert set(window.expected) == A | B
@@ -85,17 +85,17 @@ def test_a_post_without_its_pre_is_not_known(window):
     assert not window.over
 
 
-def test_when_all_have_withdrawn_it_is_deserted(window):
+def test_all_calls_have_withdrawn(window):
     window.join(join(sanoid=2))
     assert window.withdraw((1, "tank/a"))
-    assert not window.deserted
+    assert not window.all_withdrawn
     assert window.withdraw((2, "tank/a"))
-    assert window.deserted
+    assert window.all_withdrawn
     assert not window.withdraw((2, "tank/a"))
 
 
-def test_when_all_have_ended_it_is_abandoned(window):
-    """Those who have withdrawn are not asked."""
+def test_it_is_abandoned_when_every_sanoid_has_exited(window):
+    """Withdrawn calls do not count."""
     window.join(join(sanoid=2))
     window.join(join(sanoid=3))
     window.ended(1)
@@ -106,44 +106,44 @@ def test_when_all_have_ended_it_is_abandoned(window):
     assert window.abandoned
 
 
-def test_while_it_is_frozen_again_nothing_is_over(window):
+def test_it_is_not_over_while_the_guest_is_frozen_again(window):
     window.ended(1)
     assert window.over
-    window.opening()
+    window.set_opening()
     assert window.phase is WindowPhase.OPENING
     assert not window.over
-    window.opened()
+    window.set_open()
     assert window.over
 
 
-def test_it_opens_no_more_once_it_is_too_late(window):
+def test_a_closed_window_does_not_open_again(window):
     window.close()
-    window.opening()
+    window.set_opening()
     assert not window.join(join("tank/b"))
 
 
-def test_it_can_be_too_late(window):
+def test_a_closed_window_cannot_be_joined(window):
     window.close()
     assert not window.join(join("tank/b"))
 
 
 class Story:
-    """What was told to a window; what follows from it is looked up from the beginning each time."""
+    """The events of a window; its state is derived from all of them each time."""
 
     def __init__(self):
-        self.told = []
+        self.events = []
 
-    def tell(self, what, key, promised=frozenset()):
-        self.told.append((what, key, promised))
+    def add(self, what, key, promised=frozenset()):
+        self.events.append((what, key, promised))
 
     def _after(self, place, what, key):
-        return any((w, k) == (what, key) for w, k, _ in self.told[place + 1 :])
+        return any((w, k) == (what, key) for w, k, _ in self.events[place + 1 :])
 
     def _joins(self):
         """Those that were not withdrawn."""
         return [
             (place, key, promised)
-            for place, (what, key, promised) in enumerate(self.told)
+            for place, (what, key, promised) in enumerate(self.events)
             if what == "join" and not self._after(place, "withdraw", key)
         ]
 
@@ -151,13 +151,13 @@ class Story:
         """It joins as long as it lives."""
         last = max(
             place
-            for place, (what, key, _) in enumerate(self.told)
+            for place, (what, key, _) in enumerate(self.events)
             if what == "join" and key[0] == sanoid
         )
         return self._after(last, "end", sanoid)
 
     @property
-    def deserted(self):
+    def all_withdrawn(self):
         return not self._joins()
 
     @property
@@ -182,7 +182,7 @@ class Story:
 
 
 class Anything(RuleBasedStateMachine):
-    """Whatever comes in whatever order, a window waits for whom it should and for nobody else."""
+    """In any order of events, a window waits for the calls that it should, and for no others."""
 
     def __init__(self):
         super().__init__()
@@ -198,27 +198,27 @@ class Anything(RuleBasedStateMachine):
         joined = self.window.join(join(key[1], key[0], promised=frozenset(promised)))
         assert joined is not closed
         if joined:
-            self.story.tell("join", key, frozenset(promised))
+            self.story.add("join", key, frozenset(promised))
 
     @rule()
     def opened(self):
         if self.window.phase is WindowPhase.OPENING:
-            self.window.opened()
+            self.window.set_open()
 
     @rule(key=keys)
     def leave(self, key):
         self.window.leave(key)
-        self.story.tell("leave", key)
+        self.story.add("leave", key)
 
     @rule(key=keys)
     def withdraw(self, key):
         self.window.withdraw(key)
-        self.story.tell("withdraw", key)
+        self.story.add("withdraw", key)
 
     @rule(sanoid=sanoids)
     def end(self, sanoid):
         self.window.ended(sanoid)
-        self.story.tell("end", sanoid)
+        self.story.add("end", sanoid)
 
     @rule()
     def close(self):
@@ -227,7 +227,7 @@ class Anything(RuleBasedStateMachine):
     @invariant()
     def it_is_over_when_nobody_is_inside_or_awaited(self):
         assert self.window.awaited == self.story.awaited
-        assert self.window.deserted is self.story.deserted
+        assert self.window.all_withdrawn is self.story.all_withdrawn
         waits = self.story.inside or self.story.awaited
         assert self.window.over is (self.window.phase is WindowPhase.OPEN and not waits)
 

@@ -45,7 +45,7 @@ PERL = ("/usr/bin/perl", "/usr/sbin/sanoid")
         (["sanoid", "--cron"], "/etc/sanoid"),
     ],
 )
-def test_it_is_found_above_the_hook(proc, words, directory):
+def test_sanoid_is_found_among_the_ancestors(proc, words, directory):
     root = tree(proc, *words, cwd="/home")
     caller = find_sanoid(root, 80)
     assert (caller.pid, caller.config_dir) == (60, Path(directory))
@@ -60,17 +60,17 @@ def test_it_is_found_above_the_hook(proc, words, directory):
         (["--cache-d", "c", "--configdir", "/srv/x"], "/home/c"),
     ],
 )
-def test_where_it_has_its_list_of_datasets(proc, options, directory):
+def test_the_cache_directory(proc, options, directory):
     root = tree(proc, *PERL, *options, cwd="/home")
     assert find_sanoid(root, 80).cache_dir == Path(directory)
 
 
 @pytest.mark.parametrize("words", [["bash"], ["sudo", "sanoid"], ["vi", "sanoid"], []])
-def test_what_is_not_sanoid_is_nobody(proc, words):
+def test_other_programs_are_not_sanoid(proc, words):
     assert find_sanoid(tree(proc, *words), 80) == Caller(0, Path("/etc/sanoid"))
 
 
-def test_an_ancestor_that_has_just_gone(proc):
+def test_an_ancestor_that_has_just_exited(proc):
     assert find_sanoid(proc(80, 79, "python3"), 80).pid == 0
 
 

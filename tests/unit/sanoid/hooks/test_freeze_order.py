@@ -5,116 +5,116 @@ import pytest
 from snaporch.model import Strategy
 from snaporch.sanoid.hooks.freeze_order import (
     FreezeEstimate,
-    GuestPosition,
+    FreezeProgress,
     find_misfit,
-    next_places,
+    next_to_freeze,
 )
 
 GIB = 1 << 30
 
 
-def prospect(strategy="overlay", ram=GIB, seconds=10.0, patience=90.0):
+def estimate(strategy="overlay", ram=GIB, seconds=10.0, patience=90.0):
     return FreezeEstimate(Strategy(strategy), ram, seconds, patience)
 
 
-def order(jobs=1, **prospects):
-    """Names in the order in which they are told to freeze, wave by wave."""
-    places = {name: GuestPosition(each) for name, each in prospects.items()}
+def order(jobs=1, **estimates):
+    """Names in the order of freezing, wave by wave."""
+    places = {name: FreezeProgress(each) for name, each in estimates.items()}
     waves = []
-    while due := next_places(places.values(), jobs):
+    while due := next_to_freeze(places.values(), jobs):
         waves.append({name for name, place in places.items() if any(place is d for d in due)})
         for place in due:
-            place.asked = place.frozen = True
+            place.ordered = place.frozen = True
     return waves
 
 
-def test_a_prospect_survives_a_message():
-    each = prospect("manual")
+def test_an_estimate_survives_a_message():
+    each = estimate("manual")
     assert FreezeEstimate.from_json(each.as_json()) == each
 
 
-def test_who_stands_still_comes_last():
+def test_guests_that_are_paused_come_last():
     waves = order(
-        paused=prospect("paused"),
-        quiesced=prospect("quiesced"),
-        manual=prospect("manual"),
-        overlay=prospect("overlay"),
-        crash=prospect("crash"),
+        paused=estimate("paused"),
+        quiesced=estimate("quiesced"),
+        manual=estimate("manual"),
+        overlay=estimate("overlay"),
+        crash=estimate("crash"),
     )
     assert waves == [{"overlay"}, {"manual"}, {"quiesced"}, {"paused", "crash"}]
 
 
 def test_guests_on_overlays_go_a_few_at_a_time_the_longest_first():
-    waves = order(2, a=prospect(seconds=1), b=prospect(seconds=3), c=prospect(seconds=2))
+    waves = order(2, a=estimate(seconds=1), b=estimate(seconds=3), c=estimate(seconds=2))
     assert waves == [{"b", "c"}, {"a"}]
 
 
-def test_one_that_is_under_way_is_one_of_the_jobs():
-    under_way, waiting = GuestPosition(prospect(), asked=True), GuestPosition(prospect())
-    assert next_places([under_way, waiting], 1) == []
-    assert next_places([under_way, waiting], 2) == [waiting]
+def test_a_guest_under_way_is_one_of_the_jobs():
+    under_way, waiting = FreezeProgress(estimate(), ordered=True), FreezeProgress(estimate())
+    assert next_to_freeze([under_way, waiting], 1) == []
+    assert next_to_freeze([under_way, waiting], 2) == [waiting]
     under_way.frozen = True
-    assert next_places([under_way, waiting], 1) == [waiting]
+    assert next_to_freeze([under_way, waiting], 1) == [waiting]
 
 
-def test_a_smaller_one_that_will_stand_still_begins_when_the_larger_has_as_little_left():
-    large = GuestPosition(prospect("manual", ram=4 * GIB, seconds=40))
-    small = GuestPosition(prospect("manual", ram=GIB))
-    assert next_places([small, large], 1) == [large]
-    large.asked, large.left = True, 2 * GIB
-    assert next_places([small, large], 1) == []
+def test_a_smaller_paused_guest_starts_when_the_larger_has_as_little_left():
+    large = FreezeProgress(estimate("manual", ram=4 * GIB, seconds=40))
+    small = FreezeProgress(estimate("manual", ram=GIB))
+    assert next_to_freeze([small, large], 1) == [large]
+    large.ordered, large.left = True, 2 * GIB
+    assert next_to_freeze([small, large], 1) == []
     large.left = GIB
-    assert next_places([small, large], 1) == [small]
+    assert next_to_freeze([small, large], 1) == [small]
 
 
-def test_equal_ones_that_will_stand_still_begin_together_however_few_the_jobs():
-    places = [GuestPosition(prospect("manual")) for _ in range(3)]
-    assert len(next_places(places, 1)) == 3
+def test_equal_paused_guests_start_together_whatever_jobs_is():
+    places = [FreezeProgress(estimate("manual")) for _ in range(3)]
+    assert len(next_to_freeze(places, 1)) == 3
 
 
 @pytest.mark.parametrize(
     ("count", "jobs", "fits"), [(1, 1, True), (10, 1, True), (11, 1, False), (36, 4, True)]
 )
-def test_all_ram_has_to_be_saved_before_the_first_guest_goes_on(count, jobs, fits):
+def test_all_ram_must_be_saved_before_the_first_guest_is_released(count, jobs, fits):
     """Each takes 10 s, and each is held for 90 s."""
-    prospects = {f"g{number}": prospect() for number in range(count)}
-    misfit = find_misfit(prospects, jobs)
+    estimates = {f"g{number}": estimate() for number in range(count)}
+    misfit = find_misfit(estimates, jobs)
     assert (misfit is None) is fits
     if misfit:
         assert "takes about 110 s" in misfit.reason
         assert 'hook_deadline = "110s"' in misfit.step
 
 
-def test_the_longest_is_told_that_it_does_not_fit():
-    prospects = {"a": prospect(seconds=50), "b": prospect(seconds=200), "c": prospect("paused")}
-    misfit = find_misfit(prospects, 1)
+def test_the_guest_with_the_most_ram_is_the_misfit():
+    estimates = {"a": estimate(seconds=50), "b": estimate(seconds=200), "c": estimate("paused")}
+    misfit = find_misfit(estimates, 1)
     assert misfit is not None
     assert misfit.guest == "b"
 
 
-def test_one_that_has_another_way_makes_room_for_the_others():
-    giver = replace(prospect("manual", seconds=100, patience=58), gives_way=True)
-    guests = {"long": prospect("manual", seconds=200), "short": prospect("manual", seconds=90)}
+def test_a_guest_that_can_take_overlays_gives_way():
+    giver = replace(estimate("manual", seconds=100, patience=58), gives_way=True)
+    guests = {"long": estimate("manual", seconds=200), "short": estimate("manual", seconds=90)}
     misfit = find_misfit(guests | {"giver": giver}, 1)
     assert misfit is not None
     assert misfit.guest == "giver"
-    other = prospect(seconds=200, patience=100)
+    other = estimate(seconds=200, patience=100)
     misfit = find_misfit({"other": other, "giver": replace(giver, seconds=150)}, 4)
     assert misfit is not None
     assert (misfit.guest, misfit.reason[:7]) == ("giver", "other: ")
     assert find_misfit({"giver": giver}, 1) is None
 
 
-def test_one_alone_waits_for_nobody():
-    assert find_misfit({"a": prospect(seconds=1e4), "b": prospect("paused", seconds=0)}, 1) is None
-    assert find_misfit({"a": prospect("manual", seconds=1e4, patience=1)}, 1) is None
+def test_a_single_guest_always_fits():
+    assert find_misfit({"a": estimate(seconds=1e4), "b": estimate("paused", seconds=0)}, 1) is None
+    assert find_misfit({"a": estimate("manual", seconds=1e4, patience=1)}, 1) is None
 
 
-def test_of_two_that_will_stand_still_the_shorter_has_to_be_short():
-    long, short = prospect("manual", seconds=500, patience=58), prospect("manual", seconds=50)
+def test_of_two_paused_guests_the_shorter_must_be_short():
+    long, short = estimate("manual", seconds=500, patience=58), estimate("manual", seconds=50)
     assert find_misfit({"long": long, "short": short}, 4) is None
-    misfit = find_misfit({"long": long, "short": prospect("manual", seconds=59)}, 4)
+    misfit = find_misfit({"long": long, "short": estimate("manual", seconds=59)}, 4)
     assert misfit is not None
     assert misfit.guest == "short"
-    assert "it may stand still for 59 s while the RAM of long is saved" in misfit.reason
+    assert "it may be paused for 59 s while the RAM of long is saved" in misfit.reason
     assert "58 s are allowed" in misfit.reason

@@ -1,4 +1,4 @@
-"""sanoid's pruning hooks: what they are told may be anything."""
+"""sanoid's pruning hooks, whose environment may have any content."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_a_replica_elsewhere_keeps_it(host):
     assert host.bundle.is_dir()
 
 
-def test_only_the_datasets_at_hand_are_listed_while_a_snapshot_is_left(host):
+def test_only_named_datasets_are_listed_while_a_snapshot_is_left(host):
     asked = []
     host.hooks.at["pool.census"] = lambda: asked.append("all")
     destroy(host, "tank/web@s1")
@@ -72,7 +72,7 @@ def test_only_the_datasets_at_hand_are_listed_while_a_snapshot_is_left(host):
 
 
 @pytest.mark.parametrize("change", [{"SANOID_TARGET": "tank/home"}, {"SANOID_SNAPNAME": "s2"}])
-def test_what_no_bundle_names_asks_zfs_nothing(host, change, monkeypatch):
+def test_zfs_is_not_asked_about_a_snapshot_that_no_bundle_names(host, change, monkeypatch):
     def unwanted():
         raise AssertionError
 
@@ -88,7 +88,7 @@ def test_sanoid_2_0_3_sets_no_script(host):
     assert not host.bundle.exists()
 
 
-def test_before_a_snapshot_goes_nothing_is_done(host):
+def test_before_a_snapshot_is_destroyed_nothing_is_done(host):
     environment = {k: v for k, v in host.environment.items() if k != "SANOID_SCRIPT"}
     host.hooks.log.clear()
     assert pre_prune(environment) == 0
@@ -171,7 +171,7 @@ def test_no_environment_at_all(function):
 
 
 @pytest.mark.parametrize("text", ["[paths", "[paths]\nbundles = 3", "paths = 1", "\xff"])
-def test_an_odd_configuration_is_told_of_by_the_schema(host, tmp_path, text):
+def test_an_invalid_configuration_is_reported_by_the_schema(host, tmp_path, text):
     config = tmp_path / "odd.toml"
     config.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"odd\.toml"):
@@ -186,8 +186,8 @@ def test_a_hook_that_has_nothing_to_do_loads_nothing_heavy(host, tmp_path):
         "assert prune(os.environ) == 0\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
     )
-    told = os.environ | host.environment | {"SANOID_TARGET": "tank/home"}
+    environment = os.environ | host.environment | {"SANOID_TARGET": "tank/home"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=told, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"

@@ -65,7 +65,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("environment", BAD.values(), ids=BAD)
-def test_what_sanoid_never_says_is_wrong_usage_on_a_short_line(environment):
+def test_invalid_requests_are_usage_errors_on_a_short_line(environment):
     with pytest.raises(UsageError) as caught:
         read_request("pre", environment)
     assert len(caught.value.line()) < 200
@@ -82,7 +82,7 @@ TEXT = st.one_of(
 @given(st.dictionaries(st.sampled_from([*PRE, "SANOID_PRE_FAILURE"]), TEXT))
 @example({"SANOID_TARGET": "tank", "SANOID_SNAPNAME": "x "})
 @example({"SANOID_TARGET": "tank", "SANOID_SNAPNAME": "-"})
-def test_whatever_comes_is_either_refused_or_clean(environment):
+def test_any_environment_is_refused_or_clean(environment):
     for phase in ("pre", "post"):
         try:
             request = read_request(phase, environment)

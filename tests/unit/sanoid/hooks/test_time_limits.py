@@ -3,7 +3,7 @@
 import pytest
 
 from snaporch.config import Config
-from snaporch.sanoid.hooks.time_limits import patience, plan_seconds, word_seconds
+from snaporch.sanoid.hooks.time_limits import order_seconds, patience, plan_seconds
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,9 @@ from snaporch.sanoid.hooks.time_limits import patience, plan_seconds, word_secon
         {"domain": {"db": {"hook_deadline": "3000s", "ram_time_budget": "0s"}}},
     ],
 )
-def test_who_waits_for_others_waits_longer_than_each_of_them_may_take(config):
+def test_a_wait_for_others_is_longer_than_each_of_them_may_take(config):
     known = Config.model_validate(config)
     for settings in (known.defaults, *(known.settings(name, "") for name in known.domain)):
         assert plan_seconds(settings) > patience(settings) >= settings.hook_deadline
         others = plan_seconds(settings) + settings.ram_time_budget + settings.hook_deadline
-        assert word_seconds(known) > others
+        assert order_seconds(known) > others
