@@ -21,6 +21,7 @@ from tenacity import (
 )
 
 from snaporch.bundle.store import explained_store, private_directory
+from snaporch.command_log import fields
 from snaporch.context import Interrupt
 from snaporch.errors import BusyError
 from snaporch.model import iso
@@ -62,7 +63,8 @@ def domain_lock(
             OSError
         ):  # the kernel's lock counts; a full /run must not keep a guest frozen
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-        yield
+        with fields(DOMAIN=name):
+            yield
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
@@ -135,7 +137,8 @@ def readers_lock(
             reading = "a snapshot of it is being cloned, verified or copied"
             rolling = "it is being rolled back"
             raise BusyError(name, reading if alone else rolling, "try again later") from error
-        yield
+        with fields(DOMAIN=name):
+            yield
     finally:
         os.close(descriptor)
 

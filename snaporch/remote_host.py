@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
+from snaporch.command_log import LoggedCommand
 from snaporch.errors import SnaporchError, UnavailableError
 
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=30")
@@ -64,7 +65,9 @@ class Host:
         """
         command = self.words(script)
         needed(command[0])
-        status, out, err = self._run(command)
+        with LoggedCommand(*(["ssh", self.name] if self.name else ["sh", "-c"]), script) as log:
+            status, out, err = self._run(command)
+            log.exited(status)
         if status == 0:
             return out.decode("utf-8", "surrogateescape")
         said = err.decode("utf-8", "replace").strip()

@@ -16,7 +16,7 @@ from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.install import install_command, uninstall_command
 from snaporch.cli.list import list_command
-from snaporch.cli.options import Command, ConfigOption
+from snaporch.cli.options import Command, ConfigOption, VerboseOption
 from snaporch.cli.plan import plan_command
 from snaporch.cli.prune import prune_command
 from snaporch.cli.recover import recover_command
@@ -85,6 +85,7 @@ def _print_version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     config: ConfigOption = None,
+    verbose: VerboseOption = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -93,7 +94,7 @@ def root(
     ] = False,
 ) -> None:
     """Options for every command."""
-    del version
+    del verbose, version
     context.obj = config
     Invoked.command = context.invoked_subcommand or ""
 

@@ -27,6 +27,25 @@ SnapshotArgument = Annotated[
         metavar="DOMAIN@SNAPSHOT", help="As `snaporch list` shows them.", show_default=False
     ),
 ]
+
+
+def _start_log(verbose: bool) -> None:
+    if verbose:
+        from snaporch import command_log
+        from snaporch.output.log_handler import TerminalLogHandler
+
+        command_log.start(TerminalLogHandler())
+
+
+VerboseOption = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        callback=_start_log,
+        help="Log each external command, and each libvirt call that changes something.",
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only notes.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AlsoRollBackOption = Annotated[

@@ -39,6 +39,7 @@ from snaporch.hypervisor.interface import (
     Vitals,
     nothing,
 )
+from snaporch.hypervisor.logged_calls import LoggedHandle
 from snaporch.hypervisor.memory_snapshot import capture
 from snaporch.hypervisor.open_files import open_files_of
 from snaporch.hypervisor.screenshot import take_screenshot
@@ -81,7 +82,7 @@ class LibvirtHypervisor:
         if self._connection is not None and self._alive():
             return self._connection
         try:
-            self._connection = libvirt.open(self._uri)
+            self._connection = LoggedHandle(libvirt.open(self._uri))
         except libvirt.libvirtError as error:
             raise UnavailableError(
                 self._uri,
@@ -116,7 +117,7 @@ class LibvirtHypervisor:
 
     def _handle(self, uuid: str) -> Any:
         try:
-            return self._conn().lookupByUUIDString(uuid)
+            return LoggedHandle(self._conn().lookupByUUIDString(uuid))
         except libvirt.libvirtError as error:
             if error.get_error_code() in _ABSENT:
                 raise NotFoundError(uuid, "no such domain") from error

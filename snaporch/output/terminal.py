@@ -72,6 +72,11 @@ class TerminalProgress:
         _write(_render(markup) + "\n")
 
 
+def print_log(text: str) -> None:
+    """One line of the log on standard error."""
+    _write(text + "\n")
+
+
 def print_error(text: str) -> None:
     """One line on standard error."""
     _write(_render(f"[bold red]snaporch:[/] {escape(one_line(text))}") + "\n")

@@ -409,6 +409,7 @@ def _let_go(
     run_ended: bool = False,
 ) -> bool:
     """Let the guest go; False to try again."""
+    from snaporch.command_log import set_fields
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
     from snaporch.journal import Note, append_note, noting
@@ -416,6 +417,7 @@ def _let_go(
     from snaporch.recovery.release_guest import end_job, resume
 
     facts = lines[0]["facts"]
+    set_fields(DOMAIN=facts["domain"], RUN=facts["run"], SNAPSHOT=facts["snapshot"], STEP="guard")
     saving = window is _Window.SAVING
     try:
         # whoever saves RAM waits for a reader, and the run's own may stand still

@@ -26,6 +26,7 @@ from snaporch.catalog.torn import (
     noted_commit,
     torn_text,
 )
+from snaporch.command_log import set_fields
 from snaporch.context import Context
 from snaporch.disks import overlay_files
 from snaporch.errors import AttentionError, BusyError, SnaporchError, UnavailableError
@@ -90,6 +91,7 @@ def settle(
     Raises:
         AttentionError: safety cannot be proven; everything was kept.
     """
+    set_fields(DOMAIN=facts.domain, RUN=facts.run, SNAPSHOT=facts.snapshot, STEP="recover")
     try:
         with reader_of(Path(facts.ram_pipe)):
             done = let_go(context, _find(context, facts), facts, notes)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaporch import default_paths
+from snaporch.command_log import LoggedCommand
 from snaporch.context import Context
 from snaporch.errors import UnavailableError
 from snaporch.journal import RunFacts, read_journals
@@ -119,9 +120,11 @@ def start_detached(unit: str, command: list[str]) -> None:
 def _works(command: list[str]) -> bool:
     """Without a bus or the right to it, there is no unit; a process of our own is better then."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10
-        )
+        with LoggedCommand(*command) as log:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10
+            )
+            log.exited(done.returncode)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

@@ -109,11 +109,14 @@ def check_exist(targets: Sequence[str]) -> None:
             continue
         import subprocess
 
+        from snaporch.command_log import LoggedCommand
+
         command = ["zfs", "list", "-H", "-o", "name", target]
         path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), LoggedCommand(*command) as log:
             done = subprocess.run(
                 command, capture_output=True, check=False, env={**os.environ, "PATH": path}
             )
+            log.exited(done.returncode)
             if done.returncode != 0:
                 raise NotFoundError(target, "no such dataset", "nothing was touched")

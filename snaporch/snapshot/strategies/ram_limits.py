@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextvars import copy_context
 
 from snaporch.config import DomainSettings
 from snaporch.context import Interrupt
@@ -56,7 +57,9 @@ class Downtime:
 
         QEMU's monitor does not answer while a full pipe holds QEMU up.
         """
-        threading.Thread(target=self.put_back, name="downtime-limit", daemon=True).start()
+        threading.Thread(
+            target=copy_context().run, args=[self.put_back], name="downtime-limit", daemon=True
+        ).start()
 
     def put_back(self) -> None:
         """Leave the emulator as it was, for migrations that are none of ours."""

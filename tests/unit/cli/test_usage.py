@@ -1,5 +1,6 @@
 import errno
 import io
+import logging
 import subprocess
 import sys
 
@@ -47,6 +48,15 @@ def test_help_tells_the_exit_codes(snaporch):
     text = " ".join(snaporch("--help").out.split())
     for code in ("2 wrong usage", "5 refused", "9 needs attention"):
         assert code in text
+
+
+@pytest.mark.parametrize(("words", "handlers"), [(["-v"], 1), (["--verbose"], 1), ([], 0)])
+def test_verbose_starts_the_log_on_standard_error(host, snaporch, monkeypatch, words, handlers):
+    started = []
+    monkeypatch.setattr("snaporch.command_log.start", started.append)
+    assert snaporch(*words, "list").code == 0
+    assert len(started) == handlers
+    assert all(isinstance(each, logging.Handler) for each in started)
 
 
 def test_without_words_there_is_help(snaporch):

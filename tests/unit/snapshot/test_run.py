@@ -10,6 +10,7 @@ from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing, failing_once
 from fakes.leftovers import nothing_left_open
 
+from snaporch import command_log
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.save_image import SaveImageError, SaveImageWriter, read_header
@@ -85,6 +86,16 @@ def test_a_running_guest_ends_where_it_began(world):
     }
     assert world.guest().state is before[2]
     assert world.leftovers() == []
+
+
+def test_a_run_logs_its_commands_with_its_fields(world):
+    world.add_guest()
+    seen = []
+    world.hooks.at["pool.snapshot"] = lambda: seen.append(command_log.current_fields())
+    record = snapshot(world)
+    whole = {"DOMAIN": "web", "SNAPSHOT": "s1", "RUN": record.run, "STEP": "pool-snapshot"}
+    assert seen == [whole]
+    assert command_log.current_fields() == {}
 
 
 def test_what_list_will_show(world):
