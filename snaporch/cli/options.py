@@ -68,7 +68,20 @@ WaitOption = Annotated[
 
 
 class Command(TyperCommand):
-    """A command whose help is the same with each version of typer."""
+    """A command whose help is the same with each version of typer.
+
+    Values have a name (``LEVEL``) or their choices (``overlay|base``), never a Python type.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for each in self.params:
+            if each.param_type_name == "argument":  # typer 0.29 prints its type behind its name
+                setattr(each, "display_type_rich", lambda **_: "")  # noqa: B010 - of typer 0.29
+            if each.metavar is None and not getattr(each, "is_flag", False):
+                kind = getattr(each, "type_descriptor", None) or getattr(each, "type", None)
+                choices = [str(choice) for choice in getattr(kind, "choices", None) or ()]
+                each.metavar = "|".join(choices) or str(each.name).upper().replace("_", "-")
 
     def get_help(self, ctx: Any) -> str:
         """Without what typer 0.15 (Debian 13) escapes for rich, which does not print it."""

@@ -1,6 +1,7 @@
 import errno
 import io
 import logging
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,14 @@ def test_help_of_each_command(snaporch, command, flag):
 @pytest.mark.parametrize("command", ["check", "replicate", "snapshot", "status"])
 def test_help_tells_that_there_may_be_several_domains_or_none(snaporch, command):
     assert f"Usage: snaporch {command} [OPTIONS] [DOMAIN]...\n" in snaporch(command, "--help").out
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "hook", "extract", "verify", "render sanoid"])
+def test_help_has_names_and_choices_but_no_types(snaporch, command):
+    text = snaporch(*command.split(), "--help").out
+    assert re.search(r"<[a-z[|]|\{", text) is None
+    if command == "recover":
+        assert "--take overlay|base" in text
 
 
 def test_help_has_brackets_as_they_are(snaporch, monkeypatch):
