@@ -29,12 +29,14 @@ from snaporch.cli.snapshot import snapshot_command
 from snaporch.cli.status import status_command
 from snaporch.cli.undo import undo_command
 from snaporch.cli.verify import verify_command
+from snaporch.data_files import pages_directory
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 
+_PAGES = pages_directory()
 _EPILOG = (
     "Exit codes: 0 done, 2 wrong usage, 3 configuration, 4 not found, 5 refused, 6 busy, "
     "7 libvirt, ZFS or permission missing, 8 failed and undone, 9 needs attention, 10 warnings."
-)
+) + (f" Messages name pages such as docs/recovery.md: see below {_PAGES}." if _PAGES else "")
 
 app = typer.Typer(
     name="snaporch",
