@@ -103,6 +103,13 @@ def print_result(text: str) -> None:
         _lose(error)
 
 
+def print_json(document: object) -> None:
+    """Print one JSON document on standard output."""
+    import json
+
+    print_result(json.dumps(document, indent=2, ensure_ascii=False))
+
+
 def _lose(error: OSError) -> None:
     with suppress(OSError):  # one that is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
