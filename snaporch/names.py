@@ -1,8 +1,8 @@
-"""What ZFS takes as a name: one rule, for what people, files and sanoid say alike.
+"""The rule for names of datasets and snapshots, wherever a name comes from.
 
-As ZFS's own check has it (zfsprops(7), "ZFS Component Naming Requirements"; zfs_namecheck.c), so
-that what exists can be named: a leading hyphen, too. Blanks only inside, where a person sees them.
-``re`` alone: hooks have to be quick.
+It is ZFS's own (zfsprops(7), "ZFS Component Naming Requirements"; zfs_namecheck.c), so that each
+name that exists is accepted, also with a leading hyphen. Blanks are accepted only inside a name,
+where a reader sees them. The module imports only ``re``, because hooks have to start quickly.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_.:-]([A-Za-z0-9_.: -]*[A-Za-z0-9_.:-])?")
 MAX_FULL_NAME = 255
-"""ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
+"""ZFS_MAX_DATASET_NAME_LEN without the terminating NUL."""
 SHOWN = 40
-"""Characters of what is wrong that a message repeats."""
+"""Characters of a wrong value that a message repeats."""
 
 
 def is_dataset(text: str) -> bool:
-    """Whether a dataset may be called so."""
+    """Return whether ``text`` can be the name of a dataset."""
     pool_begins_well = text[:1].isascii() and text[:1].isalpha()
     return (
         len(text) <= MAX_FULL_NAME
@@ -27,7 +27,7 @@ def is_dataset(text: str) -> bool:
 
 
 def is_snapshot(text: str) -> bool:
-    """Whether a snapshot may be called so, behind its ``@``."""
+    """Return whether ``text`` can be the name of a snapshot, behind the ``@``."""
     return len(text) <= MAX_FULL_NAME and _is_component(text)
 
 
@@ -36,5 +36,5 @@ def _is_component(text: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """Something that came from outside, for a message: quoted, and cut short."""
+    """Quote and shorten a value from outside, for a message."""
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
