@@ -1,4 +1,4 @@
-"""``snaporch``: the commands, and the one place where errors become lines and exit codes."""
+"""``snaporch``: the list of commands, and the mapping of errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -70,13 +70,14 @@ app.command("uninstall", cls=Command)(uninstall_command)
 
 
 class Invoked:
-    """What this process was asked for."""
+    """The command of this process."""
 
     command = ""
+    """Its name; empty if none was given, as with ``--version``."""
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from snaporch.output.terminal import print_result
 
         print_result(f"snaporch {__version__}")
@@ -95,14 +96,14 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Options for every command."""
+    """Take the options of all commands."""
     del verbose, version
     context.obj = config
     Invoked.command = context.invoked_subcommand or ""
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """The console script: never a traceback for what a user can mend."""
+    """Run the command line and exit; an error of the user never prints a traceback."""
     sys.exit(_run(arguments))
 
 
@@ -111,7 +112,7 @@ def _run(arguments: list[str] | None) -> int:
 
     outlast_stdout()
     try:
-        answer = app(args=arguments, prog_name="snaporch", standalone_mode=False)
+        result = app(args=arguments, prog_name="snaporch", standalone_mode=False)
     except SnaporchError as error:
         print_error(error.line())
         if isinstance(error, InterruptedRunError):
@@ -136,16 +137,17 @@ def _run(arguments: list[str] | None) -> int:
             "run it again with SNAPORCH_DEBUG=1 and report the output"
         )
         return ExitCode.BUG
-    code = answer if isinstance(answer, int) else ExitCode.OK
-    return code or _unless_lost()
+    code = result if isinstance(result, int) else ExitCode.OK
+    return code or _code_of_success()
 
 
-_LOOKING = ("", "check", "list", "plan", "render", "show", "status")
-"""Commands whose results are all there is of them; "" is none, as for ``--version``."""
+_PRINTING_ONLY = ("", "check", "list", "plan", "render", "show", "status")
+"""Commands that do nothing but print; "" stands for ``--version`` and ``--help``."""
 
 
-def _unless_lost() -> int:
-    """Success, for work that was done counts whether its result could be written or not."""
+def _code_of_success() -> int:
+    """Return 0, unless the command only prints and its result could not be written."""
     from snaporch.output.terminal import Results
 
-    return ExitCode.FAILED if Results.lost and Invoked.command in _LOOKING else ExitCode.OK
+    failed = Results.lost and Invoked.command in _PRINTING_ONLY
+    return ExitCode.FAILED if failed else ExitCode.OK

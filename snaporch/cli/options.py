@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ JsonOption = Annotated[
 SnapshotArgument = Annotated[
     str,
     typer.Argument(
-        metavar="DOMAIN@SNAPSHOT", help="As `snaporch list` shows them.", show_default=False
+        metavar="DOMAIN@SNAPSHOT",
+        help="A snapshot, as `snaporch list` shows it.",
+        show_default=False,
     ),
 ]
 
@@ -46,13 +48,13 @@ VerboseOption = Annotated[
         help="Log each external command, and each libvirt call that changes something.",
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only notes.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only notes.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 AlsoRollBackOption = Annotated[
     bool,
     typer.Option(
         "--also-roll-back",
-        help="Roll back files that are not the guest's too, where they share a dataset.",
+        help="Also roll back other files in the guest's datasets.",
     ),
 ]
 WaitOption = Annotated[
@@ -61,7 +63,7 @@ WaitOption = Annotated[
         "--wait",
         min=0,
         metavar="SECONDS",
-        help="Wait this long for another run on the domain [default: from the configuration, 0].",
+        help="Wait this long for another run on the domain [default: configured, or 0].",
         show_default=False,
     ),
 ]
@@ -84,19 +86,23 @@ class Command(TyperCommand):
                 each.metavar = "|".join(choices) or str(each.name).upper().replace("_", "-")
 
     def get_help(self, ctx: Any) -> str:
-        """Without what typer 0.15 (Debian 13) escapes for rich, which does not print it."""
+        """Return the help without the escapes that typer 0.15 (Debian 13) adds for rich."""
         return super().get_help(ctx).replace("\\[", "[")
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Arguments as they are written here; later versions put more brackets around them."""
+        """Return the arguments' own names; later versions of typer add brackets to them."""
         del ctx
         arguments = [each for each in self.params if each.param_type_name == "argument"]
         return ["[OPTIONS]", *(each.metavar or str(each.name).upper() for each in arguments)]
 
 
 def config_path(context: typer.Context, own: Path | None) -> Path | None:
-    """The command's own ``--config``, the one given before the command, or the environment's."""
-    told: Path | None = own or context.obj
-    if told is None and (named := os.environ.get("SNAPORCH_CONFIG")):
-        return Path(named)
-    return told
+    """Return the configuration file.
+
+    In this order: ``own``, the command's ``--config``; the one before the command;
+    ``$SNAPORCH_CONFIG``; ``None`` for the default.
+    """
+    path: Path | None = own or context.obj
+    if path is None and (variable := os.environ.get("SNAPORCH_CONFIG")):
+        return Path(variable)
+    return path

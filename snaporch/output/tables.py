@@ -69,7 +69,11 @@ def _two_lines_each(records: Sequence[SnapshotRecord], width: int) -> Iterator[s
 
 
 def print_outcomes(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) -> None:
-    """What became of each domain: its name, the exit code, and the JSON object of its snapshot."""
+    """Print the result of each domain.
+
+    Args:
+        rows: a domain's name, its exit code, and the JSON object of its snapshot, if there is one.
+    """
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console = Console(highlight=False, emoji=False, width=_PIPED_WIDTH)

@@ -51,7 +51,7 @@ def test_troubles_fit_80_columns(shown):
     lines = shown(replace(with_policy(missed=2), runs=(replace(RUN, held=False),)))
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    assert "run web: snapshot cut short, frozen, window open for 0s" in text
+    assert "run web: snapshot interrupted, frozen, window open for 0s" in text
     assert "critical web: a snapshot was cut short" in text
     assert "[missed]" in text
     assert re.search(r"web +hourly +10m +missed", "\n".join(lines))
