@@ -41,7 +41,7 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def piped(monkeypatch):
-    """No terminal, whatever the environment says of its width."""
+    """A pipe, with a width in the environment."""
     for name in ("FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
