@@ -12,11 +12,11 @@ _PHASES = ("pre", "post", "pre-prune", "prune")
 
 
 def main() -> None:
-    """The console script. Hooks and ``--version`` do not wait for the command line's parser."""
+    """Run the console script; hooks and ``--version`` do not import the command line's parser."""
     _open_missing_streams()
     words = sys.argv[1:]
     if words == ["--version"]:
-        with suppress(OSError):  # who can tell that it is not written is imported then
+        with suppress(OSError):  # the parser is imported then: it reports the failure
             sys.stdout.write(f"snaporch {__version__}\n")
             sys.stdout.flush()
             return
@@ -30,9 +30,10 @@ def main() -> None:
 
 
 def _open_missing_streams() -> None:
-    """Where a standard stream was closed (``>&-``), the next file opened would be taken for it.
+    """Open ``/dev/null`` for each standard stream that was closed (``>&-``).
 
-    Whatever is written to that stream then, by a child too, would go into a journal or an image.
+    Otherwise the next opened file, a journal or an image, would get the stream's number, and with
+    it the output of this process and of its children.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:

@@ -1,4 +1,4 @@
-"""Where things are when nobody says otherwise, for those who cannot wait for the schema."""
+"""Default paths, without the import of the configuration's schema, which takes long."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ LOCKS = (
     if os.geteuid() == 0
     else Path(os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}"), "snaporch")
 )
-"""Where the locks of domains are, whatever a configuration says: they hold against each other."""
+"""The locks of domains. No configuration changes it, so that all configurations share the locks."""
 LIBVIRT = "qemu:///system"
 WINDOW = ".window"
-"""How the name of the socket of a domain's window ends, in the runtime directory."""
+"""Suffix of the socket, in the runtime directory, of the process that holds a domain for sanoid."""
 BAR = "unfinished-restore/run-snaporch-recover-first"
-"""Where a guest's first disk is while a restore of it goes on, below the journals' directory."""
+"""Path of a guest's first disk while the guest is restored, below the journals' directory.
+
+No file exists there, so that libvirt cannot start the guest.
+"""

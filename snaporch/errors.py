@@ -1,7 +1,7 @@
-"""The one exception tree, with the exit code of each branch.
+"""All exceptions of snaporch, with their exit codes.
 
-Every error a user can meet is a :class:`SnaporchError`: it names the thing, the reason and the
-next step, on one line. Anything else that reaches the command line is a bug.
+Each error that a user can cause or meet is a :class:`SnaporchError`: one line with the thing, the
+reason and the next step. Any other exception that reaches the command line is a bug.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process answers; documented in ``docs/exit-codes.md``."""
+    """The exit codes of the process; documented in ``docs/exit-codes.md``."""
 
     OK = 0
     BUG = 1
@@ -26,12 +26,12 @@ class ExitCode(IntEnum):
 
 
 class SnaporchError(Exception):
-    """An error a user can act upon.
+    """An error that the user can do something about.
 
     Args:
-        thing: what it is about: a domain, a file, a dataset, an option.
-        reason: why it cannot be, in plain words.
-        step: what to do next; empty when the reason says it all.
+        thing: the domain, file, dataset or option that the error is about.
+        reason: why the operation failed.
+        step: what to do next, such as a command to run; empty if the reason implies it.
     """
 
     exit_code: ExitCode = ExitCode.FAILED
@@ -43,51 +43,51 @@ class SnaporchError(Exception):
         super().__init__(self.line())
 
     def line(self) -> str:
-        """The whole error on one line, control characters made visible."""
+        """Return the error as one line, with control characters escaped."""
         return one_line(f"{self.thing}: {self.explanation}")
 
     @property
     def explanation(self) -> str:
-        """The reason and the next step."""
+        """The reason, and the next step if there is one."""
         return f"{self.reason}; {self.step}" if self.step else self.reason
 
 
 def one_line(text: str) -> str:
-    """``text`` with line breaks folded and other control characters escaped."""
+    """Return ``text`` with line breaks replaced by blanks and control characters escaped."""
     folded = " ".join(part.strip() for part in text.splitlines() if part.strip())
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in folded)
 
 
 class UsageError(SnaporchError):
-    """The command line is wrong in a way its parser cannot see."""
+    """The command line is wrong in a way that its parser cannot detect."""
 
     exit_code = ExitCode.USAGE
 
 
 class ConfigError(SnaporchError):
-    """The configuration file cannot be read or says something impossible."""
+    """The configuration file cannot be read, or has a value that is not allowed."""
 
     exit_code = ExitCode.CONFIG
 
 
 class NotFoundError(SnaporchError):
-    """A domain, snapshot, dataset or bundle that was named does not exist."""
+    """The named domain, snapshot, dataset or bundle does not exist."""
 
     exit_code = ExitCode.NOT_FOUND
 
 
 class RefusedError(SnaporchError):
-    """Asked for something unsafe or impossible; nothing was touched."""
+    """The request is unsafe or impossible; nothing was changed."""
 
     exit_code = ExitCode.REFUSED
 
 
 class ChangedError(RefusedError):
-    """Others changed the guest, and the plan does not fit it any more."""
+    """The guest was changed after the plan was made, so that the plan is no longer valid."""
 
 
 class BusyError(SnaporchError):
-    """Another run holds the domain."""
+    """Another run holds the domain's lock."""
 
     exit_code = ExitCode.BUSY
 
@@ -105,13 +105,13 @@ class RunFailedError(SnaporchError):
 
 
 class AttentionError(SnaporchError):
-    """Safety could not be proven: everything was kept and a human must look."""
+    """Safety could not be proven: everything was kept, and the admin must decide."""
 
     exit_code = ExitCode.ATTENTION
 
 
 class InterruptedRunError(SnaporchError):
-    """A signal asked the run to stop; it undid or finished itself first."""
+    """A signal stopped the run, after the run was undone or finished."""
 
     def __init__(self, thing: str, reason: str, signum: int) -> None:
         super().__init__(thing, reason)

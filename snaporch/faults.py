@@ -1,9 +1,9 @@
 """Known faults of the programs below snaporch, version by version.
 
-One table (:data:`FAULTS`), and one question to it (:func:`known_faults`). ``snaporch check``
-reports what it answers, a plan asks :func:`risks_overlays`, and docs/hosts.md prints the table.
-Versions are upstream's: a distribution may have taken a fix into an older one. None stands here
-that was not seen in its source.
+:data:`FAULTS` is the table, :func:`known_faults` searches it. ``snaporch check`` reports the faults
+of the host, a plan asks :func:`risks_overlays`, and docs/hosts.md has the table. The versions are
+upstream's: a distribution may have the fix in an older version. Each fault in the table was
+confirmed in the program's source.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from snaporch.model import Disk
 Release = tuple[int, int, int]
 
 _RELEASE = re.compile(r"(?:[A-Za-z]+-)?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?![\d.])")
-"""With what distributions and git put behind it: ``2.3.2-2``, ``10.0.11+ds``, ``zfs-2.4.2``."""
+"""A version with a distribution's prefix or suffix: ``2.3.2-2``, ``10.0.11+ds``, ``zfs-2.4.2``."""
 
 
 class Component(StrEnum):
-    """A program of the host."""
+    """A program that can have known faults."""
 
     QEMU = "QEMU"
     OPENZFS = "OpenZFS"
@@ -30,7 +30,7 @@ class Component(StrEnum):
 
 
 class Need(StrEnum):
-    """What a host must have for a fault to matter there."""
+    """The condition under which a fault matters on a host."""
 
     DISCARD = "a guest's disk with discard or detect_zeroes"
     VOLUME = "a guest's disk on a ZFS volume"
@@ -42,30 +42,30 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault that some versions have."""
+    """A fault of some versions of a program."""
 
     code: str
-    """As ``snaporch check`` calls it."""
+    """The code of the finding that ``snaporch check`` reports."""
     component: Component
     since: Release | None
-    """The first version with it; ``None`` for all that have no fix."""
+    """The first version with the fault; ``None`` if all versions before the fix have it."""
     fixed: tuple[Release, ...]
-    """The first version without it in each series that was mended, oldest first; empty when no
-    version is known to be."""
+    """The first version without the fault in each fixed series, oldest first; empty if there is no
+    known fix."""
     need: Need
     harmful: bool
-    """Whether a guest's data can be wrong or lost by it, whatever snaporch does."""
+    """Whether the fault can corrupt or lose a guest's data, also without snaporch."""
     what: str
     meanwhile: str
-    """What snaporch does about it."""
+    """How snaporch avoids the fault."""
     mend: str
     sources: tuple[str, ...]
 
     def affects(self, release: Release) -> bool:
-        """Whether a version has it.
+        """Return whether a version has the fault.
 
-        A series without a fix of its own has it up to the newest fix: 10.2.1 when 10.0.11 and
-        11.0.2 are fixed.
+        A series without a fix of its own has the fault if it is older than the newest fix: if
+        10.0.11 and 11.0.2 have the fix, 10.2.1 has the fault.
         """
         if self.since is not None and release < self.since:
             return False
@@ -81,7 +81,7 @@ QCOW2_DISCARD = Fault(
     fixed=((10, 0, 11), (11, 0, 2)),
     need=Need.DISCARD,
     harmful=True,
-    what="a discard while another write to the same cluster of a qcow2 image is under way, or a "
+    what="a discard during another write to the same cluster of a qcow2 image, or a "
     "write of zeros with detect_zeroes='unmap', corrupts the image",
     meanwhile='its overlays are qcow2: `ram_strategy = "auto"` takes `manual` for guests with such '
     "disks, also with several pools and for sanoid",
@@ -102,9 +102,9 @@ FAULTS: tuple[Fault, ...] = (
         fixed=((2, 2, 8), (2, 3, 2)),
         need=Need.VOLUME,
         harmful=True,
-        what="flushes of guests on volumes are ignored: a power loss takes writes that the guest "
-        "was told are stored",
-        meanwhile="syncs each volume before its snapshot, so that snapshots hold what was written",
+        what="flushes of guests on volumes are ignored: a power loss loses writes that were "
+        "confirmed to the guest",
+        meanwhile="syncs each volume before its snapshot, so that snapshots have all writes",
         mend="upgrade OpenZFS, or set sync=always on the volumes",
         sources=("https://github.com/openzfs/zfs/pull/17131",),
     ),
@@ -115,7 +115,7 @@ FAULTS: tuple[Fault, ...] = (
         fixed=((2, 3, 7), (2, 4, 2)),
         need=Need.CLONING,
         harmful=True,
-        what="a read after a block clone over what was truncated a moment before gives zeros",
+        what="a read after a block clone over a range that was just truncated returns zeros",
         meanwhile="makes its copies in new files",
         mend="upgrade OpenZFS, or set the module's parameter zfs_bclone_enabled to 0",
         sources=(
@@ -130,9 +130,9 @@ FAULTS: tuple[Fault, ...] = (
         fixed=((2, 4, 2),),
         need=Need.SNAPDIR,
         harmful=False,
-        what="a look into .zfs/snapshot while the same file system is rolled back or received into "
-        "can hang, and all who list mounts with it",
-        meanwhile="reads snapshots through mounts of its own, never there",
+        what="an access to .zfs/snapshot while the same file system is rolled back or received "
+        "into can hang, and with it all processes that list mounts",
+        meanwhile="reads snapshots through mounts of its own, never through .zfs/snapshot",
         mend="upgrade OpenZFS; until then keep indexers and backups out of .zfs/snapshot",
         sources=(
             "https://github.com/openzfs/zfs/issues/18073",
@@ -146,10 +146,10 @@ FAULTS: tuple[Fault, ...] = (
         fixed=((12, 1, 0),),
         need=Need.APPARMOR,
         harmful=False,
-        what="the profile of a guest that was started on an overlay denies writing what lies "
-        "below: a commit fails with 'Permission denied'",
+        what="the profile of a guest that was started on an overlay denies writing to the "
+        "base: a commit fails with 'Permission denied'",
         meanwhile="`auto` takes `manual`, which commits nothing, where all disks are in one pool; "
-        "a commit that is denied leaves the guest running on its overlay, and is told",
+        "a commit that is denied leaves the guest running on its overlay, and is reported",
         mend="upgrade libvirt; a guest whose commit was denied: shut it off, `snaporch recover`",
         sources=(
             "https://gitlab.com/libvirt/libvirt/-/issues/806",
@@ -175,7 +175,7 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def parse_release(text: str) -> Release | None:
-    """The upstream version in ``text``; ``None`` when there is none at its start."""
+    """Return the upstream version at the start of ``text``; ``None`` if there is none."""
     found = _RELEASE.match(text.strip())
     if found is None:
         return None
@@ -184,14 +184,19 @@ def parse_release(text: str) -> Release | None:
 
 
 def known_faults(component: Component, version: str) -> Iterator[Fault]:
-    """What is known of a version; nothing of one that cannot be read."""
+    """Yield the faults of a version; none if the version cannot be parsed."""
     release = parse_release(version)
     if release is not None:
         yield from (f for f in FAULTS if f.component is component and f.affects(release))
 
 
 def risks_overlays(emulator: str, disks: Iterable[Disk]) -> bool:
-    """Whether a guest's writes could be corrupted in an overlay; an unknown emulator's could."""
+    """Return whether an overlay could corrupt a guest's writes.
+
+    Args:
+        emulator: QEMU's version; one that cannot be parsed counts as faulty.
+        disks: the guest's disks; only those that discard are at risk.
+    """
     release = parse_release(emulator)
     faulty = release is None or QCOW2_DISCARD.affects(release)
     return faulty and any(disk.discards for disk in disks)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from snaporch.bundle.store import explained_store, private_directory, sync_directory
+from snaporch.command_log import set_fields
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import CommitStage, OverlayDisk, Told
 from snaporch.model import DomainState, Level, Owner, Strategy
@@ -142,6 +143,10 @@ class AnyFacts(Protocol):
     def uuid(self) -> str:
         """The domain's UUID."""
 
+    @property
+    def snapshot(self) -> str:
+        """The snapshot's name, behind its ``@``."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
@@ -197,6 +202,7 @@ class Journal:
     def __init__(self, directory: Path, facts: AnyFacts, *, kind: str = _SNAPSHOT) -> None:
         self.path = directory / f"{facts.run}.jsonl"
         self.notes: set[Note] = set()
+        set_fields(DOMAIN=facts.domain, RUN=facts.run, SNAPSHOT=facts.snapshot, STEP="")
         with explained_store(directory):
             private_directory(directory)
             if self.path.exists():
@@ -213,6 +219,7 @@ class Journal:
         """Open the journal of an interrupted run to continue it."""
         journal = cls.__new__(cls)
         journal.path, journal.notes = path, set()
+        set_fields(RUN=path.stem)
         with explained_store(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             os.write(descriptor, b"\n")  # an incomplete line becomes a line of its own
@@ -227,6 +234,7 @@ class Journal:
             of: the subject of a step that is taken several times.
         """
         about = {"of": of} if of else {}
+        set_fields(STEP=step.value)
         self._write(event="begin", step=step.value, **about)
         yield
         self._write(event="end", step=step.value, **about)

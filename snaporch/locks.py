@@ -20,6 +20,7 @@ from tenacity import (
 )
 
 from snaporch.bundle.store import explained_store, private_directory
+from snaporch.command_log import fields
 from snaporch.context import Interrupt
 from snaporch.errors import BusyError
 from snaporch.model import iso
@@ -73,7 +74,8 @@ def domain_lock(
         # the kernel's lock counts, not the file; a full /run must not keep a guest frozen
         with suppress(OSError):
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-        yield
+        with fields(DOMAIN=name):
+            yield
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
@@ -104,7 +106,8 @@ def readers_lock(
             reading = "a snapshot of it is being cloned, verified or copied"
             rolling = "it is being rolled back"
             raise BusyError(name, reading if alone else rolling, "try again later")
-        yield
+        with fields(DOMAIN=name):
+            yield
     finally:
         os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""The nouns of the field as plain frozen data. Imports nothing of ours."""
+"""Domains, disks, datasets and snapshots as frozen data. Imports nothing else of snaporch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Level(StrEnum):
     CRASH = "crash"
     OFF = "off"
     TORN = "torn"
-    """Of no instant: taken while overlays were committed. Nothing can be had from it."""
+    """Taken while overlays were committed: the disks are of no single instant, and unusable."""
 
 
 class Strategy(StrEnum):
-    """How a guest is made to stand still while its disks are snapshotted."""
+    """How a run freezes the guest while its disks are snapshotted."""
 
     OVERLAY = "overlay"
     MANUAL = "manual"
@@ -33,27 +33,27 @@ class Strategy(StrEnum):
 
     @property
     def level(self) -> Level:
-        """The level it reaches if nothing comes in between."""
+        """The level that the strategy reaches if nothing fails."""
         return Level.RAM if self in (Strategy.OVERLAY, Strategy.MANUAL) else Level(self.value)
 
 
 class BundleState(StrEnum):
-    """Whether what belongs to a snapshot is there."""
+    """Whether the bundle and the ZFS snapshots of a snapshot are complete."""
 
     COMPLETE = "complete"
     DAMAGED = "damaged"
-    """All is there, but its last verification read something else than what was stored."""
+    """No part is missing, but the last verification found a part with a wrong checksum."""
     INCOMPLETE = "incomplete"
     MISSING = "missing"
 
     @property
     def is_there(self) -> bool:
-        """Whether no part of it is gone, whatever is in them."""
+        """Whether no part is missing; the parts may be damaged."""
         return self in (BundleState.COMPLETE, BundleState.DAMAGED)
 
 
 class DomainState(StrEnum):
-    """A domain's state, as far as a run must tell them apart."""
+    """A domain's state, as far as a run distinguishes it."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -95,7 +95,7 @@ _LEFT_OUT_TEXTS = {
 
 
 class DatasetKind(StrEnum):
-    """What ``zfs list -o type`` calls a dataset that can hold a disk."""
+    """The kinds of dataset that can hold a disk, as ``zfs list -o type`` names them."""
 
     FILESYSTEM = "filesystem"
     VOLUME = "volume"
@@ -110,7 +110,7 @@ class Dataset:
 
     @property
     def pool(self) -> str:
-        """The pool the dataset lives in."""
+        """The name of the dataset's pool."""
         return self.name.split("/", 1)[0]
 
 
@@ -118,7 +118,8 @@ class Dataset:
 class PoolSnapshot:
     """One ZFS snapshot of one dataset.
 
-    ``guid`` and ``createtxg`` identify it: a name comes back after a destroy, they do not.
+    ``guid`` and ``createtxg`` identify it. The name does not: after a destroy, another snapshot can
+    have it.
     """
 
     dataset: str
@@ -136,15 +137,15 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What one listing of the imported pools found."""
+    """All snapshots of the imported pools, from one listing."""
 
     pools: frozenset[str]
-    """Those that answered."""
+    """The pools that were listed."""
     snapshots: Mapping[int, tuple[str, ...]]
-    """Full names by GUID; a replica has its original's."""
+    """Full names by GUID; a replica has the GUID of its original."""
 
     def agreed(self, other: Census) -> Census:
-        """What must be reckoned with by either: pools in both, snapshots in any of them."""
+        """Combine two listings to be on the safe side: pools in both, snapshots in either."""
         guids = dict.fromkeys([*self.snapshots, *other.snapshots])
         merged = {
             guid: tuple(
@@ -157,22 +158,22 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All that policies need to know of ZFS, of one moment."""
+    """The state of ZFS that policies need, at one moment."""
 
     snapshots: tuple[PoolSnapshot, ...]
     """Oldest first."""
     pinned: Mapping[str, str]
-    """Why a snapshot (by its full name) cannot be destroyed: a hold or a clone."""
+    """By a snapshot's full name: why it cannot be destroyed, a hold or a clone."""
     policies: Mapping[str, str]
     """``snaporch:policy`` of each dataset that has or inherits one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk of a domain as its XML describes it."""
+    """A disk of a domain, as the domain's XML describes it."""
 
     target: str
-    """The guest's name for it: ``vda``."""
+    """The disk's name in the guest: ``vda``."""
     source: str | None
     """Path of the image or block device; ``None`` for an empty drive or a network disk."""
     kind: str
@@ -184,13 +185,13 @@ class Disk:
     cache: str | None = None
     transient: bool = False
     discards: bool = False
-    """Whether QEMU may discard what the guest gave up (``discard``) or wrote zeros to
+    """Whether QEMU may discard blocks that the guest discards (``discard``) or fills with zeros
     (``detect_zeroes``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The user and group an emulator process runs as."""
+    """The user and group of an emulator process."""
 
     uid: int
     gid: int
@@ -198,19 +199,19 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class TpmState:
-    """Where an emulated TPM keeps what outlasts its guest's power cycles."""
+    """The path of an emulated TPM's persistent state."""
 
     path: str
     is_file: bool = False
-    """One file; else a directory, in which each kind of state has a file."""
+    """Whether the path is a file; otherwise a directory has a file for each kind of state."""
 
     @property
     def directory(self) -> Path:
-        """The directory of its files."""
+        """The directory of the state's files."""
         return Path(self.path).parent if self.is_file else Path(self.path)
 
     def holds(self, file: Path) -> bool:
-        """Whether ``file`` would be a part of it."""
+        """Return whether ``file`` is, or would be, a part of the state."""
         return file == Path(self.path) if self.is_file else file.parent == Path(self.path)
 
 
@@ -230,9 +231,9 @@ class Domain:
     managed_save: bool
     emulator_owner: Owner | None
     boot: str
-    """Tells one emulator process from the next; empty without one."""
+    """Identifies the emulator process; empty if there is none."""
     trouble: str = ""
-    """Why libvirt could not say how it is now; then ``live_xml`` is only its definition."""
+    """Why libvirt could not report the current state; ``live_xml`` is then only the definition."""
 
     @property
     def active(self) -> bool:
@@ -240,7 +241,7 @@ class Domain:
         return self.live_xml is not None
 
     def disk(self, target: str) -> Disk | None:
-        """The disk the guest calls ``target``."""
+        """Return the disk with the name ``target`` in the guest, or ``None``."""
         return next((disk for disk in self.disks if disk.target == target), None)
 
 
@@ -250,43 +251,43 @@ class GroupRun:
 
     name: str
     run: str
-    """The same for all its members, whose runs have names of their own."""
+    """Common to all members; each member's own run has another name."""
     members: tuple[tuple[str, str], ...]
     """UUID and name of each domain."""
 
     @property
     def mark(self) -> str:
-        """As the property ``snaporch:group`` has it."""
+        """The value of the property ``snaporch:group``."""
         return f"{self.name}/{self.run}"
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What made a bundle, as text; empty when unknown."""
+    """The versions of the programs that made a bundle; empty if unknown."""
 
     snaporch: str
     libvirt: str
     emulator: str
     machine: str
     cpu: str = ""
-    """The host's CPU as a running guest sees it, in libvirt's XML; empty if it sees a model."""
+    """The host's CPU in libvirt's XML, if the guest sees it (``host-passthrough``); else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseParts:
-    """What a pause was made of, in milliseconds; ``None`` is no part of it, or was not told."""
+    """The parts of a pause, in milliseconds; ``None`` if a part did not occur or is unknown."""
 
     downtime: float | None = None
-    """QEMU's own: the last of RAM, and the devices' state."""
+    """QEMU's own downtime: it saves the last of RAM and the devices' state."""
     switch: float | None = None
-    """Until the disks stood still: libvirt's end of the image, and the switch to overlays."""
+    """Until the disks were frozen: libvirt ends the image and switches to overlays."""
     snapshot: float | None = None
-    """The ZFS snapshots, where the guest waits for them."""
+    """The ZFS snapshots, if the guest is paused until they exist."""
     resume: float | None = None
-    """Letting it run again."""
+    """Resuming the guest."""
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object."""
+        """Return the documented JSON object."""
         return {
             "downtime_ms": self.downtime,
             "switch_ms": self.switch,
@@ -296,11 +297,11 @@ class PauseParts:
 
 
 class VerifyDepth(StrEnum):
-    """How far a verification came."""
+    """The last step that a verification reached."""
 
     NOTHING = "nothing"
     CHECKED = "checked"
-    """Everything is there, with its checksums and GUIDs."""
+    """All parts exist, and their checksums and GUIDs match."""
     BOOTED = "booted"
     """A clone was booted from the disks."""
     RESUMED = "resumed"
@@ -309,25 +310,26 @@ class VerifyDepth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """What the last verification of a snapshot said."""
+    """The result of the last verification of a snapshot."""
 
     at: datetime
     passed: bool
     reached: VerifyDepth
     disks: bool = False
-    """Whether all of its disks was read."""
+    """Whether all data of the disks was read."""
 
     def as_text(self) -> str:
-        """As the property ``snaporch:verified`` has it: ``2026-11-21T14:00:00Z passed resumed``.
+        """Return the value of the property ``snaporch:verified``.
 
-        A fourth word, ``disks``, says that these were read.
+        Such as ``2026-11-21T14:00:00Z passed resumed``. A fourth word, ``disks``, says that all
+        data of the disks was read.
         """
         words = [iso(self.at), "passed" if self.passed else "failed", self.reached.value]
         return " ".join([*words, "disks"] if self.disks else words)
 
     @classmethod
     def parse(cls, text: str | None) -> VerificationResult | None:
-        """What :meth:`as_text` wrote; ``None`` for anything else."""
+        """Parse the text of :meth:`as_text`; ``None`` for any other text."""
         match (text or "").split(" "):
             case [at, ("passed" | "failed") as word, reached, *rest] if rest in ([], ["disks"]):
                 try:
@@ -338,11 +340,11 @@ class VerificationResult:
 
     @property
     def is_damage(self) -> bool:
-        """Whether what is stored is not what was stored."""
+        """Whether a stored part has changed."""
         return not self.passed and self.reached is VerifyDepth.NOTHING
 
     def as_json(self) -> dict[str, object]:
-        """Fields of the documented JSON objects."""
+        """Return the fields of the documented JSON objects."""
         return {
             "at": iso(self.at),
             "passed": self.passed,
@@ -369,24 +371,24 @@ class SnapshotRecord:
     state: BundleState
     verified: VerificationResult | None = None
     policy: str | None = None
-    """The policy it was taken for, and by whose rules it may be deleted."""
+    """The policy that it was taken for, and whose retention deletes it."""
     group: str | None = None
     """The consistency group it was taken with."""
     group_run: str | None = None
-    """The same for all that were taken in that window."""
+    """Common to all snapshots that were taken in the same window."""
     pause_parts: PauseParts | None = None
     replicated: tuple[str, ...] = ()
-    """The replicas that have all of it."""
+    """The replicas that have the complete snapshot."""
     apart: tuple[str, ...] = ()
-    """Disks that the guest can write to and that are not in it: of another instant."""
+    """Writable disks that are not in the snapshot; after a restore they are of another instant."""
     unchanged: datetime | None = None
-    """When its guest was last found off, and still what the snapshot holds."""
+    """When the guest was last found off, with disks that had not changed since the snapshot."""
     renamed: tuple[str, ...] = ()
-    """What datasets of it were called that have another name now, if that was looked at."""
+    """The old names of its datasets that were renamed since, if that was checked."""
 
     @property
     def full_name(self) -> str:
-        """``domain@snapshot``, as commands take it."""
+        """``domain@snapshot``, the argument of commands."""
         return f"{self.domain}@{self.snapshot}"
 
     @property
@@ -395,7 +397,7 @@ class SnapshotRecord:
         return self.verified is not None and not self.verified.passed
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object (``docs/json.md``)."""
+        """Return the documented JSON object (``docs/json.md``)."""
         return {
             "domain": self.domain,
             "uuid": self.uuid,
@@ -424,22 +426,22 @@ _ISO = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def iso(moment: datetime) -> str:
-    """``moment`` as ISO 8601 in UTC with a trailing ``Z``, to the second."""
+    """Return ``moment`` as ISO 8601 in UTC with a trailing ``Z``, to the second."""
     return moment.astimezone(UTC).strftime(_ISO)
 
 
 def parse_iso(text: str) -> datetime:
-    """What :func:`iso` wrote.
+    """Parse the text of :func:`iso`.
 
     Raises:
-        ValueError: it is anything else.
-        TypeError: it is no text.
+        ValueError: the text has another form.
+        TypeError: it is not text.
     """
     return datetime.strptime(text, _ISO).replace(tzinfo=UTC)
 
 
 def moment_of(text: str | None) -> datetime | None:
-    """What :func:`iso` wrote; ``None`` for anything else."""
+    """Parse the text of :func:`iso`; ``None`` for any other text."""
     try:
         return parse_iso(text or "")
     except ValueError:

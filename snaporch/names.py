@@ -1,9 +1,8 @@
-"""The rules for names of datasets and snapshots, in arguments, files and sanoid's settings.
+"""The rule for names of datasets and snapshots, wherever a name comes from.
 
-They are the rules of ZFS itself (zfsprops(7), "ZFS Component Naming Requirements";
-zfs_namecheck.c), so that every existing dataset can be named; a leading hyphen is allowed, too.
-Blanks are allowed only inside a name, where a person sees them. Only ``re`` is imported: hooks must
-start fast.
+It is ZFS's own (zfsprops(7), "ZFS Component Naming Requirements"; zfs_namecheck.c), so that each
+name that exists is accepted, also with a leading hyphen. Blanks are accepted only inside a name,
+where a reader sees them. The module imports only ``re``, because hooks have to start quickly.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import re
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_.:-]([A-Za-z0-9_.: -]*[A-Za-z0-9_.:-])?")
 MAX_FULL_NAME = 255
-"""ZFS_MAX_DATASET_NAME_LEN less the terminating NUL."""
+"""ZFS_MAX_DATASET_NAME_LEN without the terminating NUL."""
 SHOWN = 40
-"""Characters of an invalid name that a message repeats."""
+"""Characters of a wrong value that a message repeats."""
 
 
 def is_dataset(text: str) -> bool:
-    """Whether ZFS allows this name for a dataset."""
+    """Return whether ``text`` can be the name of a dataset."""
     pool_begins_well = text[:1].isascii() and text[:1].isalpha()
     return (
         len(text) <= MAX_FULL_NAME
@@ -28,7 +27,7 @@ def is_dataset(text: str) -> bool:
 
 
 def is_snapshot(text: str) -> bool:
-    """Whether ZFS allows this name for a snapshot; without the dataset and the ``@``."""
+    """Return whether ``text`` can be the name of a snapshot, behind the ``@``."""
     return len(text) <= MAX_FULL_NAME and _is_component(text)
 
 
@@ -37,5 +36,5 @@ def _is_component(text: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """Text from outside, for a message: quoted, and shortened to :data:`SHOWN` characters."""
+    """Quote and shorten a value from outside, for a message."""
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")

@@ -1,4 +1,4 @@
-"""How the lower rooms say what they do, without knowing who listens."""
+"""The interface by which the lower packages report their progress."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A listener. None of its methods may raise: a closed terminal must not end a run."""
+    """Receives progress. Its methods must not raise: a closed terminal must not end a run."""
 
     def step(self, subject: str, text: str) -> None:
-        """Something began or was done."""
+        """Report a step that began or ended.
+
+        Args:
+            subject: the domain or object that the step is about.
+        """
 
     def note(self, subject: str, text: str) -> None:
-        """Something the user should know."""
+        """Report something that the user should know; shown also with ``--quiet``."""
 
     def amount(self, subject: str, done: int, total: int) -> None:
-        """Bytes moved of bytes expected."""
+        """Report ``done`` of ``total`` expected bytes."""

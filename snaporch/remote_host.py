@@ -1,4 +1,4 @@
-"""Commands on this machine, or on another one by ssh."""
+"""Running commands on this machine, or on another one by ssh."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
+from snaporch.command_log import LoggedCommand
 from snaporch.errors import SnaporchError, UnavailableError
 
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=30")
-"""Nobody is there to answer a question, and a host that went away must not hold us for ever."""
+"""No terminal can answer a question, and an unreachable host must not block for ever."""
 _PATH = "PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH; "
 _SSH_FAILED = 255
 _POLL_SECONDS = 0.2
 
 
 class CommandError(SnaporchError):
-    """A command failed, here or there."""
+    """A command failed, on this machine or on the other one."""
 
 
 class Host:
-    """Where commands run.
+    """A machine that runs commands.
 
     Args:
-        name: as ssh takes it (``root@nas``); empty for this machine.
-        check: is called every now and then while one runs; what it raises ends the command.
+        name: ssh's name of the machine (``root@nas``); empty for this machine.
+        check: called several times a second while a command runs; an exception ends the command.
     """
 
     def __init__(self, name: str, check: Callable[[], None] = lambda: None) -> None:
@@ -36,35 +37,44 @@ class Host:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The machine's name for messages."""
         return self.name or "this machine"
 
     def words(self, script: str) -> list[str]:
-        """The command line that runs a line of shell there."""
+        """Return the command line that runs a shell script on the machine."""
         if not self.name:
             return ["sh", "-c", _PATH + script]
-        # A connection that stays would hold our pipes open.
+        # A shared connection would outlive the command and keep its pipes open.
         return [*ssh("ControlPath=none"), "--", self.name, _PATH + script]
 
     def run(self, *words: str) -> str:
-        """Run a command; what it printed.
+        """Run a command.
+
+        Returns: its standard output.
 
         Raises:
             CommandError: it failed, or the machine cannot be reached.
-            UnavailableError: there is no ssh here.
+            UnavailableError: ssh is not installed.
         """
         return self.script(shlex.join(words), what=words[0])
 
     def script(self, script: str, *, what: str) -> str:
-        """Run lines of shell; what they printed. ``what`` names them in an error.
+        """Run a shell script.
+
+        Args:
+            what: names the script in an error.
+
+        Returns: its standard output.
 
         Raises:
-            CommandError: they failed, or the machine cannot be reached.
-            UnavailableError: there is no ssh here.
+            CommandError: it failed, or the machine cannot be reached.
+            UnavailableError: ssh is not installed.
         """
         command = self.words(script)
         needed(command[0])
-        status, out, err = self._run(command)
+        with LoggedCommand(*(["ssh", self.name] if self.name else ["sh", "-c"]), script) as log:
+            status, out, err = self._run(command)
+            log.exited(status)
         if status == 0:
             return out.decode("utf-8", "surrogateescape")
         said = err.decode("utf-8", "replace").strip()
@@ -89,21 +99,26 @@ class Host:
                 except subprocess.TimeoutExpired:
                     continue
                 except BaseException:
-                    os.killpg(process.pid, signal.SIGKILL)  # not waited for, so it is its own
+                    # Its number is still its own, because it was not waited for.
+                    os.killpg(process.pid, signal.SIGKILL)
                     raise
                 return process.returncode, out, err
 
 
 def ssh(*more: str) -> list[str]:
-    """The words that begin a command line of ssh; ``more`` are options such as ``Port=2222``."""
+    """Return the first words of an ssh command line.
+
+    Args:
+        more: further options, such as ``Port=2222``.
+    """
     return ["ssh", *(word for option in (*SSH_OPTIONS, *more) for word in ("-o", option))]
 
 
 def needed(command: str) -> None:
-    """See that a command is installed.
+    """Check that a command is installed.
 
     Raises:
-        UnavailableError: it is not; the package has the command's name, or sanoid's.
+        UnavailableError: it is not; names the Debian package.
     """
     packages = {"ssh": "openssh-client", "syncoid": "sanoid"}
     if shutil.which(command) is None:
@@ -112,5 +127,5 @@ def needed(command: str) -> None:
 
 
 def _last(text: str) -> str:
-    """The last line, which says most."""
-    return (text.splitlines() or ["without a word"])[-1].strip()
+    """Return the last line of an error output, which usually has the cause."""
+    return (text.splitlines() or ["no output"])[-1].strip()

@@ -1,4 +1,4 @@
-"""All there is to know of a snapshot, and how to restore it without snaporch."""
+"""The description of a snapshot, and the commands that restore it without snaporch."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ look() {
     [ "$newer" = "$(printf '%s\n' "$@" | sort)" ] ||
         stop "newer than $name is not what was when this was printed: ${newer:-nothing}"
 }"""
-"""Before anything is touched: whether all is as it was when the commands were printed.
+"""Shell functions that check that nothing changed since the commands were printed.
 
-``look`` takes a snapshot, its GUID, and all that is newer. No comments: zsh knows none.
+Arguments of ``look``: a snapshot, its GUID, and the names of all newer snapshots and bookmarks. The
+script has no comments, because an interactive zsh does not accept them.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ShownDataset:
-    """A ZFS snapshot that belongs to it; sizes in bytes, ``None`` when it is gone."""
+    """A ZFS snapshot of the described one; sizes in bytes, all ``None`` if it does not exist."""
 
     name: str
     guid: int | None
@@ -41,7 +42,7 @@ class ShownDataset:
     referenced: int | None
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object."""
+        """Return the documented JSON object."""
         return {
             "name": self.name,
             "guid": None if self.guid is None else str(self.guid),
@@ -52,7 +53,7 @@ class ShownDataset:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A snapshot, shown."""
+    """All facts that ``snaporch show`` prints of a snapshot."""
 
     record: SnapshotRecord
     manifest: Manifest | None
@@ -61,7 +62,7 @@ class Description:
     by_hand: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object."""
+        """Return the documented JSON object."""
         manifest = self.manifest.model_dump(mode="json") if self.manifest else None
         return self.record.as_json() | {
             "snapshots": [dataset.as_json() for dataset in self.datasets],
@@ -72,7 +73,7 @@ class Description:
 
 
 def describe(context: Context, record: SnapshotRecord) -> Description:
-    """Look everything up; whatever is missing is shown as missing."""
+    """Collect the facts of a snapshot; missing parts are described as missing."""
     manifest, own = as_it_is(context, record)
     members = one_of_each(manifest, own, record.snapshot)
     names = [member.full_name for member in members]
@@ -94,10 +95,12 @@ def describe(context: Context, record: SnapshotRecord) -> Description:
 
 
 def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
-    """The commands that restore it, with ``zfs``, ``virsh`` and coreutils alone, for a shell.
+    """Return the shell commands that restore a snapshot with ``zfs``, ``virsh`` and coreutils.
 
-    Empty when they would not bring back what they promise. What is newer is looked up, and that
-    nothing else is by the time they are run; they end with the first that fails.
+    They check first that no snapshot or bookmark was made since they were printed, and stop at the
+    first that fails.
+
+    Returns: an empty list if the snapshot is incomplete, damaged or failed its verification.
     """
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     whole = record.state is BundleState.COMPLETE and not record.has_failed
@@ -123,7 +126,7 @@ def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
     if ram is not None:
         image = bundle / ram.name
         if ram.pages is not None:
-            image = Path("/var/tmp") / f"{manifest.run}.save"  # noqa: S108 - for a person to choose
+            image = Path("/var/tmp") / f"{manifest.run}.save"  # noqa: S108 - the admin may edit it
     return [
         "(",
         "set -eu",
@@ -154,7 +157,10 @@ def _install(bundle: Path, part: Part) -> str:
 
 
 def _up(virsh: str, bundle: Path, manifest: Manifest, image: Path | None) -> list[str]:
-    """Define, and resume or boot; RAM that libvirt has saved since would be resumed instead."""
+    """Return the commands that define the guest and resume or boot it.
+
+    A managed save image is removed, because libvirt would resume that one instead.
+    """
     lines = []
     definition = manifest.part(Role.INACTIVE_XML)
     if definition is not None:
@@ -169,13 +175,16 @@ def _up(virsh: str, bundle: Path, manifest: Manifest, image: Path | None) -> lis
 
 
 def _put_together(manifest: Manifest, image: Path) -> str:
-    """Pages are not what libvirt reads: this needs snaporch, or the script of the documentation."""
+    """Return the command that makes a save image of RAM in pages, which libvirt cannot read.
+
+    It needs snaporch, or the script in docs/ram-pages.md.
+    """
     name = f"{manifest.domain}@{manifest.snapshot}"
     return shlex.join(["snaporch", "extract", "--ram", name, str(image)])
 
 
 def custody(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[str, str]]:
-    """Who made it, with what, when, and who looked at it since; as pairs of label and text."""
+    """Return how a snapshot was made and verified, as pairs of label and text."""
     found = [("run", record.run), ("created", iso(record.created))]
     if manifest is not None:
         versions = manifest.versions

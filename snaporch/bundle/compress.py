@@ -17,6 +17,7 @@ from typing import IO, Protocol, cast
 
 import zstandard
 
+from snaporch.command_log import LoggedCommand
 from snaporch.errors import RefusedError
 
 Block = bytes | bytearray | memoryview
@@ -150,8 +151,10 @@ class _Pigz:
 
     def __init__(self, how: Compressing, sink: Sink) -> None:
         threads = how.threads or os.cpu_count() or 1
+        command = ["pigz", f"-{min(max(how.level, 1), 9)}", "-p", str(threads), "-c"]
+        self._log = LoggedCommand(*command)
         self._process = subprocess.Popen(
-            ["pigz", f"-{min(max(how.level, 1), 9)}", "-p", str(threads), "-c"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a terminal's Ctrl-C must not kill it
@@ -195,6 +198,8 @@ class _Pigz:
         self._close()
 
     def _close(self) -> None:
+        self._log.exited(self._process.returncode)
+        self._log.end()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with suppress(OSError):  # a killed pigz needs its buffered input no more

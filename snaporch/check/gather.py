@@ -26,6 +26,7 @@ from snaporch.check.facts import (
     StoreFacts,
 )
 from snaporch.check.policies import takes_snapshots, unknown_names, with_policies
+from snaporch.command_log import LoggedCommand
 from snaporch.config import Paths
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
@@ -191,7 +192,8 @@ def _scheduled() -> bool | None:
     """Debian's cron job does nothing under systemd. Other crontabs are not read."""
     if PLACES.systemd.is_dir():
         command = ["systemctl", "--quiet", "is-active", "sanoid.timer"]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        with LoggedCommand(*command):
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
     return True if PLACES.cron_job.exists() else None
 
 
@@ -224,13 +226,14 @@ def _version(path: str) -> str:
     if os.path.exists(own) and os.path.samefile(path, own):
         return __version__
     try:
-        done = subprocess.run(
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_VERSION_SECONDS,
-        )
+        with LoggedCommand(path, "--version"):
+            done = subprocess.run(
+                [path, "--version"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=_VERSION_SECONDS,
+            )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     words = done.stdout.decode("utf-8", "replace").split()

@@ -1,1 +1,1 @@
-"""The command line: parse, call, print. One module per command, no decisions."""
+"""The command line. Each command is a module that parses, calls and prints; it decides nothing."""

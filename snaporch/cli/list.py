@@ -13,20 +13,19 @@ def list_command(
     context: typer.Context,
     domain: Annotated[
         str | None,
-        typer.Argument(metavar="[DOMAIN]", help="Only this domain's.", show_default=False),
+        typer.Argument(metavar="[DOMAIN]", help="Only this domain.", show_default=False),
     ] = None,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
     """List snapshots, as ZFS and the bundle store have them now."""
-    import json as json_format
     import shlex
 
     from snaporch.bundle.store import BundleStore
     from snaporch.catalog.records import all_records
     from snaporch.config import load_config
     from snaporch.output.tables import print_records
-    from snaporch.output.terminal import print_error, print_result
+    from snaporch.output.terminal import print_error, print_json
     from snaporch.restore.safety_catalog import copies_of
     from snaporch.zfs import open_pool
 
@@ -35,17 +34,15 @@ def list_command(
     store = BundleStore(settings.paths.bundles)
     records = all_records(store, everything, renamed_too=True)
     if domain is not None:
-        own = {record.uuid for record in records if domain in (record.domain, record.uuid)}
-        if not own:
+        uuids = {record.uuid for record in records if domain in (record.domain, record.uuid)}
+        if not uuids:
             from snaporch.hypervisor import open_hypervisor
 
-            # A misspelt name is an error; one that was renamed has snapshots under the old one.
-            own = {open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
-        records = [record for record in records if record.uuid in own]
+            # A renamed domain has its snapshots under its old name; a misspelt name is an error.
+            uuids = {open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
+        records = [record for record in records if record.uuid in uuids]
     if json:
-        print_result(
-            json_format.dumps([r.as_json() for r in records], indent=2, ensure_ascii=False)
-        )
+        print_json([record.as_json() for record in records])
     elif records:
         print_records(records)
         copies = [each for each in copies_of(store, domain) if not each.record.half_way]
@@ -53,7 +50,6 @@ def list_command(
             name = copy.manifest.domain
             print_error(f"{copy.thing} can be undone: {shlex.join(['snaporch', 'undo', name])}")
     else:
-        print_error(
-            f"no snapshots{f' of {domain}' if domain else ''}; take one: snaporch snapshot DOMAIN"
-        )
+        of_domain = f" of {domain}" if domain else ""
+        print_error(f"no snapshots{of_domain}; take one: snaporch snapshot DOMAIN")
     return 0

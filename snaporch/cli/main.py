@@ -1,4 +1,4 @@
-"""``snaporch``: the commands, and the one place where errors become lines and exit codes."""
+"""``snaporch``: the list of commands, and the mapping of errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.install import install_command, uninstall_command
 from snaporch.cli.list import list_command
-from snaporch.cli.options import Command, ConfigOption
+from snaporch.cli.options import Command, ConfigOption, VerboseOption
 from snaporch.cli.plan import plan_command
 from snaporch.cli.prune import prune_command
 from snaporch.cli.recover import recover_command
@@ -29,12 +29,14 @@ from snaporch.cli.snapshot import snapshot_command
 from snaporch.cli.status import status_command
 from snaporch.cli.undo import undo_command
 from snaporch.cli.verify import verify_command
+from snaporch.data_files import pages_directory
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 
+_PAGES = pages_directory()
 _EPILOG = (
     "Exit codes: 0 done, 2 wrong usage, 3 configuration, 4 not found, 5 refused, 6 busy, "
     "7 libvirt, ZFS or permission missing, 8 failed and undone, 9 needs attention, 10 warnings."
-)
+) + (f" Messages name pages such as docs/recovery.md: see below {_PAGES}." if _PAGES else "")
 
 app = typer.Typer(
     name="snaporch",
@@ -68,13 +70,14 @@ app.command("uninstall", cls=Command)(uninstall_command)
 
 
 class Invoked:
-    """What this process was asked for."""
+    """The command of this process."""
 
     command = ""
+    """Its name; empty if none was given, as with ``--version``."""
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from snaporch.output.terminal import print_result
 
         print_result(f"snaporch {__version__}")
@@ -85,6 +88,7 @@ def _print_version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     config: ConfigOption = None,
+    verbose: VerboseOption = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -92,14 +96,14 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Options for every command."""
-    del version
+    """Take the options of all commands."""
+    del verbose, version
     context.obj = config
     Invoked.command = context.invoked_subcommand or ""
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """The console script: never a traceback for what a user can mend."""
+    """Run the command line and exit; an error of the user never prints a traceback."""
     sys.exit(_run(arguments))
 
 
@@ -108,7 +112,7 @@ def _run(arguments: list[str] | None) -> int:
 
     outlast_stdout()
     try:
-        answer = app(args=arguments, prog_name="snaporch", standalone_mode=False)
+        result = app(args=arguments, prog_name="snaporch", standalone_mode=False)
     except SnaporchError as error:
         print_error(error.line())
         if isinstance(error, InterruptedRunError):
@@ -133,16 +137,17 @@ def _run(arguments: list[str] | None) -> int:
             "run it again with SNAPORCH_DEBUG=1 and report the output"
         )
         return ExitCode.BUG
-    code = answer if isinstance(answer, int) else ExitCode.OK
-    return code or _unless_lost()
+    code = result if isinstance(result, int) else ExitCode.OK
+    return code or _code_of_success()
 
 
-_LOOKING = ("", "check", "list", "plan", "render", "show", "status")
-"""Commands whose results are all there is of them; "" is none, as for ``--version``."""
+_PRINTING_ONLY = ("", "check", "list", "plan", "render", "show", "status")
+"""Commands that do nothing but print; "" stands for ``--version`` and ``--help``."""
 
 
-def _unless_lost() -> int:
-    """Success, for work that was done counts whether its result could be written or not."""
+def _code_of_success() -> int:
+    """Return 0, unless the command only prints and its result could not be written."""
     from snaporch.output.terminal import Results
 
-    return ExitCode.FAILED if Results.lost and Invoked.command in _LOOKING else ExitCode.OK
+    failed = Results.lost and Invoked.command in _PRINTING_ONLY
+    return ExitCode.FAILED if failed else ExitCode.OK

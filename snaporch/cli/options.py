@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
@@ -24,16 +24,37 @@ JsonOption = Annotated[
 SnapshotArgument = Annotated[
     str,
     typer.Argument(
-        metavar="DOMAIN@SNAPSHOT", help="As `snaporch list` shows them.", show_default=False
+        metavar="DOMAIN@SNAPSHOT",
+        help="A snapshot, as `snaporch list` shows it.",
+        show_default=False,
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only notes.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def _start_log(verbose: bool) -> None:
+    if verbose:
+        from snaporch import command_log
+        from snaporch.output.log_handler import TerminalLogHandler
+
+        command_log.start(TerminalLogHandler())
+
+
+VerboseOption = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        callback=_start_log,
+        help="Log each external command, and each libvirt call that changes something.",
+    ),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only notes.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 AlsoRollBackOption = Annotated[
     bool,
     typer.Option(
         "--also-roll-back",
-        help="Roll back files that are not the guest's too, where they share a dataset.",
+        help="Also roll back other files in the guest's datasets.",
     ),
 ]
 WaitOption = Annotated[
@@ -42,29 +63,46 @@ WaitOption = Annotated[
         "--wait",
         min=0,
         metavar="SECONDS",
-        help="Wait this long for another run on the domain [default: from the configuration, 0].",
+        help="Wait this long for another run on the domain [default: configured, or 0].",
         show_default=False,
     ),
 ]
 
 
 class Command(TyperCommand):
-    """A command whose help is the same with each version of typer."""
+    """A command whose help is the same with each version of typer.
+
+    Values have a name (``LEVEL``) or their choices (``overlay|base``), never a Python type.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for each in self.params:
+            if each.param_type_name == "argument":  # typer 0.29 prints its type behind its name
+                setattr(each, "display_type_rich", lambda **_: "")  # noqa: B010 - of typer 0.29
+            if each.metavar is None and not getattr(each, "is_flag", False):
+                kind = getattr(each, "type_descriptor", None) or getattr(each, "type", None)
+                choices = [str(choice) for choice in getattr(kind, "choices", None) or ()]
+                each.metavar = "|".join(choices) or str(each.name).upper().replace("_", "-")
 
     def get_help(self, ctx: Any) -> str:
-        """Without what typer 0.15 (Debian 13) escapes for rich, which does not print it."""
+        """Return the help without the escapes that typer 0.15 (Debian 13) adds for rich."""
         return super().get_help(ctx).replace("\\[", "[")
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Arguments as they are written here; later versions put more brackets around them."""
+        """Return the arguments' own names; later versions of typer add brackets to them."""
         del ctx
         arguments = [each for each in self.params if each.param_type_name == "argument"]
         return ["[OPTIONS]", *(each.metavar or str(each.name).upper() for each in arguments)]
 
 
 def config_path(context: typer.Context, own: Path | None) -> Path | None:
-    """The command's own ``--config``, the one given before the command, or the environment's."""
-    told: Path | None = own or context.obj
-    if told is None and (named := os.environ.get("SNAPORCH_CONFIG")):
-        return Path(named)
-    return told
+    """Return the configuration file.
+
+    In this order: ``own``, the command's ``--config``; the one before the command;
+    ``$SNAPORCH_CONFIG``; ``None`` for the default.
+    """
+    path: Path | None = own or context.obj
+    if path is None and (variable := os.environ.get("SNAPORCH_CONFIG")):
+        return Path(variable)
+    return path

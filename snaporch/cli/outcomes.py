@@ -1,18 +1,17 @@
-"""Outcomes of one thing after the other: printed as they come, or all as one JSON document."""
+"""Results of a command on several objects, printed one by one or as one JSON document."""
 
 from __future__ import annotations
 
-import json as json_format
-
 from snaporch.errors import SnaporchError
-from snaporch.output.terminal import print_error, print_result
+from snaporch.output.terminal import print_error, print_json, print_result
 
 
 class Outcomes:
-    """Those that were told so far, and the first failure's exit code.
+    """The results so far, and the exit code of the first failure.
 
     Args:
-        json: only failures are printed at once; the rest is in :attr:`documents`.
+        json: collect results in :attr:`documents` instead of printing them; failures are printed
+            at once in either case.
     """
 
     def __init__(self, *, json: bool) -> None:
@@ -21,17 +20,17 @@ class Outcomes:
         self._json = json
 
     def add(self, document: dict[str, object], line: str) -> None:
-        """What is to be told of one: in the document, or as a line."""
+        """Add a result: ``document`` for JSON, ``line`` to be printed otherwise."""
         self.documents.append(document)
         if not self._json:
             print_result(line)
 
     def fail(self, error: SnaporchError) -> None:
-        """Tell of a failure, in either case."""
+        """Print a failure and keep its exit code."""
         print_error(error.line())
         self.code = self.code or int(error.exit_code)
 
     def print_documents(self) -> None:
-        """All of them, as JSON if that was wanted."""
+        """Print all results as a JSON array, if JSON was requested."""
         if self._json:
-            print_result(json_format.dumps(self.documents, indent=2, ensure_ascii=False))
+            print_json(self.documents)

@@ -1,4 +1,4 @@
-"""From a configuration to a :class:`~snaporch.context.Context`; imported by commands only."""
+"""Opening the :class:`~snaporch.context.Context` of a command from its configuration."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _finish_restore(context: Context, journal: ForeignJournal, dry_run: bool) ->
     return finish(context, journal, dry_run=dry_run)
 
 
-def _strangers(datasets: Sequence[str]) -> str:
+def _other_takers(datasets: Sequence[str]) -> str:
     from snaporch.sanoid.config.unhooked import unheld_by_hooks
 
     return unheld_by_hooks(datasets)
 
 
-def _held(datasets: Sequence[str]) -> frozenset[str]:
+def _held_by_hooks(datasets: Sequence[str]) -> frozenset[str]:
     from snaporch.sanoid.config.unhooked import held_by_hooks
 
     return held_by_hooks(datasets)
@@ -34,13 +34,14 @@ def _held(datasets: Sequence[str]) -> frozenset[str]:
 
 @contextmanager
 def session(config: Path | None, *, quiet: bool, to_look: bool = False) -> Iterator[Context]:
-    """Open everything a command works with, and watch for signals while it does.
+    """Open configuration, libvirt and ZFS for a command, and handle signals meanwhile.
 
     Args:
-        to_look: the command changes nothing in a pool.
+        quiet: print notes, but no progress.
+        to_look: the command only reads from ZFS, so that libzfs_core is not loaded.
 
     Raises:
-        ConfigError, UnavailableError: nothing was touched.
+        ConfigError, UnavailableError: nothing was changed.
     """
     settings = load_config(config)
     pool = open_pool(to_look=to_look)
@@ -52,8 +53,8 @@ def session(config: Path | None, *, quiet: bool, to_look: bool = False) -> Itera
         TerminalProgress(quiet=quiet),
         config_path=config,
         finishers={"restore": _finish_restore},
-        strangers=_strangers,
-        held=_held,
+        strangers=_other_takers,
+        held=_held_by_hooks,
     )
     with context.interrupt.watching():
         yield context

@@ -13,9 +13,20 @@ def show_command(
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Show all there is to know of a snapshot, and how to restore it by zfs and virsh alone."""
+    """Show a snapshot, and how to restore it without snaporch.
+
+    The commands need nothing but zfs and virsh.
+    """
     from snaporch.cli.session import session
-    from snaporch.cli.showing import show_one
+    from snaporch.output.show import print_description
+    from snaporch.output.terminal import print_json
+    from snaporch.restore.source import records_called
+    from snaporch.show import describe
 
     with session(config_path(context, config), quiet=True, to_look=True) as opened:
-        return show_one(opened, snapshot, json=json)
+        shown = describe(opened, records_called(opened, snapshot)[-1])
+        if json:
+            print_json(shown.as_json())
+        else:
+            print_description(shown)
+    return 0

@@ -1,4 +1,4 @@
-"""Who hears how policies are carried out: Prometheus, and whoever is to be notified."""
+"""The observers of the scheduler: metrics for Prometheus, and notifications."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from snaporch.status.metrics_exporter import MetricsExporter
 
 
 class PolicyObservers:
-    """A :class:`~snaporch.schedule.observer.PolicyObserver` that tells all of them."""
+    """A :class:`~snaporch.schedule.observer.PolicyObserver` that updates metrics and notifies."""
 
     def __init__(self, context: Context) -> None:
         self.observer = MetricsExporter()
         self.notifier = Notifier(context.progress)
 
     def looked(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
-        """Figures for Prometheus; and what was told before and did not come again is over."""
+        """Update the metrics, and end notified problems that did not occur again."""
         self.observer.looked(context, outlooks, now)
         self.notifier.looked(context.config)
 
     def ended(self, config: Config, outcome: CaptureOutcome) -> None:
-        """How a run ended."""
+        """Notify of the end of a run."""
         self.notifier.ended(config, outcome)
 
     def failed(self, config: Config, error: SnaporchError) -> None:
-        """What else failed; what was only busy has its turn later."""
+        """Notify of another failure; a busy domain is retried later and no failure."""
         if isinstance(error, BusyError):
             return
         self.notifier.failed(config, error)
@@ -40,9 +40,9 @@ class PolicyObservers:
 
 @contextmanager
 def watchers(context: Context) -> Iterator[PolicyObservers]:
-    """Around all the work; at its end, those who are slow to hear have a while."""
-    made = PolicyObservers(context)
+    """Observe the work within; at its end, wait a limited time for pending notifications."""
+    observers = PolicyObservers(context)
     try:
-        yield made
+        yield observers
     finally:
-        made.notifier.close(patience(context.config))
+        observers.notifier.close(patience(context.config))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from snaporch.command_log import LoggedCommand
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import BackingImage, OverlayDisk
 from snaporch.hypervisor.qcow2 import HeaderError, Qcow2Header, read_qcow2
@@ -237,9 +238,19 @@ def qemu_img(
     # a process that is not root has nothing to drop; without a DAC label libvirt's QEMU is root too
     if owner is not None and os.geteuid() == 0:
         confine = ["setpriv", "--reuid", str(owner.uid), "--regid", str(owner.gid), *_CONFINED]
+    with LoggedCommand("qemu-img", *arguments) as log:
+        done = _run([*confine, "qemu-img", *arguments], descriptors)
+        log.exited(done.returncode)
+    if done.returncode not in good:
+        reason = done.stderr.strip() or "failed"
+        raise OverlayError(f"qemu-img {arguments[0]}", reason)
+    return done.returncode, done.stdout
+
+
+def _run(command: Sequence[str], descriptors: Sequence[int]) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
-            [*confine, "qemu-img", *arguments],
+        return subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
@@ -252,7 +263,3 @@ def qemu_img(
     except FileNotFoundError as error:
         reason, step = "is not installed", "apt install qemu-utils util-linux"
         raise OverlayError(str(error.filename or "qemu-img"), reason, step) from error
-    if done.returncode not in good:
-        reason = done.stderr.strip() or "failed"
-        raise OverlayError(f"qemu-img {arguments[0]}", reason)
-    return done.returncode, done.stdout

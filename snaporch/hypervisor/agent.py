@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import libvirt
 import libvirt_qemu
 
+from snaporch.command_log import LoggedCommand
 from snaporch.hypervisor.interface import HypervisorError, NotFrozenByUsError
 
 _STATUS_SECONDS = 5
@@ -100,8 +101,10 @@ def _ask(domain: Any, command: str, seconds: int, **arguments: Any) -> Any:
 
     Errors of libvirt and JSON pass through.
     """
-    question = {"execute": command} | ({"arguments": arguments} if arguments else {})
-    answer = libvirt_qemu.qemuAgentCommand(domain, json.dumps(question), seconds, 0)
+    question = json.dumps({"execute": command} | ({"arguments": arguments} if arguments else {}))
+    changes = command not in ("guest-ping", "guest-fsfreeze-status")
+    with LoggedCommand("agent", command, domain=domain.name()) if changes else nullcontext():
+        answer = libvirt_qemu.qemuAgentCommand(domain, question, seconds, 0)
     return json.loads(answer)["return"]
 
 

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -134,13 +135,14 @@ class _SnapshotCall(threading.Thread):
     def __init__(self, domain: Any, xml: str, events: DomainEvents) -> None:
         super().__init__(name="libvirt-snapshot", daemon=True)
         self._domain, self._xml, self._events = domain, xml, events
+        self._log_fields = copy_context()
         self.error: libvirt.libvirtError | None = None
         self.over = False
         """Set before the thread ends: with a paused guest every moment counts."""
 
     def run(self) -> None:
         try:
-            self._domain.snapshotCreateXML(self._xml, _FLAGS)
+            self._log_fields.run(self._domain.snapshotCreateXML, self._xml, _FLAGS)
         except libvirt.libvirtError as error:
             self.error = error
         self.over = True

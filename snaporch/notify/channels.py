@@ -16,6 +16,7 @@ from email.message import EmailMessage
 from email.utils import format_datetime, make_msgid
 from pathlib import Path
 
+from snaporch.command_log import LoggedCommand
 from snaporch.config import EmailOptions, NotifyOptions
 from snaporch.config.monitoring import mail_server
 from snaporch.errors import SnaporchError, one_line
@@ -77,12 +78,13 @@ def _run(words: Sequence[str], data: bytes, seconds: int, env: dict[str, str]) -
         )
     except OSError as error:
         raise NotifyError(words[0], f"cannot be started: {error.strerror}") from error
-    with process:
+    with LoggedCommand(words[0]) as log, process:
         try:
             _, err = process.communicate(data, timeout=seconds)
         except subprocess.TimeoutExpired as error:
             os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the PID is still valid
             raise NotifyError(words[0], f"did not end within {seconds} s") from error
+        log.exited(process.returncode)
     if process.returncode != 0:
         lines = err.decode("utf-8", "replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")

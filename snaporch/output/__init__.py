@@ -1,1 +1,1 @@
-"""What users see: progress, tables, sizes and ages in words."""
+"""The output for users: progress, results, tables, sizes and ages."""

@@ -1,4 +1,4 @@
-"""Findings of a lint, for people and for monitoring."""
+"""Findings of ``snaporch check``, as text and for a monitoring plugin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ NAGIOS_UNKNOWN = 3
 
 
 def print_findings(findings: Sequence[Finding], looked_at: str) -> None:
-    """Each finding as a paragraph, then how many there are."""
+    """Print each finding as a paragraph, then their number.
+
+    Args:
+        looked_at: what was checked.
+    """
     console = Console(highlight=False, emoji=False, soft_wrap=True)
     width = min(console.width, _WIDEST)
     with console.capture() as captured:
@@ -35,11 +39,11 @@ def print_findings(findings: Sequence[Finding], looked_at: str) -> None:
 
 
 def _paragraph(finding: Finding, width: int) -> Text:
-    """What and why and how are wrapped; a line to write never is."""
+    """Format a finding; sentences are wrapped, lines to be copied are not."""
     text = Text()
     text.append(f"{finding.severity}", style=_STYLES[finding.severity])
     text.append(f"  {one_line(finding.subject)}  [{finding.code}]\n")
-    for sentence in (finding.what, f"Why: {finding.why}", f"Mend: {finding.mend}"):
+    for sentence in (finding.what, f"Why: {finding.why}", f"Fix: {finding.mend}"):
         for line in textwrap.wrap(
             one_line(sentence), width - len(_INDENT), break_long_words=False, break_on_hyphens=False
         ):
@@ -50,15 +54,15 @@ def _paragraph(finding: Finding, width: int) -> Text:
 
 
 def nagios(findings: Sequence[Finding]) -> tuple[str, int]:
-    """The line and the exit status that a monitoring plugin gives (Nagios Plugin API)."""
+    """Return the line and the exit status of a monitoring plugin (Nagios Plugin API)."""
     word, status = _NAGIOS[worst(findings)]
     grave = [f for f in findings if f.severity is not Severity.HINT]
-    told = count(findings)
+    text = count(findings)
     if grave:
-        told += f" - {grave[0].subject}: {grave[0].what}"
-    return nagios_line(word, told), status
+        text += f" - {grave[0].subject}: {grave[0].what}"
+    return nagios_line(word, text), status
 
 
 def nagios_line(word: str, text: str) -> str:
-    """One line; a bar would begin performance data."""
+    """Return one line without bars, which would begin performance data."""
     return one_line(f"SNAPORCH {word} - {text}").replace("|", "/")

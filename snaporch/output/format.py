@@ -1,4 +1,4 @@
-"""Sizes, ages and pauses for people."""
+"""Sizes, ages and pauses as short text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONG_PAUSE_MS = 10_000
 
 
 def size(count: int | None) -> str:
-    """Bytes in the largest unit that leaves at least one: ``1.5 GiB``; ``-`` for none."""
+    """Format bytes in the largest unit that gives at least one: ``1.5 GiB``; ``-`` for ``None``."""
     if count is None:
         return "-"
     value = float(count)
@@ -22,7 +22,7 @@ def size(count: int | None) -> str:
 
 
 def age(moment: datetime, now: datetime) -> str:
-    """Time since ``moment``, two units at most: ``3d 4h``."""
+    """Format the time since ``moment`` in at most two units: ``3d 4h``."""
     seconds = max(int((now - moment) / timedelta(seconds=1)), 0)
     lengths = {"d": 86400, "h": 3600, "m": 60, "s": 1}
     counts = []
@@ -35,7 +35,7 @@ def age(moment: datetime, now: datetime) -> str:
 
 
 def pause(milliseconds: float | None) -> str:
-    """A pause: ``84 ms``, or ``12.3 s`` from ten seconds on."""
+    """Format a pause: ``84 ms``, or ``12.3 s`` from ten seconds on; ``-`` for ``None``."""
     if milliseconds is None:
         return "-"
     return (
@@ -46,5 +46,5 @@ def pause(milliseconds: float | None) -> str:
 
 
 def compact(text: str) -> str:
-    """A size or pause without what a narrow column can spare: ``1.5G``, ``84ms``."""
+    """Shorten a size or pause for a narrow column: ``1.5G``, ``84ms``."""
     return text.replace("iB", "").replace(" ", "")

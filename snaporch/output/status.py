@@ -1,4 +1,4 @@
-"""How it stands, for people and for monitoring."""
+"""The state of guests, policies and the store, as text and for a monitoring plugin."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ _NAGIOS = {
 
 
 def print_status(status: Status, troubles: Sequence[Problem], zone: tzinfo) -> None:
-    """``snaporch status`` on standard output."""
+    """Print ``snaporch status`` on standard output.
+
+    Args:
+        troubles: the problems, the worst first.
+        zone: the time zone of printed times.
+    """
     console = Console(highlight=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
         console = Console(highlight=False, emoji=False, soft_wrap=True, width=_PIPED_WIDTH)
@@ -64,7 +69,7 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
         f"store     {size(store.bundle_bytes)} in {bundles}, {room}",
     ]
     for run in status.runs:
-        state = "under way" if run.held else "cut short"
+        state = "under way" if run.held else "interrupted"
         window = ", window open" if run.window else ""
         since = age(run.since, status.at)
         lines.append(f"run       {run.domain}: {run.kind} {state}, {run.phase}{window} for {since}")
@@ -112,7 +117,10 @@ def _policy_cells(policy: PolicyStatus, now: datetime, zone: tzinfo) -> list[Tex
 
 
 def _last(policy: PolicyStatus, now: datetime) -> str:
-    """With when a guest that is off was last looked at: it may have run since then."""
+    """Format the last snapshot; of an unchanged guest also the time of the last check.
+
+    The guest may have run since that check.
+    """
     taken = _ago(policy.last, now)
     if policy.unchanged is None:
         return taken
@@ -156,15 +164,15 @@ def _paragraph(trouble: Problem, console: Console) -> Text:
 
 
 def nagios(status: Status, troubles: Sequence[Problem], limits: Limits) -> tuple[str, int]:
-    """The line and the exit status of a monitoring plugin (Nagios Plugin API, performance data)."""
+    """Return the line and the exit status of a monitoring plugin (Nagios Plugin API)."""
     word, code = _NAGIOS[worst(troubles)]
     count = len(status.domains)
-    told = f"{count} guest{'' if count == 1 else 's'}"
+    text = f"{count} guest{'' if count == 1 else 's'}"
     if troubles:
-        told = f"{troubles[0].subject}: {troubles[0].text}"
+        text = f"{troubles[0].subject}: {troubles[0].text}"
         if len(troubles) > 1:
-            told += f" (and {len(troubles) - 1} more)"
-    return f"{nagios_line(word, told)} | {_perfdata(status, limits)}", code
+            text += f" (and {len(troubles) - 1} more)"
+    return f"{nagios_line(word, text)} | {_perfdata(status, limits)}", code
 
 
 def _perfdata(status: Status, limits: Limits) -> str:
@@ -183,16 +191,16 @@ def _perfdata(status: Status, limits: Limits) -> str:
 
 
 def _oldest(domains: Sequence[DomainStatus], now: datetime) -> int:
-    """Age of the newest snapshot of the domain whose newest is the oldest, in seconds.
+    """Return the highest age, in seconds, of the domains' newest snapshots.
 
-    One that still held all of a guest that was off is as old as the last look that found it so.
+    A snapshot of a guest that is off and unchanged is as old as the last check that found it so.
     """
     lasts = [domain.last for domain in domains if domain.last is not None]
     return max((_seconds(last, now) for last in lasts), default=0)
 
 
 def _seconds(last: SnapshotRecord, now: datetime) -> int:
-    """Not below 0, nor by a look that is of the future: the clock went back."""
-    looked = last.unchanged
-    moment = last.created if looked is None or looked > now else looked
+    """Return the age of a snapshot: never negative, also after the clock was set back."""
+    checked = last.unchanged
+    moment = last.created if checked is None or checked > now else checked
     return max(int((now - moment).total_seconds()), 0)

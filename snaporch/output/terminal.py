@@ -16,7 +16,7 @@ from snaporch.output.format import size
 
 
 def _render(markup: str) -> str:
-    """Markup as standard error shows it: coloured on a terminal, plain elsewhere, never wrapped."""
+    """Render markup for standard error: coloured on a terminal, plain elsewhere, never wrapped."""
     text = io.StringIO()  # rich writes to its file even while it captures
     seen = True if sys.stderr.isatty() else None
     Console(file=text, force_terminal=seen, highlight=False, soft_wrap=True).print(markup, end="")
@@ -24,16 +24,16 @@ def _render(markup: str) -> str:
 
 
 class _InPlace:
-    """The line of the terminal in which bytes are shown."""
+    """The terminal's last line, which shows the number of saved bytes."""
 
     is_open = False
-    """Whether the cursor is still in it: whatever is printed next takes its place."""
+    """Whether the cursor is still in that line, so that the next output replaces it."""
 
 
 def _write(text: str) -> None:
-    """A terminal that went away must not end a run, nor change its exit code.
+    """Write to standard error; a closed terminal neither ends a run nor changes its exit code.
 
-    Not printed by rich, which ends the process when its stream is closed.
+    rich is not used, because it ends the process when its stream is closed.
     """
     clear = "\r\x1b[K" if _InPlace.is_open else ""
     _InPlace.is_open = False
@@ -45,25 +45,25 @@ def _write(text: str) -> None:
 
 
 class TerminalProgress:
-    """One line per step; bytes are shown in place on a terminal only."""
+    """Prints a line for each step; shows bytes in place, on a terminal only."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._in_place = sys.stderr.isatty()
 
     def step(self, subject: str, text: str) -> None:
-        """A step, unless quiet."""
+        """Print a step, unless quiet."""
         if not self._quiet:
             self._print(f"[bold]{escape(one_line(subject))}[/]  {escape(one_line(text))}")
 
     def note(self, subject: str, text: str) -> None:
-        """A warning, always."""
+        """Print a note."""
         self._print(
             f"[bold]{escape(one_line(subject))}[/]  [yellow]note:[/] {escape(one_line(text))}"
         )
 
     def amount(self, subject: str, done: int, total: int) -> None:
-        """Bytes, overwritten in place."""
+        """Show ``done`` of ``total`` bytes in place, unless quiet."""
         if not self._quiet and self._in_place:
             _write(f"{one_line(subject)}  {size(done)} of {size(total)}")
             _InPlace.is_open = True
@@ -72,22 +72,28 @@ class TerminalProgress:
         _write(_render(markup) + "\n")
 
 
+def print_log(text: str) -> None:
+    """Print a line of the log on standard error."""
+    _write(text + "\n")
+
+
 def print_error(text: str) -> None:
-    """One line on standard error."""
+    """Print a line on standard error."""
     _write(_render(f"[bold red]snaporch:[/] {escape(one_line(text))}") + "\n")
 
 
 class Results:
-    """What became of the results of this process."""
+    """The state of this process's results."""
 
     lost = False
-    """Whether some could not be written."""
+    """Whether a result could not be written."""
 
 
 def print_result(text: str) -> None:
-    """Something on standard output; a reader that left early is no error of ours.
+    """Print a result on standard output; a reader that closed the pipe is no error.
 
-    What cannot be written, on a full disk say, is told, and changes nothing of what was done.
+    A result that cannot be written, such as on a full disk, is reported on standard error; the
+    command's work stays done.
     """
     if _InPlace.is_open:
         _write("")
@@ -98,8 +104,15 @@ def print_result(text: str) -> None:
         _lose(error)
 
 
+def print_json(document: object) -> None:
+    """Print one JSON document on standard output."""
+    import json
+
+    print_result(json.dumps(document, indent=2, ensure_ascii=False))
+
+
 def _lose(error: OSError) -> None:
-    with suppress(OSError):  # one that is no file
+    with suppress(OSError):  # standard output may be no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(error, BrokenPipeError):
         Results.lost = True
@@ -107,10 +120,10 @@ def _lose(error: OSError) -> None:
 
 
 class _Lasting(io.FileIO):
-    """Standard output that can be written to also when it takes nothing any more."""
+    """Standard output whose failed writes are reported instead of raised."""
 
     def write(self, data: Any) -> int:
-        """All of it, or it is told."""
+        """Write ``data``; report a failure."""
         try:
             return super().write(data)
         except OSError as error:
@@ -119,7 +132,7 @@ class _Lasting(io.FileIO):
 
 
 def outlast_stdout() -> None:
-    """Have what others print, as the parser its help, be no error either."""
+    """Report failed writes of other code too, such as the parser's help."""
     stream, original = sys.stdout, sys.__stdout__
     if original is None or stream != original:
         return

@@ -93,6 +93,7 @@ def release(
 
     Returns: False if the release must be tried again.
     """
+    from snaporch.command_log import set_fields
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
     from snaporch.journal import Note, append_note, noting
@@ -100,6 +101,7 @@ def release(
     from snaporch.recovery.release_guest import abort_snapshot_job, resume
 
     facts = lines[0]["facts"]
+    set_fields(DOMAIN=facts["domain"], RUN=facts["run"], SNAPSHOT=facts["snapshot"], STEP="guard")
     saving = window is Window.SAVING
     try:
         # libvirt waits for a reader of the RAM pipe, and the run's own reader may hang

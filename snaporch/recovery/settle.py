@@ -19,6 +19,7 @@ from snaporch.catalog.torn import (
     commits_of_all,
     mark_torn,
 )
+from snaporch.command_log import set_fields
 from snaporch.context import Context
 from snaporch.errors import AttentionError, BusyError, SnaporchError
 from snaporch.journal import (
@@ -74,6 +75,7 @@ def settle(
     Raises:
         AttentionError: safety cannot be proven; everything was kept.
     """
+    set_fields(DOMAIN=facts.domain, RUN=facts.run, SNAPSHOT=facts.snapshot, STEP="recover")
     try:
         with reader_of(Path(facts.ram_pipe)):
             done = release(context, find_domain(context, facts), facts, notes)

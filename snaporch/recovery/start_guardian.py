@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaporch import default_paths
+from snaporch.command_log import LoggedCommand
 from snaporch.context import Context
 from snaporch.errors import UnavailableError
 from snaporch.journal import RunFacts, read_journals
@@ -123,9 +124,11 @@ def start_detached(unit: str, command: list[str]) -> None:
 def _works(command: list[str]) -> bool:
     """Whether systemd started the unit; without a bus or permission a plain process is started."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10
-        )
+        with LoggedCommand(*command) as log:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10
+            )
+            log.exited(done.returncode)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from snaporch.bundle.store import COPY_NAME, COPYING, RUN_NAME, copy_of
+from snaporch.command_log import LoggedCommand
 from snaporch.config import Replica
 from snaporch.context import Context, Interrupt
 from snaporch.errors import SnaporchError
@@ -235,7 +236,7 @@ class ReplicaDestination:
             The exit status, and the lines of output.
         """
         needed(command[0])
-        with tempfile.TemporaryFile() as output:
+        with LoggedCommand(*command) as log, tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -248,6 +249,7 @@ class ReplicaDestination:
                 status = self._wait(process, StallDetector(process.pid) if counted else None)
             finally:
                 _end_group(process)
+            log.exited(status)
             output.seek(0)
             text = output.read().decode("utf-8", "replace")
         return status, [line.strip() for line in text.splitlines() if line.strip()]

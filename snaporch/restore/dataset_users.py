@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from snaporch.command_log import LoggedCommand
 from snaporch.errors import RefusedError
 from snaporch.zfs import resolver, volume_users
 
@@ -28,7 +29,9 @@ def check_not_in_use(thing: str, snapshots: Iterable[str]) -> None:
         if mount.filesystem != "zfs" or mount.source not in wanted:
             continue
         command = ["umount", "--", mount.mount_point]
-        done = subprocess.run(command, capture_output=True, check=False, text=True)
+        with LoggedCommand(*command) as log:
+            done = subprocess.run(command, capture_output=True, check=False, text=True)
+            log.exited(done.returncode)
         if done.returncode != 0 and mount in resolver.read_mounts():
             raise RefusedError(
                 thing,

@@ -17,6 +17,7 @@ from snaporch.catalog.records import (
     one_of_each,
     run_members,
 )
+from snaporch.command_log import set_fields
 from snaporch.context import Context
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.locks import readers_lock
@@ -91,6 +92,7 @@ def reading(context: Context, record: SnapshotRecord) -> Iterator[None]:
     with readers_lock(
         default_paths.LOCKS, record.domain, record.uuid, alone=False, interrupt=context.interrupt
     ):
+        set_fields(SNAPSHOT=record.snapshot, RUN=record.run)
         yield
 
 

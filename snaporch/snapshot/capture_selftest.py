@@ -25,6 +25,7 @@ from snaporch.bundle.save_image import (
     SaveImageHeader,
     SaveImageWriter,
 )
+from snaporch.command_log import LoggedCommand
 from snaporch.config import DomainSettings
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
@@ -128,11 +129,9 @@ def _header(magic: bytes) -> bytes:
 def _undone(method: Compression, data: bytes) -> bytes:
     if method is Compression.NONE:
         return data
-    done = subprocess.run(
-        [_UNDONE_BY[method], "-dc"],
-        input=data,
-        capture_output=True,
-        check=True,
-        timeout=_PATIENCE_SECONDS,
-    )
+    command = [_UNDONE_BY[method], "-dc"]
+    with LoggedCommand(*command):
+        done = subprocess.run(
+            command, input=data, capture_output=True, check=True, timeout=_PATIENCE_SECONDS
+        )
     return done.stdout

@@ -7,6 +7,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from snaporch.command_log import LoggedCommand
 from snaporch.recovery.start_guardian import SYSTEMD
 
 _LOW_WEIGHT = "20"
@@ -62,7 +63,8 @@ def _scope(work: str, pid: int) -> list[str]:
 
 
 def _try(*command: str) -> None:
-    with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
+    with suppress(OSError, subprocess.TimeoutExpired), LoggedCommand(*command) as log:
+        done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10
         )
+        log.exited(done.returncode)

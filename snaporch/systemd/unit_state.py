@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from snaporch.command_log import LoggedCommand
+
 CARRIERS = ("snaporch.service", "snaporch-run-due.timer")
 """The units of which one must be active."""
 RUN_DUE = "snaporch-run-due.service"
@@ -21,14 +23,15 @@ def unit_states() -> dict[str, str]:
         return {}
     command = ["systemctl", "show", "--property=Id,LoadState,ActiveState", *UNITS]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_SECONDS,
-        )
+        with LoggedCommand(*command):
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_SECONDS,
+            )
     except (OSError, subprocess.TimeoutExpired):
         return {}
     return parse(done.stdout)

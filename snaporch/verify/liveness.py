@@ -11,6 +11,7 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Role
 from snaporch.clone.clone import Clone
+from snaporch.command_log import LoggedCommand
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import Vitals
@@ -120,12 +121,13 @@ def run_script(context: Context, source: Source, made: Clone, script: Path, seco
         )
     except OSError as error:
         raise LivenessError(str(script), f"cannot be run: {error.strerror}") from error
-    try:
-        ended = _poll(context, source.thing, lambda: process.poll() is not None, seconds)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with LoggedCommand(str(script)) as log:
+        try:
+            ended = _poll(context, source.thing, lambda: process.poll() is not None, seconds)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            log.exited(process.wait())
     if not ended:
         raise LivenessError(source.thing, f"{script} did not exit within {seconds} s")
     if process.returncode != 0:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snaporch.command_log import LoggedCommand
 from snaporch.errors import UnavailableError
 from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
 from snaporch.zfs.interface import PREFIX, MountedError, PoolError
@@ -76,6 +77,12 @@ class ZfsCommand:
 
     def _call(self, program: str, arguments: Sequence[str], seconds: float | None = None) -> str:
         name = os.path.basename(program)
+        with LoggedCommand(name, *arguments):
+            return self._output(name, program, arguments, seconds)
+
+    def _output(
+        self, name: str, program: str, arguments: Sequence[str], seconds: float | None
+    ) -> str:
         try:
             done = subprocess.run(
                 [program, *arguments],
@@ -300,15 +307,17 @@ class ZfsCommand:
         return found
 
     def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
-        with open(path, "wb", opener=_private) as stream:
+        words = ["send", *self._send_flags(origin, snapshot)]
+        with LoggedCommand("zfs", *words) as command, open(path, "wb", opener=_private) as stream:
             done = subprocess.run(
-                [self._zfs, "send", *self._send_flags(origin, snapshot)],
+                [self._zfs, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.PIPE,
                 check=False,
                 process_group=0,
             )
+            command.exited(done.returncode)
             os.fsync(stream.fileno())
         if done.returncode != 0:
             path.unlink()
@@ -332,14 +341,16 @@ class ZfsCommand:
         return int(answer)
 
     def receive(self, dataset: str, path: Path) -> None:
-        with path.open("rb") as stream:
+        words = ["receive", "-F", dataset]
+        with LoggedCommand("zfs", *words) as command, path.open("rb") as stream:
             done = subprocess.run(
-                [self._zfs, "receive", "-F", dataset],
+                [self._zfs, *words],
                 stdin=stream,
                 capture_output=True,
                 check=False,
                 process_group=0,
             )
+            command.exited(done.returncode)
         if done.returncode != 0:
             raise PoolError(f"zfs receive {dataset}", done.stderr.decode("utf-8", "replace"))
 

@@ -82,7 +82,7 @@ def test_what_is_gone_is_shown_as_gone(guest):
     must("zfs", "destroy", "tank/more@torn")
     out = snaporch("show", "by hand@torn").out
     (line,) = [line for line in out.splitlines() if "tank/more@torn" in line]
-    assert line.endswith("GONE")
+    assert line.endswith("MISSING")
     assert "virsh" not in out.split("virsh alone:", 1)[1]
 
 

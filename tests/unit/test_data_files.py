@@ -1,7 +1,10 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from snaporch import data_files
-from snaporch.data_files import shared_file
+from snaporch.data_files import pages_directory, shared_file
 from snaporch.errors import UnavailableError
 
 
@@ -20,3 +23,24 @@ def test_installed_it_is_in_share(tmp_path, monkeypatch, library):
         shared_file("templates/x")
     wanted.touch()
     assert shared_file("templates/x") == wanted
+
+
+def test_installed_pages_are_in_share_doc(tmp_path, monkeypatch):
+    package = tmp_path / "lib/python3/dist-packages/snaporch"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(data_files, "_PACKAGE", package)
+    assert pages_directory() is None
+    pages = tmp_path / "share/doc/snaporch"
+    (pages / "docs").mkdir(parents=True)
+    (pages / "docs/recovery.md").touch()
+    assert pages_directory() == pages
+
+
+def test_every_page_that_a_message_names_is_installed():
+    top = Path(__file__).resolve().parents[2]
+    assert pages_directory() == top
+    texts = [path.read_text("utf-8") for path in (top / "snaporch").rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"docs/[\w./-]+\.md", text)}
+    assert "docs/recovery.md" in named
+    assert [name for name in sorted(named) if not (top / name).is_file()] == []
+    assert "share/doc/snaporch/docs =\n    docs/*.md\n" in (top / "setup.cfg").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Which versions have which faults, and that docs/hosts.md says the same."""
+"""The versions that have each fault, and the table in docs/hosts.md."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def test_versions_just_below_at_and_above(component, version, codes):
         ("version 2.3.1", None),
     ],
 )
-def test_what_distributions_put_around_a_version(text, release):
+def test_prefixes_and_suffixes_of_distributions(text, release):
     assert parse_release(text) == release
 
 
@@ -84,7 +84,7 @@ def test_overlays_are_avoided_for_disks_that_discard_only():
     assert risky("of some kind", [disk(discards=True)])
 
 
-def test_series_are_told_in_order():
+def test_series_are_in_order():
     for fault in FAULTS:
         assert list(fault.fixed) == sorted(fault.fixed)
         assert all((fault.since or (0, 0, 0)) < fix for fix in fault.fixed)

@@ -56,12 +56,12 @@ def test_a_domain_with_an_emulator_is_active():
     assert not domain().active
 
 
-def test_a_disk_is_found_by_what_the_guest_calls_it():
+def test_a_disk_is_found_by_its_target():
     assert domain().disk("vda") is VDA
     assert domain().disk("vdb") is None
 
 
-def test_the_nouns_are_frozen():
+def test_the_data_is_immutable():
     with pytest.raises(FrozenInstanceError):
         VDA.target = "vdb"
 
@@ -127,7 +127,7 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
 @pytest.mark.parametrize("passed", [True, False])
 @pytest.mark.parametrize("disks", [True, False])
 @pytest.mark.parametrize("reached", list(VerifyDepth))
-def test_a_verdict_is_read_as_it_was_written(passed, disks, reached):
+def test_a_verification_result_is_parsed_as_written(passed, disks, reached):
     verdict = VerificationResult(datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), passed, reached, disks)
     assert VerificationResult.parse(verdict.as_text()) == verdict
     assert verdict.as_json() == {
@@ -153,5 +153,5 @@ def test_a_verdict_is_read_as_it_was_written(passed, disks, reached):
         "2025-01-02T03:04:05Z passed resumed disks disks",
     ],
 )
-def test_what_is_no_verdict_is_none(text):
+def test_other_text_is_no_verification_result(text):
     assert VerificationResult.parse(text) is None

@@ -1,4 +1,4 @@
-"""One rule for names, wherever they come from."""
+"""One rule for names from all sources."""
 
 import pytest
 

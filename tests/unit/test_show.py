@@ -18,7 +18,7 @@ def shown(world, text="web@s1"):
 
 
 class Tools:
-    """``zfs`` and ``virsh`` of a host, which note what they are told to do."""
+    """``zfs`` and ``virsh`` of a host, which record their commands."""
 
     def __init__(self, directory, world):
         self.directory, self.done = directory / "bin", directory / "done"
@@ -42,13 +42,13 @@ class Tools:
         program.chmod(0o755)
 
     def answers(self, running, status=0):
-        """What ``virsh list --uuid`` says, or that libvirt does not answer."""
+        """Set the output of ``virsh list --uuid``, or that libvirt does not answer."""
         noted = f'echo "virsh $*" >>{self.done}'
         listing = f"[ $1 != list ] || {{ echo {running}; exit {status}; }}"
         self._write("virsh", listing, noted)
 
     def paste(self, lines):
-        """Run the lines; what was done."""
+        """Run the lines; return the recorded commands."""
         environment = {"PATH": f"{self.directory}:/usr/bin:/bin"}
         subprocess.run(["sh"], input="\n".join(lines), text=True, env=environment, check=False)
         return self.done.read_text().splitlines() if self.done.exists() else []
@@ -60,7 +60,7 @@ def tools(tmp_path_factory, world):
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_the_way_back_by_hand(story, world, tools, running):
+def test_restoring_by_hand(story, world, tools, running):
     bundle, uuid = story.record.bundle, story.domain.uuid
     host = tools()
     host.answers(uuid if running else "")
@@ -75,7 +75,7 @@ def test_the_way_back_by_hand(story, world, tools, running):
 
 
 def test_it_ends_with_the_first_command_that_fails(story, world, tools):
-    """RAM of then is not resumed on disks of now."""
+    """RAM of the snapshot is not resumed on the current disks."""
     host = tools()
     zfs = host.directory / "zfs"
     zfs.write_text(zfs.read_text().replace("exit 0", "[ $1 != rollback ]"))
@@ -101,7 +101,7 @@ def test_it_touches_nothing_when_a_snapshot_is_another(story, world, tools):
     assert tools().paste(lines) == []
 
 
-def test_what_is_newer_is_named_before_it_is_destroyed(story, world):
+def test_newer_snapshots_are_named_before_they_are_destroyed(story, world):
     story.snapshot("s2")
     lines = shown(world).by_hand
     index = lines.index("zfs rollback -r tank/web@s1")
@@ -147,7 +147,7 @@ def test_another_libvirt_is_named(story, world):
 
 
 @pytest.mark.parametrize("what", ["snapshot", "part", "bundle"])
-def test_there_is_no_way_by_hand_to_what_is_not_whole(story, world, what):
+def test_an_incomplete_snapshot_has_no_commands_by_hand(story, world, what):
     bundle = Path(story.record.bundle)
     if what == "snapshot":
         world.pool.destroy_snapshots(["tank/web@s1"])
@@ -176,7 +176,7 @@ def test_the_document(story, world):
     assert document["by_hand"] == list(shown(world).by_hand)
 
 
-def test_custody_tells_who_looked_at_it(story, world):
+def test_custody_shows_the_verification(story, world):
     assert dict(custody(story.record, None))["verified"] == "never"
     text = "2026-01-02T03:04:05Z passed resumed"
     world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
@@ -233,7 +233,7 @@ def test_each_name_is_shown_with_its_own_snapshots(hourly, world):
         assert names == [f"flash/web@{name}", f"tank/web@{name}"]
 
 
-def test_another_name_of_the_same_instant_stands_in(hourly, world):
+def test_another_name_of_the_same_instant_is_used(hourly, world):
     world.pool.destroy_snapshots(["flash/web@hourly"])
     description = shown(world, "web@hourly")
     assert [d.name for d in description.datasets] == ["flash/web@s1", "tank/web@hourly"]
@@ -243,7 +243,7 @@ def test_another_name_of_the_same_instant_stands_in(hourly, world):
     assert set(origins.values()) == {"flash/web@s1", "tank/web@hourly"}
 
 
-def test_without_any_of_a_dataset_it_is_not_whole(hourly, world):
+def test_without_a_snapshot_of_each_dataset_it_is_incomplete(hourly, world):
     for name in ("s1", "hourly"):
         world.pool.destroy_snapshots([f"flash/web@{name}"])
     description = shown(world, "web@hourly")

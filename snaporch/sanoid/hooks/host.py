@@ -101,11 +101,14 @@ class HookHost:
                 continue
             import subprocess
 
+            from snaporch.command_log import LoggedCommand
+
             command = ["zfs", "list", "-H", "-o", "name", dataset]
             path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), LoggedCommand(*command) as log:
                 done = subprocess.run(
                     command, capture_output=True, check=False, env={**os.environ, "PATH": path}
                 )
+                log.exited(done.returncode)
                 if done.returncode != 0:
                     raise NotFoundError(dataset, "no such dataset", "nothing was touched")

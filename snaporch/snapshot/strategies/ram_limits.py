@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextvars import copy_context
 
 from snaporch.config import DomainSettings
 from snaporch.context import Interrupt
@@ -55,7 +56,9 @@ class Downtime:
 
         QEMU's monitor does not answer while QEMU waits for a full pipe.
         """
-        threading.Thread(target=self.put_back, name="downtime-limit", daemon=True).start()
+        threading.Thread(
+            target=copy_context().run, args=[self.put_back], name="downtime-limit", daemon=True
+        ).start()
 
     def put_back(self) -> None:
         """Restore the emulator's own limit, which later migrations use."""

@@ -1,5 +1,7 @@
 import errno
 import io
+import logging
+import re
 import subprocess
 import sys
 
@@ -31,22 +33,39 @@ def test_help_of_each_command(snaporch, command, flag):
 
 
 @pytest.mark.parametrize("command", ["check", "replicate", "snapshot", "status"])
-def test_help_tells_that_there_may_be_several_domains_or_none(snaporch, command):
+def test_help_shows_that_several_domains_or_none_can_be_given(snaporch, command):
     assert f"Usage: snaporch {command} [OPTIONS] [DOMAIN]...\n" in snaporch(command, "--help").out
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, "hook", "extract", "verify", "render sanoid"])
+def test_help_has_names_and_choices_but_no_types(snaporch, command):
+    text = snaporch(*command.split(), "--help").out
+    assert re.search(r"<[a-z[|]|\{", text) is None
+    if command == "recover":
+        assert "--take overlay|base" in text
+
+
 def test_help_has_brackets_as_they_are(snaporch, monkeypatch):
-    """typer 0.15 writes them so that rich does not take them for markup."""
+    """typer 0.15 escapes them, because rich would read them as markup."""
     monkeypatch.setattr(
         "typer.core.TyperArgument.get_help_record", lambda *_: ("DOMAIN", r"By name.  \[required]")
     )
     assert "By name.  [required]\n" in snaporch("undo", "--help").out
 
 
-def test_help_tells_the_exit_codes(snaporch):
+def test_help_lists_the_exit_codes(snaporch):
     text = " ".join(snaporch("--help").out.split())
     for code in ("2 wrong usage", "5 refused", "9 needs attention"):
         assert code in text
+
+
+@pytest.mark.parametrize(("words", "handlers"), [(["-v"], 1), (["--verbose"], 1), ([], 0)])
+def test_verbose_starts_the_log_on_standard_error(host, snaporch, monkeypatch, words, handlers):
+    started = []
+    monkeypatch.setattr("snaporch.command_log.start", started.append)
+    assert snaporch(*words, "list").code == 0
+    assert len(started) == handlers
+    assert all(isinstance(each, logging.Handler) for each in started)
 
 
 def test_without_words_there_is_help(snaporch):
@@ -95,7 +114,7 @@ def test_usage_that_the_parser_cannot_see(host, snaporch, words):
 
 
 def imports(*words):
-    """The modules that are loaded when a command is through."""
+    """Return the modules that are imported when a command ends."""
     code = (
         "import sys\n"
         "from snaporch.cli.main import run\n"
@@ -113,13 +132,13 @@ HEAVY = {"libvirt", "pydantic", "rich.table", "zstandard", "tenacity", "defusedx
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"]])
-def test_what_needs_nothing_loads_nothing(words):
+def test_commands_without_work_import_little(words):
     assert imports(*words) & HEAVY == set()
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_no_file_is_opened_in_the_place_of_a_closed_stream(closed, tmp_path):
-    """What is written to that stream would go into it."""
+    """The stream's output would go into the file."""
     code = (
         "import os, snaporch.__main__ as main; main._open_missing_streams(); "
         "print(flush=True); main.sys.stderr.write('x'); main.sys.stdin.read(0); "
@@ -142,7 +161,7 @@ class Full(io.StringIO):
 
 @pytest.mark.parametrize(("words", "code"), [(["snapshot", "web"], 0), (["list"], ExitCode.FAILED)])
 def test_results_that_cannot_be_written(host, snaporch, monkeypatch, words, code):
-    """Work that is done is done; who only looks has nothing then."""
+    """Work that was done is a success; a command that only prints has failed."""
     host.add_guest()
     assert snaporch("snapshot", "web", "--quiet").code == 0
     monkeypatch.setattr(Results, "lost", False)

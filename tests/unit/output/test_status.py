@@ -16,7 +16,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture
 def shown(capsys, monkeypatch):
-    """What is printed, of a terminal with 80 columns or through a pipe."""
+    """Return the printed status, for a terminal of 80 columns or a pipe."""
 
     def show(status, *, terminal=True):
         for name in ("FORCE_COLOR", "NO_COLOR"):
@@ -31,7 +31,7 @@ def shown(capsys, monkeypatch):
     return show
 
 
-def test_all_is_well(shown):
+def test_a_status_without_problems(shown):
     assert shown(WELL) == [
         "policies  daemon (pid 123) since 2026-06-09 10:30 UTC, 1d 2h",
         "store     6.0 GiB in 24 bundles, 1.0 MiB in the trash; 900.0 GiB free",
@@ -41,23 +41,23 @@ def test_all_is_well(shown):
     ]
 
 
-def test_a_guest_that_is_off_says_when_it_was_found_unchanged(shown):
-    """It may have run since that look."""
+def test_a_guest_that_is_off_shows_its_last_unchanged_check(shown):
+    """It may have run since that check."""
     looked = with_policy(unchanged=NOW - timedelta(minutes=4))
     assert "web     hourly  10m, unchanged 4m ago  13:00" in shown(looked)[-1]
 
 
-def test_troubles_fit_80_columns(shown):
+def test_problems_fit_80_columns(shown):
     lines = shown(replace(with_policy(missed=2), runs=(replace(RUN, held=False),)))
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    assert "run web: snapshot cut short, frozen, window open for 0s" in text
+    assert "run web: snapshot interrupted, frozen, window open for 0s" in text
     assert "critical web: a snapshot was cut short" in text
     assert "[missed]" in text
     assert re.search(r"web +hourly +10m +missed", "\n".join(lines))
 
 
-def test_through_a_pipe_a_trouble_is_a_line(shown):
+def test_a_piped_problem_is_one_line(shown):
     failed = replace(NEXT, failed=FailedAttempt(NOW, "x" * 300))
     lines = shown(with_policy(next=failed), terminal=False)
     assert lines[-1] == f"warning  web: hourly: {'x' * 300}  [failed]"
@@ -72,12 +72,12 @@ def test_through_a_pipe_a_trouble_is_a_line(shown):
         (replace(NEXT, failed=FailedAttempt(NOW, "no")), "failed"),
     ],
 )
-def test_the_next_one(shown, coming, word):
+def test_the_next_column(shown, coming, word):
     row = next(line for line in shown(with_policy(next=coming)) if line.startswith("web"))
     assert row.split("  ")[4].strip() == word or f" {word} " in row
 
 
-def test_guests_without_policies_and_nobody(shown):
+def test_guests_without_policies_and_scheduler(shown):
     status = replace(WELL, carrier=SchedulerState(None), domains=(replace(DOMAIN, policies=()),))
     lines = shown(status)
     assert lines[0] == "policies  neither the daemon nor a timer"
@@ -125,7 +125,7 @@ def test_a_bar_in_a_name_begins_no_performance_data():
     ("created", "unchanged", "oldest"),
     [(600, None, 600), (600, 60, 60), (600, -60, 600), (-600, None, 0)],
 )
-def test_the_oldest_is_as_old_as_its_last_look_but_for_one_of_the_future(
+def test_the_oldest_counts_from_its_last_check_unless_that_is_in_the_future(
     created, unchanged, oldest
 ):
     looked = None if unchanged is None else NOW - timedelta(seconds=unchanged)

@@ -4,7 +4,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from snaporch.model import BundleState, Level, SnapshotRecord
+from snaporch.model import (
+    BundleState,
+    Level,
+    SnapshotRecord,
+    VerificationResult,
+    VerifyDepth,
+)
 from snaporch.output.tables import print_outcomes, print_records
 
 RECORD = SnapshotRecord(
@@ -35,7 +41,7 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def piped(monkeypatch):
-    """No terminal, whatever the environment says of its width."""
+    """A pipe, with a width in the environment."""
     for name in ("FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
@@ -55,6 +61,25 @@ def test_on_80_columns_every_cell_is_still_whole(terminal, capsys):
     text = "\n".join(lines(capsys))
     for cell in ("quiesced", "1000.0M", "9999ms", "incomplete", "99d 23h"):
         assert cell in text
+
+
+@pytest.mark.parametrize("policy", ["hourly", "every-fifteen-minutes-by-day"])
+def test_names_are_whole_on_80_columns(terminal, capsys, policy):
+    """They can be copied for `snaporch restore`."""
+    named = replace(RECORD, snapshot=f"snaporch_20250601T120000Z_{policy}")
+    verified = VerificationResult(datetime.now(UTC), True, VerifyDepth.RESUMED)
+    print_records([named, replace(named, verified=verified, group="shop", apart=("vdb", "vdc"))])
+    header, details, first, _, second, row, more = lines(capsys)
+    assert header == "DOMAIN@SNAPSHOT"
+    assert details.split() == ["AGE", "LEVEL", "RAM", "STORED", "PAUSE", "STATE", "VERIFIED"]
+    assert first == second == named.full_name
+    assert row.split()[2:] == ["quiesced", "1000.0M", "1000.0M", "9999ms", "incomplete", "0s"]
+    assert more == "  group shop; without vdb, vdc"
+
+
+def test_short_names_have_one_line_on_80_columns(terminal, capsys):
+    print_records([replace(RECORD, domain="web", snapshot="before-upgrade")])
+    assert len(lines(capsys)) == 2
 
 
 def test_a_long_name_is_folded_and_not_cut_on_a_terminal(terminal, capsys):

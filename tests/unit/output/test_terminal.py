@@ -36,7 +36,7 @@ def test_bytes_are_shown_on_a_terminal_only(capsys):
     "after",
     ["print_result('the end')", "print_error('the end')", "TerminalProgress().step('the', 'end')"],
 )
-def test_whatever_follows_takes_the_place_of_the_bytes(after):
+def test_the_next_output_replaces_the_bytes(after):
     code = (
         f"from snaporch.output.terminal import *; TerminalProgress().amount('web', 1, 2); {after}"
     )
@@ -46,7 +46,7 @@ def test_whatever_follows_takes_the_place_of_the_bytes(after):
 
 
 def in_a_terminal(code):
-    """What Python code shows when standard output and error are a terminal."""
+    """Return the output of Python code on a terminal."""
     ours, theirs = os.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30, **streams)
@@ -63,7 +63,7 @@ def test_names_are_text_and_not_markup(capsys):
 
 
 def run_with_broken(stream, code):
-    """Python code in a process of its own, one of whose streams nobody reads any more."""
+    """Run Python code in a process of its own; no process reads one of its streams."""
     reading, writing = os.pipe()
     os.close(reading)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: writing}
@@ -74,13 +74,13 @@ def run_with_broken(stream, code):
 
 
 @pytest.mark.parametrize("call", ["step('web', 'x')", "note('web', 'x')", "amount('web', 1, 2)"])
-def test_a_terminal_that_went_away_does_not_end_a_run(call):
+def test_a_closed_terminal_does_not_end_a_run(call):
     code = f"from snaporch.output.terminal import *; TerminalProgress().{call}; print('went on')"
     done = run_with_broken("stderr", code)
     assert (done.returncode, done.stdout) == (0, b"went on\n")
 
 
-def test_an_error_that_nobody_reads_keeps_the_exit_code():
+def test_an_unread_error_keeps_the_exit_code():
     code = "from snaporch.output.terminal import *; print_error('x'); raise SystemExit(7)"
     assert run_with_broken("stderr", code).returncode == 7
 
@@ -90,13 +90,13 @@ def test_an_error_is_one_line(capsys):
     assert capsys.readouterr().err == "snaporch: web: is gone\n"
 
 
-def test_a_reader_of_results_that_left_early_is_no_error():
+def test_a_closed_pipe_is_no_error():
     code = "from snaporch.output.terminal import print_result; print_result('x' * 100)"
     done = run_with_broken("stdout", code)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_result_that_has_no_room_is_told_and_changes_no_exit_code():
+def test_a_result_on_a_full_disk_is_reported_and_keeps_the_exit_code():
     """Python itself would end with 120."""
     code = "from snaporch.output.terminal import print_result; print_result('x' * 100)"
     with open("/dev/full", "wb") as full:
@@ -107,7 +107,7 @@ def test_a_result_that_has_no_room_is_told_and_changes_no_exit_code():
     assert done.stderr.startswith(b"snaporch: standard output: a result could not be written (No ")
 
 
-def test_progress_that_has_no_room_changes_no_exit_code():
+def test_progress_on_a_full_disk_keeps_the_exit_code():
     code = "from snaporch.output.terminal import print_error; print_error('x'); raise SystemExit(7)"
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-c", code], stderr=full, check=False)

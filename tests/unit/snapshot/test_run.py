@@ -10,6 +10,7 @@ from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing, failing_once
 from fakes.leftovers import nothing_left_open
 
+from snaporch import command_log
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.save_image import SaveImageError, SaveImageWriter, read_header
@@ -86,6 +87,16 @@ def test_a_running_guest_is_as_it_was_afterwards(world):
     }
     assert world.guest().state is before[2]
     assert world.leftovers() == []
+
+
+def test_a_run_logs_its_commands_with_its_fields(world):
+    world.add_guest()
+    seen = []
+    world.hooks.at["pool.snapshot"] = lambda: seen.append(command_log.current_fields())
+    record = snapshot(world)
+    whole = {"DOMAIN": "web", "SNAPSHOT": "s1", "RUN": record.run, "STEP": "pool-snapshot"}
+    assert seen == [whole]
+    assert command_log.current_fields() == {}
 
 
 def test_the_record_that_list_shows(world):

@@ -1,4 +1,5 @@
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
@@ -40,6 +41,19 @@ def born(guid=1, txg=2, creation=3, **marks):
     """A snapshot's properties, as ``zfs`` has them."""
     own = {f"snaporch:{key.replace('_', '-')}": value for key, value in marks.items()}
     return {"guid": str(guid), "createtxg": str(txg), "creation": str(creation)} | own
+
+
+@pytest.mark.parametrize(("answer", "result"), [("", "ok"), ((1, "no such pool"), "failed")])
+def test_each_command_is_logged(zfs, monkeypatch, answer, result):
+    pool, answers, _, _ = zfs
+    answers["destroy"] = answer
+    logged = []
+    monkeypatch.setattr(cli.LoggedCommand, "end", lambda each: logged.append(vars(each)))
+    with suppress(PoolError):
+        pool.destroy_bookmark("tank#a")
+    (line,) = logged
+    assert line["_words"] == ("zfs", "destroy", "tank#a")
+    assert line["_result"].startswith(result)
 
 
 def test_a_snapshot_with_all_properties(zfs):
